@@ -1,0 +1,32 @@
+# Everything runs in .venv, which these commands make and keep up to date.
+# `PYTHON=python3.12 make test` chooses the interpreter, `make test ARGS="-k fences"` the tests.
+
+BIN := .venv/bin
+
+.PHONY: help test check demo clean
+
+help:
+	@echo "make test    install what is missing, then run the whole suite"
+	@echo "make check   format, lint, types, Lua lint"
+	@echo "make demo    watch the locks at work, on a real Redis and a real worker"
+	@echo "make clean   remove .venv and everything that was built"
+
+test:
+	@scripts/install-system
+	@scripts/venv test
+	@$(BIN)/python -m pytest $(ARGS)
+
+check:
+	@scripts/install-system
+	@scripts/venv check
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@scripts/lint-lua
+
+demo:
+	@scripts/demo $(ARGS)
+
+clean:
+	rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,29 @@
+"""Reentrant locks for Celery tasks."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .lock import Lock as Lock
+    from .task.base import LockedTask as LockedTask
+
+__all__ = ["Lock", "LockedTask"]
+
+_HOMES = {"Lock": ".lock", "LockedTask": ".task.base"}
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded when first asked for: a client that only publishes needs neither redis-py nor scripts.
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name], __name__), name)
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("celery-relock")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,135 @@
+"""What the store is asked, and what it can answer: plain values, each verb with its own.
+
+"Held by somebody else" is an answer here. Only a store that cannot answer raises.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+
+class Claim(NamedTuple):
+    """What a run asks for. Ids have at most 22 characters and no space (see `ids`).
+
+    Attributes:
+        run: the execution of one message.
+        nonce: this attempt to execute the run.
+        owner: who may re-enter.
+        names: the lock names, sorted; all are taken or none.
+        limits: entries at the same time, one for each name.
+        lease: seconds a hold lives without renewal.
+        who: the holder for people, at most 55 bytes if memory matters.
+        by_owner: whether every run of the owner may re-enter.
+        lineage: run ids of holds that this run's ancestors have.
+    """
+
+    run: str
+    nonce: str
+    owner: str
+    names: tuple[str, ...]
+    limits: tuple[int, ...]
+    lease: float
+    who: str = ""
+    by_owner: bool = False
+    lineage: tuple[str, ...] = ()
+
+
+class Held(NamedTuple):
+    """The run has all locks. One fence and one flag for each name of the claim.
+
+    `repeated`: the command was sent more than once, so a copy of it may still be on its way.
+    """
+
+    fences: tuple[int, ...]
+    reentered: tuple[bool, ...]
+    repeated: bool = False
+
+
+class Queued(NamedTuple):
+    """The run waits. `rank` counts who is ahead; in `recheck` seconds the next lease ends (0: none)."""
+
+    rank: int
+    recheck: float
+    repeated: bool = False
+
+
+class Busy(NamedTuple):
+    """A lock is not to be had now.
+
+    Attributes:
+        name: the lock in the way.
+        remaining: seconds its holder's lease still lasts if it is not renewed; 0 if unknown.
+        fence: of the oldest entry; the server's time in µs when it began. 0 if unknown.
+        owner: of that entry, "" if unknown.
+        who: that holder for people, "" if unknown.
+        waiting: how many runs queue for the lock.
+    """
+
+    name: str
+    remaining: float
+    fence: int
+    owner: str
+    who: str
+    waiting: int
+
+
+class Duplicate(NamedTuple):
+    """Another attempt of the same run lives, for `remaining` seconds more unless it is renewed."""
+
+    remaining: float
+    who: str
+
+
+class Ended(NamedTuple):
+    """The run has ended already; this is a late copy of it."""
+
+
+Answer: TypeAlias = Held | Queued | Busy | Duplicate | Ended
+
+
+class Beat(NamedTuple):
+    """One line of a renewal or heartbeat: a run's share of one lock. `wait` is 0 for a hold."""
+
+    name: str
+    run: str
+    nonce: str
+    lease: float
+    wait: float = 0.0
+
+
+class Notice(NamedTuple):
+    """A message in a process's inbox: `kind` is "granted" (with a fence) or "lost"."""
+
+    kind: str
+    run: str
+    nonce: str
+    fence: int = 0
+
+
+class HoldInfo(NamedTuple):
+    """A live hold as `inspect` tells it. `remaining` in seconds, `since` from the fence (µs epoch)."""
+
+    run: str
+    remaining: float
+    fence: int
+    nonce: str
+    owner: str
+    who: str
+
+
+class WaiterInfo(NamedTuple):
+    """A live waiter as `inspect` tells it, first in line first."""
+
+    run: str
+    remaining: float
+    nonce: str
+    owner: str
+    who: str
+
+
+class LockState(NamedTuple):
+    """A lock as it is now. `waiting` counts the whole queue, `waiters` may be cut short."""
+
+    holds: tuple[HoldInfo, ...]
+    waiters: tuple[WaiterInfo, ...]
+    waiting: int

@@ -1,0 +1,49 @@
+"""The leases that the running call stack holds: what inline re-entry is decided by.
+
+Whoever calls and whoever is called cannot run at the same time, so an inner call may always enter
+what an outer one holds; to let it wait would be a deadlock with itself.
+
+A context variable, because greenlets and threads each have a context of their own, and a coroutine
+that runs inside a locked body sees the body's. Celery does not reset contexts between tasks, so a
+lease that has been given back no longer counts, wherever it was left behind.
+"""
+
+from __future__ import annotations
+
+import os
+from contextvars import ContextVar
+
+from .lease import Lease, State
+from .store import LockStore
+
+_stack: ContextVar[tuple[Lease, ...]] = ContextVar("relock_stack", default=())
+
+
+def push(lease: Lease) -> None:
+    """Let everything that is called from here on re-enter the lease."""
+    _stack.set((*_stack.get(), lease))
+
+
+def pop(lease: Lease) -> None:
+    """Take the lease off again, in whatever order."""
+    _stack.set(tuple(each for each in _stack.get() if each is not lease))
+
+
+def holding(store: LockStore, name: str) -> Lease | None:
+    """The innermost lease of this call stack that covers the lock name; it may be lost."""
+    for lease in reversed(_stack.get()):
+        if lease.store is store and name in lease.claim.names and _counts(lease):
+            return lease
+    return None
+
+
+def innermost() -> Lease | None:
+    """The lease that was taken last on this call stack."""
+    for lease in reversed(_stack.get()):
+        if _counts(lease):
+            return lease
+    return None
+
+
+def _counts(lease: Lease) -> bool:
+    return lease.state in (State.HELD, State.LOST) and lease.pid == os.getpid()

@@ -1,0 +1,104 @@
+"""What the work under a lock sees of it: its fence, and whether it still holds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..errors import LockLost
+from .lease import Lease
+
+
+class Share(NamedTuple):
+    """One lock of a hold: the lease that covers it, its fence, and whether it was re-entered."""
+
+    name: str
+    lease: Lease
+    fence: int
+    reentered: bool
+
+
+class Hold:
+    """A run's hold, as `self.lock` shows it. With several locks it speaks for all of them."""
+
+    __slots__ = ("_shares", "owner")
+
+    def __init__(self, owner: str, shares: Sequence[Share]) -> None:
+        self.owner = owner
+        self._shares = tuple(shares)
+
+    @property
+    def name(self) -> str:
+        """The lock name; several are joined by a comma and a space."""
+        return ", ".join(share.name for share in self._shares)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(share.name for share in self._shares)
+
+    @property
+    def fences(self) -> dict[str, int]:
+        """The fence of each lock name."""
+        return {share.name: share.fence for share in self._shares}
+
+    @property
+    def fence(self) -> int:
+        """The number of the entry, higher than that of every entry before it.
+
+        Pass it to what you protect and let that refuse any number lower than the highest it has
+        seen: nothing else stops a holder that was paused for longer than its lease (Kleppmann,
+        "How to do distributed locking", 2016). 0 where the run goes on unprotected.
+        """
+        return max((share.fence for share in self._shares), default=0)
+
+    @property
+    def reentered(self) -> bool:
+        """Whether every lock was held already by an ancestor or a caller of this run."""
+        return bool(self._shares) and all(share.reentered for share in self._shares)
+
+    @property
+    def protected(self) -> bool:
+        """False if the run goes on without a lock: Redis was away and the task said "run"."""
+        return bool(self._shares)
+
+    @property
+    def continuous(self) -> bool:
+        """Whether nobody else can have been in since the workflow entered."""
+        return not self.lost
+
+    @property
+    def lost(self) -> bool:
+        """Whether a lock ended before the work did. Never goes back to False."""
+        return any(share.lease.lost for share in self._shares)
+
+    @property
+    def remaining(self) -> float:
+        """Seconds for which the locks are certain, should no renewal come through any more."""
+        return min((share.lease.remaining for share in self._shares), default=0.0)
+
+    def check(self) -> None:
+        """Call before anything that must not happen without the lock.
+
+        Raises:
+            LockLost: it has ended. Stop, or let the fence decide.
+        """
+        if self.lost:
+            raise self.lost_error()
+
+    def lost_error(self) -> LockLost:
+        """The error that says which lock was lost, and since when nothing renewed it."""
+        share = next((share for share in self._shares if share.lease.lost), self._shares[0])
+        ago = time.monotonic() - share.lease.renewed
+        return LockLost(
+            f"the lock {share.name!r} (fence {share.fence}) was lost: its last renewal was "
+            f"{ago:.1f} s ago. Somebody else may hold it now; do not write without comparing the "
+            "fence",
+            name=share.name,
+            owner=self.owner,
+            remaining=0.0,
+        )
+
+    def __repr__(self) -> str:
+        state = "lost" if self.lost else "held" if self.protected else "unprotected"
+        return f"<Hold {self.name!r} {state} owner={self.owner} fence={self.fence}>"

@@ -1,0 +1,50 @@
+"""Short ids: a record with ids of 22 bytes keeps Redis's compact encoding, one of 36 may not."""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+import os
+import re
+
+_URL_SAFE = bytes.maketrans(b"+/", b"-_")
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_SHORT_ALREADY = re.compile(r"[A-Za-z0-9_.:-]{1,22}")
+
+
+def new_id() -> str:
+    """A random 128-bit id as 22 characters of url-safe base64."""
+    # The kernel's randomness, never a generator of this process: children of a fork would
+    # draw the same ids.
+    return base64_text(os.urandom(16))
+
+
+def nonce() -> str:
+    """6 random bytes as 8 characters of url-safe base64."""
+    return base64_text(os.urandom(6))
+
+
+def short(text: str) -> str:
+    """An id of any form as at most 22 bytes without spaces; the same text gives the same id.
+
+    The text of a UUID (lower case, as Celery writes its ids) becomes the base64 of its 16 bytes.
+    Another text that is short and plain already is kept, so that an id of `new_id`, or a result of
+    this function, comes back unchanged. Everything else becomes a digest of 128 bits. Two texts
+    share a result only if they share a digest, or if one is the base64 of the other.
+    """
+    if _UUID.fullmatch(text):
+        return base64_text(bytes.fromhex(text.replace("-", "")))
+    if _SHORT_ALREADY.fullmatch(text):
+        return text
+    return digest(text.encode("utf-8", "surrogatepass"))
+
+
+def digest(data: bytes) -> str:
+    """128 bits of BLAKE2b as 22 characters of url-safe base64."""
+    return base64_text(hashlib.blake2b(data, digest_size=16).digest())
+
+
+def base64_text(data: bytes) -> str:
+    """Url-safe base64 (RFC 4648, section 5) without padding."""
+    encoded = binascii.b2a_base64(data, newline=False)
+    return encoded.translate(_URL_SAFE).rstrip(b"=").decode("ascii")

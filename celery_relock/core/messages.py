@@ -1,0 +1,62 @@
+"""Sentences about who holds what, for errors, logs and the command line."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from functools import cache
+
+from .answers import Answer, Busy, Duplicate
+
+# With the inbox's id in front, a holder's text of this length keeps the record of its lock in
+# Redis's compact encoding (hash-max-listpack-value, 64 bytes).
+_ROOM = 55
+
+
+def who_am_i(work: str, task_id: str = "") -> str:
+    """`work[id] host:pid` in at most 55 bytes: the task that holds a lock, for people."""
+    what = f"{work}[{task_id[:8]}]" if task_id else work
+    where = _last(f"{_host()}:{os.getpid()}", 22)
+    text = f"{_last(what, _ROOM - 1 - len(where))} {where}"
+    return text.encode()[:_ROOM].decode(errors="ignore")
+
+
+def describe_conflict(name: str, answer: Answer | None) -> str:
+    """`the lock … is held by … since …`, from what the store answered."""
+    if isinstance(answer, Busy) and answer.fence:
+        held = duration(time.time() - answer.fence / 1e6)
+        return (
+            f"the lock {answer.name!r} is held by {answer.who or 'an unnamed holder'} "
+            f"(workflow {answer.owner}) for {held}, its lease has {answer.remaining:.0f} s left"
+            + (f", {answer.waiting} wait for it" if answer.waiting else "")
+        )
+    if isinstance(answer, Busy):
+        return f"the lock {answer.name!r} is promised to {answer.waiting} that wait for it already"
+    if isinstance(answer, Duplicate):
+        return (
+            f"another copy of this run holds or awaits the lock {name!r} ({answer.who}), "
+            f"for {answer.remaining:.0f} s more if it has died"
+        )
+    return f"the lock {name!r} is held by somebody else"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: `12.3 s`, `3m12s`, `2h05m`."""
+    seconds = max(0.0, seconds)
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    return f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+@cache
+def _host() -> str:
+    return socket.gethostname()
+
+
+def _last(text: str, room: int) -> str:
+    """The end of a text says most: of a dotted task name, of a host name with its process."""
+    return text if len(text) <= room else "~" + text[-(room - 1) :]

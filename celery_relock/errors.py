@@ -1,0 +1,69 @@
+"""What can go wrong with a lock, one class for each answer that a caller treats differently.
+
+    RelockError
+    ├── LockConflict       somebody else holds the lock, and the time to wait for it is over
+    │   └── LockDeadlock   waiting would never end: two workflows wait for each other
+    ├── LockLost           a hold ended before its run did; the work may no longer be protected
+    ├── LockUnavailable    Redis cannot be reached, or cannot take writes now; try again later
+    └── LockConfigError    an option, a lock name or the server is wrong; trying again will not help
+
+Every error survives `pickle` with all its attributes: it crosses process borders in a worker, and an
+exception that cannot be unpickled stops the worker's main process (celery-singleton issue 55).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class RelockError(Exception):
+    """Base of all errors of celery-relock.
+
+    Attributes:
+        name: the lock name, or None where no single lock is concerned.
+        owner: who holds the lock, as far as it is known, or None.
+        remaining: seconds until the lease that stands in the way ends, or None.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        name: str | None = None,
+        owner: str | None = None,
+        remaining: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.name = name
+        self.owner = owner
+        self.remaining = remaining
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__.copy())
+
+
+def _rebuild(kind: type[RelockError], args: tuple[Any, ...], state: dict[str, Any]) -> RelockError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class LockConflict(RelockError):
+    """The lock is held by another owner and was not to be had in the time allowed."""
+
+
+class LockDeadlock(LockConflict):
+    """Waiting would never end: the holder waits, directly or not, for a lock of this owner."""
+
+
+class LockLost(RelockError):
+    """The hold ended before its run did: its lease ran out or somebody freed it by force."""
+
+
+class LockUnavailable(RelockError):
+    """Redis could not be reached, or refuses writes for now. Nothing is known about the lock."""
+
+
+class LockConfigError(RelockError):
+    """An option, a lock name or the Redis server does not fit; the message says what to change."""

@@ -1,0 +1,178 @@
+"""Connections that are kept, and commands that are sent again when an answer is lost.
+
+A pooled call of redis-py costs more than the script it runs; a kept connection with a packed command
+beats it by half (`benchmarks/`). That is only sound because every verb may be sent twice: a kept
+connection is not checked before use, it is replaced when it fails.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import redis
+from redis.exceptions import NoScriptError, ResponseError
+
+from ..errors import RelockError
+from .faults import repeatable, translate
+from .scripts import Script
+
+Argument: TypeAlias = str | bytes | int
+Call: TypeAlias = tuple[Sequence[Argument], Sequence[Argument]]
+
+# How long a command is repeated before the server counts as unreachable, in seconds.
+PATIENCE = 2.0
+_PAUSES = (0.0, 0.05, 0.1, 0.2, 0.4)
+# Calls that are sent before the first answer is read: few enough for the buffers of a socket.
+_IN_FLIGHT = 16
+
+
+class Connections:
+    """Runs scripts over connections of its own, made by the pool's factory.
+
+    Threads and greenlets take a connection for the time of one call. A forked child starts with
+    none, and never touches the sockets that it inherited.
+
+    Args:
+        pool: where connections come from: its class, address and options. Its own are not used.
+        check: called with each new connection before its first command.
+    """
+
+    def __init__(
+        self,
+        pool: redis.ConnectionPool,
+        check: Callable[[Any], None] | None = None,
+        patience: float = PATIENCE,
+    ) -> None:
+        self._pool = pool
+        self._check = check
+        self._patience = patience
+        self._failed_at = -1e9
+        self._pid = os.getpid()
+        self._idle: deque[Any] = deque()
+
+    def run(self, script: Script, keys: Sequence[Argument], args: Sequence[Argument]) -> Any:
+        """Run one script. Returns its reply, strings as bytes, and how often it was sent.
+
+        Raises:
+            LockUnavailable, LockConfigError: translated from what redis-py raises.
+        """
+        packed = _pack(script, keys, args)
+        return self._repeat(lambda link: _one(link, packed, script, keys, args), script.name)
+
+    def run_all(self, script: Script, calls: Sequence[Call]) -> list[Any]:
+        """Run one script with many arguments on one connection, sent ahead of the answers."""
+
+        def send(link: Any) -> list[Any]:
+            replies = []
+            for start in range(0, len(calls), _IN_FLIGHT):
+                part = calls[start : start + _IN_FLIGHT]
+                link.send_packed_command(
+                    [_pack(script, keys, args) for keys, args in part], check_health=False
+                )
+                # Every answer is read before one is acted on: an error must not leave some behind.
+                answers = [_read(link) for _ in part]
+                for (keys, args), answer in zip(part, answers, strict=True):
+                    if isinstance(answer, NoScriptError):
+                        answer = _evaluate(link, script, keys, args)
+                    if isinstance(answer, Exception):
+                        raise answer
+                    replies.append(answer)
+            return replies
+
+        replies: list[Any] = self._repeat(send, script.name)[0]
+        return replies
+
+    def _repeat(self, send: Callable[[Any], Any], what: str) -> tuple[Any, int]:
+        # After a failure the next caller does not go through all the patience again: giving back a
+        # lock that could not be taken must not double the time in which nothing happens.
+        started = time.monotonic()
+        patience = self._patience if started - self._failed_at > 1.0 else 0.0
+        sent = 0
+        while True:
+            link, kept = self._take()
+            try:
+                if not kept and self._check is not None:
+                    self._check(link)
+                sent += 1
+                reply = send(link)
+            except RelockError:
+                link.disconnect()
+                raise
+            except Exception as error:
+                if not isinstance(error, ResponseError):
+                    link.disconnect()
+                elif not repeatable(error):
+                    self._idle.append(link)
+                elapsed = time.monotonic() - started
+                # A kept connection may have gone stale while nobody used it; that says nothing
+                # about the server.
+                if not repeatable(error) or (elapsed >= patience and not kept):
+                    self._failed_at = time.monotonic() if repeatable(error) else self._failed_at
+                    raise translate(error, where=what) from error
+                self.close()
+                time.sleep(_PAUSES[min(sent, len(_PAUSES)) - 1] if sent else 0.05)
+            except BaseException:
+                # A signal in the middle of an answer: whoever came next would read the rest of it.
+                link.disconnect()
+                raise
+            else:
+                self._idle.append(link)
+                return reply, sent
+
+    def _take(self) -> tuple[Any, bool]:
+        if self._pid != os.getpid():
+            self._idle, self._pid = deque(), os.getpid()
+        try:
+            return self._idle.pop(), True
+        except IndexError:
+            return self._pool.make_connection(), False
+
+    def close(self) -> None:
+        """Close what is idle. What is in use closes when its call fails."""
+        while self._idle:
+            try:
+                self._idle.pop().disconnect()
+            except IndexError:
+                return
+
+
+def _one(
+    link: Any, packed: bytes, script: Script, keys: Sequence[Argument], args: Sequence[Argument]
+) -> Any:
+    link.send_packed_command([packed], check_health=False)
+    answer = _read(link)
+    if isinstance(answer, NoScriptError):
+        answer = _evaluate(link, script, keys, args)
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _read(link: Any) -> Any:
+    try:
+        return link.read_response(disable_decoding=True)
+    except ResponseError as error:
+        return error
+
+
+def _evaluate(link: Any, script: Script, keys: Sequence[Argument], args: Sequence[Argument]) -> Any:
+    """EVAL, not SCRIPT LOAD and once more EVALSHA: one trip, and a failover cannot come between."""
+    link.send_command("EVAL", script.source, len(keys), *keys, *args, check_health=False)
+    return _read(link)
+
+
+def _pack(script: Script, keys: Sequence[Argument], args: Sequence[Argument]) -> bytes:
+    """EVALSHA in the wire format (RESP, the same in every version)."""
+    parts = [b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n" % (3 + len(keys) + len(args), _sha(script))]
+    for value in (len(keys), *keys, *args):
+        raw = value if isinstance(value, bytes) else str(value).encode()
+        parts.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
+    return b"".join(parts)
+
+
+def _sha(script: Script) -> bytes:
+    return script.sha.encode()

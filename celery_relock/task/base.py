@@ -1,0 +1,90 @@
+"""LockedTask: a Celery task class whose runs hold a lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from celery import Task
+
+from ..core.hold import Hold
+from ..errors import RelockError
+from . import guard
+from .declaration import declaration
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+
+class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
+    """Base for tasks that take a lock before their body runs and give it back however it ends.
+
+        @app.task(base=LockedTask, lock_key="account:{account_id}")
+        def charge(account_id, amount): ...
+
+    The lock lies around the most derived `__call__`, so a subclass's own `__call__`, `run`,
+    `before_start` and `on_*` stay as they are. It is given back before Celery publishes the next
+    step of a chain or stores the result: whoever sees the result finds the lock free.
+
+    Every option is in the README's table. Each is checked when the task is declared.
+    """
+
+    abstract = True
+
+    lock_key: Any
+    lock_owner: Any
+    lock_reentrant: str
+    lock_limit: int | Callable[..., int]
+    lock_ttl: float
+    lock_on_conflict: str
+    lock_max_wait: float | None
+    lock_on_lost: str
+    lock_on_unavailable: str
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = cls.__dict__.get("__call__")
+        if own is not None:
+            cls.__call__ = _guarded(own)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # Looked up at each call: a worker replaces Task.__call__ after this class was made, and
+        # the one from before would run the body under a copy of its request.
+        return super().__call__(*args, **kwargs)
+
+    @classmethod
+    def on_bound(cls, app: Celery) -> None:
+        """Called by Celery when the task gets its app: the moment at which it is declared."""
+        super().on_bound(app)
+        if cls.run is not Task.run:
+            declaration(cls)
+
+    @property
+    def lock(self) -> Hold:
+        """The hold of the call that runs now.
+
+        Raises:
+            RelockError: this task does not hold a lock here.
+        """
+        hold = guard.current(self)
+        if hold is None:
+            raise RelockError(
+                f"{self.name} holds no lock here: self.lock is there while the body runs, in the "
+                "thread that runs it, and only if lock_key is not False"
+            )
+        return hold
+
+
+def _guarded(call: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(call)
+    def __call__(self: LockedTask, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        # Reached by super() from a subclass: that one's guard is around this already.
+        if type(self).__call__ is not __call__:
+            return call(self, *args, **kwargs)
+        return guard.run(self, call, args, kwargs)
+
+    return __call__
+
+
+LockedTask.__call__ = _guarded(LockedTask.__call__)

@@ -1,0 +1,86 @@
+"""What a task declared: its options and the rule for its lock names, read once and checked."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from .. import compose
+from ..core.engine import Engine
+from ..core.names import NameRule
+from ..core.options import LockOptions
+from .binding import signature_of
+from .settings import option_defaults, store_settings
+
+_PREFIX = "lock_"
+# Celery's own tasks (chord_unlock, map, chunks …) never lock: `Celery(task_cls=LockedTask)` is safe.
+_BUILT_IN = "celery."
+
+
+@dataclass(slots=True)
+class Declaration:
+    """The options of one task class, and its engine once a run has needed it."""
+
+    options: LockOptions
+    rule: NameRule
+    app: Any
+    _engine: Engine | None = None
+
+    @property
+    def engine(self) -> Engine:
+        """Where the task's locks live.
+
+        Raises:
+            LockConfigError: the app has no Redis, or its settings do not fit.
+        """
+        if self._engine is None:
+            found = store_settings(self.app)
+            self._engine = compose.engine_for_url(found.url, found.namespace, found.ssl)
+        return self._engine
+
+
+def declaration(cls: type) -> Declaration:
+    """The declaration of a task class that is bound to its app.
+
+    Raises:
+        LockConfigError: an option is unknown, misspelt, contradictory or does not fit the task.
+    """
+    found = cls.__dict__.get("__relock__")
+    if isinstance(found, Declaration):
+        return found
+    made = _declare(cls)
+    # Set on the class itself: a subclass is a task of its own.
+    cls.__relock__ = made  # type: ignore[attr-defined]
+    return made
+
+
+def _declare(cls: Any) -> Declaration:
+    app, task = cls._app, cls._app._tasks.get(cls.name, None) or cls()
+    options = LockOptions.collect(_options(cls, task), option_defaults(app), cls.name)
+    key = False if cls.name.startswith(_BUILT_IN) else options.key
+    return Declaration(options, NameRule.compile(key, cls.name, signature_of(task)), app)
+
+
+def _options(cls: type, task: Any) -> dict[str, object]:
+    """Every `lock_*` attribute as it was written."""
+    names = [name for name in dir(cls) if name.startswith(_PREFIX)]
+    return {name: _as_written(inspect.getattr_static(cls, name), task) for name in names}
+
+
+def _as_written(value: Any, task: Any) -> Any:
+    """A function given to `@app.task(lock_key=…)` lands in the class, where reading it would make
+    it a bound method. One that asks for `self` was meant as a method and gets the task."""
+    if isinstance(value, staticmethod):
+        return value.__func__
+    if isinstance(value, classmethod):
+        return partial(value.__func__, type(task))
+    if inspect.isfunction(value) and _asks_for_self(value):
+        return partial(value, task)
+    return value
+
+
+def _asks_for_self(function: Callable[..., Any]) -> bool:
+    return next(iter(inspect.signature(function).parameters), "") == "self"

@@ -1,0 +1,56 @@
+"""Whose lock it is: the workflow that the running call belongs to.
+
+Celery's own answers do not do here (seen on 5.7): a direct call `other(...)` has no id and no root,
+`apply()` under a direct call gets a root of its own, and a task that calls itself looks like the
+worker's run. The first request with an id, from the bottom of the task stack, is the message that
+the worker, or the outermost `apply()`, really runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from celery._state import _task_stack
+
+from ..core import callstack, ids
+
+OwnerOption: TypeAlias = str | Callable[[Any], str]
+
+
+def running_request() -> Any | None:
+    """The request of the message that this call stack runs for; None outside of any task."""
+    for task in _task_stack.stack:
+        for request in task.request_stack.stack:
+            if request.id:
+                return request
+    return None
+
+
+def workflow() -> str | None:
+    """The short id of the workflow that this call stack belongs to; None outside of any task.
+
+    Protocol 1 messages carry no root id: there the workflow is the task itself.
+    """
+    request = running_request()
+    return None if request is None else ids.short(request.root_id or request.id)
+
+
+def owner(option: OwnerOption, request: Any | None) -> str:
+    """The owner under a task's `lock_owner`.
+
+    Args:
+        option: the option's value.
+        request: of the message that the locked task itself runs for, None for a direct call.
+    """
+    if request is None:
+        request = running_request()
+    if request is not None:
+        if option == "task":
+            return ids.short(request.id)
+        if callable(option):
+            return ids.short(str(option(request)))
+        return workflow() or ids.new_id()
+    # A direct call outside of any task belongs to whoever holds a lock around it, or to itself.
+    outer = callstack.innermost()
+    return ids.new_id() if outer is None else outer.claim.owner

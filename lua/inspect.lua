@@ -1,0 +1,43 @@
+-- inspect: Tell who holds a lock and who waits for it, and change nothing.
+-- KEYS[1] lock: hash, the holds of the lock
+-- KEYS[2] queue: sorted set, the runs that wait
+-- KEYS[3] waiters: hash, what is known of them
+-- ARGV[1] most: count, waiters to tell of
+-- Reply {holds, waiters, waiting}: holds and waiters as lists of facts, and how many wait
+-- Keeps: reads only; what has lapsed is not told
+
+local lock, queue, waiters = KEYS[1], KEYS[2], KEYS[3]
+local most = tonumber(ARGV[1])
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+
+local who, held = {}, {}
+local fields = redis.call('HGETALL', lock)
+for i = 1, #fields, 2 do
+  if string.sub(fields[i], 1, 1) == '@' then
+    who[string.sub(fields[i], 2)] = fields[i + 1]
+  end
+end
+for i = 1, #fields, 2 do
+  local run = fields[i]
+  if string.sub(run, 1, 1) ~= '@' then
+    local expiry, fence, nonce, owner = string.match(fields[i + 1], '^(%d+) (%d+) (%S+) (%S+)$')
+    if not expiry then
+      error('RELOCK-FOREIGN ' .. lock)
+    end
+    if tonumber(expiry) > now then
+      held[#held + 1] = { run, tonumber(expiry) - now, fence, nonce, owner, who[run] or '' }
+    end
+  end
+end
+
+local queued = {}
+for _, run in ipairs(redis.call('ZRANGE', queue, 0, most - 1)) do
+  local record = redis.call('HGET', waiters, run)
+  local waiter = record and cjson.decode(record)
+  if waiter and waiter.expiry > now then
+    local who_waits = waiter.inbox .. ' ' .. waiter.who
+    queued[#queued + 1] = { run, waiter.expiry - now, waiter.nonce, waiter.owner, who_waits }
+  end
+end
+return { held, queued, redis.call('ZCARD', queue) }

@@ -1,0 +1,93 @@
+-- lib/holds: a lock is the set of its live holds; its entries are the fences among them.
+
+local Holds = {}
+
+-- Longer than any pause in which a key without live holds may stay behind.
+Holds.GRACE = 60000
+
+-- A lapsed hold is dropped before anything is decided: its lease ended by the server's clock,
+-- not when somebody happened to look, and a late renewal must not find it again.
+function Holds.open(call, key)
+  if call.locks[key] then
+    return call.locks[key]
+  end
+  local name = string.sub(key, string.len(call.prefix) + 3)
+  local lock = {
+    key = key,
+    name = name,
+    queue = call.prefix .. 'q:' .. name,
+    waiters = call.prefix .. 'w:' .. name,
+    holds = {},
+    entries = 0,
+    fences = {},
+    latest = 0,
+  }
+  local fields = redis.call('HGETALL', key)
+  for i = 1, #fields, 2 do
+    local run, record = fields[i], fields[i + 1]
+    if string.sub(run, 1, 1) ~= '@' then
+      local expiry, fence, nonce, owner = string.match(record, '^(%d+) (%d+) (%S+) (%S+)$')
+      if not expiry then
+        error('RELOCK-FOREIGN ' .. key)
+      end
+      expiry = tonumber(expiry)
+      if expiry > call.now then
+        Holds.count(lock, run, { expiry = expiry, fence = fence, nonce = nonce, owner = owner })
+      else
+        redis.call('HDEL', key, run, '@' .. run)
+      end
+    end
+  end
+  call.locks[key] = lock
+  return lock
+end
+
+function Holds.count(lock, run, hold)
+  if not lock.fences[hold.fence] then
+    lock.fences[hold.fence] = 0
+    lock.entries = lock.entries + 1
+  end
+  lock.fences[hold.fence] = lock.fences[hold.fence] + 1
+  lock.latest = math.max(lock.latest, hold.expiry)
+  lock.holds[run] = hold
+end
+
+function Holds.write(lock, run, hold, who)
+  Holds.count(lock, run, hold)
+  local record = string.format('%.0f %s %s %s', hold.expiry, hold.fence, hold.nonce, hold.owner)
+  redis.call('HSET', lock.key, run, record, '@' .. run, who)
+  redis.call('PEXPIREAT', lock.key, string.format('%.0f', lock.latest + Holds.GRACE))
+end
+
+function Holds.drop(lock, run)
+  local hold = lock.holds[run]
+  lock.holds[run] = nil
+  redis.call('HDEL', lock.key, run, '@' .. run)
+  lock.fences[hold.fence] = lock.fences[hold.fence] - 1
+  if lock.fences[hold.fence] == 0 then
+    lock.fences[hold.fence] = nil
+    lock.entries = lock.entries - 1
+  end
+end
+
+-- The hold of the oldest entry: the one to name when somebody asks who is in the way.
+function Holds.oldest(lock)
+  local found, run
+  for each, hold in pairs(lock.holds) do
+    if not found or tonumber(hold.fence) < tonumber(found.fence) then
+      found, run = hold, each
+    end
+  end
+  return found, run
+end
+
+-- When the next lease ends, in ms from now: the moment at which a waiter should look again.
+function Holds.next_lapse(call, lock)
+  local soonest
+  for _, hold in pairs(lock.holds) do
+    if not soonest or hold.expiry < soonest then
+      soonest = hold.expiry
+    end
+  end
+  return soonest and soonest - call.now or 0
+end

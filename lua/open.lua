@@ -1,0 +1,18 @@
+-- open: Agree on the layout of the keys, or refuse.
+-- KEYS[1] meta: hash, the first bucket's fence and layout
+-- ARGV[1] schema: number, of this client's layout
+-- ARGV[2] buckets: count, that this client spreads its locks over
+-- Reply {OK}: the layout is this client's
+-- Reply {OTHER, schema, buckets}: the namespace has another layout
+-- Keeps: two clients that would look for one lock in two places never both start
+
+local meta = KEYS[1]
+local schema, buckets = ARGV[1], ARGV[2]
+
+local found = redis.call('HMGET', meta, 'schema', 'buckets')
+if not found[1] then
+  redis.call('HSET', meta, 'schema', schema, 'buckets', buckets)
+elseif found[1] ~= schema or found[2] ~= buckets then
+  return { 'OTHER', found[1], found[2] }
+end
+return { 'OK' }

