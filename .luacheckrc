@@ -1,17 +1,18 @@
 -- What the Lua inside Redis 6.2 offers, and no more.
+local library = { other_fields = true }
 std = {
   read_globals = {
-    'redis', 'cjson', 'cmsgpack', 'bit', 'KEYS', 'ARGV',
-    'assert', 'error', 'ipairs', 'next', 'pairs', 'pcall', 'select', 'tonumber', 'tostring', 'type',
-    'unpack', math = {}, string = {}, table = {},
+    'redis', 'cjson', 'KEYS', 'ARGV',
+    'error', 'ipairs', 'next', 'pairs', 'pcall', 'tonumber', 'tostring', 'type', 'unpack',
+    math = library, string = library, table = library,
   },
 }
-for _, library in ipairs { 'math', 'string', 'table' } do
-  std.read_globals[library] = { other_fields = true }
-end
-max_line_length = 110
+-- The loader puts the fragments of lib/ in front of a verb.
+read_globals = { 'Call', 'Holds', 'Queue' }
+files['lua/lib'] = { ignore = { '241/[A-Z].*' } }
+max_code_line_length = 110
+-- One line of a header stays one line.
+max_comment_line_length = 140
 max_cyclomatic_complexity = 12
--- The loader puts the fragments of lib/ into a verb, where they are locals that see each other.
-files['lua/lib'].ignore = { '211/[A-Z].*', '241/[A-Z].*', '221/[A-Z].*', '331/[A-Z].*' }
-files['lua/lib'].globals = { 'Call', 'Holds', 'Queue' }
-files['lua/*.lua'].read_globals = { Call = { other_fields = true }, Holds = { other_fields = true }, Queue = { other_fields = true } }
+-- A verb is one chunk of guard clauses; its functions have the limit of lib/.
+files['lua/*.lua'] = { ignore = { '561' } }

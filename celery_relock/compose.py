@@ -1,12 +1,11 @@
 """The composition root: joins the engine to a store. Nothing else imports both.
 
-Engines are kept, one per address and namespace (or per client), so that every lock of a process
+Engines are kept, one for each way to reach a server and namespace, so that every lock of a process
 shares its connections and its inbox.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,15 +13,27 @@ from weakref import WeakKeyDictionary
 import redis
 
 from .core.engine import Engine
+from .errors import LockConfigError
+from .store.connection import options_of, own_pool
 from .store.keyspace import Keyspace
 from .store.pools import pool_from_url
 from .store.redis import RedisStore
 
 NAMESPACE = "relock"
 
-_by_url: dict[tuple[Any, ...], Engine] = {}
+_engines: dict[tuple[str, ...], Engine] = {}
 _by_pool: WeakKeyDictionary[Any, dict[str, Engine]] = WeakKeyDictionary()
-_making = threading.Lock()
+
+
+def engine_for(place: object, namespace: str = NAMESPACE) -> Engine:
+    """The engine for a client of redis-py, or for a URL.
+
+    Raises:
+        LockConfigError: it is neither, or its parts or the namespace cannot be used.
+    """
+    if isinstance(place, str):
+        return engine_for_url(place, namespace)
+    return engine_for_client(place, namespace)
 
 
 def engine_for_url(
@@ -34,19 +45,33 @@ def engine_for_url(
         LockConfigError: the URL or the namespace cannot be used.
     """
     key = (url, namespace, repr(ssl))
-    if (found := _by_url.get(key)) is not None:
-        return found
-    with _making:
-        if key not in _by_url:
-            _by_url[key] = Engine(RedisStore(pool_from_url(url, ssl), Keyspace(namespace)))
-        return _by_url[key]
+    found = _engines.get(key)
+    return found or _made(key, pool_from_url(url, ssl), namespace)
 
 
-def engine_for_client(client: redis.Redis, namespace: str = NAMESPACE) -> Engine:
-    """The engine for a redis-py client: same address, credentials and options, own connections."""
+def engine_for_client(client: object, namespace: str = NAMESPACE) -> Engine:
+    """The engine for a redis-py client: same address, credentials and options, own connections.
+
+    Raises:
+        LockConfigError: the client is not one of a single server, or not a synchronous one.
+    """
+    if not isinstance(client, redis.Redis):
+        kind = f"{type(client).__module__}.{type(client).__qualname__}"
+        raise LockConfigError(
+            f"Lock needs a redis.Redis client or the URL of a Redis, not {kind}: clients of "
+            "redis.asyncio and clusters cannot be used in this release"
+        )
     pool = client.connection_pool
-    with _making:
-        engines = _by_pool.setdefault(pool, {})
-        if namespace not in engines:
-            engines[namespace] = Engine(RedisStore(pool, Keyspace(namespace)))
-        return engines[namespace]
+    by_namespace = _by_pool.setdefault(pool, {})
+    if namespace not in by_namespace:
+        # Clients come and go, and so do their pools; those that reach a server in one way share
+        # one engine, or a process that makes a client per request would pile up engines.
+        options = options_of(pool)
+        key = (namespace, *sorted(f"{name}={value!r}" for name, value in options.items()))
+        by_namespace[namespace] = _engines.get(key) or _made(key, own_pool(options), namespace)
+    return by_namespace[namespace]
+
+
+def _made(key: tuple[str, ...], pool: redis.ConnectionPool, namespace: str) -> Engine:
+    # Nothing connects yet, so when two threads make one at the same time, the later is dropped.
+    return _engines.setdefault(key, Engine(RedisStore(pool, Keyspace(namespace))))

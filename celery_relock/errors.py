@@ -7,13 +7,11 @@
     ├── LockUnavailable    Redis cannot be reached, or cannot take writes now; try again later
     └── LockConfigError    an option, a lock name or the server is wrong; trying again will not help
 
-Every error survives `pickle` with all its attributes: it crosses process borders in a worker, and an
+Every error survives `pickle` with its attributes: it crosses process borders in a worker, and an
 exception that cannot be unpickled stops the worker's main process (celery-singleton issue 55).
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 
 class RelockError(Exception):
@@ -28,25 +26,19 @@ class RelockError(Exception):
     def __init__(
         self,
         message: str,
-        *,
         name: str | None = None,
         owner: str | None = None,
         remaining: float | None = None,
     ) -> None:
         super().__init__(message)
+        # All of it: that is what pickle, and Celery when it stores a result as JSON, rebuild it from.
+        self.args = (message, name, owner, remaining)
         self.name = name
         self.owner = owner
         self.remaining = remaining
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.args, self.__dict__.copy())
-
-
-def _rebuild(kind: type[RelockError], args: tuple[Any, ...], state: dict[str, Any]) -> RelockError:
-    error = kind.__new__(kind, *args)
-    error.args = args
-    error.__dict__.update(state)
-    return error
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class LockConflict(RelockError):

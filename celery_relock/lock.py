@@ -12,32 +12,41 @@ import logging
 import os
 import sys
 import threading
+from contextlib import suppress
 from types import SimpleNamespace, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import redis as redis_py
 from redis.exceptions import LockError, LockNotOwnedError
 
 from . import compose
 from .core import callstack, ids
 from .core.answers import Answer, Claim, Held
-from .core.engine import Engine
 from .core.keepalive import keepalive
-from .core.lease import Lease
+from .core.lease import Lease, State
 from .core.messages import describe_conflict, who_am_i
-from .errors import LockConfigError, LockConflict, LockLost
+from .core.names import check_name
+from .errors import LockConfigError, LockConflict, LockLost, LockUnavailable, RelockError
+
+if TYPE_CHECKING:
+    from redis import Redis
 
 logger = logging.getLogger("celery_relock")
 
 DEFAULT_LEASE = 30.0
+
+_Error = TypeVar("_Error", bound=RelockError)
 
 
 class LockNotAcquired(LockConflict, LockError):
     """The lock was not to be had in the time allowed. Also redis-py's `LockError`."""
 
 
+class LockNotTaken(RelockError, LockError):
+    """This thread has not taken the lock, or has given it back. Also redis-py's `LockError`."""
+
+
 class LockNotOwned(LockLost, LockNotOwnedError):
-    """This thread does not hold the lock, or not any more. Also redis-py's `LockNotOwnedError`."""
+    """This thread took the lock and has lost it since. Also redis-py's `LockNotOwnedError`."""
 
 
 class Lock:
@@ -68,7 +77,7 @@ class Lock:
 
     def __init__(
         self,
-        redis: redis_py.Redis | str,
+        redis: Redis | str,
         name: str | bytes,
         timeout: float | None = None,
         sleep: float = 0.1,
@@ -82,17 +91,21 @@ class Lock:
         renew: bool = True,
         namespace: str = compose.NAMESPACE,
     ) -> None:
-        self.name = name.decode() if isinstance(name, bytes) else name
+        self.name = _name(name)
         self.timeout = timeout
         self.blocking = blocking
         self.blocking_timeout = blocking_timeout
         self.raise_on_release_error = raise_on_release_error
-        self._owner = owner
+        self._owner = None if owner is None else ids.short(owner)
         self._limit = limit
         self._renew = renew
-        self._engine = _engine(redis, namespace)
+        self._engine = compose.engine_for(redis, namespace)
         self.local: Any = threading.local() if thread_local else SimpleNamespace()
-        _check(self)
+        self._shared = not thread_local
+        if timeout is not None and timeout <= 0:
+            raise LockConfigError(f"timeout={timeout!r}: give seconds above 0", name=self.name)
+        if limit < 1:
+            raise LockConfigError(f"limit={limit!r}: give at least 1", name=self.name)
 
     def acquire(
         self,
@@ -114,65 +127,51 @@ class Lock:
             LockNotOwned: this thread took the lock before and has lost it since.
             LockUnavailable: Redis cannot be asked.
         """
-        if self._lease is not None:
-            self._still_ours()
-            self.local.depth += 1
-            return True
-        outer = self._around()
-        if outer is not None:
-            self.local.lease, self.local.depth, self.local.inner = outer, 1, True
-            self._still_ours()
-            return True
-        wait = self.blocking_timeout if blocking_timeout is None else blocking_timeout
         if not (self.blocking if blocking is None else blocking):
-            wait = 0.0
-        lease = self._engine.lease(self._claim(token))
-        lease.renews = self._renew
-        answer: Answer | None = None
-        try:
-            answer = self._engine.acquire(lease, wait)
-        finally:
-            if not isinstance(answer, Held):
-                self._engine.release(lease)
-        self.local.answer = answer
-        if not isinstance(answer, Held):
-            return False
-        self.local.lease, self.local.depth, self.local.inner = lease, 1, False
-        callstack.push(lease)
-        return True
+            wait: float | None = 0.0
+        else:
+            wait = self.blocking_timeout if blocking_timeout is None else blocking_timeout
+        return isinstance(self._take(wait, token), Held)
 
     def release(self) -> None:
         """Leave the lock; the last leave gives it back.
 
         Raises:
-            LockError: this thread has not taken it.
+            LockNotTaken: this thread does not hold it.
             LockNotOwned: it was lost meanwhile.
-            LockUnavailable: Redis cannot be told; the lease ends it.
+            LockUnavailable: Redis cannot be told. The lease ends it, or another `release`.
         """
-        lease = self._lease
-        if lease is None:
-            raise LockError(f"the lock {self.name!r} is not held here, so it cannot be given back")
-        if self.local.depth > 1:
-            self.local.depth -= 1
+        grip = self._grip("given back")
+        if grip.depth > 1:
+            grip.depth -= 1
             return
-        self.local.lease = None
-        if self.local.inner:
+        if grip.borrowed:
+            self.local.grip = None  # the outer hold goes on
             return
-        callstack.pop(lease)
-        if not self._engine.release(lease):
+        callstack.pop(grip.lease)
+        # Before it is sent: with thread_local=False the next holder may be in before this returns.
+        self.local.grip = None
+        try:
+            kept = self._engine.release(grip.lease)
+        except BaseException:
+            self.local.grip = grip  # what could not be given back can be given back once more
+            raise
+        if not kept:
             raise self._not_owned("was lost before it was given back")
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> bool:
         """Make the lease longer by `additional_time` seconds, or with `replace_ttl` exactly so long.
 
         Raises:
-            LockError: this thread has not taken the lock.
+            LockNotTaken: this thread does not hold the lock.
             LockNotOwned: it is lost.
         """
-        lease = self._lease
-        if lease is None:
-            raise LockError(f"the lock {self.name!r} is not held here, so it cannot be extended")
+        lease = self._grip("extended").lease
         length = additional_time if replace_ttl else lease.remaining + additional_time
+        if length <= 0:
+            raise LockConfigError(
+                f"extend({additional_time!r}) leaves nothing of it", name=self.name
+            )
         if not self._engine.extend(lease, length):
             raise self._not_owned("was lost before it was extended")
         return True
@@ -190,16 +189,14 @@ class Lock:
         lease = self._lease
         if lease is None or lease.lost:
             return False
-        holds = self._engine.inspect(self.name).holds
-        return any(hold.nonce == lease.claim.nonce for hold in holds)
+        ours = lease.claim.run, lease.claim.nonce
+        return any((hold.run, hold.nonce) == ours for hold in self._engine.inspect(self.name).holds)
 
     @property
     def fence(self) -> int:
         """The number of this entry, 0 if the lock is not held here. See `Hold.fence`."""
         lease = self._lease
-        if lease is None:
-            return 0
-        return lease.fences[lease.claim.names.index(self.name)]
+        return 0 if lease is None else lease.fences[lease.claim.names.index(self.name)]
 
     @property
     def lost(self) -> bool:
@@ -214,16 +211,20 @@ class Lock:
         return 0.0 if lease is None else lease.remaining
 
     def check(self) -> None:
-        """Raises LockNotOwned if the lock is not held here, or is lost."""
-        if self._lease is None:
-            raise self._not_owned("is not held here")
-        self._still_ours()
+        """Call before anything that must not happen without the lock.
+
+        Raises:
+            LockNotTaken: it is not held here.
+            LockNotOwned: it is lost.
+        """
+        self._still_ours(self._grip("relied on").lease)
 
     def __enter__(self) -> Lock:
-        if not self.acquire():
-            text = describe_conflict(self.name, self.local.answer)
-            waited = f"not to be had within {self.blocking_timeout or 0:g} s"
-            raise LockNotAcquired(f"{text}; {waited}", name=self.name)
+        wait = self.blocking_timeout if self.blocking else 0.0
+        answer = self._take(wait, None)
+        if not isinstance(answer, Held):
+            text = f"{describe_conflict(self.name, answer)}; not to be had within {wait or 0:g} s"
+            raise _named(LockNotAcquired(text, name=self.name))
         return self
 
     def __exit__(
@@ -234,37 +235,76 @@ class Lock:
     ) -> None:
         try:
             self.release()
-        except LockError:
-            if self.raise_on_release_error:
+        except (LockError, LockUnavailable) as failure:
+            # What the block itself raised says more.
+            if self.raise_on_release_error and error is None:
                 raise
-            logger.warning("the lock %r was lost before its block had ended", self.name)
-
-    def __del__(self) -> None:
-        # Dropped while held: nobody is left to give it back, so nothing may go on renewing it.
-        lease = getattr(getattr(self, "local", None), "lease", None)
-        if lease is not None and not self.local.inner:
-            keepalive.discard(lease)
+            logger.warning("at the end of its block: %s", failure)
 
     @property
     def _lease(self) -> Lease | None:
-        lease: Lease | None = getattr(self.local, "lease", None)
-        # A forked child does not hold what its parent holds.
-        return None if lease is None or lease.pid != os.getpid() else lease
+        """The lease of this thread's hold, lost or not."""
+        grip = self._own_grip()
+        return grip.lease if grip and grip.lease.state in (State.HELD, State.LOST) else None
 
     @property
     def _length(self) -> float:
         return DEFAULT_LEASE if self.timeout is None else float(self.timeout)
 
+    def _own_grip(self) -> _Grip | None:
+        grip: _Grip | None = getattr(self.local, "grip", None)
+        # A forked child does not hold what its parent holds.
+        return None if grip is None or grip.lease.pid != os.getpid() else grip
+
+    def _grip(self, verb: str) -> _Grip:
+        grip = self._own_grip()
+        if grip is None:
+            text = f"the lock {self.name!r} is not held by this thread, so it cannot be {verb}"
+            raise _named(LockNotTaken(text, name=self.name))
+        return grip
+
+    def _take(self, wait: float | None, token: str | bytes | None) -> Answer:
+        lease = self._lease
+        if lease is not None and not (
+            self._shared and self.local.grip.thread is not threading.current_thread()
+        ):
+            self._still_ours(lease)
+            self.local.grip.depth += 1
+            return Held(lease.fences, lease.reentered)
+        if (grip := self._own_grip()) is not None and grip.lease.state is State.ASKED:
+            self._engine.release(grip.lease)  # what could not be given back stands in our own way
+        outer = self._around()
+        if outer is not None and outer.store is self._engine.store:
+            self._still_ours(outer)
+            self.local.grip = _Grip(outer, borrowed=True)
+            return Held(outer.fences, outer.reentered)
+        lease = self._engine.lease(self._claim(token, outer))
+        lease.renews = self._renew
+        try:
+            answer = self._engine.acquire(lease, wait)
+            if isinstance(answer, Held):
+                callstack.push(lease)
+                self.local.grip = _Grip(lease)
+                return answer
+        except BaseException:
+            # A signal's exception may land on any line above.
+            callstack.pop(lease)
+            with suppress(LockUnavailable):
+                self._engine.release(lease)
+            raise
+        self._engine.release(lease)
+        return answer
+
     def _around(self) -> Lease | None:
         """What the call stack of this task holds already, or None outside of tasks."""
         if self._owner is None and _workflow() is not None:
-            return callstack.holding(self._engine.store, self.name)
+            return callstack.holding(None, self.name)
         return None
 
-    def _claim(self, token: str | bytes | None) -> Claim:
-        text = token.decode() if isinstance(token, bytes) else token
-        run = ids.new_id() if text is None else ids.short(text)
-        owner = _workflow() or run if self._owner is None else ids.short(self._owner)
+    def _claim(self, token: str | bytes | None, outer: Lease | None) -> Claim:
+        run = ids.new_id() if token is None else ids.short(_text(token))
+        # An outer hold that was taken by way of another client: the server finds it by its run.
+        owner = self._owner or (outer.claim.owner if outer else _workflow() or run)
         return Claim(
             run=run,
             nonce=ids.nonce(),
@@ -274,31 +314,55 @@ class Lock:
             lease=self._length,
             who=who_am_i("Lock"),
             by_owner=self._owner is not None,
+            lineage=(outer.claim.run,) if outer else (),
         )
 
-    def _still_ours(self) -> None:
-        if self.lost:
+    def _still_ours(self, lease: Lease) -> None:
+        if lease.lost:
             raise self._not_owned("was lost: nobody renewed it in time, or it was taken by force")
 
     def _not_owned(self, what: str) -> LockNotOwned:
-        return LockNotOwned(f"the lock {self.name!r} {what}", name=self.name)
+        return _named(LockNotOwned(f"the lock {self.name!r} {what}", name=self.name))
 
 
-def _engine(redis: redis_py.Redis | str, namespace: str) -> Engine:
-    if isinstance(redis, str):
-        return compose.engine_for_url(redis, namespace)
-    if isinstance(redis, redis_py.Redis):
-        return compose.engine_for_client(redis, namespace)
-    raise LockConfigError(f"Lock needs a redis.Redis client or a Redis URL, not {type(redis)}")
+class _Grip:
+    """What a thread has in hand: kept where the thread, or the `Lock`, takes it along when it goes."""
+
+    __slots__ = ("borrowed", "depth", "lease", "thread")
+
+    def __init__(self, lease: Lease, borrowed: bool = False) -> None:
+        self.lease = lease
+        self.depth = 1
+        #: The lease is an outer holder's, who gives it back.
+        self.borrowed = borrowed
+        self.thread = threading.current_thread()
+
+    def __del__(self) -> None:
+        # Dropped while held, or its thread has ended: nobody is left to give it back, so nothing
+        # may go on renewing it.
+        if self.lease.state is State.HELD and not self.borrowed:
+            keepalive.discard(self.lease)
 
 
-def _check(lock: Lock) -> None:
-    if not lock.name.strip():
-        raise LockConfigError("a lock name must not be empty")
-    if lock.timeout is not None and lock.timeout <= 0:
-        raise LockConfigError(f"timeout={lock.timeout!r}: give seconds above 0", name=lock.name)
-    if lock._limit < 1:
-        raise LockConfigError(f"limit={lock._limit!r}: give at least 1", name=lock.name)
+def _name(name: str | bytes) -> str:
+    text = _text(name)
+    return check_name(text, "Lock")
+
+
+def _text(value: str | bytes) -> str:
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            raise LockConfigError(f"{value!r:.200} is not UTF-8 text") from error
+    if not isinstance(value, str):
+        raise LockConfigError(f"text is needed, not {value!r:.200}")
+    return value
+
+
+def _named(error: _Error) -> _Error:
+    error.lock_name = error.name  # type: ignore[attr-defined]  # where redis-py's errors have it
+    return error
 
 
 def _workflow() -> str | None:
@@ -310,4 +374,4 @@ def _workflow() -> str | None:
     return workflow()
 
 
-__all__ = ["Lock", "LockNotAcquired", "LockNotOwned"]
+__all__ = ["Lock", "LockNotAcquired", "LockNotOwned", "LockNotTaken"]

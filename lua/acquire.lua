@@ -76,42 +76,35 @@ end
 -- Another attempt of this run that lives, holding or waiting: the reply that says so.
 local function duplicate_of(lock)
   local mine = lock.holds[run]
-  if mine then
+  if mine and mine.nonce ~= nonce then
     local text = redis.call('HGET', lock.key, '@' .. run) or ''
-    return mine.nonce ~= nonce and { 'DUPLICATE', mine.expiry - call.now, text } or nil
+    return { 'DUPLICATE', mine.expiry - call.now, text }
   end
   local waiter = lock.queued and Queue.waiter(lock, run)
-  if not waiter or waiter.nonce == nonce then
-    return nil
-  end
-  if waiter.expiry > call.now then
+  if waiter and waiter.nonce ~= nonce and waiter.expiry > call.now then
     return { 'DUPLICATE', waiter.expiry - call.now, waiter.inbox .. ' ' .. waiter.who }
-  end
-  -- The place of an attempt that died goes on to this one, before the queue is cleared of the dead.
-  if wait > 0 and #locks == 1 then
-    Queue.write(lock, run, place(limits))
   end
   return nil
 end
 
--- The fence of the newest entry that lets this run in without waiting.
+-- The place of an attempt that died goes on to this one, before the queue is cleared of the dead.
+local function take_over_place(lock)
+  local waiter = wait > 0 and lock.queued and Queue.waiter(lock, run)
+  if waiter and waiter.expiry <= call.now then
+    for _, each in ipairs(Queue.wanted(call, lock, waiter)) do
+      Queue.write(call, each, run, place(waiter.limits, waiter.names))
+    end
+  end
+end
+
+-- The fence of the newest entry that lets this run in without waiting. Lineage that is forged or out
+-- of date admits nobody: it must name a live hold of the same owner.
 local function entry_of(lock)
-  local fence
-  local function offer(hold)
-    if hold and hold.owner == owner and (not fence or tonumber(hold.fence) > tonumber(fence)) then
-      fence = hold.fence
-    end
-  end
-  -- Lineage that is forged or out of date admits nobody: it must name a live hold of the same owner.
+  local ancestors = {}
   for ancestor in string.gmatch(lineage, '%S+') do
-    offer(lock.holds[ancestor])
+    ancestors[ancestor] = lock.holds[ancestor]
   end
-  if by_owner then
-    for _, hold in pairs(lock.holds) do
-      offer(hold)
-    end
-  end
-  return fence
+  return Holds.entry_of(by_owner and lock.holds or ancestors, owner)
 end
 
 local function take(lock, fence)
@@ -130,30 +123,48 @@ local function busy(index)
   return { 'BUSY', index, hold.expiry - call.now, hold.fence, hold.owner, text, waiting }
 end
 
-local function queue_for(wanted, index)
-  local names
-  if #wanted.locks > 1 then
-    names = {}
-    for i, lock in ipairs(wanted.locks) do
-      names[i] = lock.name
+local function names_of(wanted)
+  local names = {}
+  for i, lock in ipairs(wanted) do
+    names[i] = lock.name
+  end
+  return names
+end
+
+-- A place is for one set of locks. Where the run now has one of them, or wants another set than
+-- before, the old place goes: it would be granted beside the new one, or tickets would differ.
+local function leave_other_places(wanted)
+  local names = table.concat(names_of(wanted), '\0')
+  for _, lock in ipairs(locks) do
+    local waiter = lock.queued and Queue.waiter(lock, run)
+    if waiter and table.concat(waiter.names or { lock.name }, '\0') ~= names then
+      Queue.leave(call, lock, run, waiter)
     end
   end
+end
+
+local function queue_for(wanted, index)
+  local names = #wanted.locks > 1 and names_of(wanted.locks) or nil
   Queue.enter(call, wanted.locks, run, place(wanted.limits, names))
   local lock = locks[index]
   return { 'WAIT', redis.call('ZRANK', lock.queue, run), Holds.next_lapse(call, lock) }
 end
 
--- Sorts the locks: what the run has or may enter now, and what it wants as a new entry; the index
--- of the first that is not to be had.
+-- Sorts the locks: what the run may join now, and what it wants as a new entry; the index of the
+-- first that is not to be had.
 local function sort_out()
+  local ahead = {}
+  for i, lock in ipairs(locks) do
+    ahead[i] = lock.queued and Queue.promote(call, lock, run)
+  end
+  -- Only now: whoever was let in by one of the queues may have taken, or be, any of these.
   local entered, wanted, blocked = {}, { locks = {}, limits = {} }, nil
   for i, lock in ipairs(locks) do
-    local ahead = lock.queued and Queue.promote(call, lock, run)
     entered[i] = not lock.holds[run] and entry_of(lock) or nil
     if not lock.holds[run] and not entered[i] then
       table.insert(wanted.locks, lock)
       table.insert(wanted.limits, limits[i])
-      if ahead or lock.entries >= limits[i] then
+      if ahead[i] or lock.entries >= limits[i] then
         blocked = blocked or i
       end
     end
@@ -166,18 +177,16 @@ local function enter_anew(wanted)
     return
   end
   local fence = Call.next_fence(call)
-  Call.spend_fence(call, fence)
   for _, lock in ipairs(wanted) do
     take(lock, fence)
-    if by_owner and lock.queued then
-      Queue.join(call, lock, owner, fence)
-    end
   end
 end
 
 local function held()
   local reply = { 'HELD' }
   for _, lock in ipairs(locks) do
+    -- A grant out of the queue lives for what was left of the place; this reply promises the lease.
+    Holds.extend(lock, run, call.now + lease)
     local fence = lock.holds[run].fence
     table.insert(reply, fence)
     -- Not alone in its entry: true for a repeat of the command as well.
@@ -186,23 +195,36 @@ local function held()
   return reply
 end
 
--- A command may arrive after its own release, when the client sent it again on a new connection.
-local ended = redis.call('GET', tombstone)
-if ended == '*' or ended == nonce then
-  return { 'ENDED' }
-end
-for _, lock in ipairs(locks) do
-  lock.queued = redis.call('EXISTS', lock.queue) == 1
-  local duplicate = duplicate_of(lock)
-  if duplicate then
-    return duplicate
+-- The reply to a run, or an attempt, that is not to go on.
+local function refusal()
+  -- A command may arrive after its own release, when the client sent it again on a new connection.
+  local ended = redis.call('GET', tombstone)
+  if ended == '*' or ended and string.find(ended, ' ' .. nonce .. ' ', 1, true) then
+    return { 'ENDED' }
   end
+  for _, lock in ipairs(locks) do
+    lock.queued = redis.call('EXISTS', lock.queue) == 1
+    local duplicate = duplicate_of(lock)
+    if duplicate then
+      return duplicate
+    end
+  end
+  -- After all of them: an attempt that is turned away must not leave a place behind.
+  for _, lock in ipairs(locks) do
+    take_over_place(lock)
+  end
+  return nil
 end
 
+local refused = refusal()
+if refused then
+  return refused
+end
 local entered, wanted, blocked = sort_out()
 if blocked and wait == 0 then
   return busy(blocked)
 end
+leave_other_places(wanted.locks)
 for i, fence in pairs(entered) do
   take(locks[i], fence)
 end

@@ -11,37 +11,47 @@
 local meta, keys, claims = KEYS[1], KEYS, ARGV
 local call = Call.begin(meta)
 
+local function keep_place(lock, run, nonce, wait)
+  local waiter = Queue.waiter(lock, run)
+  if not waiter or waiter.nonce ~= nonce or waiter.expiry <= call.now then
+    return nil
+  end
+  waiter.expiry = call.now + wait
+  Queue.write(call, lock, run, waiter)
+  return waiter
+end
+
 -- First all places are kept, then the heads get in: else a head of this very call would look dead.
-local places = {}
+local beats = {}
 for i = 2, #keys do
   local lock = Holds.open(call, keys[i])
-  local run, nonce, wait = claims[4 * i - 7], claims[4 * i - 6], tonumber(claims[4 * i - 5])
-  local waiter = Queue.waiter(lock, run)
-  if waiter and waiter.nonce == nonce and waiter.expiry > call.now then
-    waiter.expiry = call.now + wait
-    Queue.write(lock, run, waiter)
-    places[i] = true
+  local run, nonce = claims[4 * i - 7], claims[4 * i - 6]
+  local wait, lease = tonumber(claims[4 * i - 5]), tonumber(claims[4 * i - 4])
+  local waiter = keep_place(lock, run, nonce, wait)
+  beats[i - 1] = { lock = lock, run = run, nonce = nonce, lease = lease, waiter = waiter }
+end
+
+for _, beat in ipairs(beats) do
+  if beat.waiter and not beat.lock.holds[beat.run] then
+    Queue.promote(call, beat.lock, beat.run)
+    if not beat.lock.holds[beat.run] then
+      Queue.rejoin(call, beat.lock, beat.run, beat.waiter)
+    end
   end
 end
 
+-- Last the replies: a run that wants several locks may have got the first with the last.
 local reply = {}
-for i = 2, #keys do
-  local lock = Holds.open(call, keys[i])
-  local run, nonce, lease = claims[4 * i - 7], claims[4 * i - 6], tonumber(claims[4 * i - 4])
-  if places[i] and not lock.holds[run] then
-    Queue.promote(call, lock, run)
-  end
+for i, beat in ipairs(beats) do
+  local lock, run = beat.lock, beat.run
   local hold = lock.holds[run]
-  if hold and hold.nonce == nonce then
-    hold.expiry = call.now + lease
-    local who = redis.call('HGET', lock.key, '@' .. run) or ''
-    Holds.drop(lock, run)
-    Holds.write(lock, run, hold, who)
-    reply[i - 1] = { 'HELD', hold.fence }
-  elseif places[i] then
-    reply[i - 1] = { 'WAIT', redis.call('ZRANK', lock.queue, run), Holds.next_lapse(call, lock) }
+  if hold and hold.nonce == beat.nonce then
+    Holds.extend(lock, run, call.now + beat.lease)
+    reply[i] = { 'HELD', hold.fence }
+  elseif beat.waiter then
+    reply[i] = { 'WAIT', redis.call('ZRANK', lock.queue, run), Holds.next_lapse(call, lock) }
   else
-    reply[i - 1] = { 'LOST' }
+    reply[i] = { 'LOST' }
   end
 end
 return reply

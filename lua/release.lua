@@ -55,6 +55,17 @@ local function give_back(lock)
   return 0
 end
 
+-- An attempt adds itself to those that have ended: a copy of any of them may be on its way. A run
+-- that has ended stays so.
+local function remember_end()
+  local before = redis.call('GET', tombstone)
+  if ended == 'run' then
+    redis.call('SET', tombstone, '*', 'PX', remember)
+  elseif ended == 'attempt' and before ~= '*' then
+    redis.call('SET', tombstone, (before or ' ') .. nonce .. ' ', 'PX', remember)
+  end
+end
+
 local released = 0
 for _, lock in ipairs(locks) do
   released = released + give_back(lock)
@@ -68,7 +79,7 @@ for _, lock in ipairs(locks) do
 end
 
 if ended ~= '' then
-  redis.call('SET', tombstone, ended == 'run' and '*' or nonce, 'PX', remember)
+  remember_end()
 end
 if released > 0 then
   return { 'RELEASED', released }

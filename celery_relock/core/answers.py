@@ -63,6 +63,7 @@ class Busy(NamedTuple):
         owner: of that entry, "" if unknown.
         who: that holder for people, "" if unknown.
         waiting: how many runs queue for the lock.
+        repeated: as for `Held`.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Busy(NamedTuple):
     owner: str
     who: str
     waiting: int
+    repeated: bool = False
 
 
 class Duplicate(NamedTuple):
@@ -78,6 +80,7 @@ class Duplicate(NamedTuple):
 
     remaining: float
     who: str
+    repeated: bool = False
 
 
 class Ended(NamedTuple):

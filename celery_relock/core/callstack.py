@@ -21,7 +21,8 @@ _stack: ContextVar[tuple[Lease, ...]] = ContextVar("relock_stack", default=())
 
 def push(lease: Lease) -> None:
     """Let everything that is called from here on re-enter the lease."""
-    _stack.set((*_stack.get(), lease))
+    # What was given back in another thread is still on this one's stack: it must not pile up.
+    _stack.set((*filter(_counts, _stack.get()), lease))
 
 
 def pop(lease: Lease) -> None:
@@ -29,10 +30,11 @@ def pop(lease: Lease) -> None:
     _stack.set(tuple(each for each in _stack.get() if each is not lease))
 
 
-def holding(store: LockStore, name: str) -> Lease | None:
-    """The innermost lease of this call stack that covers the lock name; it may be lost."""
+def holding(store: LockStore | None, name: str) -> Lease | None:
+    """The innermost lease of this call stack that covers the lock name, at any store for None; it
+    may be lost."""
     for lease in reversed(_stack.get()):
-        if lease.store is store and name in lease.claim.names and _counts(lease):
+        if store in (None, lease.store) and name in lease.claim.names and _counts(lease):
             return lease
     return None
 

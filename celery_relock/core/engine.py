@@ -16,14 +16,13 @@ that lands anywhere in between (a time limit's signal, say) cannot leak a hold.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable
 
 from . import ids
-from .answers import Answer, Busy, Claim, Duplicate, Ended, Held, LockState, Notice, Queued
-from .events import logger
-from .keepalive import granted, keepalive, lose
+from .answers import Answer, Busy, Claim, Duplicate, Ended, Held, LockState, Queued
+from .inbox import Inbox
+from .keepalive import keepalive, lose
 from .lease import Lease, State
 from .store import LockStore
 
@@ -38,11 +37,13 @@ class Engine:
 
     def __init__(self, store: LockStore) -> None:
         self.store = store
-        self._inbox = _Inbox(store)
+        self._inbox = Inbox(store)
 
     def lease(self, claim: Claim, on_lost: Callable[[str], None] | None = None) -> Lease:
         """A lease for the claim; nothing is sent. `on_lost` is called from another thread."""
-        return Lease(claim, self.store, min(claim.lease, WAITER_LEASE), on_lost)
+        wait = min(claim.lease, WAITER_LEASE)
+        listen = None if self._inbox.started else self._inbox.start
+        return Lease(claim, self.store, wait, on_lost, listen)
 
     def acquire(self, lease: Lease, wait: float | None = 0.0) -> Held | Busy | Duplicate | Ended:
         """Take the locks of a lease, waiting in line for at most `wait` seconds (None: no bound).
@@ -54,17 +55,17 @@ class Engine:
             LockUnavailable, LockConfigError: see `LockStore`. Nothing is held then.
         """
         until = None if wait is None else time.monotonic() + wait
-        queue = wait != 0 and self._inbox.listening
+        queue = _left(until) > 0 and self._inbox.listening
         while True:
             answer = self._ask(lease, queue)
-            if isinstance(answer, Queued):
-                if self._stand_in_line(lease, until):
-                    lease.tell("acquired")
-                    return Held(lease.fences, lease.reentered)
-                queue = _left(until) > 0
-            elif isinstance(answer, Held):
+            if isinstance(answer, Queued) and self._stand_in_line(lease, until):
+                answer = Held(lease.fences, lease.reentered)
+            if isinstance(answer, Held):
                 lease.tell("acquired")
                 return answer
+            if isinstance(answer, Queued):
+                # Without a wait it tells who is in the way.
+                queue = _left(until) > 0
             elif isinstance(answer, Ended) or _left(until) <= 0:
                 return answer
             elif isinstance(answer, Duplicate):
@@ -86,31 +87,32 @@ class Engine:
         Raises:
             LockUnavailable: the server could not be told. The end of the lease frees the lock.
         """
-        before = lease.state
         # A forked child has a copy of its parent's leases, and no say in them.
-        if before in (State.NEW, State.RELEASED) or lease.pid != os.getpid():
+        if lease.state in (State.NEW, State.RELEASED) or lease.pid != os.getpid():
             return True
-        # Marked before it is sent: a renewal that comes back empty from now on is no loss.
-        lost = lease.lost
-        lease.switch(State.RELEASED, State.ASKED, State.WAITING, State.HELD, State.LOST)
-        keepalive.discard(lease)
-        claim = lease.claim
-        what = "run" if ended else "attempt" if lease.repeated or before is State.ASKED else ""
-        seconds = remember if ended else REMEMBER_ATTEMPT
+        lost, claim = lease.lost, lease.claim
         try:
+            # Before it is sent: a renewal that comes back empty from now on is no loss.
+            before = lease.give_up()
+            keepalive.discard(lease)
+            doubtful = lease.repeated or before is State.ASKED
             had = self.store.release(
-                claim.names, claim.run, claim.nonce, ended=what, remember=seconds
+                claim.names,
+                claim.run,
+                claim.nonce,
+                ended="run" if ended else "attempt" if doubtful else "",
+                remember=remember if ended else REMEMBER_ATTEMPT,
             )
         except BaseException:
             # Perhaps given back and perhaps not: nothing renews it, and it may be tried again.
             lease.switch(State.ASKED, State.RELEASED)
             raise
-        if before is State.HELD and not had:
+        if before is State.HELD and (lost or not had):
             lost = True
             lease.tell("lost", "found at give-back", time.monotonic() - lease.renewed)
         elif before is State.HELD:
             lease.tell("released")
-        return not lost
+        return not (lost or before is State.LOST)
 
     def extend(self, lease: Lease, length: float) -> bool:
         """Make a held lease `length` seconds long, from now and at every renewal. False if lost.
@@ -118,10 +120,19 @@ class Engine:
         Raises:
             LockUnavailable: the server could not be told; the lease is as it was.
         """
-        lease.claim = lease.claim._replace(lease=length)
-        sent = time.monotonic()
-        if not lease.lost and all(self.store.renew(lease.beats(), background=False)):
-            lease.renewed_at(sent)
+        before = lease.claim
+        try:
+            lease.claim = before._replace(lease=length)
+            sent = time.monotonic()
+            kept = not lease.lost and all(self.store.renew(lease.beats()))
+        except BaseException:
+            lease.claim = before
+            raise
+        # A renewal of the keep-alive's that crossed this one may be the server's last word, with the
+        # old length: the shorter one counts until it has renewed once more, and that is due now.
+        certain = min(before.lease, length) if lease.renews else length
+        if kept and lease.renew(sent, certain):
+            lease.due = sent if lease.renews else lease.due
             keepalive.add(lease)
             return True
         lose(lease, "the server does not have the hold any more")
@@ -133,105 +144,65 @@ class Engine:
         return self.store.inspect(name)
 
     def _ask(self, lease: Lease, queue: bool) -> Answer:
-        lease.switch(State.ASKED, State.NEW, State.WAITING)
+        lease.switch(State.ASKED, State.NEW)
         sent = time.monotonic()
-        inbox = self._inbox.name
-        answer = self.store.acquire(lease.claim, lease.wait if queue else 0.0, inbox)
+        if queue:
+            # Before it is sent: the message of the grant may overtake the answer that says "wait".
+            keepalive.add(lease)
+        answer = self.store.acquire(lease.claim, lease.wait if queue else 0.0, self._inbox.name)
         if isinstance(answer, Held):
             lease.fences, lease.reentered, repeated = answer
             lease.repeated = lease.repeated or repeated
-            lease.renewed_at(sent)
-            lease.switch(State.HELD, State.ASKED)
+            lease.take(sent)
             keepalive.add(lease)
-        elif isinstance(answer, Queued):
-            lease.reentered = (False,) * len(lease.claim.names)
+            return answer
+        if not isinstance(answer, Ended):
             lease.repeated = lease.repeated or answer.repeated
+        if isinstance(answer, Queued):
+            lease.reentered = (False,) * len(lease.claim.names)
             lease.rank = answer.rank
-            lease.waiting_at(sent, answer.recheck)
-            lease.switch(State.WAITING, State.ASKED)
+            lease.stand(sent, answer.recheck)
             keepalive.add(lease)
         else:
-            lease.switch(State.NEW, State.ASKED)
+            keepalive.discard(lease)
+            if not lease.repeated:
+                # Else it stays "asked": a copy may still come, and take the lock for nobody.
+                lease.switch(State.NEW, State.ASKED)
         return answer
 
     def _stand_in_line(self, lease: Lease, until: float | None) -> bool:
-        """Wait for the grant. False: the time is over, or the place was lost and nothing is held."""
+        """Wait for the grant. False: the time is over, or the place was lost; nothing is held."""
         while lease.state is State.WAITING:
             left = _left(until)
             if left <= 0 and lease.switch(State.ASKED, State.WAITING):
                 break
             # In slices: a missed ring delays by one heartbeat and hangs nobody.
             lease.sleep(min(left, lease.wait / 3))
-        if lease.state is State.HELD and not lease.lost:
+        if lease.state is State.HELD and not lease.lost and self._confirmed(lease):
             return True
         # Out of time, or frozen for longer than the place lived: whatever is left of it goes back.
+        lease.switch(State.ASKED, State.HELD, State.LOST)
         keepalive.discard(lease)
-        claim = lease.claim
+        claim, ended = lease.claim, "attempt" if lease.repeated else ""
         self.store.release(
-            claim.names, claim.run, claim.nonce, ended="attempt", remember=REMEMBER_ATTEMPT
+            claim.names, claim.run, claim.nonce, ended=ended, remember=REMEMBER_ATTEMPT
         )
-        lease.claim = claim._replace(nonce=ids.nonce())
-        lease.switch(State.NEW, State.ASKED, State.HELD, State.LOST)
+        # A copy of that give-back may come late, so what is asked for next has another nonce.
+        lease.again(ids.nonce())
         return False
+
+    def _confirmed(self, lease: Lease) -> bool:
+        """Learn what a grant's message does not say. The others are confirmed by their renewal."""
+        claim = lease.claim
+        if claim.by_owner or claim.lineage:
+            # The entry it joined, one for each lock: a claim sent again tells and changes nothing.
+            answer = self.store.acquire(claim, 0.0, self._inbox.name)
+            if not isinstance(answer, Held):
+                return False
+            lease.fences, lease.reentered, _ = answer
+        # The grant gave it what was left of its place; its whole lease begins now.
+        return lease.renews or self.extend(lease, claim.lease)
 
 
 def _left(until: float | None) -> float:
     return float("inf") if until is None else until - time.monotonic()
-
-
-class _Inbox:
-    """This process's inbox at one store: opened by the first wait, and again after a fork."""
-
-    def __init__(self, store: LockStore) -> None:
-        self._store = store
-        self._pid = 0
-        self._name = ""
-        self._started = False
-        self._ready = threading.Event()
-        self._starting = threading.Lock()
-
-    @property
-    def name(self) -> str:
-        if self._pid != os.getpid():
-            self._pid, self._name = os.getpid(), ids.nonce()
-            self._ready, self._starting = threading.Event(), threading.Lock()
-            self._started = False
-        return self._name
-
-    @property
-    def listening(self) -> bool:
-        return bool(self.name) and self._ready.is_set()
-
-    def open(self, timeout: float = 2.0) -> None:
-        """Be reachable for grants. Past the timeout it goes on unheard: heartbeats find the grant."""
-        name = self.name
-        with self._starting:
-            if not self._started:
-                self._started = True
-                listen = threading.Thread(target=self._listen, args=(name,), daemon=True)
-                listen.name = "relock-inbox"
-                listen.start()
-        self._ready.wait(timeout)
-
-    def _listen(self, name: str) -> None:
-        while True:
-            try:
-                self._store.listen(name, self._connected, self._hear)
-            except Exception as error:
-                self._ready.clear()
-                logger.debug("the inbox lost its connection and opens it again: %s", error)
-                time.sleep(0.2)
-
-    def _connected(self) -> None:
-        self._ready.set()
-        keepalive.look_now(self._store)
-
-    def _hear(self, notice: Notice) -> None:
-        lease = keepalive.find(notice.run, notice.nonce)
-        if lease is None or lease.store is not self._store:
-            return
-        if notice.kind == "granted":
-            granted(lease, (notice.fence,))
-        elif notice.kind == "lost":
-            lose(lease, "it was taken away by force")
-            keepalive.discard(lease)

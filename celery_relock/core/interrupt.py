@@ -5,12 +5,17 @@ The keep-alive thread finds the loss; the body runs elsewhere. How to get at it 
 - main thread (prefork, solo): a signal whose handler raises, the one way that also ends a blocking
   call (PEP 475). SIGURG, because one that comes too late is ignored by default;
 - another thread: an asynchronous exception, which lands at the next bytecode;
-- a greenlet: a watching greenlet throws it in, when the body lets another greenlet run.
+- a greenlet: its hub throws it in, when the body lets another greenlet run.
+
+All of them arrive some time later. So what arrives asks in the body's own thread (`claim`) whether
+the body still runs and has not heard of it yet.
 """
 
 from __future__ import annotations
 
 import ctypes
+import enum
+import os
 import signal
 import sys
 import threading
@@ -20,39 +25,43 @@ from typing import Any
 
 from ..errors import LockLost
 from .lease import Lease
-from .threads import native_lock
+from .threads import native_lock, wakes_across_threads
 
 _SIGNAL = getattr(signal, "SIGURG", None)
-_WATCH_EVERY = 0.2
+# eventlet's hub cannot be woken by another thread, so it has a look now and then, in seconds.
+_LOOK_EVERY = 0.2
 
 
-class _Interrupted(BaseException):
-    """What an asynchronous exception can be: a class without a message."""
+class _Stage(enum.Enum):
+    OUTSIDE = 0  #: before the body, or after it
+    INSIDE = 1
+    FIRED = 2  #: the lock is lost and the news is on its way
+    RAISED = 3  #: the body has heard of it
 
 
 class Interruption:
-    """Around a body: raises `error()` in it when the lease is lost, at most once."""
+    """Around a body: raises `error()` in it when the lease is lost, at most once and only inside.
+
+    A loss that was found before the body begins is raised at once.
+    """
 
     def __init__(self, lease: Lease, error: Callable[[], LockLost]) -> None:
         self._lease = lease
         self._error = error
-        self._guard = native_lock()
-        self._inside = False
-        self._fired = False
+        self._stage = _Stage.OUTSIDE
         self._thread = 0
-        self._reach: Callable[[], None] = self._by_exception
+        self._told: LockLost | None = None
+        self._way = _Way()
 
     def __enter__(self) -> None:
         self._thread = threading.get_ident()
-        self._inside = True
-        if (greenlet := _running_greenlet()) is not None:
-            self._reach = _nothing
-            threading.Thread(target=self._watch, args=(greenlet,), daemon=True).start()
-        elif _SIGNAL is not None and threading.current_thread() is threading.main_thread():
-            _install()
-            _in_main.append(self)
-            self._reach = self._by_signal
+        self._way = _way_to(self)
+        self._stage = _Stage.INSIDE
+        _bodies.setdefault(self._thread, []).append(self)
         self._lease.on_lost = self.fire
+        if self._lease.lost:  # found before there was anybody to tell
+            self.__exit__(None, None, None)
+            raise self._error()
 
     def __exit__(
         self,
@@ -62,92 +71,176 @@ class Interruption:
     ) -> None:
         try:
             self._leave()
-        except _Interrupted:
-            # It landed here, after the body: the body's outcome stands.
+        except LockLost as late:
             self._leave()
-        if kind is _Interrupted:
-            raise self._error() from None
+            # It was on its way when the body ended, whose outcome stands; unless it is for an outer
+            # body, which this one is a part of.
+            if late is not self._told and not isinstance(late, _Arrival):
+                raise
 
     def _leave(self) -> None:
-        with self._guard:
-            self._inside = False
-            if self._fired and self._reach == self._by_exception:
-                _set_async_exception(self._thread, None)
-        if self in _in_main:
-            _in_main.remove(self)
+        with _guard:
+            fired, self._stage = self._stage is _Stage.FIRED, _Stage.OUTSIDE
+        self._way.close(fired)
+        bodies = _bodies.get(self._thread, [])
+        if self in bodies:
+            bodies.remove(self)
+        if not bodies:
+            _bodies.pop(self._thread, None)
+        for outer in bodies:
+            # Signals and exceptions do not queue: what was meant for an outer body may have been
+            # taken for the news to this one.
+            outer._send()
 
     def fire(self, reason: str) -> None:
         """The lease is lost. Called by the thread that found out."""
-        with self._guard:
-            if self._inside and not self._fired:
-                self._fired = True
-                self._reach()
+        with _guard:
+            if self._stage is _Stage.INSIDE:
+                self._stage = _Stage.FIRED
+        self._send()
 
-    def _by_exception(self) -> None:
-        _set_async_exception(self._thread, _Interrupted)
+    def _send(self) -> None:
+        with _guard:
+            if self._stage is _Stage.FIRED:
+                self._way.send()
 
-    def _by_signal(self) -> None:
-        assert _SIGNAL is not None
-        signal.pthread_kill(self._thread, _SIGNAL)
+    def claim(self) -> LockLost | None:
+        """In the body's own thread: what is to be raised there now, if anything is."""
+        if self._stage is not _Stage.FIRED:
+            return None
+        self._stage = _Stage.RAISED
+        self._told = self._error()
+        return self._told
 
-    def raise_here(self) -> None:
-        """In the signal handler, so in the main thread itself: nothing can have ended meanwhile."""
-        if self._fired:
-            _in_main.remove(self)
-            raise self._error()
-
-    def _watch(self, greenlet: Any) -> None:
-        pause = threading.Event()
-        while self._inside:
-            if self._fired or self._lease.lost:
-                self._inside = False
-                _throw(greenlet, self._error())
-                return
-            pause.wait(_WATCH_EVERY)
+    @property
+    def thread(self) -> int:
+        return self._thread
 
 
-_in_main: list[Interruption] = []
-_before: Any = None
-_installed = False
+# The bodies of each thread, the innermost last.
+_bodies: dict[int, list[Interruption]] = {}
+_guard = native_lock()
 
 
-def _install() -> None:
-    global _before, _installed
-    if not _installed:
-        assert _SIGNAL is not None
-        _before = signal.signal(_SIGNAL, _on_signal)
-        _installed = True
-
-
-def _on_signal(number: int, frame: FrameType | None) -> None:
-    for interruption in reversed(_in_main):
-        interruption.raise_here()
-    if callable(_before):
-        _before(number, frame)
-
-
-def _set_async_exception(thread: int, kind: type[BaseException] | None) -> None:
-    target = None if kind is None else ctypes.py_object(kind)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), target)
-
-
-def _running_greenlet() -> Any | None:
-    """The current greenlet where gevent or eventlet runs the threads, else None."""
-    gevent = sys.modules.get("gevent.monkey")
-    eventlet = sys.modules.get("eventlet.patcher")
-    if gevent is not None and gevent.is_module_patched("threading"):
-        return sys.modules["greenlet"].getcurrent()
-    if eventlet is not None and eventlet.is_monkey_patched("thread"):
-        return sys.modules["greenlet"].getcurrent()
+def _claim_here() -> LockLost | None:
+    """For the innermost body of this thread that has been fired at."""
+    for body in reversed(_bodies.get(threading.get_ident(), [])):
+        if (error := body.claim()) is not None:
+            return error
     return None
 
 
-def _throw(greenlet: Any, error: BaseException) -> None:
-    if "gevent" in sys.modules and sys.modules["gevent.monkey"].is_module_patched("threading"):
-        sys.modules["gevent"].kill(greenlet, error, block=False)
-    else:
-        sys.modules["eventlet.hubs"].get_hub().schedule_call_global(0, greenlet.throw, error)
+class _Way:
+    """How the news gets into a body's thread. Neither call switches threads or greenlets."""
+
+    def send(self) -> None:
+        """On the way with it. Called by any thread."""
+
+    def close(self, fired: bool) -> None:
+        """The body has ended; if `fired`, before the news was there."""
 
 
-def _nothing() -> None:
-    """The watching greenlet finds out by itself."""
+def _way_to(body: Interruption) -> _Way:
+    if not wakes_across_threads():
+        return _EventletHub(body)
+    gevent = sys.modules.get("gevent.monkey")
+    if gevent is not None and gevent.is_module_patched("threading"):
+        return _GeventHub(body)
+    if _SIGNAL is not None and threading.current_thread() is threading.main_thread():
+        return _Signal()
+    return _AsyncException(body.thread)
+
+
+class _Signal(_Way):
+    def __init__(self) -> None:
+        global _others
+        assert _SIGNAL is not None
+        if signal.getsignal(_SIGNAL) is not _on_signal:
+            # For good: taken away again, a signal that is late would be an error of its own.
+            _others = signal.signal(_SIGNAL, _on_signal)
+        self._thread = threading.get_ident()
+
+    def send(self) -> None:
+        assert _SIGNAL is not None
+        signal.pthread_kill(self._thread, _SIGNAL)
+
+
+_others: Any = None
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    global _others
+    if (error := _claim_here()) is not None:
+        raise error
+    before, _others = _others, None  # should that handler call this one, which it replaced
+    try:
+        if callable(before):
+            before(number, frame)
+    finally:
+        _others = before
+
+
+class _AsyncException(_Way):
+    def __init__(self, thread: int) -> None:
+        self._thread = thread
+
+    def send(self) -> None:
+        self._set(ctypes.py_object(_Arrival))
+
+    def close(self, fired: bool) -> None:
+        if fired:
+            self._set(None)
+
+    def _set(self, kind: Any) -> None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), kind)
+
+
+class _Arrival(LockLost):
+    """An asynchronous exception is sent as a class. Where it arrives and is made, it becomes the
+    error of the body there; one that still is of this class came too late for any body."""
+
+    def __new__(cls) -> Any:
+        return _claim_here() or super().__new__(cls)
+
+    def __init__(self) -> None:
+        super().__init__("a lock was lost when the work under it had just ended")
+
+
+class _GeventHub(_Way):
+    def __init__(self, body: Interruption) -> None:
+        self._body = body
+        self._greenlet = sys.modules["greenlet"].getcurrent()
+        self._hub = sys.modules["gevent"].get_hub()
+
+    def send(self) -> None:
+        self._hub.loop.run_callback_threadsafe(_throw, self._body, self._greenlet)
+
+
+class _EventletHub(_Way):
+    def __init__(self, body: Interruption) -> None:
+        self._body = body
+        self._greenlet = sys.modules["greenlet"].getcurrent()
+        self._hub = sys.modules["eventlet.hubs"].get_hub()
+        self._timer: Any = None
+        self._look()
+
+    def _look(self) -> None:
+        self._timer = self._hub.schedule_call_global(_LOOK_EVERY, self._look)
+        _throw(self._body, self._greenlet)
+
+    def close(self, fired: bool) -> None:
+        self._timer.cancel()
+
+
+def _throw(body: Interruption, greenlet: Any) -> None:
+    # In the hub, so that no greenlet runs between the question and the throw.
+    if (error := body.claim()) is not None:
+        greenlet.throw(error)
+
+
+def _reset() -> None:
+    global _guard
+    _guard = native_lock()
+
+
+os.register_at_fork(after_in_child=_reset)

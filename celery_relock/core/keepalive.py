@@ -2,7 +2,8 @@
 
 One native daemon thread, started with the first lease that needs it and reset after a fork, looks
 after all stores of the process: holds are renewed and places in queues kept at a third of their
-life, in batches.
+life, in batches. It waits for nobody but the server, and not long for that: what it has to say is
+said by another thread.
 """
 
 from __future__ import annotations
@@ -12,16 +13,23 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
 
-from .answers import Held, Queued
-from .lease import Lease, State
+from .answers import Beat, Held, Queued
+from .lease import LONG, Lease, State
 from .store import LockStore
-from .threads import native_lock, start_native_thread
+from .threads import Aside, native_lock, start_native_thread
 
 logger = logging.getLogger("celery_relock")
 
 # How early a lease may be renewed so that it shares a call with another one.
 _TOGETHER = 0.25
+# Bounds of the time that one answer may take, in seconds. The upper one is for a connection whose
+# other end is gone in silence; the lower one, for a server that is only slow.
+_SHORTEST, _LONGEST = 0.2, 5.0
+
+_aside = Aside()
 
 
 class KeepAlive:
@@ -38,13 +46,15 @@ class KeepAlive:
         self._bell = native_lock()
         self._bell.acquire()
         self._wake_at = 0.0
+        self._used = False
 
     def add(self, lease: Lease) -> None:
-        """Look after a lease from now on."""
+        """Look after a lease from now on. Again after each change that makes it due sooner."""
         self._leases[lease.claim.run, lease.claim.nonce] = lease
+        self._used = True
         if not self._running:
             self._start()
-        if lease.due < self._wake_at:
+        if lease.next_look < self._wake_at:
             self._ring()
 
     def discard(self, lease: Lease) -> None:
@@ -65,10 +75,8 @@ class KeepAlive:
         self._ring()
 
     def _ring(self) -> None:
-        try:
+        with suppress(RuntimeError):  # it rings already
             self._bell.release()
-        except RuntimeError:
-            pass  # it rings already
 
     def _start(self) -> None:
         with self._starting:
@@ -82,13 +90,15 @@ class KeepAlive:
                     raise
 
     def _live(self) -> None:
-        """The thread. Nothing but the end of the process ends it: an exception from outside
-        (`PyThreadState_SetAsyncExc`) restarts it while there is something to look after."""
+        """The thread. Only the end of the process ends it: not an error, and not an exception from
+        outside (`PyThreadState_SetAsyncExc`), which may even land in the handler of another one."""
         try:
             while True:
-                self._wait(self._pass())
-        except BaseException:
-            logger.exception("the keep-alive thread was interrupted and starts again")
+                try:
+                    self._wait(self._pass())
+                except BaseException as error:  # noqa: BLE001 - whatever it is, leases go on
+                    _aside(partial(logger.error, "the keep-alive goes on after", exc_info=error))
+                    self._bell.acquire(timeout=0.1)
         finally:
             self._running = False
             if self._leases:
@@ -107,11 +117,11 @@ class KeepAlive:
         """Look after everything that is due. Returns when the next look is due."""
         now = time.monotonic()
         stores: dict[LockStore, tuple[list[Lease], list[Lease]]] = {}
+        self._tell_losses()
         for lease in self.leases():
-            if lease.state is State.HELD and now >= lease.deadline:
-                lose(lease, "no renewal came through before the lease ran out", native=True)
-                self.discard(lease)
-            elif lease.due <= now + _TOGETHER * (lease.wait or lease.claim.lease) / 3:
+            if now >= lease.listen_at:
+                _listen(lease)
+            if lease.due <= now + _TOGETHER * (lease.wait or lease.claim.lease) / 3:
                 held, waiting = stores.setdefault(lease.store, ([], []))
                 if lease.state is State.HELD:
                     held.append(lease)
@@ -120,7 +130,15 @@ class KeepAlive:
         for store, (held, waiting) in stores.items():
             self._guarded(self._renew, store, held)
             self._guarded(self._heartbeat, store, waiting)
-        return min((lease.next_look for lease in self.leases()), default=math.inf)
+        # After a short lock comes another: nobody rings for that if the thread looks all the same.
+        used, self._used = self._used, False
+        idle = now + LONG if used else math.inf
+        return min((lease.next_look for lease in self.leases()), default=idle)
+
+    def _tell_losses(self) -> None:
+        for lease in self.leases():
+            if lease.state is State.HELD and lease.lost:
+                self._lose(lease, "no renewal came through before the lease ran out")
 
     def _guarded(
         self, look: Callable[[LockStore, list[Lease]], None], store: LockStore, leases: list[Lease]
@@ -129,68 +147,108 @@ class KeepAlive:
             return
         try:
             look(store, leases)
-        except Exception as error:
-            logger.warning("%d leases could not be renewed, trying again: %s", len(leases), error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, tried again until the deadline
+            text = "%d leases could not be renewed, trying again: %s"
+            _aside(partial(logger.warning, text, len(leases), error))
             again = time.monotonic()
             for lease in leases:
                 lease.due = again + min(1.0, (lease.wait or lease.claim.lease) / 15)
+            self._tell_losses()  # what comes next may take as long
 
     def _renew(self, store: LockStore, leases: list[Lease]) -> None:
-        beats = [beat for lease in leases for beat in lease.beats()]
+        shares = [(lease, lease.beats()) for lease in leases]
         sent = time.monotonic()
-        answers = iter(store.renew(beats))
-        for lease in leases:
-            kept = all([next(answers) for _ in lease.claim.names])
-            if kept:
-                lease.renewed_at(sent)
-            else:
-                lose(lease, "the server does not have the hold any more", native=True)
-                self.discard(lease)
+        answers = iter(store.renew(_all(shares), within=self._patience(sent)))
+        for lease, beats in shares:
+            kept = [next(answers) for _ in beats]
+            if lease.claim.nonce != beats[0].nonce:
+                continue  # of an attempt that has been given back, and followed by another one
+            if not all(kept):
+                self._lose(lease, "the server does not have the hold any more")
+            elif not lease.renew(sent, beats[0].lease) and lease.lost:
+                self._lose(lease, "its renewal was answered after the lease had run out")
 
     def _heartbeat(self, store: LockStore, leases: list[Lease]) -> None:
-        beats = [beat for lease in leases for beat in lease.beats()]
+        shares = [(lease, lease.beats()) for lease in leases]
         sent = time.monotonic()
-        answers = iter(store.heartbeat(beats))
-        for lease in leases:
-            told(lease, sent, [next(answers) for _ in lease.claim.names])
+        answers = iter(store.heartbeat(_all(shares), within=self._patience(sent)))
+        for lease, beats in shares:
+            _told(lease, beats[0].nonce, sent, [next(answers) for _ in beats])
+
+    def _patience(self, now: float) -> float:
+        """How long to wait for an answer: half the time to the next deadline, of whatever store.
+
+        Else a server that hangs would keep this thread from telling a loss in time, and from
+        renewing what another server has. Half: a new connection shall have its chance, too.
+        """
+        left = min((d - now for lease in self.leases() if (d := lease.deadline) > now), default=1e9)
+        return min(max(left / 2, _SHORTEST), _LONGEST)
+
+    def _lose(self, lease: Lease, reason: str) -> None:
+        lose(lease, reason, say=_aside)
+        self.discard(lease)
 
 
-def lose(lease: Lease, reason: str, *, native: bool = False) -> None:
-    """Mark a held lease as lost and tell everybody, once."""
+def lose(
+    lease: Lease, reason: str, say: Callable[[Callable[[], None]], None] = lambda call: call()
+) -> None:
+    """Mark a held lease as lost and tell everybody, once. `say` makes calls that may take long."""
     if not lease.switch(State.LOST, State.HELD):
         return  # it is being given back: the loss is no longer news
-    lease.tell("lost", reason, time.monotonic() - lease.renewed)
+    since = time.monotonic() - lease.renewed
     if lease.on_lost is not None:
         try:
             lease.on_lost(reason)
-        except Exception:
-            logger.exception("the handler for a lost lock failed: %s", lease.claim.names)
+        except Exception as error:  # noqa: BLE001 - the loss is told all the same
+            text = "the handler for the loss of %s failed"
+            say(partial(logger.error, text, lease.claim.names, exc_info=error))
+    say(partial(lease.tell, "lost", reason, since))
 
 
-def told(lease: Lease, sent: float, answers: Iterable[Held | Queued | None]) -> None:
+def granted(
+    lease: Lease,
+    nonce: str,
+    fences: tuple[int, ...],
+    *,
+    sent: float | None = None,
+    native: bool = False,
+) -> None:
+    """The server let a waiter in: by a message, or as a heartbeat sent at `sent` found."""
+    with_all = fences if len(fences) == len(lease.claim.names) else fences * len(lease.claim.names)
+    if lease.let_in(nonce, with_all, sent):
+        lease.bell.ring(from_native_thread=native)
+        keepalive.add(lease)  # it may be due sooner
+
+
+def _told(lease: Lease, nonce: str, sent: float, answers: Iterable[Held | Queued | None]) -> None:
     """A heartbeat came back for a lease that waits, or waited when it was sent."""
     answers = tuple(answers)
+    if lease.claim.nonce != nonce:
+        return
     if any(answer is None for answer in answers):
         # The place is gone: the waiter has to ask again. A grant announced meanwhile stands for
         # itself, it was written after this answer.
         if lease.switch(State.ASKED, State.WAITING):
-            lease.ring(from_native_thread=True)
+            lease.bell.ring(from_native_thread=True)
     elif all(isinstance(answer, Held) for answer in answers):
-        granted(lease, tuple(a.fences[0] for a in answers if isinstance(a, Held)), native=True)
-        if lease.state is State.HELD:
-            lease.renewed_at(sent)
-    elif lease.state is State.WAITING:
+        fences = tuple(answer.fences[0] for answer in answers if isinstance(answer, Held))
+        granted(lease, nonce, fences, sent=sent, native=True)
+        # Its message came first: then this answer still says that it has a whole lease.
+        lease.renew(sent, lease.claim.lease)
+    else:
         queued = [answer for answer in answers if isinstance(answer, Queued)]
         lease.rank = queued[0].rank
-        lease.waiting_at(sent, min((q.recheck for q in queued if q.recheck > 0), default=0.0))
+        lease.wait_on(sent, min((q.recheck for q in queued if q.recheck > 0), default=0.0))
 
 
-def granted(lease: Lease, fences: tuple[int, ...], *, native: bool = False) -> None:
-    """The server let a waiter in: by a message, or as a heartbeat found."""
-    with_all = fences if len(fences) == len(lease.claim.names) else fences * len(lease.claim.names)
-    if lease.switch(State.HELD, State.WAITING):
-        lease.fences = with_all
-        lease.ring(from_native_thread=native)
+def _all(shares: list[tuple[Lease, list[Beat]]]) -> list[Beat]:
+    return [beat for _, beats in shares for beat in beats]
+
+
+def _listen(lease: Lease) -> None:
+    lease.listen_at = math.inf
+    if lease.listen is not None:
+        lease.listen()
 
 
 keepalive = KeepAlive()

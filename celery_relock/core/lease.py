@@ -5,21 +5,21 @@ from __future__ import annotations
 import enum
 import math
 import os
-import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .answers import Beat, Claim
 from .events import LockEvent, tell, wanted
-from .threads import native_lock, wakes_across_threads
+from .threads import Bell, native_lock
 
 if TYPE_CHECKING:
     from .store import LockStore
 
 # Taken off every lease on this side, so that a hold ends here before it ends on the server.
 MARGIN = 0.05
-
+# A hold this old, in seconds, is worth a connection on which its process hears of its loss.
+LONG = 1.0
 
 # One for all leases of the process: held for two lines, and only where threads may meet.
 _guard = native_lock()
@@ -37,8 +37,8 @@ class State(enum.Enum):
 class Lease:
     """The state of one claim in this process. Times are this process's monotonic seconds.
 
-    The waiter's thread, the keep-alive thread and the inbox's thread all meet here: `switch` is the
-    one way from a state to another, and only one of them wins.
+    The waiter's thread, the keep-alive thread and the inbox's thread all meet here: every change of
+    state is made under one guard, and only one of them wins.
 
     Attributes:
         claim, store: what is asked for, and where.
@@ -46,15 +46,21 @@ class Lease:
         deadline: when this side stops believing in the hold (or in a grant while it waits).
         renewed: when the last good answer was asked for.
         due: when the keep-alive thread next looks after it.
+        bell: rung when the state changes under a waiter.
         renews: False lets the hold end by itself.
+        on_lost: called once with the reason when the hold is lost, from whatever thread finds out.
+        listen: called once when the hold is `LONG`; from then on the process hears of its loss.
     """
 
     __slots__ = (
-        "_bell",
+        "_early",
+        "bell",
         "claim",
         "deadline",
         "due",
         "fences",
+        "listen",
+        "listen_at",
         "on_lost",
         "pid",
         "rank",
@@ -73,20 +79,24 @@ class Lease:
         store: LockStore,
         wait: float,
         on_lost: Callable[[str], None] | None = None,
+        listen: Callable[[], None] | None = None,
     ) -> None:
         self.claim = claim
         self.store = store
         self.wait = wait
         self.on_lost = on_lost
+        self.listen = listen
         self.state = State.NEW
         self.fences: tuple[int, ...] = ()
         self.reentered: tuple[bool, ...] = ()
         self.repeated = False
         self.renews = True
         self.deadline = self.due = self.renewed = 0.0
+        self.listen_at = math.inf
         self.rank = 0
         self.pid = os.getpid()
-        self._bell: threading.Event | None = None
+        self.bell = Bell()
+        self._early: tuple[int, ...] = ()
 
     def switch(self, to: State, *allowed: State) -> bool:
         """Go to a state if the present one is among those allowed. True if it did."""
@@ -96,18 +106,100 @@ class Lease:
             self.state = to
             return True
 
-    def renewed_at(self, sent: float) -> None:
-        """The server extended the hold by a command that was sent at `sent`."""
-        lease = self.claim.lease
-        self.renewed = sent
-        self.deadline = sent + lease - lease * MARGIN
-        self.due = sent + lease / 3 if self.renews else math.inf
+    def give_up(self) -> State:
+        """Nothing renews it from now on. Returns the state that it leaves."""
+        with _guard:
+            before = self.state
+            if before is not State.NEW:
+                self.state = State.RELEASED
+            return before
 
-    def waiting_at(self, sent: float, recheck: float) -> None:
-        """The server kept the place by a command sent at `sent`; the next lease ends in `recheck` s.
+    def take(self, sent: float) -> bool:
+        """The server let the run in, in answer to a claim that was sent at `sent`."""
+        self._believe(sent, self.claim.lease)
+        if self.listen is not None:
+            self.listen_at = sent + LONG
+        return self.switch(State.HELD, State.ASKED)
 
-        A grant begins with what is left of the place's life, so the same deadline covers both.
+    def stand(self, sent: float, recheck: float) -> bool:
+        """The server gave the run a place, in answer to a claim that was sent at `sent`.
+
+        The message that it is let in comes on another connection and may have overtaken the answer.
         """
+        with _guard:
+            if self.state is not State.ASKED:
+                return False
+            self.state = State.WAITING
+            self._expect(sent, recheck)
+            if self._early:
+                self._enter(self._early, known=len(self.claim.names) == 1)
+            return True
+
+    def wait_on(self, sent: float, recheck: float) -> None:
+        """The server kept the place by a command that was sent at `sent`.
+
+        In `recheck` seconds the next lease of the lock ends, which is worth a look; 0 if none does.
+        """
+        with _guard:
+            if self.state is State.WAITING:
+                self._expect(sent, recheck)
+
+    def let_in(self, nonce: str, fences: tuple[int, ...], sent: float | None = None) -> bool:
+        """The server let a waiter in, for a whole lease if a command sent at `sent` found that.
+
+        True if its state changed. Not if the news is of an attempt that another has followed.
+        """
+        with _guard:
+            if nonce != self.claim.nonce:
+                return False
+            if self.state is State.ASKED:
+                self._early = fences
+            if self.state is not State.WAITING:
+                return False
+            if sent is not None:
+                self._believe(sent, self.claim.lease)
+            self._enter(fences, known=sent is not None or len(self.claim.names) == 1)
+            return True
+
+    def _enter(self, fences: tuple[int, ...], known: bool) -> None:
+        self._early = ()
+        if not known:
+            # The message does not say which of several locks it has joined: a heartbeat does.
+            self.due = 0.0
+            return
+        # Frozen for longer than its place lived, the waiter may have lost what it was given; as
+        # nobody has been told yet that it holds, it just asks once more.
+        in_time = time.monotonic() < self.deadline
+        self.state = State.HELD if in_time else State.ASKED
+        self.fences = fences
+
+    def again(self, nonce: str) -> None:
+        """The attempt is over and nothing of it is left: the next one has another nonce."""
+        with _guard:
+            self.claim = self.claim._replace(nonce=nonce)
+            self.fences = self._early = ()
+            self.repeated = False
+            self.state = State.NEW
+
+    def renew(self, sent: float, length: float) -> bool:
+        """The server extended the hold to `length` seconds by a command that was sent at `sent`.
+
+        False if the answer came after the deadline: what was called lost once stays lost. The
+        length is that of the command, as `extend` may have changed the claim's meanwhile.
+        """
+        with _guard:
+            if self.state is not State.HELD or time.monotonic() >= self.deadline:
+                return False
+            self._believe(sent, length)
+            return True
+
+    def _believe(self, sent: float, length: float) -> None:
+        self.renewed = sent
+        self.deadline = sent + length - length * MARGIN
+        self.due = sent + length / 3 if self.renews else math.inf
+
+    def _expect(self, sent: float, recheck: float) -> None:
+        # A grant begins with what is left of the place's life, so the same deadline covers both.
         self.renewed = sent
         self.deadline = sent + self.wait - self.wait * MARGIN
         self.due = sent + self.wait / 3
@@ -116,24 +208,34 @@ class Lease:
 
     @property
     def next_look(self) -> float:
-        """When the keep-alive has to look after it; never for what it neither holds nor waits for."""
+        """When the keep-alive has to look after it; never for what neither holds nor waits."""
         if self.state is State.HELD:
-            return min(self.due, self.deadline)
+            return min(self.due, self.deadline, self.listen_at)
         return self.due if self.state is State.WAITING else math.inf
 
     @property
     def remaining(self) -> float:
         """Seconds for which the hold is certain if nothing renews it; 0 when it is not held."""
-        if self.state is not State.HELD:
+        if self.state is not State.HELD or self.pid != os.getpid():
             return 0.0
         return max(0.0, self.deadline - time.monotonic())
 
     @property
     def lost(self) -> bool:
-        """The server said so, or no renewal came through in time."""
-        return self.state is State.LOST or (
-            self.state is State.HELD and time.monotonic() >= self.deadline
-        )
+        """The server said so, or no renewal came through in time. Never goes back to False.
+
+        A forked child has a copy of its parent's leases and none of the holds.
+        """
+        if self.pid != os.getpid():
+            return True
+        if self.state is State.HELD and time.monotonic() < self.deadline:
+            return False
+        with _guard:  # a renewal may have moved the deadline just in time
+            return self._ended()
+
+    def _ended(self) -> bool:
+        late = self.state is State.HELD and time.monotonic() >= self.deadline
+        return late or self.state is State.LOST
 
     def beats(self) -> list[Beat]:
         """What the keep-alive sends for it: one beat for each lock name."""
@@ -147,21 +249,9 @@ class Lease:
             claim, fence = self.claim, max(self.fences, default=0)
             tell(LockEvent(kind, claim.names, claim.run, claim.owner, fence, reason, since))
 
-    def ring(self, *, from_native_thread: bool = False) -> None:
-        """Wake the thread that waits. Only a hint: it looks at the state, and now and then unasked."""
-        bell = self._bell
-        if bell is not None and not (from_native_thread and not wakes_across_threads()):
-            bell.set()
-
     def sleep(self, seconds: float) -> None:
         """Wait for the bell, at most so long."""
-        bell = self._bell
-        if bell is None:
-            bell = self._bell = threading.Event()
-            # Made only now, since few leases ever wait: whoever rang before found no bell.
-            if self.state is not State.WAITING:
-                return
-        bell.wait(seconds)
+        self.bell.wait(seconds, lambda: self.state is State.WAITING)
 
 
 def _reset_guard() -> None:

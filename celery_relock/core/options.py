@@ -1,33 +1,237 @@
-"""The options of a locked task."""
+"""The options of a locked task: each declared once, with its default, unit and allowed values."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any
+
+from ..errors import LockConfigError
+from .checks import Check, count, either, flag, function, key, none, seconds, word
+
+# How long a run may wait in its worker slot when lock_max_wait does not say, in seconds.
+_PATIENCE = 60.0
+
+
+def _says(doc: str, allowed: str, check: Check) -> dict[str, Any]:
+    return {"doc": doc, "allowed": allowed, "check": check}
+
+
+def _words(doc: str, *words: str) -> dict[str, Any]:
+    return _says(doc, ", ".join(map(repr, words)), word(*words))
 
 
 @dataclass(frozen=True, slots=True)
 class LockOptions:
-    key: Any = None
-    owner: Any = "root"
-    reentrant: str = "inline"
-    limit: int | Callable[..., int] = 1
-    ttl: float = 30.0
-    on_conflict: str = "retry"
-    max_wait: float | None = None
-    on_lost: str = "flag"
-    on_unavailable: str = "raise"
+    """What a task declared with `lock_<option>`, or its app with `relock_<option>`.
+
+    Times are in seconds. The fields say what each option means; `collect` makes one from what was
+    declared and checks it.
+    """
+
+    key: Any = field(
+        default=None,
+        metadata=_says(
+            "what the lock is named after; None: the task and all its arguments, False: no lock",
+            'a template such as "account:{account_id}", a callable, a list of these, None, False',
+            key,
+        ),
+    )
+    owner: Any = field(
+        default="root",
+        metadata=_says(
+            "who may re-enter: the workflow, or this task alone",
+            "'root', 'task', or a callable of the request",
+            either(word("root", "task"), function),
+        ),
+    )
+    reentrant: str = field(
+        default="inline",
+        metadata=_words(
+            "what enters again: calls on the same call stack; tasks a holder spawned; the workflow",
+            *("inline", "descendants", "workflow"),
+        ),
+    )
+    limit: int | Callable[..., int] = field(
+        default=1,
+        metadata=_says(
+            "entries at the same time",
+            "a whole number from 1, or a callable of the arguments",
+            either(count, function),
+        ),
+    )
+    ttl: float = field(
+        default=30.0,
+        metadata=_says(
+            "lease: how long a hold lives without renewal, which comes every third of it",
+            "seconds from 0.5, or a timedelta",
+            seconds(0.5),
+        ),
+    )
+    on_conflict: Any = field(
+        default="retry",
+        metadata=_says(
+            "what a run does while somebody else holds the lock",
+            "'wait', 'block', 'retry', 'drop', 'raise', or a callable",
+            either(word("wait", "block", "retry", "drop", "raise"), function),
+        ),
+    )
+    max_wait: float | None = field(
+        default=None,
+        metadata=_says(
+            "how long a run may wait before LockConflict; None: no bound, in a worker slot 60 s",
+            "None, seconds from 0, or a timedelta",
+            either(none, seconds(0)),
+        ),
+    )
+    hold: str = field(
+        default="task", metadata=_words("when the lock is given back", "task", "workflow")
+    )
+    gap_ttl: float = field(
+        default=300.0,
+        metadata=_says(
+            "how long an entry lives between two steps of its workflow",
+            "seconds above 0, or a timedelta",
+            seconds(0, above=True),
+        ),
+    )
+    on_gap: str = field(
+        default="tell", metadata=_words("an entry ended between two steps", "tell", "raise")
+    )
+    keep_on_retry: bool = field(
+        default=False,
+        metadata=_says("keep the hold through the countdown of retry()", "True or False", flag),
+    )
+    max_parked: int = field(
+        default=10_000, metadata=_says("parked runs per lock", "a whole number from 1", count)
+    )
+    dedup: Any = field(
+        default=None,
+        metadata=_says(
+            "how long a second call for the same lock gives the first one's result",
+            "None, 'until_start', 'until_done', or seconds above 0",
+            either(none, word("until_start", "until_done"), seconds(0, above=True)),
+        ),
+    )
+    on_duplicate: str = field(
+        default="existing",
+        metadata=_words("what such a second call gives", "existing", "raise", "drop"),
+    )
+    on_lost: str = field(
+        default="flag",
+        metadata=_words("a hold ended before its run: tell; interrupt the body", "flag", "raise"),
+    )
+    on_unavailable: str = field(
+        default="raise",
+        metadata=_words(
+            "Redis is away: fail, send the message again, run unprotected", "raise", "retry", "run"
+        ),
+    )
+    #: The task's name, for messages.
+    task: str = ""
 
     @classmethod
     def collect(
         cls, declared: Mapping[str, object], defaults: Mapping[str, object], where: str
     ) -> LockOptions:
-        return cls(**{**defaults, **{k.removeprefix("lock_"): v for k, v in declared.items()}})
+        """The options of one task.
+
+        Args:
+            declared: the `lock_*` attributes of its class, by their full names.
+            defaults: the app-wide defaults, by the names of the options.
+            where: the task's name.
+
+        Raises:
+            LockConfigError: an unknown name, a value that an option does not take or that this
+                release does not have, or two options that contradict each other.
+        """
+        values: dict[str, Any] = {}
+        for name, value in defaults.items():
+            values[name] = _checked(name, value, f"relock_{name}", f"the app's settings ({where})")
+        for attribute, value in declared.items():
+            name = attribute.removeprefix("lock_")
+            if name not in OPTION_NAMES:
+                raise LockConfigError(f"task {where}: {unknown(attribute, 'lock_')}")
+            values[name] = _checked(name, value, attribute, f"task {where}")
+        options = cls(**values, task=where)
+        if options.on_conflict == "raise" and declared.get("lock_max_wait") and options.max_wait:
+            raise LockConfigError(
+                f"task {where}: lock_max_wait={options.max_wait:g} is never used, because "
+                "lock_on_conflict='raise' does not wait. To wait and then raise, use 'block'."
+            )
+        return options
 
     @property
     def patience(self) -> float:
-        return 60.0 if self.max_wait is None else self.max_wait
+        """Seconds to wait in a worker slot (`"block"`, and every inline call). A message that is
+        sent again takes no slot: without `max_wait` it has no bound."""
+        return _PATIENCE if self.max_wait is None else self.max_wait
 
     def limit_for(self, arguments: Mapping[str, object]) -> int:
-        return self.limit if isinstance(self.limit, int) else self.limit(**arguments)
+        """The limit for a call. A callable gets those of the bound arguments that it names.
+
+        Raises:
+            LockConfigError: the callable failed, or returned no whole number from 1.
+        """
+        if not callable(self.limit):
+            return self.limit
+        try:
+            wanted = inspect.signature(self.limit).parameters.values()
+            takes_all = any(each.kind is each.VAR_KEYWORD for each in wanted)
+            names = arguments if takes_all else [p.name for p in wanted if p.name in arguments]
+            return count(self.limit(**{name: arguments[name] for name in names}))
+        except Exception as error:
+            raise LockConfigError(
+                f"task {self.task}: the callable in lock_limit must return a whole number from 1, "
+                f"for the arguments that it names: {error!r}"
+            ) from error
+
+
+_DECLARED = {each.name: each for each in fields(LockOptions) if each.metadata}
+OPTION_NAMES = tuple(_DECLARED)
+
+#: Announced, but not there yet: all that this release has of an option whose feature is to come.
+#: When the feature lands, its row goes.
+NOT_YET: dict[str, tuple[Any, ...]] = {
+    "reentrant": ("inline",),
+    "on_conflict": ("retry", "block", "raise"),
+    "hold": ("task",),
+    "gap_ttl": (300.0,),
+    "on_gap": ("tell",),
+    "keep_on_retry": (False,),
+    "max_parked": (10_000,),
+    "dedup": (None,),
+    "on_duplicate": ("existing",),
+}
+
+
+def unknown(written: str, prefix: str, others: tuple[str, ...] = ()) -> str:
+    """What to say of a name that is no option: the one that was meant, or all there are."""
+    names = (*others, *OPTION_NAMES)
+    close = get_close_matches(written.removeprefix(prefix), names, n=1)
+    every = ", ".join(prefix + name for name in names)
+    hint = f"Did you mean {prefix}{close[0]}?" if close else f"There are: {every}."
+    return f"there is no option {written}. {hint}"
+
+
+def _checked(name: str, value: Any, written: str, where: str) -> Any:
+    declared, now = _DECLARED[name].metadata, NOT_YET.get(name)
+    try:
+        clean = declared["check"](value)
+    except ValueError:
+        allowed = declared["allowed"] if now is None else _listed(now)
+        raise LockConfigError(
+            f"{where}: {written}={value!r:.100} cannot be used. It takes {allowed}."
+        ) from None
+    if now is not None and clean not in now:
+        raise LockConfigError(
+            f"{where}: this release does not have {written}={value!r:.100} yet. "
+            f"It has {_listed(now)}."
+        )
+    return clean
+
+
+def _listed(values: tuple[Any, ...]) -> str:
+    return ", ".join(map(repr, values))

@@ -23,12 +23,15 @@ class LockStore(Protocol):
 
         `ended` is "", "run" or "attempt": what shall count as ended for `remember` seconds."""
 
-    def renew(self, beats: Sequence[Beat], *, background: bool = True) -> list[bool]:
-        """Extend holds; False for each that is lost. `background`: the keep-alive thread calls."""
+    def renew(self, beats: Sequence[Beat], *, within: float | None = None) -> list[bool]:
+        """Extend holds; False for each that is lost. `within`: the keep-alive thread calls, and
+        waits so many seconds for an answer at the most."""
 
-    def heartbeat(self, beats: Sequence[Beat]) -> list[Held | Queued | None]:
+    def heartbeat(
+        self, beats: Sequence[Beat], *, within: float | None = None
+    ) -> list[Held | Queued | None]:
         """Keep places in queues and find grants; None for each that is neither queued nor holding.
-        Only called by the keep-alive thread."""
+        `within` as for `renew`."""
 
     def inspect(self, name: str, most: int = 100) -> LockState:
         """Who holds a lock and who waits for it."""

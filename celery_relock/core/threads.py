@@ -7,17 +7,20 @@ renewed all the same, so the keep-alive needs a thread of the operating system.
 from __future__ import annotations
 
 import _thread
+import os
 import sys
+import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 
 def _original(name: str) -> Any:
     """`_thread`'s own attribute, from before any monkey-patching."""
+    if not wakes_across_threads():
+        return getattr(sys.modules["eventlet.patcher"].original("_thread"), name)
     if "gevent.monkey" in sys.modules:
         return sys.modules["gevent.monkey"].get_original("_thread", name)
-    if "eventlet.patcher" in sys.modules:
-        return getattr(sys.modules["eventlet.patcher"].original("_thread"), name)
     return getattr(_thread, name)
 
 
@@ -31,11 +34,76 @@ def start_native_thread(target: Callable[[], None]) -> None:
 
 
 def native_lock() -> Any:
-    """A lock that blocks the OS thread and never switches greenlets: for a few instructions only."""
+    """A lock that blocks the OS thread and never switches greenlets: for a few instructions."""
     return _original("allocate_lock")()
 
 
 def wakes_across_threads() -> bool:
-    """Whether an Event may be set by another OS thread. eventlet's may not: its hub is per thread."""
+    """Whether another OS thread may set an Event. Not one of eventlet: each thread has its hub."""
     patcher = sys.modules.get("eventlet.patcher")
     return not (patcher is not None and patcher.is_monkey_patched("thread"))
+
+
+class Bell:
+    """Wakes a thread or greenlet that waits. A hint: it looks for itself, now and then unasked."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event: threading.Event | None = None  # few leases ever wait
+
+    def ring(self, *, from_native_thread: bool = False) -> None:
+        event = self._event
+        if event is not None and not (from_native_thread and not wakes_across_threads()):
+            event.set()
+
+    def wait(self, seconds: float, still: Callable[[], bool]) -> None:
+        """At most so long, and not at all unless there is `still` something to wait for."""
+        if self._event is None:
+            self._event = threading.Event()
+        # Asked after the event is there: whoever rang before found none.
+        if still() and self._event.wait(seconds):
+            # The caller looks for itself next, so no ring is lost; and it may wait once more.
+            self._event.clear()
+
+
+class Aside:
+    """Makes calls, one after another, in a native thread of its own that ends when none is left.
+
+    For what the keep-alive thread has to say: a log handler or a listener may take its time, or
+    wait for a lock that a greenlet of another thread will never give to this one.
+    """
+
+    def __init__(self) -> None:
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        # Should one call never return, what comes after it must not fill the memory.
+        self._calls: deque[Callable[[], None]] = deque(maxlen=100_000)
+        self._busy = False
+
+    def __call__(self, call: Callable[[], None]) -> None:
+        self._calls.append(call)
+        self._start()
+
+    def _start(self) -> None:
+        if self._calls and not self._busy:
+            self._busy = True
+            try:
+                start_native_thread(self._work)
+            except RuntimeError:
+                self._busy = False  # no thread to spare: the next call tries again
+
+    def _work(self) -> None:
+        try:
+            while True:
+                try:
+                    call = self._calls.popleft()
+                except IndexError:
+                    return
+                call()
+        finally:
+            self._busy = False
+            # Appended after the last look, by somebody who still saw a busy thread.
+            self._start()

@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import redis
-from redis.exceptions import NoScriptError, ResponseError
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, ResponseError, TimeoutError
+from redis.retry import Retry
 
 from ..errors import RelockError
 from .faults import repeatable, translate
@@ -25,9 +27,13 @@ Call: TypeAlias = tuple[Sequence[Argument], Sequence[Argument]]
 
 # How long a command is repeated before the server counts as unreachable, in seconds.
 PATIENCE = 2.0
+# What stands among a pool's options and is its own affair: handlers of redis-py 8, repeating.
+_OF_ITS_POOL = ("orig_", "maint_notifications_pool_handler", "himport_registry", "retry")
 _PAUSES = (0.0, 0.05, 0.1, 0.2, 0.4)
 # Calls that are sent before the first answer is read: few enough for the buffers of a socket.
-_IN_FLIGHT = 16
+_IN_FLIGHT = 4
+# A connection that was idle for so many seconds is looked at before use.
+_FRESH = 1.0
 
 
 class Connections:
@@ -52,7 +58,7 @@ class Connections:
         self._patience = patience
         self._failed_at = -1e9
         self._pid = os.getpid()
-        self._idle: deque[Any] = deque()
+        self._idle: deque[tuple[float, Any]] = deque()
 
     def run(self, script: Script, keys: Sequence[Argument], args: Sequence[Argument]) -> Any:
         """Run one script. Returns its reply, strings as bytes, and how often it was sent.
@@ -63,8 +69,14 @@ class Connections:
         packed = _pack(script, keys, args)
         return self._repeat(lambda link: _one(link, packed, script, keys, args), script.name)
 
-    def run_all(self, script: Script, calls: Sequence[Call]) -> list[Any]:
-        """Run one script with many arguments on one connection, sent ahead of the answers."""
+    def run_all(
+        self, script: Script, calls: Sequence[Call], within: float | None = None
+    ) -> list[Any]:
+        """Run one script with many arguments on one connection, sent ahead of the answers.
+
+        Args:
+            within: seconds to wait for an answer, instead of the pool's timeouts.
+        """
 
         def send(link: Any) -> list[Any]:
             replies = []
@@ -83,18 +95,22 @@ class Connections:
                     replies.append(answer)
             return replies
 
-        replies: list[Any] = self._repeat(send, script.name)[0]
+        replies: list[Any] = self._repeat(send, script.name, within)[0]
         return replies
 
-    def _repeat(self, send: Callable[[Any], Any], what: str) -> tuple[Any, int]:
+    def _repeat(
+        self, send: Callable[[Any], Any], what: str, within: float | None = None
+    ) -> tuple[Any, int]:
         # After a failure the next caller does not go through all the patience again: giving back a
         # lock that could not be taken must not double the time in which nothing happens.
         started = time.monotonic()
         patience = self._patience if started - self._failed_at > 1.0 else 0.0
         sent = 0
         while True:
-            link, kept = self._take()
+            link, kept = self._take(started)
             try:
+                if within is not None:
+                    _hurry(link, within)
                 if not kept and self._check is not None:
                     self._check(link)
                 sent += 1
@@ -103,15 +119,17 @@ class Connections:
                 link.disconnect()
                 raise
             except Exception as error:
-                if not isinstance(error, ResponseError):
+                again = repeatable(error)
+                if isinstance(error, ResponseError) and not again:
+                    self._keep(link)  # the server is well, it only said no
+                else:
                     link.disconnect()
-                elif not repeatable(error):
-                    self._idle.append(link)
-                elapsed = time.monotonic() - started
+                now = time.monotonic()
                 # A kept connection may have gone stale while nobody used it; that says nothing
-                # about the server.
-                if not repeatable(error) or (elapsed >= patience and not kept):
-                    self._failed_at = time.monotonic() if repeatable(error) else self._failed_at
+                # about the server. One that is silent does.
+                stale = kept and not (within and isinstance(error, TimeoutError))
+                if not again or (now - started >= patience and not stale):
+                    self._failed_at = now if again else self._failed_at
                     raise translate(error, where=what) from error
                 self.close()
                 time.sleep(_PAUSES[min(sent, len(_PAUSES)) - 1] if sent else 0.05)
@@ -120,24 +138,67 @@ class Connections:
                 link.disconnect()
                 raise
             else:
-                self._idle.append(link)
+                self._keep(link)
                 return reply, sent
 
-    def _take(self) -> tuple[Any, bool]:
+    def _take(self, now: float) -> tuple[Any, bool]:
         if self._pid != os.getpid():
             self._idle, self._pid = deque(), os.getpid()
-        try:
-            return self._idle.pop(), True
-        except IndexError:
-            return self._pool.make_connection(), False
+        while True:
+            try:
+                since, link = self._idle.pop()
+            except IndexError:
+                # Not by the pool's method: that counts each against its limit, and nobody uncounts.
+                return self._pool.connection_class(**self._pool.connection_kwargs), False
+            # The server may have gone and come back in so long a time. Found out only by sending,
+            # nobody could tell whether the command was executed.
+            if now - since < _FRESH or _quiet(link):
+                return link, True
+            link.disconnect()
+
+    def _keep(self, link: Any) -> None:
+        self._idle.append((time.monotonic(), link))
 
     def close(self) -> None:
         """Close what is idle. What is in use closes when its call fails."""
         while self._idle:
             try:
-                self._idle.pop().disconnect()
+                self._idle.pop()[1].disconnect()
             except IndexError:
                 return
+
+
+def options_of(pool: redis.ConnectionPool) -> dict[str, Any]:
+    """How a client's pool reaches its server: class, address, credentials, options."""
+    options = {
+        name: value
+        for name, value in pool.connection_kwargs.items()
+        if not name.startswith(_OF_ITS_POOL)
+    }
+    options.update(connection_class=pool.connection_class, encoding="utf-8", decode_responses=False)
+    for name, seconds in (("socket_timeout", 5.0), ("socket_connect_timeout", 2.0)):
+        if options.get(name) is None:
+            options[name] = seconds  # a client may wait for ever, a lock must not
+    return options
+
+
+def own_pool(options: Mapping[str, Any]) -> redis.ConnectionPool:
+    """A pool of our own from a client's options: its own limit, and nothing below us repeats."""
+    return redis.ConnectionPool(max_connections=2**31, retry=Retry(NoBackoff(), 0), **options)
+
+
+def _hurry(link: Any, within: float) -> None:
+    link.socket_timeout = link.socket_connect_timeout = within
+    if (sock := getattr(link, "_sock", None)) is not None:
+        sock.settimeout(within)
+
+
+def _quiet(link: Any) -> bool:
+    """Whether a kept connection is as it was left: the end of one that was closed can be read."""
+    try:
+        return not link.can_read(0)
+    except Exception:
+        return False
 
 
 def _one(

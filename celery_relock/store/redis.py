@@ -53,7 +53,7 @@ class RedisStore:
 
     def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Answer:
         keys = self._keys.claim(claim.names, claim.run)
-        args = [
+        args: list[str | bytes | int] = [
             claim.run,
             claim.nonce,
             claim.owner,
@@ -72,28 +72,29 @@ class RedisStore:
         self, names: Sequence[str], run: str, nonce: str, *, ended: str = "", remember: float = 0.0
     ) -> bool:
         keys = self._keys.claim(names, run)
-        args = [run, nonce, ended, _ms(remember)]
+        args: list[str | bytes | int] = [run, nonce, ended, _ms(remember)]
         reply, sent = self._work.run(self._scripts["release"], keys, args)
         # Sent twice, the first may have done it: then there is nothing left, as there should be.
         return bool(reply[0] == b"RELEASED") or sent > 1
 
-    def renew(self, beats: Sequence[Beat], *, background: bool = True) -> list[bool]:
+    def renew(self, beats: Sequence[Beat], *, within: float | None = None) -> list[bool]:
         calls: list[Call] = []
         for part in _batches(beats):
             keys = [self._keys.lock(beat.name) for beat in part]
             args = [x for beat in part for x in (beat.run, beat.nonce, _ms(beat.lease))]
             calls.append((keys, args))
-        lane = self._beats if background else self._work
-        replies = lane.run_all(self._scripts["renew"], calls)
+        replies = self._lane(within).run_all(self._scripts["renew"], calls, within)
         return [kept == 1 for reply in replies for kept in reply]
 
-    def heartbeat(self, beats: Sequence[Beat]) -> list[Held | Queued | None]:
+    def heartbeat(
+        self, beats: Sequence[Beat], *, within: float | None = None
+    ) -> list[Held | Queued | None]:
         calls: list[Call] = []
         for part in _batches(beats):
             keys = [self._keys.meta(), *(self._keys.lock(beat.name) for beat in part)]
             args = [x for b in part for x in (b.run, b.nonce, _ms(b.wait), _ms(b.lease))]
             calls.append((keys, args))
-        replies = self._beats.run_all(self._scripts["heartbeat"], calls)
+        replies = self._lane(within).run_all(self._scripts["heartbeat"], calls, within)
         return [_beat(answer) for reply in replies for answer in reply]
 
     def inspect(self, name: str, most: int = 100) -> LockState:
@@ -115,7 +116,7 @@ class RedisStore:
 
     def listen(self, inbox: str, ready: Callable[[], None], hear: Callable[[Notice], None]) -> None:
         client = redis.Redis(connection_pool=self._pool)
-        with client.pubsub() as listener:
+        with client.pubsub() as listener:  # type: ignore[no-untyped-call]
             try:
                 listener.subscribe(self._keys.inbox(inbox))
                 quiet = time.monotonic()
@@ -136,6 +137,9 @@ class RedisStore:
         """Close the idle connections. The store can still be used."""
         self._work.close()
         self._beats.close()
+
+    def _lane(self, within: float | None) -> Connections:
+        return self._work if within is None else self._beats
 
     def _agree(self, link: Any) -> None:
         """Before this process's first command: is the server new enough, and the layout ours?"""
@@ -192,9 +196,9 @@ def _answer(claim: Claim, reply: list[Any], repeated: bool) -> Answer:
     if tag == b"BUSY":
         _, index, ms, fence, owner, who, waiting = reply
         name = claim.names[index - 1]
-        return Busy(name, ms / 1000, int(fence or 0), owner.decode(), _who(who), waiting)
+        return Busy(name, ms / 1000, int(fence or 0), owner.decode(), _who(who), waiting, repeated)
     if tag == b"DUPLICATE":
-        return Duplicate(reply[1] / 1000, _who(reply[2]))
+        return Duplicate(reply[1] / 1000, _who(reply[2]), repeated)
     return Ended()
 
 

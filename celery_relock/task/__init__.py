@@ -1,1 +1,1 @@
-"""The Celery glue: which lock a task needs, who its owner is, and what a conflict does to its run."""
+"""The Celery glue: which lock a task needs, who its owner is, what a conflict does to its run."""

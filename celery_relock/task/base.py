@@ -11,7 +11,7 @@ from celery import Task
 from ..core.hold import Hold
 from ..errors import RelockError
 from . import guard
-from .declaration import declaration
+from .declaration import declaration, forget
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -44,9 +44,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        own = cls.__dict__.get("__call__")
-        if own is not None:
-            cls.__call__ = _guarded(own)
+        _guard(cls)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Looked up at each call: a worker replaces Task.__call__ after this class was made, and
@@ -57,8 +55,14 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
     def on_bound(cls, app: Celery) -> None:
         """Called by Celery when the task gets its app: the moment at which it is declared."""
         super().on_bound(app)
+        _guard(cls)  # the setting task_annotations may have wrapped __call__ meanwhile
         if cls.run is not Task.run:
             declaration(cls)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name.startswith("lock_"):
+            forget(type(self))
 
     @property
     def lock(self) -> Hold:
@@ -76,6 +80,13 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         return hold
 
 
+def _guard(cls: type[LockedTask]) -> None:
+    """Put the lock around the class's `__call__`, its own or that of a mixin in front of it."""
+    call = cls.__call__
+    if getattr(call, "__code__", None) is not _GUARD_CODE:
+        cls.__call__ = _guarded(call)  # type: ignore[method-assign]
+
+
 def _guarded(call: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(call)
     def __call__(self: LockedTask, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
@@ -87,4 +98,6 @@ def _guarded(call: Callable[..., Any]) -> Callable[..., Any]:
     return __call__
 
 
-LockedTask.__call__ = _guarded(LockedTask.__call__)
+# What tells a guard from another function: a wrapper of one may copy its name and attributes.
+_GUARD_CODE = _guarded(Task.__call__).__code__
+_guard(LockedTask)

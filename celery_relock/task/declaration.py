@@ -16,7 +16,8 @@ from .binding import signature_of
 from .settings import option_defaults, store_settings
 
 _PREFIX = "lock_"
-# Celery's own tasks (chord_unlock, map, chunks …) never lock: `Celery(task_cls=LockedTask)` is safe.
+_KEPT = "__relock__"
+# Celery's own tasks (chord_unlock, map …) never lock: `Celery(task_cls=LockedTask)` is safe.
 _BUILT_IN = "celery."
 
 
@@ -42,32 +43,39 @@ class Declaration:
         return self._engine
 
 
-def declaration(cls: type) -> Declaration:
+def declaration(cls: Any) -> Declaration:
     """The declaration of a task class that is bound to its app.
 
     Raises:
         LockConfigError: an option is unknown, misspelt, contradictory or does not fit the task.
     """
-    found = cls.__dict__.get("__relock__")
-    if isinstance(found, Declaration):
+    # Kept on the class itself: a subclass, and the class of another app, is a task of its own.
+    found = cls.__dict__.get(_KEPT)
+    if isinstance(found, Declaration) and found.app is cls._app:
         return found
     made = _declare(cls)
-    # Set on the class itself: a subclass is a task of its own.
-    cls.__relock__ = made  # type: ignore[attr-defined]
+    setattr(cls, _KEPT, made)
     return made
 
 
+def forget(cls: type) -> None:
+    """An option was set on the task afterwards: it is declared anew when it is next called."""
+    setattr(cls, _KEPT, None)
+
+
 def _declare(cls: Any) -> Declaration:
-    app, task = cls._app, cls._app._tasks.get(cls.name, None) or cls()
+    app, task = cls._app, cls._app._tasks.get(cls.name) or cls()
     options = LockOptions.collect(_options(cls, task), option_defaults(app), cls.name)
-    key = False if cls.name.startswith(_BUILT_IN) else options.key
+    key: Any = False if cls.name.startswith(_BUILT_IN) else options.key
     return Declaration(options, NameRule.compile(key, cls.name, signature_of(task)), app)
 
 
 def _options(cls: type, task: Any) -> dict[str, object]:
-    """Every `lock_*` attribute as it was written."""
+    """Every `lock_*` attribute as it was written, on the class or, for this task alone, on it."""
     names = [name for name in dir(cls) if name.startswith(_PREFIX)]
-    return {name: _as_written(inspect.getattr_static(cls, name), task) for name in names}
+    written = {name: _as_written(inspect.getattr_static(cls, name), task) for name in names}
+    own = {name: value for name, value in vars(task).items() if name.startswith(_PREFIX)}
+    return {**written, **own}
 
 
 def _as_written(value: Any, task: Any) -> Any:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery._state import _task_stack
 from celery.exceptions import Reject, SoftTimeLimitExceeded
@@ -16,10 +16,10 @@ from ..core.answers import Claim, Held
 from ..core.engine import Engine
 from ..core.hold import Hold, Share
 from ..core.interrupt import Interruption
-from ..core.lease import Lease
+from ..core.lease import Lease, State
 from ..core.messages import who_am_i
 from ..core.options import LockOptions
-from ..errors import LockLost, LockUnavailable, RelockError
+from ..errors import LockLost
 from . import conflicts, headers
 from .binding import bind
 from .declaration import Declaration, declaration
@@ -27,14 +27,23 @@ from .owner import owner
 
 logger = logging.getLogger("celery_relock")
 
-_holds: ContextVar[tuple[tuple[Any, Hold], ...]] = ContextVar("relock_holds", default=())
+
+class _Entered(NamedTuple):
+    """A call that is inside: its task, the id that it runs for ("" for a direct call), its hold."""
+
+    task: Any
+    message_id: str
+    hold: Hold
+
+
+_inside: ContextVar[tuple[_Entered, ...]] = ContextVar("relock_inside", default=())
 
 
 def current(task: Any) -> Hold | None:
     """The hold of the innermost call of this task on the call stack."""
-    for each, hold in reversed(_holds.get()):
-        if each is task:
-            return hold
+    for entered in reversed(_inside.get()):
+        if entered.task is task:
+            return entered.hold
     return None
 
 
@@ -43,91 +52,105 @@ def run(task: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     declared = declaration(type(task))
     if declared.rule.off:
         return call(task, *args, **kwargs)
-    request = _message_of(task)
     arguments = bind(task, args, kwargs)
     if arguments is None:
         # The call does not fit the body, whose own TypeError says so best. Not by `call`: one that
         # adds arguments of its own would run the body without the lock that they name.
         return task.run(*args, **kwargs)
+    request = _request_of(task)
+
+    def body(hold: Hold) -> Any:
+        with _shown(_Entered(task, "" if request is None else request.id, hold)):
+            return call(task, *args, **kwargs)
+
     names = declared.rule.names(arguments)
     outer = {name: lease for name in names if (lease := _covered(declared, name))}
-    missing = tuple(name for name in names if name not in outer)
     shares = [Share(name, lease, _fence(lease, name), True) for name, lease in outer.items()]
+    missing = tuple(name for name in names if name not in outer)
     if not missing:
-        with _shown(task, Hold(next(iter(outer.values())).claim.owner, shares)):
-            return call(task, *args, **kwargs)
+        return body(Hold(next(iter(outer.values())).claim.owner, shares))
     claim = _claim(task, declared, request, missing, arguments)
-    return _run_with(task, call, args, kwargs, declared, request, claim, shares)
+    return _run_locked(task, declared, request, claim, shares, body)
 
 
-def _run_with(
+def _run_locked(
     task: Any,
-    call: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
     declared: Declaration,
     request: Any | None,
     claim: Claim,
     shares: list[Share],
+    body: Callable[[Hold], Any],
 ) -> Any:
-    engine = declared.engine
+    engine, options = declared.engine, declared.options
+    message = None if request is None or request.is_eager else request
     lease = engine.lease(claim)
-    ended = False
+    over = False
     try:
-        try:
-            answer = conflicts.obtain(task, engine, lease, declared.options, request)
-        except LockUnavailable as error:
-            conflicts.unavailable(task, declared.options, request, error)
-            with _shown(task, Hold(claim.owner, ())):
-                return call(task, *args, **kwargs)
+        held = conflicts.obtain(task, engine, lease, options, message)
+        if held is None:
+            return body(Hold(claim.owner, ()))
         callstack.push(lease)
-        hold = Hold(claim.owner, [*shares, *_shares(lease, answer)])
+        hold = Hold(claim.owner, [*shares, *_shares(lease, held)])
         try:
-            with _shown(task, hold), _interrupted(declared.options, lease, hold):
-                result = call(task, *args, **kwargs)
+            with _interrupted(options, lease, hold):
+                result = body(hold)
         except Exception as error:
-            ended = not (isinstance(error, Reject) and error.requeue)
+            over = not (isinstance(error, Reject) and error.requeue)
             raise
-        ended = True
+        over = True
         return result
     finally:
-        callstack.pop(lease)
-        # Without a run id of its own a message cannot be told from one that is sent on purpose
-        # with the same task id: then no late copy is refused.
-        own_id = request is not None and headers.read(request) is not None
-        give_back(engine, lease, ended=ended and own_id and not request.is_eager)
+        # An id made from the task id must not be remembered: whoever sends that id again on purpose
+        # would be taken for a late copy.
+        ended = over and message is not None and headers.read(message).own
+        try:
+            callstack.pop(lease)
+            _give_back(engine, lease, ended=ended)
+        finally:
+            # A signal's exception may have come before the line above had begun.
+            if lease.state in (State.HELD, State.LOST):
+                _give_back(engine, lease, ended=ended)
 
 
-def give_back(engine: Engine, lease: Lease, *, ended: bool) -> None:
+def _give_back(engine: Engine, lease: Lease, *, ended: bool) -> None:
     """Release, whatever comes: the task's own outcome stands."""
+    held = lease.state in (State.HELD, State.LOST)
     try:
         engine.release(lease, ended=ended)
-    except SoftTimeLimitExceeded:
-        # The limit fell into the give-back, after the body had its outcome.
-        give_back(engine, lease, ended=ended)
-    except RelockError as error:
-        logger.warning(
+    except BaseException as error:
+        if _is_thrown_in(error):
+            # The lock goes first: a process that is told to end has nobody left to do it.
+            with suppress(Exception):
+                engine.release(lease, ended=ended)
+            if isinstance(error, SoftTimeLimitExceeded):
+                return  # the body had its outcome before the limit
+            raise
+        logger.log(
+            logging.WARNING if held else logging.DEBUG,
             "the lock %s could not be given back, its lease ends it within %.0f s: %s",
             ", ".join(map(repr, lease.claim.names)),
             lease.claim.lease,
             error,
         )
-    except BaseException:
-        give_back(engine, lease, ended=ended)
-        raise
 
 
-def _message_of(task: Any) -> Any | None:
-    """The request of the message that this very call runs, None if the call is a direct one.
+def _is_thrown_in(error: BaseException) -> bool:
+    """Whether an exception is none of the give-back's own: a time limit, the loss of a lock around
+    this one, the end of the process or of the greenlet."""
+    return isinstance(error, SoftTimeLimitExceeded | LockLost) or not isinstance(error, Exception)
 
-    A task that calls itself gets a copy of its request, with the mark that is left here.
+
+def _request_of(task: Any) -> Any | None:
+    """The request that this very call runs for, as a message or by `apply()`; None if it is direct.
+
+    A task that calls itself finds its own request, or a copy of it, and has entered with it before.
     """
     request = task.request_stack.top
     if request is None or not request.id or _task_stack.top is not task:
         return None
-    if getattr(request, "relock_entered", False):
-        return None
-    request.relock_entered = True
+    for entered in _inside.get():
+        if entered.task is task and entered.message_id == request.id:
+            return None
     return request
 
 
@@ -161,22 +184,16 @@ def _claim(
     arguments: Mapping[str, object],
 ) -> Claim:
     options = declared.options
-    header = None if request is None else headers.read(request)
-    if header is not None:
-        run_id = header.run
-    elif request is not None and not request.is_eager:
-        run_id = ids.short(f"{request.id}:{request.retries}")
-    else:
-        run_id = ids.new_id()
     limit = options.limit_for(arguments)
+    sent = request is not None and not request.is_eager
     return Claim(
-        run=run_id,
+        run=headers.read(request).run if sent else ids.new_id(),
         nonce=ids.nonce(),
-        owner=owner(options.owner, request),
+        owner=owner(options.owner, request, task.name),
         names=names,
         limits=(limit,) * len(names),
         lease=options.ttl,
-        who=who_am_i(task.name, (request.id if request is not None else "") or ""),
+        who=who_am_i(task.name, request.id if request is not None else ""),
     )
 
 
@@ -185,9 +202,9 @@ def _interrupted(options: LockOptions, lease: Lease, hold: Hold) -> AbstractCont
 
 
 @contextmanager
-def _shown(task: Any, hold: Hold) -> Iterator[None]:
-    token = _holds.set((*_holds.get(), (task, hold)))
+def _shown(entered: _Entered) -> Iterator[None]:
+    token = _inside.set((*_inside.get(), entered))
     try:
         yield
     finally:
-        _holds.reset(token)
+        _inside.reset(token)

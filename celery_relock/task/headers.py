@@ -1,8 +1,11 @@
 """What the library writes into a message: the run id, anew at each publish.
 
 The header tells a second copy of a message (same run) from a message that was sent again (another
-run), which the task id cannot: a retry, or a person who sends an old id once more, uses the same one.
-It is written when any task is published by a process that has the library loaded, and costs no trip.
+run), which the task id cannot: a retry, or a person who sends an old id once more, uses the same.
+It is written when any task is published by a process that has the library loaded: no extra trip.
+
+A run whose lock is held is sent again as the *same* run: nothing of it was executed yet, so a copy
+of its first message that turns up later is recognised as a copy of what was sent instead.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from celery.signals import before_task_publish
@@ -28,56 +31,68 @@ class RunHeader:
 
     Attributes:
         run: the run id.
-        attempts: how often this run's message was sent again because of a conflict.
-        since: the sender's clock (s since the epoch) when it first met the conflict; 0 before.
+        own: False if the id was made from the task id, as the message came without a header. Such
+            an id cannot tell a copy from a task that somebody sends again on purpose.
+        attempts: how often this run's message was sent again because its lock was not to be had.
+        since: the sender's clock (s since the epoch) when that first happened; 0 before.
         v: version of this content; one that is not known is ignored.
     """
 
     run: str
+    own: bool = True
     attempts: int = 0
     since: float = 0.0
     v: int = VERSION
 
+    def again(self) -> RunHeader:
+        """The header for the same run's next message."""
+        return replace(self, attempts=self.attempts + 1, since=self.since or time.time())
 
-_resending: ContextVar[RunHeader | None] = ContextVar("relock_resending", default=None)
+
+_resent: ContextVar[tuple[RunHeader, Any] | None] = ContextVar("relock_resent", default=None)
 
 
 @contextmanager
-def resending(header: RunHeader) -> Iterator[None]:
-    """Publish with this header instead of a fresh one."""
-    token = _resending.set(header)
+def resending(message: Any, header: RunHeader) -> Iterator[None]:
+    """While the message is published once more: with this header, and with the parent it has."""
+    token = _resent.set((header, message))
     try:
         yield
     finally:
-        _resending.reset(token)
+        _resent.reset(token)
 
 
-def read(request: Any) -> RunHeader | None:
-    """The header that the request's message came with, None if it has none that can be used."""
-    raw = getattr(request, NAME, None) or (request.headers or {}).get(NAME)
-    if not isinstance(raw, Mapping) or raw.get("v") != VERSION:
-        return None
+def read(message: Any) -> RunHeader:
+    """The header that a message came with, or one made from its id if it has none of use."""
+    raw = getattr(message, NAME, None) or (message.headers or {}).get(NAME)
+    found = _parse(raw) if isinstance(raw, Mapping) else None
+    return found or RunHeader(ids.short(f"{message.id}:{message.retries}"), own=False)
+
+
+def _parse(raw: Mapping[str, Any]) -> RunHeader | None:
     run, attempts, since = raw.get("run"), raw.get("attempts", 0), raw.get("since", 0.0)
-    if not isinstance(run, str) or not isinstance(attempts, int):
+    if raw.get("v") != VERSION or not isinstance(run, str) or not isinstance(attempts, int):
         return None
-    if isinstance(since, bool) or not isinstance(since, int | float):
+    if not isinstance(since, int | float):
         return None
-    return RunHeader(ids.short(run), attempts, float(since))
+    return RunHeader(ids.short(run), raw.get("own") is not False, attempts, float(since))
 
 
-def next_attempt(header: RunHeader | None) -> RunHeader:
-    """The header for a message that is sent again because its lock was held."""
-    run = ids.new_id()
-    if header is None:
-        return RunHeader(run, 1, time.time())
-    return RunHeader(run, header.attempts + 1, header.since or time.time())
-
-
-def _write(headers: Any = None, **_: Any) -> None:
+def _write(headers: Any = None, body: Any = None, **_: Any) -> None:
     if not isinstance(headers, dict):
         return
     # The predecessor's header came along with its custom headers: it is replaced, never kept.
-    headers[NAME] = asdict(_resending.get() or RunHeader(ids.new_id()))
+    headers[NAME] = {"v": VERSION, "run": ids.new_id()}
+    resent = _resent.get()
+    if resent is None:
+        return
+    header, message = resent
+    # Another handler of this signal may publish messages of its own meanwhile.
+    task_id = headers.get("id") or (body.get("id") if isinstance(body, dict) else None)
+    if task_id == message.id:
+        headers[NAME] = asdict(header)
+        if "parent_id" in headers:  # Celery would make a run that is sent again its own parent
+            headers["parent_id"] = message.parent_id
 
 
 before_task_publish.connect(_write, weak=False, dispatch_uid="celery_relock.run_header")

@@ -14,8 +14,9 @@ from typing import Any, TypeAlias
 from celery._state import _task_stack
 
 from ..core import callstack, ids
+from ..errors import LockConfigError
 
-OwnerOption: TypeAlias = str | Callable[[Any], str]
+OwnerOption: TypeAlias = str | Callable[[Any], object]
 
 
 def running_request() -> Any | None:
@@ -36,12 +37,16 @@ def workflow() -> str | None:
     return None if request is None else ids.short(request.root_id or request.id)
 
 
-def owner(option: OwnerOption, request: Any | None) -> str:
+def owner(option: OwnerOption, request: Any | None, where: str = "") -> str:
     """The owner under a task's `lock_owner`.
 
     Args:
         option: the option's value.
         request: of the message that the locked task itself runs for, None for a direct call.
+        where: the task's name, for messages.
+
+    Raises:
+        LockConfigError: the callable in the option failed, or gave no owner.
     """
     if request is None:
         request = running_request()
@@ -49,8 +54,23 @@ def owner(option: OwnerOption, request: Any | None) -> str:
         if option == "task":
             return ids.short(request.id)
         if callable(option):
-            return ids.short(str(option(request)))
+            return ids.short(_asked(option, request, where))
         return workflow() or ids.new_id()
     # A direct call outside of any task belongs to whoever holds a lock around it, or to itself.
     outer = callstack.innermost()
     return ids.new_id() if outer is None else outer.claim.owner
+
+
+def _asked(option: Callable[[Any], object], request: Any, where: str) -> str:
+    try:
+        found = option(request)
+    except Exception as error:
+        raise LockConfigError(
+            f"task {where}: the callable in lock_owner failed for request {request.id}: {error!r}"
+        ) from error
+    if not isinstance(found, str) or not found:
+        raise LockConfigError(
+            f"task {where}: the callable in lock_owner must return a text, the same for all who "
+            f"may re-enter; it returned {found!r:.100} for request {request.id}"
+        )
+    return found

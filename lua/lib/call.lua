@@ -16,11 +16,11 @@ end
 
 -- Strictly above every fence before it, also after the counter was lost (time has moved on) and after
 -- the clock was set back (the counter is kept). '%.0f': tostring() would round to 14 digits.
+-- Spent before anybody is told of it: a server that may not write (no memory, a replica) stops the
+-- script here, while no message is out.
 function Call.next_fence(call)
   local last = tonumber(redis.call('HGET', call.meta, 'fence') or 0)
-  return string.format('%.0f', math.max(last + 1, call.micros))
-end
-
-function Call.spend_fence(call, fence)
+  local fence = string.format('%.0f', math.max(last + 1, call.micros))
   redis.call('HSET', call.meta, 'fence', fence)
+  return fence
 end

@@ -52,11 +52,29 @@ function Holds.count(lock, run, hold)
   lock.holds[run] = hold
 end
 
+local function record_of(hold)
+  return string.format('%.0f %s %s %s', hold.expiry, hold.fence, hold.nonce, hold.owner)
+end
+
+local function outlive_holds(lock)
+  redis.call('PEXPIREAT', lock.key, string.format('%.0f', lock.latest + Holds.GRACE))
+end
+
 function Holds.write(lock, run, hold, who)
   Holds.count(lock, run, hold)
-  local record = string.format('%.0f %s %s %s', hold.expiry, hold.fence, hold.nonce, hold.owner)
-  redis.call('HSET', lock.key, run, record, '@' .. run, who)
-  redis.call('PEXPIREAT', lock.key, string.format('%.0f', lock.latest + Holds.GRACE))
+  redis.call('HSET', lock.key, run, record_of(hold), '@' .. run, who)
+  outlive_holds(lock)
+end
+
+-- Only ever longer: the holder may have asked for more than this since.
+function Holds.extend(lock, run, expiry)
+  local hold = lock.holds[run]
+  if hold.expiry < expiry then
+    hold.expiry = expiry
+    lock.latest = math.max(lock.latest, expiry)
+    redis.call('HSET', lock.key, run, record_of(hold))
+    outlive_holds(lock)
+  end
 end
 
 function Holds.drop(lock, run)
@@ -68,6 +86,17 @@ function Holds.drop(lock, run)
     lock.fences[hold.fence] = nil
     lock.entries = lock.entries - 1
   end
+end
+
+-- The fence of the newest entry that an owner has among some holds.
+function Holds.entry_of(holds, owner)
+  local fence
+  for _, hold in pairs(holds) do
+    if hold.owner == owner and (not fence or tonumber(hold.fence) > tonumber(fence)) then
+      fence = hold.fence
+    end
+  end
+  return fence
 end
 
 -- The hold of the oldest entry: the one to name when somebody asks who is in the way.

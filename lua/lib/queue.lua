@@ -11,28 +11,32 @@ function Queue.waiter(lock, run)
   return record and cjson.decode(record)
 end
 
-local function others(call, lock, waiter)
+-- All the locks that a waiter of this one wants.
+function Queue.wanted(call, lock, waiter)
   local locks = {}
-  for _, name in ipairs(waiter.names or { lock.name }) do
+  for i, name in ipairs(waiter.names or { lock.name }) do
     local key = call.prefix .. 'l:' .. name
-    locks[#locks + 1] = key == lock.key and lock or Holds.open(call, key)
+    locks[i] = key == lock.key and lock or Holds.open(call, key)
   end
   return locks
 end
 
 function Queue.leave(call, lock, run, waiter)
-  for _, each in ipairs(waiter and others(call, lock, waiter) or { lock }) do
+  for _, each in ipairs(waiter and Queue.wanted(call, lock, waiter) or { lock }) do
     redis.call('ZREM', each.queue, run)
     redis.call('HDEL', each.waiters, run)
   end
 end
 
-function Queue.write(lock, run, waiter)
+function Queue.write(call, lock, run, waiter)
   redis.call('HSET', lock.waiters, run, cjson.encode(waiter))
   -- A queue outlives its last heartbeat by a moment and no more, should every waiter die at once.
-  local expiry = string.format('%.0f', waiter.expiry + Holds.GRACE)
-  redis.call('PEXPIREAT', lock.waiters, expiry)
-  redis.call('PEXPIREAT', lock.queue, expiry)
+  -- Only ever longer: another waiter may have a longer life than this one.
+  local life = waiter.expiry - call.now
+  if redis.call('PTTL', lock.queue) < life + 1000 then
+    redis.call('PEXPIRE', lock.waiters, life + Holds.GRACE)
+    redis.call('PEXPIRE', lock.queue, life + Holds.GRACE)
+  end
 end
 
 -- One ticket for all the locks that a run wants: with one order over all queues the oldest run is
@@ -46,53 +50,80 @@ function Queue.enter(call, locks, run, waiter)
   for _, lock in ipairs(locks) do
     -- NX: whoever comes back, by a repeated command or as a new attempt of a dead one, keeps its place.
     redis.call('ZADD', lock.queue, 'NX', string.format('%.0f', ticket), run)
-    Queue.write(lock, run, waiter)
+    Queue.write(call, lock, run, waiter)
   end
 end
 
-local function admissible(call, lock, run, waiter)
-  for i, each in ipairs(others(call, lock, waiter)) do
-    if each.entries >= waiter.limits[i] then
-      return false
-    end
-    if each ~= lock and redis.call('ZRANK', each.queue, run) ~= 0 then
-      return false
+-- What a waiter may have now: for each of its locks the fence of the entry that it joins, or false
+-- for an entry of its own; nil while a lock is not to be had. Where it does not join it has to be
+-- first in the queue; `head` is the lock where the caller has seen to that.
+local function admission(call, lock, run, waiter, head)
+  local fences = {}
+  for i, each in ipairs(Queue.wanted(call, lock, waiter)) do
+    fences[i] = waiter.by_owner and Holds.entry_of(each.holds, waiter.owner) or false
+    if not fences[i] then
+      if each.entries >= waiter.limits[i] then
+        return nil
+      end
+      if each ~= head and redis.call('ZRANK', each.queue, run) ~= 0 then
+        return nil
+      end
     end
   end
-  return true
+  return fences
 end
 
 -- No receiver: the process is gone, or for now not connected. pcall: a server that forbids the
 -- channel answers with an error; then the heartbeat finds the grant.
-local function reached(call, run, waiter, fence)
-  local message = table.concat({ 'granted', run, waiter.nonce, fence }, ' ')
+local function reached(call, run, waiter, fences)
+  local message = table.concat({ 'granted', run, waiter.nonce, unpack(fences) }, ' ')
   return redis.pcall('PUBLISH', call.prefix .. 'i:' .. waiter.inbox, message) ~= 0
 end
 
 -- The hold's first lease is what is left of the waiter's: a waiter that has died meanwhile, and all
--- the dead behind it, hold up the others for one waiter's lease in total.
-local function grant(call, lock, run, waiter, fence)
-  local locks = others(call, lock, waiter)
+-- the dead behind it, hold up the others for one waiter's lease in total. False: it could not be
+-- told and keeps its place. The run that asks now needs no message, the reply tells it.
+local function let_in(call, lock, run, waiter, fences, caller)
+  local fence
+  for i, joined in ipairs(fences) do
+    fence = fence or not joined and Call.next_fence(call)
+    fences[i] = joined or fence
+  end
+  if run ~= caller and not reached(call, run, waiter, fences) then
+    return false
+  end
   Queue.leave(call, lock, run, waiter)
-  for _, each in ipairs(locks) do
-    local hold = { expiry = waiter.expiry, fence = fence, nonce = waiter.nonce, owner = waiter.owner }
+  for i, each in ipairs(Queue.wanted(call, lock, waiter)) do
+    local hold = { expiry = waiter.expiry, fence = fences[i], nonce = waiter.nonce, owner = waiter.owner }
     Holds.write(each, run, hold, waiter.inbox .. ' ' .. waiter.who)
   end
+  return true
 end
 
 -- Queued runs of an owner that is in now, if they may enter by owner: they join its entry.
-function Queue.join(call, lock, owner, fence, caller)
+function Queue.join(call, lock, owner, caller)
   for _, run in ipairs(redis.call('ZRANGE', lock.queue, 0, Queue.MOST - 1)) do
     local waiter = Queue.waiter(lock, run)
-    local joins = waiter and waiter.by_owner and waiter.owner == owner and not waiter.names
-    if joins and waiter.expiry > call.now and (run == caller or reached(call, run, waiter, fence)) then
-      grant(call, lock, run, waiter, fence)
+    if waiter and waiter.by_owner and waiter.owner == owner and waiter.expiry > call.now then
+      local fences = admission(call, lock, run, waiter)
+      if fences then
+        let_in(call, lock, run, waiter, fences, caller)
+      end
     end
   end
 end
 
--- Let the head in while it may enter. True: somebody who can be reached still waits, so a newcomer
--- has to queue. `caller` is the run that asks now: it needs no message, the reply tells it.
+-- A waiter that asks whether its owner is in by now. Only those that can be reached are let in with
+-- their owner at once, and only with one that also enters by owner.
+function Queue.rejoin(call, lock, run, waiter)
+  local fences = waiter.by_owner and admission(call, lock, run, waiter)
+  if fences then
+    let_in(call, lock, run, waiter, fences, run)
+  end
+end
+
+-- Let the head in while it may enter. True: somebody who is to enter first still waits, so a
+-- newcomer has to queue. `caller` is the run that asks now.
 function Queue.promote(call, lock, caller)
   local skipped = 0
   for _ = 1, Queue.MOST do
@@ -103,18 +134,17 @@ function Queue.promote(call, lock, caller)
     local waiter = Queue.waiter(lock, run)
     if not waiter or waiter.expiry <= call.now then
       Queue.leave(call, lock, run, waiter)
-    elseif not admissible(call, lock, run, waiter) then
-      return true
     else
-      local fence = Call.next_fence(call)
-      if run == caller or reached(call, run, waiter, fence) then
-        Call.spend_fence(call, fence)
-        grant(call, lock, run, waiter, fence)
-        if waiter.by_owner then
-          Queue.join(call, lock, waiter.owner, fence, caller)
-        end
-      else
+      local fences = admission(call, lock, run, waiter, lock)
+      if not fences then
+        return true
+      end
+      if not let_in(call, lock, run, waiter, fences, caller) then
         skipped = skipped + 1
+      elseif waiter.by_owner then
+        for _, each in ipairs(Queue.wanted(call, lock, waiter)) do
+          Queue.join(call, each, waiter.owner, caller)
+        end
       end
     end
   end

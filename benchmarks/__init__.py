@@ -1,0 +1,1 @@
+"""Measures the lock beside other Redis locks."""

@@ -1,0 +1,68 @@
+"""`python -m benchmarks --help`: measure, print tables, and put them into the documentation."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from benchmarks import handover, memory, pairs, renewal
+from tests.support import RedisServer
+
+_BLOCK = re.compile(r"(<!-- figures -->\n).*?(<!-- /figures -->)", re.DOTALL)
+PARTS = ("pairs", "handover", "renewal", "memory")
+
+
+@click.command()
+@click.argument("parts", nargs=-1, type=click.Choice(PARTS))
+@click.option("--rounds", default=5, show_default=True, help="Of everything but pairs.")
+@click.option("--pair-rounds", default=30, show_default=True)
+@click.option("--pairs", "count", default=300, show_default=True, help="In a round.")
+@click.option("--waiters", multiple=True, default=(2, 8, 32), show_default=True)
+@click.option("--section", default=1.0, show_default=True, help="Milliseconds inside the lock.")
+@click.option("--seconds", default=3.0, show_default=True, help="Of one contended run.")
+@click.option("--locks", multiple=True, default=(1_000, 10_000), show_default=True)
+@click.option("--write", type=click.Path(path_type=Path), help="Put the tables into this page.")
+def main(
+    parts: tuple[str, ...],
+    rounds: int,
+    pair_rounds: int,
+    count: int,
+    waiters: tuple[int, ...],
+    section: float,
+    seconds: float,
+    locks: tuple[int, ...],
+    write: Path | None,
+) -> None:
+    """Measure the lock beside others: PARTS, or all of them, on a Redis server of its own."""
+    server = RedisServer()
+
+    def tables() -> Iterator[tuple[str, str]]:
+        if "pairs" in wanted:
+            yield "Uncontended", pairs.measure(server.url, pair_rounds, count)
+        for number in waiters if "handover" in wanted else ():
+            title = f"Contended: {number} processes, {section:g} ms inside"
+            yield title, handover.measure(server.url, rounds, number, section / 1000, seconds)
+        for number in locks if "renewal" in wanted else ():
+            yield f"Renewal of {number:,} locks", renewal.measure(server.url, rounds * 3, number)
+        if "memory" in wanted:
+            yield "Memory", memory.measure(server.url)
+
+    wanted = parts or PARTS
+    pages = [f"    python -m benchmarks {' '.join(sys.argv[1:])}".rstrip()]
+    try:
+        for title, text in tables():
+            click.echo(f"\n### {title}\n\n{text}")
+            pages.append(f"### {title}\n\n{text}")
+    finally:
+        server.stop()
+    if write is not None:
+        text = "\n\n".join(pages) + "\n"
+        write.write_text(_BLOCK.sub(lambda m: m[1] + text + m[2], write.read_text()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""The contenders: each gives a lock object with `acquire` and `release`, made in its own words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import pottery
+import redis
+import redis_lock
+
+from benchmarks import redisson
+from celery_relock.lock import Lock
+
+LEASE = 30
+
+
+class Held(Protocol):
+    """What every contender can do."""
+
+    def acquire(self) -> Any: ...
+    def release(self) -> Any: ...
+
+
+Make = Callable[[redis.Redis, str], Held]
+"""Client and lock name to a lock. Each process makes its own, before the clock starts."""
+
+
+class TwoNoOps:
+    """Two scripts that do nothing, through redis-py's pooled client: what a lock in Lua costs at
+    least when it is written in the usual way."""
+
+    def __init__(self, client: redis.Redis, name: str) -> None:
+        self._client = client
+        self._sha = client.script_load("return 1")
+        self._name = name
+
+    def acquire(self) -> None:
+        self._client.evalsha(self._sha, 1, self._name, "owner", LEASE)
+
+    release = acquire
+
+
+class TokenRing:
+    """A token in a list. Redis serves blocked clients in turn, so this is a FIFO lock without any
+    safety: the shortest way from one holder to the next that Redis has."""
+
+    def __init__(self, client: redis.Redis, name: str) -> None:
+        self._client = client
+        self._key = f"ring:{name}"
+
+    def lay_out(self) -> None:
+        self._client.delete(self._key)
+        self.release()
+
+    def acquire(self) -> None:
+        self._client.blpop([self._key])
+
+    def release(self) -> None:
+        self._client.lpush(self._key, "token")
+
+
+def ours(client: redis.Redis, name: str) -> Held:
+    return Lock(client, name, timeout=LEASE)
+
+
+def redis_py(client: redis.Redis, name: str) -> Held:
+    return client.lock(f"redis-py:{name}", timeout=LEASE)
+
+
+def redis_py_fast(client: redis.Redis, name: str) -> Held:
+    return client.lock(f"redis-py:{name}", timeout=LEASE, sleep=0.01)
+
+
+def python_redis_lock(client: redis.Redis, name: str) -> Held:
+    return redis_lock.Lock(client, name, expire=LEASE)
+
+
+def pottery_redlock(client: redis.Redis, name: str) -> Held:
+    return pottery.Redlock(key=name, masters={client}, auto_release_time=LEASE)
+
+
+LIMIT = "two no-op EVALSHA"
+RING = "token ring"
+OURS = "celery-relock `Lock`"
+
+UNCONTENDED: dict[str, Make] = {
+    LIMIT: TwoNoOps,
+    OURS: ours,
+    "redis-py `Lock`": redis_py,
+    "python-redis-lock": python_redis_lock,
+    "hash with broadcast": redisson.HashLock,
+    "pottery `Redlock`": pottery_redlock,
+}
+
+CONTENDED: dict[str, Make] = {
+    RING: TokenRing,
+    OURS: ours,
+    "redis-py `Lock`": redis_py,
+    "redis-py `Lock`, 10 ms poll": redis_py_fast,
+    "python-redis-lock": python_redis_lock,
+    "hash with broadcast": redisson.HashLock,
+}

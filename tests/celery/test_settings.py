@@ -1,0 +1,276 @@
+"""Where an app's locks live and what its options default to, however the app is configured."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_relock.core.options import OPTION_NAMES
+from celery_relock.errors import LockConfigError
+from celery_relock.task.settings import option_defaults, store_settings
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("BROKER_URL", "BROKER_READ_URL", "BROKER_WRITE_URL", "RESULT_BACKEND"):
+        monkeypatch.delenv(f"CELERY_{name}", raising=False)
+
+
+def make(**settings: Any) -> Celery:
+    app = Celery("shop", set_as_current=False)
+    app.conf.update(settings)
+    return app
+
+
+def found(app: Celery) -> tuple[str, str]:
+    settings = store_settings(app)
+    return settings.url, settings.source
+
+
+def test_relock_url_goes_before_everything_else() -> None:
+    app = make(
+        relock_url="redis://locks/1", result_backend="redis://results", broker_url="redis://broker"
+    )
+
+    assert found(app) == ("redis://locks/1", "relock_url")
+
+
+def test_a_redis_result_backend_goes_before_a_redis_broker() -> None:
+    app = make(result_backend="redis://results/2", broker_url="redis://broker")
+
+    assert found(app) == ("redis://results/2", "result_backend")
+
+
+@pytest.mark.parametrize(
+    "backend", [None, "rpc://", "disabled://", "db+sqlite:///x", "cache+memory://", "django-db"]
+)
+def test_a_redis_broker_serves_when_the_result_backend_is_none(backend: str | None) -> None:
+    app = make(result_backend=backend, broker_url="redis://broker/3")
+
+    assert found(app) == ("redis://broker/3", "broker_read_url")
+
+
+def test_a_broker_and_a_backend_given_to_the_app_are_seen() -> None:
+    assert found(Celery("shop", broker="redis://b", set_as_current=False))[0] == "redis://b"
+    both = Celery("shop", broker="amqp://", backend="redis://r", set_as_current=False)
+    assert found(both)[0] == "redis://r"
+
+
+def test_the_read_broker_goes_before_the_write_broker() -> None:
+    app = make(broker_read_url="redis://read", broker_write_url="redis://write")
+    assert found(app) == ("redis://read", "broker_read_url")
+
+    app = make(broker_read_url="amqp://read", broker_write_url="redis://write")
+    assert found(app) == ("redis://write", "broker_write_url")
+
+
+@pytest.mark.parametrize(
+    "broker",
+    ["amqp://a;redis://:p;w@b/1;redis://c", ["amqp://a", "redis://:p;w@b/1", "redis://c"]],
+)
+def test_of_a_list_for_failover_the_first_redis_serves(broker: Any) -> None:
+    assert found(make(broker_url=broker))[0] == "redis://:p;w@b/1"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://h",
+        "rediss://h",
+        "REDIS://h",
+        "redis+socket:///run/redis.sock?virtual_host=2",
+        "socket:///run/redis.sock",
+        "unix:///run/redis.sock",
+        "sentinel://a:26379;sentinel://b:26379",
+    ],
+)
+def test_every_spelling_of_a_redis_is_known(url: str) -> None:
+    assert found(make(result_backend=url))[0] == url
+
+
+def test_a_password_arrives_as_it_was_escaped_and_is_not_shown() -> None:
+    settings = store_settings(make(broker_url="redis://us%40r:p%40ss%2Fw%25rd@h/0"))
+
+    assert settings.url == "redis://us%40r:p%40ss%2Fw%25rd@h/0"
+    assert "rd" not in repr(settings)
+
+
+def test_the_old_redis_settings_of_celery_are_read() -> None:
+    app = make(result_backend="redis", redis_host="h", redis_password="p@ss/", redis_db=4)
+
+    assert found(app)[0] == "redis://:p%40ss%2F@h:6379/4"
+
+
+@pytest.mark.parametrize(
+    "broker", [None, "amqp://guest@h//", "memory://", "sqs://", "filesystem://"]
+)
+def test_without_any_redis_the_error_says_which_setting_to_set(broker: str | None) -> None:
+    app = make(broker_url=broker, result_backend="cache+memory://")
+
+    with pytest.raises(LockConfigError, match=r'relock_url = "redis://localhost:6379/0"'):
+        store_settings(app)
+
+
+def test_settings_are_read_when_they_are_asked_for() -> None:
+    app = make(relock_url="redis://first")
+    assert found(app)[0] == "redis://first"
+
+    app.conf.relock_url = "redis://second"
+    app.conf.relock_ttl = 5
+
+    assert found(app)[0] == "redis://second"
+    assert option_defaults(app) == {"ttl": 5}
+
+
+CONFIGURED = {
+    "lower case": ({"relock_url": "redis://h/1", "relock_ttl": 5}, None),
+    "namespace": ({"CELERY_RELOCK_URL": "redis://h/1", "CELERY_RELOCK_TTL": 5}, "CELERY"),
+    "lower-case namespace": ({"shop_relock_url": "redis://h/1", "shop_relock_ttl": 5}, "shop"),
+    "namespace not used": ({"RELOCK_URL": "redis://h/1", "RELOCK_TTL": 5}, "CELERY"),
+    "upper case": ({"RELOCK_URL": "redis://h/1", "RELOCK_TTL": 5}, None),
+    "old upper case": (
+        {"BROKER_URL": "amqp://", "CELERY_RELOCK_URL": "redis://h/1", "CELERY_RELOCK_TTL": 5},
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("how", CONFIGURED)
+@pytest.mark.parametrize("as_object", [False, True])
+def test_every_way_to_write_a_celery_setting_works(how: str, as_object: bool) -> None:
+    settings, namespace = CONFIGURED[how]
+    app = Celery("shop", set_as_current=False)
+    source = SimpleNamespace(**settings) if as_object else settings
+    app.config_from_object(source, namespace=namespace)
+
+    assert found(app) == ("redis://h/1", "relock_url")
+    assert option_defaults(app) == {"ttl": 5}
+
+
+def test_what_is_set_on_the_app_goes_before_its_configuration_object() -> None:
+    app = Celery("shop", set_as_current=False)
+    app.config_from_object({"CELERY_RELOCK_URL": "redis://object"}, namespace="CELERY")
+    app.conf.relock_url = "redis://app"
+
+    assert found(app)[0] == "redis://app"
+
+
+def test_a_module_named_in_the_environment_configures(tmp_path: Path) -> None:
+    (tmp_path / "shop_settings.py").write_text('relock_url = "redis://h/7"\nrelock_max_wait = 3\n')
+    program = (
+        "from celery import Celery\n"
+        "from celery_relock.task.settings import option_defaults, store_settings\n"
+        "app = Celery('shop')\n"
+        "app.config_from_envvar('SHOP_SETTINGS')\n"
+        "print(store_settings(app).url, option_defaults(app))\n"
+    )
+    environment = {
+        "SHOP_SETTINGS": "shop_settings",
+        "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}",
+    }
+
+    said = subprocess.run(
+        [sys.executable, "-c", program], env=environment, text=True, capture_output=True, check=True
+    )
+
+    assert said.stdout.strip() == "redis://h/7 {'max_wait': 3}"
+
+
+def test_the_environment_of_celery_itself_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CELERY_BROKER_URL", "redis://environment/1")
+
+    assert found(make(broker_url="redis://settings"))[0] == "redis://environment/1"
+
+
+def test_reading_leaves_the_settings_of_the_app_alone() -> None:
+    app = make(relock_ttl=5, broker_url="redis://h")
+    before = dict(app.conf)
+
+    store_settings(app)
+    option_defaults(app)
+
+    assert dict(app.conf) == before
+
+
+def test_every_option_has_an_app_wide_default() -> None:
+    app = make(**{f"relock_{name}": name for name in OPTION_NAMES})
+
+    assert option_defaults(app) == {name: name for name in OPTION_NAMES}
+
+
+def test_a_default_of_none_is_a_default_and_no_default_is_none() -> None:
+    assert option_defaults(make(relock_max_wait=None)) == {"max_wait": None}
+    assert option_defaults(make()) == {}
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("relock_tll", "relock_ttl"),
+        ("relock_uri", "relock_url"),
+        ("RELOCK_NAMESPAC", "relock_namespace"),
+    ],
+)
+@pytest.mark.parametrize("read", [store_settings, option_defaults])
+def test_an_unknown_setting_is_refused_and_the_right_one_suggested(
+    written: str, meant: str, read: Any
+) -> None:
+    app = make(broker_url="redis://h")
+    app.conf[written] = 1
+
+    with pytest.raises(LockConfigError, match=f"no option {written.lower()}. Did you mean {meant}"):
+        read(app)
+
+
+def test_an_unknown_setting_behind_a_namespace_is_refused_too() -> None:
+    app = Celery("shop", set_as_current=False)
+    app.config_from_object({"CELERY_RELOCK_TLL": 1}, namespace="CELERY")
+
+    with pytest.raises(LockConfigError, match="relock_ttl"):
+        option_defaults(app)
+
+
+def test_the_namespace_of_the_keys_is_a_setting() -> None:
+    assert store_settings(make(relock_url="redis://h")).namespace == "relock"
+    assert store_settings(make(relock_url="redis://h", relock_namespace="x")).namespace == "x"
+
+
+@pytest.mark.parametrize("name", ["relock_url", "relock_namespace"])
+def test_a_setting_that_must_be_text_says_so(name: str) -> None:
+    with pytest.raises(LockConfigError, match=f"{name} must be text, not int"):
+        store_settings(make(broker_url="redis://h", **{name: 7}))
+
+
+@pytest.mark.parametrize("nothing", [None, ""])
+def test_an_empty_relock_url_is_none(nothing: str | None) -> None:
+    assert found(make(relock_url=nothing, broker_url="redis://b"))[0] == "redis://b"
+
+
+TLS, OTHER = {"ssl_cert_reqs": "required"}, {"ssl_cert_reqs": "none"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "ssl"),
+    [
+        ({"broker_url": "rediss://b", "broker_use_ssl": TLS, "redis_backend_use_ssl": OTHER}, TLS),
+        ({"broker_url": "redis://b", "broker_use_ssl": True}, True),
+        ({"broker_url": "redis://b", "redis_backend_use_ssl": OTHER}, None),
+        ({"result_backend": "rediss://r", "redis_backend_use_ssl": TLS, "broker_use_ssl": 1}, TLS),
+        ({"result_backend": "rediss://r", "broker_use_ssl": TLS}, None),
+        ({"relock_url": "rediss://l", "redis_backend_use_ssl": TLS}, TLS),
+        ({"relock_url": "rediss://l", "relock_use_ssl": TLS, "redis_backend_use_ssl": OTHER}, TLS),
+        ({"relock_url": "redis://l", "redis_backend_use_ssl": TLS}, None),
+        ({"relock_url": "redis://l", "relock_use_ssl": True}, True),
+        ({"relock_url": "redis://l", "relock_use_ssl": False}, None),
+    ],
+)
+def test_the_tls_options_are_those_of_the_place_that_the_url_came_from(
+    settings: dict[str, Any], ssl: Any
+) -> None:
+    assert store_settings(make(**settings)).ssl == ssl

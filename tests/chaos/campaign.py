@@ -1,0 +1,155 @@
+"""A campaign: processes at work on a few locks, faults meanwhile, and a verdict at the end."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import time
+import uuid
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from celery_relock.lock import Lock
+from tests.chaos.checker import check, entries_of, longest_wait, lost_updates
+from tests.chaos.client import GUARDED, LOCKS, PATIENCE, Settings
+from tests.chaos.faults import Faults
+from tests.chaos.history import History, Recorder, load
+from tests.chaos.register import KINDS, Register
+from tests.support import RedisServer, leftovers, reaper
+
+ROOT = Path(__file__).parents[2]
+# Each write reaches the kernel before its answer is sent, so a killed server has lost nothing.
+_DURABLE = ("--appendonly", "yes", "--appendfsync", "no")
+
+
+@dataclass
+class Report:
+    """What a campaign found. `writes` and `lost` count updates of the registers by kind."""
+
+    seconds: float = 0.0
+    visits: int = 0
+    entries: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    writes: Counter[str] = field(default_factory=Counter)
+    lost: Counter[str] = field(default_factory=Counter)
+    longest_wait: float = 0.0
+    violations: list[str] = field(default_factory=list)
+
+
+class Campaign:
+    """Runs one campaign in a folder of its own; see `run`."""
+
+    def __init__(
+        self, seconds: float, processes: int, threads: int, lease: float, seed: int
+    ) -> None:
+        self._seconds, self._count, self._threads = seconds, processes, threads
+        self._lease, self._seed = lease, seed
+        self._folder = Path(tempfile.mkdtemp(prefix="relock-chaos-"))
+        self._namespace = f"chaos{uuid.uuid4().hex[:8]}"
+        self._processes: dict[int, subprocess.Popen[Any]] = {}
+        self._dead: list[subprocess.Popen[Any]] = []
+        self._started = 0
+        self._until = 0.0
+
+    def run(self) -> Report:
+        """Start everything, let it run for the time, end it, and judge."""
+        self._server, self._resource = RedisServer(*_DURABLE), RedisServer()
+        report = Report()
+        began = time.monotonic()
+        self._until = began + self._seconds
+        try:
+            for _ in range(self._count):
+                self._spawn()
+            recorder = Recorder(self._folder / "faults.jsonl")
+            faults = Faults(
+                self._server, recorder, self._pids, self._respawn, self._lease, self._seed
+            )
+            faults.run(self._until)
+            report.violations += self._end()
+            report.seconds = time.monotonic() - began
+            report.violations += self._left_behind()
+            self._judge(report, load(self._folder))
+        finally:
+            for process in [*self._processes.values(), *self._dead]:
+                reaper.end(process)
+            self._server.stop()
+            self._resource.stop()
+        if report.violations:
+            report.violations.append(f"the histories are kept in {self._folder}")
+        else:
+            for path in self._folder.iterdir():
+                path.unlink()
+            self._folder.rmdir()
+        return report
+
+    def _spawn(self) -> None:
+        self._started += 1
+        settings = Settings(
+            url=self._server.url,
+            register=self._resource.url,
+            namespace=self._namespace,
+            folder=str(self._folder),
+            until=self._until,
+            lease=self._lease,
+            threads=self._threads,
+            name=f"p{self._started}",
+        )
+        with (self._folder / f"{settings.name}.log").open("w") as log:
+            process = reaper.start(settings.arguments(), cwd=ROOT, stdout=log, stderr=log)
+        self._processes[process.pid] = process
+
+    def _pids(self) -> list[int]:
+        return [pid for pid, process in self._processes.items() if process.poll() is None]
+
+    def _respawn(self, pid: int) -> None:
+        self._dead.append(self._processes.pop(pid))
+        self._spawn()
+
+    def _end(self) -> list[str]:
+        """Every process gets each lock once more and ends by itself, or it hangs."""
+        found = []
+        deadline = time.monotonic() + (PATIENCE + 2) * 2
+        for process in self._processes.values():
+            try:
+                status: int | str = process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                status = "it hangs"
+            if status != 0:
+                found.append(f"progress: process {process.pid} ended badly: {status}")
+        logs = [path.read_text()[-2000:] for path in self._folder.glob("*.log")]
+        return found + [log for log in logs if "Traceback" in log]
+
+    def _left_behind(self) -> list[str]:
+        """Nobody is in or waits any more, and every key but the fence's goes by itself."""
+        found = []
+        for name in LOCKS:
+            state = Lock(self._server.url, name, namespace=self._namespace)._engine.inspect(name)
+            if state.holds or state.waiting:
+                found.append(f"hygiene: lock {name!r} is left with {state}")
+        client = self._server.client()
+        for key in leftovers(client, self._namespace):
+            if not key.endswith(":meta") and client.pttl(key) == -1:
+                found.append(f"hygiene: the key {key!r} stays for ever")
+        return found
+
+    def _judge(self, report: Report, history: History) -> None:
+        report.violations += map(str, check(history, self._lease))
+        report.visits = len(history.visits)
+        report.outcomes = Counter(visit.outcome for visit in history.visits)
+        report.faults = Counter(fault.kind for fault in history.faults)
+        report.longest_wait = longest_wait(history.visits)
+        for name in LOCKS:
+            visits = [visit for visit in history.visits if visit.lock == name]
+            report.entries += len(entries_of(visits))
+        register = Register(self._resource.url)
+        for name in GUARDED:
+            for kind in KINDS:
+                writes = register.log(kind, name)
+                report.writes[kind] += len(writes)
+                report.lost[kind] += lost_updates(writes)
+        register.close()
+        if report.lost["fenced"]:
+            report.violations.append(f"update: {report.lost['fenced']} lost in spite of fences")

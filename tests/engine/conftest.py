@@ -1,0 +1,56 @@
+"""Engines for the tests: each with connections of its own, as if it were a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from celery_relock.core import ids
+from celery_relock.core.answers import Claim, Held
+from celery_relock.core.engine import Engine
+from celery_relock.core.lease import Lease
+from celery_relock.store.keyspace import Keyspace
+from celery_relock.store.pools import pool_from_url
+from celery_relock.store.redis import RedisStore
+from tests.support import RedisServer
+from tests.support.proxy import Proxy
+
+
+class Runs:
+    """Leases for one engine, made with as few words as a test likes to read."""
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+
+    def lease(self, *names: str, lease: float = 30.0, **claim: Any) -> Lease:
+        run = claim.pop("run", None) or ids.new_id()
+        claim = {"nonce": ids.nonce(), "owner": run, "limits": (1,) * len(names), **claim}
+        return self.engine.lease(Claim(run=run, names=names, lease=lease, **claim))
+
+    def held(self, *names: str, wait: float | None = 0.0, **claim: Any) -> Lease:
+        """A lease that has its locks."""
+        lease = self.lease(*names, **claim)
+        answer = self.engine.acquire(lease, wait)
+        assert isinstance(answer, Held), answer
+        return lease
+
+    def release(self, lease: Lease) -> bool:
+        return self.engine.release(lease)
+
+
+@pytest.fixture
+def runs(redis_url: str, namespace: str) -> Callable[..., Runs]:
+    """Make an engine: `runs()`, or `runs(proxy.url, socket_timeout=0.3)`."""
+
+    def make(url: str = redis_url, **options: Any) -> Runs:
+        return Runs(Engine(RedisStore(pool_from_url(url, **options), Keyspace(namespace))))
+
+    return make
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
+    with Proxy(redis_server.port) as opened:
+        yield opened

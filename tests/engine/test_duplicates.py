@@ -1,0 +1,123 @@
+"""Two attempts of one run: the second is a duplicate delivery, neither a repeat nor a re-entry."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from celery_relock.core.answers import Duplicate, Ended, Held
+from tests.engine.conftest import Runs
+from tests.support import wait_for
+from tests.support.companion import running
+
+HOLD = """
+here = engine()
+taken = held(here, "a", run="run-1", seconds={lease})
+say("held")
+input()
+here.release(taken, ended=True)
+say("gone")
+input()
+"""
+
+
+def test_a_duplicate_is_told_how_long_the_first_attempt_lives_and_who_it_is(
+    runs: Callable[..., Runs],
+) -> None:
+    one, two = runs(), runs()
+    first = one.held("a", run="run-1", who="sync[42] host:1", lease=20.0)
+    answer = two.engine.acquire(two.lease("a", run="run-1"))
+    assert isinstance(answer, Duplicate)
+    assert 19 < answer.remaining <= 20
+    assert answer.who == "sync[42] host:1"
+    one.release(first)
+
+
+def test_a_duplicate_does_not_enter_by_its_own_runs_lineage(runs: Callable[..., Runs]) -> None:
+    one, two = runs(), runs()
+    first = one.held("a", run="run-1", owner="flow")
+    copy = two.lease("a", run="run-1", owner="flow", lineage=("run-1",), by_owner=True)
+    assert isinstance(two.engine.acquire(copy), Duplicate)
+    two.release(copy)
+    assert one.release(first)
+
+
+def test_a_duplicate_that_waits_is_told_so_when_the_first_attempt_ends_cleanly(
+    runs: Callable[..., Runs],
+) -> None:
+    one, two = runs(), runs()
+    first = one.held("a", run="run-1", lease=1.0)
+    answers: list[object] = []
+    copy = two.lease("a", run="run-1", lease=1.0)
+    waiter = threading.Thread(target=lambda: answers.append(two.engine.acquire(copy, 10.0)))
+    waiter.start()
+    assert one.engine.release(first, ended=True)
+    waiter.join(5)
+    assert answers == [Ended()]
+    assert two.release(copy)
+
+
+def test_a_duplicate_gets_in_after_a_first_attempt_that_shall_run_again(
+    runs: Callable[..., Runs],
+) -> None:
+    one, two = runs(), runs()
+    first = one.held("a", run="run-1")
+    assert one.engine.release(first, ended=False)
+    second = two.held("a", run="run-1")
+    assert second.fences > first.fences
+    two.release(second)
+
+
+def test_a_duplicate_takes_over_when_the_first_attempt_was_killed(
+    runs: Callable[..., Runs], redis_url: str, namespace: str
+) -> None:
+    here = runs()
+    with running(HOLD.format(lease=1.0), redis_url, namespace) as first:
+        assert first.line() == "held"
+        fence = here.engine.inspect("a").holds[0].fence
+        copy = here.lease("a", run="run-1")
+        assert isinstance(here.engine.acquire(copy), Duplicate)
+        first.kill()
+        started = time.monotonic()
+        assert isinstance(here.engine.acquire(copy, 10.0), Held)
+        assert time.monotonic() - started < 2
+        assert copy.fences[0] > fence
+        assert here.release(copy)
+
+
+def test_a_first_attempt_that_was_taken_over_finds_out_and_frees_nothing(
+    runs: Callable[..., Runs], redis_url: str, namespace: str
+) -> None:
+    here = runs()
+    with running(HOLD.format(lease=0.5), redis_url, namespace) as first:
+        assert first.line() == "held"
+        first.freeze()
+        copy = here.lease("a", run="run-1")
+        assert isinstance(here.engine.acquire(copy, 10.0), Held)
+        first.resume()
+        first.tell()
+        assert first.line() == "gone"
+        held = here.engine.inspect("a").holds
+        assert [hold.nonce for hold in held] == [copy.claim.nonce]
+        assert here.release(copy)
+
+
+def test_a_duplicate_does_not_stand_in_line_beside_the_first_attempt(
+    runs: Callable[..., Runs],
+) -> None:
+    one, two = runs(), runs()
+    holder = one.held("a")
+    first, copy = one.lease("a", run="run-1"), two.lease("a", run="run-1")
+    answers: list[object] = []
+    waiter = threading.Thread(target=lambda: answers.append(one.engine.acquire(first, 10.0)))
+    waiter.start()
+    wait_for(lambda: one.engine.inspect("a").waiting == 1)
+    two.engine._inbox.open()
+    assert isinstance(two.engine.acquire(copy, 0.1), Duplicate)
+    assert one.engine.inspect("a").waiting == 1
+    two.release(copy)
+    one.release(holder)
+    waiter.join(5)
+    assert isinstance(answers[0], Held)
+    assert one.release(first)

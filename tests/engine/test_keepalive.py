@@ -1,0 +1,366 @@
+"""Leases are renewed while the process lives, with few calls, through every fault that heals in time."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from celery_relock.core import events
+from celery_relock.core.answers import Busy, Held
+from celery_relock.core.events import LockEvent
+from celery_relock.core.keepalive import keepalive
+from celery_relock.core.lease import Lease
+from tests.support import RedisServer, programs, wait_for
+from tests.support.gate import gated
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """What a failed test still holds must not be looked after, and lost, during the next one."""
+    yield
+    for lease in keepalive.leases():
+        keepalive.discard(lease)
+
+
+@pytest.fixture
+def told() -> Iterator[list[LockEvent]]:
+    """Every event about a lock, as it is told."""
+    heard: list[LockEvent] = []
+    end = events.subscribe(heard.append)
+    yield heard
+    end()
+
+
+def losses(told: list[LockEvent]) -> list[LockEvent]:
+    return [event for event in told if event.kind == "lost"]
+
+
+def scripts_called(client: redis.Redis) -> int:
+    stats: Any = client.info("commandstats")
+    return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "eval"))
+
+
+def all_renewed(leases: list[Lease], since: float) -> bool:
+    return all(lease.renewed > since for lease in leases)
+
+
+def know_the_script(process: Any) -> None:
+    """The first renewal at a new server is sent twice: its script is not there yet."""
+    first, start = process.held("first", lease=0.6), time.monotonic()
+    wait_for(lambda: first.renewed > start, what="the first renewal")
+    process.release(first)
+
+
+@pytest.mark.slow
+def test_a_body_of_six_leases_keeps_its_lock_and_its_waiter_keeps_its_place(
+    runs: Callable[..., Any], told: list[LockEvent]
+) -> None:
+    one, two, late = runs(), runs(), runs()
+    holder = one.held("a", lease=1.0)
+    waiter = two.lease("a", lease=1.0)
+    answers: list[object] = []
+    thread = threading.Thread(target=lambda: answers.append(two.engine.acquire(waiter, 30)))
+    thread.start()
+    wait_for(lambda: one.engine.inspect("a").waiting == 1, what="a waiter")
+    until = time.monotonic() + 6
+    while time.monotonic() < until:
+        assert isinstance(late.engine.acquire(late.lease("a"), 0.0), Busy)
+        assert not holder.lost
+        time.sleep(0.2)
+    assert one.engine.inspect("a").holds[0].nonce == holder.claim.nonce
+    assert one.release(holder)
+    thread.join(5)
+    assert [type(answer) for answer in answers] == [Held]
+    assert two.release(waiter)
+    assert not losses(told)
+
+
+def test_250_holds_are_renewed_by_three_calls(
+    runs: Callable[..., Any], own_redis: Callable[..., RedisServer]
+) -> None:
+    server = own_redis()
+    process, client = runs(server.url), server.client()
+    know_the_script(process)
+    leases = [process.held(f"lock {n}", lease=6.0) for n in range(250)]
+    before, start = scripts_called(client), time.monotonic()
+    wait_for(lambda: all_renewed(leases, start), what="the renewal of all")
+    assert scripts_called(client) - before == 3
+    assert not any(lease.lost for lease in leases)
+
+
+def test_waiters_ride_along_so_a_sweep_is_two_calls_however_many_they_are(
+    runs: Callable[..., Any], own_redis: Callable[..., RedisServer]
+) -> None:
+    server = own_redis()
+    process, client = runs(server.url), server.client()
+    holds = [process.held(f"lock {n}", lease=6.0) for n in range(20)]
+    waiting = [process.lease(f"lock {n}", lease=6.0) for n in range(20)]
+    threads = [
+        threading.Thread(target=process.engine.acquire, args=(lease, 30.0)) for lease in waiting
+    ]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: all(w.state.value == "waiting" for w in waiting), what="all to wait")
+    start = time.monotonic()
+    wait_for(lambda: all_renewed(holds + waiting, start), what="a first sweep, to fall into step")
+    before, start = scripts_called(client), time.monotonic()
+    wait_for(lambda: all_renewed(holds + waiting, start), what="a whole sweep")
+    assert scripts_called(client) - before <= 4  # two for each of at most two steps
+    for hold in holds:
+        process.release(hold)
+    for thread in threads:
+        thread.join(5)
+    assert not any(lease.lost for lease in waiting)
+
+
+@pytest.mark.slow
+def test_ten_thousand_held_locks_all_stay_held_with_at_most_200_calls_a_sweep(
+    runs: Callable[..., Any], own_redis: Callable[..., RedisServer], told: list[LockEvent]
+) -> None:
+    server = own_redis()
+    process, client = runs(server.url), server.client()
+    leases = [process.held(f"lock {n}", lease=20.0) for n in range(10_000)]
+    start, before = time.monotonic(), scripts_called(client)
+    wait_for(lambda: all_renewed(leases, start), 20, what="the renewal of all")
+    assert scripts_called(client) - before <= 200
+    time.sleep(max(0.0, start + 22 - time.monotonic()))  # longer than any lease they began with
+    assert not losses(told)
+    assert not any(lease.lost for lease in leases)
+    assert sum(1 for _ in client.scan_iter("*}:l:*", count=1000)) == 10_000
+    for lease in leases:
+        assert process.release(lease)
+
+
+def test_a_server_that_hangs_for_half_a_lease_costs_nothing(
+    runs: Callable[..., Any], own_redis: Callable[..., RedisServer], told: list[LockEvent]
+) -> None:
+    server = own_redis()
+    process = runs(server.url)
+    lease = process.held("a", lease=1.5)
+    server.pause()
+    time.sleep(0.9)
+    server.resume()
+    back = time.monotonic()
+    wait_for(lambda: lease.renewed > back, what="a renewal after the pause")
+    assert process.release(lease)
+    assert not losses(told)
+
+
+def test_a_server_that_is_killed_and_comes_back_within_the_lease_costs_nothing(
+    runs: Callable[..., Any], own_redis: Callable[..., RedisServer], told: list[LockEvent]
+) -> None:
+    server = own_redis()
+    process = runs(server.url)
+    lease = process.held("a", lease=3.0)
+    server.restart(keep_data=True)
+    back = time.monotonic()
+    wait_for(lambda: lease.renewed > back, what="a renewal after the restart")
+    assert process.release(lease)
+    assert not losses(told)
+
+
+def test_a_server_that_hangs_holds_up_neither_the_news_of_a_loss_nor_the_leases_of_another_server(
+    runs: Callable[..., Any], own_redis: Callable[..., RedisServer], told: list[LockEvent]
+) -> None:
+    good, bad = own_redis(), own_redis()
+    kept, hangs, goes = runs(good.url), runs(bad.url), runs(bad.url)
+    lasting = kept.held("kept", lease=1.0)
+    long_one = hangs.held("long", lease=3.0)
+    short_one = goes.held("short", lease=1.0)
+    bad.pause()
+    try:
+        wait_for(lambda: short_one.lost, 3, what="the deadline of the short one")
+        at = time.monotonic()
+        wait_for(lambda: losses(told), 3, what="the news of it")
+        assert time.monotonic() - at < 1.0  # the socket timeout would be 5
+        wait_for(lambda: long_one.lost, 5, what="the deadline of the long one")
+        wait_for(lambda: len(losses(told)) == 2, 3, what="the news of that")
+    finally:
+        bad.resume()
+    assert {event.names for event in losses(told)} == {("short",), ("long",)}
+    assert kept.release(lasting)
+
+
+def test_a_renewal_that_is_sent_after_the_hold_was_given_back_neither_revives_it_nor_tells_a_loss(
+    redis_url: str, client: redis.Redis, namespace: str, runs: Any, told: list[LockEvent]
+) -> None:
+    engine, store = gated(redis_url, namespace)
+    process = runs()
+    process.engine = engine
+    lease = process.held("a", lease=1.0)
+    with store.stopped(answered=False) as gate:
+        assert process.release(lease)
+        gate.open()
+    assert not engine.inspect("a").holds
+    assert not losses(told)
+    assert isinstance(engine.acquire(process.lease("a")), Held)
+
+
+def test_a_renewal_whose_answer_comes_after_the_hold_was_given_back_changes_nothing(
+    redis_url: str, namespace: str, runs: Any, told: list[LockEvent]
+) -> None:
+    engine, store = gated(redis_url, namespace)
+    process = runs()
+    process.engine = engine
+    lease = process.held("a", lease=1.0)
+    with store.stopped(answered=True) as gate:
+        assert process.release(lease)
+        other = process.held("a", lease=1.0)
+        gate.open()
+    assert lease.state.value == "released"
+    assert not other.lost
+    assert process.release(other)
+    assert not losses(told)
+
+
+def test_a_hold_that_was_called_lost_stays_lost_when_its_renewal_is_answered_late(
+    redis_url: str, namespace: str, runs: Any, told: list[LockEvent]
+) -> None:
+    engine, store = gated(redis_url, namespace)
+    process = runs()
+    process.engine = engine
+    lease = process.held("a", lease=1.0)
+    with store.stopped(answered=True) as gate:  # the server has extended it, we do not know yet
+        wait_for(lambda: lease.lost, what="the deadline")
+        assert engine.inspect("a").holds
+        gate.open()
+    assert lease.lost
+    wait_for(lambda: losses(told), what="the news")
+    assert lease.state.value == "lost"
+    assert lease.remaining == 0
+    assert not process.release(lease)
+    assert len(losses(told)) == 1
+
+
+def test_a_longer_lease_survives_a_renewal_with_the_old_length_that_crosses_it(
+    redis_url: str, namespace: str, runs: Any, told: list[LockEvent]
+) -> None:
+    engine, store = gated(redis_url, namespace)
+    process = runs()
+    process.engine = engine
+    lease = process.held("a", lease=1.0)
+    with store.stopped(answered=False) as gate:
+        assert engine.extend(lease, 20.0)
+        gate.open()
+    wait_for(lambda: lease.remaining > 15, what="the longer lease to be certain")
+    assert engine.inspect("a").holds[0].remaining > 15
+    assert process.release(lease)
+    assert not losses(told)
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), SystemExit(1), KeyboardInterrupt()])
+def test_no_error_in_the_loop_ends_it(
+    error: BaseException, redis_url: str, namespace: str, runs: Any, told: list[LockEvent]
+) -> None:
+    engine, store = gated(redis_url, namespace)
+    process = runs()
+    process.engine = engine
+    lease = process.held("a", lease=1.0)
+    store.fail_next(error, error)
+    wait_for(lambda: store.renewals >= 3, what="a third try")
+    failed = time.monotonic()
+    wait_for(lambda: lease.renewed > failed, what="a renewal")
+    assert process.release(lease)
+    assert not losses(told)
+
+
+def keep_alive_thread() -> int | None:
+    for thread, frame in sys._current_frames().items():
+        each: Any = frame
+        while each is not None:
+            if each.f_code.co_qualname.endswith("KeepAlive._live") if hasattr(
+                each.f_code, "co_qualname"
+            ) else each.f_code.co_name == "_live":
+                return thread
+            each = each.f_back
+    return None
+
+
+def test_a_keep_alive_thread_that_is_killed_from_outside_goes_on(
+    runs: Callable[..., Any], told: list[LockEvent]
+) -> None:
+    process = runs()
+    lease = process.held("a", lease=1.0)
+    for _ in range(5):
+        thread = wait_for(keep_alive_thread, what="the thread")
+        hit = ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(thread), ctypes.py_object(SystemExit)
+        )
+        assert hit == 1
+        struck = time.monotonic()
+        wait_for(lambda since=struck: lease.renewed > since, what="a renewal after it")
+    assert process.release(lease)
+    assert not losses(told)
+
+
+def test_a_slow_listener_holds_up_no_lease(
+    runs: Callable[..., Any], client: redis.Redis, namespace: str, told: list[LockEvent]
+) -> None:
+    process = runs()
+    let_go = threading.Event()
+    end = events.subscribe(lambda event: event.kind == "lost" and let_go.wait(10))
+    try:
+        gone = process.held("gone", lease=1.0)
+        kept = process.held("kept", lease=1.0)
+        client.delete(f"{namespace}:{{0}}:l:gone")
+        wait_for(lambda: gone.lost, what="the loss")
+        time.sleep(2.0)
+        assert not kept.lost
+    finally:
+        let_go.set()
+        end()
+    assert process.release(kept)
+    assert [event.names for event in losses(told)] == [("gone",)]
+
+
+def test_there_is_no_thread_before_the_first_lock_and_one_for_all_of_them(
+    redis_url: str, namespace: str
+) -> None:
+    said = programs.run(
+        """
+        import celery_relock
+        from celery_relock import Lock
+        say(threads())
+        first = engine()
+        say(threads())
+        one = held(first, "a", seconds=30.0)
+        two = held(engine(), "b", seconds=30.0)
+        say(threads())
+        first.release(one)
+        """,
+        redis_url,
+        namespace,
+    )
+    assert said == ["1", "1", "2"]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_short_locks_alone_do_not_wake_the_thread_over_and_over(
+    redis_url: str, namespace: str
+) -> None:
+    said = programs.run(
+        """
+        first = engine()
+        first.release(held(first, "a", seconds=30.0))
+        [thread] = [t for t in os.listdir("/proc/self/task") if int(t) != os.getpid()]
+        def switches():
+            status = open(f"/proc/self/task/{thread}/status").read()
+            return int(status.split("voluntary_ctxt_switches:")[1].split()[0])
+        before, start = switches(), time.monotonic()
+        for n in range(500):
+            first.release(held(first, f"lock {n}", seconds=30.0))
+        taken = time.monotonic() - start
+        say(switches() - before, taken)
+        """,
+        redis_url,
+        namespace,
+    )
+    switches, seconds = said[0].split()
+    assert int(switches) <= 10 + 10 * float(seconds)

@@ -1,0 +1,275 @@
+"""A hold that ends before its run does: known at once or by the deadline, told once, never undone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from celery_relock.core import events
+from celery_relock.core.answers import Busy, Held
+from celery_relock.core.events import LockEvent
+from celery_relock.core.hold import Hold, Share
+from celery_relock.core.keepalive import keepalive
+from celery_relock.core.lease import Lease
+from celery_relock.errors import LockLost
+from tests.support import RedisServer, programs, wait_for
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """What a failed test still holds must not be looked after, and lost, during the next one."""
+    yield
+    for lease in keepalive.leases():
+        keepalive.discard(lease)
+
+
+@pytest.fixture
+def told() -> Iterator[list[LockEvent]]:
+    heard: list[LockEvent] = []
+    end = events.subscribe(heard.append)
+    yield heard
+    end()
+
+
+def kinds(told: list[LockEvent]) -> list[str]:
+    return [event.kind for event in told]
+
+
+def hold_of(lease: Lease) -> Hold:
+    names = zip(lease.claim.names, lease.fences, strict=True)
+    return Hold(lease.claim.owner, [Share(name, lease, fence, False) for name, fence in names])
+
+
+def subscribers(client: redis.Redis, namespace: str) -> int:
+    return len(client.pubsub_channels(f"{namespace}:*"))
+
+
+def test_a_hold_that_the_server_does_not_have_any_more_is_lost_and_told_once(
+    runs: Callable[..., Any],
+    client: redis.Redis,
+    namespace: str,
+    told: list[LockEvent],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    process = runs()
+    lease = process.held("a", lease=1.5, owner="workflow-7")
+    hold = hold_of(lease)
+    hold.check()
+    client.delete(f"{namespace}:{{0}}:l:a")
+    with caplog.at_level(logging.WARNING, "celery_relock"):
+        wait_for(lambda: hold.lost, 2, what="the loss")
+        wait_for(lambda: "lost" in kinds(told), what="the news")
+    assert time.monotonic() < lease.deadline, "the deadline, not the server, ended it"
+    with pytest.raises(LockLost, match=rf"'a' \(fence {lease.fences[0]}\) was lost") as raised:
+        hold.check()
+    assert (raised.value.name, raised.value.owner) == ("a", "workflow-7")
+    assert pickle.loads(pickle.dumps(raised.value)).name == "a"
+    assert hold.remaining == 0
+    assert not hold.continuous
+    [event] = [event for event in told if event.kind == "lost"]
+    assert event.names == ("a",)
+    assert (event.owner, event.fence) == ("workflow-7", lease.fences[0])
+    [line] = [r.getMessage() for r in caplog.records if "lost" in r.getMessage()]
+    for part in ("'a'", "workflow-7", str(lease.fences[0]), "last renewal at", "s ago"):
+        assert part in line
+    assert not process.release(lease)
+    assert process.release(lease), "a second give-back has nothing to say"
+    assert kinds(told) == ["acquired", "lost"]
+
+
+def test_a_lost_hold_is_not_taken_again_in_silence_when_the_lock_is_free(
+    runs: Callable[..., Any], client: redis.Redis, namespace: str
+) -> None:
+    process, other = runs(), runs()
+    lease = process.held("a", lease=1.0)
+    record = client.hgetall(f"{namespace}:{{0}}:l:a")
+    client.delete(f"{namespace}:{{0}}:l:a")
+    wait_for(lambda: lease.lost, what="the loss")
+    client.hset(f"{namespace}:{{0}}:l:a", mapping=record)  # as a backup that is played back
+    for _ in range(20):
+        assert lease.lost
+        time.sleep(0.05)
+    wait_for(
+        lambda: isinstance(other.engine.acquire(other.lease("a")), Held),
+        what="the lock to be free: nobody renews what is lost",
+    )
+
+
+def test_without_a_server_the_hold_is_lost_at_its_deadline_and_before_the_server_ends_it(
+    runs: Callable[..., Any], own_redis: Callable[..., RedisServer], told: list[LockEvent]
+) -> None:
+    server = own_redis()
+    process = runs(server.url)
+    lease = process.held("a", lease=1.0)
+    last = lease.renewed
+    server.pause()
+    try:
+        wait_for(lambda: lease.lost, 3, what="the loss")
+        lost_at = time.monotonic()
+        wait_for(lambda: "lost" in kinds(told), 3, what="the news")
+    finally:
+        server.resume()
+    assert 0.9 < lost_at - max(last, lease.renewed) < 1.0
+    for _ in range(20):
+        assert lease.lost, "a server that comes back does not undo it"
+        time.sleep(0.02)
+    assert not process.release(lease)
+    assert kinds(told) == ["acquired", "lost"]
+    assert not process.engine.inspect("a").holds, "what the server still had was given back"
+
+
+def test_the_holder_never_believes_in_more_time_than_the_server_gives(
+    runs: Callable[..., Any],
+) -> None:
+    process, other = runs(), runs()
+    lease = process.held("a", lease=0.6)
+    until = time.monotonic() + 2.5
+    while time.monotonic() < until:
+        [hold] = other.engine.inspect("a").holds
+        assert not lease.lost
+        if lease.renewed > time.monotonic() - 0.01:
+            continue  # a renewal may have come between the two looks
+        believed = lease.deadline - time.monotonic()
+        assert believed < hold.remaining
+    process.release(lease)
+
+
+def test_force_release_reaches_a_hold_that_is_a_second_old_at_once(
+    runs: Callable[..., Any], client: redis.Redis, namespace: str, told: list[LockEvent]
+) -> None:
+    process, other = runs(), runs()
+    lease = process.held("a", lease=30.0)
+    assert subscribers(client, namespace) == 0
+    wait_for(lambda: subscribers(client, namespace) == 1, 3, what="the process to listen")
+    assert time.monotonic() - lease.renewed >= 1.0
+    other.engine.store.force_release("a")
+    wait_for(lambda: lease.lost, 1, what="the loss")
+    assert lease.state.value == "lost"
+    wait_for(lambda: "lost" in kinds(told), 1, what="the news")
+    assert "by force" in told[-1].reason
+    assert isinstance(other.engine.acquire(other.lease("a")), Held)
+    assert not process.release(lease)
+    assert isinstance(other.engine.acquire(other.lease("a")), Busy), "nobody else's was given back"
+
+
+def test_force_release_of_one_run_is_told_to_no_other(
+    runs: Callable[..., Any], client: redis.Redis, namespace: str
+) -> None:
+    process = runs()
+    first = process.held("a", lease=30.0, limits=(2,))
+    second = process.held("a", lease=30.0, limits=(2,))
+    wait_for(lambda: subscribers(client, namespace) == 1, 3, what="the process to listen")
+    process.engine.store.force_release("a", first.claim.run)
+    wait_for(lambda: first.lost, 1, what="the loss")
+    assert not second.lost
+    assert process.release(second)
+
+
+def test_a_process_with_short_holds_alone_never_listens(
+    runs: Callable[..., Any], client: redis.Redis, namespace: str
+) -> None:
+    process = runs()
+    until = time.monotonic() + 2.5
+    while time.monotonic() < until:
+        lease = process.held("a", lease=30.0)
+        time.sleep(0.02)
+        process.release(lease)
+        assert subscribers(client, namespace) == 0
+
+
+def test_the_notice_of_a_loss_that_was_missed_is_made_up_for_by_the_renewal(
+    runs: Callable[..., Any], client: redis.Redis, namespace: str
+) -> None:
+    process = runs()
+    lease = process.held("a", lease=1.5)
+    process.engine.store.force_release("a")
+    wait_for(lambda: lease.state.value == "lost", 1.5, what="the loss")
+
+
+def test_a_loss_that_the_give_back_finds_is_told_once_and_not_as_a_release(
+    runs: Callable[..., Any], client: redis.Redis, namespace: str, told: list[LockEvent]
+) -> None:
+    process = runs()
+    lease = process.held("a", lease=30.0)
+    client.delete(f"{namespace}:{{0}}:l:a")
+    assert not process.release(lease)
+    assert kinds(told) == ["acquired", "lost"]
+
+
+def test_loss_and_give_back_at_the_same_moment_tell_one_thing(
+    runs: Callable[..., Any], client: redis.Redis, namespace: str, told: list[LockEvent]
+) -> None:
+    process = runs()
+    holds = [process.held(f"lock {n}", lease=0.9) for n in range(200)]
+    time.sleep(max(0.0, holds[0].due - time.monotonic()))
+    client.delete(*(f"{namespace}:{{0}}:l:lock {n}" for n in range(0, 200, 2)))
+    threads = [
+        threading.Thread(target=lambda part=part: [process.release(lease) for lease in part])
+        for part in (holds[:100], holds[100:])
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    time.sleep(0.3)
+    ends = [event for event in told if event.kind in ("lost", "released")]
+    assert sorted(event.names[0] for event in ends) == sorted(f"lock {n}" for n in range(200))
+    assert {event.kind for event in ends if int(event.names[0].split()[1]) % 2} == {"released"}
+
+
+def test_a_handler_that_fails_takes_nothing_from_the_news(
+    runs: Callable[..., Any], client: redis.Redis, namespace: str, told: list[LockEvent]
+) -> None:
+    def fail(reason: str) -> None:
+        raise RuntimeError("boom")
+
+    process = runs()
+    lease = process.held("a", lease=1.0)
+    lease.on_lost = fail
+    other = process.held("b", lease=1.0)
+    client.delete(f"{namespace}:{{0}}:l:a")
+    wait_for(lambda: "lost" in kinds(told), what="the news")
+    since = time.monotonic()
+    wait_for(lambda: other.renewed > since, what="the renewal of the other")
+
+
+def test_a_process_that_was_stopped_for_longer_than_its_lease_knows_it_at_its_first_look(
+    redis_url: str, namespace: str, runs: Callable[..., Any]
+) -> None:
+    program = programs.start(
+        """
+        taken = held(engine(), "a", seconds=1.0)
+        say("held")
+        last = time.monotonic()
+        while True:
+            lost, now = taken.lost, time.monotonic()
+            if now - last > 1.5:
+                # Stopped since the last look. The answer may have been worked out before the stop.
+                say("at once" if lost or taken.lost else "too late")
+                sys.exit()
+            last = now
+        """,
+        redis_url,
+        namespace,
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == "held\n"
+    time.sleep(1.5)  # some renewals later
+    os.kill(program.pid, signal.SIGSTOP)
+    other = runs()
+    assert isinstance(other.engine.acquire(other.lease("a", lease=30.0), 5.0), Held)
+    time.sleep(0.6)
+    os.kill(program.pid, signal.SIGCONT)
+    lines = [program.stdout.readline()]
+    assert lines == ["at once\n"]
+    program.communicate(timeout=10)
+    assert program.returncode == 0

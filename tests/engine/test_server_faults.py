@@ -1,0 +1,225 @@
+"""The server goes, comes back, forgets: what a holder, a waiter and a newcomer see of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from celery_relock.core.answers import Held
+from celery_relock.core.events import LockEvent, subscribe
+from celery_relock.core.lease import State
+from celery_relock.errors import LockUnavailable
+from tests.engine.conftest import Runs
+from tests.support import RedisServer, wait_for
+from tests.support.proxy import Proxy
+
+
+@pytest.fixture
+def server(own_redis: Callable[..., RedisServer]) -> RedisServer:
+    return own_redis()
+
+
+@pytest.fixture
+def lost() -> object:
+    """The locks that were told as lost, as they are told."""
+    events: list[LockEvent] = []
+    end = subscribe(lambda event: events.append(event) if event.kind == "lost" else None)
+    yield events
+    end()
+
+
+def test_scripts_may_be_flushed_at_any_time(runs: Callable[..., Runs], server: RedisServer) -> None:
+    one, two = runs(server.url), runs(server.url)
+    client = server.client()
+    stop = threading.Event()
+
+    def flush() -> None:
+        while not stop.wait(0.002):
+            client.script_flush()
+
+    flusher = threading.Thread(target=flush)
+    flusher.start()
+    holder = one.held("a", lease=0.6)
+    waiter = two.lease("a", lease=0.6)
+    thread = threading.Thread(target=lambda: two.engine.acquire(waiter, 10.0))
+    thread.start()
+    time.sleep(1.0)  # renewals and heartbeats come and go
+    assert not holder.lost
+    assert one.release(holder)
+    thread.join(5)
+    assert waiter.state is State.HELD
+    assert two.release(waiter)
+    for _ in range(200):
+        assert one.release(one.held("a"))
+    stop.set()
+    flusher.join()
+
+
+def test_a_restart_with_empty_data_is_told_by_the_next_renewal(
+    runs: Callable[..., Runs], server: RedisServer, lost: list[LockEvent]
+) -> None:
+    one = runs(server.url)
+    lease = one.held("a", lease=2.0)
+    server.restart(keep_data=False)
+    wait_for(lambda: lost, timeout=5)
+    assert lost[0].names == ("a",)
+    assert lost[0].run == lease.claim.run
+    assert lease.lost
+    assert one.release(lease) is False
+    assert len(lost) == 1
+
+
+def test_a_restart_with_empty_data_is_told_at_give_back_if_no_renewal_came_before(
+    runs: Callable[..., Runs], server: RedisServer, lost: list[LockEvent]
+) -> None:
+    one, two = runs(server.url), runs(server.url)
+    lease = one.held("a", lease=60.0)
+    time.sleep(1.1)  # from then on a kept connection is looked at before it is used
+    server.restart(keep_data=False)
+    other = two.held("a")
+    assert one.release(lease) is False
+    assert [event.run for event in lost] == [lease.claim.run]
+    assert [hold.run for hold in two.engine.inspect("a").holds] == [other.claim.run]
+    assert two.release(other)
+
+
+def test_a_restart_with_its_data_loses_nothing(
+    runs: Callable[..., Runs], server: RedisServer, lost: list[LockEvent]
+) -> None:
+    one, two = runs(server.url), runs(server.url)
+    lease = one.held("a", lease=30.0)
+    waiter = two.lease("a")
+    thread = threading.Thread(target=lambda: two.engine.acquire(waiter, 20.0))
+    thread.start()
+    wait_for(lambda: waiter.state is State.WAITING)
+    server.restart(keep_data=True)
+    assert one.engine.extend(lease, 30.0)
+    assert one.release(lease)
+    thread.join(10)
+    assert waiter.state is State.HELD
+    assert two.release(waiter)
+    assert lost == []
+
+
+def test_fences_go_on_rising_after_a_restart_with_empty_data(
+    runs: Callable[..., Runs], server: RedisServer
+) -> None:
+    one = runs(server.url)
+    before = one.held("a")
+    one.release(before)
+    server.restart(keep_data=False)
+    after = one.held("a")
+    assert after.fences > before.fences
+    one.release(after)
+
+
+def test_without_a_server_it_takes_a_moment_to_say_so_and_none_to_give_back(
+    runs: Callable[..., Runs], server: RedisServer
+) -> None:
+    one = runs(server.url)
+    one.release(one.held("a"))
+    server.kill()
+    lease = one.lease("a")
+    started = time.monotonic()
+    with pytest.raises(LockUnavailable):
+        one.engine.acquire(lease, 10.0)
+    assert time.monotonic() - started < 4
+    started = time.monotonic()
+    with pytest.raises(LockUnavailable):
+        one.release(lease)
+    assert time.monotonic() - started < 0.5
+
+
+def test_a_server_that_is_back_within_the_patience_is_not_noticed(
+    runs: Callable[..., Runs], server: RedisServer
+) -> None:
+    one = runs(server.url)
+    one.release(one.held("a"))
+    server.kill()
+    timer = threading.Timer(0.5, lambda: server.restart(keep_data=False))
+    timer.start()
+    lease = one.held("a")
+    timer.join()
+    assert one.release(lease)
+
+
+def test_a_give_back_that_nobody_hears_is_an_error_and_the_lease_ends_the_hold(
+    proxy: Proxy, runs: Callable[..., Runs]
+) -> None:
+    near, far = runs(proxy.url), runs()
+    lease = near.held("a", lease=3.0)
+    proxy.refuse()
+    with pytest.raises(LockUnavailable):
+        near.release(lease)
+    assert lease.state is not State.HELD
+    waiter = far.lease("a", lease=1.0)
+    started = time.monotonic()
+    assert isinstance(far.engine.acquire(waiter, 10.0), Held)
+    assert time.monotonic() - started < 3.5
+    assert far.release(waiter)
+
+
+def test_a_give_back_that_failed_can_be_tried_again(
+    proxy: Proxy, runs: Callable[..., Runs]
+) -> None:
+    near, far = runs(proxy.url), runs()
+    lease = near.held("a")
+    proxy.refuse()
+    with pytest.raises(LockUnavailable):
+        near.release(lease)
+    proxy.accept()
+    assert near.release(lease)
+    assert far.engine.inspect("a").holds == ()
+
+
+def test_a_waiter_whose_server_restarts_empty_gets_in(
+    runs: Callable[..., Runs], server: RedisServer
+) -> None:
+    one, two = runs(server.url), runs(server.url)
+    holder = one.held("a")
+    waiter = two.lease("a", lease=1.2)
+    thread = threading.Thread(target=lambda: two.engine.acquire(waiter, 20.0))
+    thread.start()
+    wait_for(lambda: waiter.state is State.WAITING)
+    server.restart(keep_data=False)
+    thread.join(10)
+    assert waiter.state is State.HELD
+    assert two.release(waiter)
+    one.release(holder)
+
+
+def test_a_waiter_without_a_server_is_told_when_its_time_is_over(
+    proxy: Proxy, runs: Callable[..., Runs]
+) -> None:
+    near, far = runs(proxy.url), runs()
+    holder = far.held("a")
+    waiter = near.lease("a", lease=1.2)
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            near.engine.acquire(waiter, 1.0)
+        except LockUnavailable as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    wait_for(lambda: waiter.state is State.WAITING)
+    proxy.refuse()
+    thread.join(10)
+    assert len(errors) == 1
+    proxy.accept()
+    near.release(waiter)
+    assert far.engine.inspect("a").waiting == 0
+    assert far.release(holder)
+
+
+def test_clients_of_one_pool_limit_are_not_used_up(runs: Callable[..., Runs], proxy: Proxy) -> None:
+    """Every reconnection takes a new link: it must not count against a pool's limit for ever."""
+    near = runs(proxy.url, max_connections=3)
+    for _ in range(8):
+        proxy.cut()
+        assert near.release(near.held("a"))

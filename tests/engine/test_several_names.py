@@ -1,0 +1,184 @@
+"""Claims for several locks: all or none, and no order of names that could deadlock."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+
+import redis
+
+from celery_relock.core.answers import Busy, Held
+from celery_relock.core.lease import Lease, State
+from tests.engine.conftest import Runs
+from tests.support import leftovers, wait_for
+from tests.support.companion import running
+
+TURNS = """
+import random
+here = engine()
+names = {names}
+for turn in range(60):
+    taken = held(here, *random.sample(names, 2), wait=20.0)
+    here.release(taken)
+say("done")
+"""
+
+
+def waiting(runs: Runs, lease: Lease) -> threading.Thread:
+    """Acquire in a thread; returns when the lease stands in line."""
+    thread = threading.Thread(target=lambda: runs.engine.acquire(lease, 20.0), daemon=True)
+    thread.start()
+    wait_for(lambda: lease.state is State.WAITING)
+    return thread
+
+
+def test_all_are_taken_with_one_fence_and_given_back_together(
+    runs: Callable[..., Runs], client: redis.Redis, namespace: str
+) -> None:
+    one = runs()
+    lease = one.held("a", "b", "c")
+    assert len(lease.fences) == 3
+    assert len(set(lease.fences)) == 1
+    for name in "abc":
+        assert [hold.run for hold in one.engine.inspect(name).holds] == [lease.claim.run]
+    assert one.release(lease)
+    assert leftovers(client, namespace) == [f"{namespace}:{{0}}:meta"]
+
+
+def test_none_is_taken_while_one_is_held(runs: Callable[..., Runs]) -> None:
+    one, two = runs(), runs()
+    holder = one.held("b")
+    lease = two.lease("a", "b", "c")
+    answer = two.engine.acquire(lease)
+    assert isinstance(answer, Busy)
+    assert (answer.name, answer.owner) == ("b", holder.claim.owner)
+    assert two.engine.inspect("a").holds == two.engine.inspect("c").holds == ()
+    two.release(lease)
+    one.release(holder)
+
+
+def test_a_waiter_for_two_gets_in_when_both_are_free_and_not_before(
+    runs: Callable[..., Runs], client: redis.Redis, namespace: str
+) -> None:
+    one, two = runs(), runs()
+    left, right = one.held("a"), one.held("b")
+    lease = two.lease("a", "b")
+    thread = waiting(two, lease)
+    one.release(left)
+    assert one.engine.inspect("a").holds == ()
+    assert lease.state is State.WAITING
+    one.release(right)
+    thread.join(5)
+    assert lease.state is State.HELD
+    assert len(set(lease.fences)) == 1
+    assert two.release(lease)
+    assert leftovers(client, namespace) == [f"{namespace}:{{0}}:meta"]
+
+
+def test_a_newcomer_for_one_does_not_overtake_a_waiter_for_two(runs: Callable[..., Runs]) -> None:
+    one, two = runs(), runs()
+    holder = one.held("b")
+    lease = two.lease("a", "b")
+    thread = waiting(two, lease)
+    newcomer = one.lease("a")
+    assert isinstance(one.engine.acquire(newcomer), Busy)
+    one.release(newcomer)
+    one.release(holder)
+    thread.join(5)
+    assert two.release(lease)
+
+
+def test_waiters_for_both_orders_get_in_one_after_the_other(runs: Callable[..., Runs]) -> None:
+    one, two = runs(), runs()
+    holder = one.held("a", "b")
+    first, second = one.lease("a", "b"), two.lease("b", "a")
+    first_thread = waiting(one, first)
+    second_thread = waiting(two, second)
+    one.release(holder)
+    first_thread.join(5)
+    assert first.state is State.HELD
+    assert second.state is State.WAITING
+    one.release(first)
+    second_thread.join(5)
+    assert second.state is State.HELD
+    assert two.release(second)
+
+
+def test_a_lock_that_was_entered_keeps_its_fence_while_the_other_is_waited_for(
+    runs: Callable[..., Runs],
+) -> None:
+    one, two = runs(), runs()
+    outer = one.held("a", owner="flow")
+    stranger = two.held("b")
+    inner = one.lease("a", "b", owner="flow", lineage=(outer.claim.run,))
+    thread = waiting(one, inner)
+    two.release(stranger)
+    thread.join(5)
+    assert inner.state is State.HELD
+    assert inner.fences[0] == outer.fences[0]
+    assert inner.fences[1] > stranger.fences[0]
+    assert inner.reentered == (True, False)
+    assert one.release(inner)
+    assert [hold.run for hold in two.engine.inspect("a").holds] == [outer.claim.run]
+    assert one.release(outer)
+
+
+def test_a_waiter_for_two_that_gives_up_leaves_both_queues(
+    runs: Callable[..., Runs], client: redis.Redis, namespace: str
+) -> None:
+    one, two = runs(), runs()
+    holder = one.held("a")
+    lease = two.lease("a", "b")
+    assert isinstance(two.engine.acquire(lease, 0.1), Busy)
+    two.release(lease)
+    free = one.held("b")
+    one.release(free)
+    one.release(holder)
+    assert leftovers(client, namespace) == [f"{namespace}:{{0}}:meta"]
+
+
+def test_processes_and_threads_that_want_any_two_of_three_never_deadlock(
+    runs: Callable[..., Runs], redis_url: str, namespace: str, client: redis.Redis
+) -> None:
+    one = runs()
+    names = ["a", "b", "c"]
+    inside = dict.fromkeys(names, 0)
+
+    def work() -> None:
+        for _ in range(60):
+            chosen = random.sample(names, 2)
+            lease = one.held(*chosen, wait=20.0)
+            for name in chosen:
+                inside[name] += 1
+                assert inside[name] == 1
+            for name in chosen:
+                inside[name] -= 1
+            assert one.release(lease)
+
+    failures: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+
+    with running(TURNS.format(names=names), redis_url, namespace) as other:
+        threads = [threading.Thread(target=guarded) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(40)
+        assert other.line() == "done"
+    assert failures == []
+    assert leftovers(client, namespace) == [f"{namespace}:{{0}}:meta"]
+
+
+def test_a_repeat_of_the_claim_holds_the_same(runs: Callable[..., Runs]) -> None:
+    one = runs()
+    lease = one.held("a", "b")
+    again = one.engine.store.acquire(lease.claim)
+    assert isinstance(again, Held)
+    assert again.fences == lease.fences
+    assert one.release(lease)

@@ -1,0 +1,431 @@
+"""Blocking waiters: first come, first served; the dead cost nothing, the frozen one waiter's lease."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+import redis
+
+from celery_relock.core import engine as engine_module
+from celery_relock.core.answers import Busy, Held
+from celery_relock.core.lease import Lease, State
+from tests.engine.conftest import Runs
+from tests.support import RedisServer, leftovers, wait_for
+from tests.support.companion import Companion, running
+from tests.support.proxy import Proxy
+
+WAITERS = """
+here = engine()
+here._inbox.open()
+def wait():
+    held(here, "a", wait=None, seconds={lease})
+    say("in")
+for _ in range({each}):
+    threading.Thread(target=wait, daemon=True).start()
+input()
+"""
+
+
+class Waiter:
+    """A thread that takes a lock and keeps it until it is told to give it back."""
+
+    def __init__(self, runs: Runs, name: str = "a", wait: float | None = 20.0, **claim: object):
+        self.runs = runs
+        self.lease: Lease = runs.lease(name, **claim)
+        self.wait = wait
+        self.entered = threading.Event()
+        self.leave = threading.Event()
+        self.error: BaseException | None = None
+        self.answer: object = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        try:
+            self.answer = self.runs.engine.acquire(self.lease, self.wait)
+            if isinstance(self.answer, Held):
+                self.entered.set()
+                self.leave.wait(20)
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.runs.release(self.lease)
+
+    def start(self) -> Waiter:
+        """Start, and return when it stands in line."""
+        self.thread.start()
+        wait_for(lambda: self.lease.state in (State.WAITING, State.HELD), what="a place in line")
+        return self
+
+    def finish(self) -> None:
+        self.leave.set()
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+
+
+@contextmanager
+def waiting(
+    url: str, namespace: str, count: int, lease: float, each: int = 1
+) -> Iterator[list[Companion]]:
+    """So many processes, each with so many threads that want the lock."""
+    program = WAITERS.format(lease=lease, each=each)
+    with ExitStack() as stack:
+        yield [stack.enter_context(running(program, url, namespace)) for _ in range(count)]
+
+
+def queued(runs: Runs, count: int) -> None:
+    wait_for(lambda: runs.engine.inspect("a").waiting == count, what=f"{count} waiters")
+
+
+def test_waiters_get_in_in_the_order_in_which_they_came(
+    runs: Callable[..., Runs], client: redis.Redis, namespace: str
+) -> None:
+    processes = [runs(), runs()]
+    holder = processes[0].held("a")
+    waiters = [Waiter(random.choice(processes)).start() for _ in range(6)]
+    processes[0].release(holder)
+    for index, waiter in enumerate(waiters):
+        assert waiter.entered.wait(5)
+        assert not any(later.entered.is_set() for later in waiters[index + 1 :])
+        waiter.finish()
+    fences = [waiter.answer.fences[0] for waiter in waiters]  # type: ignore[attr-defined]
+    assert fences == sorted(fences)
+    assert leftovers(client, namespace) == [f"{namespace}:{{0}}:meta"]
+
+
+@pytest.mark.parametrize("count", [2, 8, 32])
+def test_a_contended_cycle_costs_three_commands_at_the_most(
+    count: int, runs: Callable[..., Runs], own_redis: Callable[..., RedisServer]
+) -> None:
+    server = own_redis()
+    one = runs(server.url)
+    one.engine._inbox.open()
+    cycles = 15
+    barrier = threading.Barrier(count)
+    order: list[int] = []
+
+    def work(me: int) -> None:
+        barrier.wait(10)
+        for _ in range(cycles):
+            lease = one.held("a", wait=30.0)
+            order.append(me)
+            one.release(lease)
+
+    one.release(one.held("a"))
+    workers = [threading.Thread(target=work, args=(me,)) for me in range(count)]
+    with server.client() as client:
+        client.config_resetstat()
+        started = time.monotonic()
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(60)
+        took = time.monotonic() - started
+        stats = client.info("commandstats")
+    sent = stats["cmdstat_evalsha"]["calls"] + stats.get("cmdstat_eval", {"calls": 0})["calls"]
+    # One heartbeat of the process now and then comes on top, however many wait.
+    assert sent <= 3 * count * cycles + 3 * took + 2
+    assert len(order) == count * cycles
+    # In the middle, when all are there: in turn.
+    middle = order[len(order) // 3 : 2 * len(order) // 3]
+    shares = [middle.count(me) for me in range(count)]
+    assert max(shares) - min(shares) <= 2, shares
+
+
+def test_a_newcomer_does_not_overtake_whoever_waits(runs: Callable[..., Runs]) -> None:
+    one, two = runs(), runs()
+    holder = one.held("a", lease=20.0)
+    first = Waiter(one).start()
+    seen: list[object] = []
+
+    def barge() -> None:
+        while not first.entered.is_set():
+            lease = two.lease("a")
+            seen.append(two.engine.acquire(lease))
+            two.release(lease)
+
+    bargers = [threading.Thread(target=barge) for _ in range(2)]
+    for barger in bargers:
+        barger.start()
+    wait_for(lambda: len(seen) > 20)
+    one.release(holder)
+    for barger in bargers:
+        barger.join(10)
+    assert first.entered.is_set()
+    assert all(isinstance(answer, Busy) for answer in seen)
+    first.finish()
+
+
+def test_re_entry_never_queues(runs: Callable[..., Runs]) -> None:
+    one, two = runs(), runs()
+    outer = one.held("a", owner="flow")
+    waiter = Waiter(two).start()
+    inner = one.held("a", owner="flow", lineage=(outer.claim.run,))
+    assert (inner.fences, inner.reentered) == (outer.fences, (True,))
+    one.release(outer)
+    assert not waiter.entered.wait(0.1)
+    one.release(inner)
+    assert waiter.entered.wait(5)
+    waiter.finish()
+
+
+def test_a_waiter_that_joins_its_owners_entry_has_its_fence(runs: Callable[..., Runs]) -> None:
+    one, two = runs(), runs()
+    holder = one.held("a")
+    first = Waiter(one, owner="flow", by_owner=True).start()
+    stranger = Waiter(two).start()
+    second = Waiter(two, owner="flow", by_owner=True).start()
+    one.release(holder)
+    assert first.entered.wait(5)
+    assert second.entered.wait(5)
+    assert first.lease.fences == second.lease.fences
+    assert second.lease.reentered == (True,)
+    assert not stranger.entered.is_set()
+    first.finish()
+    second.finish()
+    assert stranger.entered.wait(5)
+    stranger.finish()
+
+
+def test_a_waiter_out_of_time_leaves_nothing(
+    runs: Callable[..., Runs], client: redis.Redis, namespace: str
+) -> None:
+    one, two = runs(), runs()
+    holder = one.held("a")
+    started = time.monotonic()
+    lease = two.lease("a")
+    answer = two.engine.acquire(lease, 0.3)
+    assert 0.3 <= time.monotonic() - started < 1
+    assert isinstance(answer, Busy)
+    assert answer.owner == holder.claim.owner
+    assert two.release(lease)
+    assert two.engine.inspect("a").waiting == 0
+    one.release(holder)
+    assert leftovers(client, namespace) == [f"{namespace}:{{0}}:meta"]
+
+
+def test_a_grant_that_crosses_the_end_of_the_wait_leaves_nothing(
+    runs: Callable[..., Runs], client: redis.Redis, namespace: str
+) -> None:
+    one, two = runs(), runs()
+    one.engine._inbox.open()
+    two.engine._inbox.open()
+    in_time = 0
+    for turn in range(60):
+        holder = one.held("a")
+        waiter = Waiter(two, wait=0.02).start() if turn % 2 else Waiter(two, wait=0.02)
+        if not waiter.thread.ident:
+            waiter.thread.start()
+        time.sleep(0.02 + random.uniform(-0.004, 0.004))  # the race itself: the grant near the end
+        one.release(holder)
+        waiter.finish()
+        assert waiter.error is None
+        in_time += isinstance(waiter.answer, Held)
+        assert one.engine.inspect("a") == ((), (), 0)
+    assert leftovers(client, namespace) == [f"{namespace}:{{0}}:meta"]
+
+
+class Stop(BaseException):
+    """What a time limit or Ctrl-C throws in."""
+
+
+def test_a_waiter_that_an_exception_from_outside_ends_leaves_nothing(
+    runs: Callable[..., Runs], client: redis.Redis, namespace: str
+) -> None:
+    one, two = runs(), runs()
+    holder = one.held("a")
+    waiter = Waiter(two, lease=1.0).start()
+    thread = ctypes.c_ulong(waiter.thread.ident or 0)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(Stop))
+    waiter.thread.join(5)
+    assert isinstance(waiter.error, Stop)
+    assert one.engine.inspect("a").waiting == 0
+    one.release(holder)
+    assert leftovers(client, namespace) == [f"{namespace}:{{0}}:meta"]
+
+
+def test_a_signal_may_strike_at_any_line_of_taking_and_giving_back(
+    runs: Callable[..., Runs], client: redis.Redis, namespace: str
+) -> None:
+    """Hundreds of timers that go off in the middle: no hold and no place is ever left behind."""
+    one, two = runs(), runs()
+    armed = False
+
+    def strike(*_: object) -> None:
+        if armed:
+            raise Stop
+
+    before = signal.signal(signal.SIGALRM, strike)
+    one.engine._inbox.open()
+    struck = 0
+    try:
+        for turn in range(300):
+            holder = two.held("a") if turn % 3 == 0 else None
+            lease = one.lease("a")
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 1e-3))
+            try:
+                armed = True
+                try:
+                    one.engine.acquire(lease, 0.01)
+                    one.engine.release(lease)
+                finally:
+                    armed = False
+            except Stop:
+                struck += 1
+            one.release(lease)
+            if holder is not None:
+                two.release(holder)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert one.engine.inspect("a") == ((), (), 0), turn
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert struck > 20
+    kept = [key for key in leftovers(client, namespace) if not key.endswith(":meta")]
+    assert all(":d:" in key and 0 < client.pttl(key) <= 60_000 for key in kept)
+
+
+def test_twenty_waiters_of_a_killed_process_at_the_head_are_skipped_at_once(
+    runs: Callable[..., Runs], redis_url: str, namespace: str, client: redis.Redis
+) -> None:
+    one, two = runs(), runs()
+    holder = one.held("a")
+    with waiting(redis_url, namespace, count=1, lease=30.0, each=20) as (doomed,):
+        queued(one, 20)
+        waiter = Waiter(two).start()
+        doomed.kill()
+        started = time.monotonic()
+        one.release(holder)
+        assert waiter.entered.wait(5)
+        assert time.monotonic() - started < 0.2
+        waiter.finish()
+    # Their places are dropped by whoever looks after they have lapsed, and have a TTL besides.
+    for key in leftovers(client, namespace):
+        assert key.endswith(":meta") or 0 < client.pttl(key) <= 66_000
+
+
+def test_frozen_waiters_cost_one_waiters_lease_in_all(
+    runs: Callable[..., Runs], redis_url: str, namespace: str
+) -> None:
+    one, two = runs(), runs()
+    holder = one.held("a")
+    with waiting(redis_url, namespace, count=3, lease=1.0) as frozen:
+        queued(one, 3)
+        waiter = Waiter(two, lease=1.0).start()
+        for program in frozen:
+            program.freeze()
+        started = time.monotonic()
+        one.release(holder)
+        assert waiter.entered.wait(5)
+        # One lease of 1 s, and up to a heartbeat until the next in line finds that it has ended.
+        assert time.monotonic() - started < 1.6
+        assert one.engine.inspect("a").waiting == 0
+        waiter.finish()
+
+
+def test_a_waiter_that_was_frozen_asks_again_and_takes_nothing_it_lost(
+    runs: Callable[..., Runs], redis_url: str, namespace: str
+) -> None:
+    one, two = runs(), runs()
+    holder = one.held("a")
+    with waiting(redis_url, namespace, count=1, lease=0.6) as (program,):
+        queued(one, 1)
+        program.freeze()
+        one.release(holder)  # to the frozen one
+        second = two.held("a", wait=5.0)
+        program.resume()
+        queued(one, 1)
+        assert [hold.run for hold in one.engine.inspect("a").holds] == [second.claim.run]
+        two.release(second)
+        assert program.line() == "in"
+        held = one.engine.inspect("a").holds
+        assert len(held) == 1
+        assert held[0].fence > second.fences[0]
+
+
+def test_a_lost_wake_up_is_found_by_the_next_heartbeat(
+    proxy: Proxy, runs: Callable[..., Runs]
+) -> None:
+    near, far = runs(proxy.url), runs()
+    holder = far.held("a")
+    waiter = Waiter(near, lease=1.2).start()
+    proxy.deaf = True
+    started = time.monotonic()
+    far.release(holder)
+    assert waiter.entered.wait(5)
+    assert time.monotonic() - started < 0.6
+    waiter.finish()
+
+
+def test_a_grant_that_overtakes_the_answer_is_heard_at_once(
+    runs: Callable[..., Runs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = runs(), runs()
+    two.engine._inbox.open()
+    holder = one.held("a")
+    acquire = two.engine.store.acquire
+
+    def slow_answer(*arguments: object, **options: object) -> object:
+        answer = acquire(*arguments, **options)  # type: ignore[arg-type]
+        one.release(holder)
+        time.sleep(0.1)  # the message of the grant comes in, while the answer is still on its way
+        return answer
+
+    monkeypatch.setattr(two.engine.store, "acquire", slow_answer)
+    started = time.monotonic()
+    lease = two.held("a", wait=5.0)
+    assert time.monotonic() - started < 0.5
+    assert two.release(lease)
+
+
+def test_pubsub_connections_may_be_killed_at_any_time(
+    runs: Callable[..., Runs], client: redis.Redis, namespace: str
+) -> None:
+    one = runs()
+    stop = threading.Event()
+    turns: list[float] = []
+
+    def work() -> None:
+        while not stop.is_set():
+            started = time.monotonic()
+            lease = one.held("a", wait=20.0, lease=0.9)
+            turns.append(time.monotonic() - started)
+            time.sleep(0.002)
+            one.release(lease)
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for _ in range(8):
+        client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        time.sleep(0.15)
+    stop.set()
+    for worker in workers:
+        worker.join(20)
+    assert len(turns) > 50
+    assert max(turns) < 2
+    assert leftovers(client, namespace) == [f"{namespace}:{{0}}:meta"]
+
+
+def test_a_waiter_gets_in_when_a_holder_was_killed(
+    runs: Callable[..., Runs], redis_url: str, namespace: str
+) -> None:
+    one = runs()
+    with waiting(redis_url, namespace, count=1, lease=1.0) as (program,):
+        assert program.line() == "in"
+        waiter = Waiter(one).start()
+        program.kill()
+        started = time.monotonic()
+        assert waiter.entered.wait(5)
+        assert time.monotonic() - started < 1.3
+        waiter.finish()
+
+
+def test_a_waiters_lease_is_bounded_however_long_the_lock_is_held() -> None:
+    assert engine_module.WAITER_LEASE <= 10

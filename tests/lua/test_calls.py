@@ -1,0 +1,167 @@
+"""The store calls every verb as the verb's header says, and the replies are those of the header.
+
+The calls are recorded on their way through the store's connections, while each verb is used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import redis
+
+from celery_relock.core.answers import Beat, Claim
+from celery_relock.store.connection import Connections
+from celery_relock.store.keyspace import SCHEMA, Keyspace
+from celery_relock.store.redis import RedisStore
+from celery_relock.store.scripts import Parameter, Script, scripts
+from tests.support.worker import ROOT
+
+VERBS = sorted(path.stem for path in (ROOT / "lua").glob("*.lua"))
+
+
+def _tags(script: Script) -> set[str]:
+    """The words of capitals that open a reply, as the header has them."""
+    return {tag for reply in script.replies for tag in re.findall(r"\{([A-Z]+)\b", reply)}
+
+
+@dataclass
+class Sent:
+    """One script call as the store sent it, and the server's reply."""
+
+    verb: str
+    keys: list[str]
+    args: list[Any]
+    reply: Any
+
+
+@pytest.fixture
+def sent(monkeypatch) -> list[Sent]:
+    """Fills with every script call, on its way through the store's connections."""
+    calls: list[Sent] = []
+    run, run_all = Connections.run, Connections.run_all
+
+    def one(self, script, keys, args, *rest, **options):
+        answer = run(self, script, keys, args, *rest, **options)
+        calls.append(Sent(script.name, list(keys), list(args), answer[0]))
+        return answer
+
+    def many(self, script, batch, *rest, **options):
+        replies = run_all(self, script, batch, *rest, **options)
+        for (keys, args), reply in zip(batch, replies, strict=True):
+            calls.append(Sent(script.name, list(keys), list(args), reply))
+        return replies
+
+    monkeypatch.setattr(Connections, "run", one)
+    monkeypatch.setattr(Connections, "run_all", many)
+    return calls
+
+
+@pytest.fixture
+def store(redis_url: str, namespace: str) -> Iterator[RedisStore]:
+    pool = redis.ConnectionPool.from_url(redis_url)
+    opened = RedisStore(pool, Keyspace(namespace))
+    yield opened
+    opened.close()
+    pool.disconnect()
+
+
+def _claim(run: str, *names: str, nonce: str = "n1") -> Claim:
+    return Claim(run, nonce, f"owner-{run}", names, (1,) * len(names), 30.0, f"who-{run}")
+
+
+def _use_every_verb(store: RedisStore) -> None:
+    """Each verb, with one lock and with several, and each of its replies."""
+    store.acquire(_claim("r1", "a"))  # HELD
+    store.acquire(_claim("r2", "a"))  # BUSY
+    store.acquire(_claim("r2", "a"), wait=20.0, inbox="inbox")  # WAIT
+    store.acquire(_claim("r1", "a", nonce="n2"))  # DUPLICATE
+    store.acquire(_claim("r3", "b", "c"))
+    store.renew([Beat("a", "r1", "n1", 30.0), Beat("b", "r3", "gone", 30.0)])
+    beats = [("a", "r1"), ("a", "r2"), ("b", "nobody")]  # HELD, WAIT, LOST
+    store.heartbeat([Beat(name, run, "n1", 30.0, 20.0) for name, run in beats])
+    store.inspect("a")
+    store.release(("b", "c"), "r3", "n1", ended="run", remember=9.0)  # RELEASED
+    store.release(("b", "c"), "r3", "n1")  # GONE
+    store.acquire(_claim("r3", "b", "c"))  # ENDED
+    store.force_release("a")
+
+
+def _groups(parameters: tuple[Parameter, ...], count: int) -> float:
+    """How often the last line of a header repeats for so many values; 0 where it does not."""
+    if not (parameters and parameters[-1].repeats):
+        return 0 if count == len(parameters) else -1
+    return (count - len(parameters) + 1) / len(parameters[-1].label.split(", "))
+
+
+def test_the_store_calls_every_verb_with_the_keys_and_arguments_of_its_header(store, sent):
+    _use_every_verb(store)
+
+    assert {call.verb for call in sent} == {*VERBS} - {"open"}  # which the next test has
+    for call in sent:
+        script = scripts()[call.verb]
+        locks = _groups(script.keys, len(call.keys))
+        assert locks >= 0, call
+        per_lock = script.arguments[-1].repeats
+        assert _groups(script.arguments, len(call.args)) == (locks if per_lock else 0), call
+        for one, key in zip(script.keys, call.keys, strict=False):
+            assert _kind_of(key) == one.label, call
+        for one, value in zip(script.arguments, call.args, strict=False):
+            is_number = one.text.startswith(("ms", "count", "number", "1 or 0"))
+            assert isinstance(value, int) == is_number, (call, one)
+
+
+def _kind_of(key: str) -> str:
+    short = key.split(":", 2)[2].partition(":")[0]
+    kinds = {"l": "lock", "q": "queue", "w": "waiters", "d": "tombstone", "meta": "meta"}
+    return kinds[short]
+
+
+def test_every_reply_that_a_header_announces_is_given_and_no_other(store, sent):
+    _use_every_verb(store)
+
+    seen: dict[str, set[str]] = {}
+    for call in sent:
+        rows = [call.reply] if _is_tagged(call.reply) else call.reply
+        tags = {row[0].decode() for row in rows if _is_tagged(row)}
+        seen.setdefault(call.verb, set()).update(tags)
+    assert seen == {verb: _tags(scripts()[verb]) for verb in VERBS if verb != "open"}
+
+
+def _is_tagged(row: Any) -> bool:
+    return isinstance(row, list) and row != [] and bool(re.fullmatch(rb"[A-Z]+", _text(row[0])))
+
+
+def _text(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else b""
+
+
+def test_every_key_that_the_verbs_leave_or_touch_is_of_the_type_in_its_header(
+    store, sent, client, namespace
+):
+    _use_every_verb(store)
+    store.acquire(_claim("r1", "a"))
+    store.acquire(_claim("r2", "a"), wait=20.0)
+    store.inspect("a")
+
+    types = {
+        _kind_of(key): client.type(key).decode().replace("zset", "sorted set")
+        for call in sent
+        for key in call.keys
+        if client.exists(key)
+    }
+    assert set(types) == {"meta", "lock", "queue", "waiters", "tombstone"}
+    for script in scripts().values():
+        for one in script.keys:
+            assert one.text.startswith(types[one.label]), (script.name, one)
+
+
+def test_open_takes_the_layout_and_answers_ok_or_which_other_there_is(client, namespace):
+    script, meta = scripts()["open"], f"{namespace}:{{0}}:meta"
+
+    assert [one.label for one in script.arguments] == ["schema", "buckets"]
+    assert client.eval(script.source, 1, meta, SCHEMA, 1) == [b"OK"]
+    assert client.eval(script.source, 1, meta, SCHEMA, 64) == [b"OTHER", b"%d" % SCHEMA, b"1"]

@@ -1,0 +1,90 @@
+"""inspect: tells and changes nothing. open: two layouts never share a namespace."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_relock.core.answers import HoldInfo, LockState, WaiterInfo
+from celery_relock.errors import LockConfigError
+from celery_relock.store.keyspace import SCHEMA, Keyspace
+
+
+def everything(desk):
+    found = {}
+    for key in sorted(desk.client.scan_iter(match=f"{desk.keys.namespace}:*")):
+        found[key] = desk.client.dump(key)
+    return found
+
+
+def test_holders_and_waiters_are_told_in_order(desk):
+    fence = desk.fence("r1", "n1", owner="o", who="worker 1")
+    desk.queue("r2", "n2", who="worker 2")
+    desk.queue("r3", "n3")
+
+    state = desk.store.inspect("a")
+
+    assert [hold._replace(remaining=0) for hold in state.holds] == [
+        HoldInfo("r1", 0, fence, "n1", "o", "worker 1")
+    ]
+    assert [waiter._replace(remaining=0) for waiter in state.waiters] == [
+        WaiterInfo("r2", 0, "n2", "r2", "worker 2"),
+        WaiterInfo("r3", 0, "n3", "r3", ""),
+    ]
+    assert state.waiting == 2
+    assert 25 < state.holds[0].remaining <= 30
+    assert 5 < state.waiters[0].remaining <= 6
+
+
+def test_what_has_lapsed_is_not_told_of_and_nothing_is_changed(desk):
+    desk.fence("r1")
+    desk.queue("r2")
+    desk.lapse("r1")
+    desk.lapse_place("r2")
+    before = everything(desk)
+
+    assert desk.store.inspect("a") == LockState((), (), 1), "its place is still there"
+    assert everything(desk) == before
+
+
+def test_an_idle_lock_has_nothing_to_tell_and_gets_no_key(bare):
+    before = everything(bare)
+
+    assert bare.store.inspect("a") == LockState((), (), 0)
+    assert everything(bare) == before
+
+
+def test_only_so_many_waiters_are_told_of(desk):
+    desk.fence("r0")
+    for i in range(1, 6):
+        desk.queue(f"r{i}")
+
+    state = desk.store.inspect("a", most=2)
+
+    assert [waiter.run for waiter in state.waiters] == ["r1", "r2"]
+    assert state.waiting == 5
+
+
+def test_the_first_client_writes_the_layout_down(desk):
+    desk.take("r1")
+
+    layout = desk.client.hmget(desk.keys.meta(), "schema", "buckets")
+    assert layout == [str(SCHEMA).encode(), b"1"]
+    assert desk.raw("open", [desk.keys.meta()], [SCHEMA, 1]) == ["OK"]
+
+
+@pytest.mark.parametrize(("schema", "buckets"), [(SCHEMA + 1, 1), (SCHEMA, 64)])
+def test_a_client_of_another_layout_is_told_which_one_it_met(desk, schema, buckets):
+    desk.raw("open", [desk.keys.meta()], [schema, buckets])
+
+    assert desk.raw("open", [desk.keys.meta()], [SCHEMA, 1]) == ["OTHER", str(schema), str(buckets)]
+    with pytest.raises(LockConfigError, match=f"schema {schema}, {buckets} buckets"):
+        desk.take("r1")
+    assert desk.client.exists(desk.keys.lock("a")) == 0
+
+
+def test_a_fence_counter_without_a_layout_gets_one(desk):
+    desk.client.hset(Keyspace(desk.keys.namespace).meta(), "fence", 5)
+
+    desk.take("r1")
+
+    assert desk.client.hget(desk.keys.meta(), "schema") == str(SCHEMA).encode()

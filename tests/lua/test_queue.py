@@ -1,0 +1,280 @@
+"""The queue: first come first served, the dead and the unreachable hold nobody up."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_relock.core.answers import Busy, Held, Queued
+
+
+def words(messages):
+    return [message.split(" ")[:2] for message in messages]
+
+
+def test_waiters_enter_in_the_order_in_which_they_came(desk):
+    inbox = desk.listen("p")
+    desk.fence("r0")
+    for i in range(1, 6):
+        assert desk.queue(f"r{i}", inbox="p") == i - 1
+
+    for i in range(5):
+        desk.give_back(f"r{i}")
+        assert words(inbox.heard()) == [["granted", f"r{i + 1}"]]
+        assert desk.holders() == [f"r{i + 1}"]
+
+
+def test_the_order_holds_when_the_clock_is_set_back(desk):
+    desk.fence("r0")
+    desk.queue("r1")
+    ahead = int(desk.now_ms() * 1000) + 3_600_000_000
+    desk.client.zadd(desk.keys.queue("a"), {"r1": ahead})
+
+    assert [desk.queue("r2"), desk.queue("r3")] == [1, 2]
+    scores = [
+        score for _, score in desk.client.zrange(desk.keys.queue("a"), 0, -1, withscores=True)
+    ]
+    assert scores == [ahead, ahead + 1, ahead + 2]
+
+
+def test_a_grant_says_which_run_attempt_and_fence(desk):
+    inbox = desk.listen("p")
+    desk.fence("r1")
+    desk.queue("r2", "its-nonce", inbox="p")
+
+    desk.give_back("r1")
+
+    hold = desk.store.inspect("a").holds[0]
+    assert inbox.heard() == [f"granted r2 its-nonce {hold.fence}"]
+    assert (hold.run, hold.nonce, hold.owner) == ("r2", "its-nonce", "r2")
+
+
+def test_a_grant_has_a_new_fence(desk):
+    desk.listen("p")
+    before = desk.fence("r1")
+    desk.queue("r2", inbox="p")
+
+    desk.give_back("r1")
+
+    assert desk.store.inspect("a").holds[0].fence > before
+
+
+def test_a_grant_lives_for_what_is_left_of_the_place(desk):
+    desk.listen("p")
+    desk.fence("r1")
+    desk.queue("r2", inbox="p", wait=3.0, lease=30)
+    desk.wait_ms(50)
+    desk.give_back("r1")
+
+    assert 2 < desk.store.inspect("a").holds[0].remaining < 2.96
+    assert desk.waiters() == []
+    assert desk.client.exists(desk.keys.waiters("a"), desk.keys.queue("a")) == 0
+
+
+def test_as_many_get_in_as_there_is_room_for(desk):
+    inbox = desk.listen("p")
+    desk.fence("r1", limit=1)
+    for run, limit in (("r2", 1), ("r3", 2), ("r4", 2)):
+        desk.queue(run, limit=limit, inbox="p")
+
+    desk.give_back("r1")
+    assert desk.holders() == ["r2", "r3"]
+    assert words(inbox.heard()) == [["granted", "r2"], ["granted", "r3"]]
+    assert desk.waiters() == ["r4"]
+
+
+def test_a_newcomer_does_not_overtake_a_waiter_that_is_held_up(desk):
+    desk.listen("p")
+    desk.fence("r1", limit=2)
+    desk.queue("strict", limit=1, inbox="p")
+
+    answer = desk.take("r3", limit=2)
+    assert isinstance(answer, Busy)
+    assert answer.waiting == 1
+    assert desk.queue("r3", limit=2) == 1
+
+
+def test_a_newcomer_finds_a_lock_that_lapsed_and_lets_the_waiter_in_first(desk):
+    inbox = desk.listen("p")
+    desk.fence("r1")
+    desk.queue("r2", inbox="p")
+    desk.lapse("r1")
+
+    assert isinstance(desk.take("r3"), Busy)
+    assert desk.holders() == ["r2"]
+    assert words(inbox.heard()) == [["granted", "r2"]]
+
+
+def test_waiters_of_a_process_that_is_gone_are_skipped_and_keep_their_place(desk):
+    inbox = desk.listen("p")
+    desk.fence("r1")
+    for i in range(20):
+        desk.queue(f"gone{i}", inbox="gone")
+    desk.queue("r2", inbox="p")
+    before = desk.waiters()
+
+    desk.give_back("r1")
+
+    assert desk.holders() == ["r2"]
+    assert words(inbox.heard()) == [["granted", "r2"]]
+    assert desk.waiters() == before[:-1]
+
+
+def test_a_waiter_that_was_skipped_is_first_when_it_can_be_reached_again(desk):
+    desk.fence("r1")
+    desk.queue("r2", inbox="p")
+    desk.listen("q")
+    desk.queue("r3", inbox="q")
+    desk.queue("r4", inbox="q")
+    desk.give_back("r1")
+    assert desk.holders() == ["r3"]
+
+    desk.listen("p")
+    desk.give_back("r3")
+
+    assert desk.holders() == ["r2"]
+    assert desk.waiters() == ["r4"]
+
+
+def test_a_newcomer_enters_when_none_of_the_waiters_can_be_reached(desk):
+    desk.fence("r1")
+    desk.queue("r2", inbox="gone")
+    desk.give_back("r1")
+    assert desk.holders() == []
+
+    assert isinstance(desk.take("r3"), Held)
+    assert desk.waiters() == ["r2"]
+
+
+def test_a_waiter_without_a_connection_gets_in_by_its_own_call(desk):
+    desk.fence("r1")
+    desk.queue("r2", inbox="gone")
+    desk.queue("r3", inbox="gone")
+    desk.give_back("r1")
+
+    assert isinstance(desk.beat("r3"), Held), "those ahead cannot be reached"
+    desk.give_back("r3")
+    assert isinstance(desk.take("r2", wait=6.0), Held)
+
+
+def test_all_the_dead_go_at_once(desk):
+    inbox = desk.listen("p")
+    desk.fence("r1")
+    for i in range(20):
+        desk.queue(f"frozen{i}", inbox="p", wait=0.05)
+    desk.queue("r2", inbox="p")
+    desk.wait_ms(51)
+
+    desk.give_back("r1")
+
+    assert words(inbox.heard()) == [["granted", "r2"]]
+    assert desk.waiters() == []
+    assert desk.client.exists(desk.keys.waiters("a")) == 0
+
+
+def test_frozen_waiters_that_are_connected_cost_one_place_in_total(desk):
+    desk.listen("frozen")
+    desk.listen("p")
+    desk.fence("r1")
+    for i in range(5):
+        desk.queue(f"frozen{i}", inbox="frozen", wait=0.3)
+    desk.queue("r2", inbox="p")
+    desk.give_back("r1")
+    assert desk.holders() == ["frozen0"]
+
+    desk.wait_ms(300)
+
+    assert isinstance(desk.beat("r2"), Held), "the hold and the places behind it lapsed together"
+
+
+def test_a_dead_waiter_in_the_middle_goes_when_it_comes_to_the_head(desk):
+    desk.listen("p")
+    desk.fence("r1")
+    for run in ("r2", "r3", "r4"):
+        desk.queue(run, inbox="p")
+    desk.lapse_place("r3")
+
+    desk.give_back("r1")
+    desk.give_back("r2")
+
+    assert desk.holders() == ["r4"]
+    assert desk.waiters() == []
+
+
+def test_a_place_without_a_record_is_cleared_away(desk):
+    desk.listen("p")
+    desk.fence("r1")
+    desk.queue("lost")
+    desk.queue("r2", inbox="p")
+    desk.client.hdel(desk.keys.waiters("a"), "lost")
+
+    desk.give_back("r1")
+
+    assert desk.holders() == ["r2"]
+    assert desk.waiters() == []
+
+
+def test_a_long_row_of_the_dead_is_worked_off_in_parts(desk):
+    desk.fence("r1")
+    desk.queue("frozen")
+    desk.lapse_place("frozen")
+    record = desk.client.hget(desk.keys.waiters("a"), "frozen")
+    dead = {f"dead{i}": i for i in range(700)}
+    desk.client.zadd(desk.keys.queue("a"), dead)
+    desk.client.hset(desk.keys.waiters("a"), mapping=dict.fromkeys(dead, record))
+
+    desk.give_back("r1")
+    assert len(desk.waiters()) == 701 - 256
+    assert isinstance(desk.take("r2"), Busy), "whether anybody alive is ahead is not known yet"
+    assert isinstance(desk.take("r2"), Held)
+    assert desk.waiters() == []
+
+
+@pytest.mark.parametrize("joiner", ["reachable", "asks again", "beats"])
+def test_queued_runs_of_an_owner_come_in_with_it(desk, joiner):
+    inbox = desk.listen("p")
+    desk.fence("stranger")
+    desk.queue("first", owner="o", by_owner=True, inbox="p")
+    desk.queue("between", inbox="p")
+    desk.queue("second", owner="o", by_owner=True, inbox="p" if joiner == "reachable" else "gone")
+    desk.queue("not-asked", owner="o", inbox="p")
+    desk.queue("other-owner", owner="x", by_owner=True, inbox="p")
+
+    desk.give_back("stranger")
+    told = words(inbox.heard())
+    if joiner == "asks again":
+        answer = desk.take("second", owner="o", by_owner=True, wait=6.0)
+        assert answer.reentered == (True,)
+    elif joiner == "beats":
+        assert isinstance(desk.beat("second"), Held)
+
+    assert desk.holders() == ["first", "second"]
+    assert (
+        told == [["granted", "first"], ["granted", "second"]][: 2 if joiner == "reachable" else 1]
+    )
+    assert len({hold.fence for hold in desk.store.inspect("a").holds}) == 1
+    assert desk.waiters() == ["between", "not-asked", "other-owner"]
+
+
+def test_a_dead_waiter_does_not_come_in_with_its_owner(desk):
+    desk.listen("p")
+    desk.fence("stranger")
+    desk.queue("first", owner="o", by_owner=True, inbox="p")
+    desk.queue("dead", owner="o", by_owner=True, inbox="p")
+    desk.lapse_place("dead")
+
+    desk.give_back("stranger")
+
+    assert desk.holders() == ["first"]
+
+
+def test_a_waiter_finds_at_its_heartbeat_that_its_owner_is_in_though_that_one_did_not_ask(desk):
+    desk.listen("p")
+    desk.fence("stranger")
+    desk.queue("first", owner="o", inbox="p")
+    desk.queue("between", inbox="p")
+    desk.queue("second", owner="o", by_owner=True, inbox="p")
+    desk.give_back("stranger")
+    assert desk.holders() == ["first"]
+
+    assert isinstance(desk.beat("second"), Held)
+    assert isinstance(desk.beat("between"), Queued)

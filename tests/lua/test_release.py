@@ -1,0 +1,169 @@
+"""release: only the attempt that took a lock gives it back, once, and the next one gets in."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_relock.core.answers import Busy, Ended, Held
+
+
+def given_back(desk, run, nonce="n", ended="", remember=60_000, names=("a",)):
+    """The raw reply."""
+    return desk.raw("release", desk.keys.claim(names, run), [run, nonce, ended, remember])
+
+
+def test_a_hold_is_given_back_once_and_then_gone(desk):
+    desk.fence("r1")
+
+    assert given_back(desk, "r1") == ["RELEASED", 1]
+    assert given_back(desk, "r1") == ["GONE"]
+    assert isinstance(desk.take("r2"), Held)
+
+
+@pytest.mark.parametrize("ended", ["", "run", "attempt"])
+def test_another_nonce_gives_nothing_back(desk, ended):
+    desk.fence("r1", "mine")
+
+    assert given_back(desk, "r1", "other", ended) == ["GONE"]
+    assert desk.holders() == ["r1"]
+
+
+def test_a_nonce_that_is_only_a_part_of_the_right_one_gives_nothing_back(desk):
+    desk.fence("r1", "mine")
+
+    assert given_back(desk, "r1", "min") == ["GONE"]
+    assert given_back(desk, "r1", "mine mine") == ["GONE"]
+    assert desk.holders() == ["r1"]
+
+
+def test_another_nonce_takes_nobody_out_of_the_queue(desk):
+    desk.fence("r1")
+    desk.queue("r2", "mine")
+
+    assert given_back(desk, "r2", "other") == ["GONE"]
+    assert desk.waiters() == ["r2"]
+
+
+def test_a_place_is_given_back_and_the_next_one_moves_up(desk):
+    desk.fence("r1")
+    desk.queue("r2")
+    desk.queue("r3")
+
+    assert given_back(desk, "r2") == ["RELEASED", 1]
+    assert given_back(desk, "r2") == ["GONE"]
+    assert desk.waiters() == ["r3"]
+    assert desk.queue("r3") == 0
+
+
+def test_a_waiter_that_leaves_the_head_lets_in_those_whom_it_held_up(desk):
+    inbox = desk.listen("p")
+    desk.fence("r1", limit=2)
+    # Its own limit holds it up, and with it everybody behind.
+    desk.queue("strict", limit=1)
+    desk.queue("r3", limit=2, inbox="p")
+
+    desk.give_back("strict")
+
+    assert desk.holders() == ["r1", "r3"]
+    assert len(inbox.heard()) == 1
+
+
+def test_the_end_of_an_inner_hold_leaves_the_outer_one(desk):
+    fence = desk.fence("outer", owner="o")
+    desk.fence("inner", owner="o", lineage=("outer",))
+
+    assert desk.give_back("inner")
+    assert isinstance(desk.take("stranger"), Busy)
+    assert desk.fence("again", owner="o", lineage=("outer",)) == fence
+
+
+def test_the_end_of_the_outer_hold_leaves_the_entry_to_the_inner_one(desk):
+    fence = desk.fence("outer", owner="o")
+    desk.fence("inner", owner="o", lineage=("outer",))
+
+    assert desk.give_back("outer")
+    assert isinstance(desk.take("stranger"), Busy)
+    assert desk.store.inspect("a").holds[0].fence == fence
+
+
+def test_a_queued_run_gets_in_only_with_the_end_of_the_last_hold_of_the_entry(desk):
+    desk.listen("p")
+    desk.fence("outer", owner="o")
+    desk.fence("inner", owner="o", lineage=("outer",))
+    desk.queue("next", inbox="p")
+
+    desk.give_back("outer")
+    assert desk.holders() == ["inner"]
+    desk.give_back("inner")
+    assert desk.holders() == ["next"]
+
+
+def test_a_hold_that_has_lapsed_is_gone(desk):
+    desk.fence("r1", lease=0.04)
+    desk.wait_ms(41)
+    desk.take("r2", lease=0.04)
+
+    assert given_back(desk, "r1") == ["GONE"]
+    assert desk.holders() == ["r2"]
+
+
+@pytest.mark.parametrize("ended", ["run", "attempt"])
+def test_a_hold_that_lapsed_unseen_is_gone_too_when_the_way_is_the_long_one(desk, ended):
+    desk.fence("r1", lease=0.04)
+    desk.wait_ms(41)
+
+    assert given_back(desk, "r1", ended=ended) == ["GONE"]
+
+
+def test_the_end_of_a_run_is_remembered_for_as_long_as_asked(desk):
+    desk.fence("r1")
+    desk.give_back("r1", ended="run", remember=0.05)
+    assert desk.take("r1") == Ended()
+    desk.wait_ms(51)
+
+    assert isinstance(desk.take("r1"), Held)
+
+
+@pytest.mark.parametrize("ended", ["run", "attempt"])
+def test_an_end_is_remembered_even_when_nothing_was_held(desk, ended):
+    assert given_back(desk, "r1", ended=ended) == ["GONE"]
+    assert 59_000 < desk.client.pttl(f"{desk.keys.prefix(0)}d:r1") <= 60_000
+    assert desk.take("r1") == Ended()
+
+
+def test_nothing_is_remembered_unless_asked(desk):
+    desk.fence("r1")
+    desk.give_back("r1")
+
+    assert isinstance(desk.take("r1"), Held)
+
+
+def test_a_run_that_ended_stays_so_when_an_old_attempt_ends_after_it(desk):
+    desk.fence("r1", "n2")
+    desk.give_back("r1", "n2", ended="run")
+    desk.give_back("r1", "n1", ended="attempt", remember=1.0)
+
+    assert desk.take("r1", "n3") == Ended()
+    assert desk.client.pttl(f"{desk.keys.prefix(0)}d:r1") > 50_000
+
+
+def test_a_release_that_arrives_twice_does_not_touch_the_next_holder(desk):
+    desk.listen("p")
+    desk.fence("r1")
+    desk.queue("r2", inbox="p")
+    desk.queue("r3", inbox="p")
+    desk.give_back("r1")
+
+    assert not desk.give_back("r1")
+    assert desk.holders() == ["r2"]
+    assert desk.waiters() == ["r3"]
+
+
+def test_the_fast_way_sees_the_queue(desk):
+    inbox = desk.listen("p")
+    desk.fence("r1")
+    desk.queue("r2", inbox="p")
+
+    assert given_back(desk, "r1") == ["RELEASED", 1]
+    assert desk.holders() == ["r2"]
+    assert len(inbox.heard()) == 1

@@ -1,0 +1,272 @@
+"""Several locks in one claim: all or none, one place in line, no two claims wait for each other."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from celery_relock.core.answers import Beat, Busy, Duplicate, Held, Queued
+
+AB = ("a", "b")
+
+
+def both(desk, run, nonce="n"):
+    return desk.store.heartbeat([Beat(name, run, nonce, 30.0, 6.0) for name in AB])
+
+
+def test_all_are_held_with_one_fence(desk):
+    answer = desk.take("r1", names=AB)
+
+    assert isinstance(answer, Held)
+    assert len(set(answer.fences)) == 1
+    assert answer.reentered == (False, False)
+    assert desk.holders("a") == desk.holders("b") == ["r1"]
+    assert desk.take("r1", names=AB) == answer
+
+
+@pytest.mark.parametrize("taken", AB)
+def test_if_one_is_taken_none_is_held(desk, taken):
+    desk.fence("r1", names=(taken,))
+
+    answer = desk.take("r2", names=AB)
+
+    assert isinstance(answer, Busy)
+    assert answer.name == taken
+    assert desk.holders("b" if taken == "a" else "a") == []
+
+
+def test_without_waiting_nothing_is_joined_when_another_is_taken(desk):
+    desk.fence("outer", names=("a",), owner="o")
+    desk.fence("stranger", names=("b",))
+
+    answer = desk.take("inner", names=AB, owner="o", lineage=("outer",))
+
+    assert isinstance(answer, Busy)
+    assert answer.name == "b"
+    assert desk.holders("a") == ["outer"]
+
+
+def test_whoever_waits_for_several_has_the_same_ticket_in_each_queue(desk):
+    desk.fence("r1", names=AB)
+    desk.queue("r2", names=AB)
+
+    tickets = {desk.client.zscore(desk.keys.queue(name), "r2") for name in AB}
+    assert len(tickets) == 1
+
+
+def test_the_ticket_is_above_the_last_of_every_queue(desk):
+    desk.fence("r1", names=AB)
+    desk.queue("r2", names=("b",))
+    ahead = desk.now_ms() * 1000 + 3.6e9
+    desk.client.zadd(desk.keys.queue("b"), {"r2": int(ahead)})
+
+    desk.queue("r3", names=AB)
+
+    assert desk.client.zscore(desk.keys.queue("a"), "r3") == int(ahead) + 1
+    assert desk.waiters("b") == ["r2", "r3"]
+
+
+def test_a_waiter_gets_all_when_the_last_is_free(desk):
+    inbox = desk.listen("p")
+    desk.fence("r1", names=("a",))
+    desk.fence("r2", names=("b",))
+    desk.queue("both", names=AB, inbox="p")
+
+    desk.give_back("r1", names=("a",))
+    assert (desk.holders("a"), inbox.heard()) == ([], [])
+    desk.give_back("r2", names=("b",))
+
+    assert desk.holders("a") == desk.holders("b") == ["both"]
+    [message] = inbox.heard()
+    fences = {hold.fence for name in AB for hold in desk.store.inspect(name).holds}
+    assert message == f"granted both n {' '.join(str(fence) for fence in fences)} {max(fences)}"
+    assert desk.waiters("a") == desk.waiters("b") == []
+
+
+def test_nobody_overtakes_a_waiter_that_waits_for_another_lock(desk):
+    desk.fence("r1", names=("b",))
+    desk.queue("both", names=AB)
+
+    assert isinstance(desk.take("r2", names=("a",)), Busy)
+    assert desk.queue("r2", names=("a",)) == 1
+
+
+def test_a_waiter_for_several_does_not_overtake_in_its_other_queue(desk):
+    desk.listen("p")
+    desk.fence("r1", names=("a",))
+    desk.fence("r2", names=("b",))
+    desk.queue("single", names=("b",), inbox="p")
+    desk.queue("both", names=AB, inbox="p")
+
+    desk.give_back("r1", names=("a",))
+    desk.give_back("r2", names=("b",))
+
+    assert desk.holders("b") == ["single"]
+    assert desk.holders("a") == []
+    desk.give_back("single", names=("b",))
+    assert desk.holders("a") == desk.holders("b") == ["both"]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["ab", "ba", "a", "b"])))
+def test_claims_in_any_order_never_wait_for_each_other(desk, order):
+    desk.listen("p")
+    desk.fence("start", names=AB)
+    for run in order:
+        desk.queue(run, names=tuple(run), inbox="p")
+    desk.give_back("start", names=AB)
+
+    served = []
+    while held := set(desk.holders("a")) | set(desk.holders("b")):
+        served += sorted(held)
+        for run in held:
+            desk.give_back(run, names=tuple(run))
+
+    assert sorted(served) == sorted(order)
+    for earlier, later in itertools.combinations(order, 2):
+        if set(earlier) & set(later):
+            assert served.index(earlier) < served.index(later)
+
+
+def test_a_joined_lock_is_kept_while_the_other_is_waited_for(desk):
+    desk.listen("p")
+    outer = desk.fence("outer", names=("a",), owner="o")
+    desk.fence("stranger", names=("b",))
+
+    desk.queue("inner", names=AB, owner="o", lineage=("outer",), inbox="p")
+    assert desk.holders("a") == ["inner", "outer"]
+    assert desk.waiters("a") == []
+    assert [type(line) for line in both(desk, "inner")] == [Held, Queued]
+
+    desk.give_back("stranger", names=("b",))
+    first, second = both(desk, "inner")
+    assert first.fences == (outer,)
+    assert second.fences[0] > outer
+    answer = desk.take("inner", names=AB, owner="o", lineage=("outer",), wait=6.0)
+    assert answer == Held((*first.fences, *second.fences), (True, False))
+
+
+def test_giving_back_while_waiting_gives_back_what_was_joined(desk):
+    desk.fence("outer", names=("a",), owner="o")
+    desk.fence("stranger", names=("b",))
+    desk.queue("inner", names=AB, owner="o", lineage=("outer",))
+
+    reply = desk.raw("release", desk.keys.claim(AB, "inner"), ["inner", "n", "", 0])
+
+    assert reply == ["RELEASED", 2]
+    assert (desk.holders("a"), desk.waiters("b")) == (["outer"], [])
+
+
+def test_leaving_the_queue_leaves_all_of_them_and_lets_others_in(desk):
+    desk.listen("p")
+    desk.fence("r1", names=("a",))
+    desk.queue("both", names=AB)
+    desk.queue("r2", names=("b",), inbox="p")
+
+    assert desk.give_back("both", names=AB)
+
+    assert desk.waiters("a") == desk.waiters("b") == []
+    assert desk.holders("b") == ["r2"]
+
+
+def test_a_waiter_that_meets_all_locks_free_at_its_own_call_gets_all_in_one_answer(desk):
+    desk.listen("p")
+    desk.fence("r1", names=AB)
+    # In the queue of b it stands behind somebody who has died; b is looked after last.
+    desk.queue("dead", names=("b",), inbox="p")
+    desk.queue("both", names=AB, inbox="p")
+    desk.lapse_place("dead", "b")
+    for name in AB:
+        desk.lapse("r1", name)
+
+    assert [type(line) for line in both(desk, "both")] == [Held, Held]
+
+    for name in AB:
+        assert desk.holders(name) == ["both"]
+        assert desk.waiters(name) == []
+
+
+def test_a_repeated_claim_that_gets_in_has_no_place_left(desk):
+    desk.fence("r1", names=AB)
+    desk.queue("dead", names=("b",))
+    desk.queue("both", names=AB)
+    desk.lapse_place("dead", "b")
+    for name in AB:
+        desk.lapse("r1", name)
+
+    answer = desk.take("both", names=AB, wait=6.0)
+
+    assert isinstance(answer, Held)
+    assert desk.waiters("a") == desk.waiters("b") == []
+    assert desk.give_back("both", names=AB)
+    assert desk.holders("a") == desk.holders("b") == []
+
+
+def test_a_claim_that_may_join_meanwhile_has_one_place_for_the_rest(desk):
+    desk.listen("p")
+    desk.fence("outer", names=("a",), owner="o", limit=2)
+    desk.fence("stranger", names=("b",))
+    desk.queue("inner", names=AB, owner="o", limits=(2, 1))
+    # The second time it says where it comes from.
+    again = desk.take("inner", names=AB, owner="o", limits=(2, 1), lineage=("outer",), wait=6.0)
+
+    assert isinstance(again, Queued)
+    assert (desk.waiters("a"), desk.waiters("b")) == ([], ["inner"])
+    desk.give_back("stranger", names=("b",))
+    assert isinstance(desk.beat("inner", name="b"), Held)
+    assert len({hold.fence for hold in desk.store.inspect("a").holds}) == 1
+
+
+def test_another_attempt_that_wants_more_than_the_dead_one_takes_one_new_ticket(desk):
+    desk.listen("p")
+    outer = desk.fence("outer", names=("b",), owner="o")
+    desk.fence("stranger", names=("a",))
+    desk.queue("inner", "n1", names=AB, owner="o", lineage=("outer",))
+    desk.queue("rival", names=AB, inbox="p")
+    desk.lapse_place("inner")
+    desk.lapse("inner", "b")
+    desk.give_back("outer", names=("b",))
+
+    # Now for both: with its old ticket in a and a new one in b, each would wait for the other.
+    desk.queue("inner", "n2", names=AB, owner="o", inbox="p")
+    desk.give_back("stranger", names=("a",))
+
+    assert desk.holders("a") == desk.holders("b") == ["rival"]
+    desk.give_back("rival", names=AB)
+    assert desk.holders("a") == desk.holders("b") == ["inner"]
+    assert desk.store.inspect("b").holds[0].fence > outer
+
+
+def test_an_attempt_that_is_turned_away_leaves_no_place(desk):
+    desk.fence("outer", names=("b",), owner="o")
+    desk.fence("stranger", names=("a",))
+    desk.queue("inner", "n1", names=AB, owner="o", lineage=("outer",))
+    desk.lapse_place("inner")
+
+    assert isinstance(desk.take("inner", "n2", names=AB, owner="o", wait=6.0), Duplicate)
+    assert desk.beat("inner", "n2") is None
+
+
+def test_a_waiter_that_enters_by_owner_joins_one_lock_and_enters_the_other(desk):
+    desk.listen("p")
+    desk.fence("stranger", names=AB)
+    desk.queue("single", names=("a",), owner="o", by_owner=True, inbox="p")
+    desk.queue("both", names=AB, owner="o", by_owner=True, inbox="p")
+
+    desk.give_back("stranger", names=AB)
+
+    assert desk.holders("a") == ["both", "single"]
+    assert desk.holders("b") == ["both"]
+    assert len({hold.fence for hold in desk.store.inspect("a").holds}) == 1
+
+
+def test_each_lock_has_its_own_limit(desk):
+    desk.fence("r1", names=AB, limits=(2, 1))
+
+    assert isinstance(desk.take("r2", names=("a",), limit=2), Held)
+    answer = desk.take("r3", names=AB, limits=(3, 1))
+    assert isinstance(answer, Busy)
+    assert answer.name == "b"
+    desk.queue("r4", names=AB, limits=(3, 1))
+    desk.give_back("r1", names=AB)
+    assert isinstance(both(desk, "r4")[0], Held)

@@ -1,0 +1,146 @@
+"""What must hold whatever happened: numbered as in the design, checked on what Redis really has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis.stateful import RuleBasedStateMachine, invariant
+
+from celery_relock.core.answers import Answer, Busy, Claim, Duplicate, Ended, Held, Queued
+from tests.property.model import Model
+from tests.property.snapshot import RealLock
+
+
+class Invariants(RuleBasedStateMachine):
+    """`before` and `now` are the locks as Redis had them around the last command."""
+
+    model: Model
+    before: dict[str, RealLock]
+    now: dict[str, RealLock]
+    limits: dict[str, int]
+    highest_fence: int
+    known_fences: set[int]
+
+    @invariant()
+    def redis_has_what_the_model_has(self) -> None:
+        for name, lock in self.now.items():
+            real = {run: (hold.nonce, hold.owner) for run, hold in lock.holds.items()}
+            model = self.model.holds[name].items()
+            assert real == {run: (hold.nonce, hold.owner) for run, hold in model}
+            waiting = [
+                (run, facts["nonce"], facts["expiry"] == 1) for run, facts in lock.queue.items()
+            ]
+            places = self.model.queues[name].items()
+            assert waiting == [(run, place.nonce, place.dead) for run, place in places]
+
+    @invariant()
+    def invariant_01_at_most_so_many_entries_as_the_limit(self) -> None:
+        for name, lock in self.now.items():
+            assert len(lock.fences) <= self.limits[name]
+
+    @invariant()
+    def invariant_10_every_new_fence_is_the_highest(self) -> None:
+        new = {f for name, lock in self.now.items() for f in lock.fences - self.before[name].fences}
+        for fence in sorted(new - self.known_fences):
+            assert fence > self.highest_fence
+            self.highest_fence = fence
+        self.known_fences |= new
+
+    @invariant()
+    def invariant_11_nobody_overtakes_who_can_be_reached(self) -> None:
+        for name, lock in self.now.items():
+            before = self.before[name]
+            for run, hold in lock.holds.items():
+                if hold.fence in before.fences:
+                    continue
+                line = list(before.queue)
+                ahead = line[: line.index(run)] if run in line else line
+                for other in ahead:
+                    still_there = lock.queue.get(other)
+                    assert (
+                        still_there is None
+                        or still_there["expiry"] == 1
+                        or still_there["inbox"] not in self.model.reachable
+                    ), f"{run} entered {name} before {other}"
+
+    @invariant()
+    def invariant_16_nothing_stays_for_ever(self) -> None:
+        for lock in self.now.values():
+            assert (lock.lifetimes["holds"] == -2) == (not lock.holds and not lock.lapsed)
+            assert (lock.lifetimes["queue"] == -2) == (not lock.queue)
+            assert -1 not in lock.lifetimes.values(), "a key without an end"
+
+    def invariant_02_reentry_never_blocks(self, claim: Claim, answer: Answer) -> None:
+        if isinstance(answer, (Duplicate, Ended)):
+            return
+        for name in claim.names:
+            entries = self._admitting(claim, name)
+            if not entries or claim.run in self.before[name].holds:
+                continue
+            if isinstance(answer, Busy):
+                assert answer.name != name
+                assert len(claim.names) > 1
+            else:
+                assert self.now[name].holds[claim.run].fence == max(entries)
+
+    def invariant_03_siblings_exclude_each_other(self, claim: Claim, answer: Answer) -> None:
+        """Who shares an owner, and no more than that, gets an entry of its own."""
+        if claim.by_owner or not isinstance(answer, (Held, Queued)):
+            return
+        for name in claim.names:
+            before, hold = self.before[name], self.now[name].holds.get(claim.run)
+            asked_before = before.queue.get(claim.run, {}).get("by_owner", False)
+            if hold and claim.run not in before.holds and not asked_before:
+                joined = hold.fence in before.fences
+                assert joined == bool(self._admitting(claim, name))
+
+    def invariant_04_sent_twice_it_acts_once(self, run: str, answers: list[Any]) -> None:
+        """The second copy, the last command, may let others in; what this run has stays."""
+        first, second = answers
+        assert type(first) is type(second)
+        if isinstance(first, (Held, Ended)):
+            assert first == second
+        for name in self.now if run else ():
+            assert self.now[name].holds.get(run) == self.before[name].holds.get(run)
+            assert (run in self.now[name].queue) == (run in self.before[name].queue)
+
+    def invariant_05_a_duplicate_is_no_reentry(self, claim: Claim, answer: Answer) -> None:
+        for name in claim.names:
+            hold, place = (getattr(self.before[name], x).get(claim.run) for x in ("holds", "queue"))
+            other = hold is not None and hold.nonce != claim.nonce
+            other |= bool(place) and place["expiry"] > 1 and place["nonce"] != claim.nonce
+            if other:
+                assert isinstance(answer, (Duplicate, Ended))
+                assert hold == self.now[name].holds.get(claim.run)
+
+    def invariant_06_a_hold_that_ends_by_itself_ends_alone(self, run: str) -> None:
+        for name, lock in self.now.items():
+            others = {key: hold for key, hold in self.before[name].holds.items() if key != run}
+            assert {key: hold for key, hold in lock.holds.items() if key != run} == others
+
+    def invariant_09_a_renewal_brings_nothing_back(self) -> None:
+        for name, lock in self.now.items():
+            assert lock.holds == self.before[name].holds
+            assert lock.lapsed == self.before[name].lapsed
+
+    def invariant_12_who_looks_needs_no_message(self, run: str, nonce: str) -> None:
+        """A heartbeat of a waiter leaves it waiting only for somebody who is there."""
+        for name, lock in self.now.items():
+            if run not in lock.queue or lock.queue[run]["nonce"] != nonce:
+                continue
+            if lock.queue[run]["expiry"] == 1 or lock.queue[run].get("names"):
+                continue
+            line = list(lock.queue)
+            ahead = [lock.queue[other] for other in line[: line.index(run)]]
+            wait_elsewhere = [
+                facts for facts in ahead if facts.get("names") and facts["expiry"] > 1
+            ]
+            assert len(lock.fences) >= self.limits[name] or wait_elsewhere, f"{run} at {name}"
+
+    def _admitting(self, claim: Claim, name: str) -> list[int]:
+        """The fences of the entries that this claim may join."""
+        return [
+            hold.fence
+            for run, hold in self.before[name].holds.items()
+            if hold.owner == claim.owner and (claim.by_owner or run in claim.lineage)
+        ]

@@ -1,0 +1,63 @@
+"""All that Redis has of some locks, read past the scripts, as plain values."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tests.support.desk import Desk
+
+
+class RealHold(NamedTuple):
+    nonce: str
+    owner: str
+    fence: int
+
+
+@dataclass
+class RealLock:
+    """Live holds by run, the runs in the queue in order with what is known of each, and whether
+    each key that exists has a lifetime."""
+
+    holds: dict[str, RealHold] = field(default_factory=dict)
+    lapsed: set[str] = field(default_factory=set)
+    queue: dict[str, dict[str, Any]] = field(default_factory=dict)
+    lifetimes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def fences(self) -> set[int]:
+        return {hold.fence for hold in self.holds.values()}
+
+
+def read(desk: Desk, names: tuple[str, ...]) -> dict[str, RealLock]:
+    pipe = desk.client.pipeline(transaction=True)
+    for name in names:
+        keys = desk.keys.lock(name), desk.keys.queue(name), desk.keys.waiters(name)
+        pipe.hgetall(keys[0]).zrange(keys[1], 0, -1).hgetall(keys[2])
+        pipe.pttl(keys[0]).pttl(keys[1]).pttl(keys[2])
+    replies = iter(pipe.execute())
+    return {name: _lock(*(next(replies) for _ in range(6))) for name in names}
+
+
+def _lock(
+    holds: dict[bytes, bytes],
+    queue: list[bytes],
+    waiters: dict[bytes, bytes],
+    *lifetimes: int,
+) -> RealLock:
+    found = RealLock()
+    for run, record in holds.items():
+        if run.startswith(b"@"):
+            assert run[1:] in holds, f"{run!r} has no hold"
+            continue
+        assert b"@" + run in holds, f"nobody knows who {run!r} is"
+        expiry, fence, nonce, owner = record.decode().split(" ")
+        if int(expiry) > 1:
+            found.holds[run.decode()] = RealHold(nonce, owner, int(fence))
+        else:
+            found.lapsed.add(run.decode())
+    assert set(queue) == set(waiters), "the queue and what is known of the waiters differ"
+    found.queue = {run.decode(): json.loads(waiters[run]) for run in queue}
+    found.lifetimes = dict(zip(("holds", "queue", "waiters"), lifetimes, strict=True))
+    return found

@@ -1,0 +1,38 @@
+"""Random histories: the scripts on a real Redis do what a plain model of the lock does.
+
+`RELOCK_LONG=1 pytest tests/property` goes on for longer; see README.md here.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import redis
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.property.machine import LockMachine
+
+LONG = os.environ.get("RELOCK_LONG", "") not in ("", "0")
+# To say that something is wrong, and not what: scripts/mutate asks no more.
+QUICK = os.environ.get("RELOCK_QUICK", "") not in ("", "0")
+
+
+@pytest.mark.timeout(7200 if LONG else 240)
+def test_redis_and_the_model_agree_and_every_invariant_holds(redis_url):
+    pool = redis.ConnectionPool.from_url(redis_url, max_connections=2**31)
+    machine = type("LockMachine", (LockMachine,), {"pool": pool})
+    phases = (Phase.explicit, Phase.generate) if QUICK else tuple(Phase)
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=20_000 if LONG else 300,
+            stateful_step_count=60 if LONG else 30,
+            deadline=None,
+            phases=phases,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    pool.disconnect()

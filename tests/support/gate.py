@@ -1,0 +1,91 @@
+"""A store that stops at a gate, so that a test decides what happens while a renewal is on its way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from celery_relock.core.answers import Beat
+from celery_relock.core.engine import Engine
+from celery_relock.store.keyspace import Keyspace
+from celery_relock.store.pools import pool_from_url
+from celery_relock.store.redis import RedisStore
+
+
+class Gate:
+    """Where one renewal of the keep-alive thread stops until the test opens it."""
+
+    def __init__(self) -> None:
+        self._arrived, self._opened = threading.Event(), threading.Event()
+        self._passed = threading.Event()
+
+    def wait(self, seconds: float = 10.0) -> None:
+        assert self._arrived.wait(seconds), "no renewal came to the gate"
+
+    def open(self) -> None:
+        self._opened.set()
+        assert self._passed.wait(10), "the renewal did not come through"
+
+    def stop(self) -> None:
+        self._arrived.set()
+        self._opened.wait(30)
+
+
+class GatedStore(RedisStore):
+    """A RedisStore whose next renewal can be stopped before it is sent, or before its answer is
+    believed, or made to fail."""
+
+    def __init__(self, url: str, namespace: str):
+        super().__init__(pool_from_url(url), Keyspace(namespace))
+        self._before: Gate | None = None
+        self._after: Gate | None = None
+        self._fail: list[BaseException] = []
+        self.renewals = 0
+
+    @contextmanager
+    def stopped(self, *, answered: bool) -> Iterator[Gate]:
+        """Wait until a renewal stands at the gate; it is opened at the end at the latest."""
+        gate = Gate()
+        if answered:
+            self._after = gate
+        else:
+            self._before = gate
+        try:
+            gate.wait()
+            yield gate
+        finally:
+            gate._opened.set()
+
+    def fail_next(self, *errors: BaseException) -> None:
+        self._fail.extend(errors)
+
+    def renew(self, beats: Sequence[Beat], *, within: float | None = None) -> list[bool]:
+        if within is None:  # not the keep-alive thread
+            return super().renew(beats)
+        before, self._before = self._before, None
+        after, self._after = self._after, None
+        if before is not None:
+            before.stop()
+        self.renewals += 1
+        if self._fail:
+            raise self._fail.pop(0)
+        answers = super().renew(beats, within=within)
+        if after is not None:
+            after.stop()
+        for gate in filter(None, (before, after)):
+            # The thread goes on to what it does with the answer; its next look says that it is done.
+            _when_done(gate._passed.set)
+        return answers
+
+
+def _when_done(call: Callable[[], None]) -> None:
+    timer: Any = threading.Timer(0.1, call)
+    timer.daemon = True
+    timer.start()
+
+
+def gated(url: str, namespace: str) -> tuple[Engine, GatedStore]:
+    store = GatedStore(url, namespace)
+    return Engine(store), store

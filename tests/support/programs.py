@@ -1,0 +1,83 @@
+"""Python programs in processes of their own: for forks, endings and monkey-patching."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from tests.support import reaper
+
+ROOT = Path(__file__).parents[2]
+
+# What every program starts with: `engine`, `lease(name, seconds)`, `say` and `threads()`.
+_START = """
+import os, sys, threading, time
+URL, NAMESPACE = sys.argv[1:3]
+
+def engine(url=URL):
+    from celery_relock.core.engine import Engine
+    from celery_relock.store.keyspace import Keyspace
+    from celery_relock.store.pools import pool_from_url
+    from celery_relock.store.redis import RedisStore
+    return Engine(RedisStore(pool_from_url(url), Keyspace(NAMESPACE)))
+
+def lease(engine, *names, seconds=1.0, run=None, owner=None, **more):
+    from celery_relock.core import ids
+    from celery_relock.core.answers import Claim
+    run = run or ids.new_id()
+    limits = (1,) * len(names)
+    return engine.lease(Claim(run, ids.nonce(), owner or run, names, limits, seconds, **more))
+
+def held(engine, *names, wait=0.0, **more):
+    from celery_relock.core.answers import Held
+    taken = lease(engine, *names, **more)
+    answer = engine.acquire(taken, wait)
+    assert isinstance(answer, Held), answer
+    return taken
+
+def say(*words):
+    print(*words, flush=True)
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+"""
+
+
+def start(program: str, url: str, namespace: str, *, first: str = "") -> subprocess.Popen[str]:
+    """Start a program. `first` comes before everything: the place for monkey-patching."""
+    source = "\n".join([textwrap.dedent(first), _START, textwrap.dedent(program)])
+    process: subprocess.Popen[Any] = reaper.start(
+        [sys.executable, "-X", "faulthandler", "-c", source, url, namespace],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    return process
+
+
+def finish(process: subprocess.Popen[str], *, code: int = 0, timeout: float = 40.0) -> list[str]:
+    """The lines that a program has said. It must end in time, by itself, with nothing on stderr."""
+    try:
+        said, errors = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.send_signal(6)  # faulthandler shows where it hangs
+        said, errors = process.communicate(timeout=10)
+        raise AssertionError(f"the program hangs; said:\n{said}\n{errors}") from None
+    finally:
+        reaper.end(process)
+    assert process.returncode == code, f"ended with {process.returncode}; said:\n{said}\n{errors}"
+    assert errors == "", f"said:\n{said}\nerrors:\n{errors}"
+    return said.splitlines()
+
+
+def run(program: str, url: str, namespace: str, **options: Any) -> list[str]:
+    """Start a program and return the lines that it said, see `start` and `finish`."""
+    first = options.pop("first", "")
+    return finish(start(program, url, namespace, first=first), **options)

@@ -1,0 +1,141 @@
+"""Every Lua file says in its header what it takes and answers, and its code does just that.
+
+tests/lua/test_calls.py holds the headers against the calls that the store really sends.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from celery_relock.store.scripts import Parameter, Script, parse, scripts
+from tests.support.worker import ROOT
+
+LUA = ROOT / "lua"
+VERBS = sorted(path.stem for path in LUA.glob("*.lua"))
+FRAGMENTS = {f"lib/{path.stem}": path.read_text() for path in (LUA / "lib").glob("*.lua")}
+UNITS = {
+    *("id", "ids with spaces between", "ms", "count", "number", "text", "1 or 0"),
+    *("`run`, `attempt` or empty", "hash", "string", "sorted set"),
+}
+A_TAG = r"\{ *'([A-Z]+)'"
+
+
+def _code(text: str) -> str:
+    """Without comments, and without the parts that `-- Uses:` puts in."""
+    return re.sub(r"--.*", "", text)
+
+
+def _tags(script: Script) -> set[str]:
+    """The words of capitals that open a reply, as the header has them."""
+    return {tag for reply in script.replies for tag in re.findall(r"\{([A-Z]+)\b", reply)}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+class TestTheHeaderAndTheCode:
+    @pytest.fixture
+    def script(self, verb: str) -> Script:
+        return scripts()[verb]
+
+    def test_its_sentence_is_one_sentence(self, script):
+        assert re.fullmatch(r"[A-Z][^.]*\.", script.sentence)
+
+    def test_its_parameters_count_from_one_without_a_gap(self, script):
+        for parameters in (script.keys, script.arguments):
+            assert [one.index for one in parameters] == list(range(1, len(parameters) + 1))
+            assert not [one for one in parameters[:-1] if one.repeats]
+
+    def test_every_parameter_has_a_known_type_or_unit_and_a_meaning(self, script):
+        for one in (*script.keys, *script.arguments):
+            units = [unit for unit in UNITS if re.match(rf"{re.escape(unit)}[,;] \S", one.text)]
+            assert units, one
+
+    def test_every_parameter_is_bound_to_a_local_in_the_first_block(self, script):
+        first = _code(script.body).strip().split("\n\n")[0]
+        for word, parameters in (("KEYS", script.keys), ("ARGV", script.arguments)):
+            for one in parameters:
+                if one.repeats:
+                    assert re.search(rf"= .*\b{word}\b(?!\[)", first), one
+                else:
+                    assert _bound(first, f"{word}[{one.index}]"), one
+            read = {int(index) for index in re.findall(rf"{word}\[(\d+)\]", first)}
+            assert read <= {one.index for one in parameters}
+
+    def test_it_reads_keys_and_arguments_in_the_first_block_alone(self, script):
+        code = re.sub(r"^(local [^\n]+\n)+", "", _code(script.body).lstrip())
+
+        assert not re.search(r"\b(KEYS|ARGV)\b", code)
+
+    def test_the_replies_of_the_code_and_of_the_header_are_the_same(self, script):
+        assert set(re.findall(A_TAG, _code(script.body))) == _tags(script)
+
+    def test_it_uses_fragments_that_are_there_and_none_in_vain(self, script):
+        code, needed = _code(script.body), set()
+        names = {name: _table(text) for name, text in FRAGMENTS.items()}
+        while more := {
+            name for name, table in names.items() if name not in needed and f"{table}." in code
+        }:
+            needed |= more
+            code += "".join(_code(FRAGMENTS[name]) for name in more)
+
+        assert set(script.uses) == needed
+
+
+def _bound(block: str, value: str) -> str | None:
+    """The local that a value is bound to: `local a, b = KEYS[1], tonumber(ARGV[2])`."""
+    for names, values in re.findall(r"^local ([\w, ]+) = (.+)$", block, re.MULTILINE):
+        for name, each in zip(names.split(", "), values.split(", "), strict=True):
+            if value in each:
+                return name
+    return None
+
+
+def _table(fragment: str) -> str:
+    (name,) = re.findall(r"^local (\w+) = \{\}$", fragment, re.MULTILINE)
+    return name
+
+
+@pytest.mark.parametrize("name", sorted(FRAGMENTS))
+def test_a_fragment_says_what_it_is_and_knows_no_keys_or_arguments(name):
+    assert re.match(rf"-- {name}: \w.+\.\n\nlocal", FRAGMENTS[name])
+    assert not re.search(r"\b(KEYS|ARGV)\b", _code(FRAGMENTS[name]))
+    assert any(name in script.uses for script in scripts().values())
+
+
+GOOD = """\
+-- verb: Do it.
+-- KEYS[1] lock: hash, the holds
+-- Reply {OK}: done
+-- Keeps: order
+-- Uses: lib/part
+
+return { 'OK' }
+"""
+
+
+def test_the_parser_reads_a_header_and_puts_the_fragments_in():
+    script = parse("verb", GOOD, {"lib/part": "local Part = {}"})
+
+    assert (script.name, script.sentence, script.keeps) == ("verb", "Do it.", "order")
+    assert script.keys == (Parameter(1, "lock", "hash, the holds", False),)
+    assert (script.replies, script.uses, script.arguments) == (("{OK}",), ("lib/part",), ())
+    assert "local Part = {}" in script.source
+
+
+@pytest.mark.parametrize(
+    ("line", "other"),
+    [
+        ("-- verb: Do it.", "-- another: Do it."),
+        ("-- verb: Do it.", "-- Do it."),
+        ("-- KEYS[1] lock: hash, the holds", "-- KEYS lock: hash, the holds"),
+        ("-- KEYS[1] lock: hash, the holds\n", ""),
+        ("-- Reply {OK}: done", "-- Reply OK: done"),
+        ("-- Reply {OK}: done\n", ""),
+        ("-- Keeps: order\n", ""),
+        ("-- Keeps: order", "-- Keeps order"),
+    ],
+)
+def test_the_parser_refuses_a_header_that_is_not_in_the_grammar(line, other):
+    with pytest.raises(ValueError, match=r"^verb\.lua"):
+        parse("verb", GOOD.replace(line, other), {"lib/part": ""})

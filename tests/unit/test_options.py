@@ -1,0 +1,258 @@
+"""Options: each declared once, checked when a task is declared, refused with a way out."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+
+from celery_relock.core.options import NOT_YET, OPTION_NAMES, LockOptions
+from celery_relock.errors import LockConfigError
+
+
+def declare(**declared: Any) -> LockOptions:
+    return LockOptions.collect(declared, {}, "app.charge")
+
+
+def refusal(defaults: dict[str, Any] | None = None, **declared: Any) -> str:
+    with pytest.raises(LockConfigError) as caught:
+        LockOptions.collect(declared, defaults or {}, "app.charge")
+    assert "app.charge" in str(caught.value)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    return str(caught.value)
+
+
+def test_a_task_that_declares_nothing_has_the_documented_defaults() -> None:
+    options = declare()
+
+    assert {name: getattr(options, name) for name in OPTION_NAMES} == {
+        "key": None,
+        "owner": "root",
+        "reentrant": "inline",
+        "limit": 1,
+        "ttl": 30,
+        "on_conflict": "retry",
+        "max_wait": None,
+        "hold": "task",
+        "gap_ttl": 300,
+        "on_gap": "tell",
+        "keep_on_retry": False,
+        "max_parked": 10_000,
+        "dedup": None,
+        "on_duplicate": "existing",
+        "on_lost": "flag",
+        "on_unavailable": "raise",
+    }
+
+
+def test_every_default_can_be_written_down() -> None:
+    written = {f"lock_{name}": getattr(LockOptions(), name) for name in OPTION_NAMES}
+
+    assert declare(**written) == declare()
+
+
+def test_the_task_goes_before_the_app_and_the_app_before_the_library() -> None:
+    options = LockOptions.collect({"lock_ttl": 5}, {"ttl": 7, "max_wait": 9}, "app.charge")
+
+    assert (options.ttl, options.max_wait, options.limit) == (5.0, 9.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "taken"),
+    [
+        ("ttl", 0.5, 0.5),
+        ("ttl", timedelta(minutes=2), 120.0),
+        ("max_wait", 0, 0.0),
+        ("max_wait", None, None),
+        ("max_wait", timedelta(seconds=3), 3.0),
+        ("limit", 7, 7),
+        ("owner", "task", "task"),
+        ("owner", len, len),
+        ("key", "account:{account_id}", "account:{account_id}"),
+        ("key", ["a:{x}", len], ["a:{x}", len]),
+        ("key", False, False),
+        ("on_conflict", "block", "block"),
+        ("on_conflict", "raise", "raise"),
+        ("on_lost", "raise", "raise"),
+        ("on_unavailable", "run", "run"),
+        ("on_unavailable", "retry", "retry"),
+        ("gap_ttl", timedelta(minutes=5), 300.0),
+    ],
+)
+def test_a_good_value_is_taken(option: str, value: Any, taken: Any) -> None:
+    assert getattr(declare(**{f"lock_{option}": value}), option) == taken
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("ttl", 0, "0.5"),
+        ("ttl", 0.4, "0.5"),
+        ("ttl", -1, "0.5"),
+        ("ttl", "30", "seconds"),
+        ("ttl", None, "seconds"),
+        ("ttl", True, "seconds"),
+        ("ttl", float("nan"), "seconds"),
+        ("ttl", float("inf"), "seconds"),
+        ("ttl", timedelta(milliseconds=1), "0.5"),
+        ("max_wait", -0.1, "from 0"),
+        ("max_wait", False, "None"),
+        ("max_wait", "10", "seconds"),
+        ("limit", 0, "from 1"),
+        ("limit", 1.0, "whole number"),
+        ("limit", True, "whole number"),
+        ("limit", None, "whole number"),
+        ("owner", "workflow", "'root', 'task', or a callable"),
+        ("owner", None, "'root'"),
+        ("reentrant", "inlin", "'inline'"),
+        ("reentrant", True, "'inline'"),
+        ("on_conflict", "queue", "'retry', 'block', 'raise'"),
+        ("on_conflict", None, "'retry'"),
+        ("on_lost", "ignore", "'flag', 'raise'"),
+        ("on_unavailable", "skip", "'raise', 'retry', 'run'"),
+        ("hold", "chain", "'task'"),
+        ("keep_on_retry", 1, "False"),
+        ("max_parked", -1, "10000"),
+        ("key", True, "template"),
+        ("key", 42, "template"),
+        ("key", b"account", "template"),
+        ("key", {"a:{x}"}, "template"),
+        ("key", ["a:{x}", None], "template"),
+    ],
+)
+def test_a_bad_value_is_refused_with_the_option_the_value_and_what_is_allowed(
+    option: str, value: Any, says: str
+) -> None:
+    message = refusal(**{f"lock_{option}": value})
+
+    assert f"lock_{option}={value!r}" in message
+    assert says in message
+
+
+def test_a_bad_app_wide_default_is_told_by_the_name_of_its_setting() -> None:
+    message = refusal({"ttl": "soon"})
+
+    assert "relock_ttl='soon'" in message
+    assert "lock_ttl='soon'" not in message.replace("relock_ttl", "")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("lock_tll", "lock_ttl"),
+        ("lock_keys", "lock_key"),
+        ("lock_onconflict", "lock_on_conflict"),
+        ("lock_on_duplicates", "lock_on_duplicate"),
+        ("lock_maxwait", "lock_max_wait"),
+    ],
+)
+def test_an_unknown_option_is_refused_and_the_right_one_suggested(written: str, meant: str) -> None:
+    message = refusal(**{written: 1})
+
+    assert f"no option {written}." in message
+    assert meant in message.partition(f"no option {written}.")[2]
+
+
+def test_an_unknown_option_like_no_other_is_refused_with_all_there_are() -> None:
+    message = refusal(lock_zzz=1)
+
+    assert all(f"lock_{name}" in message for name in OPTION_NAMES)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("on_conflict", "wait"),
+        ("on_conflict", "drop"),
+        ("on_conflict", lambda conflict: None),
+        ("reentrant", "descendants"),
+        ("reentrant", "workflow"),
+        ("hold", "workflow"),
+        ("gap_ttl", 60),
+        ("on_gap", "raise"),
+        ("keep_on_retry", True),
+        ("max_parked", 5),
+        ("dedup", "until_start"),
+        ("dedup", "until_done"),
+        ("dedup", 2.5),
+        ("on_duplicate", "raise"),
+        ("on_duplicate", "drop"),
+    ],
+)
+def test_what_this_release_does_not_have_is_refused_with_what_it_has(
+    option: str, value: Any
+) -> None:
+    message = refusal(**{f"lock_{option}": value})
+
+    assert f"this release does not have lock_{option}={value!r}" in message
+    assert all(repr(each) in message for each in NOT_YET[option])
+
+
+def test_when_a_feature_lands_its_row_is_all_that_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(NOT_YET, "on_conflict")
+    monkeypatch.delitem(NOT_YET, "dedup")
+
+    options = declare(lock_on_conflict="wait", lock_dedup=timedelta(seconds=5))
+
+    assert (options.on_conflict, options.dedup) == ("wait", 5.0)
+    assert "'drop'" in refusal(lock_on_conflict="dorp")
+
+
+def test_the_library_itself_starts_from_what_this_release_has() -> None:
+    assert all(getattr(LockOptions(), name) in values for name, values in NOT_YET.items())
+
+
+def test_a_wait_for_a_lock_that_raises_at_once_is_refused() -> None:
+    message = refusal(lock_on_conflict="raise", lock_max_wait=10)
+
+    assert "lock_max_wait=10" in message
+    assert "'block'" in message
+
+
+@pytest.mark.parametrize("max_wait", [None, 0])
+def test_raising_at_once_may_be_written_down_as_no_wait(max_wait: float | None) -> None:
+    assert declare(lock_on_conflict="raise", lock_max_wait=max_wait).max_wait == max_wait
+
+
+def test_an_app_wide_wait_does_not_forbid_a_task_to_raise_at_once() -> None:
+    options = LockOptions.collect({"lock_on_conflict": "raise"}, {"max_wait": 10}, "app.charge")
+
+    assert options.on_conflict == "raise"
+
+
+@pytest.mark.parametrize(("max_wait", "patience"), [(None, 60.0), (0, 0.0), (2.5, 2.5)])
+def test_a_worker_slot_is_waited_in_for_a_minute_unless_said_otherwise(
+    max_wait: float | None, patience: float
+) -> None:
+    assert declare(lock_max_wait=max_wait).patience == patience
+
+
+def test_a_limit_is_the_same_for_every_call_unless_it_is_a_callable() -> None:
+    assert declare(lock_limit=3).limit_for({"account": 1}) == 3
+
+
+def test_a_limit_callable_gets_the_arguments_that_it_names() -> None:
+    arguments = {"account": "gold", "amount": 10}
+    limits = {"gold": 5}
+
+    assert declare(lock_limit=lambda account: limits[account]).limit_for(arguments) == 5
+    assert declare(lock_limit=lambda amount, factor=2: amount * factor).limit_for(arguments) == 20
+    assert declare(lock_limit=lambda **every: len(every)).limit_for(arguments) == 2
+    assert declare(lock_limit=lambda: 4).limit_for(arguments) == 4
+    assert declare(lock_limit=partial(pow, 2, exp=3)).limit_for({}) == 8
+
+
+@pytest.mark.parametrize(
+    "limit", [lambda account: 0, lambda: "2", lambda: True, lambda nobody: 1, lambda: 1 / 0]
+)
+def test_a_limit_callable_that_gives_no_number_is_told_with_the_task(limit: Any) -> None:
+    with pytest.raises(LockConfigError, match=r"app\.charge.*lock_limit"):
+        declare(lock_limit=limit).limit_for({"account": 1})
+
+
+def test_options_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        declare().ttl = 5.0  # type: ignore[misc]

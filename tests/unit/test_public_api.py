@@ -1,0 +1,122 @@
+"""What users may import: these names and no others, documented, and cheap until they are used."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+import redis.lock
+
+import celery_relock
+from celery_relock import errors
+from celery_relock.core.hold import Hold
+from tests.support.worker import ROOT
+
+NAMES = ["Lock", "LockedTask"]
+HOLD = [
+    "check",
+    "continuous",
+    "fence",
+    "fences",
+    "lost",
+    "lost_error",
+    "name",
+    "names",
+    "owner",
+    "protected",
+    "reentered",
+    "remaining",
+]
+LOCK = [
+    "acquire",
+    "check",
+    "extend",
+    "fence",
+    "locked",
+    "lost",
+    "owned",
+    "reacquire",
+    "release",
+    "remaining",
+]
+ERRORS = [name for name in vars(errors) if name.startswith(("Lock", "Relock"))]
+
+
+def _public(kind: type) -> list[str]:
+    return sorted(name for name in vars(kind) if name[0] != "_")
+
+
+def _loaded_by(code: str) -> list[str]:
+    """The modules that a fresh interpreter has loaded after the code."""
+    tell = f"import json, sys\n{code}\nprint(json.dumps(sorted(sys.modules)))"
+    shown = subprocess.run(
+        [sys.executable, "-c", tell], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    return json.loads(shown.stdout)
+
+
+def test_the_package_offers_these_names():
+    assert celery_relock.__all__ == NAMES
+    assert dir(celery_relock) == [*NAMES, "__version__"]
+    assert {type(getattr(celery_relock, name)) for name in NAMES} == {type}
+    with pytest.raises(AttributeError, match="no attribute 'Lok'"):
+        _ = celery_relock.Lok
+
+
+def test_a_lock_and_a_hold_offer_these_names():
+    assert _public(celery_relock.Lock) == LOCK
+    assert _public(Hold) == HOLD
+
+
+def test_the_version_is_that_of_the_installed_package():
+    assert celery_relock.__version__ == version("celery-relock")
+
+
+def test_importing_the_package_loads_neither_celery_nor_redis():
+    loaded = _loaded_by("import celery_relock.errors")
+
+    assert "celery_relock.errors" in loaded
+    assert not {"celery", "kombu", "redis", "celery_relock.lock"} & set(loaded)
+
+
+def test_a_lock_outside_of_tasks_loads_no_celery():
+    loaded = _loaded_by("from celery_relock import Lock\nLock('redis://localhost', 'a')")
+
+    assert "celery_relock.lock" in loaded
+    assert not {"celery", "kombu"} & set(loaded)
+
+
+def test_every_public_name_has_a_docstring():
+    kinds = [celery_relock.Lock, celery_relock.LockedTask, Hold]
+    kinds += [getattr(errors, name) for name in ERRORS]
+    members = [getattr(kind, name) for kind in kinds[:3] for name in _public(kind)]
+    functions = [one for one in members if inspect.isroutine(one) or isinstance(one, property)]
+    silent = [one for one in [*kinds, *functions] if not inspect.getdoc(one)]
+
+    assert len(functions) > 20
+    assert [getattr(one, "fget", one).__qualname__ for one in silent] == []
+
+
+def test_lock_takes_what_the_lock_of_redis_py_takes_in_the_same_order():
+    theirs = inspect.signature(redis.lock.Lock).parameters
+    ours = inspect.signature(celery_relock.Lock).parameters
+
+    assert list(ours)[: len(theirs)] == list(theirs)
+    methods = [name for name, one in vars(redis.lock.Lock).items() if inspect.isfunction(one)]
+    verbs = {name for name in methods if not re.match("_|do_|register_", name)}
+    assert verbs <= set(LOCK)
+
+
+def test_the_typing_file_uses_every_public_name():
+    tree = ast.parse((ROOT / "tests/typing/api.py").read_text())
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+
+    assert used >= {*NAMES, *ERRORS}
+    assert attributes >= {*LOCK, *HOLD} - {"lost_error"}
