@@ -1,5 +1,6 @@
 # Everything runs in .venv, which these commands make and keep up to date.
-# `PYTHON=python3.12 make test` chooses the interpreter, `make test ARGS="-k fences"` the tests.
+# `PYTHON=python3.12 make test` chooses the interpreter of a new .venv, `make test ARGS="-k fences"`
+# the tests.
 
 BIN := .venv/bin
 

@@ -13,6 +13,8 @@ exception that cannot be unpickled stops the worker's main process (celery-singl
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class RelockError(Exception):
     """Base of all errors of celery-relock.
@@ -31,7 +33,7 @@ class RelockError(Exception):
         remaining: float | None = None,
     ) -> None:
         super().__init__(message)
-        # All of it: that is what pickle, and Celery when it stores a result as JSON, rebuild it from.
+        # All of it: Celery rebuilds the error from it when it stores a result as JSON.
         self.args = (message, name, owner, remaining)
         self.name = name
         self.owner = owner
@@ -39,6 +41,17 @@ class RelockError(Exception):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without the constructor, which a user's subclass may have given other arguments.
+        return _rebuild, (type(self), self.args, self.__dict__.copy())
+
+
+def _rebuild(kind: type[RelockError], args: tuple[Any, ...], state: dict[str, Any]) -> RelockError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class LockConflict(RelockError):

@@ -2,7 +2,7 @@
 """Break every rule of the Lua scripts in turn and see whether the tests notice.
 
     python scripts/mutate.py                  all of scripts/mutants.txt; writes docs/mutations.md
-    python scripts/mutate.py --only "fence"   those with this text in the rule or file; writes nothing
+    python scripts/mutate.py --only fence    those with this text in rule or file; writes nothing
 
 Works on copies in a temporary folder, one per job: the tree itself is never changed. Ends with
 status 1 if a broken rule goes unnoticed, or no longer applies.

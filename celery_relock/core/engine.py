@@ -128,8 +128,8 @@ class Engine:
         except BaseException:
             lease.claim = before
             raise
-        # A renewal of the keep-alive's that crossed this one may be the server's last word, with the
-        # old length: the shorter one counts until it has renewed once more, and that is due now.
+        # A renewal of the keep-alive's that crossed this one may be the server's last word, with
+        # the old length: the shorter one counts until it has renewed once more, which is due now.
         certain = min(before.lease, length) if lease.renews else length
         if kept and lease.renew(sent, certain):
             lease.due = sent if lease.renews else lease.due

@@ -46,7 +46,7 @@ class Inbox:
             self._begin(start_native_thread)
 
     def open(self, timeout: float = 2.0) -> None:
-        """Be reachable for grants. Where that fails it goes on unheard: heartbeats find the grant."""
+        """Be reachable for grants. Where that fails, heartbeats find the grant."""
         self._begin(start_native_thread if wakes_across_threads() else _start_thread)
         self._tried.wait(timeout)
 
@@ -63,7 +63,7 @@ class Inbox:
             while True:
                 try:
                     self._store.listen(name, self._connected, self._hear)
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001  # whatever it is, it is tried again
                     pause = 0.1 if self.listening else min(pause * 2, 5.0)
                     self.listening = False
                     self._tried.set()

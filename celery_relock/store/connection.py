@@ -1,8 +1,8 @@
 """Connections that are kept, and commands that are sent again when an answer is lost.
 
-A pooled call of redis-py costs more than the script it runs; a kept connection with a packed command
-beats it by half (`benchmarks/`). That is only sound because every verb may be sent twice: a kept
-connection is not checked before use, it is replaced when it fails.
+A pooled call of redis-py costs more than the script it runs; a kept connection with a packed
+command beats it by half (`benchmarks/`). That is only sound because every verb may be sent twice:
+a kept connection that was in use just now is not checked, it is replaced when it fails.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, ResponseError, TimeoutError
+from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import TimeoutError as ReadTimeout
 from redis.retry import Retry
 
 from ..errors import RelockError
@@ -127,7 +128,7 @@ class Connections:
                 now = time.monotonic()
                 # A kept connection may have gone stale while nobody used it; that says nothing
                 # about the server. One that is silent does.
-                stale = kept and not (within and isinstance(error, TimeoutError))
+                stale = kept and not (within and isinstance(error, ReadTimeout))
                 if not again or (now - started >= patience and not stale):
                     self._failed_at = now if again else self._failed_at
                     raise translate(error, where=what) from error
@@ -197,7 +198,7 @@ def _quiet(link: Any) -> bool:
     """Whether a kept connection is as it was left: the end of one that was closed can be read."""
     try:
         return not link.can_read(0)
-    except Exception:
+    except Exception:  # noqa: BLE001  # what it is does not matter: another link is made
         return False
 
 

@@ -1,4 +1,4 @@
-"""Lock names to Redis keys: the one place that builds a key. The catalogue is in `lua/README.md`."""
+"""Lock names to Redis keys: the one place that builds a key. `lua/README.md` has them all."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ class RedisStore:
 
 
 def _still_there(listener: Any, quiet: float) -> float:
-    """After a while without a message, ask: a connection whose other end is gone just stays silent."""
+    """After a while without a message, ask: a connection whose other end is gone stays silent."""
     silent = time.monotonic() - quiet
     if silent > 30.0:
         raise LockUnavailable("the inbox's connection no longer answers")

@@ -79,7 +79,7 @@ def _read(app: Any) -> Any:
         name = _plain(str(written), conf.prefix or "")
         if name.startswith(_PREFIX) and name not in known:
             raise LockConfigError(f"settings: {unknown(name, _PREFIX, _STORE_SETTINGS)}")
-    return conf
+    return app.conf  # another one by now, if nobody had read a setting before
 
 
 def _plain(written: str, namespace: str) -> str:
@@ -88,12 +88,19 @@ def _plain(written: str, namespace: str) -> str:
 
 
 def _get(conf: Any, name: str) -> Any:
-    """A setting, however it is spelt: Celery itself tries the name and, if the app has a namespace,
-    the name behind it; for a setting of ours it does not know the old upper-case spellings."""
-    for spelling in (name, name.upper(), f"CELERY_{name.upper()}"):
-        value = conf.get(spelling, _UNSET)
-        if value is not _UNSET:
-            return value
+    """A setting of ours, however it is spelt: what is set on the app before what its object says.
+
+    `conf.get` does not do: it knows no old upper-case spellings for a setting that is not Celery's,
+    and in Celery 5.4 a name behind the namespace goes before what is set on the app.
+    """
+    plain = (name, f"celery_{name}", f"{conf.prefix or ''}{name}")
+    spellings = (*plain, *map(str.upper, plain))
+    for settings in conf.maps:
+        for spelling in spellings:
+            try:
+                return settings[spelling]
+            except KeyError:
+                continue
     return _UNSET
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -91,7 +93,10 @@ def test_250_holds_are_renewed_by_three_calls(
     leases = [process.held(f"lock {n}", lease=6.0) for n in range(250)]
     before, start = scripts_called(client), time.monotonic()
     wait_for(lambda: all_renewed(leases, start), what="the renewal of all")
-    assert scripts_called(client) - before == 3
+    # One step, unless the machine was so slow that the locks were not taken close together.
+    steps = Counter(lease.renewed for lease in leases).values()
+    assert scripts_called(client) - before == sum(math.ceil(size / 100) for size in steps)
+    assert len(steps) <= 3
     assert not any(lease.lost for lease in leases)
 
 
@@ -275,9 +280,11 @@ def keep_alive_thread() -> int | None:
     for thread, frame in sys._current_frames().items():
         each: Any = frame
         while each is not None:
-            if each.f_code.co_qualname.endswith("KeepAlive._live") if hasattr(
-                each.f_code, "co_qualname"
-            ) else each.f_code.co_name == "_live":
+            if (
+                each.f_code.co_qualname.endswith("KeepAlive._live")
+                if hasattr(each.f_code, "co_qualname")
+                else each.f_code.co_name == "_live"
+            ):
                 return thread
             each = each.f_back
     return None

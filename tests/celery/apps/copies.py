@@ -58,7 +58,7 @@ def ignores_acked_late(self, account):
     raise Ignore
 
 
-class KillsWhoStoresIt(dict):
+class KillsWhoStoresIt:
     """A result whose process dies between the give-back of the lock and the end of its storing."""
 
     def __json__(self):
