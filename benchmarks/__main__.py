@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -18,12 +19,14 @@ PARTS = ("pairs", "handover", "renewal", "memory")
 
 @click.command()
 @click.argument("parts", nargs=-1, type=click.Choice(PARTS))
-@click.option("--rounds", default=5, show_default=True, help="Of everything but pairs.")
+@click.option("--rounds", default=3, show_default=True, help="Of everything but pairs.")
 @click.option("--pair-rounds", default=30, show_default=True)
 @click.option("--pairs", "count", default=300, show_default=True, help="In a round.")
 @click.option("--waiters", multiple=True, default=(2, 8, 32), show_default=True)
-@click.option("--section", default=1.0, show_default=True, help="Milliseconds inside the lock.")
-@click.option("--seconds", default=3.0, show_default=True, help="Of one contended run.")
+@click.option(
+    "--section", multiple=True, default=(1.0, 20.0), show_default=True, help="Milliseconds inside."
+)
+@click.option("--seconds", default=2.0, show_default=True, help="Of one contended run, at least.")
 @click.option("--locks", multiple=True, default=(1_000, 10_000), show_default=True)
 @click.option("--write", type=click.Path(path_type=Path), help="Put the tables into this page.")
 def main(
@@ -32,7 +35,7 @@ def main(
     pair_rounds: int,
     count: int,
     waiters: tuple[int, ...],
-    section: float,
+    section: tuple[float, ...],
     seconds: float,
     locks: tuple[int, ...],
     write: Path | None,
@@ -43,9 +46,10 @@ def main(
     def tables() -> Iterator[tuple[str, str]]:
         if "pairs" in wanted:
             yield "Uncontended", pairs.measure(server.url, pair_rounds, count)
-        for number in waiters if "handover" in wanted else ():
-            title = f"Contended: {number} processes, {section:g} ms inside"
-            yield title, handover.measure(server.url, rounds, number, section / 1000, seconds)
+        contended = itertools.product(section, waiters) if "handover" in wanted else ()
+        for inside, number in contended:
+            title = f"Contended: {number} processes, {inside:g} ms inside"
+            yield title, handover.measure(server.url, rounds, number, inside / 1000, seconds)
         for number in locks if "renewal" in wanted else ():
             yield f"Renewal of {number:,} locks", renewal.measure(server.url, rounds * 3, number)
         if "memory" in wanted:

@@ -224,7 +224,7 @@ local entered, wanted, blocked = sort_out()
 if blocked and wait == 0 then
   return busy(blocked)
 end
-leave_other_places(wanted.locks)
+leave_other_places(blocked and wanted.locks or {})
 for i, fence in pairs(entered) do
   take(locks[i], fence)
 end

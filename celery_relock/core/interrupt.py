@@ -199,8 +199,9 @@ class _Arrival(LockLost):
     """An asynchronous exception is sent as a class. Where it arrives and is made, it becomes the
     error of the body there; one that still is of this class came too late for any body."""
 
-    def __new__(cls) -> Any:
-        return _claim_here() or super().__new__(cls)
+    def __new__(cls, made: LockLost | None = None) -> Any:
+        # Up to Python 3.11 an exception whose class is not the one that was sent is made once more.
+        return made or _claim_here() or super().__new__(cls)
 
     def __init__(self) -> None:
         super().__init__("a lock was lost when the work under it had just ended")

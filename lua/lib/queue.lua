@@ -122,8 +122,8 @@ function Queue.rejoin(call, lock, run, waiter)
   end
 end
 
--- Let the head in while it may enter. True: somebody who is to enter first still waits, so a
--- newcomer has to queue. `caller` is the run that asks now.
+-- Let the head in while it may enter. True: somebody who is to enter before the caller still waits,
+-- so the caller has to queue, or to stay there. `caller` is the run that asks now.
 function Queue.promote(call, lock, caller)
   local skipped = 0
   for _ = 1, Queue.MOST do
@@ -137,7 +137,7 @@ function Queue.promote(call, lock, caller)
     else
       local fences = admission(call, lock, run, waiter, lock)
       if not fences then
-        return true
+        return run ~= caller
       end
       if not let_in(call, lock, run, waiter, fences, caller) then
         skipped = skipped + 1

@@ -157,7 +157,9 @@ def test_links_and_errbacks_stay(worker, account, holder):
     failing = worker.module.comes_back_briefly.apply_async(
         (account,), link_error=note.s(f"{account}-failed")
     )
-    worker.journal.wait_for(lambda events: any(_is(e, "noted", f"{account}-failed") for e in events))
+    worker.journal.wait_for(
+        lambda events: any(_is(e, "noted", f"{account}-failed") for e in events)
+    )
     with pytest.raises(LockConflict):
         failing.get(timeout=20)
     holder()

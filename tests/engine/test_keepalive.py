@@ -1,4 +1,4 @@
-"""Leases are renewed while the process lives, with few calls, through every fault that heals in time."""
+"""Leases are renewed while the process lives, with few calls, through what heals in time."""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +17,7 @@ import redis
 from redis.exceptions import LockError, LockNotOwnedError
 
 from celery_relock.compose import engine_for_client
+from celery_relock.core import callstack
 from celery_relock.core.keepalive import keepalive
 from celery_relock.errors import LockConfigError, LockConflict, LockLost, LockUnavailable
 from celery_relock.lock import Lock, LockNotAcquired, LockNotOwned, LockNotTaken
@@ -229,12 +232,11 @@ def test_what_the_block_raises_stands_though_the_lock_was_lost(lock: MakeLock) -
 @pytest.mark.parametrize("kind", [LockNotAcquired, LockNotTaken, LockNotOwned])
 def test_the_errors_pickle_with_all_they_know(kind: type[Any]) -> None:
     error = kind("text", name="a", owner="flow", remaining=1.5)
-    error.lock_name = "a"
-    copy = pickle.loads(pickle.dumps(error))
-    assert type(copy) is kind
-    assert copy.args == ("text",)
-    assert copy.__dict__ == error.__dict__
-    assert copy.lock_name == copy.name == "a"
+    for copy in (pickle.loads(pickle.dumps(error)), kind(*error.args)):
+        assert type(copy) is kind
+        assert str(copy) == "text"
+        assert (copy.name, copy.owner, copy.remaining) == ("a", "flow", 1.5)
+        assert copy.lock_name == "a"
 
 
 def test_extend_adds_to_what_is_left_or_replaces_it(lock: MakeLock) -> None:
@@ -362,6 +364,45 @@ def test_nothing_is_left_registered_after_many_rounds(lock: MakeLock) -> None:
         gc.collect(0)
         one._engine.store.force_release("a")
     wait_for(lambda: len(keepalive.leases()) <= before)
+
+
+class Stop(BaseException):
+    """What Ctrl-C or a time limit throws in."""
+
+
+def test_a_signal_may_strike_at_any_line_of_a_block(lock: MakeLock) -> None:
+    """Whatever it interrupts: the lock is held and can be given back, or it is not held at all."""
+    one, two = lock(), lock()
+    outer = callstack.innermost()
+    armed = False
+
+    def strike(*_: object) -> None:
+        if armed:
+            raise Stop
+
+    before = signal.signal(signal.SIGALRM, strike)
+    struck = 0
+    try:
+        for turn in range(300):
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 8e-4))
+            try:
+                armed = True
+                try:
+                    with one, one:
+                        pass
+                finally:
+                    armed = False
+            except Stop:
+                struck += 1
+            while one._lease or one._own_grip():
+                one.release()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert not two.locked(), turn
+            assert callstack.innermost() is outer
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert struck > 20
 
 
 # --- who re-enters

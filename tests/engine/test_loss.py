@@ -1,4 +1,4 @@
-"""A hold that ends before its run does: known at once or by the deadline, told once, never undone."""
+"""A hold that ends before its run does: known by its deadline, told once, never undone."""
 
 from __future__ import annotations
 

@@ -217,6 +217,27 @@ def test_a_claim_that_may_join_meanwhile_has_one_place_for_the_rest(desk):
     assert len({hold.fence for hold in desk.store.inspect("a").holds}) == 1
 
 
+def test_a_claim_that_may_join_meanwhile_is_not_held_up_by_its_own_place(desk):
+    desk.fence("outer", names=("a",), owner="o")
+    desk.queue("inner", names=AB, owner="o")
+
+    answer = desk.take("inner", names=AB, owner="o", lineage=("outer",), wait=6.0)
+
+    assert answer.reentered == (True, False)
+    assert desk.waiters("a") == desk.waiters("b") == []
+
+
+def test_whoever_asks_passes_the_unreachable_in_every_queue(desk):
+    desk.fence("r1", names=AB)
+    desk.queue("gone a", names=("a",), inbox="gone")
+    desk.queue("gone b", names=("b",), inbox="gone")
+    desk.queue("both", names=AB)
+    desk.give_back("r1", names=AB)
+
+    assert isinstance(desk.take("both", names=AB, wait=6.0), Held)
+    assert (desk.waiters("a"), desk.waiters("b")) == (["gone a"], ["gone b"])
+
+
 def test_another_attempt_that_wants_more_than_the_dead_one_takes_one_new_ticket(desk):
     desk.listen("p")
     outer = desk.fence("outer", names=("b",), owner="o")

@@ -141,6 +141,7 @@ class LockMachine(Invariants):
         else:
             self.ears["flaky"] = self.desk.listen("flaky")
         self.model.reachable = set(self.ears)
+        self.before = self.now
 
     @rule(run=runs)
     def an_end_is_forgotten(self, run: str) -> None:

@@ -73,7 +73,7 @@ class Model:
                 self._oldest_owner(blocked[0]),
                 len(self.queues[blocked[0]]),
             )
-        self._leave_places_but_for(run, names, wanted)
+        self._leave_places_but_for(run, names, wanted if blocked else [])
         for name, entry in joins.items():
             self.holds[name][run] = Hold(claim.nonce, claim.owner, entry)
         if blocked:
@@ -137,14 +137,14 @@ class Model:
     # The rules
 
     def promote(self, name: str, caller: str = "") -> bool:
-        """Let in who is first, again and again. True if somebody who must go first still waits."""
+        """Let in who is first, again and again. True if somebody else must enter before the caller."""
         for run, place in list(self.queues[name].items()):
             if self.queues[name].get(run) is not place:
                 continue  # came in with its owner just now
             if place.dead:
                 self._leave(run, place)
             elif self._admission(run, place, first_in=name) is None:
-                return True
+                return run != caller
             elif self._let_in_if_admitted(run, place, name, caller) and place.by_owner:
                 for each in place.limits:
                     self._bring_in_with(place.owner, each, caller)

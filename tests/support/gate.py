@@ -1,4 +1,4 @@
-"""A store that stops at a gate, so that a test decides what happens while a renewal is on its way."""
+"""A store with a gate: a test decides what happens while a renewal is on its way."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class GatedStore(RedisStore):
         if after is not None:
             after.stop()
         for gate in filter(None, (before, after)):
-            # The thread goes on to what it does with the answer; its next look says that it is done.
+            # A moment later the thread is done with what it does with the answer.
             _when_done(gate._passed.set)
         return answers
 

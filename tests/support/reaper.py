@@ -6,6 +6,7 @@ closes, because pytest ended in whatever way, it kills the groups that were not 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -46,9 +47,15 @@ def _tell(line: str) -> None:
                 text=True,
                 start_new_session=True,
             )
+            atexit.register(_close, _watch)
         assert _watch.stdin is not None
         _watch.stdin.write(line + "\n")
         _watch.stdin.flush()
+
+
+def _close(watch: subprocess.Popen[str]) -> None:
+    with watch:  # closes the pipe and waits
+        pass
 
 
 def start(command: list[str], **options: Any) -> subprocess.Popen[Any]:

@@ -1,8 +1,8 @@
 """What tasks say about the locks that they are in, and the check that nobody else was in with them.
 
-    with section(journal, task.lock):    # in a task
-        ...
-    sections(journal.events(), "account:7")    # in the test: raises when two were in at once
+with section(journal, task.lock):    # in a task
+    ...
+sections(journal.events(), "account:7")    # in the test: raises when two were in at once
 """
 
 from __future__ import annotations

@@ -1,0 +1,248 @@
+"""A named lock with the interface of redis-py's."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import suppress
+from types import SimpleNamespace, TracebackType
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import LockError
+
+from .. import compose
+from ..core import callstack, ids
+from ..core.answers import Answer, Claim, Held
+from ..core.lease import Lease, State
+from ..core.messages import describe_conflict, who_am_i
+from ..core.names import check_name
+from ..errors import LockConfigError, LockUnavailable
+from .errors import LockNotAcquired
+from .hand import Grip, Hand
+from .tasks import in_task, workflow
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+logger = logging.getLogger("celery_relock")
+
+DEFAULT_LEASE = 30.0
+
+
+class Lock(Hand):
+    """A named lock with the interface of `redis.lock.Lock`, and what that one lacks: its lease is
+    renewed while the holder lives, waiters are served in turn, and it can be re-entered.
+
+    Who re-enters: the same object in the same thread; every `Lock` with the same `owner`; inside a
+    Celery task, whatever the task's own call stack holds. Two objects without an owner exclude each
+    other, as redis-py's do.
+
+    Args:
+        redis: a client of redis-py, or the URL of a Redis.
+        name: the lock name. A `LockedTask` with the same name is excluded by it, and the other way.
+        timeout: seconds that the lock outlives its holder's death (its lease), 30 by default.
+        sleep: not used, there is no polling; accepted because redis-py's Lock has it.
+        blocking: whether to wait by default.
+        blocking_timeout: seconds to wait at most; None waits as long as it takes.
+        thread_local: False lets another thread give back what this one took.
+        raise_on_release_error: False logs a lock that was lost inside `with` instead of raising.
+        owner: who may re-enter; any text.
+        limit: how many may be in at the same time.
+        renew: False lets the lock end `timeout` seconds after it was taken, as redis-py's does.
+        namespace: prefix of all keys; that of the Celery app's `relock_namespace`.
+
+    Raises:
+        LockConfigError: a value that cannot be used.
+    """
+
+    def __init__(
+        self,
+        redis: Redis | str,
+        name: str | bytes,
+        timeout: float | None = None,
+        sleep: float = 0.1,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+        *,
+        owner: str | None = None,
+        limit: int = 1,
+        renew: bool = True,
+        namespace: str = compose.NAMESPACE,
+    ) -> None:
+        self.name = check_name(_text(name), "Lock")
+        self.timeout = timeout
+        self.blocking = blocking
+        self.blocking_timeout = blocking_timeout
+        self.raise_on_release_error = raise_on_release_error
+        self._owner = None if owner is None else ids.short(owner)
+        self._limit = limit
+        self._renew = renew
+        self._engine = compose.engine_for(redis, namespace)
+        self.local: Any = threading.local() if thread_local else SimpleNamespace()
+        self._shared = not thread_local
+        if timeout is not None and timeout <= 0:
+            raise LockConfigError(f"timeout={timeout!r}: give seconds above 0", name=self.name)
+        if limit < 1:
+            raise LockConfigError(f"limit={limit!r}: give at least 1", name=self.name)
+
+    def acquire(
+        self,
+        sleep: float | None = None,
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+        token: str | bytes | None = None,
+    ) -> bool:
+        """Take the lock, or enter once more what this thread holds.
+
+        Args:
+            sleep, token: not needed; accepted because redis-py's Lock has them. A token becomes
+                the id of the hold.
+
+        Returns:
+            False if it was not to be had in time.
+
+        Raises:
+            LockNotOwned: this thread took the lock before and has lost it since.
+            LockUnavailable: Redis cannot be asked.
+        """
+        if not (self.blocking if blocking is None else blocking):
+            wait: float | None = 0.0
+        else:
+            wait = self.blocking_timeout if blocking_timeout is None else blocking_timeout
+        return isinstance(self._take(wait, token), Held)
+
+    def release(self) -> None:
+        """Leave the lock; the last leave gives it back.
+
+        Raises:
+            LockNotTaken: this thread does not hold it.
+            LockNotOwned: it was lost meanwhile.
+            LockUnavailable: Redis cannot be told. The lease ends it, or another `release`.
+        """
+        grip = self._grip("given back")
+        if grip.depth > 1:
+            grip.depth -= 1
+            return
+        if grip.borrowed:
+            self.local.grip = None  # the outer hold goes on
+            return
+        try:
+            # Before it is sent: with thread_local=False the next may be in before this returns.
+            self.local.grip = None
+            callstack.pop(grip.lease)
+            kept = self._engine.release(grip.lease)
+        except BaseException:
+            self.local.grip = grip  # what could not be given back can be given back once more
+            raise
+        if not kept:
+            raise self._not_owned("was lost before it was given back")
+
+    def extend(self, additional_time: float, replace_ttl: bool = False) -> bool:
+        """Make the lease longer by `additional_time` seconds, or with `replace_ttl` exactly so long.
+
+        Raises:
+            LockNotTaken: this thread does not hold the lock.
+            LockNotOwned: it is lost.
+        """
+        lease = self._grip("extended").lease
+        length = additional_time if replace_ttl else lease.remaining + additional_time
+        if length <= 0:
+            raise LockConfigError(
+                f"extend({additional_time!r}) leaves nothing of it", name=self.name
+            )
+        if not self._engine.extend(lease, length):
+            raise self._not_owned("was lost before it was extended")
+        return True
+
+    def reacquire(self) -> bool:
+        """Set the lease back to its full length. Raises as `extend` does."""
+        return self.extend(self._grip("extended").length, replace_ttl=True)
+
+    def __enter__(self) -> Lock:
+        wait = self.blocking_timeout if self.blocking else 0.0
+        answer = self._take(wait, None)
+        if not isinstance(answer, Held):
+            text = f"{describe_conflict(self.name, answer)}; not to be had within {wait or 0:g} s"
+            raise LockNotAcquired(text, name=self.name)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.release()
+        except (LockError, LockUnavailable) as failure:
+            # What the block itself raised says more.
+            if self.raise_on_release_error and error is None:
+                raise
+            logger.warning("at the end of its block: %s", failure)
+
+    def _take(self, wait: float | None, token: str | bytes | None) -> Answer:
+        lease = self._lease
+        if lease is not None and not (
+            self._shared and self.local.grip.thread is not threading.current_thread()
+        ):
+            self._still_ours(lease)
+            self.local.grip.depth += 1
+            return Held(lease.fences, lease.reentered)
+        if (grip := self._own_grip()) is not None and grip.lease.state is State.ASKED:
+            self._engine.release(grip.lease)  # what could not be given back stands in our own way
+        outer = self._around()
+        if outer is not None and outer.store is self._engine.store:
+            self._still_ours(outer)
+            self.local.grip = Grip(outer, borrowed=True)
+            return Held(outer.fences, outer.reentered)
+        lease = self._engine.lease(self._claim(token, outer))
+        lease.renews = self._renew
+        try:
+            answer = self._engine.acquire(lease, wait)
+            if isinstance(answer, Held):
+                callstack.push(lease)
+                self.local.grip = Grip(lease)
+                return answer
+        except BaseException:
+            # A signal's exception may land on any line above.
+            callstack.pop(lease)
+            with suppress(LockUnavailable):
+                self._engine.release(lease)
+            raise
+        self._engine.release(lease)
+        return answer
+
+    def _around(self) -> Lease | None:
+        """What the call stack of this task holds already, or None outside of tasks."""
+        if self._owner is None and in_task():
+            return callstack.holding(None, self.name)
+        return None
+
+    def _claim(self, token: str | bytes | None, outer: Lease | None) -> Claim:
+        run = ids.new_id() if token is None else ids.short(_text(token))
+        # An outer hold that was taken by way of another client: the server finds it by its run.
+        owner = self._owner or (outer.claim.owner if outer else workflow() or run)
+        return Claim(
+            run=run,
+            nonce=ids.nonce(),
+            owner=owner,
+            names=(self.name,),
+            limits=(self._limit,),
+            lease=DEFAULT_LEASE if self.timeout is None else float(self.timeout),
+            who=who_am_i("Lock"),
+            by_owner=self._owner is not None,
+            lineage=(outer.claim.run,) if outer else (),
+        )
+
+
+def _text(value: str | bytes) -> str:
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            raise LockConfigError(f"{value!r:.200} is not UTF-8 text") from error
+    if not isinstance(value, str):
+        raise LockConfigError(f"text is needed, not {value!r:.200}")
+    return value

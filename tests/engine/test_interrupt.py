@@ -1,0 +1,329 @@
+"""`lock_on_lost="raise"`: a body whose lock is lost is interrupted, once, and only inside."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from celery_relock.core.answers import Claim
+from celery_relock.core.interrupt import Interruption
+from celery_relock.core.keepalive import keepalive, lose
+from celery_relock.core.lease import Lease, State
+from celery_relock.errors import LockLost
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """What a failed test still holds must not be looked after, and lost, during the next one."""
+    yield
+    for lease in keepalive.leases():
+        keepalive.discard(lease)
+
+
+@pytest.fixture
+def lost_soon(
+    runs: Callable[..., Any], client: redis.Redis, namespace: str
+) -> Callable[..., Interruption]:
+    """An interruption for a real hold that somebody has deleted: its next renewal finds out."""
+
+    def make(name: str = "a") -> Interruption:
+        lease = runs().held(name, lease=1.2)
+        client.delete(f"{namespace}:{{0}}:l:{name}")
+        return Interruption(lease, lambda: LockLost(f"{name} is lost", name=name))
+
+    return make
+
+
+def in_thread(body: Callable[[], Any]) -> Any:
+    """What a body returns, or the exception that it ends with, in a thread of its own."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append(body())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(20)
+    assert outcome, "the body goes on and on"
+    return outcome[0]
+
+
+def compute(seconds: float) -> int:
+    until, steps = time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        steps += 1
+    return steps
+
+
+def receive(seconds: float) -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        here.settimeout(seconds)
+        here.recv(1)
+
+
+def wait_for_event(seconds: float) -> None:
+    threading.Event().wait(seconds)
+
+
+@pytest.mark.parametrize("work", [time.sleep, receive, compute, wait_for_event])
+def test_the_main_thread_is_interrupted_wherever_it_is(
+    work: Callable[[float], Any], lost_soon: Callable[..., Interruption]
+) -> None:
+    start = time.monotonic()
+    with pytest.raises(LockLost, match="a is lost") as raised, lost_soon():
+        work(10.0)
+    assert time.monotonic() - start < 2
+    assert type(raised.value) is LockLost
+
+
+@pytest.mark.parametrize("work", [compute, lambda seconds: [time.sleep(0.05) for _ in range(200)]])
+def test_another_thread_is_interrupted_between_two_steps(
+    work: Callable[[float], Any], lost_soon: Callable[..., Interruption]
+) -> None:
+    def body() -> None:
+        with lost_soon():
+            work(10.0)
+
+    start = time.monotonic()
+    error = in_thread(body)
+    assert type(error) is LockLost
+    assert str(error) == "a is lost"
+    assert time.monotonic() - start < 2
+
+
+def test_a_loss_that_was_found_before_the_body_begins_is_raised_at_once(
+    runs: Callable[..., Any],
+) -> None:
+    lease = runs().held("a")
+    lose(lease, "for a test")
+    ran = []
+    with pytest.raises(LockLost), Interruption(lease, lambda: LockLost("gone")):
+        ran.append("body")
+    assert not ran
+
+
+def test_the_body_may_catch_it_and_is_not_interrupted_again(
+    lost_soon: Callable[..., Interruption],
+) -> None:
+    caught = 0
+    interruption = lost_soon()
+    with interruption:
+        for _ in range(3):
+            try:
+                time.sleep(1.0)
+            except LockLost:
+                caught += 1
+                interruption.fire("once more")
+    assert caught == 1
+
+
+def bare_lease() -> Lease:
+    """A hold that no server knows, for what only matters on this side."""
+    claim = Claim("run", "nonce", "owner", ("a",), (1,), 30.0)
+    lease = Lease(claim, store=None, wait=6.0)  # type: ignore[arg-type]
+    lease.state, lease.deadline = State.HELD, time.monotonic() + 30
+    return lease
+
+
+def fired_at_random(rounds: int) -> tuple[int, int, list[BaseException]]:
+    """Fire at short bodies around their end. Returns how many heard of it, how many did not, and
+    whatever was raised after the body."""
+    heard = unheard = 0
+    stray: list[BaseException] = []
+    ready, done = threading.Semaphore(0), threading.Semaphore(0)
+    todo: list[Interruption | None] = []
+
+    def fire() -> None:
+        while True:
+            ready.acquire()
+            if (interruption := todo.pop()) is None:
+                return
+            until = time.perf_counter() + random.uniform(0, 0.0005)
+            while time.perf_counter() < until:
+                pass
+            interruption.fire("for a test")
+            done.release()
+
+    shooter = threading.Thread(target=fire)
+    shooter.start()
+    for _ in range(rounds):
+        interruption = Interruption(bare_lease(), lambda: LockLost("lost"))
+        todo.append(interruption)
+        ready.release()
+        try:
+            try:
+                with interruption:
+                    for _ in range(random.randrange(1, 6000)):
+                        pass
+                unheard += 1
+            except LockLost:
+                heard += 1
+            for _ in range(2000):  # after the body: nothing may come here
+                pass
+            done.acquire()
+            sum(n for n in range(10))
+        except BaseException as error:
+            stray.append(error)
+            done.acquire()
+    todo.append(None)
+    ready.release()
+    shooter.join()
+    return heard, unheard, stray
+
+
+@pytest.fixture
+def quick_switches() -> Iterator[None]:
+    """Threads take turns after microseconds, so that they meet at every point."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("quick_switches")
+def test_nothing_is_raised_after_a_body_of_the_main_thread() -> None:
+    heard, unheard, stray = fired_at_random(2000)
+    assert heard
+    assert unheard
+    assert not stray
+
+
+@pytest.mark.usefixtures("quick_switches")
+def test_nothing_is_raised_after_a_body_of_another_thread() -> None:
+    heard, unheard, stray = in_thread(lambda: fired_at_random(2000))
+    assert heard
+    assert unheard
+    assert not stray
+
+
+def nested(strike: Callable[[Interruption, Interruption], None]) -> list[str]:
+    """Two bodies, both lost at once; the outer one goes on after its part has failed."""
+    heard = []
+    outer = Interruption(bare_lease(), lambda: LockLost("outer"))
+    inner = Interruption(bare_lease(), lambda: LockLost("inner"))
+    try:
+        with outer:
+            try:
+                with inner:
+                    strike(inner, outer)
+                    compute(2.0)
+            except LockLost as error:
+                heard.append(str(error))
+            compute(2.0)
+    except LockLost as error:
+        heard.append(str(error))
+    compute(0.05)
+    return heard
+
+
+def test_of_two_bodies_of_the_main_thread_the_outer_hears_of_its_loss_though_signals_merge() -> (
+    None
+):
+    def strike(*both: Interruption) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])
+        for each in both:
+            each.fire("for a test")
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGURG])
+
+    heard = nested(strike)
+    assert heard[-1:] == ["outer"]
+    assert heard.count("outer") == 1
+
+
+def test_of_two_bodies_of_another_thread_the_outer_hears_of_its_loss_by_one_exception() -> (
+    None
+):
+    def strike(*both: Interruption) -> None:
+        def fire() -> None:
+            for each in both:
+                each.fire("for a test")
+
+        threading.Timer(0.1, fire).start()
+        time.sleep(0.4)  # nothing can land meanwhile
+
+    heard = in_thread(lambda: nested(strike))
+    assert heard[-1:] == ["outer"]
+    assert heard.count("outer") == 1
+
+
+@pytest.mark.parametrize("where", ["main", "other"])
+def test_news_for_the_outer_body_that_arrive_as_the_inner_one_ends_reach_the_outer_one(
+    where: str, runs: Callable[..., Any]
+) -> None:
+    outer = Interruption(runs().held("outer"), lambda: LockLost("outer", name="outer"))
+    inner = Interruption(runs().held("inner"), lambda: LockLost("inner", name="inner"))
+
+    def body() -> str:
+        try:
+            with outer:
+                with inner:
+                    shooter = threading.Thread(target=outer.fire, args=("for a test",))
+                    try:
+                        shooter.start()
+                        compute(5.0)
+                    except LockLost as error:
+                        return f"{error.name} while the inner one ran"
+                return "nothing"
+        except LockLost as error:
+            return str(error.name)
+
+    assert (body() if where == "main" else in_thread(body)) == "outer while the inner one ran"
+
+
+def test_the_handler_that_somebody_has_for_the_signal_is_still_called() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGURG, lambda number, frame: heard.append(number))
+    try:
+        lease = bare_lease()
+        for _ in range(2):
+            with Interruption(lease, lambda: LockLost("lost")):
+                os.kill(os.getpid(), signal.SIGURG)  # a stranger's: the body goes on
+                time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGURG)
+        time.sleep(0.01)
+        assert heard == [signal.SIGURG] * 3
+        ours = signal.getsignal(signal.SIGURG)
+
+        def chained(number: int, frame: Any) -> None:
+            heard.append(-number)
+            assert callable(ours)
+            ours(number, frame)
+
+        signal.signal(signal.SIGURG, chained)  # a handler that calls the one it replaced
+        with Interruption(lease, lambda: LockLost("lost")):
+            os.kill(os.getpid(), signal.SIGURG)
+            time.sleep(0.01)
+        assert heard[3:] == [-signal.SIGURG]
+    finally:
+        signal.signal(signal.SIGURG, before)
+
+
+def test_a_forked_child_leaves_the_body_in_peace(runs: Callable[..., Any]) -> None:
+    lease = runs().held("a", lease=30.0)
+    with Interruption(lease, lambda: LockLost("lost")):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                with Interruption(lease, lambda: LockLost("not the child's")):
+                    code = 2
+            except LockLost:
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        time.sleep(0.1)
