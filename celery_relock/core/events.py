@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 logger = logging.getLogger("celery_relock")
 
@@ -40,8 +42,15 @@ _LEVELS = {"acquired": logging.DEBUG, "released": logging.DEBUG, "conflict": log
 
 def subscribe(listener: Listener) -> Callable[[], None]:
     """Call `listener` at every event, maybe from another thread. Returns what ends it."""
-    _listeners.append(listener)
-    return lambda: _listeners.remove(listener)
+    # An object of its own for each call: the same function may listen twice, and be ended once.
+    ours = partial(listener)
+    _listeners.append(ours)
+
+    def end() -> None:
+        with suppress(ValueError):
+            _listeners.remove(ours)
+
+    return end
 
 
 def wanted(kind: str) -> bool:

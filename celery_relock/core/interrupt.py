@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import ctypes
 import enum
-import os
 import signal
 import sys
 import threading
@@ -25,7 +24,7 @@ from typing import Any
 
 from ..errors import LockLost
 from .lease import Lease
-from .threads import native_lock, wakes_across_threads
+from .threads import Guard, wakes_across_threads
 
 _SIGNAL = getattr(signal, "SIGURG", None)
 # eventlet's hub cannot be woken by another thread, so it has a look now and then, in seconds.
@@ -79,7 +78,7 @@ class Interruption:
                 raise
 
     def _leave(self) -> None:
-        with _guard:
+        with _guard.lock:
             fired, self._stage = self._stage is _Stage.FIRED, _Stage.OUTSIDE
         self._way.close(fired)
         bodies = _bodies.get(self._thread, [])
@@ -94,13 +93,13 @@ class Interruption:
 
     def fire(self, reason: str) -> None:
         """The lease is lost. Called by the thread that found out."""
-        with _guard:
+        with _guard.lock:
             if self._stage is _Stage.INSIDE:
                 self._stage = _Stage.FIRED
         self._send()
 
     def _send(self) -> None:
-        with _guard:
+        with _guard.lock:
             if self._stage is _Stage.FIRED:
                 self._way.send()
 
@@ -119,7 +118,7 @@ class Interruption:
 
 # The bodies of each thread, the innermost last.
 _bodies: dict[int, list[Interruption]] = {}
-_guard = native_lock()
+_guard = Guard()
 
 
 def _claim_here() -> LockLost | None:
@@ -237,11 +236,3 @@ def _throw(body: Interruption, greenlet: Any) -> None:
     # In the hub, so that no greenlet runs between the question and the throw.
     if (error := body.claim()) is not None:
         greenlet.throw(error)
-
-
-def _reset() -> None:
-    global _guard
-    _guard = native_lock()
-
-
-os.register_at_fork(after_in_child=_reset)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
-from .answers import Beat, Held, Queued
+from .answers import Held, Queued
 from .lease import LONG, Lease, State
 from .store import LockStore
 from .threads import Aside, native_lock, start_native_thread
@@ -119,8 +119,9 @@ class KeepAlive:
         stores: dict[LockStore, tuple[list[Lease], list[Lease]]] = {}
         self._tell_losses()
         for lease in self.leases():
-            if now >= lease.listen_at:
-                _listen(lease)
+            if now >= lease.listen_at and lease.listen is not None:
+                lease.listen_at = math.inf
+                lease.listen()
             if lease.due <= now + _TOGETHER * (lease.wait or lease.claim.lease) / 3:
                 held, waiting = stores.setdefault(lease.store, ([], []))
                 if lease.state is State.HELD:
@@ -139,6 +140,8 @@ class KeepAlive:
         for lease in self.leases():
             if lease.state is State.HELD and lease.lost:
                 self._lose(lease, "no renewal came through before the lease ran out")
+            elif lease.holder is not None and lease.holder() is None:
+                self._lose(lease, "it was dropped without being given back")
 
     def _guarded(
         self, look: Callable[[LockStore, list[Lease]], None], store: LockStore, leases: list[Lease]
@@ -158,7 +161,8 @@ class KeepAlive:
     def _renew(self, store: LockStore, leases: list[Lease]) -> None:
         shares = [(lease, lease.beats()) for lease in leases]
         sent = time.monotonic()
-        answers = iter(store.renew(_all(shares), within=self._patience(sent)))
+        every = [beat for _, beats in shares for beat in beats]
+        answers = iter(store.renew(every, within=self._patience(sent)))
         for lease, beats in shares:
             kept = [next(answers) for _ in beats]
             if lease.claim.nonce != beats[0].nonce:
@@ -171,7 +175,8 @@ class KeepAlive:
     def _heartbeat(self, store: LockStore, leases: list[Lease]) -> None:
         shares = [(lease, lease.beats()) for lease in leases]
         sent = time.monotonic()
-        answers = iter(store.heartbeat(_all(shares), within=self._patience(sent)))
+        every = [beat for _, beats in shares for beat in beats]
+        answers = iter(store.heartbeat(every, within=self._patience(sent)))
         for lease, beats in shares:
             _told(lease, beats[0].nonce, sent, [next(answers) for _ in beats])
 
@@ -239,16 +244,6 @@ def _told(lease: Lease, nonce: str, sent: float, answers: Iterable[Held | Queued
         queued = [answer for answer in answers if isinstance(answer, Queued)]
         lease.rank = queued[0].rank
         lease.wait_on(sent, min((q.recheck for q in queued if q.recheck > 0), default=0.0))
-
-
-def _all(shares: list[tuple[Lease, list[Beat]]]) -> list[Beat]:
-    return [beat for _, beats in shares for beat in beats]
-
-
-def _listen(lease: Lease) -> None:
-    lease.listen_at = math.inf
-    if lease.listen is not None:
-        lease.listen()
 
 
 keepalive = KeepAlive()

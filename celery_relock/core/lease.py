@@ -6,12 +6,13 @@ import enum
 import math
 import os
 import time
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .answers import Beat, Claim
 from .events import LockEvent, tell, wanted
-from .threads import Bell, native_lock
+from .threads import Bell, Guard
 
 if TYPE_CHECKING:
     from .store import LockStore
@@ -22,7 +23,7 @@ MARGIN = 0.05
 LONG = 1.0
 
 # One for all leases of the process: held for two lines, and only where threads may meet.
-_guard = native_lock()
+_guard = Guard()
 
 
 class State(enum.Enum):
@@ -46,10 +47,10 @@ class Lease:
         deadline: when this side stops believing in the hold (or in a grant while it waits).
         renewed: when the last good answer was asked for.
         due: when the keep-alive thread next looks after it.
-        bell: rung when the state changes under a waiter.
         renews: False lets the hold end by itself.
         on_lost: called once with the reason when the hold is lost, from whatever thread finds out.
         listen: called once when the hold is `LONG`; from then on the process hears of its loss.
+        holder: who gives it back; when that object is gone, nothing renews it any more.
     """
 
     __slots__ = (
@@ -59,6 +60,7 @@ class Lease:
         "deadline",
         "due",
         "fences",
+        "holder",
         "listen",
         "listen_at",
         "on_lost",
@@ -93,6 +95,7 @@ class Lease:
         self.renews = True
         self.deadline = self.due = self.renewed = 0.0
         self.listen_at = math.inf
+        self.holder: weakref.ref[object] | None = None
         self.rank = 0
         self.pid = os.getpid()
         self.bell = Bell()
@@ -100,7 +103,7 @@ class Lease:
 
     def switch(self, to: State, *allowed: State) -> bool:
         """Go to a state if the present one is among those allowed. True if it did."""
-        with _guard:
+        with _guard.lock:
             if self.state not in allowed:
                 return False
             self.state = to
@@ -108,10 +111,9 @@ class Lease:
 
     def give_up(self) -> State:
         """Nothing renews it from now on. Returns the state that it leaves."""
-        with _guard:
+        with _guard.lock:
             before = self.state
-            if before is not State.NEW:
-                self.state = State.RELEASED
+            self.state = State.NEW if before is State.NEW else State.RELEASED
             return before
 
     def take(self, sent: float) -> bool:
@@ -124,9 +126,10 @@ class Lease:
     def stand(self, sent: float, recheck: float) -> bool:
         """The server gave the run a place, in answer to a claim that was sent at `sent`.
 
-        The message that it is let in comes on another connection and may have overtaken the answer.
+        In `recheck` seconds the next lease of the lock ends, which is worth a look; 0 if none does.
+        The message that lets the run in comes on another connection and may have been faster.
         """
-        with _guard:
+        with _guard.lock:
             if self.state is not State.ASKED:
                 return False
             self.state = State.WAITING
@@ -136,11 +139,8 @@ class Lease:
             return True
 
     def wait_on(self, sent: float, recheck: float) -> None:
-        """The server kept the place by a command that was sent at `sent`.
-
-        In `recheck` seconds the next lease of the lock ends, which is worth a look; 0 if none does.
-        """
-        with _guard:
+        """The server kept the place, see `stand`."""
+        with _guard.lock:
             if self.state is State.WAITING:
                 self._expect(sent, recheck)
 
@@ -149,7 +149,7 @@ class Lease:
 
         True if its state changed. Not if the news is of an attempt that another has followed.
         """
-        with _guard:
+        with _guard.lock:
             if nonce != self.claim.nonce:
                 return False
             if self.state is State.ASKED:
@@ -175,7 +175,7 @@ class Lease:
 
     def again(self, nonce: str) -> None:
         """The attempt is over and nothing of it is left: the next one has another nonce."""
-        with _guard:
+        with _guard.lock:
             self.claim = self.claim._replace(nonce=nonce)
             self.fences = self._early = ()
             self.repeated = False
@@ -187,7 +187,7 @@ class Lease:
         False if the answer came after the deadline: what was called lost once stays lost. The
         length is that of the command, as `extend` may have changed the claim's meanwhile.
         """
-        with _guard:
+        with _guard.lock:
             if self.state is not State.HELD or time.monotonic() >= self.deadline:
                 return False
             self._believe(sent, length)
@@ -230,18 +230,14 @@ class Lease:
             return True
         if self.state is State.HELD and time.monotonic() < self.deadline:
             return False
-        with _guard:  # a renewal may have moved the deadline just in time
-            return self._ended()
-
-    def _ended(self) -> bool:
-        late = self.state is State.HELD and time.monotonic() >= self.deadline
-        return late or self.state is State.LOST
+        with _guard.lock:  # a renewal may have moved the deadline just in time
+            late = self.state is State.HELD and time.monotonic() >= self.deadline
+            return late or self.state is State.LOST
 
     def beats(self) -> list[Beat]:
         """What the keep-alive sends for it: one beat for each lock name."""
-        run, nonce, _, names, _, lease, *_ = self.claim
-        wait = self.wait if self.state is State.WAITING else 0.0
-        return [Beat(name, run, nonce, lease, wait) for name in names]
+        claim, wait = self.claim, self.wait if self.state is State.WAITING else 0.0
+        return [Beat(name, claim.run, claim.nonce, claim.lease, wait) for name in claim.names]
 
     def tell(self, kind: str, reason: str = "", since: float = 0.0) -> None:
         """Tell whoever wants to know what happened to it."""
@@ -252,11 +248,3 @@ class Lease:
     def sleep(self, seconds: float) -> None:
         """Wait for the bell, at most so long."""
         self.bell.wait(seconds, lambda: self.state is State.WAITING)
-
-
-def _reset_guard() -> None:
-    global _guard
-    _guard = native_lock()
-
-
-os.register_at_fork(after_in_child=_reset_guard)

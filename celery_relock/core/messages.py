@@ -18,8 +18,7 @@ def who_am_i(work: str, task_id: str = "") -> str:
     """`work[id] host:pid` in at most 55 bytes: the task that holds a lock, for people."""
     what = f"{work}[{task_id[:8]}]" if task_id else work
     where = _last(f"{_host()}:{os.getpid()}", 22)
-    text = f"{_last(what, _ROOM - 1 - len(where))} {where}"
-    return text.encode()[:_ROOM].decode(errors="ignore")
+    return f"{_last(what, _ROOM - 1 - len(where.encode()))} {where}"
 
 
 def describe_conflict(name: str, answer: Answer | None) -> str:
@@ -43,7 +42,7 @@ def describe_conflict(name: str, answer: Answer | None) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds for people: `12.3 s`, `3m12s`, `2h05m`."""
-    seconds = max(0.0, seconds)
+    seconds = max(0.0, round(seconds, 1))
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(int(seconds), 60)
@@ -58,5 +57,6 @@ def _host() -> str:
 
 
 def _last(text: str, room: int) -> str:
-    """The end of a text says most: of a dotted task name, of a host name with its process."""
-    return text if len(text) <= room else "~" + text[-(room - 1) :]
+    """At most so many bytes. The end says most: of a dotted task name, of a host and process."""
+    raw = text.encode()
+    return text if len(raw) <= room else "~" + raw[-(room - 1) :].decode(errors="ignore")

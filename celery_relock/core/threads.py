@@ -38,6 +38,20 @@ def native_lock() -> Any:
     return _original("allocate_lock")()
 
 
+class Guard:
+    """`with guard.lock:` around a few instructions. A forked child gets a new one: the thread that
+    had it may not have come along."""
+
+    __slots__ = ("lock",)
+
+    def __init__(self) -> None:
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        self.lock = native_lock()
+
+
 def wakes_across_threads() -> bool:
     """Whether another OS thread may set an Event. Not one of eventlet: each thread has its hub."""
     patcher = sys.modules.get("eventlet.patcher")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from typing import Any
 
 from ..core.engine import Engine
-from ..core.keepalive import keepalive
 from ..core.lease import Lease, State
 from .errors import LockNotOwned, LockNotTaken
 
 
 class Grip:
-    """What a thread has in hand. It goes when the thread ends, or the `Lock` does."""
+    """What a thread has in hand. It goes when the thread ends, or the `Lock` does, and then nothing
+    renews the lease any more. (By a weak reference and not in `__del__`: a time limit's signal that
+    struck there would be swallowed.)"""
 
-    __slots__ = ("borrowed", "depth", "lease", "length", "thread")
+    __slots__ = ("__weakref__", "borrowed", "depth", "lease", "length", "thread")
 
     def __init__(self, lease: Lease, borrowed: bool = False) -> None:
         self.lease = lease
@@ -24,12 +26,8 @@ class Grip:
         #: The lease is an outer holder's, who gives it back.
         self.borrowed = borrowed
         self.thread = threading.current_thread()
-
-    def __del__(self) -> None:
-        # Dropped while held, or its thread has ended: nobody is left to give it back, so nothing
-        # may go on renewing it.
-        if self.lease.state is State.HELD and not self.borrowed:
-            keepalive.discard(self.lease)
+        if not borrowed:
+            lease.holder = weakref.ref(self)
 
 
 class Hand:

@@ -1,4 +1,4 @@
-"""Locks under gevent and eventlet, whose greenlets share one thread that may be busy for seconds."""
+"""Locks under gevent and eventlet, whose greenlets share a thread that may be busy for seconds."""
 
 from __future__ import annotations
 

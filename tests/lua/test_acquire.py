@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from celery_relock.core.answers import Busy, Duplicate, Ended, Held, Queued
 
 
@@ -78,15 +76,6 @@ def test_as_many_entries_as_the_limit_get_in_and_not_one_more(desk):
 
     assert isinstance(desk.take("r3", limit=3), Busy)
     assert len(set(fences)) == 3
-
-
-def test_a_limit_counts_entries_and_not_holds(desk):
-    desk.fence("r1", owner="o", limit=2)
-    for i in range(3):
-        desk.fence(f"inner{i}", owner="o", lineage=("r1",), limit=2)
-
-    assert isinstance(desk.take("r2", limit=2), Held)
-    assert isinstance(desk.take("r3", limit=2), Busy)
 
 
 def test_a_repeated_command_gets_the_same_answer_and_changes_nothing(desk):
@@ -212,78 +201,6 @@ def test_late_copies_of_several_attempts_take_nothing(desk):
     assert isinstance(desk.take("r1", "n"), Held), "a part of a nonce is another nonce"
 
 
-def test_a_descendant_joins_the_entry_of_its_ancestor(desk):
-    fence = desk.fence("outer", owner="o")
-
-    answer = desk.take("inner", owner="o", lineage=("elsewhere", "outer"))
-
-    assert answer == Held((fence,), (True,))
-    assert desk.take("inner", owner="o", lineage=("elsewhere", "outer")) == answer
-
-
-@pytest.mark.parametrize(
-    ("why", "owner", "lineage"),
-    [
-        ("another owner's", "stranger", ("outer",)),
-        ("no hold at all", "o", ("forged",)),
-        ("a hold of another owner", "o", ("other",)),
-        ("none", "o", ()),
-    ],
-)
-def test_lineage_that_is_not_a_live_hold_of_the_same_owner_admits_nobody(desk, why, owner, lineage):
-    desk.fence("outer", owner="o", limit=2)
-    desk.fence("other", owner="other", limit=2)
-
-    assert isinstance(desk.take("inner", owner=owner, lineage=lineage, limit=2), Busy), why
-
-
-def test_lineage_of_a_hold_that_has_lapsed_admits_nobody(desk):
-    desk.fence("outer", owner="o", lease=0.04)
-    desk.wait_ms(41)
-    desk.fence("stranger")
-
-    assert isinstance(desk.take("inner", owner="o", lineage=("outer",)), Busy)
-
-
-def test_siblings_of_one_owner_exclude_each_other(desk):
-    desk.fence("s1", owner="o")
-
-    assert isinstance(desk.take("s2", owner="o"), Busy)
-
-
-def test_by_owner_every_run_of_the_owner_joins_and_nobody_else(desk):
-    fence = desk.fence("r1", owner="o")
-
-    assert desk.fence("r2", owner="o", by_owner=True) == fence
-    assert isinstance(desk.take("r3", owner="p", by_owner=True), Busy)
-
-
-def test_a_run_joins_the_newest_entry_that_admits_it(desk):
-    desk.fence("r1", owner="o", limit=2)
-    newest = desk.fence("r2", owner="o", limit=2)
-
-    assert desk.fence("r3", owner="o", lineage=("r1", "r2"), limit=2) == newest
-    assert desk.fence("r4", owner="o", by_owner=True, limit=2) == newest
-
-
-def test_reentry_never_waits_behind_the_queue(desk):
-    fence = desk.fence("outer", owner="o")
-    desk.queue("w1")
-    desk.queue("w2")
-
-    assert desk.fence("inner", owner="o", lineage=("outer",)) == fence
-    assert desk.waiters() == ["w1", "w2"]
-
-
-def test_a_run_that_waited_and_may_join_now_leaves_the_queue(desk):
-    fence = desk.fence("outer", owner="o")
-    desk.queue("inner", owner="o")
-
-    assert desk.fence("inner", owner="o", lineage=("outer",), wait=6.0) == fence
-    assert desk.waiters() == []
-    assert desk.client.exists(desk.keys.waiters("a")) == 0
-
-
 def test_a_lapsed_hold_is_out_of_the_way_to_the_millisecond(desk):
     desk.fence("r1", lease=0.05)
     assert isinstance(desk.take("r2"), Busy)
@@ -291,25 +208,6 @@ def test_a_lapsed_hold_is_out_of_the_way_to_the_millisecond(desk):
 
     assert isinstance(desk.take("r2"), Held)
     assert desk.holders() == ["r2"]
-
-
-def test_a_lapsed_inner_hold_ends_alone(desk):
-    fence = desk.fence("outer", owner="o")
-    desk.fence("inner", owner="o", lineage=("outer",), lease=0.04)
-    desk.wait_ms(41)
-
-    assert isinstance(desk.take("stranger"), Busy)
-    assert desk.holders() == ["outer"]
-    assert desk.fence("outer", owner="o") == fence
-
-
-def test_an_entry_lives_as_long_as_any_hold_in_it(desk):
-    fence = desk.fence("outer", owner="o", lease=0.04)
-    desk.fence("inner", owner="o", lineage=("outer",))
-    desk.wait_ms(41)
-
-    assert isinstance(desk.take("stranger"), Busy)
-    assert desk.fence("inmost", owner="o", lineage=("inner",)) == fence
 
 
 def test_who_waits_may_be_any_text(desk):

@@ -6,13 +6,13 @@ import itertools
 
 import pytest
 
-from celery_relock.core.answers import Beat, Busy, Duplicate, Held, Queued
+from celery_relock.core.answers import Beat, Busy, Held
 
 AB = ("a", "b")
 
 
-def both(desk, run, nonce="n"):
-    return desk.store.heartbeat([Beat(name, run, nonce, 30.0, 6.0) for name in AB])
+def both(desk, run):
+    return desk.store.heartbeat([Beat(name, run, "n", 30.0, 6.0) for name in AB])
 
 
 def test_all_are_held_with_one_fence(desk):
@@ -34,17 +34,6 @@ def test_if_one_is_taken_none_is_held(desk, taken):
     assert isinstance(answer, Busy)
     assert answer.name == taken
     assert desk.holders("b" if taken == "a" else "a") == []
-
-
-def test_without_waiting_nothing_is_joined_when_another_is_taken(desk):
-    desk.fence("outer", names=("a",), owner="o")
-    desk.fence("stranger", names=("b",))
-
-    answer = desk.take("inner", names=AB, owner="o", lineage=("outer",))
-
-    assert isinstance(answer, Busy)
-    assert answer.name == "b"
-    assert desk.holders("a") == ["outer"]
 
 
 def test_whoever_waits_for_several_has_the_same_ticket_in_each_queue(desk):
@@ -128,35 +117,6 @@ def test_claims_in_any_order_never_wait_for_each_other(desk, order):
             assert served.index(earlier) < served.index(later)
 
 
-def test_a_joined_lock_is_kept_while_the_other_is_waited_for(desk):
-    desk.listen("p")
-    outer = desk.fence("outer", names=("a",), owner="o")
-    desk.fence("stranger", names=("b",))
-
-    desk.queue("inner", names=AB, owner="o", lineage=("outer",), inbox="p")
-    assert desk.holders("a") == ["inner", "outer"]
-    assert desk.waiters("a") == []
-    assert [type(line) for line in both(desk, "inner")] == [Held, Queued]
-
-    desk.give_back("stranger", names=("b",))
-    first, second = both(desk, "inner")
-    assert first.fences == (outer,)
-    assert second.fences[0] > outer
-    answer = desk.take("inner", names=AB, owner="o", lineage=("outer",), wait=6.0)
-    assert answer == Held((*first.fences, *second.fences), (True, False))
-
-
-def test_giving_back_while_waiting_gives_back_what_was_joined(desk):
-    desk.fence("outer", names=("a",), owner="o")
-    desk.fence("stranger", names=("b",))
-    desk.queue("inner", names=AB, owner="o", lineage=("outer",))
-
-    reply = desk.raw("release", desk.keys.claim(AB, "inner"), ["inner", "n", "", 0])
-
-    assert reply == ["RELEASED", 2]
-    assert (desk.holders("a"), desk.waiters("b")) == (["outer"], [])
-
-
 def test_leaving_the_queue_leaves_all_of_them_and_lets_others_in(desk):
     desk.listen("p")
     desk.fence("r1", names=("a",))
@@ -202,31 +162,6 @@ def test_a_repeated_claim_that_gets_in_has_no_place_left(desk):
     assert desk.holders("a") == desk.holders("b") == []
 
 
-def test_a_claim_that_may_join_meanwhile_has_one_place_for_the_rest(desk):
-    desk.listen("p")
-    desk.fence("outer", names=("a",), owner="o", limit=2)
-    desk.fence("stranger", names=("b",))
-    desk.queue("inner", names=AB, owner="o", limits=(2, 1))
-    # The second time it says where it comes from.
-    again = desk.take("inner", names=AB, owner="o", limits=(2, 1), lineage=("outer",), wait=6.0)
-
-    assert isinstance(again, Queued)
-    assert (desk.waiters("a"), desk.waiters("b")) == ([], ["inner"])
-    desk.give_back("stranger", names=("b",))
-    assert isinstance(desk.beat("inner", name="b"), Held)
-    assert len({hold.fence for hold in desk.store.inspect("a").holds}) == 1
-
-
-def test_a_claim_that_may_join_meanwhile_is_not_held_up_by_its_own_place(desk):
-    desk.fence("outer", names=("a",), owner="o")
-    desk.queue("inner", names=AB, owner="o")
-
-    answer = desk.take("inner", names=AB, owner="o", lineage=("outer",), wait=6.0)
-
-    assert answer.reentered == (True, False)
-    assert desk.waiters("a") == desk.waiters("b") == []
-
-
 def test_whoever_asks_passes_the_unreachable_in_every_queue(desk):
     desk.fence("r1", names=AB)
     desk.queue("gone a", names=("a",), inbox="gone")
@@ -236,49 +171,6 @@ def test_whoever_asks_passes_the_unreachable_in_every_queue(desk):
 
     assert isinstance(desk.take("both", names=AB, wait=6.0), Held)
     assert (desk.waiters("a"), desk.waiters("b")) == (["gone a"], ["gone b"])
-
-
-def test_another_attempt_that_wants_more_than_the_dead_one_takes_one_new_ticket(desk):
-    desk.listen("p")
-    outer = desk.fence("outer", names=("b",), owner="o")
-    desk.fence("stranger", names=("a",))
-    desk.queue("inner", "n1", names=AB, owner="o", lineage=("outer",))
-    desk.queue("rival", names=AB, inbox="p")
-    desk.lapse_place("inner")
-    desk.lapse("inner", "b")
-    desk.give_back("outer", names=("b",))
-
-    # Now for both: with its old ticket in a and a new one in b, each would wait for the other.
-    desk.queue("inner", "n2", names=AB, owner="o", inbox="p")
-    desk.give_back("stranger", names=("a",))
-
-    assert desk.holders("a") == desk.holders("b") == ["rival"]
-    desk.give_back("rival", names=AB)
-    assert desk.holders("a") == desk.holders("b") == ["inner"]
-    assert desk.store.inspect("b").holds[0].fence > outer
-
-
-def test_an_attempt_that_is_turned_away_leaves_no_place(desk):
-    desk.fence("outer", names=("b",), owner="o")
-    desk.fence("stranger", names=("a",))
-    desk.queue("inner", "n1", names=AB, owner="o", lineage=("outer",))
-    desk.lapse_place("inner")
-
-    assert isinstance(desk.take("inner", "n2", names=AB, owner="o", wait=6.0), Duplicate)
-    assert desk.beat("inner", "n2") is None
-
-
-def test_a_waiter_that_enters_by_owner_joins_one_lock_and_enters_the_other(desk):
-    desk.listen("p")
-    desk.fence("stranger", names=AB)
-    desk.queue("single", names=("a",), owner="o", by_owner=True, inbox="p")
-    desk.queue("both", names=AB, owner="o", by_owner=True, inbox="p")
-
-    desk.give_back("stranger", names=AB)
-
-    assert desk.holders("a") == ["both", "single"]
-    assert desk.holders("b") == ["both"]
-    assert len({hold.fence for hold in desk.store.inspect("a").holds}) == 1
 
 
 def test_each_lock_has_its_own_limit(desk):

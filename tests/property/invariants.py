@@ -82,7 +82,7 @@ class Invariants(RuleBasedStateMachine):
                 assert len(claim.names) > 1
                 continue
             fence = self.now[name].holds[claim.run].fence
-            # Its place may have come to the head in this very call: then it has an entry of its own.
+            # Its place may have come to the head in this very call: then the entry is its own.
             assert fence == max(entries) or claim.run in self.before[name].queue
 
     def invariant_03_siblings_exclude_each_other(self, claim: Claim, answer: Answer) -> None:
@@ -94,7 +94,7 @@ class Invariants(RuleBasedStateMachine):
             asked_before = before.queue.get(claim.run, {}).get("by_owner", False)
             if hold and claim.run not in before.holds and not asked_before:
                 joined = hold.fence in before.fences
-                assert joined == bool(self._admitting(claim, name))
+                assert not joined or self._admitting(claim, name)
 
     def invariant_04_sent_twice_it_acts_once(self, run: str, answers: list[Any]) -> None:
         """The second copy, the last command, may let others in; what this run has stays."""

@@ -137,7 +137,7 @@ class Model:
     # The rules
 
     def promote(self, name: str, caller: str = "") -> bool:
-        """Let in who is first, again and again. True if somebody else must enter before the caller."""
+        """Let in who is first, again and again. True: somebody must enter before the caller."""
         for run, place in list(self.queues[name].items()):
             if self.queues[name].get(run) is not place:
                 continue  # came in with its owner just now

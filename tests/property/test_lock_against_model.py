@@ -1,6 +1,6 @@
 """Random histories: the scripts on a real Redis do what a plain model of the lock does.
 
-`RELOCK_LONG=1 pytest tests/property` goes on for longer; see README.md here.
+`RELOCK_LONG=1 pytest tests/property` goes on for longer; see docs/mutations.md.
 """
 
 from __future__ import annotations

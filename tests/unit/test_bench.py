@@ -113,7 +113,8 @@ def test_a_killed_child_is_replaced_and_a_closed_worker_leaves_no_process(worker
     running = worker("tests.support.sample_app", concurrency=1)
     (child,) = running.children()
     running.kill(signal.SIGKILL, child)
-    wait_for(lambda: running.children() and running.children() != [child], what="a new child")
+    # Celery looks for lost children every five seconds.
+    wait_for(lambda: running.children() not in ([], [child]), timeout=30, what="a new child")
     family = [running.pid, *running.children()]
 
     running.close()

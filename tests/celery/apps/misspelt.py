@@ -8,6 +8,6 @@ from tests.support import make_app
 app = make_app(__name__)
 
 
-@app.task(base=LockedTask, lock_key="account:{account}", lock_tll=5)
+@app.task(base=LockedTask, shared=False, lock_key="account:{account}", lock_tll=5)
 def charge(account):
     return account

@@ -1,0 +1,163 @@
+"""The queue: who has died or cannot be reached holds nobody up for long."""
+
+from __future__ import annotations
+
+from celery_relock.core.answers import Busy, Held
+from tests.support.desk import Desk
+
+
+def words(messages):
+    return [message.split(" ")[:2] for message in messages]
+
+
+def test_waiters_of_a_process_that_is_gone_are_skipped_and_keep_their_place(desk):
+    inbox = desk.listen("p")
+    desk.fence("r1")
+    for i in range(20):
+        desk.queue(f"gone{i}", inbox="gone")
+    desk.queue("r2", inbox="p")
+    before = desk.waiters()
+
+    desk.give_back("r1")
+
+    assert desk.holders() == ["r2"]
+    assert words(inbox.heard()) == [["granted", "r2"]]
+    assert desk.waiters() == before[:-1]
+
+
+def test_a_waiter_that_was_skipped_is_first_when_it_can_be_reached_again(desk):
+    desk.fence("r1")
+    desk.queue("r2", inbox="p")
+    desk.listen("q")
+    desk.queue("r3", inbox="q")
+    desk.queue("r4", inbox="q")
+    desk.give_back("r1")
+    assert desk.holders() == ["r3"]
+
+    desk.listen("p")
+    desk.give_back("r3")
+
+    assert desk.holders() == ["r2"]
+    assert desk.waiters() == ["r4"]
+
+
+def test_a_newcomer_enters_when_none_of_the_waiters_can_be_reached(desk):
+    desk.fence("r1")
+    desk.queue("r2", inbox="gone")
+    desk.give_back("r1")
+    assert desk.holders() == []
+
+    assert isinstance(desk.take("r3"), Held)
+    assert desk.waiters() == ["r2"]
+
+
+def test_a_waiter_without_a_connection_gets_in_by_its_own_call(desk):
+    desk.fence("r1")
+    desk.queue("r2", inbox="gone")
+    desk.queue("r3", inbox="gone")
+    desk.give_back("r1")
+
+    assert isinstance(desk.beat("r3"), Held), "those ahead cannot be reached"
+    desk.give_back("r3")
+    assert isinstance(desk.take("r2", wait=6.0), Held)
+
+
+def test_all_the_dead_go_at_once(desk):
+    inbox = desk.listen("p")
+    desk.fence("r1")
+    for i in range(20):
+        desk.queue(f"frozen{i}", inbox="p", wait=0.05)
+    desk.queue("r2", inbox="p")
+    desk.wait_ms(51)
+
+    desk.give_back("r1")
+
+    assert words(inbox.heard()) == [["granted", "r2"]]
+    assert desk.waiters() == []
+    assert desk.client.exists(desk.keys.waiters("a")) == 0
+
+
+def test_frozen_waiters_that_are_connected_cost_one_place_in_total(desk):
+    desk.listen("frozen")
+    desk.listen("p")
+    desk.fence("r1")
+    for i in range(5):
+        desk.queue(f"frozen{i}", inbox="frozen", wait=0.3)
+    desk.queue("r2", inbox="p")
+    desk.give_back("r1")
+    assert desk.holders() == ["frozen0"]
+
+    desk.wait_ms(300)
+
+    assert isinstance(desk.beat("r2"), Held), "the hold and the places behind it lapsed together"
+
+
+def test_a_dead_waiter_in_the_middle_goes_when_it_comes_to_the_head(desk):
+    desk.listen("p")
+    desk.fence("r1")
+    for run in ("r2", "r3", "r4"):
+        desk.queue(run, inbox="p")
+    desk.lapse_place("r3")
+
+    desk.give_back("r1")
+    desk.give_back("r2")
+
+    assert desk.holders() == ["r4"]
+    assert desk.waiters() == []
+
+
+def test_a_place_without_a_record_is_cleared_away(desk):
+    desk.listen("p")
+    desk.fence("r1")
+    desk.queue("lost")
+    desk.queue("r2", inbox="p")
+    desk.client.hdel(desk.keys.waiters("a"), "lost")
+
+    desk.give_back("r1")
+
+    assert desk.holders() == ["r2"]
+    assert desk.waiters() == []
+
+
+def test_a_long_row_of_the_dead_is_worked_off_in_parts(desk):
+    desk.fence("r1")
+    desk.queue("frozen")
+    desk.lapse_place("frozen")
+    record = desk.client.hget(desk.keys.waiters("a"), "frozen")
+    dead = {f"dead{i}": i for i in range(700)}
+    desk.client.zadd(desk.keys.queue("a"), dead)
+    desk.client.hset(desk.keys.waiters("a"), mapping=dict.fromkeys(dead, record))
+
+    desk.give_back("r1")
+    assert len(desk.waiters()) == 701 - 256
+    assert isinstance(desk.take("r2"), Busy), "whether anybody alive is ahead is not known yet"
+    assert isinstance(desk.take("r2"), Held)
+    assert desk.waiters() == []
+
+
+def test_a_dead_waiter_does_not_come_in_with_its_owner(desk):
+    desk.listen("p")
+    desk.fence("stranger")
+    desk.queue("first", owner="o", by_owner=True, inbox="p")
+    desk.queue("dead", owner="o", by_owner=True, inbox="p")
+    desk.lapse_place("dead")
+
+    desk.give_back("stranger")
+
+    assert desk.holders() == ["first"]
+
+
+def test_where_the_channel_is_forbidden_the_heartbeat_finds_the_grant(desk, script_server):
+    user = desk.keys.namespace
+    desk.client.acl_setuser(user, enabled=True, passwords=["+p"], keys=["*"], commands=["+@all"])
+    desk.client.execute_command("ACL", "SETUSER", user, "resetchannels")
+    url = script_server.url.replace("//", f"//{user}:p@")
+    mute = Desk(url, desk.keys.namespace)
+    mute.fence("r1")
+    mute.queue("r2", inbox="p")
+
+    assert mute.give_back("r1")
+    assert mute.holders() == ["r2"]
+    assert isinstance(mute.beat("r2"), Held)
+    mute.close()
+    desk.client.acl_deluser(user)

@@ -1,0 +1,114 @@
+"""What is told about locks, and to whom."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from celery_relock.core import events
+from celery_relock.core.events import LockEvent
+
+LOST = LockEvent("lost", ("a", "b"), "run", "workflow", 17, "it was taken", 12.5)
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    with caplog.at_level(logging.DEBUG, "celery_relock"):
+        yield caplog
+
+
+def test_a_loss_is_a_warning_that_names_lock_owner_fence_and_last_renewal(
+    log: pytest.LogCaptureFixture,
+) -> None:
+    events.tell(LOST)
+    [record] = log.records
+    at = time.strftime("%H:%M:%S", time.localtime(time.time() - 12.5))
+    assert record.levelno == logging.WARNING
+    assert record.getMessage() == (
+        f"lock 'a', 'b' lost: owner workflow, fence 17, last renewal at {at} (12.5 s ago); "
+        "it was taken"
+    )
+    assert record.relock is LOST  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("kind", "level"),
+    [("acquired", logging.DEBUG), ("released", logging.DEBUG), ("conflict", logging.INFO)],
+)
+def test_what_happens_to_every_lock_is_told_quietly(
+    kind: str, level: int, log: pytest.LogCaptureFixture
+) -> None:
+    events.tell(LockEvent(kind, ("a",), "run", "workflow"))
+    [record] = log.records
+    assert record.levelno == level
+    assert re.fullmatch(f"lock 'a' {kind}: owner workflow", record.getMessage())
+
+
+def test_listeners_hear_in_their_order_until_they_end_it() -> None:
+    heard: list[str] = []
+    end_first = events.subscribe(lambda event: heard.append(f"first {event.kind}"))
+    end_second = events.subscribe(lambda event: heard.append(f"second {event.kind}"))
+    events.tell(LOST)
+    end_first()
+    events.tell(LOST)
+    end_second()
+    events.tell(LOST)
+    assert heard == ["first lost", "second lost", "second lost"]
+
+
+def test_a_listener_that_is_there_twice_ends_once_for_each_and_ending_again_is_no_error() -> None:
+    heard: list[LockEvent] = []
+    ends = [events.subscribe(heard.append), events.subscribe(heard.append)]
+    ends[0]()
+    ends[0]()
+    events.tell(LOST)
+    assert heard == [LOST]
+    ends[1]()
+    events.tell(LOST)
+    assert heard == [LOST]
+
+
+def test_a_listener_that_fails_is_logged_and_takes_nothing_from_the_others(
+    log: pytest.LogCaptureFixture,
+) -> None:
+    def fail(event: LockEvent) -> None:
+        raise RuntimeError("boom")
+
+    heard: list[LockEvent] = []
+    ends = [events.subscribe(fail), events.subscribe(heard.append)]
+    events.tell(LOST)
+    for end in ends:
+        end()
+    assert heard == [LOST]
+    assert any("a listener for lock events failed" in r.getMessage() for r in log.records)
+
+
+def test_a_listener_may_end_itself_while_it_is_told() -> None:
+    heard: list[str] = []
+
+    def once(event: LockEvent) -> None:
+        heard.append("once")
+        end()
+
+    end = events.subscribe(once)
+    end_other = events.subscribe(lambda event: heard.append("other"))
+    events.tell(LOST)
+    events.tell(LOST)
+    end_other()
+    assert heard == ["once", "other", "other"]
+
+
+def test_nothing_is_made_of_an_event_that_nobody_would_hear(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "celery_relock"):
+        assert not events.wanted("acquired")
+        assert events.wanted("lost")
+        end = events.subscribe(lambda event: None)
+        assert events.wanted("acquired")
+        end()
+        assert not events.wanted("acquired")
