@@ -42,7 +42,7 @@ class Run:
 def measure(url: str, rounds: int, waiters: int, section: float, seconds: float) -> str:
     """A table for so many processes and sections of so many seconds."""
     # Everybody comes round about ten times, else max/min says nothing.
-    seconds = max(seconds, 12 * waiters * section)
+    seconds = max(seconds, 16 * waiters * section)
     cases = {
         name: functools.partial(_run, url, make, waiters, section, seconds)
         for name, make in CONTENDED.items()
@@ -87,13 +87,14 @@ def _run(url: str, make: Make, waiters: int, section: float, seconds: float) -> 
         members.append(member)
     gate.wait()
     with redis.Redis.from_url(url) as client:
-        before = _reads(client)
-        time.sleep(seconds * 0.9)
+        time.sleep(seconds * 0.25)  # until everybody is connected and in line
+        before, since = _reads(client), time.monotonic()
+        time.sleep(seconds * 0.7)
         reads, until = _reads(client) - before, time.monotonic()
         visits = [receiver.recv() for receiver in ends]
         for member in members:
             member.join()
-    return _sum_up(visits, reads, until - seconds * 0.9, until)
+    return _sum_up(visits, reads, since, until)
 
 
 def _reads(client: redis.Redis) -> int:

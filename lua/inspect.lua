@@ -3,7 +3,7 @@
 -- KEYS[2] queue: sorted set, the runs that wait
 -- KEYS[3] waiters: hash, what is known of them
 -- ARGV[1] most: count, waiters to tell of
--- Reply {holds, waiters, waiting}: holds and waiters as lists of facts, and how many wait
+-- Reply {holds, waiters, waiting}: holds and waiters as lists of facts, and how many places the queue has
 -- Keeps: reads only; what has lapsed is not told
 
 local lock, queue, waiters = KEYS[1], KEYS[2], KEYS[3]

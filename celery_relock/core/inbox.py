@@ -53,9 +53,16 @@ class Inbox:
     def _begin(self, start: Callable[[Callable[[], None]], None]) -> None:
         name = self.name
         with self._starting:
-            if not self._started:
-                start(lambda: self._listen(name))
-                self._started = True
+            first, self._started = not self._started, True
+        if not first:
+            return
+        try:
+            # Without the lock: under eventlet this switches greenlets, and the next one to want a
+            # native lock would stop the whole thread.
+            start(lambda: self._listen(name))
+        except BaseException:
+            self._started = False
+            raise
 
     def _listen(self, name: str) -> None:
         pause = 0.1

@@ -78,8 +78,8 @@ def parse(name: str, text: str, fragments: Mapping[str, str]) -> Script:
             raise ValueError(f"{name}.lua:{number}: not a header line: {line}")
     if not (sentence and keeps and found["KEYS"] and replies):
         raise ValueError(f"{name}.lua: the header lacks its sentence, KEYS, Reply or Keeps")
-    line = _USES.search(text)
-    uses = tuple(part.strip() for part in line["parts"].split(",")) if line else ()
+    used = _USES.search(text)
+    uses = tuple(part.strip() for part in used["parts"].split(",")) if used else ()
     source = _USES.sub(lambda _: "\n".join(fragments[part] for part in uses), text)
     return Script(
         name=name,

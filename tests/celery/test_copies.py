@@ -8,7 +8,6 @@ import uuid
 import pytest
 
 from celery_relock.core import ids
-from tests.support import leftovers
 from tests.support.sections import sections
 
 

@@ -11,7 +11,8 @@ from celery_relock import LockedTask
 from celery_relock.core import ids
 from celery_relock.errors import LockConfigError, LockConflict, RelockError
 from celery_relock.task.declaration import declaration
-from tests.support import Worker, make_app
+from tests.celery.apps.private import make_app
+from tests.support import Worker
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,6 @@ def account():
 
 @pytest.fixture
 def app(monkeypatch, redis_url, namespace):
-    """An app of this process. Its tasks are `shared=False`: Celery puts others into every app."""
     monkeypatch.setenv("RELOCK_TEST_URL", redis_url)
     monkeypatch.setenv("RELOCK_TEST_NAMESPACE", namespace)
     made = make_app("tests.celery.declared")
@@ -97,15 +97,15 @@ def test_annotations_of_the_settings_count(worker, account):
 
 def test_an_annotation_with_a_misspelt_option_is_told(app):
     app.conf.task_annotations = {"charge": {"lock_onconflict": "raise"}}
-    app.task(base=LockedTask, shared=False, name="charge")(charge)
+    app.task(base=LockedTask, name="charge")(charge)
     with pytest.raises(LockConfigError, match="task charge: .*lock_on_conflict"):
         app.finalize()
 
 
 def test_an_option_that_is_set_afterwards_counts_from_the_next_call(app, account):
-    task = app.task(
-        base=LockedTask, shared=False, bind=True, name="charge", lock_key="account:{account}"
-    )(charge_for)
+    task = app.task(base=LockedTask, bind=True, name="charge", lock_key="account:{account}")(
+        charge_for
+    )
     app.finalize()
     assert 25 < task(account) <= 30
     task.lock_ttl = 5
@@ -128,7 +128,7 @@ def test_an_option_that_is_set_afterwards_counts_from_the_next_call(app, account
     ],
 )
 def test_what_is_declared_wrongly_is_told_when_the_app_is_finalized(app, options, message):
-    app.task(base=LockedTask, shared=False, name="charge", **options)(charge)
+    app.task(base=LockedTask, name="charge", **options)(charge)
     with pytest.raises(LockConfigError, match=message):
         app.finalize()
 
@@ -192,7 +192,7 @@ def test_a_subclass_of_a_task_has_options_of_its_own(app):
 
 
 def test_a_plain_task_of_the_same_app_is_left_alone(app):
-    plain = app.task(name="plain", shared=False)(charge)
+    plain = app.task(name="plain")(charge)
     app.finalize()
     assert type(plain._get_current_object()).__call__ is Task.__call__
     assert not hasattr(plain, "__relock__")

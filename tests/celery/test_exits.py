@@ -7,8 +7,8 @@ import time
 import uuid
 
 import pytest
-from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError
 from billiard.exceptions import Terminated, WorkerLostError
+from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError
 
 from celery_relock import Lock
 from tests.support import wait_for

@@ -228,11 +228,15 @@ def test_an_unknown_setting_is_refused_and_the_right_one_suggested(
         read(app)
 
 
-def test_an_unknown_setting_behind_a_namespace_is_refused_too() -> None:
+@pytest.mark.parametrize(
+    ("written", "namespace"),
+    [("CELERY_RELOCK_TLL", "CELERY"), ("SHOP_RELOCK_TLL", "SHOP"), ("shop_relock_tll", "shop")],
+)
+def test_an_unknown_setting_behind_a_namespace_is_refused_too(written: str, namespace: str) -> None:
     app = Celery("shop", set_as_current=False)
-    app.config_from_object({"CELERY_RELOCK_TLL": 1}, namespace="CELERY")
+    app.config_from_object({written: 1}, namespace=namespace)
 
-    with pytest.raises(LockConfigError, match="relock_ttl"):
+    with pytest.raises(LockConfigError, match="mean relock_ttl"):
         option_defaults(app)
 
 

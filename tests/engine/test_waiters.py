@@ -363,6 +363,20 @@ def test_a_lost_wake_up_is_found_by_the_next_heartbeat(
     waiter.finish()
 
 
+def test_a_wake_up_while_the_inbox_was_cut_off_is_found_when_it_is_back(
+    proxy: Proxy, runs: Callable[..., Runs]
+) -> None:
+    near, far = runs(proxy.url), runs()
+    holder = far.held("a")
+    waiter = Waiter(near).start()  # its next heartbeat is 2 s away
+    proxy.refuse()
+    far.release(holder)
+    assert far.engine.inspect("a").waiting == 1
+    proxy.accept()
+    assert waiter.entered.wait(1.2)
+    waiter.finish()
+
+
 def test_a_grant_that_overtakes_the_answer_is_heard_at_once(
     runs: Callable[..., Runs], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""Several locks in one claim, some of which the run may join: what it joins, and what it waits for."""
+"""Several locks in one claim, of which the run may join some: what it joins, what it waits for."""
 
 from __future__ import annotations
 

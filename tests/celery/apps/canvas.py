@@ -7,7 +7,7 @@ import os
 from celery import Task, chain, chord, group
 
 from celery_relock import LockedTask
-from tests.support import make_app
+from tests.celery.apps.private import make_app
 
 app = make_app(__name__, relock_url=os.environ["RELOCK_TEST_LOCKS"])
 app.task_cls = LockedTask

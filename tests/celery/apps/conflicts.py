@@ -8,7 +8,8 @@ from typing import Any
 from kombu import Exchange, Queue
 
 from celery_relock import LockedTask
-from tests.support import Journal, make_app
+from tests.celery.apps.private import make_app
+from tests.support import Journal
 from tests.support.sections import section
 
 KEY = "account:{account}"

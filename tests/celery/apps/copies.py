@@ -10,7 +10,8 @@ from celery.exceptions import Ignore
 from celery.signals import task_postrun
 
 from celery_relock import LockedTask
-from tests.support import Journal, make_app
+from tests.celery.apps.private import make_app
+from tests.support import Journal
 from tests.support.sections import section
 
 KEY = "account:{account}"

@@ -10,7 +10,8 @@ from celery import current_task
 from celery_relock import LockedTask
 from celery_relock.compose import engine_for_url
 from celery_relock.errors import LockConflict, LockLost, RelockError
-from tests.support import Journal, make_app
+from tests.celery.apps.private import make_app
+from tests.support import Journal
 
 KEY = "account:{account}"
 

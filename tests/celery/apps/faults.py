@@ -8,7 +8,8 @@ import threading
 from celery import Celery
 
 from celery_relock import LockedTask
-from tests.support import Journal, make_app
+from tests.celery.apps.private import make_app
+from tests.support import Journal
 
 KEY = "account:{account}"
 

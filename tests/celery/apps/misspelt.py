@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from celery_relock import LockedTask
-from tests.support import make_app
+from tests.celery.apps.private import make_app
 
 app = make_app(__name__)
 
 
-@app.task(base=LockedTask, shared=False, lock_key="account:{account}", lock_tll=5)
+@app.task(base=LockedTask, lock_key="account:{account}", lock_tll=5)
 def charge(account):
     return account

@@ -10,7 +10,8 @@ from celery import current_task
 from celery_relock import Lock, LockedTask
 from celery_relock.task.declaration import declaration
 from celery_relock.task.owner import workflow
-from tests.support import Journal, make_app
+from tests.celery.apps.private import make_app
+from tests.support import Journal
 from tests.support.sections import section
 
 KEY = "account:{account}"
