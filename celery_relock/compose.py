@@ -14,7 +14,7 @@ import redis
 
 from .core.engine import Engine
 from .errors import LockConfigError
-from .store.connection import options_of, own_pool
+from .store.clients import options_of, own_pool
 from .store.keyspace import Keyspace
 from .store.pools import pool_from_url
 from .store.redis import RedisStore

@@ -46,7 +46,7 @@ class Held(NamedTuple):
 
 
 class Queued(NamedTuple):
-    """The run waits. `rank` counts who is ahead; in `recheck` seconds the next lease ends (0: none)."""
+    """The run waits. `rank` counts who is ahead, in `recheck` s the next lease ends (or 0)."""
 
     rank: int
     recheck: float
@@ -110,7 +110,7 @@ class Notice(NamedTuple):
 
 
 class HoldInfo(NamedTuple):
-    """A live hold as `inspect` tells it. `remaining` in seconds, `since` from the fence (µs epoch)."""
+    """A live hold as `inspect` tells it. `remaining` in seconds; the fence is its µs of entry."""
 
     run: str
     remaining: float

@@ -79,17 +79,21 @@ class Interruption:
 
     def _leave(self) -> None:
         with _guard.lock:
-            fired, self._stage = self._stage is _Stage.FIRED, _Stage.OUTSIDE
-        self._way.close(fired)
+            self._stage = _Stage.OUTSIDE
+        # What is on its way lands in the calls that follow, and is caught in `__exit__`.
+        self._way.close()
+        self._forget()
+        for outer in _bodies.get(self._thread, ()):
+            # Signals and exceptions do not queue: what was meant for an outer body may have been
+            # taken for the news to this one.
+            outer._send()
+
+    def _forget(self) -> None:
         bodies = _bodies.get(self._thread, [])
         if self in bodies:
             bodies.remove(self)
         if not bodies:
             _bodies.pop(self._thread, None)
-        for outer in bodies:
-            # Signals and exceptions do not queue: what was meant for an outer body may have been
-            # taken for the news to this one.
-            outer._send()
 
     def fire(self, reason: str) -> None:
         """The lease is lost. Called by the thread that found out."""
@@ -109,6 +113,7 @@ class Interruption:
             return None
         self._stage = _Stage.RAISED
         self._told = self._error()
+        self._forget()
         return self._told
 
     @property
@@ -135,8 +140,8 @@ class _Way:
     def send(self) -> None:
         """On the way with it. Called by any thread."""
 
-    def close(self, fired: bool) -> None:
-        """The body has ended; if `fired`, before the news was there."""
+    def close(self) -> None:
+        """The body has ended."""
 
 
 def _way_to(body: Interruption) -> _Way:
@@ -184,14 +189,9 @@ class _AsyncException(_Way):
         self._thread = thread
 
     def send(self) -> None:
-        self._set(ctypes.py_object(_Arrival))
-
-    def close(self, fired: bool) -> None:
-        if fired:
-            self._set(None)
-
-    def _set(self, kind: Any) -> None:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), kind)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(self._thread), ctypes.py_object(_Arrival)
+        )
 
 
 class _Arrival(LockLost):
@@ -228,7 +228,7 @@ class _EventletHub(_Way):
         self._timer = self._hub.schedule_call_global(_LOOK_EVERY, self._look)
         _throw(self._body, self._greenlet)
 
-    def close(self, fired: bool) -> None:
+    def close(self) -> None:
         self._timer.cancel()
 
 

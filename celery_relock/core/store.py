@@ -37,7 +37,7 @@ class LockStore(Protocol):
         """Who holds a lock and who waits for it."""
 
     def force_release(self, name: str, run: str = "") -> tuple[HoldInfo, ...]:
-        """Take the lock from its holders, or from one run, and tell them. Returns what was taken."""
+        """Take the lock from its holders, or from one run, and tell them. Returns those holds."""
 
     def listen(self, inbox: str, ready: Callable[[], None], hear: Callable[[Notice], None]) -> None:
         """Hear the inbox's notices for ever. `ready` is called at each (re)connection, because what

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import signal
 import sys
 import threading
 from collections import deque
@@ -30,7 +31,17 @@ def start_native_thread(target: Callable[[], None]) -> None:
     Raises:
         RuntimeError: the process is ending or has no thread to spare.
     """
-    _original("start_new_thread")(target, ())
+    _original("start_new_thread")(_without_signals, (target,))
+
+
+def _without_signals(target: Callable[[], None]) -> None:
+    # A signal that a thread takes is handled in the main one, whose blocking call then goes on: a
+    # soft time limit would wait for its end. The C library lets another thread have it whenever the
+    # main one is just starting a thread.
+    if hasattr(signal, "pthread_sigmask"):
+        faults = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - faults)
+    target()
 
 
 def native_lock() -> Any:
@@ -39,8 +50,11 @@ def native_lock() -> Any:
 
 
 class Guard:
-    """`with guard.lock:` around a few instructions. A forked child gets a new one: the thread that
-    had it may not have come along."""
+    """`with guard.lock:` around a few instructions.
+
+    A signal handler may run in the middle of them and come back here, so the same thread may enter
+    again. A forked child gets a new lock: the thread that had it may not have come along.
+    """
 
     __slots__ = ("lock",)
 
@@ -49,7 +63,7 @@ class Guard:
         os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
-        self.lock = native_lock()
+        self.lock = _original("RLock")()
 
 
 def wakes_across_threads() -> bool:

@@ -140,7 +140,7 @@ class Lock(Hand):
             raise self._not_owned("was lost before it was given back")
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> bool:
-        """Make the lease longer by `additional_time` seconds, or with `replace_ttl` exactly so long.
+        """Make the lease `additional_time` seconds longer, or with `replace_ttl` exactly so long.
 
         Raises:
             LockNotTaken: this thread does not hold the lock.

@@ -10,14 +10,12 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import redis
-from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as ReadTimeout
-from redis.retry import Retry
 
 from ..errors import RelockError
 from .faults import repeatable, translate
@@ -28,8 +26,6 @@ Call: TypeAlias = tuple[Sequence[Argument], Sequence[Argument]]
 
 # How long a command is repeated before the server counts as unreachable, in seconds.
 PATIENCE = 2.0
-# What stands among a pool's options and is its own affair: handlers of redis-py 8, repeating.
-_OF_ITS_POOL = ("orig_", "maint_notifications_pool_handler", "himport_registry", "retry")
 _PAUSES = (0.0, 0.05, 0.1, 0.2, 0.4)
 # Calls that are sent before the first answer is read: few enough for the buffers of a socket.
 _IN_FLIGHT = 4
@@ -121,8 +117,8 @@ class Connections:
                 raise
             except Exception as error:
                 again = repeatable(error)
-                if isinstance(error, ResponseError) and not again:
-                    self._keep(link)  # the server is well, it only said no
+                if sent and isinstance(error, ResponseError) and not again:
+                    self._keep(link)  # the server is well and agreed with, it only said no
                 else:
                     link.disconnect()
                 now = time.monotonic()
@@ -167,25 +163,6 @@ class Connections:
                 self._idle.pop()[1].disconnect()
             except IndexError:
                 return
-
-
-def options_of(pool: redis.ConnectionPool) -> dict[str, Any]:
-    """How a client's pool reaches its server: class, address, credentials, options."""
-    options = {
-        name: value
-        for name, value in pool.connection_kwargs.items()
-        if not name.startswith(_OF_ITS_POOL)
-    }
-    options.update(connection_class=pool.connection_class, encoding="utf-8", decode_responses=False)
-    for name, seconds in (("socket_timeout", 5.0), ("socket_connect_timeout", 2.0)):
-        if options.get(name) is None:
-            options[name] = seconds  # a client may wait for ever, a lock must not
-    return options
-
-
-def own_pool(options: Mapping[str, Any]) -> redis.ConnectionPool:
-    """A pool of our own from a client's options: its own limit, and nothing below us repeats."""
-    return redis.ConnectionPool(max_connections=2**31, retry=Retry(NoBackoff(), 0), **options)
 
 
 def _hurry(link: Any, within: float) -> None:

@@ -23,6 +23,7 @@ from ..core.answers import (
     WaiterInfo,
 )
 from ..errors import LockConfigError, LockUnavailable
+from .clients import address_of
 from .connection import Call, Connections
 from .faults import check_server, translate
 from .keyspace import SCHEMA, Keyspace
@@ -50,6 +51,15 @@ class RedisStore:
         # it. It repeats by itself, so it is told of a failure at once.
         self._beats = Connections(pool, patience=0.0)
         self._scripts = scripts()
+        self._place = (*address_of(pool), keyspace.namespace)
+
+    # What a caller holds by way of a client of its own, the task that it calls may enter by way of
+    # the app's URL: two stores of one place have the same locks.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RedisStore) and self._place == other._place
+
+    def __hash__(self) -> int:
+        return hash(self._place)
 
     def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Answer:
         keys = self._keys.claim(claim.names, claim.run)

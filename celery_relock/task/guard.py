@@ -43,7 +43,8 @@ def current(task: Any) -> Hold | None:
     """The hold of the innermost call of this task on the call stack."""
     for entered in reversed(_inside.get()):
         if entered.task is task:
-            return entered.hold
+            hold: Hold = entered.hold
+            return hold
     return None
 
 

@@ -61,7 +61,7 @@ def test_block_waits_in_the_slot_and_enters_in_turn(worker, account):
 def test_block_ends_in_a_conflict_after_lock_max_wait(worker, account, holder):
     started = time.monotonic()
     result = worker.module.blocks_briefly.delay(account)
-    with pytest.raises(LockConflict, match="is held by .*hold.*lock_max_wait=0.5 s"):
+    with pytest.raises(LockConflict, match=r"is held by .*hold.*lock_max_wait=0.5 s"):
         result.get(timeout=20)
     assert 0.4 < time.monotonic() - started < 2.0
     holder()
@@ -148,14 +148,14 @@ def test_a_result_that_is_ignored_stays_ignored(worker, account, holder):
     worker.journal.wait_for(lambda events: _deliveries(events, result.id)[1:])
     holder()
     assert _seen(worker, account)["ignore_result"] is True
-    assert worker.module.app.AsyncResult(result.id).state == "PENDING"
+    assert worker.module.app.AsyncResult(result.id).state != "SUCCESS"
 
 
 def test_links_and_errbacks_stay(worker, account, holder):
     note = worker.module.note
     result = worker.module.comes_back.apply_async((account,), link=note.s(account))
     failing = worker.module.comes_back_briefly.apply_async(
-        (account,), link_error=note.s(f"{account}-failed")
+        (account,), link_error=note.si(0, f"{account}-failed")
     )
     worker.journal.wait_for(
         lambda events: any(_is(e, "noted", f"{account}-failed") for e in events)
@@ -217,5 +217,5 @@ def test_a_run_that_cannot_be_sent_again_waits_in_its_slot(worker, account, hold
 
 def test_a_run_that_cannot_be_sent_again_waits_no_longer_than_it_may(worker, account, holder):
     result = worker.module.cannot_be_sent_again_for_long.delay(account)
-    with pytest.raises(LockConflict, match="lock_max_wait=0.5 s"):
+    with pytest.raises(LockConflict, match=r"lock_max_wait=0\.5 s"):
         result.get(timeout=20)

@@ -1,4 +1,4 @@
-"""A message that is delivered twice: its copy never runs beside it, and takes its place if it dies."""
+"""A message delivered twice: its copy never runs beside it, and takes its place if it dies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ class Message:
         self.account = uuid.uuid4().hex
         self.id = str(uuid.uuid4())
         task = getattr(worker.module, name)
-        self._sent = self.app.amqp.create_task_message(self.id, task.name, (self.account,), {})
+        self._sent = self.app.amqp.create_task_message(
+            self.id, task.name, (self.account,), {}, ignore_result=task.ignore_result
+        )
         self._headers = dict(self._sent.headers)
         if with_header:
             self._headers["relock"] = {"v": 1, "run": ids.new_id()}

@@ -73,7 +73,9 @@ def test_a_lost_lock_is_told_by_check(worker, account):
 
 
 def test_there_is_no_lock_to_show_outside_of_the_body(worker, account):
-    with pytest.raises(RelockError, match="declared.shows holds no lock here.*while the body runs"):
+    with pytest.raises(
+        RelockError, match=r"declared.shows holds no lock here.*while the body runs"
+    ):
         _ = worker.module.shows.lock
     said = worker.module.asks_in_a_thread.delay(account).get(timeout=20)
     assert "holds no lock here" in said
@@ -98,7 +100,7 @@ def test_annotations_of_the_settings_count(worker, account):
 def test_an_annotation_with_a_misspelt_option_is_told(app):
     app.conf.task_annotations = {"charge": {"lock_onconflict": "raise"}}
     app.task(base=LockedTask, name="charge")(charge)
-    with pytest.raises(LockConfigError, match="task charge: .*lock_on_conflict"):
+    with pytest.raises(LockConfigError, match=r"task charge: .*lock_on_conflict"):
         app.finalize()
 
 

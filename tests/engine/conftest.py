@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import redis
 
 from celery_relock.core import ids
 from celery_relock.core.answers import Claim, Held
 from celery_relock.core.engine import Engine
 from celery_relock.core.lease import Lease
+from celery_relock.lock import Lock
 from celery_relock.store.keyspace import Keyspace
 from celery_relock.store.pools import pool_from_url
 from celery_relock.store.redis import RedisStore
@@ -54,3 +57,37 @@ def runs(redis_url: str, namespace: str) -> Callable[..., Runs]:
 def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
     with Proxy(redis_server.port) as opened:
         yield opened
+
+
+@pytest.fixture
+def lock(client: redis.Redis, namespace: str) -> Callable[..., Lock]:
+    """Make a lock: `lock()`, `lock(timeout=5)`, `lock(name="b")`."""
+
+    def make(redis: Any = client, name: Any = "a", **options: Any) -> Lock:
+        return Lock(redis, name, namespace=namespace, **options)
+
+    return make
+
+
+@pytest.fixture
+def in_thread() -> Callable[[Callable[[], Any]], Any]:
+    """Call something in another thread and return what it returns, or raise what it raises."""
+
+    def run(call: Callable[[], Any]) -> Any:
+        result: list[Any] = []
+        failure: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                result.append(call())
+            except BaseException as error:
+                failure.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(20)
+        if failure:
+            raise failure[0]
+        return result[0]
+
+    return run

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 import redis
 
+from celery_relock.core import lease as lease_module
 from celery_relock.core.answers import Claim
+from celery_relock.core.hold import Hold, Share
 from celery_relock.core.interrupt import Interruption
 from celery_relock.core.keepalive import keepalive, lose
 from celery_relock.core.lease import Lease, State
@@ -210,6 +212,57 @@ def test_nothing_is_raised_after_a_body_of_another_thread() -> None:
     assert not stray
 
 
+class Tracer:
+    """Fires at the nth instruction of the end of a body, of which there are `count`."""
+
+    def __init__(self, interruption: Interruption, nth: int) -> None:
+        self._interruption, self._nth = interruption, nth
+        self.count = 0
+
+    def __call__(self, frame: Any, event: str, argument: object) -> Any:
+        name, first = frame.f_code.co_name, frame.f_locals.get("self")
+        if first is not self._interruption or name not in ("__exit__", "_leave"):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.count += 1
+            if self.count == self._nth:
+                shooter = threading.Thread(target=self._interruption.fire, args=("for a test",))
+                shooter.start()
+                shooter.join(0.05)  # it may have to wait for a lock that this thread has
+        return self
+
+
+def fire_at(nth: int) -> tuple[str, int]:
+    """How a body ends whose lock is lost at the nth instruction of its end; how many there are."""
+    interruption = Interruption(bare_lease(), lambda: LockLost("lost"))
+    tracer, before = Tracer(interruption, nth), sys.gettrace()
+    try:
+        with interruption:
+            sys.settrace(tracer)
+        outcome = "to the end"
+    except LockLost:
+        outcome = "raised"
+    finally:
+        sys.settrace(before)
+    compute(0.001)  # nothing may come here
+    return outcome, tracer.count
+
+
+def fire_at_each() -> list[str]:
+    _, count = fire_at(0)
+    return [fire_at(nth)[0] for nth in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("where", ["main", "other"])
+def test_a_loss_at_any_instruction_of_the_end_leaves_the_outcome_of_the_body(where: str) -> None:
+    first, *later = fire_at_each() if where == "main" else in_thread(fire_at_each)
+    # At the first one nothing of ours has run yet: that is still the body.
+    assert first in ("raised", "to the end")
+    assert len(later) > 40
+    assert set(later) == {"to the end"}
+
+
 def nested(strike: Callable[[Interruption, Interruption], None]) -> list[str]:
     """Two bodies, both lost at once; the outer one goes on after its part has failed."""
     heard = []
@@ -244,9 +297,7 @@ def test_of_two_bodies_of_the_main_thread_the_outer_hears_of_its_loss_though_sig
     assert heard.count("outer") == 1
 
 
-def test_of_two_bodies_of_another_thread_the_outer_hears_of_its_loss_by_one_exception() -> (
-    None
-):
+def test_of_two_bodies_of_another_thread_the_outer_hears_of_its_loss_by_one_exception() -> None:
     def strike(*both: Interruption) -> None:
         def fire() -> None:
             for each in both:
@@ -327,3 +378,18 @@ def test_a_forked_child_leaves_the_body_in_peace(runs: Callable[..., Any]) -> No
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         time.sleep(0.1)
+
+
+def test_a_signal_that_strikes_where_the_state_of_a_lease_is_being_read_stops_nothing() -> None:
+    lease = bare_lease()
+    hold = Hold("owner", [Share("a", lease, 1, False)])
+    interruption = Interruption(lease, hold.lost_error)
+
+    def be_struck() -> None:
+        with interruption, lease_module._guard.lock:
+            lease.state = State.LOST
+            interruption.fire("for a test")
+            compute(1.0)
+
+    with pytest.raises(LockLost, match="'a'"):
+        be_struck()

@@ -349,6 +349,30 @@ def test_there_is_no_thread_before_the_first_lock_and_one_for_all_of_them(
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_no_thread_of_ours_takes_a_signal_that_is_meant_to_wake_the_main_one(
+    redis_url: str, namespace: str
+) -> None:
+    said = programs.run(
+        """
+        import signal
+        taken = held(engine(), "a", seconds=30.0)
+        while threads() < 3:           # the keep-alive, and the inbox when the hold is 1 s old
+            time.sleep(0.01)
+        time.sleep(0.1)
+        for thread in os.listdir("/proc/self/task"):
+            status = open(f"/proc/self/task/{thread}/status").read()
+            blocked = int(status.split("SigBlk:")[1].split()[0], 16)
+            takes = [n for n in (signal.SIGUSR1, signal.SIGTERM) if not blocked >> (n - 1) & 1]
+            if int(thread) != os.getpid():
+                say(takes)
+        """,
+        redis_url,
+        namespace,
+    )
+    assert said == ["[]", "[]"]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_short_locks_alone_do_not_wake_the_thread_over_and_over(
     redis_url: str, namespace: str
 ) -> None:
@@ -371,3 +395,29 @@ def test_short_locks_alone_do_not_wake_the_thread_over_and_over(
     )
     switches, seconds = said[0].split()
     assert int(switches) <= 10 + 10 * float(seconds)
+
+
+def test_a_waiter_whose_place_is_gone_asks_again_and_sleeps(
+    runs: Callable[..., Any], client: redis.Redis, namespace: str
+) -> None:
+    process, other = runs(), runs()
+    holder = other.held("a", lease=30.0)
+    waiter, spent = process.lease("a", lease=0.9), []
+
+    def wait() -> None:
+        process.engine.acquire(waiter, 20.0)
+        spent.append(time.thread_time())
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    for _ in range(2):
+        wait_for(lambda: other.engine.inspect("a").waiters, what="a place in the queue")
+        nonce = waiter.claim.nonce
+        client.delete(*(f"{namespace}:{{0}}:{kind}:a" for kind in "qw"))
+        wait_for(lambda before=nonce: waiter.claim.nonce != before, what="another attempt")
+    wait_for(lambda: other.engine.inspect("a").waiters, what="a place in the queue")
+    time.sleep(1.0)
+    other.release(holder)
+    thread.join(5)
+    assert process.release(waiter)
+    assert spent[0] < 0.4, "it waited by asking over and over"

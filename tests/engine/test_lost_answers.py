@@ -1,4 +1,4 @@
-"""A command whose answer was lost is sent again: the caller ends right, and nothing is left over."""
+"""A command whose answer was lost is sent again: the caller ends right, nothing is left over."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def take_two(near: Runs, far: Runs) -> None:
     assert near.release(lease)
 
 
-#: Each scenario with every command that it sends through the proxy: the verb, and which of its kind.
+#: Each scenario with every command that it sends through the proxy: verb, and which of its kind.
 COMMANDS: dict[Scenario, list[tuple[str, int]]] = {
     take_and_give_back: [("acquire", 0), ("release", 0)],
     extend: [("acquire", 0), ("renew", 0), ("renew", 1), ("release", 0)],
@@ -280,8 +280,9 @@ def test_redis_pys_own_lock_says_no_while_its_token_holds_the_key(
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 
-    url = proxy.url
-    with redis.Redis.from_url(url, retry=Retry(NoBackoff(), 3)) as through:
+    # As redis-py 8 has it without being asked.
+    again = {"retry": Retry(NoBackoff(), 3), "retry_on_error": [redis.ConnectionError]}
+    with redis.Redis.from_url(proxy.url, **again) as through:
         through.ping()
         proxy.lose_reply(of="SET")
         lock = through.lock(f"{namespace}:theirs", timeout=5)

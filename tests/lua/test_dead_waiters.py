@@ -136,15 +136,18 @@ def test_a_long_row_of_the_dead_is_worked_off_in_parts(desk):
 
 
 def test_a_dead_waiter_does_not_come_in_with_its_owner(desk):
-    desk.listen("p")
+    inbox = desk.listen("p")
     desk.fence("stranger")
     desk.queue("first", owner="o", by_owner=True, inbox="p")
     desk.queue("dead", owner="o", by_owner=True, inbox="p")
+    desk.queue("last")
     desk.lapse_place("dead")
 
     desk.give_back("stranger")
 
     assert desk.holders() == ["first"]
+    assert words(inbox.heard()) == [["granted", "first"]]
+    assert desk.waiters() == ["last"], "cleared away, as it came to the head"
 
 
 def test_where_the_channel_is_forbidden_the_heartbeat_finds_the_grant(desk, script_server):

@@ -65,6 +65,27 @@ def test_fences_go_on_when_the_counter_is_lost(listening):
     assert found == sorted(set(found))
 
 
+@pytest.mark.parametrize("way", ["fast", "full", "granted", "beaten"])
+def test_a_counter_that_was_lost_begins_again_with_the_time_whichever_way_comes_first(
+    listening, way
+):
+    before = listening.fence("r0", names=("a", "b") if way in ("granted", "beaten") else ("z",))
+    if way in ("granted", "beaten"):
+        listening.queue("r1", inbox="p" if way == "granted" else "gone")
+        listening.lapse("r0")
+    listening.client.delete(listening.keys.meta())
+    {
+        "fast": lambda: listening.take("r1"),
+        "full": lambda: listening.take("r1", names=("a", "b")),
+        "granted": lambda: listening.take("r2"),
+        "beaten": lambda: listening.beat("r1"),
+    }[way]()
+
+    [hold] = listening.store.inspect("a").holds
+    assert hold.run == "r1"
+    assert before < hold.fence < listening.now_ms() * 1000 + 10
+
+
 def test_fences_go_on_when_a_lock_is_deleted(listening):
     first = listening.fence("r1")
     listening.client.delete(listening.keys.lock("a"))

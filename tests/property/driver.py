@@ -108,6 +108,7 @@ class Driver(Invariants):
             self.invariant_04_sent_twice_it_acts_once(run, answers)
 
     def _send(self, command: Callable[[], Any]) -> Any:
+        self.sound = False
         answer = command()
         self.before, self.now = self.now, snapshot.read(self.desk, NAMES)
         return answer

@@ -12,7 +12,10 @@ from tests.property.snapshot import RealLock
 
 
 class Invariants(RuleBasedStateMachine):
-    """`before` and `now` are the locks as Redis had them around the last command."""
+    """`before` and `now` are the locks as Redis had them around the last command.
+
+    `sound` is False from a command on until what came of it has been checked.
+    """
 
     model: Model
     before: dict[str, RealLock]
@@ -20,6 +23,7 @@ class Invariants(RuleBasedStateMachine):
     limits: dict[str, int]
     highest_fence: int
     known_fences: set[int]
+    sound = False
 
     @invariant()
     def redis_has_what_the_model_has(self) -> None:
@@ -32,6 +36,7 @@ class Invariants(RuleBasedStateMachine):
             ]
             places = self.model.queues[name].items()
             assert waiting == [(run, place.nonce, place.dead) for run, place in places]
+        self.sound = True
 
     @invariant()
     def invariant_01_at_most_so_many_entries_as_the_limit(self) -> None:

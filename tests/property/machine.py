@@ -148,6 +148,8 @@ class LockMachine(Driver):
         if not hasattr(self, "model"):
             return
         try:
+            if not self.sound:
+                return  # it has failed already
             self.invariant_12_everybody_who_waits_is_served_in_the_end()
             self.invariant_16_an_idle_lock_has_no_key()
         finally:

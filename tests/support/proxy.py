@@ -4,8 +4,8 @@
         proxy.lose_reply(of="acquire")        # executed, but nobody hears of it
         ...                                   # use proxy.url
 
-Each connection is relayed command by command, so a fault hits one command and no other. Script calls
-are known by the verb's name (`acquire`, `release` …), other commands by their own (`HELLO`, `INFO`).
+Each connection is relayed command by command, so a fault hits one command and no other. Script
+calls are known by their verb (`acquire`, `release` …), other commands by their name (`INFO`).
 """
 
 from __future__ import annotations

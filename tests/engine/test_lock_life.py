@@ -1,0 +1,148 @@
+"""The lease of a `Lock`: how long it lives, and that it ends with its holder."""
+
+from __future__ import annotations
+
+import gc
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from celery_relock.core import callstack
+from celery_relock.core.keepalive import keepalive
+from celery_relock.lock import Lock, LockNotOwned
+from tests.support import wait_for
+
+MakeLock = Callable[..., Lock]
+
+
+def test_it_is_renewed_while_it_is_held(lock: MakeLock) -> None:
+    with lock(timeout=0.6) as one:
+        time.sleep(1.5)
+        assert one.owned()
+        one.check()
+
+
+def test_without_renewal_it_ends_as_redis_pys_does(lock: MakeLock) -> None:
+    one, two = lock(timeout=0.4, renew=False), lock(timeout=5)
+    one.acquire()
+    started = time.monotonic()
+    assert two.acquire(blocking_timeout=5)
+    assert 0.3 < time.monotonic() - started < 1
+    assert one.lost
+    with pytest.raises(LockNotOwned):
+        one.release()
+    assert two.owned()
+    two.release()
+
+
+def test_without_renewal_it_lives_its_whole_time_after_a_wait_too(lock: MakeLock) -> None:
+    one, two = lock(), lock(timeout=1.0, renew=False)
+    one.acquire()
+    taken: list[float] = []
+
+    def take() -> None:
+        two.acquire()
+        taken.append(two.remaining)
+        wait_for(lambda: two.lost, timeout=3)
+        taken.append(time.monotonic())
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    wait_for(lambda: one._engine.inspect("a").waiting == 1)
+    time.sleep(0.5)  # so that a place's life would be half over, were it not kept
+    one.release()
+    released = time.monotonic()
+    thread.join(5)
+    assert taken[0] > 0.85
+    assert 0.85 < taken[1] - released < 1.3
+
+
+def test_a_lock_that_is_dropped_while_held_is_not_renewed_for_ever(lock: MakeLock) -> None:
+    one, two = lock(timeout=0.5), lock()
+    one.acquire()
+    del one
+    gc.collect()
+    started = time.monotonic()
+    assert two.acquire(blocking_timeout=5)
+    assert time.monotonic() - started < 1
+    two.release()
+
+
+def test_a_lock_whose_thread_has_ended_is_not_renewed_for_ever(
+    lock: MakeLock, in_thread: Callable[..., Any]
+) -> None:
+    one, two = lock(timeout=0.5), lock()
+    assert in_thread(one.acquire)
+    assert two.acquire(blocking_timeout=5)
+    two.release()
+
+
+def test_a_lock_that_is_shared_outlives_the_thread_that_took_it(
+    lock: MakeLock, in_thread: Callable[..., Any]
+) -> None:
+    one = lock(timeout=0.5, thread_local=False)
+    assert in_thread(one.acquire)
+    time.sleep(0.8)
+    assert one.owned()
+    one.release()
+
+
+def test_what_was_dropped_is_told_and_forgotten(
+    lock: MakeLock, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = lock(timeout=0.6)
+    one.acquire()
+    lease = one._lease
+    assert lease in keepalive.leases()
+    del one
+    wait_for(lambda: lease not in keepalive.leases())
+    assert "it was dropped without being given back" in caplog.text
+
+
+class Stop(BaseException):
+    """What Ctrl-C or a time limit throws in."""
+
+
+# Struck while it connects, redis-py leaves the socket to the garbage collector.
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <socket")
+def test_a_signal_may_strike_at_any_line_of_a_block(lock: MakeLock) -> None:
+    """Whatever it interrupts: the lock is held and can be given back, or it is not held at all."""
+    one, two = lock(), lock()
+    outer = callstack.innermost()
+    armed = False
+
+    def strike(*_: object) -> None:
+        if armed:
+            raise Stop
+
+    before = signal.signal(signal.SIGALRM, strike)
+    gc.collect()
+    gc.disable()  # what strikes in a weak reference's callback is swallowed by Python itself
+    struck = 0
+    try:
+        for turn in range(300):
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 8e-4))
+            try:
+                armed = True
+                try:
+                    with one, one:
+                        pass
+                finally:
+                    armed = False
+            except Stop:
+                struck += 1
+            while one._lease or one._own_grip():
+                one.release()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert not two.locked(), turn
+            assert callstack.innermost() is outer
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        gc.enable()
+    assert struck > 20

@@ -1,0 +1,204 @@
+"""Who enters a `Lock` that is held."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from celery_relock.lock import Lock, LockNotTaken
+from tests.support.companion import running
+
+MakeLock = Callable[..., Lock]
+
+
+def test_the_same_object_re_enters_in_the_same_thread(lock: MakeLock) -> None:
+    one = lock()
+    with one:
+        fence = one.fence
+        with one:
+            assert one.fence == fence
+        assert one.owned()
+    assert not one.locked()
+
+
+def test_every_lock_with_the_same_owner_re_enters(
+    lock: MakeLock, in_thread: Callable[..., Any]
+) -> None:
+    one, two = lock(owner="order 42"), lock(owner="order 42")
+    other = lock(owner="order 43")
+    with one:
+        assert in_thread(lambda: two.acquire(blocking=False))
+        assert other.acquire(blocking=False) is False
+        with two:
+            assert two.fence == one.fence
+    assert other.acquire(blocking=False) is False  # the other thread's hold, not given back
+    other._engine.store.force_release("a")
+
+
+def test_the_first_to_leave_does_not_free_what_another_of_its_owner_holds(lock: MakeLock) -> None:
+    one, two, stranger = lock(owner="flow"), lock(owner="flow"), lock()
+    one.acquire()
+    two.acquire()
+    one.release()
+    assert stranger.acquire(blocking=False) is False
+    assert two.owned()
+    two.release()
+    assert stranger.acquire(blocking=False)
+    stranger.release()
+
+
+def test_another_thread_does_not_re_enter_a_shared_lock(
+    lock: MakeLock, in_thread: Callable[..., Any]
+) -> None:
+    one = lock(thread_local=False)
+    one.acquire()
+    assert in_thread(lambda: one.acquire(blocking=False)) is False
+    assert one.owned()
+    in_thread(one.release)
+    assert not one.locked()
+
+
+def test_another_thread_gives_back_a_shared_lock_and_none_that_is_not(
+    lock: MakeLock, in_thread: Callable[..., Any]
+) -> None:
+    shared, private = lock(thread_local=False), lock(name="b")
+    shared.acquire()
+    in_thread(shared.release)
+    assert not shared.locked()
+    private.acquire()
+    with pytest.raises(LockNotTaken):
+        in_thread(private.release)
+    assert private.owned()
+    private.release()
+
+
+def test_a_shared_lock_goes_from_thread_to_thread_without_being_dropped(lock: MakeLock) -> None:
+    one = lock(thread_local=False, timeout=5)
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(40):
+                one.acquire()
+                one.release()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert failures == []
+    assert not one.locked()
+
+
+def test_so_many_as_the_limit_allows_are_in(lock: MakeLock) -> None:
+    first, second, third = lock(limit=2), lock(limit=2), lock(limit=2)
+    assert first.acquire(blocking=False)
+    assert second.acquire(blocking=False)
+    assert third.acquire(blocking=False) is False
+    first.release()
+    assert third.acquire(blocking=False)
+    second.release()
+    third.release()
+
+
+def test_a_forked_child_holds_nothing_of_its_parents(lock: MakeLock) -> None:
+    one = lock(timeout=20)
+    one.acquire()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = []
+        try:
+            said.append(str(one.owned()))
+            said.append(str(one.acquire(blocking=False)))
+            try:
+                one.release()
+            except LockNotTaken:
+                said.append("not taken")
+            mine = lock(name="b")
+            said.append(str(mine.acquire()))
+            mine.release()
+        finally:
+            os.write(write, " ".join(said).encode())
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with os.fdopen(read, "rb") as answers:
+        assert answers.read() == b"False False not taken True"
+    assert one.owned()
+    one.release()
+
+
+@pytest.fixture
+def task(redis_url: str, namespace: str) -> Iterator[Callable[..., Any]]:
+    """Run a function as the body of a LockedTask that holds the lock "a"."""
+    from celery import Celery
+
+    from celery_relock import LockedTask
+
+    app = Celery("locks", set_as_current=False)
+    app.conf.update(relock_url=redis_url, relock_namespace=namespace)
+
+    def run(body: Callable[[], Any], **options: Any) -> Any:
+        made = app.task(body, base=LockedTask, lock_key="a", shared=False, **options)
+        return made.apply().get()
+
+    yield run
+    app.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"lock_owner": "task"}])
+def test_a_lock_in_a_task_re_enters_what_the_task_holds_by_whatever_client(
+    task: Callable[..., Any], lock: MakeLock, redis_url: str, options: dict[str, Any]
+) -> None:
+    def body() -> list[tuple[bool, int, bool]]:
+        seen = []
+        for place in (redis_url, None):
+            one = lock(place) if place else lock()
+            taken = one.acquire(blocking=False)
+            seen.append((taken, one.fence, one.owned()))
+            one.release()
+        return [*seen, (lock().locked(), 0, False)]
+
+    by_url, by_client, after = task(body, **options)
+    assert by_url[0] is by_client[0] is True
+    assert by_url[1] == by_client[1] > 0
+    assert by_url[2] is by_client[2] is True
+    assert after[0] is True  # its leaving did not free the task's
+    assert not lock().locked()
+
+
+def test_a_task_that_is_called_inside_a_block_enters_its_lock_by_whatever_client(
+    task: Callable[..., Any], lock: MakeLock, client: redis.Redis, redis_url: str
+) -> None:
+    def body() -> Any:
+        return lock()._engine.inspect("a")
+
+    for place in (client, redis_url):
+        with lock(place) as outer:
+            state = task(body, lock_on_conflict="raise")
+            assert [hold.fence for hold in state.holds] == [outer.fence]
+        assert not lock().locked()
+
+
+def test_a_lock_in_a_task_excludes_other_workflows(
+    task: Callable[..., Any], lock: MakeLock, redis_url: str, namespace: str
+) -> None:
+    program = """
+    from celery_relock.lock import Lock
+    say(Lock(URL, "b", namespace=NAMESPACE).acquire(blocking=False))
+    """
+
+    def body() -> str:
+        with lock(name="b"), running(program, redis_url, namespace) as other:
+            return other.line()
+
+    assert task(body) == "False"
