@@ -25,7 +25,7 @@ class Inbox:
 
     def _reset(self) -> None:
         self._name = ids.nonce()
-        self._started = self.listening = False
+        self._started = self._listening = False
         self._tried = threading.Event()
         self._starting = native_lock()
         self._pid = os.getpid()
@@ -35,6 +35,10 @@ class Inbox:
         if self._pid != os.getpid():
             self._reset()
         return self._name
+
+    @property
+    def listening(self) -> bool:
+        return self._listening and self._pid == os.getpid()
 
     @property
     def started(self) -> bool:
@@ -71,17 +75,17 @@ class Inbox:
                 try:
                     self._store.listen(name, self._connected, self._hear)
                 except Exception as error:  # noqa: BLE001  # whatever it is, it is tried again
-                    pause = 0.1 if self.listening else min(pause * 2, 5.0)
-                    self.listening = False
+                    pause = 0.1 if self._listening else min(pause * 2, 5.0)
+                    self._listening = False
                     self._tried.set()
                     logger.debug("the inbox lost its connection and opens it again: %s", error)
                     time.sleep(pause)
         finally:
             # An exception from outside ended the thread: the next one who waits starts another.
-            self._started = self.listening = False
+            self._started = self._listening = False
 
     def _connected(self) -> None:
-        self.listening = True
+        self._listening = True
         self._tried.set()
         keepalive.look_now(self._store)
 

@@ -69,6 +69,16 @@ def test_the_same_holds_for_a_direct_call_outside_of_tasks(reentry, account, nam
     assert not lock_of(reentry, account).locked()
 
 
+def test_a_task_that_calls_itself_for_a_lock_that_is_held_is_not_sent_again(reentry, account):
+    # It finds its own message's request there; to send that again would run the outer body twice.
+    other = f"{account}-other"
+    with lock_of(reentry, other):
+        result = reentry.module.calls_itself_for_another.delay(account, other)
+        with pytest.raises(LockConflict, match=other):
+            result.get(timeout=20)
+    assert len(sections(reentry.journal.events(), f"account:{account}")) == 1
+
+
 def test_items_of_starmap_enter_the_lock_of_the_caller(reentry, account):
     result = reentry.module.maps.delay(account).get(timeout=20)
     assert [item["reentered"] for item in result["inner"]] == [True, True]

@@ -429,6 +429,29 @@ def test_pubsub_connections_may_be_killed_at_any_time(
     assert leftovers(client, namespace) == [f"{namespace}:{{0}}:meta"]
 
 
+def test_a_forked_child_waits_with_an_inbox_of_its_own(
+    runs: Callable[..., Runs], redis_url: str, namespace: str
+) -> None:
+    program = """
+    here = engine()
+    here._inbox.open()
+    child = os.fork()
+    if child == 0:
+        held(here, "a", wait=20.0, seconds=30.0)
+        say("in")
+        os._exit(0)
+    os.waitpid(child, 0)
+    """
+    one = runs()
+    holder = one.held("a")
+    with running(program, redis_url, namespace) as forking:
+        queued(one, 1)
+        started = time.monotonic()
+        one.release(holder)
+        assert forking.line() == "in"
+        assert time.monotonic() - started < 0.5  # and not at the next heartbeat, after 2 s
+
+
 def test_a_waiter_gets_in_when_a_holder_was_killed(
     runs: Callable[..., Runs], redis_url: str, namespace: str
 ) -> None:

@@ -87,6 +87,11 @@ def calls_itself(self, account, deep=3):
     return told(lambda: self(account, deep - 1) if deep else None)
 
 
+@app.task(base=LockedTask, lock_key=KEY, bind=True, lock_max_wait=0.3)
+def calls_itself_for_another(self, account, *more):
+    return told(lambda: self(*more) if more else None)
+
+
 @app.task(base=LockedTask, lock_key=KEY)
 def calls_a_signature(account):
     return told(lambda: take.s(account)())
