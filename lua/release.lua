@@ -29,7 +29,10 @@ local function give_back_alone()
   return true
 end
 
-if #keys == 3 and ended == '' and give_back_alone() then
+if #keys == 3 and ended ~= 'attempt' and give_back_alone() then
+  if ended == 'run' then
+    redis.call('SET', tombstone, '*', 'PX', remember)
+  end
   return { 'RELEASED', 1 }
 end
 

@@ -40,6 +40,7 @@ test; the command then ends with status 1. This page is its output.
 The examples name what they check; of the property test the check that failed first is named.
 `-` means that this suite stayed green: the model has no clock, so it does not see lifetimes, and
 what the short ways through `acquire` and `release` leave out the next command often makes good.
+The histories are random, so another run may name another check, or find more or less.
 
 `RELOCK_LONG=1 python -m pytest tests/property` runs the property test for 20,000 histories of up to
 60 steps instead of 300 of up to 30.

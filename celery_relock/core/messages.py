@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from functools import cache
+from functools import lru_cache
 
 from .answers import Answer, Busy, Duplicate
 
@@ -17,7 +17,7 @@ _ROOM = 55
 def who_am_i(work: str, task_id: str = "") -> str:
     """`work[id] host:pid` in at most 55 bytes: the task that holds a lock, for people."""
     what = f"{work}[{task_id[:8]}]" if task_id else work
-    where = _last(f"{_host()}:{os.getpid()}", 22)
+    where = _here(os.getpid())
     return f"{_last(what, _ROOM - 1 - len(where.encode()))} {where}"
 
 
@@ -51,9 +51,9 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60}h{minutes % 60:02d}m"
 
 
-@cache
-def _host() -> str:
-    return socket.gethostname()
+@lru_cache(maxsize=1)
+def _here(pid: int) -> str:
+    return _last(f"{socket.gethostname()}:{pid}", 22)
 
 
 def _last(text: str, room: int) -> str:

@@ -63,7 +63,7 @@ class RedisStore:
 
     def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Answer:
         keys = self._keys.claim(claim.names, claim.run)
-        args: list[str | bytes | int] = [
+        args: list[str | int] = [
             claim.run,
             claim.nonce,
             claim.owner,
@@ -82,7 +82,7 @@ class RedisStore:
         self, names: Sequence[str], run: str, nonce: str, *, ended: str = "", remember: float = 0.0
     ) -> bool:
         keys = self._keys.claim(names, run)
-        args: list[str | bytes | int] = [run, nonce, ended, _ms(remember)]
+        args: list[str | int] = [run, nonce, ended, _ms(remember)]
         reply, sent = self._work.run(self._scripts["release"], keys, args)
         # Sent twice, the first may have done it: then there is nothing left, as there should be.
         return bool(reply[0] == b"RELEASED") or sent > 1

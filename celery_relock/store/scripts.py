@@ -14,7 +14,8 @@ from functools import cache
 from pathlib import Path
 
 _LINE = re.compile(
-    r"^-- (?:(?P<kind>KEYS|ARGV)\[(?P<index>\d+)(?P<group>\.\.)?\] (?P<label>[\w, ]+?): (?P<text>.+)"
+    r"^-- (?:(?P<kind>KEYS|ARGV)\[(?P<index>\d+)(?P<group>\.\.)?\] "
+    r"(?P<label>[\w, ]+?): (?P<text>.+)"
     r"|Reply (?P<reply>\{.*\}): (?P<meaning>.+)"
     r"|Keeps: (?P<keeps>.+)"
     r"|(?P<name>[\w/]+): (?P<sentence>.+))$"

@@ -167,11 +167,13 @@ def test_another_attempt_takes_over_the_place_of_one_that_died_waiting(desk):
 
 def test_an_attempt_that_does_not_wait_does_not_take_over_a_place(desk):
     desk.fence("r1")
+    desk.queue("ahead")
     desk.queue("r2")
     desk.lapse_place("r2")
 
     assert isinstance(desk.take("r2", "other"), Busy)
-    assert desk.beat("r2", "other") is None
+    assert not desk.give_back("r2", "other")
+    assert desk.give_back("r2"), "it is still the first attempt's"
 
 
 def test_a_run_that_ended_is_told_so_whatever_the_attempt(desk):
