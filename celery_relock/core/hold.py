@@ -35,6 +35,7 @@ class Hold:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Each lock name by itself."""
         return tuple(share.name for share in self._shares)
 
     @property

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import redis
+from redis.connection import PythonRespSerializer
 from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as ReadTimeout
 
@@ -145,13 +146,19 @@ class Connections:
             try:
                 since, link = self._idle.pop()
             except IndexError:
-                # Not by the pool's method: that counts each against its limit, and nobody uncounts.
-                return self._pool.connection_class(**self._pool.connection_kwargs), False
+                return self._make(), False
             # The server may have gone and come back in so long a time. Found out only by sending,
             # nobody could tell whether the command was executed.
             if now - since < _FRESH or _quiet(link):
                 return link, True
             link.disconnect()
+
+    def _make(self) -> Any:
+        # Not by the pool's method: that counts each against its limit, and nobody uncounts.
+        link = self._pool.connection_class(**self._pool.connection_kwargs)
+        # hiredis 3.5's packer crashes the process when a signal (of a time limit) interrupts it.
+        link._command_packer = PythonRespSerializer(link._buffer_cutoff, link.encoder.encode)
+        return link
 
     def _keep(self, link: Any) -> None:
         self._idle.append((time.monotonic(), link))

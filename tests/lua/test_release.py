@@ -107,12 +107,13 @@ def test_a_hold_that_has_lapsed_is_gone(desk):
     assert desk.holders() == ["r2"]
 
 
-@pytest.mark.parametrize("ended", ["run", "attempt"])
-def test_a_hold_that_lapsed_unseen_is_gone_too_when_the_way_is_the_long_one(desk, ended):
-    desk.fence("r1", lease=0.04)
+@pytest.mark.parametrize(("ended", "names"), [("attempt", ("a",)), ("run", ("a", "b"))])
+def test_a_hold_that_lapsed_unseen_is_gone_too_when_the_way_is_the_long_one(desk, ended, names):
+    desk.fence("r1", lease=0.04, names=names)
     desk.wait_ms(41)
 
-    assert given_back(desk, "r1", ended=ended) == ["GONE"]
+    assert given_back(desk, "r1", ended=ended, names=names) == ["GONE"]
+    assert desk.take("r1", names=names) == Ended()
 
 
 def test_the_end_of_a_run_is_remembered_for_as_long_as_asked(desk):
@@ -122,6 +123,18 @@ def test_the_end_of_a_run_is_remembered_for_as_long_as_asked(desk):
     desk.wait_ms(51)
 
     assert isinstance(desk.take("r1"), Held)
+
+
+@pytest.mark.parametrize("names", [("a",), ("a", "b")])
+@pytest.mark.parametrize("queued", [False, True])
+@pytest.mark.parametrize("ended", ["run", "attempt"])
+def test_an_end_is_remembered_whichever_way_the_lock_goes_back(desk, ended, queued, names):
+    desk.fence("r1", names=names)
+    if queued:
+        desk.queue("r2", names=names)
+
+    assert given_back(desk, "r1", ended=ended, names=names) == ["RELEASED", len(names)]
+    assert desk.take("r1", names=names) == Ended()
 
 
 @pytest.mark.parametrize("ended", ["run", "attempt"])
