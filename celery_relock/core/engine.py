@@ -22,6 +22,7 @@ from collections.abc import Callable
 from . import ids
 from .answers import Answer, Busy, Claim, Duplicate, Ended, Held, LockState, Queued
 from .inbox import Inbox
+from .journal import Entry, journal
 from .keepalive import keepalive, lose
 from .lease import Lease, State
 from .store import LockStore
@@ -107,6 +108,7 @@ class Engine:
             # Perhaps given back and perhaps not: nothing renews it, and it may be tried again.
             lease.switch(State.ASKED, State.RELEASED)
             raise
+        journal.remove(claim.nonce)
         if before is State.HELD and (lost or not had):
             lost = True
             lease.tell("lost", "found at give-back", time.monotonic() - lease.renewed)
@@ -145,6 +147,9 @@ class Engine:
 
     def _ask(self, lease: Lease, queue: bool) -> Answer:
         lease.switch(State.ASKED, State.NEW)
+        if journal.on:
+            claim = lease.claim
+            journal.add(Entry(self.store.id, claim.run, claim.nonce, claim.names))
         sent = time.monotonic()
         if queue:
             # Before it is sent: the message of the grant may overtake the answer that says "wait".
@@ -168,6 +173,7 @@ class Engine:
             if not lease.repeated:
                 # Else it stays "asked": a copy may still come, and take the lock for nobody.
                 lease.switch(State.NEW, State.ASKED)
+                journal.remove(lease.claim.nonce)
         return answer
 
     def _stand_in_line(self, lease: Lease, until: float | None) -> bool:
@@ -187,6 +193,7 @@ class Engine:
         self.store.release(
             claim.names, claim.run, claim.nonce, ended=ended, remember=REMEMBER_ATTEMPT
         )
+        journal.remove(claim.nonce)
         # A copy of that give-back may come late, so what is asked for next has another nonce.
         lease.again(ids.nonce())
         return False

@@ -12,6 +12,10 @@ class LockStore(Protocol):
     """Where locks live. Every verb raises LockUnavailable when the server cannot be asked and
     LockConfigError when it must not be (somebody else's key, an old server, no permission)."""
 
+    @property
+    def id(self) -> str:
+        """The same in every process that has the same locks; tells no address and no password."""
+
     def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Answer:
         """Take all locks of the claim, or none. With `wait` seconds > 0 queue for them: the place
         lives that long without a heartbeat, and grants are announced to `inbox`."""

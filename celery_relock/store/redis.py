@@ -8,6 +8,7 @@ from typing import Any
 
 import redis
 
+from ..core import ids
 from ..core.answers import (
     Answer,
     Beat,
@@ -52,6 +53,10 @@ class RedisStore:
         self._beats = Connections(pool, patience=0.0)
         self._scripts = scripts()
         self._place = (*address_of(pool), keyspace.namespace)
+
+    @property
+    def id(self) -> str:
+        return ids.digest(repr(self._place).encode())
 
     # What a caller holds by way of a client of its own, the task that it calls may enter by way of
     # the app's URL: two stores of one place have the same locks.

@@ -10,7 +10,7 @@ from celery import Task
 
 from ..core.hold import Hold
 from ..errors import RelockError
-from . import guard
+from . import guard, reaping  # noqa: F401  # reaping: connects the worker's signals
 from .declaration import declaration, forget
 
 if TYPE_CHECKING:

@@ -58,6 +58,12 @@ def declaration(cls: Any) -> Declaration:
     return made
 
 
+def locked_tasks(app: Any) -> list[Declaration]:
+    """The declarations of those tasks of a finalized app that take a lock."""
+    kept = [type(task).__dict__.get(_KEPT) for task in app.tasks.values()]
+    return [each for each in kept if isinstance(each, Declaration) and not each.rule.off]
+
+
 def forget(cls: type) -> None:
     """An option was set on the task afterwards: it is declared anew when it is next called."""
     setattr(cls, _KEPT, None)

@@ -1,0 +1,119 @@
+"""Frees what dead processes of this host have left behind, as soon as they are dead.
+
+A worker's main process runs one. It does not matter how a process died, or whether Celery noticed:
+what counts is that it is gone. A child that is about to be killed (a hard time limit) is not gone
+yet, and its lock is not freed under it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from pathlib import Path
+
+from ..errors import RelockError
+from . import journal
+from .store import LockStore
+
+logger = logging.getLogger("celery_relock")
+
+# How soon a process that has just begun to take locks is watched, in seconds.
+LOOK_EVERY = 1.0
+# For how long a claim that the dead had sent takes nothing any more, in seconds: it may come late.
+REMEMBER_DEAD = 60.0
+# When what nobody came for is thrown away, in seconds: all its leases have long ended.
+FORGET_AFTER = 86_400.0
+
+
+class Reaper:
+    """Watches the processes of this host that hold locks of one store.
+
+    Args:
+        store: whose locks to free; what other stores' locks are noted stays for their reapers.
+    """
+
+    def __init__(self, store: LockStore) -> None:
+        self._store = store
+        self._watched: dict[str, int] = {}
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin; the first look frees what died before."""
+        self._thread = threading.Thread(target=self._live, name="relock-reaper", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End within a second."""
+        self._stop.set()
+
+    def _live(self) -> None:
+        poll = select.poll()
+        while not self._stop.is_set():
+            try:
+                self.look(poll)
+                poll.poll(LOOK_EVERY * 1000)  # ends early when a process that is watched dies
+            except Exception:
+                logger.exception("the reaper failed and goes on")
+                self._stop.wait(LOOK_EVERY)
+
+    def look(self, poll: select.poll | None = None) -> int:
+        """Free what the dead hold, and watch the living. Returns how many claims were freed."""
+        freed = 0
+        for path in journal.folder().iterdir():
+            if journal.alive(path.name):
+                if poll is not None and path.name not in self._watched:
+                    self._watch(path.name, poll)
+            else:
+                self._unwatch(path.name, poll)
+                freed += self._bury(path)
+        return freed
+
+    def _watch(self, name: str, poll: select.poll) -> None:
+        try:
+            self._watched[name] = os.pidfd_open(int(name.partition("-")[0]))
+        except OSError:
+            return  # gone this moment, or no pidfds here: the next look finds it
+        poll.register(self._watched[name], select.POLLIN)
+
+    def _unwatch(self, name: str, poll: select.poll | None) -> None:
+        descriptor = self._watched.pop(name, None)
+        if descriptor is not None:
+            if poll is not None:
+                poll.unregister(descriptor)
+            os.close(descriptor)
+
+    def _bury(self, path: Path) -> int:
+        """Free what a dead process held. Its journal goes when nothing in it is left to do."""
+        freed, left = 0, 0
+        for entry in journal.read(path):
+            if entry.store != self._store.id:
+                left += 1
+                continue
+            try:
+                had = self._store.release(
+                    entry.names,
+                    entry.run,
+                    entry.nonce,
+                    ended="attempt",
+                    remember=REMEMBER_DEAD,
+                )
+            except RelockError as error:
+                logger.warning("cannot free %s of a dead process yet: %s", entry.names, error)
+                left += 1
+                continue
+            if had:
+                freed += 1
+                logger.warning(
+                    "lock %s reclaimed: its holder, process %s of this host, is dead (run %s)",
+                    ", ".join(map(repr, entry.names)),
+                    path.name.partition("-")[0],
+                    entry.run,
+                )
+        # What is left is another store's, whose reaper may never come.
+        if not left or time.time() - path.stat().st_mtime > FORGET_AFTER:
+            path.unlink(missing_ok=True)
+        return freed

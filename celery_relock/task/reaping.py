@@ -1,0 +1,50 @@
+"""A worker frees the locks of its dead: of children that were killed, and of workers before it.
+
+Whether and how Celery notices a death is left aside: a child that is killed makes no signal at all
+when its message is requeued, and a hard time limit calls the failure hooks while the child is still
+alive. What counts is that the process is gone (`core.reaper`).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery.signals import worker_init, worker_ready, worker_shutdown
+
+from ..core.journal import journal
+from ..core.reaper import Reaper
+from ..errors import RelockError
+from .declaration import locked_tasks
+
+logger = logging.getLogger("celery_relock")
+
+_reapers: list[Reaper] = []
+
+
+def _begin(**_: Any) -> None:
+    # Before the pool forks, so that its children know.
+    journal.on = True
+
+
+def _start(sender: Any, **_: Any) -> None:
+    locked = locked_tasks(sender.app)
+    if not locked:
+        return
+    try:
+        reaper = Reaper(locked[0].engine.store)  # one app, one Redis
+    except RelockError as error:
+        logger.warning("nobody frees the locks of killed processes, only their leases: %s", error)
+        return
+    reaper.start()
+    _reapers.append(reaper)
+
+
+def _stop(**_: Any) -> None:
+    while _reapers:
+        _reapers.pop().stop()
+
+
+worker_init.connect(_begin, weak=False, dispatch_uid="celery_relock.reaping")
+worker_ready.connect(_start, weak=False, dispatch_uid="celery_relock.reaping")
+worker_shutdown.connect(_stop, weak=False, dispatch_uid="celery_relock.reaping")

@@ -1,0 +1,155 @@
+"""The journal of a process: what outlives it, and whom it says to be dead."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from celery_relock.core import journal as journals
+from celery_relock.core.journal import Entry, Journal
+from celery_relock.core.reaper import Reaper
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(journals.tempfile, "gettempdir", lambda: str(tmp_path))
+    return journals.folder()
+
+
+@pytest.fixture
+def journal():
+    made = Journal()
+    made.on = True
+    return made
+
+
+def _entry(number: int = 1, names: tuple[str, ...] = ("account:42",)) -> Entry:
+    return Entry("store", f"run{number}", f"nonce{number}", names)
+
+
+def _written(folder) -> list[Entry]:
+    return list(journals.read(folder / journals.process_name(os.getpid())))
+
+
+def test_what_is_held_is_written_and_what_is_given_back_is_not(folder, journal):
+    journal.add(_entry(1, ("a", "ü {braces}")))
+    journal.add(_entry(2))
+    journal.remove("nonce2")
+    journal.remove("never noted")
+
+    assert _written(folder) == [_entry(1, ("a", "ü {braces}"))]
+
+
+def test_the_same_claim_sent_again_is_noted_once(folder, journal):
+    journal.add(_entry())
+    journal.add(_entry())
+    journal.remove("nonce1")
+
+    assert _written(folder) == []
+
+
+def test_off_it_writes_nothing_and_makes_no_file(folder):
+    Journal().add(_entry())
+
+    assert list(folder.iterdir()) == []
+
+
+def test_more_than_there_is_room_for_is_left_to_the_leases_and_the_room_comes_back(folder, journal):
+    for number in range(300):
+        journal.add(_entry(number))
+    journal.add(Entry("store", "long", "long", ("x" * 4000,)))
+    kept = _written(folder)
+    for number in range(300):
+        journal.remove(f"nonce{number}")
+    journal.add(_entry(1000))
+
+    assert len(kept) == 128
+    assert _written(folder) == [_entry(1000)]
+
+
+def test_a_forked_child_begins_with_an_empty_journal(folder, journal):
+    journal.add(_entry())
+    journal._reset()  # what os.register_at_fork does in the child
+
+    journal.add(_entry(2))
+
+    assert journal.on
+    assert _written(folder) == [_entry(2)]
+
+
+def test_without_a_place_to_write_it_goes_on_without(tmp_path, monkeypatch, journal):
+    monkeypatch.setattr(journals.tempfile, "gettempdir", lambda: str(tmp_path / "none"))
+
+    journal.add(_entry())
+    journal.remove("nonce1")
+
+
+def test_a_journal_that_is_broken_off_is_read_as_far_as_it_goes(folder, journal):
+    journal.add(_entry())
+    path = folder / journals.process_name(os.getpid())
+    data = path.read_bytes()
+
+    (folder / "cut").write_bytes(data[: len(data) - 500])
+    (folder / "wild").write_bytes(b"\xff\xff" * 2000)
+
+    assert list(journals.read(folder / "missing")) == []
+    assert list(journals.read(folder / "wild")) == []
+    assert list(journals.read(folder / "cut")) == []
+
+
+def test_a_process_is_alive_until_it_is_a_zombie_and_a_reused_pid_is_another_process():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    name = journals.process_name(child.pid)
+    assert journals.alive(name)
+    assert not journals.alive(f"{child.pid}-1")
+
+    child.kill()
+    deadline = time.monotonic() + 5
+    while journals.alive(name) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+    assert not journals.alive(name)  # dead, though nobody has waited for it yet
+    child.wait()
+
+
+class _Store:
+    """Records what it is asked to release. What the release does is the engine tests' matter."""
+
+    def __init__(self, name: str) -> None:
+        self.id = name
+        self.released: list[str] = []
+
+    def release(self, names, run, nonce, **_):
+        self.released.append(nonce)
+        return True
+
+
+def test_the_reaper_takes_only_what_the_dead_noted_for_its_own_store(folder, journal):
+    journal.add(_entry(1))
+    journal.add(Entry("another", "run2", "nonce2", ("b",)))
+    mine = folder / journals.process_name(os.getpid())
+    dead = folder / "1-1"
+    dead.write_bytes(mine.read_bytes())
+    store = _Store("store")
+
+    assert Reaper(store).look() == 1  # type: ignore[arg-type]
+    assert store.released == ["nonce1"]
+    assert dead.exists()  # the other store's reaper may come
+    assert Reaper(_Store("another")).look() == 1  # type: ignore[arg-type]
+
+
+def test_what_nobody_came_for_is_thrown_away_after_a_day(folder, journal):
+    journal.add(Entry("nobody's", "run", "nonce", ("b",)))
+    dead = folder / "1-1"
+    dead.write_bytes((folder / journals.process_name(os.getpid())).read_bytes())
+    Reaper(_Store("store")).look()  # type: ignore[arg-type]
+    assert dead.exists()
+    os.utime(dead, (0, 0))
+
+    Reaper(_Store("store")).look()  # type: ignore[arg-type]
+
+    assert not dead.exists()
