@@ -10,6 +10,15 @@ from celery import Celery
 from tests.support.keys import BENCH_PREFIX
 
 
+class _App(Celery):
+    """Keeps its tasks to itself: a module of tasks is imported anew for each worker, and Celery
+    would register every copy with every app of the process."""
+
+    def task(self, *args: Any, **options: Any) -> Any:
+        options.setdefault("shared", False)
+        return super().task(*args, **options)
+
+
 def make_app(name: str, **settings: Any) -> Celery:
     """An app on the test's Redis: broker, results and locks, none of them shared with other tests.
 
@@ -18,7 +27,7 @@ def make_app(name: str, **settings: Any) -> Celery:
     url = os.environ["RELOCK_TEST_URL"]
     namespace = os.environ["RELOCK_TEST_NAMESPACE"]
     prefix = {"global_keyprefix": f"{BENCH_PREFIX}celery:{namespace}:"}
-    app = Celery(name)
+    app = _App(name)
     app.conf.update(
         broker_url=url,
         result_backend=url,
