@@ -42,7 +42,12 @@ class Reaper:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin; the first look frees what died before."""
+        """Begin; the first look frees what died before. Without journals it does nothing."""
+        try:
+            journal.folder()
+        except OSError as error:
+            logger.debug("no journals here, so leases free the locks of the dead: %s", error)
+            return
         self._thread = threading.Thread(target=self._live, name="relock-reaper", daemon=True)
         self._thread.start()
 

@@ -153,3 +153,12 @@ def test_what_nobody_came_for_is_thrown_away_after_a_day(folder, journal):
     Reaper(_Store("store")).look()  # type: ignore[arg-type]
 
     assert not dead.exists()
+
+
+def test_where_no_journals_can_be_there_is_no_reaper(tmp_path, monkeypatch):
+    monkeypatch.setattr(journals.tempfile, "gettempdir", lambda: str(tmp_path / "none"))
+    reaper = Reaper(_Store("store"))  # type: ignore[arg-type]
+
+    reaper.start()
+
+    assert reaper._thread is None
