@@ -1,8 +1,10 @@
 # Everything runs in .venv, which these commands make and keep up to date.
 # `PYTHON=python3.12 make test` chooses the interpreter of a new .venv, `make test ARGS="-k fences"`
-# the tests.
+# the tests, `make test JOBS=0` runs them one after the other.
 
 BIN := .venv/bin
+# Most tests wait for a worker or a lease, so more run at a time than there are cores.
+JOBS ?= 3
 
 .PHONY: help test check demo clean
 
@@ -15,7 +17,7 @@ help:
 test:
 	@scripts/install-system
 	@scripts/venv test
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 check:
 	@scripts/install-system
