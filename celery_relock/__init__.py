@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .lock import Lock as Lock
     from .task.base import LockedTask as LockedTask
+    from .task.workflow import locked as locked
 
-__all__ = ["Lock", "LockedTask"]
+__all__ = ["Lock", "LockedTask", "locked"]
 
-_HOMES = {"Lock": ".lock", "LockedTask": ".task.base"}
+# LockedTask by way of the module that makes workers know the canvases of `locked`.
+_HOMES = {"Lock": ".lock", "LockedTask": ".task.workflow", "locked": ".task.workflow"}
 
 
 def __getattr__(name: str) -> Any:

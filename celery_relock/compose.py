@@ -6,7 +6,7 @@ shares its connections and its inbox.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,16 +23,24 @@ NAMESPACE = "relock"
 
 _engines: dict[tuple[str, ...], Engine] = {}
 _by_pool: WeakKeyDictionary[Any, dict[str, Engine]] = WeakKeyDictionary()
+_by_factory: WeakKeyDictionary[Any, dict[str, Engine]] = WeakKeyDictionary()
 
 
-def engine_for(place: object, namespace: str = NAMESPACE) -> Engine:
-    """The engine for a client of redis-py, or for a URL.
+def engine_for(
+    place: object, namespace: str = NAMESPACE, ssl: Mapping[str, Any] | bool | None = None
+) -> Engine:
+    """The engine for a URL, for a client of redis-py, or for a function that makes such a client.
+
+    Args:
+        ssl: TLS options, for a URL alone: a client has its own.
 
     Raises:
-        LockConfigError: it is neither, or its parts or the namespace cannot be used.
+        LockConfigError: it is none of these, or its parts or the namespace cannot be used.
     """
     if isinstance(place, str):
-        return engine_for_url(place, namespace)
+        return engine_for_url(place, namespace, ssl)
+    if callable(place) and not isinstance(place, type):
+        return engine_for_factory(place, namespace)
     return engine_for_client(place, namespace)
 
 
@@ -49,6 +57,27 @@ def engine_for_url(
     return found or _made(key, pool_from_url(url, ssl), namespace)
 
 
+def engine_for_factory(make: Callable[[], object], namespace: str = NAMESPACE) -> Engine:
+    """The engine for a function without arguments that returns a redis-py client. It is called once
+    in a process, when its first lock is asked for; the client itself is not used.
+
+    Raises:
+        LockConfigError: it fails, or what it returns is not the client of a single server.
+    """
+    try:
+        by_namespace = _by_factory.setdefault(make, {})
+    except TypeError:  # an object that has no hash
+        by_namespace = {}
+    if namespace not in by_namespace:
+        try:
+            client = make()
+        except Exception as error:
+            name = getattr(make, "__qualname__", repr(make))
+            raise LockConfigError(f"{name}() makes no Redis client: {error!r}") from error
+        by_namespace[namespace] = engine_for_client(client, namespace)
+    return by_namespace[namespace]
+
+
 def engine_for_client(client: object, namespace: str = NAMESPACE) -> Engine:
     """The engine for a redis-py client: same address, credentials and options, own connections.
 
@@ -58,8 +87,9 @@ def engine_for_client(client: object, namespace: str = NAMESPACE) -> Engine:
     if not isinstance(client, redis.Redis):
         kind = f"{type(client).__module__}.{type(client).__qualname__}"
         raise LockConfigError(
-            f"Lock needs a redis.Redis client or the URL of a Redis, not {kind}: clients of "
-            "redis.asyncio and clusters cannot be used in this release"
+            "a lock needs a redis.Redis client or the URL of a Redis, or a function that makes a "
+            f"client, not {kind}: clients of redis.asyncio and clusters cannot be used in this "
+            "release"
         )
     pool = client.connection_pool
     by_namespace = _by_pool.setdefault(pool, {})

@@ -3,6 +3,7 @@
     RelockError
     ├── LockConflict       somebody else holds the lock, and the time to wait for it is over
     │   └── LockDeadlock   waiting would never end: two workflows wait for each other
+    ├── DuplicateTask      a call like this one is queued already, or runs
     ├── LockLost           a hold ended before its run did; the work may no longer be protected
     ├── LockUnavailable    Redis cannot be reached, or cannot take writes now; try again later
     └── LockConfigError    an option, a lock name or the server is wrong; trying again will not help
@@ -60,6 +61,26 @@ class LockConflict(RelockError):
 
 class LockDeadlock(LockConflict):
     """Waiting would never end: the holder waits, directly or not, for a lock of this owner."""
+
+
+class DuplicateTask(RelockError):
+    """A call for the same lock name is queued already, or runs (`lock_dedup`).
+
+    Attributes:
+        task_id: of that call.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        name: str | None = None,
+        owner: str | None = None,
+        remaining: float | None = None,
+        task_id: str | None = None,
+    ) -> None:
+        super().__init__(message, name, owner, remaining)
+        self.args = (*self.args, task_id)
+        self.task_id = task_id
 
 
 class LockLost(RelockError):

@@ -6,7 +6,7 @@
 -- ARGV[2] nonce: id, this attempt to execute the run
 -- ARGV[3] owner: id, who may re-enter
 -- ARGV[4] lease: ms, life of the hold without renewal
--- ARGV[5] wait: ms, life of a place in the queue without a heartbeat; 0 does not queue
+-- ARGV[5] place: text, how to queue as JSON: `wait`, or `message` and what belongs to it; empty does not
 -- ARGV[6] inbox: id, the process that hears of grants
 -- ARGV[7] who: text, the holder for people
 -- ARGV[8] by_owner: 1 or 0, whether every run of the owner may re-enter
@@ -14,14 +14,17 @@
 -- ARGV[10..] limit: count, entries at the same time; one per lock
 -- Reply {HELD, fence, reentered, …}: the run has all locks; a pair per lock
 -- Reply {WAIT, rank, ms}: queued at this rank; look again after ms, when the next lease ends
--- Reply {BUSY, index, ms, fence, owner, who, waiting}: the lock with this index is not to be had; its holder
+-- Reply {PARKED, rank, run, name, message, …}: the message is in the queue at this rank; messages to send
+-- Reply {FULL, index, count}: so many are parked at the lock with this index already
+-- Reply {BUSY, index, ms, fence, owner, who, waiting, parked}: a lock that is not to be had; is the run parked?
+-- Reply {DEADLOCK, lock, who, …}: waiting would never end: who has the lock waits for the next one, and so on
 -- Reply {DUPLICATE, ms, who}: another attempt of the same run lives, for ms more if it is not renewed
 -- Reply {ENDED}: the run, or this attempt, has ended already
 -- Keeps: at most `limit` live entries; re-entry never waits; nobody overtakes; sent twice it acts once
 
 local meta, tombstone, first = KEYS[1], KEYS[2], KEYS[3]
 local run, nonce, owner = ARGV[1], ARGV[2], ARGV[3]
-local lease, wait = tonumber(ARGV[4]), tonumber(ARGV[5])
+local lease, place = tonumber(ARGV[4]), ARGV[5]
 local inbox, who = ARGV[6], ARGV[7]
 local by_owner, lineage = ARGV[8] == '1', ARGV[9]
 local keys, options = KEYS, ARGV
@@ -51,61 +54,35 @@ if taken then
   return taken
 end
 
--- Uses: lib/call, lib/holds, lib/queue
+-- Uses: lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns, lib/claim
 
 local call = Call.begin(meta)
 local locks, limits = {}, {}
 for i = 3, #keys do
   locks[i - 2] = Holds.open(call, keys[i])
   limits[i - 2] = tonumber(options[i + 7])
+  locks[i - 2].index = i - 2
+  locks[i - 2].queued = redis.call('EXISTS', locks[i - 2].queue) == 1
 end
 
-local function place(for_limits, names)
-  return {
-    expiry = call.now + wait,
-    nonce = nonce,
-    owner = owner,
-    inbox = inbox,
-    who = who,
-    by_owner = by_owner,
-    limits = for_limits,
-    names = names,
-  }
-end
+-- How to queue, if at all: in a process that has heartbeats, or as a message (see lib/parked).
+local asked = place ~= '' and cjson.decode(place) or nil
+call.by = run .. ' ' .. nonce
 
--- Another attempt of this run that lives, holding or waiting: the reply that says so.
-local function duplicate_of(lock)
-  local mine = lock.holds[run]
-  if mine and mine.nonce ~= nonce then
-    local text = redis.call('HGET', lock.key, '@' .. run) or ''
-    return { 'DUPLICATE', mine.expiry - call.now, text }
-  end
-  local waiter = lock.queued and Queue.waiter(lock, run)
-  if waiter and waiter.nonce ~= nonce and waiter.expiry > call.now then
-    return { 'DUPLICATE', waiter.expiry - call.now, waiter.inbox .. ' ' .. waiter.who }
-  end
-  return nil
-end
-
--- The place of an attempt that died goes on to this one, before the queue is cleared of the dead.
-local function take_over_place(lock)
-  local waiter = wait > 0 and lock.queued and Queue.waiter(lock, run)
-  if waiter and waiter.expiry <= call.now then
-    for _, each in ipairs(Queue.wanted(call, lock, waiter)) do
-      Queue.write(call, each, run, place(waiter.limits, waiter.names))
-    end
-  end
-end
-
--- The fence of the newest entry that lets this run in without waiting. Lineage that is forged or out
--- of date admits nobody: it must name a live hold of the same owner.
-local function entry_of(lock)
-  local ancestors = {}
-  for ancestor in string.gmatch(lineage, '%S+') do
-    ancestors[ancestor] = lock.holds[ancestor]
-  end
-  return Holds.entry_of(by_owner and lock.holds or ancestors, owner)
-end
+local me = {
+  call = call,
+  run = run,
+  nonce = nonce,
+  owner = owner,
+  lease = lease,
+  inbox = inbox,
+  who = who,
+  by_owner = by_owner,
+  lineage = lineage,
+  locks = locks,
+  limits = limits,
+  asked = asked,
+}
 
 local function take(lock, fence)
   local hold = { expiry = call.now + lease, fence = fence, nonce = nonce, owner = owner }
@@ -115,39 +92,28 @@ end
 local function busy(index)
   local lock = locks[index]
   local waiting = redis.call('ZCARD', lock.queue)
+  local parked = redis.call('HEXISTS', lock.messages, run)
   local hold, holder = Holds.oldest(lock)
   if not hold then
-    return { 'BUSY', index, 0, '', '', '', waiting }
+    return { 'BUSY', index, 0, '', '', '', waiting, parked }
   end
   local text = redis.call('HGET', lock.key, '@' .. holder) or ''
-  return { 'BUSY', index, hold.expiry - call.now, hold.fence, hold.owner, text, waiting }
+  return { 'BUSY', index, hold.expiry - call.now, hold.fence, hold.owner, text, waiting, parked }
 end
 
-local function names_of(wanted)
-  local names = {}
-  for i, lock in ipairs(wanted) do
-    names[i] = lock.name
+local function parked_at(lock)
+  return { 'PARKED', redis.call('ZRANK', lock.queue, run), unpack(call.messages) }
+end
+
+-- A run that is parked has no process, so it does not join an entry before all locks are to be had.
+local function park(wanted, index)
+  local full, parked = Claim.full(me, wanted.locks)
+  Claim.leave_other_places(me, full and {} or wanted.locks)
+  if full then
+    return { 'FULL', full.index, parked }
   end
-  return names
-end
-
--- A place is for one set of locks. Where the run now has one of them, or wants another set than
--- before, the old place goes: it would be granted beside the new one, or tickets would differ.
-local function leave_other_places(wanted)
-  local names = table.concat(names_of(wanted), '\0')
-  for _, lock in ipairs(locks) do
-    local waiter = lock.queued and Queue.waiter(lock, run)
-    if waiter and table.concat(waiter.names or { lock.name }, '\0') ~= names then
-      Queue.leave(call, lock, run, waiter)
-    end
-  end
-end
-
-local function queue_for(wanted, index)
-  local names = #wanted.locks > 1 and names_of(wanted.locks) or nil
-  Queue.enter(call, wanted.locks, run, place(wanted.limits, names))
-  local lock = locks[index]
-  return { 'WAIT', redis.call('ZRANK', lock.queue, run), Holds.next_lapse(call, lock) }
+  Claim.park(me, wanted)
+  return parked_at(locks[index])
 end
 
 -- Sorts the locks: what the run may join now, and what it wants as a new entry; the index of the
@@ -155,16 +121,17 @@ end
 local function sort_out()
   local ahead = {}
   for i, lock in ipairs(locks) do
-    ahead[i] = lock.queued and Queue.promote(call, lock, run)
+    ahead[i] = lock.queued and Turns.promote(call, lock, run)
   end
   -- Only now: whoever was let in by one of the queues may have taken, or be, any of these.
   local entered, wanted, blocked = {}, { locks = {}, limits = {} }, nil
   for i, lock in ipairs(locks) do
-    entered[i] = not lock.holds[run] and entry_of(lock) or nil
-    if not lock.holds[run] and not entered[i] then
+    local mine = lock.holds[run] and not Holds.kept(lock, run)
+    entered[i] = not mine and Queue.entry_of(lock, run, me) or nil
+    if not mine and not entered[i] then
       table.insert(wanted.locks, lock)
       table.insert(wanted.limits, limits[i])
-      if ahead[i] or lock.entries >= limits[i] then
+      if ahead[i] or lock.entries + (lock.promised or 0) >= limits[i] then
         blocked = blocked or i
       end
     end
@@ -199,37 +166,47 @@ end
 local function refusal()
   -- A command may arrive after its own release, when the client sent it again on a new connection.
   local ended = redis.call('GET', tombstone)
+  if ended == '*' then
+    -- Where the run is over, so is its message, wherever that may be parked.
+    Turns.withdraw(call, run)
+  end
   if ended == '*' or ended and string.find(ended, ' ' .. nonce .. ' ', 1, true) then
     return { 'ENDED' }
   end
-  for _, lock in ipairs(locks) do
-    lock.queued = redis.call('EXISTS', lock.queue) == 1
-    local duplicate = duplicate_of(lock)
-    if duplicate then
-      return duplicate
-    end
+  local left, text, is_in = Claim.other_attempt(me)
+  if left and is_in and asked and asked.message then
+    Claim.leave_other_places(me, locks)
+    Claim.park(me, { locks = locks, limits = limits }, true)
+    return parked_at(locks[1])
   end
-  -- After all of them: an attempt that is turned away must not leave a place behind.
-  for _, lock in ipairs(locks) do
-    take_over_place(lock)
-  end
-  return nil
+  return left and { 'DUPLICATE', left, text }
 end
 
 local refused = refusal()
 if refused then
   return refused
 end
+-- Only now: an attempt that is turned away must not leave a place behind.
+Claim.take_over_places(me)
 local entered, wanted, blocked = sort_out()
-if blocked and wait == 0 then
+if blocked and not asked then
   return busy(blocked)
 end
-leave_other_places(blocked and wanted.locks or {})
+local path = blocked and Deadlock.path(call, wanted.locks, wanted.limits, asked.stuck)
+if path then
+  Claim.leave_other_places(me, {})
+  return { 'DEADLOCK', unpack(path) }
+end
+if blocked and asked.message then
+  return park(wanted, blocked)
+end
+Claim.leave_other_places(me, blocked and wanted.locks or {})
 for i, fence in pairs(entered) do
   take(locks[i], fence)
 end
 if blocked then
-  return queue_for(wanted, blocked)
+  Claim.wait(me, wanted)
+  return { 'WAIT', redis.call('ZRANK', locks[blocked].queue, run), Holds.next_lapse(call, locks[blocked]) }
 end
 enter_anew(wanted.locks)
 return held()

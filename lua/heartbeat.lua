@@ -6,14 +6,15 @@
 -- Reply {{WAIT, rank, ms}, …}: still queued; look again after ms, when the next lease ends
 -- Reply {{LOST}, …}: no hold and no place: the lease ran out
 -- Keeps: a lost wake-up delays by one heartbeat; a dead holder is found by whoever waits
--- Uses: lib/call, lib/holds, lib/queue
+-- Uses: lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
 
 local meta, keys, claims = KEYS[1], KEYS, ARGV
 local call = Call.begin(meta)
 
 local function keep_place(lock, run, nonce, wait)
   local waiter = Queue.waiter(lock, run)
-  if not waiter or waiter.nonce ~= nonce or waiter.expiry <= call.now then
+  -- What is parked has no process; a beat that comes late must not get the lock for nobody.
+  if not waiter or waiter.parked or waiter.nonce ~= nonce or waiter.expiry <= call.now then
     return nil
   end
   waiter.expiry = call.now + wait
@@ -32,10 +33,10 @@ for i = 2, #keys do
 end
 
 for _, beat in ipairs(beats) do
-  if beat.waiter and not beat.lock.holds[beat.run] then
-    Queue.promote(call, beat.lock, beat.run)
-    if not beat.lock.holds[beat.run] then
-      Queue.rejoin(call, beat.lock, beat.run, beat.waiter)
+  if beat.waiter and (not beat.lock.holds[beat.run] or Holds.kept(beat.lock, beat.run)) then
+    Turns.promote(call, beat.lock, beat.run)
+    if not beat.lock.holds[beat.run] or Holds.kept(beat.lock, beat.run) then
+      Turns.rejoin(call, beat.lock, beat.run, beat.waiter)
     end
   end
 end

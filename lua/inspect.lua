@@ -35,9 +35,10 @@ local queued = {}
 for _, run in ipairs(redis.call('ZRANGE', queue, 0, most - 1)) do
   local record = redis.call('HGET', waiters, run)
   local waiter = record and cjson.decode(record)
-  if waiter and waiter.expiry > now then
-    local who_waits = waiter.inbox .. ' ' .. waiter.who
-    queued[#queued + 1] = { run, waiter.expiry - now, waiter.nonce, waiter.owner, who_waits }
+  if waiter and (waiter.parked or waiter.expiry > now) then
+    local who_waits, left = waiter.inbox .. ' ' .. waiter.who, waiter.expiry - now
+    local parked = waiter.parked and 1 or 0
+    queued[#queued + 1] = { run, left, waiter.nonce, waiter.owner, who_waits, parked }
   end
 end
 return { held, queued, redis.call('ZCARD', queue) }

@@ -4,15 +4,19 @@
 -- KEYS[3..] lock: hash, the holds of a lock; one key per lock
 -- ARGV[1] run: id, the execution of one message
 -- ARGV[2] nonce: id, the attempt that took the locks
--- ARGV[3] ended: `run`, `attempt` or empty, what a tombstone shall say has ended
+-- ARGV[3] ended: `run`, `attempt` or empty, what a tombstone shall say has ended; `killed` is an attempt
 -- ARGV[4] remember: ms, life of the tombstone
--- Reply {RELEASED, count}: so many holds and places were given back
--- Reply {GONE}: the attempt had none: released before, or lost
--- Keeps: only the attempt that took a lock gives it back; sent twice it acts once; the next ones get in
+-- ARGV[5] home: text, the broker that the caller can send parked messages to; empty sends none
+-- ARGV[6] heir: ids with spaces between, the runs that the holds are kept for; empty gives them back
+-- ARGV[7] keep: ms, for how long they are kept for each
+-- Reply {RELEASED, count, run, name, message, …}: so many holds and places were given back; messages to send
+-- Reply {GONE, run, name, message, …}: the attempt had none: released before, or lost; messages to send
+-- Keeps: only the attempt that took a lock gives it back; a kept hold stays in its entry; sent twice it acts once; the next ones get in
 
 local meta, tombstone, first = KEYS[1], KEYS[2], KEYS[3]
 local run, nonce = ARGV[1], ARGV[2]
 local ended, remember = ARGV[3], tonumber(ARGV[4])
+local home, heir, keep = ARGV[5], ARGV[6], tonumber(ARGV[7])
 local keys = KEYS
 
 -- As in acquire: one lock that nobody waits for. Whether its lease had run out just now, unseen by
@@ -29,33 +33,53 @@ local function give_back_alone()
   return true
 end
 
-if #keys == 3 and ended ~= 'attempt' and give_back_alone() then
+if #keys == 3 and (ended == '' or ended == 'run') and heir == '' and give_back_alone() then
   if ended == 'run' then
     redis.call('SET', tombstone, '*', 'PX', remember)
   end
   return { 'RELEASED', 1 }
 end
 
--- Uses: lib/call, lib/holds, lib/queue
+-- Uses: lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
 
 local locks = {}
 local call = Call.begin(meta)
+call.home, call.by = home, run .. ' ' .. nonce
 for i = 3, #keys do
   locks[i - 2] = Holds.open(call, keys[i])
 end
 
+-- An heir may have been quicker: it has joined the entry by its lineage, or is over, or was killed.
+-- A run that leaves it to itself lives, whatever became of an attempt before this one.
+local function leave_to_heirs(lock, hold, who)
+  for each in string.gmatch(heir, '%S+') do
+    local how = redis.call('GET', call.prefix .. 'd:' .. each)
+    if not lock.holds[each] and (not how or each == run and how ~= '*') then
+      local kept = { expiry = call.now + keep, fence = hold.fence, nonce = Holds.KEPT, owner = hold.owner }
+      Holds.write(lock, each, kept, who)
+    end
+  end
+end
+
 local function give_back(lock)
   local hold = lock.holds[run]
-  if hold and hold.nonce == nonce then
+  local held = hold and hold.nonce == nonce
+  if held then
+    local who = heir ~= '' and redis.call('HGET', lock.key, '@' .. run) or ''
     Holds.drop(lock, run)
-    return 1
+    leave_to_heirs(lock, hold, who)
   end
   local waiter = redis.call('EXISTS', lock.queue) == 1 and Queue.waiter(lock, run)
-  if waiter and waiter.nonce == nonce then
+  -- A message outlives the attempt that it was sent on for, but not the one that parked it and takes
+  -- that back, as it heard no answer; one that was killed then does not. With the run a copy behind
+  -- it ends as well.
+  local parked_it = waiter and waiter.parked and not waiter.arrived and ended ~= 'killed'
+  local mine = waiter and waiter.nonce == nonce and (not waiter.parked or parked_it)
+  local leaves = mine or waiter and waiter.parked and ended == 'run'
+  if leaves then
     Queue.leave(call, lock, run, waiter)
-    return 1
   end
-  return 0
+  return (held or leaves) and 1 or 0
 end
 
 -- An attempt adds itself to those that have ended: a copy of any of them may be on its way. A run
@@ -64,7 +88,7 @@ local function remember_end()
   local before = redis.call('GET', tombstone)
   if ended == 'run' then
     redis.call('SET', tombstone, '*', 'PX', remember)
-  elseif ended == 'attempt' and before ~= '*' then
+  elseif ended ~= '' and before ~= '*' then
     redis.call('SET', tombstone, (before or ' ') .. nonce .. ' ', 'PX', remember)
   end
 end
@@ -77,7 +101,10 @@ end
 -- After all of them: a run that waits for several of these locks must find every one given back.
 for _, lock in ipairs(locks) do
   if redis.call('EXISTS', lock.queue) == 1 then
-    Queue.promote(call, lock)
+    Turns.promote(call, lock)
+    for each in string.gmatch(heir, '%S+') do
+      Turns.inherit(call, lock, each)
+    end
   end
 end
 
@@ -85,6 +112,6 @@ if ended ~= '' then
   remember_end()
 end
 if released > 0 then
-  return { 'RELEASED', released }
+  return { 'RELEASED', released, unpack(call.messages) }
 end
-return { 'GONE' }
+return { 'GONE', unpack(call.messages) }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import uuid
 from collections.abc import Callable, Iterator
@@ -29,6 +30,8 @@ def redis_server(redis_binary: str) -> Iterator[RedisServer]:
     """One server for the whole run. To flush, stop or pause one, take own_redis."""
     server = RedisServer(binary=redis_binary)
     yield server
+    # Celery's results say goodbye to Redis when they are collected, and try for long if it is gone.
+    gc.collect()
     server.stop()
 
 

@@ -21,6 +21,7 @@ class Claim(NamedTuple):
         who: the holder for people, at most 55 bytes if memory matters.
         by_owner: whether every run of the owner may re-enter.
         lineage: run ids of holds that this run's ancestors have.
+        stuck: run ids of holds that cannot end before this run has got in.
     """
 
     run: str
@@ -32,6 +33,7 @@ class Claim(NamedTuple):
     who: str = ""
     by_owner: bool = False
     lineage: tuple[str, ...] = ()
+    stuck: tuple[str, ...] = ()
 
 
 class Held(NamedTuple):
@@ -63,6 +65,7 @@ class Busy(NamedTuple):
         owner: of that entry, "" if unknown.
         who: that holder for people, "" if unknown.
         waiting: how many runs queue for the lock.
+        parked: whether this run's message is in the queue.
         repeated: as for `Held`.
     """
 
@@ -72,6 +75,7 @@ class Busy(NamedTuple):
     owner: str
     who: str
     waiting: int
+    parked: bool = False
     repeated: bool = False
 
 
@@ -87,7 +91,87 @@ class Ended(NamedTuple):
     """The run has ended already; this is a late copy of it."""
 
 
-Answer: TypeAlias = Held | Queued | Busy | Duplicate | Ended
+class Deadlocked(NamedTuple):
+    """To wait would never end.
+
+    `path`: a lock, for people who has it, the lock that this one waits for, and so on in turns, to
+    a lock that is held on the asking run's own call stack.
+    """
+
+    path: tuple[str, ...]
+
+
+Answer: TypeAlias = Held | Queued | Busy | Duplicate | Ended | Deadlocked
+
+
+class Parcel(NamedTuple):
+    """A message that is to be parked, with what the queue needs to know of it.
+
+    Attributes:
+        message: text that its `home` can send.
+        home: the broker that it is to be sent to; tells no password.
+        task: short id of the task, which a revoke names.
+        patience: seconds after which it is sent on, lock or not; None without end.
+        most: how many may be parked at one lock.
+    """
+
+    message: str
+    home: str
+    task: str
+    patience: float | None = None
+    most: int = 10_000
+
+
+class Message(NamedTuple):
+    """A parked message that whoever gets it has to send on. It stays parked until its run is in."""
+
+    run: str
+    name: str
+    text: str
+
+
+class Parked(NamedTuple):
+    """The message is in the queue, `rank` are ahead of it. `messages` are to be sent on."""
+
+    rank: int
+    messages: tuple[Message, ...] = ()
+
+
+class Full(NamedTuple):
+    """Nothing was parked: there are `parked` messages at this lock already."""
+
+    name: str
+    parked: int
+
+
+class Heir(NamedTuple):
+    """The runs that a hold is kept for, in its entry and under the nonce `KEPT`.
+
+    Attributes:
+        run: the one that is to come; several with spaces between. One that is in the entry already,
+            or over, needs nothing.
+        keep: seconds after which they end if it has not come; nothing makes them longer.
+    """
+
+    run: str
+    keep: float
+
+
+KEPT = "-"
+
+
+class Released(NamedTuple):
+    """What was given back: whether the attempt had anything, and the messages to send on."""
+
+    had: bool
+    messages: tuple[Message, ...] = ()
+
+
+class Resumed(NamedTuple):
+    """The messages to send on now, and in how many seconds (or None) to look again."""
+
+    messages: tuple[Message, ...]
+    recheck: float | None
 
 
 class Beat(NamedTuple):
@@ -101,7 +185,8 @@ class Beat(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """A message in a process's inbox: `kind` is "granted" (with a fence) or "lost"."""
+    """A message in a process's inbox: `kind` is "granted" (with a fence) or "lost"; in the inbox of
+    all that can send, "parked", with the message's home for a nonce."""
 
     kind: str
     run: str
@@ -121,13 +206,14 @@ class HoldInfo(NamedTuple):
 
 
 class WaiterInfo(NamedTuple):
-    """A live waiter as `inspect` tells it, first in line first."""
+    """A live waiter as `inspect` tells it, first in line first. A parked one needs no life."""
 
     run: str
     remaining: float
     nonce: str
     owner: str
     who: str
+    parked: bool = False
 
 
 class LockState(NamedTuple):

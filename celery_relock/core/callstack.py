@@ -22,12 +22,13 @@ _stack: ContextVar[tuple[Lease, ...]] = ContextVar("relock_stack", default=())
 def push(lease: Lease) -> None:
     """Let everything that is called from here on re-enter the lease."""
     # What was given back in another thread is still on this one's stack: it must not pile up.
-    _stack.set((*filter(_counts, _stack.get()), lease))
+    stack = _stack.get()
+    _stack.set((*filter(_counts, stack), lease) if stack else (lease,))
 
 
 def pop(lease: Lease) -> None:
     """Take the lease off again, in whatever order."""
-    _stack.set(tuple(each for each in _stack.get() if each is not lease))
+    _stack.set(tuple([each for each in _stack.get() if each is not lease]))
 
 
 def holding(store: LockStore | None, name: str) -> Lease | None:
@@ -45,6 +46,23 @@ def innermost() -> Lease | None:
         if _counts(lease):
             return lease
     return None
+
+
+def runs() -> tuple[str, ...]:
+    """The run ids of all that this call stack holds, the innermost first."""
+    held = [lease for lease in reversed(_stack.get()) if _counts(lease) and not lease.lost]
+    return tuple(lease.claim.run for lease in held)
+
+
+def stuck() -> tuple[str, ...]:
+    """The run ids of those leases that cannot end before what is called here returns."""
+    return tuple([each.claim.run for each in _stack.get() if _counts(each) and _is_stuck(each)])
+
+
+def _is_stuck(lease: Lease) -> bool:
+    # Another thread may give it back; nobody renews it; whoever would give it back is gone.
+    dropped = lease.holder is not None and lease.holder() is None
+    return lease.renews and not lease.shared and not dropped
 
 
 def _counts(lease: Lease) -> bool:

@@ -15,16 +15,31 @@ that lands anywhere in between (a time limit's signal, say) cannot leak a hold.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
 
 from . import ids
-from .answers import Answer, Busy, Claim, Duplicate, Ended, Held, LockState, Queued
+from .answers import (
+    Answer,
+    Busy,
+    Claim,
+    Deadlocked,
+    Duplicate,
+    Ended,
+    Full,
+    Held,
+    LockState,
+    Parcel,
+    Parked,
+    Queued,
+)
 from .inbox import Inbox
-from .journal import Entry, journal
+from .journal import journal
 from .keepalive import keepalive, lose
 from .lease import Lease, State
+from .parking import Parking
 from .store import LockStore
 
 # A place in the queue lives so long without a heartbeat, in seconds: what a dead waiter can cost.
@@ -38,6 +53,7 @@ class Engine:
 
     def __init__(self, store: LockStore) -> None:
         self.store = store
+        self.parking = Parking(store)
         self._inbox = Inbox(store)
 
     def lease(self, claim: Claim, on_lost: Callable[[str], None] | None = None) -> Lease:
@@ -46,17 +62,19 @@ class Engine:
         listen = None if self._inbox.started else self._inbox.start
         return Lease(claim, self.store, wait, on_lost, listen)
 
-    def acquire(self, lease: Lease, wait: float | None = 0.0) -> Held | Busy | Duplicate | Ended:
+    def acquire(
+        self, lease: Lease, wait: float | None = 0.0
+    ) -> Held | Busy | Duplicate | Deadlocked | Ended:
         """Take the locks of a lease, waiting in line for at most `wait` seconds (None: no bound).
 
         Returns:
-            Held, or after the time is over what stood in the way. Ended at once.
+            Held, or after the time is over what stood in the way. Ended and Deadlocked at once.
 
         Raises:
             LockUnavailable, LockConfigError: see `LockStore`. Nothing is held then.
         """
-        until = None if wait is None else time.monotonic() + wait
-        queue = _left(until) > 0 and self._inbox.listening
+        until = math.inf if wait is None else time.monotonic() + wait
+        queue = (wait is None or wait > 0) and self._inbox.listening
         while True:
             answer = self._ask(lease, queue)
             if isinstance(answer, Queued) and self._stand_in_line(lease, until):
@@ -64,20 +82,21 @@ class Engine:
             if isinstance(answer, Held):
                 lease.tell("acquired")
                 return answer
+            left = until - time.monotonic()
             if isinstance(answer, Queued):
                 # Without a wait it tells who is in the way.
-                queue = _left(until) > 0
-            elif isinstance(answer, Ended) or _left(until) <= 0:
+                queue = left > 0
+            elif isinstance(answer, Ended | Deadlocked) or left <= 0:
                 return answer
             elif isinstance(answer, Duplicate):
                 # It renews, ends or lapses without a message to us: it is looked at now and then.
-                time.sleep(min(max(answer.remaining, 0.05), lease.wait / 3, _left(until)))
+                time.sleep(min(max(answer.remaining, 0.05), lease.wait / 3, left))
             else:
                 self._inbox.open()
                 queue = True
 
     def release(self, lease: Lease, *, ended: bool = False, remember: float = 3600.0) -> bool:
-        """Give back whatever the lease has; in any state, as often as you like.
+        """Give back what the lease has, or leave it to its heir; in any state, and repeatedly.
 
         Args:
             ended: the run is over, so a late copy of it is to be told so for `remember` seconds.
@@ -91,28 +110,22 @@ class Engine:
         # A forked child has a copy of its parent's leases, and no say in them.
         if lease.state in (State.NEW, State.RELEASED) or lease.pid != os.getpid():
             return True
-        lost, claim = lease.lost, lease.claim
+        lost = lease.lost
         try:
             # Before it is sent: a renewal that comes back empty from now on is no loss.
             before = lease.give_up()
             keepalive.discard(lease)
             doubtful = lease.repeated or before is State.ASKED
-            had = self.store.release(
-                claim.names,
-                claim.run,
-                claim.nonce,
-                ended="run" if ended else "attempt" if doubtful else "",
-                remember=remember if ended else REMEMBER_ATTEMPT,
-            )
+            what = "run" if ended else "attempt" if doubtful else ""
+            had = self._give_back(lease, what, remember if ended else REMEMBER_ATTEMPT)
         except BaseException:
             # Perhaps given back and perhaps not: nothing renews it, and it may be tried again.
             lease.switch(State.ASKED, State.RELEASED)
             raise
-        journal.remove(claim.nonce)
         if before is State.HELD and (lost or not had):
             lost = True
             lease.tell("lost", "found at give-back", time.monotonic() - lease.renewed)
-        elif before is State.HELD:
+        elif before is State.HELD and lease.heir is None:
             lease.tell("released")
         return not (lost or before is State.LOST)
 
@@ -141,27 +154,44 @@ class Engine:
         keepalive.discard(lease)
         return False
 
+    def park(
+        self, lease: Lease, parcel: Parcel
+    ) -> Held | Parked | Full | Duplicate | Deadlocked | Ended:
+        """Take the locks of a lease, or leave a message in line for them, which `release` takes
+        back. Raises as `acquire` does."""
+        sent = self._begin(lease)
+        answer = self.store.park(lease.claim, parcel, self._inbox.name)
+        if isinstance(answer, Held):
+            self._enter(lease, answer, sent)
+            lease.tell("acquired")
+        else:
+            # What has been parked is no longer this process's.
+            lease.switch(State.NEW, State.ASKED)
+            journal.remove(lease.claim.nonce)
+        if isinstance(answer, Parked):
+            self.parking.forward(answer.messages)
+        return answer
+
     def inspect(self, name: str) -> LockState:
         """Who holds a lock and who waits for it, by the server's clock."""
         return self.store.inspect(name)
 
-    def _ask(self, lease: Lease, queue: bool) -> Answer:
+    def _begin(self, lease: Lease) -> float:
         lease.switch(State.ASKED, State.NEW)
         if journal.on:
-            claim = lease.claim
-            journal.add(Entry(self.store.id, claim.run, claim.nonce, claim.names))
-        sent = time.monotonic()
+            journal.add(lease.entry())
+        return time.monotonic()
+
+    def _ask(self, lease: Lease, queue: bool) -> Answer:
+        sent = self._begin(lease)
         if queue:
             # Before it is sent: the message of the grant may overtake the answer that says "wait".
             keepalive.add(lease)
         answer = self.store.acquire(lease.claim, lease.wait if queue else 0.0, self._inbox.name)
         if isinstance(answer, Held):
-            lease.fences, lease.reentered, repeated = answer
-            lease.repeated = lease.repeated or repeated
-            lease.take(sent)
-            keepalive.add(lease)
+            self._enter(lease, answer, sent)
             return answer
-        if not isinstance(answer, Ended):
+        if not isinstance(answer, Ended | Deadlocked):
             lease.repeated = lease.repeated or answer.repeated
         if isinstance(answer, Queued):
             lease.reentered = (False,) * len(lease.claim.names)
@@ -176,10 +206,16 @@ class Engine:
                 journal.remove(lease.claim.nonce)
         return answer
 
-    def _stand_in_line(self, lease: Lease, until: float | None) -> bool:
+    def _enter(self, lease: Lease, answer: Held, sent: float) -> None:
+        lease.fences, lease.reentered, repeated = answer
+        lease.repeated = lease.repeated or repeated
+        lease.take(sent)
+        keepalive.add(lease)
+
+    def _stand_in_line(self, lease: Lease, until: float) -> bool:
         """Wait for the grant. False: the time is over, or the place was lost; nothing is held."""
         while lease.state is State.WAITING:
-            left = _left(until)
+            left = until - time.monotonic()
             if left <= 0 and lease.switch(State.ASKED, State.WAITING):
                 break
             # In slices: a missed ring delays by one heartbeat and hangs nobody.
@@ -189,14 +225,17 @@ class Engine:
         # Out of time, or frozen for longer than the place lived: whatever is left of it goes back.
         lease.switch(State.ASKED, State.HELD, State.LOST)
         keepalive.discard(lease)
-        claim, ended = lease.claim, "attempt" if lease.repeated else ""
-        self.store.release(
-            claim.names, claim.run, claim.nonce, ended=ended, remember=REMEMBER_ATTEMPT
-        )
-        journal.remove(claim.nonce)
+        self._give_back(lease, "attempt" if lease.repeated else "", REMEMBER_ATTEMPT)
         # A copy of that give-back may come late, so what is asked for next has another nonce.
         lease.again(ids.nonce())
         return False
+
+    def _give_back(self, lease: Lease, ended: str, remember: float) -> bool:
+        of, home = lease.claim, self.parking.home
+        back = self.store.release(of.names, of.run, of.nonce, ended, remember, home, lease.heir)
+        journal.remove(of.nonce)
+        self.parking.forward(back.messages)
+        return back.had
 
     def _confirmed(self, lease: Lease) -> bool:
         """Learn what a grant's message does not say. The others are confirmed by their renewal."""
@@ -209,7 +248,3 @@ class Engine:
             lease.fences, lease.reentered, _ = answer
         # The grant gave it what was left of its place; its whole lease begins now.
         return lease.renews or self.extend(lease, claim.lease)
-
-
-def _left(until: float | None) -> float:
-    return float("inf") if until is None else until - time.monotonic()

@@ -22,10 +22,11 @@ class Share(NamedTuple):
 class Hold:
     """A run's hold, as `self.lock` shows it. With several locks it speaks for all of them."""
 
-    __slots__ = ("_shares", "owner")
+    __slots__ = ("_shares", "_unbroken", "owner")
 
-    def __init__(self, owner: str, shares: Sequence[Share]) -> None:
+    def __init__(self, owner: str, shares: Sequence[Share], unbroken: bool = True) -> None:
         self.owner = owner
+        self._unbroken = unbroken
         self._shares = tuple(shares)
 
     @property
@@ -65,8 +66,9 @@ class Hold:
 
     @property
     def continuous(self) -> bool:
-        """Whether nobody else can have been in since the workflow entered."""
-        return not self.lost
+        """Whether nobody else can have been in since the workflow entered: False if this hold is
+        lost, or what was kept for this retry had ended before it came."""
+        return self._unbroken and not self.lost
 
     @property
     def lost(self) -> bool:

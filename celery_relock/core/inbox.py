@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from ..errors import LockConfigError
 from . import ids
 from .answers import Notice
 from .events import logger
@@ -25,7 +26,7 @@ class Inbox:
 
     def _reset(self) -> None:
         self._name = ids.nonce()
-        self._started = self._listening = False
+        self._started = self._listening = self._refused = False
         self._tried = threading.Event()
         self._starting = native_lock()
         self._pid = os.getpid()
@@ -78,6 +79,9 @@ class Inbox:
                     pause = 0.1 if self._listening else min(pause * 2, 5.0)
                     self._listening = False
                     self._tried.set()
+                    if isinstance(error, LockConfigError) and not self._refused:
+                        self._refused = True
+                        logger.warning("this process hears of its turn late: %s", error)
                     logger.debug("the inbox lost its connection and opens it again: %s", error)
                     time.sleep(pause)
         finally:

@@ -23,15 +23,25 @@ logger = logging.getLogger("celery_relock")
 
 _SLOT = 512
 _SLOTS = 128
+# To be raised with every change of the records: what one version has written, a reaper of another
+# would take for empty and throw away, and a host has both while workers are replaced.
+_FORMAT = 3
 
 
 class Entry(NamedTuple):
-    """One claim of a process: `store` says which Redis and namespace (see `LockStore.id`)."""
+    """One claim of a process: `store` says which Redis and namespace (see `LockStore.id`). `owner`
+    and the task tell what it was for, "" where that is not known. `heirs` and `keep`: to whom it is
+    left, and for how many seconds (see `Heir`)."""
 
     store: str
     run: str
     nonce: str
     names: tuple[str, ...]
+    owner: str = ""
+    task_name: str = ""
+    task_id: str = ""
+    heirs: str = ""
+    keep: float = 0.0
 
 
 class Journal:
@@ -57,7 +67,8 @@ class Journal:
             return
         if not self._opened:
             self._open()
-        text = "\n".join((entry.store, entry.run, entry.nonce, *entry.names)).encode()
+        store, run, nonce, names, *told, keep = entry
+        text = "\n".join((store, run, nonce, *told, f"{keep:g}", *names)).encode()
         if self._map is None or len(text) > _SLOT - 2 or not self._free:
             return
         slot = self._free.pop()
@@ -66,6 +77,18 @@ class Journal:
         self._map[start + 2 : start + 2 + len(text)] = text
         # The length last: until it is there the slot counts as empty.
         self._map[start : start + 2] = len(text).to_bytes(2, "big")
+
+    def change(self, entry: Entry) -> None:
+        """Note something else of a claim that is noted; if there is no room, it stays as it was."""
+        before = self._slots.pop(entry.nonce, None)
+        if before is None or self._map is None:
+            return
+        self.add(entry)
+        if entry.nonce not in self._slots:
+            self._slots[entry.nonce] = before
+            return
+        self._map[before * _SLOT : before * _SLOT + 2] = b"\0\0"
+        self._free.append(before)
 
     def remove(self, nonce: str) -> None:
         """Forget a claim, when its locks have been given back."""
@@ -96,7 +119,7 @@ def folder() -> Path:
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
     space = Path("/proc/self/ns/pid").readlink().name.strip("pid:[]")
-    path = Path(tempfile.gettempdir()) / f"relock-{os.getuid()}" / f"{boot}-{space}"
+    path = Path(tempfile.gettempdir()) / f"relock-{os.getuid()}" / f"{boot}-{space}-{_FORMAT}"
     path.parent.mkdir(mode=0o700, exist_ok=True)
     path.mkdir(mode=0o700, exist_ok=True)
     if path.parent.stat().st_uid != os.getuid():
@@ -116,25 +139,32 @@ def process_name(pid: int) -> str:
 
 
 def alive(name: str) -> bool:
-    """Whether the process with this `process_name` runs. A zombie does not: it can do no more."""
+    """Whether the process with this `process_name` runs. A zombie does not: it can do no more.
+
+    Raises:
+        OSError: it cannot be told. To take it for dead would free its locks under it.
+    """
     pid = name.partition("-")[0]
     try:
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
     return f"{pid}-{stat[19]}" == name and stat[0] not in "ZX"
 
 
 def read(path: Path) -> Iterator[Entry]:
     """The claims in a process's journal, which may be broken off anywhere."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(FileNotFoundError):  # anything else must not look like an empty one
         data = path.read_bytes()
         for start in range(0, len(data), _SLOT):
             length = int.from_bytes(data[start : start + 2], "big")
             record = data[start + 2 : start + 2 + length]
             if 0 < length <= _SLOT - 2 and len(record) == length:
-                store, run, nonce, *names = record.decode(errors="replace").split("\n")
-                yield Entry(store, run, nonce, tuple(names))
+                store, run, nonce, *rest = record.decode(errors="replace").split("\n")
+                with contextlib.suppress(ValueError):  # of another version, or overwritten
+                    owner, task, task_id, heirs, keep, *names = rest
+                    told = owner, task, task_id, heirs, float(keep)
+                    yield Entry(store, run, nonce, tuple(names), *told)
 
 
 journal = Journal()

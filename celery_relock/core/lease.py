@@ -10,8 +10,9 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from .answers import Beat, Claim
-from .events import LockEvent, tell, wanted
+from .answers import Beat, Claim, Heir
+from .events import NO_TASK, LockEvent, Work, tell, wanted
+from .journal import Entry
 from .threads import Bell, Guard
 
 if TYPE_CHECKING:
@@ -50,30 +51,17 @@ class Lease:
         renews: False lets the hold end by itself.
         on_lost: called once with the reason when the hold is lost, from whatever thread finds out.
         listen: called once when the hold is `LONG`; from then on the process hears of its loss.
+        shared: another thread may give it back.
         holder: who gives it back; when that object is gone, nothing renews it any more.
+        work: the task that it is for, None outside of tasks.
+        heir: the run that it is left to, instead of being given back.
     """
 
     __slots__ = (
-        "_early",
-        "bell",
-        "claim",
-        "deadline",
-        "due",
-        "fences",
-        "holder",
-        "listen",
-        "listen_at",
-        "on_lost",
-        "pid",
-        "rank",
-        "reentered",
-        "renewed",
-        "renews",
-        "repeated",
-        "state",
-        "store",
-        "wait",
-    )
+        "_early", "bell", "claim", "deadline", "due", "fences", "heir", "holder", "listen",
+        "listen_at", "on_lost", "pid", "rank", "reentered", "renewed", "renews", "repeated",
+        "shared", "state", "store", "wait", "work",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -92,10 +80,13 @@ class Lease:
         self.fences: tuple[int, ...] = ()
         self.reentered: tuple[bool, ...] = ()
         self.repeated = False
+        self.shared = False
         self.renews = True
         self.deadline = self.due = self.renewed = 0.0
         self.listen_at = math.inf
         self.holder: weakref.ref[object] | None = None
+        self.work: Work | None = None
+        self.heir: Heir | None = None
         self.rank = 0
         self.pid = os.getpid()
         self.bell = Bell()
@@ -239,11 +230,17 @@ class Lease:
         claim, wait = self.claim, self.wait if self.state is State.WAITING else 0.0
         return [Beat(name, claim.run, claim.nonce, claim.lease, wait) for name in claim.names]
 
+    def entry(self) -> Entry:
+        """What the journal notes of it."""
+        of, work = self.claim, self.work or NO_TASK
+        told = of.owner, work.name, work.id
+        return Entry(self.store.id, of.run, of.nonce, of.names, *told)
+
     def tell(self, kind: str, reason: str = "", since: float = 0.0) -> None:
         """Tell whoever wants to know what happened to it."""
         if wanted(kind):
-            claim, fence = self.claim, max(self.fences, default=0)
-            tell(LockEvent(kind, claim.names, claim.run, claim.owner, fence, reason, since))
+            of, fence = self.claim, max(self.fences, default=0)
+            tell(LockEvent(kind, of.names, of.run, of.owner, fence, reason, since, self.work))
 
     def sleep(self, seconds: float) -> None:
         """Wait for the bell, at most so long."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Sequence
 from functools import lru_cache
 
 from .answers import Answer, Busy, Duplicate
@@ -38,6 +39,14 @@ def describe_conflict(name: str, answer: Answer | None) -> str:
             f"for {answer.remaining:.0f} s more if it has died"
         )
     return f"the lock {name!r} is held by somebody else"
+
+
+def describe_deadlock(path: Sequence[str]) -> str:
+    """`waiting for … would never end: …`, from the path of a `Deadlocked`."""
+    parts = [f"the lock {path[0]!r} is held by"]
+    for waiter, name in zip(path[1::2], path[2::2], strict=True):
+        parts.append(f"{waiter or 'an unnamed run'}, which waits for {name!r}, which is held by")
+    return f"waiting would never end: {' '.join(parts)} this very call stack"
 
 
 def duration(seconds: float) -> str:

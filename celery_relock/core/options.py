@@ -13,6 +13,8 @@ from .checks import Check, count, either, flag, function, key, none, seconds, wo
 
 # How long a run may wait in its worker slot when lock_max_wait does not say, in seconds.
 _PATIENCE = 60.0
+#: What a run may do while somebody else holds the lock.
+POLICIES = ("wait", "block", "retry", "drop", "raise")
 
 
 def _says(doc: str, allowed: str, check: Check) -> dict[str, Any]:
@@ -48,10 +50,10 @@ class LockOptions:
         ),
     )
     reentrant: str = field(
-        default="inline",
+        default="descendants",
         metadata=_words(
-            "what enters again: calls on the same call stack; tasks a holder spawned; the workflow",
-            *("inline", "descendants", "workflow"),
+            "what enters again: tasks a holder spawned; calls on the same stack; the workflow",
+            *("descendants", "inline", "workflow"),
         ),
     )
     limit: int | Callable[..., int] = field(
@@ -71,11 +73,11 @@ class LockOptions:
         ),
     )
     on_conflict: Any = field(
-        default="retry",
+        default="wait",
         metadata=_says(
             "what a run does while somebody else holds the lock",
             "'wait', 'block', 'retry', 'drop', 'raise', or a callable",
-            either(word("wait", "block", "retry", "drop", "raise"), function),
+            either(word(*POLICIES), function),
         ),
     )
     max_wait: float | None = field(
@@ -92,7 +94,7 @@ class LockOptions:
     gap_ttl: float = field(
         default=300.0,
         metadata=_says(
-            "how long an entry lives between two steps of its workflow",
+            "how long an entry lives while its next step, or a retry that is due, is on its way",
             "seconds above 0, or a timedelta",
             seconds(0, above=True),
         ),
@@ -117,7 +119,7 @@ class LockOptions:
     )
     on_duplicate: str = field(
         default="existing",
-        metadata=_words("what such a second call gives", "existing", "raise", "drop"),
+        metadata=_words("what such a second call gives", "existing", "raise", "drop", "replace"),
     )
     on_lost: str = field(
         default="flag",
@@ -144,8 +146,8 @@ class LockOptions:
             where: the task's name.
 
         Raises:
-            LockConfigError: an unknown name, a value that an option does not take or that this
-                release does not have, or two options that contradict each other.
+            LockConfigError: an unknown name, a value that an option does not take, or two options
+                that contradict each other.
         """
         values: dict[str, Any] = {}
         for name, value in defaults.items():
@@ -160,6 +162,11 @@ class LockOptions:
             raise LockConfigError(
                 f"task {where}: lock_max_wait={options.max_wait:g} is never used, because "
                 "lock_on_conflict='raise' does not wait. To wait and then raise, use 'block'."
+            )
+        if options.key is False and declared.get("lock_dedup") is not None:
+            raise LockConfigError(
+                f"task {where}: lock_key=False gives lock_dedup={options.dedup!r} no name to tell "
+                "duplicates by. Name it; lock_limit says how many may then run side by side."
             )
         return options
 
@@ -192,20 +199,6 @@ class LockOptions:
 _DECLARED = {each.name: each for each in fields(LockOptions) if each.metadata}
 OPTION_NAMES = tuple(_DECLARED)
 
-#: Announced, but not there yet: all that this release has of an option whose feature is to come.
-#: When the feature lands, its row goes.
-NOT_YET: dict[str, tuple[Any, ...]] = {
-    "reentrant": ("inline",),
-    "on_conflict": ("retry", "block", "raise"),
-    "hold": ("task",),
-    "gap_ttl": (300.0,),
-    "on_gap": ("tell",),
-    "keep_on_retry": (False,),
-    "max_parked": (10_000,),
-    "dedup": (None,),
-    "on_duplicate": ("existing",),
-}
-
 
 def unknown(written: str, prefix: str, others: tuple[str, ...] = ()) -> str:
     """What to say of a name that is no option: the one that was meant, or all there are."""
@@ -216,22 +209,16 @@ def unknown(written: str, prefix: str, others: tuple[str, ...] = ()) -> str:
     return f"there is no option {written}. {hint}"
 
 
+def checked(name: str, value: object, where: str) -> Any:
+    """An option's value for one call. Raises LockConfigError as `LockOptions.collect`."""
+    return _checked(name, value, f"lock_{name}", where)
+
+
 def _checked(name: str, value: Any, written: str, where: str) -> Any:
-    declared, now = _DECLARED[name].metadata, NOT_YET.get(name)
+    declared = _DECLARED[name].metadata
     try:
-        clean = declared["check"](value)
+        return declared["check"](value)
     except ValueError:
-        allowed = declared["allowed"] if now is None else _listed(now)
         raise LockConfigError(
-            f"{where}: {written}={value!r:.100} cannot be used. It takes {allowed}."
+            f"{where}: {written}={value!r:.100} cannot be used. It takes {declared['allowed']}."
         ) from None
-    if now is not None and clean not in now:
-        raise LockConfigError(
-            f"{where}: this release does not have {written}={value!r:.100} yet. "
-            f"It has {_listed(now)}."
-        )
-    return clean
-
-
-def _listed(values: tuple[Any, ...]) -> str:
-    return ", ".join(map(repr, values))

@@ -15,8 +15,9 @@ import time
 from pathlib import Path
 
 from ..errors import RelockError
-from . import journal
-from .store import LockStore
+from . import events, journal
+from .answers import Heir
+from .engine import Engine
 
 logger = logging.getLogger("celery_relock")
 
@@ -32,11 +33,12 @@ class Reaper:
     """Watches the processes of this host that hold locks of one store.
 
     Args:
-        store: whose locks to free; what other stores' locks are noted stays for their reapers.
+        engine: whose locks to free; what other stores' locks are noted stays for their reapers.
     """
 
-    def __init__(self, store: LockStore) -> None:
-        self._store = store
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._store = engine.store
         self._watched: dict[str, int] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -92,33 +94,39 @@ class Reaper:
             os.close(descriptor)
 
     def _bury(self, path: Path) -> int:
-        """Free what a dead process held. Its journal goes when nothing in it is left to do."""
+        """Free what a dead process held, or leave it to its heirs. The journal goes when nothing in
+        it is left to do."""
         freed, left = 0, 0
         for entry in journal.read(path):
             if entry.store != self._store.id:
                 left += 1
                 continue
             try:
-                had = self._store.release(
+                had, messages = self._store.release(
                     entry.names,
                     entry.run,
                     entry.nonce,
-                    ended="attempt",
+                    ended="killed",
                     remember=REMEMBER_DEAD,
+                    home=self._engine.parking.home,
+                    heir=Heir(entry.heirs, entry.keep) if entry.heirs else None,
                 )
+                self._engine.parking.forward(messages)
             except RelockError as error:
                 logger.warning("cannot free %s of a dead process yet: %s", entry.names, error)
                 left += 1
                 continue
             if had:
                 freed += 1
-                logger.warning(
-                    "lock %s reclaimed: its holder, process %s of this host, is dead (run %s)",
-                    ", ".join(map(repr, entry.names)),
-                    path.name.partition("-")[0],
-                    entry.run,
-                )
+                _tell(entry, path.name.partition("-")[0])
         # What is left is another store's, whose reaper may never come.
         if not left or time.time() - path.stat().st_mtime > FORGET_AFTER:
             path.unlink(missing_ok=True)
         return freed
+
+
+def _tell(entry: journal.Entry, process: str) -> None:
+    reason = f"its holder, process {process} of this host, is dead (run {entry.run})"
+    work = events.Work(None, entry.task_name, entry.task_id)
+    told = ("reclaimed", entry.names, entry.run, entry.owner, 0, reason, 0.0, work)
+    events.tell(events.LockEvent(*told))

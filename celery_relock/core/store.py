@@ -1,11 +1,30 @@
-"""The seam between the engine and the server: seven verbs, each atomic and safe to send twice."""
+"""The seam between the engine and the server: its verbs, each atomic and safe to send twice."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from .answers import Answer, Beat, Claim, Held, HoldInfo, LockState, Notice, Queued
+from .answers import (
+    Answer,
+    Beat,
+    Claim,
+    Deadlocked,
+    Duplicate,
+    Ended,
+    Full,
+    Heir,
+    Held,
+    HoldInfo,
+    LockState,
+    Message,
+    Notice,
+    Parcel,
+    Parked,
+    Queued,
+    Released,
+    Resumed,
+)
 
 
 class LockStore(Protocol):
@@ -20,12 +39,35 @@ class LockStore(Protocol):
         """Take all locks of the claim, or none. With `wait` seconds > 0 queue for them: the place
         lives that long without a heartbeat, and grants are announced to `inbox`."""
 
-    def release(
-        self, names: Sequence[str], run: str, nonce: str, *, ended: str = "", remember: float = 0.0
-    ) -> bool:
-        """Give back what the attempt has, or its places. False if it had nothing.
+    def park(
+        self, claim: Claim, parcel: Parcel, inbox: str = "-"
+    ) -> Held | Parked | Full | Duplicate | Deadlocked | Ended:
+        """As `acquire`, but leave a message in the queue. A copy of a run that is in is parked
+        behind it."""
 
-        `ended` is "", "run" or "attempt": what shall count as ended for `remember` seconds."""
+    def release(
+        self,
+        names: Sequence[str],
+        run: str,
+        nonce: str,
+        ended: str = "",
+        remember: float = 0.0,
+        home: str = "",
+        heir: Heir | None = None,
+    ) -> Released:
+        """Give back what the attempt has, or its places.
+
+        `ended` is "", "run" or "attempt": what shall count as ended for `remember` seconds;
+        "killed" is an attempt that leaves the message that it parked.
+        `home`: parked messages of this broker that may go on are handed out to the caller.
+        `heir`: the run that is to go on with the holds."""
+
+    def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
+        """The parked messages of a broker that are to be sent on now; `tasks` (short ids) in any
+        case. `by` is the id of this call, for its repetition."""
+
+    def withdraw(self, run: str, remember: float, home: str = "") -> Released:
+        """Take a parked message out of its queues for good; the run counts as ended."""
 
     def renew(self, beats: Sequence[Beat], *, within: float | None = None) -> list[bool]:
         """Extend holds; False for each that is lost. `within`: the keep-alive thread calls, and
@@ -43,6 +85,20 @@ class LockStore(Protocol):
     def force_release(self, name: str, run: str = "") -> tuple[HoldInfo, ...]:
         """Take the lock from its holders, or from one run, and tell them. Returns those holds."""
 
+    def dangers(self) -> list[str]:
+        """What of the server's settings could lose parked messages, a sentence each."""
+
     def listen(self, inbox: str, ready: Callable[[], None], hear: Callable[[Notice], None]) -> None:
         """Hear the inbox's notices for ever. `ready` is called at each (re)connection, because what
         was sent meanwhile is gone. Returns only by an exception."""
+
+
+class Sender(Protocol):
+    """Sends parked messages to one broker."""
+
+    @property
+    def home(self) -> str:
+        """Which broker, without its password."""
+
+    def send(self, message: Message) -> None:
+        """Send it on. Raises whatever the broker's client raises."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from redis.exceptions import LockError, LockNotOwnedError
 
-from ..errors import LockConflict, LockLost, RelockError
+from ..errors import LockConflict, LockDeadlock, LockLost, RelockError
 
 
 class _AsInRedisPy(RelockError):
@@ -22,6 +22,10 @@ class _AsInRedisPy(RelockError):
 
 class LockNotAcquired(_AsInRedisPy, LockConflict, LockError):
     """The lock was not to be had in the time allowed. Also redis-py's `LockError`."""
+
+
+class LockNeverFree(_AsInRedisPy, LockDeadlock, LockError):
+    """To wait for the lock would never end. Also redis-py's `LockError`."""
 
 
 class LockNotTaken(_AsInRedisPy, LockError):

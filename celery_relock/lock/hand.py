@@ -7,6 +7,7 @@ import threading
 import weakref
 from typing import Any
 
+from ..core.answers import Held
 from ..core.engine import Engine
 from ..core.lease import Lease, State
 from .errors import LockNotOwned, LockNotTaken
@@ -41,6 +42,7 @@ class Hand:
     name: str
     local: Any
     _engine: Engine
+    _shared: bool
 
     def locked(self) -> bool:
         """Whether anybody holds the lock."""
@@ -86,6 +88,18 @@ class Hand:
         """The lease of this thread's hold, lost or not."""
         grip = self._own_grip()
         return grip.lease if grip and grip.lease.state in (State.HELD, State.LOST) else None
+
+    def _enter_again(self, grip: Grip) -> Held | None:
+        lease = grip.lease
+        if lease.state is State.ASKED:
+            self._engine.release(lease)  # what could not be given back stands in our own way
+        elif lease.state in (State.HELD, State.LOST) and (
+            not self._shared or grip.thread is threading.current_thread()
+        ):
+            self._still_ours(lease)
+            grip.depth += 1
+            return Held(lease.fences, lease.reentered)
+        return None
 
     def _own_grip(self) -> Grip | None:
         grip: Grip | None = getattr(self.local, "grip", None)

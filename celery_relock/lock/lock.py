@@ -12,16 +12,18 @@ from redis.exceptions import LockError
 
 from .. import compose
 from ..core import callstack, ids
-from ..core.answers import Answer, Claim, Held
-from ..core.lease import Lease, State
-from ..core.messages import describe_conflict, who_am_i
+from ..core.answers import Answer, Claim, Deadlocked, Held
+from ..core.lease import Lease
+from ..core.messages import describe_conflict, describe_deadlock, who_am_i
 from ..core.names import check_name
-from ..errors import LockConfigError, LockUnavailable
-from .errors import LockNotAcquired
+from ..errors import LockConfigError, LockUnavailable, RelockError
+from .errors import LockNeverFree, LockNotAcquired
 from .hand import Grip, Hand
-from .tasks import in_task, workflow
+from .tasks import in_task, work, workflow
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from redis import Redis
 
 logger = logging.getLogger("celery_relock")
@@ -38,7 +40,7 @@ class Lock(Hand):
     other, as redis-py's do.
 
     Args:
-        redis: a client of redis-py, or the URL of a Redis.
+        redis: a client of redis-py, the URL of a Redis, or a function that makes a client.
         name: the lock name. A `LockedTask` with the same name is excluded by it, and the other way.
         timeout: seconds that the lock outlives its holder's death (its lease), 30 by default.
         sleep: not used, there is no polling; accepted because redis-py's Lock has it.
@@ -57,7 +59,7 @@ class Lock(Hand):
 
     def __init__(
         self,
-        redis: Redis | str,
+        redis: Redis | str | Callable[[], Redis],
         name: str | bytes,
         timeout: float | None = None,
         sleep: float = 0.1,
@@ -105,6 +107,8 @@ class Lock(Hand):
 
         Raises:
             LockNotOwned: this thread took the lock before and has lost it since.
+            LockNeverFree: to wait without a bound would never end: its holder waits for this
+                thread, or is this thread by another object.
             LockUnavailable: Redis cannot be asked.
         """
         if not (self.blocking if blocking is None else blocking):
@@ -183,22 +187,23 @@ class Lock(Hand):
             logger.warning("at the end of its block: %s", failure)
 
     def _take(self, wait: float | None, token: str | bytes | None) -> Answer:
-        lease = self._lease
-        if lease is not None and not (
-            self._shared and self.local.grip.thread is not threading.current_thread()
-        ):
-            self._still_ours(lease)
-            self.local.grip.depth += 1
-            return Held(lease.fences, lease.reentered)
-        if (grip := self._own_grip()) is not None and grip.lease.state is State.ASKED:
-            self._engine.release(grip.lease)  # what could not be given back stands in our own way
-        outer = self._around()
+        grip = self._own_grip()
+        if grip is not None and (again := self._enter_again(grip)) is not None:
+            return again
+        working = in_task()
+        outer = callstack.holding(None, self.name) if working and self._owner is None else None
         if outer is not None and outer.store is self._engine.store:
             self._still_ours(outer)
             self.local.grip = Grip(outer, borrowed=True)
             return Held(outer.fences, outer.reentered)
-        lease = self._engine.lease(self._claim(token, outer))
-        lease.renews = self._renew
+        owner = self._owner or (outer.claim.owner if outer else workflow() if working else None)
+        claim = self._claim(token, owner, outer)
+        if wait is None:
+            # A wait that has a bound ends by that, as redis-py's does.
+            claim = claim._replace(stuck=callstack.stuck())
+        lease = self._engine.lease(claim)
+        lease.renews, lease.shared = self._renew, self._shared
+        lease.work = work() if working else None
         try:
             answer = self._engine.acquire(lease, wait)
             if isinstance(answer, Held):
@@ -208,31 +213,27 @@ class Lock(Hand):
         except BaseException:
             # A signal's exception may land on any line above.
             callstack.pop(lease)
-            with suppress(LockUnavailable):
+            with suppress(RelockError):
                 self._engine.release(lease)
             raise
+        lease.tell("conflict", describe_conflict(self.name, answer))
         self._engine.release(lease)
+        if isinstance(answer, Deadlocked):
+            raise LockNeverFree(describe_deadlock(answer.path), name=self.name)
         return answer
 
-    def _around(self) -> Lease | None:
-        """What the call stack of this task holds already, or None outside of tasks."""
-        if self._owner is None and in_task():
-            return callstack.holding(None, self.name)
-        return None
-
-    def _claim(self, token: str | bytes | None, outer: Lease | None) -> Claim:
+    def _claim(self, token: str | bytes | None, owner: str | None, outer: Lease | None) -> Claim:
         run = ids.new_id() if token is None else ids.short(_text(token))
-        # An outer hold that was taken by way of another client: the server finds it by its run.
-        owner = self._owner or (outer.claim.owner if outer else workflow() or run)
         return Claim(
             run=run,
             nonce=ids.nonce(),
-            owner=owner,
+            owner=owner or run,
             names=(self.name,),
             limits=(self._limit,),
             lease=DEFAULT_LEASE if self.timeout is None else float(self.timeout),
             who=who_am_i("Lock"),
             by_owner=self._owner is not None,
+            # Taken by way of another client: the server finds it by its run.
             lineage=(outer.claim.run,) if outer else (),
         )
 

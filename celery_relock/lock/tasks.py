@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..core.events import Work
 
 
 def in_task() -> bool:
     """Whether a task runs here, called directly or by a worker."""
     celery = sys.modules.get("celery._state")
-    return celery is not None and celery._task_stack.top is not None
+    return celery is not None and bool(celery._task_stack.stack)
 
 
 def workflow() -> str | None:
-    """The workflow of the task that runs here, None without one and under a direct call."""
-    if not in_task():
-        return None
+    """The workflow of the task that runs here, None under a direct call."""
     from ..task import owner
 
     return owner.workflow()
+
+
+def work() -> Work | None:
+    """The task that runs here, as events tell of it."""
+    from ..task import telling
+
+    return telling.work_for(sys.modules["celery._state"]._task_stack.top, None)

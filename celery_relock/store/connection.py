@@ -15,21 +15,25 @@ from typing import Any, TypeAlias
 
 import redis
 from redis.connection import PythonRespSerializer
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as ReadTimeout
 
 from ..errors import RelockError
 from .faults import repeatable, translate
 from .scripts import Script
 
-Argument: TypeAlias = str | int
-Call: TypeAlias = tuple[Sequence[Argument], Sequence[Argument]]
+Call: TypeAlias = tuple[Sequence[str], Sequence[str]]
 
 # How long a command is repeated before the server counts as unreachable, in seconds.
 PATIENCE = 2.0
 _PAUSES = (0.0, 0.05, 0.1, 0.2, 0.4)
+# How long a caller waits for an answer when another one has just waited in vain.
+_BRIEF = 1.0
 # Calls that are sent before the first answer is read: few enough for the buffers of a socket.
 _IN_FLIGHT = 4
+# What redis-py and its sockets raise. Anything else was thrown in from outside, such as a soft time
+# limit: it goes on as it is, or the task would fail by another error and keep its lock.
+_OWN = (RedisError, OSError, ValueError, TypeError, AttributeError)
 # A connection that was idle for so many seconds is looked at before use.
 _FRESH = 1.0
 
@@ -58,14 +62,14 @@ class Connections:
         self._pid = os.getpid()
         self._idle: deque[tuple[float, Any]] = deque()
 
-    def run(self, script: Script, keys: Sequence[Argument], args: Sequence[Argument]) -> Any:
+    def run(self, script: Script, keys: Sequence[str], args: Sequence[str]) -> Any:
         """Run one script. Returns its reply, strings as bytes, and how often it was sent.
 
         Raises:
             LockUnavailable, LockConfigError: translated from what redis-py raises.
         """
-        packed = _pack(script, keys, args)
-        return self._repeat(lambda link: _one(link, packed, script, keys, args), script.name)
+        packed = (_pack(script, keys, args),)
+        return self._repeat(_one, (packed, script, keys, args), script.name)
 
     def run_all(
         self, script: Script, calls: Sequence[Call], within: float | None = None
@@ -76,33 +80,18 @@ class Connections:
             within: seconds to wait for an answer, instead of the pool's timeouts.
         """
 
-        def send(link: Any) -> list[Any]:
-            replies = []
-            for start in range(0, len(calls), _IN_FLIGHT):
-                part = calls[start : start + _IN_FLIGHT]
-                link.send_packed_command(
-                    [_pack(script, keys, args) for keys, args in part], check_health=False
-                )
-                # Every answer is read before one is acted on: an error must not leave some behind.
-                answers = [_read(link) for _ in part]
-                for (keys, args), answer in zip(part, answers, strict=True):
-                    if isinstance(answer, NoScriptError):
-                        answer = _evaluate(link, script, keys, args)
-                    if isinstance(answer, Exception):
-                        raise answer
-                    replies.append(answer)
-            return replies
-
-        replies: list[Any] = self._repeat(send, script.name, within)[0]
+        replies: list[Any] = self._repeat(_several, (script, calls), script.name, within)[0]
         return replies
 
     def _repeat(
-        self, send: Callable[[Any], Any], what: str, within: float | None = None
+        self,
+        send: Callable[..., Any],
+        what: tuple[Any, ...],
+        name: str,
+        within: float | None = None,
     ) -> tuple[Any, int]:
-        # After a failure the next caller does not go through all the patience again: giving back a
-        # lock that could not be taken must not double the time in which nothing happens.
         started = time.monotonic()
-        patience = self._patience if started - self._failed_at > 1.0 else 0.0
+        patience, within, brief = self._terms(started, within)
         sent = 0
         while True:
             link, kept = self._take(started)
@@ -112,14 +101,14 @@ class Connections:
                 if not kept and self._check is not None:
                     self._check(link)
                 sent += 1
-                reply = send(link)
+                reply = send(link, *what)
             except RelockError:
                 link.disconnect()
                 raise
-            except Exception as error:
+            except _OWN as error:
                 again = repeatable(error)
                 if sent and isinstance(error, ResponseError) and not again:
-                    self._keep(link)  # the server is well and agreed with, it only said no
+                    self._keep(link, started)  # the server is well and agreed with, it only said no
                 else:
                     link.disconnect()
                 now = time.monotonic()
@@ -128,7 +117,7 @@ class Connections:
                 stale = kept and not (within and isinstance(error, ReadTimeout))
                 if not again or (now - started >= patience and not stale):
                     self._failed_at = now if again else self._failed_at
-                    raise translate(error, where=what) from error
+                    raise translate(error, where=name) from error
                 self.close()
                 time.sleep(_PAUSES[min(sent, len(_PAUSES)) - 1] if sent else 0.05)
             except BaseException:
@@ -136,8 +125,15 @@ class Connections:
                 link.disconnect()
                 raise
             else:
-                self._keep(link)
+                self._keep(link, started, brief)
                 return reply, sent
+
+    def _terms(self, now: float, within: float | None) -> tuple[float, float | None, bool]:
+        # After a failure the next caller does not go through all the patience again: giving back a
+        # lock that could not be taken must not double the time in which nothing happens.
+        if now - self._failed_at > 1.0:
+            return self._patience, within, False
+        return 0.0, within or _BRIEF, within is None
 
     def _take(self, now: float) -> tuple[Any, bool]:
         if self._pid != os.getpid():
@@ -146,22 +142,26 @@ class Connections:
             try:
                 since, link = self._idle.pop()
             except IndexError:
-                return self._make(), False
+                return self.make(), False
             # The server may have gone and come back in so long a time. Found out only by sending,
             # nobody could tell whether the command was executed.
             if now - since < _FRESH or _quiet(link):
                 return link, True
             link.disconnect()
 
-    def _make(self) -> Any:
+    def make(self) -> Any:
+        """A connection of redis-py's, of which nobody here keeps account."""
         # Not by the pool's method: that counts each against its limit, and nobody uncounts.
         link = self._pool.connection_class(**self._pool.connection_kwargs)
         # hiredis 3.5's packer crashes the process when a signal (of a time limit) interrupts it.
         link._command_packer = PythonRespSerializer(link._buffer_cutoff, link.encoder.encode)
         return link
 
-    def _keep(self, link: Any) -> None:
-        self._idle.append((time.monotonic(), link))
+    def _keep(self, link: Any, used: float, brief: bool = False) -> None:
+        if brief:  # its timeouts are not those of the pool any more
+            link.disconnect()
+            return
+        self._idle.append((used, link))
 
     def close(self) -> None:
         """Close what is idle. What is in use closes when its call fails."""
@@ -187,15 +187,35 @@ def _quiet(link: Any) -> bool:
 
 
 def _one(
-    link: Any, packed: bytes, script: Script, keys: Sequence[Argument], args: Sequence[Argument]
+    link: Any, packed: Sequence[bytes], script: Script, keys: Sequence[str], args: Sequence[str]
 ) -> Any:
-    link.send_packed_command([packed], check_health=False)
-    answer = _read(link)
-    if isinstance(answer, NoScriptError):
-        answer = _evaluate(link, script, keys, args)
+    link.send_packed_command(packed, check_health=False)
+    try:
+        return link.read_response(disable_decoding=True)
+    except NoScriptError:
+        pass
+    answer = _evaluate(link, script, keys, args)
     if isinstance(answer, Exception):
         raise answer
     return answer
+
+
+def _several(link: Any, script: Script, calls: Sequence[Call]) -> list[Any]:
+    replies = []
+    for start in range(0, len(calls), _IN_FLIGHT):
+        part = calls[start : start + _IN_FLIGHT]
+        link.send_packed_command(
+            [_pack(script, keys, args) for keys, args in part], check_health=False
+        )
+        # Every answer is read before one is acted on: an error must not leave some behind.
+        answers = [_read(link) for _ in part]
+        for (keys, args), answer in zip(part, answers, strict=True):
+            if isinstance(answer, NoScriptError):
+                answer = _evaluate(link, script, keys, args)
+            if isinstance(answer, Exception):
+                raise answer
+            replies.append(answer)
+    return replies
 
 
 def _read(link: Any) -> Any:
@@ -205,22 +225,21 @@ def _read(link: Any) -> Any:
         return error
 
 
-def _evaluate(link: Any, script: Script, keys: Sequence[Argument], args: Sequence[Argument]) -> Any:
+def _evaluate(link: Any, script: Script, keys: Sequence[str], args: Sequence[str]) -> Any:
     """EVAL, not SCRIPT LOAD and once more EVALSHA: one trip, and a failover cannot come between."""
     link.send_command("EVAL", script.source, len(keys), *keys, *args, check_health=False)
     return _read(link)
 
 
-def _pack(script: Script, keys: Sequence[Argument], args: Sequence[Argument]) -> bytes:
+def _pack(script: Script, keys: Sequence[str], args: Sequence[str]) -> bytes:
     """EVALSHA in the wire format (RESP, the same in every version).
 
     Not by `hiredis.pack_command`, faster as it is: a signal that arrives in it, such as that of a
     soft time limit, crashes the process (hiredis 3.5).
     """
-    values = ("EVALSHA", script.sha, len(keys), *keys, *args)
-    texts = [value if isinstance(value, str) else str(value) for value in values]
-    text = "".join([f"${len(text)}\r\n{text}\r\n" for text in texts])
+    values = ("EVALSHA", script.sha, str(len(keys)), *keys, *args)
+    text = "".join([f"${len(value)}\r\n{value}\r\n" for value in values])
     if text.isascii():  # then characters are bytes, and nothing is encoded one by one
         return f"*{len(values)}\r\n{text}".encode()
-    parts = [text.encode() for text in texts]
+    parts = [value.encode() for value in values]
     return b"*%d\r\n" % len(parts) + b"".join([b"$%d\r\n%b\r\n" % (len(p), p) for p in parts])

@@ -75,8 +75,8 @@ _FOR_GOOD: dict[str, str] = {
     "NOAUTH": "Redis refuses the login: check user and password in relock_url (or the URL that it "
     "stands in for), special characters written as %40 and so on",
     "NOPERM": "this Redis user may not do what locks need: give it the keys ~<namespace>:*, the "
-    "channels &<namespace>:* and the commands +@connection +@read +@write +@scripting +@pubsub "
-    "+time +info (ACL SETUSER)",
+    "channels &<namespace>:* and the commands that docs/redis.md lists, or +@connection +@read "
+    "+@write +@scripting +@pubsub +time +info (ACL SETUSER)",
     "WRONGTYPE": "the key of this lock is in use for something else; nothing was overwritten. Set "
     "relock_namespace to a prefix that nobody else uses",
     "UNKNOWN": "the server does not know a command that locks need: Redis 6.2 or newer, or Valkey, "

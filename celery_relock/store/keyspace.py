@@ -59,6 +59,12 @@ class Keyspace:
     def waiters(self, name: str) -> str:
         return f"{self.prefix(self.bucket(name))}w:{_stored(name)}"
 
+    def due(self, bucket: int = 0) -> str:
+        return f"{self.prefix(bucket)}due"
+
+    def tombstone(self, run: str, bucket: int = 0) -> str:
+        return f"{self.prefix(bucket)}d:{run}"
+
     def claim(self, names: Sequence[str], run: str) -> list[str]:
         """The keys of `acquire` and `release`: meta, tombstone and each lock."""
         prefix = self.prefix(self.bucket(names[0]))

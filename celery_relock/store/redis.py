@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,22 +12,31 @@ from ..core import ids
 from ..core.answers import (
     Answer,
     Beat,
-    Busy,
     Claim,
+    Deadlocked,
     Duplicate,
     Ended,
+    Full,
+    Heir,
     Held,
     HoldInfo,
     LockState,
     Notice,
+    Parcel,
+    Parked,
     Queued,
-    WaiterInfo,
+    Released,
+    Resumed,
 )
-from ..errors import LockConfigError, LockUnavailable
+from ..core.events import logger
+from ..errors import LockConfigError
+from . import replies
 from .clients import address_of
 from .connection import Call, Connections
+from .durability import dangers
 from .faults import check_server, translate
 from .keyspace import SCHEMA, Keyspace
+from .line import Line
 from .scripts import Script, scripts
 
 # The knee of the curve: within a tenth of the best use of a core, and no call stalls the server
@@ -67,39 +76,76 @@ class RedisStore:
         return hash(self._place)
 
     def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Answer:
+        place: dict[str, Any] = {"wait": _ms(wait)} if wait > 0 else {}
+        return replies.answer(claim, *self._ask(claim, place, inbox))
+
+    def park(
+        self, claim: Claim, parcel: Parcel, inbox: str = "-"
+    ) -> Held | Parked | Full | Duplicate | Deadlocked | Ended:
+        place: dict[str, Any] = {
+            "message": parcel.message,
+            "home": parcel.home,
+            "task": parcel.task,
+            "most": parcel.most,
+        }
+        if parcel.patience is not None:
+            place["patience"] = max(_ms(parcel.patience), 0)
+        return replies.parked(claim, *self._ask(claim, place, inbox))
+
+    def _ask(self, claim: Claim, place: dict[str, Any], inbox: str) -> tuple[Any, bool]:
+        if place and claim.stuck:
+            place["stuck"] = claim.stuck
         keys = self._keys.claim(claim.names, claim.run)
-        args: list[str | int] = [
+        args = [
             claim.run,
             claim.nonce,
             claim.owner,
-            _ms(claim.lease),
-            _ms(wait),
+            _text(claim.lease),
+            json.dumps(place, ensure_ascii=False) if place else "",
             inbox,
             claim.who,
-            int(claim.by_owner),
+            "1" if claim.by_owner else "0",
             " ".join(claim.lineage),
-            *claim.limits,
+            *map(str, claim.limits),
         ]
         reply, sent = self._work.run(self._scripts["acquire"], keys, args)
-        return _answer(claim, reply, sent > 1)
+        return reply, sent > 1
 
     def release(
-        self, names: Sequence[str], run: str, nonce: str, *, ended: str = "", remember: float = 0.0
-    ) -> bool:
-        keys = self._keys.claim(names, run)
-        args: list[str | int] = [run, nonce, ended, _ms(remember)]
+        self,
+        names: Sequence[str],
+        run: str,
+        nonce: str,
+        ended: str = "",
+        remember: float = 0.0,
+        home: str = "",
+        heir: Heir | None = None,
+    ) -> Released:
+        keys, to = self._keys.claim(names, run), heir or Heir("", 0.0)
+        args = [run, nonce, ended, _text(remember), home, to.run, _text(to.keep)]
         reply, sent = self._work.run(self._scripts["release"], keys, args)
-        # Sent twice, the first may have done it: then there is nothing left, as there should be.
-        return bool(reply[0] == b"RELEASED") or sent > 1
+        return replies.released(reply, sent > 1)
+
+    def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
+        keys = [self._keys.meta(), self._keys.due()]
+        args = [home, by, str(BATCH), " ".join(tasks)]
+        reply, _ = self._work.run(self._scripts["resume"], keys, args)
+        return Resumed(replies.messages(reply[1:]), None if reply[0] < 0 else reply[0] / 1000)
+
+    def withdraw(self, run: str, remember: float, home: str = "") -> Released:
+        keys = [self._keys.meta(), self._keys.tombstone(run)]
+        args = [run, _text(remember), home]
+        reply, sent = self._work.run(self._scripts["withdraw"], keys, args)
+        return replies.withdrawn(reply, sent > 1)
 
     def renew(self, beats: Sequence[Beat], *, within: float | None = None) -> list[bool]:
         calls: list[Call] = []
         for part in _batches(beats):
             keys = [self._keys.lock(beat.name) for beat in part]
-            args = [x for beat in part for x in (beat.run, beat.nonce, _ms(beat.lease))]
+            args = [x for beat in part for x in (beat.run, beat.nonce, _text(beat.lease))]
             calls.append((keys, args))
-        replies = self._lane(within).run_all(self._scripts["renew"], calls, within)
-        return [kept == 1 for reply in replies for kept in reply]
+        lines = self._lane(within).run_all(self._scripts["renew"], calls, within)
+        return [kept == 1 for reply in lines for kept in reply]
 
     def heartbeat(
         self, beats: Sequence[Beat], *, within: float | None = None
@@ -107,46 +153,35 @@ class RedisStore:
         calls: list[Call] = []
         for part in _batches(beats):
             keys = [self._keys.meta(), *(self._keys.lock(beat.name) for beat in part)]
-            args = [x for b in part for x in (b.run, b.nonce, _ms(b.wait), _ms(b.lease))]
+            args = [x for b in part for x in (b.run, b.nonce, _text(b.wait), _text(b.lease))]
             calls.append((keys, args))
-        replies = self._lane(within).run_all(self._scripts["heartbeat"], calls, within)
-        return [_beat(answer) for reply in replies for answer in reply]
+        lines = self._lane(within).run_all(self._scripts["heartbeat"], calls, within)
+        return [replies.beat(answer) for reply in lines for answer in reply]
 
     def inspect(self, name: str, most: int = 100) -> LockState:
         keys = [self._keys.lock(name), self._keys.queue(name), self._keys.waiters(name)]
-        (holds, waiters, waiting), _ = self._work.run(self._scripts["inspect"], keys, [most])
-        return LockState(
-            tuple(_hold(*fields) for fields in holds),
-            tuple(
-                WaiterInfo(run.decode(), ms / 1000, nonce.decode(), owner.decode(), _who(who))
-                for run, ms, nonce, owner, who in waiters
-            ),
-            waiting,
-        )
+        reply, _ = self._work.run(self._scripts["inspect"], keys, [str(most)])
+        return replies.state(reply)
 
     def force_release(self, name: str, run: str = "") -> tuple[HoldInfo, ...]:
         keys = [self._keys.meta(self._keys.bucket(name)), self._keys.lock(name)]
         taken, _ = self._work.run(self._scripts["force_release"], keys, [run])
-        return tuple(_hold(run, 0, fence, b"", owner, who) for run, fence, owner, who in taken)
+        return tuple(
+            replies.hold(run, 0, fence, b"", owner, who) for run, fence, owner, who in taken
+        )
+
+    def dangers(self) -> list[str]:
+        return dangers(redis.Redis(connection_pool=self._pool))
 
     def listen(self, inbox: str, ready: Callable[[], None], hear: Callable[[Notice], None]) -> None:
-        client = redis.Redis(connection_pool=self._pool)
-        with client.pubsub() as listener:  # type: ignore[no-untyped-call]
-            try:
-                listener.subscribe(self._keys.inbox(inbox))
-                quiet = time.monotonic()
-                while True:
-                    message = listener.get_message(timeout=5.0)
-                    if message is not None:
-                        quiet = time.monotonic()
-                    if message is None:
-                        quiet = _still_there(listener, quiet)
-                    elif message["type"] == "subscribe":
-                        ready()
-                    elif message["type"] == "message":
-                        hear(_notice(message["data"]))
-            except redis.RedisError as error:
-                raise translate(error, where="listen") from error
+        line = Line(self._work.make(), self._keys.inbox(inbox))
+        try:
+            ready()
+            while True:
+                if (notice := line.hear(5.0)) is not None:
+                    hear(notice)
+        finally:
+            line.close()
 
     def close(self) -> None:
         """Close the idle connections. The store can still be used."""
@@ -177,67 +212,29 @@ class RedisStore:
                 f"{SCHEMA}, {self._keys.buckets} buckets): run one version of celery-relock, "
                 "or give this one a namespace of its own"
             )
+        # Scripts go on where a message cannot be sent, so it would never be told.
+        link.send_command("PUBLISH", self._keys.inbox("-"), "", check_health=False)
+        try:
+            link.read_response(disable_decoding=True)
+        except redis.ResponseError as error:
+            logger.warning("waiters hear of their turn late: %s", translate(error, where="publish"))
         self._agreed = True
 
     def _eval_open(self, script: Script) -> tuple[Any, ...]:
         return ("EVAL", script.source, 1, self._keys.meta(), SCHEMA, self._keys.buckets)
 
 
-def _still_there(listener: Any, quiet: float) -> float:
-    """After a while without a message, ask: a connection whose other end is gone stays silent."""
-    silent = time.monotonic() - quiet
-    if silent > 30.0:
-        raise LockUnavailable("the inbox's connection no longer answers")
-    if silent > 15.0:
-        listener.ping()
-    return quiet
-
-
 def _ms(seconds: float) -> int:
     return round(seconds * 1000)
 
 
+def _text(seconds: float) -> str:
+    """Whole milliseconds, as an argument of a script."""
+    return str(round(seconds * 1000))
+
+
 def _batches(beats: Sequence[Beat]) -> list[Sequence[Beat]]:
     return [beats[start : start + BATCH] for start in range(0, len(beats), BATCH)]
-
-
-def _answer(claim: Claim, reply: list[Any], repeated: bool) -> Answer:
-    tag = reply[0]
-    if tag == b"HELD":
-        fences = tuple(int(fence) for fence in reply[1::2])
-        return Held(fences, tuple(joined == 1 for joined in reply[2::2]), repeated)
-    if tag == b"WAIT":
-        return Queued(reply[1], reply[2] / 1000, repeated)
-    if tag == b"BUSY":
-        _, index, ms, fence, owner, who, waiting = reply
-        name = claim.names[index - 1]
-        return Busy(name, ms / 1000, int(fence or 0), owner.decode(), _who(who), waiting, repeated)
-    if tag == b"DUPLICATE":
-        return Duplicate(reply[1] / 1000, _who(reply[2]), repeated)
-    return Ended()
-
-
-def _beat(answer: list[Any]) -> Held | Queued | None:
-    if answer[0] == b"HELD":
-        return Held((int(answer[1]),), (False,))
-    if answer[0] == b"WAIT":
-        return Queued(answer[1], answer[2] / 1000)
-    return None
-
-
-def _hold(run: bytes, ms: int, fence: bytes, nonce: bytes, owner: bytes, who: bytes) -> HoldInfo:
-    return HoldInfo(run.decode(), ms / 1000, int(fence), nonce.decode(), owner.decode(), _who(who))
-
-
-def _who(text: bytes) -> str:
-    """The part for people; the first word is the holder's inbox."""
-    return text.decode(errors="replace").partition(" ")[2]
-
-
-def _notice(data: bytes | str) -> Notice:
-    text = data.decode() if isinstance(data, bytes) else data
-    kind, run, nonce, *fence = text.split(" ")
-    return Notice(kind, run, nonce, int(fence[0]) if fence else 0)
 
 
 def _fields(info: bytes | str | dict[str, Any]) -> dict[str, Any]:

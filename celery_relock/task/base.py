@@ -10,8 +10,11 @@ from celery import Task
 
 from ..core.hold import Hold
 from ..errors import RelockError
-from . import guard, reaping  # noqa: F401  # reaping: connects the worker's signals
+
+# reaping, resuming and stepping connect to the worker's signals.
+from . import dedup, guard, handing, reaping, resuming, stepping  # noqa: F401
 from .declaration import declaration, forget
+from .outcomes import Aside
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -39,6 +42,11 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
     lock_ttl: float
     lock_on_conflict: str
     lock_max_wait: float | None
+    lock_dedup: str | float | None
+    lock_on_duplicate: str
+    lock_hold: str
+    lock_gap_ttl: float
+    lock_on_gap: str
     lock_on_lost: str
     lock_on_unavailable: str
 
@@ -50,6 +58,52 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         # Looked up at each call: a worker replaces Task.__call__ after this class was made, and
         # the one from before would run the body under a copy of its request.
         return super().__call__(*args, **kwargs)
+
+    def apply_async(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        task_id: str | None = None,
+        producer: Any = None,
+        link: Any = None,
+        link_error: Any = None,
+        shadow: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """As Celery's; where `lock_dedup` says that the call is a duplicate, nothing is sent.
+
+        Args:
+            lock_dedup: for this call instead of the task's own; False sends it in any case.
+
+        Returns:
+            The AsyncResult of the call, or of the one that is there already; an EagerResult with a
+            marker for `lock_on_duplicate="drop"`.
+
+        Raises:
+            DuplicateTask: with `lock_on_duplicate="raise"`.
+            LockUnavailable: Redis is away; unless `lock_on_unavailable` is another than "raise".
+        """
+        options.update(
+            task_id=task_id, producer=producer, link=link, link_error=link_error, shadow=shadow
+        )
+        return dedup.send(self, super().apply_async, args, kwargs, options)
+
+    def marked(self, *args: Any, **kwargs: Any) -> Any:
+        """The AsyncResult of the call that makes this one a duplicate; None if there is none.
+
+        Raises:
+            LockUnavailable: Redis is away.
+        """
+        return dedup.marked(self, args, kwargs)
+
+    def unmark(self, *args: Any, **kwargs: Any) -> bool:
+        """Let this call be sent again, though one like it is queued or runs, or its message is
+        lost. False if there is none. Raises LockUnavailable if Redis is away."""
+        return dedup.unmark(self, args, kwargs)
+
+    def on_replace(self, sig: Any) -> Any:
+        handing.replacing(self.request, sig)
+        return super().on_replace(sig)
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
@@ -93,7 +147,10 @@ def _guarded(call: Callable[..., Any]) -> Callable[..., Any]:
         # Reached by super() from a subclass: that one's guard is around this already.
         if type(self).__call__ is not __call__:
             return call(self, *args, **kwargs)
-        return guard.run(self, call, args, kwargs)
+        try:
+            return guard.run(self, call, args, kwargs)
+        except Aside as aside:
+            raise aside.with_traceback(None) from None
 
     return __call__
 

@@ -4,222 +4,217 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import threading
 import time
 from typing import Any
 
-from celery.exceptions import Ignore, Retry
+from celery.exceptions import Retry, SoftTimeLimitExceeded
 from celery.signals import worker_init
-from celery.states import READY_STATES
 
-from ..core import ids
-from ..core.answers import Busy, Duplicate, Ended, Held
-from ..core.engine import Engine
-from ..core.lease import Lease
+from ..core.answers import Busy, Deadlocked, Duplicate, Ended, Full, Held, Parked
+from ..core.lease import State
 from ..core.messages import describe_conflict
-from ..core.options import LockOptions
-from ..errors import LockConflict, LockUnavailable
-from . import headers
+from ..core.options import POLICIES, LockOptions
+from ..errors import LockConfigError, LockConflict, LockUnavailable
+from . import headers, sending
+from .attempt import Attempt, ask, deadlock
+from .outcomes import Aside, Dropped, show_blocked
 from .owner import running_request
+from .patience import FIRST, LONGEST, left_of, look_after, pause_for
+from .sending import sent_again
 
 logger = logging.getLogger("celery_relock")
 
-# Seconds until a message is sent again for the first time, and the longest pause it grows to.
-_FIRST, _LONGEST = 0.25, 10.0
-# How long a worker that lives may take from giving a lock back to storing the result, in seconds.
-_STORING = 2.0
 
-
-def obtain(
-    task: Any, engine: Engine, lease: Lease, options: LockOptions, message: Any | None
-) -> Held | None:
+def obtain(attempt: Attempt) -> Held | None:
     """Take the lock as the task's options say. None: the body is to run without it.
-
-    Args:
-        message: the request of the message that is run; None for an inline or eager call, which
-            cannot be sent again.
 
     Raises:
         LockConflict: it is held by somebody else, and the policy, or the time to wait, ends here.
+        Dropped: the policy is not to run then.
         Retry: the message was sent again and this run is over.
-        Ignore: this is a copy of a run that has ended, or lives elsewhere.
+        Aside: the message is parked, or is a copy of a run that has ended or lives elsewhere.
         LockUnavailable, LockConfigError: from the store.
     """
+    task, options, message = attempt.task, attempt.options, attempt.message
     while True:
         try:
-            return _obtain(task, engine, lease, options, message)
+            return _obtain(attempt)
+        except SoftTimeLimitExceeded:
+            # The task fails by it, so nothing of it may run later.
+            _end_waiting(attempt)
+            raise
         except LockUnavailable as error:
             if options.on_unavailable == "run":
+                _end_waiting(attempt)
                 logger.error(
                     "%s RUNS WITHOUT ITS LOCK (lock_on_unavailable='run'): %s", task.name, error
                 )
                 return None
-            if options.on_unavailable == "raise" or message is None:
-                raise
-            pause = _pause(message, options)
+            pause = None
+            if options.on_unavailable == "retry" and message is not None:
+                pause = pause_for(message, options)
             if pause is None:
+                _end_waiting(attempt)
                 raise
-            if _sent_again(task, message, pause):
+            if sent_again(task, message, pause):
                 raise Retry(f"{error}; again in {pause:.1f} s", exc=error, when=pause) from None
         # Neither Redis nor the broker is there: the run stays in its slot, or it would be lost.
         time.sleep(pause)
 
 
-def _obtain(
-    task: Any, engine: Engine, lease: Lease, options: LockOptions, message: Any | None
-) -> Held:
-    policy = options.on_conflict
-    waits = policy == "block" or (message is None and policy != "raise")
-    answer = _ask(task, engine, lease, message, options.patience if waits and _may_wait() else 0.0)
+def _end_waiting(attempt: Attempt) -> None:
+    """The run ends here, or goes on without its lock: should it be parked, which cannot be told
+    while Redis is away, it must not run once more later."""
+    if attempt.message is not None and attempt.lease.state is not State.HELD:
+        attempt.engine.parking.withdraw_later(attempt.lease.claim.run)
+
+
+def _obtain(attempt: Attempt) -> Held:
+    message, options = attempt.message, attempt.options
+    answer = ask(attempt, _first_wait(attempt))
     if isinstance(answer, Held):
         return answer
-    text = describe_conflict(lease.claim.names[0], answer)
-    lease.tell("conflict", text)
+    text = describe_conflict(attempt.lease.claim.names[0], answer)
+    attempt.lease.tell("conflict", text)
     error = _conflict(options, answer, text)
-    if message is None:
-        raise error
-    if isinstance(answer, Duplicate):
-        # Never an error: that would overwrite the state of the copy that lives. This one comes back
-        # as the same run: discarded if the first has ended, in its place if it has died.
-        pause = min(max(answer.remaining, _FIRST), _LONGEST)
-        if _sent_again(task, message, pause):
-            raise Ignore(text)
-        return _stay(task, engine, lease, message, None, error)
-    pause_or_end = _pause(message, options) if policy == "retry" else None
-    if pause_or_end is None:
-        raise error
-    if _sent_again(task, message, pause_or_end):
-        raise Retry(f"{text}; again in {pause_or_end:.1f} s", exc=error, when=pause_or_end)
-    return _stay(task, engine, lease, message, _left(message, options), error)
+    if isinstance(answer, Duplicate) and message is not None:
+        return _wait_behind(attempt, answer, error)
+    policy = _policy(options, answer, error)
+    if policy == "drop":
+        _leave(attempt, answer)
+        raise Dropped(error)
+    if policy == "wait" and message is not None:
+        return _park(attempt, answer, error)
+    if policy == "retry" and message is not None:
+        return _send_again(attempt, answer, error)
+    if callable(options.on_conflict) and policy in ("block", "wait", "retry"):
+        # Which it is was not known when the lock was first asked for.
+        return _stay(attempt, options.patience if _may_wait() else 0.0, error)
+    _leave(attempt, answer)
+    raise error
 
 
-def _stay(
-    task: Any,
-    engine: Engine,
-    lease: Lease,
-    message: Any,
-    wait: float | None,
-    error: LockConflict,
-) -> Held:
-    """Wait in the worker's slot for a message that could not be sent again.
+def _first_wait(attempt: Attempt) -> float:
+    """Seconds to wait in the slot at once: what cannot wait anywhere else, does so there."""
+    policy = attempt.options.on_conflict
+    waits = policy == "block" or (attempt.message is None and policy in ("wait", "retry"))
+    return attempt.options.patience if waits and _may_wait() else 0.0
+
+
+def _policy(options: LockOptions, answer: Busy | Duplicate, error: LockConflict) -> str:
+    policy = options.on_conflict
+    if not callable(policy):
+        return str(policy)
+    if isinstance(answer, Busy) and answer.parked:
+        return "wait"  # as was chosen when it was parked
+    try:
+        chosen = policy(error)
+    except Exception as failure:
+        raise LockConfigError(
+            f"task {options.task}: the callable in lock_on_conflict failed: {failure!r}"
+        ) from failure
+    if chosen not in POLICIES:
+        raise LockConfigError(
+            f"task {options.task}: the callable in lock_on_conflict must return one of "
+            f"{', '.join(map(repr, POLICIES))}; it returned {chosen!r:.100}"
+        )
+    return str(chosen)
+
+
+def _wait_behind(attempt: Attempt, answer: Duplicate, error: LockConflict) -> Held:
+    """A copy of a run that lives. Never an error: that would overwrite the state of the one that
+    lives. It comes back: to be discarded if the first has ended, in its place if it has died."""
+    policy, message, found = attempt.options.on_conflict, attempt.message, None
+    if policy == "wait" or callable(policy):
+        found = _parked(attempt, None)
+    if isinstance(found, Held):
+        return found
+    if isinstance(found, Ended):
+        return _obtain(attempt)
+    pause = min(max(answer.remaining, FIRST), LONGEST)
+    if isinstance(found, Parked) or sent_again(attempt.task, message, pause):
+        raise Aside(str(error))
+    return _stay(attempt, None, error)
+
+
+def _park(attempt: Attempt, answer: Busy | Duplicate, error: LockConflict) -> Held:
+    left = left_of(attempt.message, attempt.options)
+    if left is not None and left <= 0:
+        _leave(attempt, answer)
+        raise error
+    if not (isinstance(answer, Busy) and answer.parked):
+        # Before it is parked: later, somebody may have sent it on and stored the result already.
+        show_blocked(attempt.task, attempt.message, error, answer)
+    found = _parked(attempt, left)
+    if isinstance(found, Held):
+        return found
+    if isinstance(found, Full):
+        raise LockConflict(
+            f"{found.parked} runs are parked for the lock {found.name!r} already, which is "
+            f"lock_max_parked; {error}",
+            *error.args[1:],
+        )
+    if isinstance(found, Deadlocked):
+        _leave(attempt, answer)
+        raise deadlock(attempt, found)
+    if isinstance(found, Parked):
+        raise Aside(f"parked, {found.rank} ahead: {error}")
+    return _send_again(attempt, answer, error) if found is None else _obtain(attempt)
+
+
+def _parked(
+    attempt: Attempt, left: float | None
+) -> Held | Parked | Full | Duplicate | Deadlocked | Ended | None:
+    """Leave the message in line for the lock. None: it cannot be parked."""
+    task, engine, lease, options, message = attempt
+    bounds = {"patience": look_after(left, message), "most": options.max_parked}
+    header = headers.read(message).again().made_own()
+    parcel = sending.parcel(task, engine.parking, message, header, **bounds)
+    if parcel is None:
+        return None
+    if header.first:
+        # Two messages without a header may be copies, or two that are wanted: each is a run.
+        lease.claim = lease.claim._replace(run=header.run)
+    return engine.park(lease, parcel)
+
+
+def _leave(attempt: Attempt, answer: Busy | Duplicate) -> None:
+    """A run that was parked ends here without the lock."""
+    if isinstance(answer, Busy) and answer.parked:
+        attempt.engine.parking.withdraw(attempt.lease.claim.run)
+
+
+def _send_again(attempt: Attempt, answer: Busy | Duplicate, error: LockConflict) -> Held:
+    message = attempt.message
+    pause = pause_for(message, attempt.options)
+    if pause is None:
+        _leave(attempt, answer)
+        raise error
+    if sent_again(attempt.task, message, pause):
+        raise Retry(f"{error}; again in {pause:.1f} s", exc=error, when=pause)
+    return _stay(attempt, left_of(message, attempt.options), error)
+
+
+def _stay(attempt: Attempt, wait: float | None, error: LockConflict) -> Held:
+    """Wait in the worker's slot, for a message that could not be sent again too.
 
     Its delivery may be acknowledged already, so to end here would lose it. Should it have been sent
     in spite of the error, it is a copy of this very run.
     """
-    answer = _ask(task, engine, lease, message, wait)
+    answer = ask(attempt, wait)
     if isinstance(answer, Held):
         return answer
+    _leave(attempt, answer)
     raise error
-
-
-def _ask(
-    task: Any, engine: Engine, lease: Lease, message: Any | None, wait: float | None
-) -> Held | Busy | Duplicate:
-    """Ask for the lock. Raises Ignore if the run has ended already and nothing is left to do."""
-    answer = engine.acquire(lease, wait)
-    while isinstance(answer, Ended):
-        if message is None or not _is_owed(task, message):
-            raise Ignore("a late copy of a run that has ended")
-        # The same name for all late copies, so that they are copies of one another too.
-        lease.claim = lease.claim._replace(run=ids.short(f"{lease.claim.run}+again"))
-        lease.again(ids.nonce())
-        answer = engine.acquire(lease, wait)
-    return answer
-
-
-def _is_owed(task: Any, message: Any) -> bool:
-    """Whether the message still has to be run, though the body of a run of it has ended.
-
-    The lock is given back before Celery stores the result and publishes the next step. With
-    `acks_late`, a worker that dies in between leaves a message that is delivered again on purpose:
-    it is discarded only if the result is there. A copy of a run that ended without one (`Ignore`,
-    `self.retry`) runs again, as it does without a lock; so does one that stores no result but has
-    a next step.
-    """
-    if not task.acks_late:
-        return False
-    if _ignores_result(task, message):
-        return bool(message.chain or message.callbacks or message.errbacks)
-    until = time.monotonic() + _STORING
-    while time.monotonic() < until:
-        try:
-            if task.AsyncResult(message.id).state in READY_STATES:
-                return False
-        except Exception:
-            logger.warning("no result of %s to look at: it runs again", message.id, exc_info=True)
-            return True
-        time.sleep(0.1)
-    return True
-
-
-def _pause(message: Any, options: LockOptions) -> float | None:
-    """Seconds until the message is to be sent again, None when `lock_max_wait` is over."""
-    pause = pause_before(headers.read(message).attempts + 1)
-    left = _left(message, options)
-    return pause if left is None else min(pause, left) if left > 0 else None
-
-
-def _left(message: Any, options: LockOptions) -> float | None:
-    """What is left of `lock_max_wait`, None without one."""
-    if options.max_wait is None:
-        return None
-    return headers.read(message).again().since + options.max_wait - time.time()
-
-
-def pause_before(attempt: int) -> float:
-    """Seconds to wait before the given attempt (from 1): doubling, and random by half, so that runs
-    that met the same holder do not all come back at once."""
-    longest = min(_LONGEST, _FIRST * 2 ** min(attempt, 16))
-    return random.uniform(longest / 2, longest)
-
-
-def _sent_again(task: Any, message: Any, pause: float) -> bool:
-    """Send the message again, to come back after a pause. False if that failed.
-
-    Its id, parent, chain, chord, links, stamps, expiry and count of retries stay as they are.
-    """
-    signature = task.signature_from_request(
-        message,
-        countdown=pause,
-        retries=message.retries,
-        ignore_result=_ignores_result(task, message),
-        **_destination(task, message),
-    )
-    try:
-        with headers.resending(message, headers.read(message).again()):
-            signature.apply_async(add_to_parent=False)
-    except Exception:
-        logger.warning("%s was not sent again, it stays in its slot", task.name, exc_info=True)
-        return False
-    return True
-
-
-def _destination(task: Any, message: Any) -> dict[str, Any]:
-    """What Celery does not say by itself when it sends a message to where it came from.
-
-    Kombu's virtual transports (Redis, SQS …) take an exchange for a direct one until this process
-    has declared it: by a topic exchange the message would reach no queue, and be lost.
-    """
-    info = message.delivery_info or {}
-    for queue in task.app.amqp.queues.values():
-        exchange = queue.exchange
-        if exchange and exchange.name == info.get("exchange") and exchange.type != "direct":
-            key = info.get("routing_key")
-            return {"queue": queue, "exchange": exchange.name, "routing_key": key}
-    return {}
-
-
-def _ignores_result(task: Any, message: Any) -> bool:
-    told = vars(message).get("ignore_result")
-    return bool(task.ignore_result if told is None else told)
 
 
 def _conflict(options: LockOptions, answer: Any, text: str) -> LockConflict:
     busy = answer if isinstance(answer, Busy) else None
     bound = "" if options.max_wait is None else f", lock_max_wait={options.max_wait:g} s"
+    policy = getattr(options.on_conflict, "__qualname__", options.on_conflict)
     return LockConflict(
-        f"{text}; lock_on_conflict={options.on_conflict!r}{bound}",
+        f"{text}; lock_on_conflict={policy!r}{bound}",
         name=busy.name if busy else None,
         owner=busy.owner if busy else None,
         remaining=answer.remaining,

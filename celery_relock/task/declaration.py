@@ -7,12 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
+
+from celery.local import Proxy
 
 from .. import compose
 from ..core.engine import Engine
 from ..core.names import NameRule
 from ..core.options import LockOptions
+from ..errors import LockConfigError
 from .binding import signature_of
+from .sending import CelerySender
 from .settings import option_defaults, store_settings
 
 _PREFIX = "lock_"
@@ -28,6 +33,8 @@ class Declaration:
     options: LockOptions
     rule: NameRule
     app: Any
+    #: Whether it is the task that takes the lock of a `locked` canvas.
+    opens_sections: bool = False
     _engine: Engine | None = None
 
     @property
@@ -38,9 +45,22 @@ class Declaration:
             LockConfigError: the app has no Redis, or its settings do not fit.
         """
         if self._engine is None:
-            found = store_settings(self.app)
-            self._engine = compose.engine_for_url(found.url, found.namespace, found.ssl)
+            self._engine = engine_of(self.app)
         return self._engine
+
+
+_engines: WeakKeyDictionary[Any, Engine] = WeakKeyDictionary()
+
+
+def engine_of(app: Any) -> Engine:
+    """Where an app's locks live. Raises as `Declaration.engine`."""
+    app = app._get_current_object() if isinstance(app, Proxy) else app
+    if app not in _engines:
+        found = store_settings(app)
+        engine = compose.engine_for(found.url, found.namespace, found.ssl)
+        engine.parking.sender = engine.parking.sender or CelerySender(app)
+        _engines[app] = engine
+    return _engines[app]
 
 
 def declaration(cls: Any) -> Declaration:
@@ -58,10 +78,25 @@ def declaration(cls: Any) -> Declaration:
     return made
 
 
+def is_locked(cls: type) -> bool:
+    """Whether a class is that of a declared `LockedTask`."""
+    return isinstance(cls.__dict__.get(_KEPT), Declaration)
+
+
 def locked_tasks(app: Any) -> list[Declaration]:
-    """The declarations of those tasks of a finalized app that take a lock."""
+    """The declarations of those tasks of a finalized app that take a lock; one at least if the app
+    has a Redis for canvases that are `locked`."""
     kept = [type(task).__dict__.get(_KEPT) for task in app.tasks.values()]
-    return [each for each in kept if isinstance(each, Declaration) and not each.rule.off]
+    declared = [each for each in kept if isinstance(each, Declaration)]
+    locked = [each for each in declared if not each.rule.off]
+    return locked or [each for each in declared if each.opens_sections and _has_redis(app)]
+
+
+def _has_redis(app: Any) -> bool:
+    try:
+        return bool(store_settings(app))
+    except LockConfigError:
+        return False
 
 
 def forget(cls: type) -> None:
@@ -73,7 +108,8 @@ def _declare(cls: Any) -> Declaration:
     app, task = cls._app, cls._app._tasks.get(cls.name) or cls()
     options = LockOptions.collect(_options(cls, task), option_defaults(app), cls.name)
     key: Any = False if cls.name.startswith(_BUILT_IN) else options.key
-    return Declaration(options, NameRule.compile(key, cls.name, signature_of(task)), app)
+    rule = NameRule.compile(key, cls.name, signature_of(task))
+    return Declaration(options, rule, app, getattr(cls, "opens_sections", False))
 
 
 def _options(cls: type, task: Any) -> dict[str, object]:

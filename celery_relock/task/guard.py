@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple
 
 from celery._state import _task_stack
-from celery.exceptions import Reject, SoftTimeLimitExceeded
+from celery.exceptions import Reject
 
 from ..core import callstack, ids
 from ..core.answers import Claim, Held
-from ..core.engine import Engine
 from ..core.hold import Hold, Share
 from ..core.interrupt import Interruption
 from ..core.lease import Lease, State
 from ..core.messages import who_am_i
 from ..core.options import LockOptions
 from ..errors import LockLost
-from . import conflicts, headers
+from . import arrival, headers, retries, sections, telling
+from .attempt import Attempt
 from .binding import bind
 from .declaration import Declaration, declaration
+from .giveback import give_back
+from .outcomes import Dropped, end_dropped
 from .owner import owner
-
-logger = logging.getLogger("celery_relock")
 
 
 class _Entered(NamedTuple):
@@ -49,7 +49,11 @@ def current(task: Any) -> Hold | None:
 
 
 def run(task: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call the task under the locks that it declared."""
+    """Call the task under the locks that it declared, and in the sections it is a step of."""
+    return sections.around(task, partial(_run, task, call, args, kwargs))
+
+
+def _run(task: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     declared = declaration(type(task))
     if declared.rule.off:
         return call(task, *args, **kwargs)
@@ -65,11 +69,28 @@ def run(task: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
             return call(task, *args, **kwargs)
 
     names = declared.rule.names(arguments)
+
+    def within(inner: Callable[[Hold], Any]) -> Any:
+        return _run_within(task, declared, request, names, arguments, inner)
+
+    message = None if request is None or request.is_eager else request
+    return arrival.around(task, declared, message, names, within, body)
+
+
+def _run_within(
+    task: Any,
+    declared: Declaration,
+    request: Any | None,
+    names: tuple[str, ...],
+    arguments: Mapping[str, object],
+    body: Callable[[Hold], Any],
+) -> Any:
     outer = {name: lease for name in names if (lease := _covered(declared, name))}
     shares = [Share(name, lease, _fence(lease, name), True) for name, lease in outer.items()]
     missing = tuple(name for name in names if name not in outer)
     if not missing:
-        return body(Hold(next(iter(outer.values())).claim.owner, shares))
+        unbroken = all(map(sections.is_unbroken, outer.values()))
+        return body(Hold(next(iter(outer.values())).claim.owner, shares, unbroken))
     claim = _claim(task, declared, request, missing, arguments)
     return _run_locked(task, declared, request, claim, shares, body)
 
@@ -85,60 +106,39 @@ def _run_locked(
     engine, options = declared.engine, declared.options
     message = None if request is None or request.is_eager else request
     lease = engine.lease(claim)
+    lease.work = telling.work_for(task, request)
     over = False
     try:
-        held = conflicts.obtain(task, engine, lease, options, message)
+        held = sections.obtain(Attempt(task, engine, lease, options, message))
         if held is None:
             return body(Hold(claim.owner, ()))
         callstack.push(lease)
-        hold = Hold(claim.owner, [*shares, *_shares(lease, held)])
+        sections.open_for(message, engine, lease, options)
+        unbroken = retries.unbroken(message, options, lease)
+        hold = Hold(claim.owner, [*shares, *_shares(lease, held)], unbroken)
         try:
-            with _interrupted(options, lease, hold):
+            kept = retries.keeping(task, message, options, lease)
+            with kept, _interrupted(options, lease, hold):
                 result = body(hold)
         except Exception as error:
             over = not (isinstance(error, Reject) and error.requeue)
             raise
         over = True
         return result
+    except Dropped as dropped:
+        return end_dropped(task, message, dropped)
     finally:
         # An id made from the task id must not be remembered: whoever sends that id again on purpose
         # would be taken for a late copy.
         ended = over and message is not None and headers.read(message).own
-        try:
-            callstack.pop(lease)
-            _give_back(engine, lease, ended=ended)
-        finally:
-            # A signal's exception may have come before the line above had begun.
-            if lease.state in (State.HELD, State.LOST):
-                _give_back(engine, lease, ended=ended)
-
-
-def _give_back(engine: Engine, lease: Lease, *, ended: bool) -> None:
-    """Release, whatever comes: the task's own outcome stands."""
-    held = lease.state in (State.HELD, State.LOST)
-    try:
-        engine.release(lease, ended=ended)
-    except BaseException as error:
-        if _is_thrown_in(error):
-            # The lock goes first: a process that is told to end has nobody left to do it.
-            with suppress(Exception):
-                engine.release(lease, ended=ended)
-            if isinstance(error, SoftTimeLimitExceeded):
-                return  # the body had its outcome before the limit
-            raise
-        logger.log(
-            logging.WARNING if held else logging.DEBUG,
-            "the lock %s could not be given back, its lease ends it within %.0f s: %s",
-            ", ".join(map(repr, lease.claim.names)),
-            lease.claim.lease,
-            error,
-        )
-
-
-def _is_thrown_in(error: BaseException) -> bool:
-    """Whether an exception is none of the give-back's own: a time limit, the loss of a lock around
-    this one, the end of the process or of the greenlet."""
-    return isinstance(error, SoftTimeLimitExceeded | LockLost) or not isinstance(error, Exception)
+        if not sections.owns(lease):
+            try:
+                callstack.pop(lease)
+                give_back(engine, lease, ended=ended)
+            finally:
+                # A signal's exception may have come before the line above had begun.
+                if lease.state in (State.HELD, State.LOST):
+                    give_back(engine, lease, ended=ended)
 
 
 def _request_of(task: Any) -> Any | None:
@@ -195,6 +195,9 @@ def _claim(
         limits=(limit,) * len(names),
         lease=options.ttl,
         who=who_am_i(task.name, request.id if request is not None else ""),
+        by_owner=options.reentrant == "workflow",
+        lineage=headers.lineage_here() if options.reentrant == "descendants" else (),
+        stuck=callstack.stuck(),
     )
 
 

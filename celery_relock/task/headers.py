@@ -20,6 +20,8 @@ from typing import Any
 from celery.signals import before_task_publish
 
 from ..core import ids
+from . import lineage
+from .owner import running_request
 
 NAME = "relock"
 VERSION = 1
@@ -35,6 +37,11 @@ class RunHeader:
             an id cannot tell a copy from a task that somebody sends again on purpose.
         attempts: how often this run's message was sent again because its lock was not to be had.
         since: the sender's clock (s since the epoch) when that first happened; 0 before.
+        lineage: run ids of the holds that the run's ancestors have (see `lineage`).
+        kept: lock names and fences of what the run before this one left to it (see `retries`).
+        sections: what the run is told of the sections that it belongs to (see `sections`).
+        dedup: the name of the call's marker and when it goes (see `marker`).
+        first: the id made from the task id, if the run was given one of its own since.
         v: version of this content; one that is not known is ignored.
     """
 
@@ -42,7 +49,23 @@ class RunHeader:
     own: bool = True
     attempts: int = 0
     since: float = 0.0
+    lineage: tuple[str, ...] = ()
+    kept: tuple[tuple[str, int], ...] = ()
+    sections: tuple[Mapping[str, Any], ...] = ()
+    dedup: tuple[str, str] | None = None
+    first: str = ""
     v: int = VERSION
+
+    @property
+    def call(self) -> str:
+        """The run id that the first message of this run had."""
+        return self.first or self.run
+
+    def made_own(self) -> RunHeader:
+        """The header for a message that may be sent on twice: from now on its copies are known."""
+        if self.own:
+            return self
+        return replace(self, run=ids.new_id(), own=True, first=self.run)
 
     def again(self) -> RunHeader:
         """The header for the same run's next message."""
@@ -64,35 +87,95 @@ def resending(message: Any, header: RunHeader) -> Iterator[None]:
 
 def read(message: Any) -> RunHeader:
     """The header that a message came with, or one made from its id if it has none of use."""
-    raw = getattr(message, NAME, None) or (message.headers or {}).get(NAME)
-    found = _parse(raw) if isinstance(raw, Mapping) else None
+    raw = _raw(message)
+    found = parse(raw) if isinstance(raw, Mapping) else None
     return found or RunHeader(ids.short(f"{message.id}:{message.retries}"), own=False)
 
 
-def _parse(raw: Mapping[str, Any]) -> RunHeader | None:
+def lineage_here() -> tuple[str, ...]:
+    """The lineage of the message that this call stack runs for; empty outside of tasks."""
+    request = running_request()
+    return () if request is None else _lineage_in(_raw(request))
+
+
+def _raw(message: Any) -> Any:
+    return getattr(message, NAME, None) or (message.headers or {}).get(NAME)
+
+
+def _lineage_in(raw: Any) -> tuple[str, ...]:
+    known = isinstance(raw, Mapping) and raw.get("v") == VERSION
+    return lineage.parse(raw.get("lineage")) if known else ()
+
+
+def parse(raw: Mapping[str, Any]) -> RunHeader | None:
+    """The header in a message; None if it is not one of this version."""
     run, attempts, since = raw.get("run"), raw.get("attempts", 0), raw.get("since", 0.0)
     if raw.get("v") != VERSION or not isinstance(run, str) or not isinstance(attempts, int):
         return None
     if not isinstance(since, int | float):
         return None
-    return RunHeader(ids.short(run), raw.get("own") is not False, attempts, float(since))
+    own, ancestors = raw.get("own") is not False, lineage.parse(raw.get("lineage"))
+    kept, told = _kept(raw.get("kept")), raw.get("sections")
+    listed = isinstance(told, list | tuple) and all(isinstance(each, Mapping) for each in told)
+    told, dedup = tuple(told or ()) if listed else (), _pair(raw.get("dedup"))
+    first = raw.get("first")
+    first = ids.short(first) if isinstance(first, str) and first else ""
+    waited = attempts, float(since)
+    return RunHeader(ids.short(run), own, *waited, ancestors, kept, told, dedup, first)
+
+
+def _pair(raw: Any) -> tuple[str, str] | None:
+    fits = isinstance(raw, list | tuple) and [type(part) for part in raw] == [str, str]
+    return (raw[0], raw[1]) if fits else None
+
+
+def _kept(raw: Any) -> tuple[tuple[str, int], ...]:
+    pairs = raw if isinstance(raw, list | tuple) else ()
+    every = [tuple(each) for each in pairs if isinstance(each, list | tuple)]
+    fits = all([type(part) for part in each] == [str, int] for each in every)
+    return tuple(every) if fits else ()
 
 
 def _write(headers: Any = None, body: Any = None, **_: Any) -> None:
     if not isinstance(headers, dict):
         return
-    # The predecessor's header came along with its custom headers: it is replaced, never kept.
-    headers[NAME] = {"v": VERSION, "run": ids.new_id()}
+    fields = headers if "id" in headers else body if isinstance(body, dict) else {}
     resent = _resent.get()
-    if resent is None:
-        return
-    header, message = resent
     # Another handler of this signal may publish messages of its own meanwhile.
-    task_id = headers.get("id") or (body.get("id") if isinstance(body, dict) else None)
-    if task_id == message.id:
+    if resent is not None and fields.get("id") == resent[1].id:
+        header, message = resent
         headers[NAME] = asdict(header)
         if "parent_id" in headers:  # Celery would make a run that is sent again its own parent
             headers["parent_id"] = message.parent_id
+        return
+    # A predecessor's header came along with its custom headers: it is replaced, never kept.
+    predecessor = headers.get(NAME)
+    ancestors = _ancestors(fields, predecessor)
+    headers[NAME] = {"v": VERSION, "run": ids.new_id()}
+    if ancestors:
+        headers[NAME]["lineage"] = list(ancestors)
+    if isinstance(predecessor, Mapping) and predecessor.get("sections") and not running_request():
+        # Sent by a worker's main process, in the place of a run that died.
+        headers[NAME]["sections"] = predecessor["sections"]
+
+
+def _ancestors(fields: Mapping[str, Any], predecessor: Any) -> tuple[str, ...]:
+    """The lineage for a message that is published here."""
+    request = running_request()
+    # A retry has that of the message before it, also where the worker's main process sends it.
+    raw = predecessor if predecessor or request is None else _raw(request)
+    inherited = _lineage_in(raw)
+    if request is not None and is_retry(fields, request):
+        # Not by its own holds: it would be in while the body before it is still on its way out.
+        return inherited
+    return lineage.extended(inherited)
+
+
+def is_retry(fields: Mapping[str, Any], request: Any) -> bool:
+    """Whether a message is the running one's own next try, and not what the task is replaced by."""
+    nesting = fields.get("replaced_task_nesting") or 0
+    same: bool = fields.get("id") == request.id
+    return same and nesting == (request.replaced_task_nesting or 0)
 
 
 before_task_publish.connect(_write, weak=False, dispatch_uid="celery_relock.run_header")

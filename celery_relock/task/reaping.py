@@ -32,7 +32,7 @@ def _start(sender: Any, **_: Any) -> None:
     if not locked:
         return
     try:
-        reaper = Reaper(locked[0].engine.store)  # one app, one Redis
+        reaper = Reaper(locked[0].engine)  # one app, one Redis
     except RelockError as error:
         logger.warning("nobody frees the locks of killed processes, only their leases: %s", error)
         return

@@ -27,14 +27,14 @@ class StoreSettings:
     """Where an app's locks live.
 
     Attributes:
-        url: of the Redis, with its password.
+        url: of the Redis, with its password; or a client of redis-py, or a function that makes one.
         ssl: what Celery's `…_use_ssl` settings hold: options whose names start with `ssl_`, True
             for TLS as the URL says, or None.
         namespace: prefix of all keys.
         source: the setting that the URL came from.
     """
 
-    url: str
+    url: object
     ssl: Mapping[str, Any] | bool | None = None
     namespace: str = "relock"
     source: str = "relock_url"
@@ -51,6 +51,9 @@ def store_settings(app: Any) -> StoreSettings:
     """
     conf = _read(app)
     namespace = _text(conf, "relock_namespace") or "relock"
+    place = _get(conf, "relock_url")
+    if callable(place) or hasattr(place, "connection_pool"):
+        return StoreSettings(place, None, namespace)
     for source, value in _places(conf):
         for url in _urls(value):
             if source == "relock_url" or _is_redis(url):

@@ -5,6 +5,9 @@ local Holds = {}
 -- Longer than any pause in which a key without live holds may stay behind.
 Holds.GRACE = 60000
 
+-- The nonce of a hold that is kept for a run which is still to come: no attempt has this one.
+Holds.KEPT = '-'
+
 -- A lapsed hold is dropped before anything is decided: its lease ended by the server's clock,
 -- not when somebody happened to look, and a late renewal must not find it again.
 function Holds.open(call, key)
@@ -17,6 +20,7 @@ function Holds.open(call, key)
     name = name,
     queue = call.prefix .. 'q:' .. name,
     waiters = call.prefix .. 'w:' .. name,
+    messages = call.prefix .. 'm:' .. name,
     holds = {},
     entries = 0,
     fences = {},
@@ -61,6 +65,9 @@ local function outlive_holds(lock)
 end
 
 function Holds.write(lock, run, hold, who)
+  if lock.holds[run] then
+    Holds.drop(lock, run)
+  end
   Holds.count(lock, run, hold)
   redis.call('HSET', lock.key, run, record_of(hold), '@' .. run, who)
   outlive_holds(lock)
@@ -86,6 +93,12 @@ function Holds.drop(lock, run)
     lock.fences[hold.fence] = nil
     lock.entries = lock.entries - 1
   end
+end
+
+-- The hold that is kept for a run, if there is one.
+function Holds.kept(lock, run)
+  local hold = lock.holds[run]
+  return hold and hold.nonce == Holds.KEPT and hold or nil
 end
 
 -- The fence of the newest entry that an owner has among some holds.

@@ -1,14 +1,19 @@
--- lib/queue: the waiters of a lock in the order of their tickets, and who enters next.
+-- lib/queue: the places of those who wait, in the order of their tickets.
 
 local Queue = {}
 
--- A call never works through more dead or unreachable waiters than this, so that no call stalls the
--- server; the next heartbeat goes on from there.
+-- A call never works through more places than this, so that no call stalls the server; the next
+-- heartbeat, or look at parked runs, goes on from there.
 Queue.MOST = 256
 
 function Queue.waiter(lock, run)
   local record = redis.call('HGET', lock.waiters, run)
   return record and cjson.decode(record)
+end
+
+-- A parked run has no process that could die: its place is its own until it comes back.
+function Queue.gone(call, waiter)
+  return not waiter or not waiter.parked and waiter.expiry <= call.now
 end
 
 -- All the locks that a waiter of this one wants.
@@ -21,15 +26,47 @@ function Queue.wanted(call, lock, waiter)
   return locks
 end
 
+-- The message of a parked run goes; its places in the queues stay.
+function Queue.unpark(call, locks, run, waiter)
+  if not waiter or not waiter.parked then
+    return
+  end
+  for _, lock in ipairs(locks) do
+    redis.call('HDEL', lock.messages, run)
+    -- Whoever waits in a process has a heartbeat that makes this longer again.
+    if redis.call('EXISTS', lock.messages) == 0 then
+      redis.call('PEXPIRE', lock.queue, Holds.GRACE)
+      redis.call('PEXPIRE', lock.waiters, Holds.GRACE)
+      redis.call('ZREM', call.prefix .. 'due', 'l ' .. lock.name)
+    end
+  end
+  local index = call.prefix .. 'parked'
+  redis.call('HDEL', index, run)
+  -- Another run of the task may be parked by now: a retry, while a copy of this one lies here still.
+  if redis.call('HGET', index, '#' .. waiter.task) == run then
+    redis.call('HDEL', index, '#' .. waiter.task)
+  end
+  redis.call('ZREM', call.prefix .. 'due', 'r ' .. run)
+  redis.call('ZREM', call.prefix .. 'owed:' .. waiter.home, run)
+end
+
 function Queue.leave(call, lock, run, waiter)
-  for _, each in ipairs(waiter and Queue.wanted(call, lock, waiter) or { lock }) do
+  local wanted = waiter and Queue.wanted(call, lock, waiter) or { lock }
+  for _, each in ipairs(wanted) do
     redis.call('ZREM', each.queue, run)
     redis.call('HDEL', each.waiters, run)
   end
+  Deadlock.forget(call, run, waiter or {})
+  Queue.unpark(call, wanted, run, waiter)
 end
 
 function Queue.write(call, lock, run, waiter)
   redis.call('HSET', lock.waiters, run, cjson.encode(waiter))
+  if waiter.parked or redis.call('EXISTS', lock.messages) == 1 then
+    redis.call('PERSIST', lock.waiters)
+    redis.call('PERSIST', lock.queue)
+    return
+  end
   -- A queue outlives its last heartbeat by a moment and no more, should every waiter die at once.
   -- Only ever longer: another waiter may have a longer life than this one.
   local life = waiter.expiry - call.now
@@ -39,14 +76,28 @@ function Queue.write(call, lock, run, waiter)
   end
 end
 
--- One ticket for all the locks that a run wants: with one order over all queues the oldest run is
--- first in each of its own, so runs that want A,B and B,A cannot wait for each other.
-function Queue.enter(call, locks, run, waiter)
+local function ticket_behind_all(call, locks)
   local ticket = call.micros
   for _, lock in ipairs(locks) do
     local last = redis.call('ZREVRANGE', lock.queue, 0, 0, 'WITHSCORES')
     ticket = math.max(ticket, tonumber(last[2] or 0) + 1)
   end
+  return ticket
+end
+
+local function ticket_before_all(call, locks)
+  local ticket = call.micros
+  for _, lock in ipairs(locks) do
+    local first = redis.call('ZRANGE', lock.queue, 0, 0, 'WITHSCORES')
+    ticket = math.min(ticket, tonumber(first[2] or ticket) - 1)
+  end
+  return ticket
+end
+
+-- One ticket for all the locks that a run wants: with one order over all queues the oldest run is
+-- first in each of its own, so runs that want A,B and B,A cannot wait for each other.
+function Queue.enter(call, locks, run, waiter, before_all)
+  local ticket = before_all and ticket_before_all(call, locks) or ticket_behind_all(call, locks)
   for _, lock in ipairs(locks) do
     -- NX: whoever comes back, by a repeated command or as a new attempt of a dead one, keeps its place.
     redis.call('ZADD', lock.queue, 'NX', string.format('%.0f', ticket), run)
@@ -54,99 +105,31 @@ function Queue.enter(call, locks, run, waiter)
   end
 end
 
--- What a waiter may have now: for each of its locks the fence of the entry that it joins, or false
--- for an entry of its own; nil while a lock is not to be had. Where it does not join it has to be
--- first in the queue; `head` is the lock where the caller has seen to that.
-local function admission(call, lock, run, waiter, head)
-  local fences = {}
-  for i, each in ipairs(Queue.wanted(call, lock, waiter)) do
-    fences[i] = waiter.by_owner and Holds.entry_of(each.holds, waiter.owner) or false
-    if not fences[i] then
-      if each.entries >= waiter.limits[i] then
-        return nil
-      end
-      if each ~= head and redis.call('ZRANK', each.queue, run) ~= 0 then
-        return nil
-      end
+-- Whether a run is in one of these locks.
+function Queue.is_in(locks, run)
+  for _, lock in ipairs(locks) do
+    if lock.holds[run] and not Holds.kept(lock, run) then
+      return true
     end
   end
-  return fences
+  return false
 end
 
--- No receiver: the process is gone, or for now not connected. pcall: a server that forbids the
--- channel answers with an error; then the heartbeat finds the grant.
-local function reached(call, run, waiter, fences)
-  local message = table.concat({ 'granted', run, waiter.nonce, unpack(fences) }, ' ')
-  return redis.pcall('PUBLISH', call.prefix .. 'i:' .. waiter.inbox, message) ~= 0
+-- Whether what is parked is a copy of a run that is in: its turn comes if that one dies.
+function Queue.behind_itself(call, lock, run, waiter)
+  return waiter.parked and Queue.is_in(Queue.wanted(call, lock, waiter), run)
 end
 
--- The hold's first lease is what is left of the waiter's: a waiter that has died meanwhile, and all
--- the dead behind it, hold up the others for one waiter's lease in total. False: it could not be
--- told and keeps its place. The run that asks now needs no message, the reply tells it.
-local function let_in(call, lock, run, waiter, fences, caller)
-  local fence
-  for i, joined in ipairs(fences) do
-    fence = fence or not joined and Call.next_fence(call)
-    fences[i] = joined or fence
+-- The fence of the newest entry that lets a run in without waiting. Lineage that is forged or out of
+-- date admits nobody: it must name a live hold of the same owner.
+function Queue.entry_of(lock, run, who)
+  local kept = Holds.kept(lock, run)
+  if kept or who.by_owner then
+    return kept and kept.fence or Holds.entry_of(lock.holds, who.owner)
   end
-  if run ~= caller and not reached(call, run, waiter, fences) then
-    return false
+  local ancestors = {}
+  for ancestor in string.gmatch(who.lineage or '', '%S+') do
+    ancestors[ancestor] = lock.holds[ancestor]
   end
-  Queue.leave(call, lock, run, waiter)
-  for i, each in ipairs(Queue.wanted(call, lock, waiter)) do
-    local hold = { expiry = waiter.expiry, fence = fences[i], nonce = waiter.nonce, owner = waiter.owner }
-    Holds.write(each, run, hold, waiter.inbox .. ' ' .. waiter.who)
-  end
-  return true
-end
-
--- Queued runs of an owner that is in now, if they may enter by owner: they join its entry.
-function Queue.join(call, lock, owner, caller)
-  for _, run in ipairs(redis.call('ZRANGE', lock.queue, 0, Queue.MOST - 1)) do
-    local waiter = Queue.waiter(lock, run)
-    if waiter and waiter.by_owner and waiter.owner == owner and waiter.expiry > call.now then
-      local fences = admission(call, lock, run, waiter)
-      if fences then
-        let_in(call, lock, run, waiter, fences, caller)
-      end
-    end
-  end
-end
-
--- A waiter that asks whether its owner is in by now. Only those that can be reached are let in with
--- their owner at once, and only with one that also enters by owner.
-function Queue.rejoin(call, lock, run, waiter)
-  local fences = waiter.by_owner and admission(call, lock, run, waiter)
-  if fences then
-    let_in(call, lock, run, waiter, fences, run)
-  end
-end
-
--- Let the head in while it may enter. True: somebody who is to enter before the caller still waits,
--- so the caller has to queue, or to stay there. `caller` is the run that asks now.
-function Queue.promote(call, lock, caller)
-  local skipped = 0
-  for _ = 1, Queue.MOST do
-    local run = redis.call('ZRANGE', lock.queue, skipped, skipped)[1]
-    if not run then
-      return false
-    end
-    local waiter = Queue.waiter(lock, run)
-    if not waiter or waiter.expiry <= call.now then
-      Queue.leave(call, lock, run, waiter)
-    else
-      local fences = admission(call, lock, run, waiter, lock)
-      if not fences then
-        return run ~= caller
-      end
-      if not let_in(call, lock, run, waiter, fences, caller) then
-        skipped = skipped + 1
-      elseif waiter.by_owner then
-        for _, each in ipairs(Queue.wanted(call, lock, waiter)) do
-          Queue.join(call, each, waiter.owner, caller)
-        end
-      end
-    end
-  end
-  return true
+  return Holds.entry_of(ancestors, who.owner)
 end

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 import uuid
+from types import SimpleNamespace
 
 import pytest
 from celery import chain, chord, group
 
 from celery_relock.errors import LockConflict
-from celery_relock.task.conflicts import pause_before
+from celery_relock.task.patience import pause_before
+from tests.support.parked import wait_until_parked
 from tests.support.sections import sections
 
 
@@ -81,8 +83,7 @@ def test_raise_is_told_at_once_and_says_who_holds_the_lock(worker, account, hold
 
 
 def test_retry_comes_back_until_the_lock_is_free_and_counts_as_no_retry(worker, account, holder):
-    # max_retries=0: one counted retry would already fail the task.
-    result = worker.module.comes_back.delay(account)
+    result = worker.module.looks["retry"].delay(account)
     worker.journal.wait_for(lambda events: _deliveries(events, result.id)[2:])
     assert result.state == "RETRY"
     holder()
@@ -95,11 +96,27 @@ def test_retry_comes_back_until_the_lock_is_free_and_counts_as_no_retry(worker, 
     assert len(_entries(worker, account)) == 2
 
 
+@pytest.fixture(params=["retry", "wait"])
+def waits(request, worker, account):
+    """A task that waits outside of the worker, by this policy; `until_put_off` sees it do so."""
+    task = worker.module.looks[request.param]
+
+    def until_put_off(task_id, count=1):
+        if request.param == "retry":
+            worker.journal.wait_for(lambda events: _deliveries(events, task_id)[1:])
+        else:
+            wait_until_parked(worker, f"account:{account}", count)
+
+    return SimpleNamespace(task=task, until_put_off=until_put_off, policy=request.param)
+
+
 def _deliveries(events, task_id):
     return [e for e in events if e.name == "delivered" and e["task_id"] == task_id]
 
 
-def test_a_run_that_came_back_is_the_same_in_all_that_its_message_says(worker, account, holder):
+def test_a_run_that_came_back_is_the_same_in_all_that_its_message_says(
+    worker, account, holder, waits
+):
     options = {
         "headers": {"x-mine": "kept"},
         "expires": 300,
@@ -111,49 +128,54 @@ def test_a_run_that_came_back_is_the_same_in_all_that_its_message_says(worker, a
         "queue": "special",
         "routing_key": "special.delivery",
         "priority": 7,
+        "reply_to": "somebody",
+        "group_id": "the-group",
+        "group_index": 3,
         "stamped_headers": ["stamp"],
         "stamp": "of mine",
     }
-    task = worker.module.comes_back
+    task = waits.task
     straight = f"{account}-straight"
     task.apply_async((straight,), **options).get(timeout=20)
     waited = task.apply_async((account,), **options)
-    worker.journal.wait_for(lambda events: _deliveries(events, waited.id)[1:])
+    waits.until_put_off(waited.id)
     holder()
     assert waited.get(timeout=30) >= 1
     at_once, after = _seen(worker, straight), _seen(worker, account)
     assert after["id"] == waited.id
     assert after["expires"]
-    for varies in ("id", "account", "attempts", "expires"):
+    assert after["correlation_id"] == waited.id
+    for varies in ("id", "account", "attempts", "expires", "correlation_id"):
         at_once.pop(varies), after.pop(varies)
     assert after == at_once
     assert at_once["headers"] == {"x-mine": "kept"}
     assert (at_once["exchange"], at_once["routing_key"]) == ("by-topic", "special.delivery")
     assert at_once["priority"] == 7
+    assert (at_once["reply_to"], at_once["group_index"]) == ("somebody", 3)
     assert at_once["stamps"] == {"stamp": "of mine"}
     assert (at_once["root"], at_once["parent"]) == ("the-root", "the-parent")
 
 
-def test_a_run_without_a_parent_does_not_become_its_own(worker, account, holder):
-    result = worker.module.comes_back.delay(account)
-    worker.journal.wait_for(lambda events: _deliveries(events, result.id)[1:])
+def test_a_run_without_a_parent_does_not_become_its_own(worker, account, holder, waits):
+    result = waits.task.delay(account)
+    waits.until_put_off(result.id)
     holder()
     result.get(timeout=30)
     seen = _seen(worker, account)
     assert (seen["root"], seen["parent"]) == (result.id, None)
 
 
-def test_a_result_that_is_ignored_stays_ignored(worker, account, holder):
-    result = worker.module.comes_back.apply_async((account,), ignore_result=True)
-    worker.journal.wait_for(lambda events: _deliveries(events, result.id)[1:])
+def test_a_result_that_is_ignored_stays_ignored(worker, account, holder, waits):
+    result = waits.task.apply_async((account,), ignore_result=True)
+    waits.until_put_off(result.id)
     holder()
     assert _seen(worker, account)["ignore_result"] is True
     assert worker.module.app.AsyncResult(result.id).state != "SUCCESS"
 
 
-def test_links_and_errbacks_stay(worker, account, holder):
+def test_links_and_errbacks_stay(worker, account, holder, waits):
     note = worker.module.note
-    result = worker.module.comes_back.apply_async((account,), link=note.s(account))
+    result = waits.task.apply_async((account,), link=note.s(account))
     failing = worker.module.comes_back_briefly.apply_async(
         (account,), link_error=note.si(0, f"{account}-failed")
     )
@@ -168,21 +190,21 @@ def test_links_and_errbacks_stay(worker, account, holder):
     assert [e["value"] for e in noted if _is(e, "noted", account)] == [attempts]
 
 
-def test_a_chain_goes_on_after_the_wait(worker, account, holder):
+def test_a_chain_goes_on_after_the_wait(worker, account, holder, waits):
     m = worker.module
-    result = chain(m.add.si(1, 1), m.comes_back.si(account), m.add.s(100)).apply_async()
-    worker.journal.wait_for(lambda events: _deliveries(events, result.parent.id)[1:])
+    result = chain(m.add.si(1, 1), waits.task.si(account), m.add.s(100)).apply_async()
+    waits.until_put_off(result.parent.id)
     holder()
     assert result.get(timeout=30) == 100 + result.parent.get(timeout=5)
     seen = _seen(worker, account)
     assert (seen["root"], seen["parent"]) == (result.parent.parent.id, result.parent.parent.id)
 
 
-def test_a_chord_waits_for_a_member_that_waits(worker, account, holder):
+def test_a_chord_waits_for_a_member_that_waits(worker, account, holder, waits):
     m = worker.module
-    header = [m.add.si(1, 1), m.comes_back.si(account), m.comes_back.si(account)]
+    header = [m.add.si(1, 1), waits.task.si(account), waits.task.si(account)]
     result = chord(group(header), m.total.s()).apply_async()
-    worker.journal.wait_for(lambda events: _deliveries(events, result.parent[1].id)[1:])
+    waits.until_put_off(result.parent[1].id, 2)
     holder()
     parts = [part.get(timeout=30) for part in result.parent]
     assert result.get(timeout=30) == sum(parts)

@@ -145,14 +145,6 @@ def test_a_callable_that_names_no_owner_is_told_with_task_and_option(reentry, ac
         result.get(timeout=20)
 
 
-def test_a_message_sent_from_a_locked_body_waits_for_its_parent(reentry, account):
-    result = reentry.module.spawns.delay(account).get(timeout=20)
-    child = reentry.module.app.AsyncResult(result["inner"]).get(timeout=20)
-    assert not child["reentered"]
-    assert child["fence"] > result["fence"]
-    assert len(sections(reentry.journal.events(), f"account:{account}")) == 2
-
-
 def test_a_direct_call_under_a_lock_object_enters_it(reentry, account):
     lock = lock_of(reentry, account)
     with lock:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis
 from celery import Celery
 
 from celery_relock.core.options import OPTION_NAMES
@@ -249,6 +250,17 @@ def test_the_namespace_of_the_keys_is_a_setting() -> None:
 def test_a_setting_that_must_be_text_says_so(name: str) -> None:
     with pytest.raises(LockConfigError, match=f"{name} must be text, not int"):
         store_settings(make(broker_url="redis://h", **{name: 7}))
+
+
+def test_relock_url_may_be_a_client_or_a_function_that_makes_one() -> None:
+    client = redis.Redis(host="locks")
+
+    for place in (client, lambda: client):
+        settings = store_settings(
+            make(relock_url=place, relock_namespace="x", broker_url="amqp://")
+        )
+        assert (settings.url, settings.ssl, settings.namespace) == (place, None, "x")
+        assert settings.source == "relock_url"
 
 
 @pytest.mark.parametrize("nothing", [None, ""])

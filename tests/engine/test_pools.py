@@ -19,6 +19,7 @@ from celery_relock.errors import LockConfigError
 from celery_relock.store.faults import translate
 from celery_relock.store.pools import pool_from_url, safe_url
 from tests.support import RedisServer
+from tests.support.tls import speaks_tls
 
 PASSWORD = "p@ss/w:o#r?d%&;"
 Connect = Callable[..., redis.Redis]
@@ -187,9 +188,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory, redis_binary: str) -> 
         )
     except FileNotFoundError:
         pytest.skip("no openssl command")
-    # Stops at the first line that it does not know: the last one, or, without TLS, the one before.
-    trial = [redis_binary, "--port", "0", "--tls-replication", "yes", "--maxmemory", "none"]
-    if b"tls-replication" in subprocess.run(trial, check=False, capture_output=True).stdout:
+    if not speaks_tls(redis_binary):
         pytest.skip("this Redis was built without TLS")
     return {"ssl_ca_certs": str(own), "ssl_certfile": str(own), "ssl_keyfile": str(key)}
 

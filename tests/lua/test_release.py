@@ -9,7 +9,8 @@ from celery_relock.core.answers import Busy, Ended, Held
 
 def given_back(desk, run, nonce="n", ended="", remember=60_000, names=("a",)):
     """The raw reply."""
-    return desk.raw("release", desk.keys.claim(names, run), [run, nonce, ended, remember])
+    more = ["", "", 0]
+    return desk.raw("release", desk.keys.claim(names, run), [run, nonce, ended, remember, *more])
 
 
 def test_a_hold_is_given_back_once_and_then_gone(desk):

@@ -45,7 +45,7 @@ def test_giving_back_while_waiting_gives_back_what_was_joined(desk):
     desk.fence("stranger", names=("b",))
     desk.queue("inner", names=AB, owner="o", lineage=("outer",))
 
-    reply = desk.raw("release", desk.keys.claim(AB, "inner"), ["inner", "n", "", 0])
+    reply = desk.raw("release", desk.keys.claim(AB, "inner"), ["inner", "n", "", 0, "", "", 0])
 
     assert reply == ["RELEASED", 2]
     assert (desk.holders("a"), desk.waiters("b")) == (["outer"], [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from celery_relock.core.answers import Beat, Busy, Claim, Duplicate, Held, Queued
+from celery_relock.core.answers import Beat, Busy, Claim, Duplicate, Held, Parked, Queued
 from tests.property import snapshot
 from tests.property.invariants import Invariants
 from tests.property.model import Reply
@@ -13,6 +13,7 @@ from tests.support import leftovers
 from tests.support.desk import Desk, Inbox
 
 NAMES = ("a", "b")
+HOMES = ("h1", "h2")
 LIFE = 1000.0  # seconds: nothing lapses unless a rule says so
 
 
@@ -33,11 +34,21 @@ class Driver(Invariants):
 
     def _acquire(
         self, run: str, nonce: str, *, inbox: str, waits: bool = True, by_owner: bool = False,
-        lineage: tuple[str, ...] = (), copies: int = 1,
+        lineage: tuple[str, ...] = (), copies: int = 1, home: str = "", deadline: bool = False,
     ) -> None:  # fmt: skip
+        """With a home the run is parked, if it has to wait."""
         names = self.wants[run]
         limits = tuple(self.limits[name] for name in names)
         claim = Claim(run, nonce, self.owners[run], names, limits, LIFE, "", by_owner, lineage)
+
+        def ask() -> Any:
+            if not home:
+                return self.desk.store.acquire(claim, LIFE if waits else 0.0, inbox)
+            patience = LIFE if deadline else None
+            how = {"home": home, "patience": patience, "owner": claim.owner, "by_owner": by_owner}
+            return self.desk.leave(
+                run, nonce, names=names, limits=limits, lease=LIFE, lineage=lineage, **how
+            )
 
         def answers_agree(real: Any, expected: Reply) -> None:
             self.invariant_02_reentry_never_blocks(claim, real)
@@ -46,14 +57,14 @@ class Driver(Invariants):
             assert self._told(real) == expected
 
         self._both(
-            lambda: self.desk.store.acquire(claim, LIFE if waits else 0.0, inbox),
-            lambda: self.model.acquire(claim, waits, inbox),
+            ask,
+            lambda: self.model.acquire(claim, waits, inbox, home, deadline),
             answers_agree,
             copies,
             run,
         )
 
-    def _release(self, run: str, nonce: str, ended: str, copies: int) -> None:
+    def _release(self, run: str, nonce: str, ended: str, copies: int, home: str = "") -> None:
         names = self.wants[run]
         lapsed = any(run in self.now[name].lapsed for name in names)
 
@@ -62,8 +73,10 @@ class Driver(Invariants):
             assert real == expected or (lapsed and real)
 
         self._both(
-            lambda: self.desk.store.release(names, run, nonce, ended=ended, remember=LIFE),
-            lambda: self.model.release(run, nonce, names, ended),
+            lambda: self.desk.give_back(
+                run, nonce, names=names, ended=ended, remember=LIFE, home=home
+            ),
+            lambda: self.model.release(run, nonce, names, ended, home),
             answers_agree,
             copies,
             run,
@@ -71,7 +84,26 @@ class Driver(Invariants):
         for name in names:
             hold, place = self.now[name].holds.get(run), self.now[name].queue.get(run)
             assert hold is None or hold.nonce != nonce
-            assert place is None or place["nonce"] != nonce
+            assert place is None or place["nonce"] != nonce or place.get("parked")
+
+    def _withdraw(self, run: str, home: str, copies: int) -> None:
+        self._both(
+            lambda: self.desk.withdraw(run, home, LIFE),
+            lambda: self.model.withdraw(run, home),
+            lambda real, expected: self.invariant_05_who_was_withdrawn_has_no_place(run, real),
+            copies,
+        )
+
+    def _resume(self, home: str, by: str, tasks: list[str], *, all_is_due: bool) -> list[str]:
+        """With all_is_due the time has come for whatever is to be looked at some time."""
+        if all_is_due:
+            self.desk.all_due()
+        found = self._send(lambda: self.desk.resume(home, by, tuple(f"t-{run}" for run in tasks)))
+        expected = self.model.resume(home, by, tasks, all_is_due=all_is_due)
+        self._every_entry_is_one_fence()
+        self._the_messages_are_the_models(found)
+        assert found == expected
+        return found
 
     def _heartbeat(self, nonce_of: dict[str, str], copies: int) -> None:
         beats = [(name, run, nonce_of[run]) for run in nonce_of for name in self.wants[run]]
@@ -111,6 +143,7 @@ class Driver(Invariants):
         self.sound = False
         answer = command()
         self.before, self.now = self.now, snapshot.read(self.desk, NAMES)
+        self.parking = snapshot.read_parking(self.desk, HOMES)
         return answer
 
     def _every_entry_is_one_fence(self) -> None:
@@ -123,7 +156,10 @@ class Driver(Invariants):
         assert [e for _, e in sorted(self.entry_of.items())] == sorted(self.entry_of.values())
         assert len(set(self.entry_of.values())) == len(self.entry_of)
 
-    def _the_messages_are_the_models(self) -> None:
+    def _the_messages_are_the_models(self, found: list[str] | None = None) -> None:
+        out = self.desk.messages()
+        assert [m.run for m in out] + (found or []) == self.model.out
+        assert all(m.text == f"text of {m.run}" for m in out)
         for inbox, ear in self.ears.items():
             heard = [text.split(" ") for text in ear.heard() if text.startswith("granted ")]
             real = [(*m[:3], [self.entry_of[int(fence)] for fence in m[3:]]) for m in heard]
@@ -134,7 +170,9 @@ class Driver(Invariants):
         if isinstance(answer, Held):
             return ("HELD", [self.entry_of[f] for f in answer.fences], list(answer.reentered))
         if isinstance(answer, Busy):
-            return ("BUSY", answer.name, answer.owner, answer.waiting)
+            return ("BUSY", answer.name, answer.owner, answer.waiting, answer.parked)
+        if isinstance(answer, Parked):
+            return ("PARKED",)
         if isinstance(answer, Queued):
             return ("WAIT", answer.rank)
         return ("DUPLICATE",) if isinstance(answer, Duplicate) else ("ENDED",)
@@ -149,18 +187,30 @@ class Driver(Invariants):
         return found[pick % len(found)]
 
     def invariant_12_everybody_who_waits_is_served_in_the_end(self) -> None:
-        for _ in range(2 * len(self.wants)):
-            waiting = {
-                r: p.nonce for n in NAMES for r, p in self.model.queues[n].items() if not p.dead
-            }
-            for run, nonce in waiting.items():
-                self._heartbeat({run: nonce}, 1)
+        """And 13: so is whoever is parked, as long as anybody looks."""
+        for number in range(2 * len(self.wants)):
+            waiting = {r: p for n in NAMES for r, p in self.model.queues[n].items() if not p.dead}
+            for run, place in waiting.items():
+                if not place.parked:
+                    self._heartbeat({run: place.nonce}, 1)
+            for home in HOMES:
+                for run in self._resume(home, f"last{number}", [], all_is_due=True):
+                    self._acquire(run, f"last{number}", inbox="gone", waits=False)
             for name in NAMES:
                 for run, hold in list(self.model.holds[name].items()):
                     self._release(run, hold.nonce, "", 1)
+            for run in list(self.model.parked()):
+                self._lose_message(run)
             if not waiting and not any(self.model.holds[name] for name in NAMES):
                 return
         raise AssertionError(f"they wait for each other: {waiting}")
+
+    def _lose_message(self, run: str) -> None:
+        """It was sent on, and the time for it to arrive is over."""
+        place = self.model.parked()[run]
+        if place.on_its_way:
+            self._send(lambda: self.desk.lapse_place(run, next(iter(place.limits)), back=1))
+            place.on_its_way = False
 
     def invariant_16_an_idle_lock_has_no_key(self) -> None:
         for name in NAMES:  # clears away what has lapsed

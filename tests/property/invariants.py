@@ -6,9 +6,18 @@ from typing import Any
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from celery_relock.core.answers import Answer, Busy, Claim, Duplicate, Ended, Held, Queued
+from celery_relock.core.answers import (
+    Answer,
+    Busy,
+    Claim,
+    Duplicate,
+    Ended,
+    Held,
+    Parked,
+    Queued,
+)
 from tests.property.model import Model
-from tests.property.snapshot import RealLock
+from tests.property.snapshot import RealLock, RealParking
 
 
 class Invariants(RuleBasedStateMachine):
@@ -20,6 +29,7 @@ class Invariants(RuleBasedStateMachine):
     model: Model
     before: dict[str, RealLock]
     now: dict[str, RealLock]
+    parking: RealParking
     limits: dict[str, int]
     highest_fence: int
     known_fences: set[int]
@@ -32,11 +42,29 @@ class Invariants(RuleBasedStateMachine):
             model = self.model.holds[name].items()
             assert real == {run: (hold.nonce, hold.owner) for run, hold in model}
             waiting = [
-                (run, facts["nonce"], facts["expiry"] == 1) for run, facts in lock.queue.items()
+                (run, facts["nonce"], facts["expiry"] == 1, facts.get("parked", False))
+                for run, facts in lock.queue.items()
             ]
             places = self.model.queues[name].items()
-            assert waiting == [(run, place.nonce, place.dead) for run, place in places]
+            assert waiting == [(run, p.nonce, p.dead, p.parked) for run, p in places]
         self.sound = True
+
+    @invariant()
+    def invariant_13_what_is_parked_is_there_and_will_be_looked_at(self) -> None:
+        parked = self.model.parked()
+        for name, lock in self.now.items():
+            first = {run for run in lock.messages if next(iter(parked[run].limits)) == name}
+            for run, text in lock.messages.items():
+                assert text == (f"text of {run}" if run in first else "")
+            here = {run for run, place in self.model.queues[name].items() if place.parked}
+            assert set(lock.messages) == here
+        index, due, owed = self.parking
+        looks = {f"l {name}" for name, lock in self.now.items() if lock.messages}
+        assert due == looks | {f"r {run}" for run in self.model.deadlines}
+        assert index == {run: next(iter(place.limits)) for run, place in parked.items()} | {
+            f"#t-{run}": run for run in parked
+        }
+        assert owed == {home: set(self.model.owed[home]) for home in owed}
 
     @invariant()
     def invariant_01_at_most_so_many_entries_as_the_limit(self) -> None:
@@ -55,25 +83,31 @@ class Invariants(RuleBasedStateMachine):
     def invariant_11_nobody_overtakes_who_can_be_reached(self) -> None:
         for name, lock in self.now.items():
             before = self.before[name]
-            for run, hold in lock.holds.items():
-                if hold.fence in before.fences:
-                    continue
-                line = list(before.queue)
-                ahead = line[: line.index(run)] if run in line else line
-                for other in ahead:
-                    still_there = lock.queue.get(other)
-                    assert (
-                        still_there is None
-                        or still_there["expiry"] == 1
-                        or still_there["inbox"] not in self.model.reachable
-                    ), f"{run} entered {name} before {other}"
+            line = list(before.queue)
+            for fence in lock.fences - before.fences:
+                # Whoever joined the entry, in the same command, needed no turn.
+                entered = [run for run, hold in lock.holds.items() if hold.fence == fence]
+                places = [line.index(run) if run in line else len(line) for run in entered]
+                for other in line[: min(places)]:
+                    assert self._may_be_passed(lock, other), f"{entered} entered {name} before it"
+
+    def _may_be_passed(self, lock: RealLock, run: str) -> bool:
+        place = lock.queue.get(run)
+        if place is None:
+            return True
+        if place.get("parked"):  # on its way, or a copy of a run that is in
+            is_in = any(run in each.holds for each in self.now.values())
+            return bool(place.get("back", 1) > 1 or is_in)
+        return bool(place["expiry"] == 1 or place["inbox"] not in self.model.reachable)
 
     @invariant()
     def invariant_16_nothing_stays_for_ever(self) -> None:
         for lock in self.now.values():
             assert (lock.lifetimes["holds"] == -2) == (not lock.holds and not lock.lapsed)
             assert (lock.lifetimes["queue"] == -2) == (not lock.queue)
-            assert -1 not in lock.lifetimes.values(), "a key without an end"
+            assert lock.lifetimes["holds"] != -1, "a key without an end"
+            assert (lock.lifetimes["queue"] == -1) == bool(lock.messages)
+            assert (lock.lifetimes["waiters"] == -1) == bool(lock.messages)
 
     def invariant_02_reentry_never_blocks(self, claim: Claim, answer: Answer) -> None:
         if isinstance(answer, (Duplicate, Ended)):
@@ -84,6 +118,7 @@ class Invariants(RuleBasedStateMachine):
                 continue
             if isinstance(answer, Busy):
                 assert answer.name != name
+            if isinstance(answer, (Busy, Parked)):
                 assert len(claim.names) > 1
                 continue
             fence = self.now[name].holds[claim.run].fence
@@ -104,7 +139,7 @@ class Invariants(RuleBasedStateMachine):
     def invariant_04_sent_twice_it_acts_once(self, run: str, answers: list[Any]) -> None:
         """The second copy, the last command, may let others in; what this run has stays."""
         first, second = answers
-        assert type(first) is type(second)
+        assert type(first) is type(second), answers
         if isinstance(first, (Held, Ended)):
             assert first == second
         for name in self.now if run else ():
@@ -115,10 +150,16 @@ class Invariants(RuleBasedStateMachine):
         for name in claim.names:
             hold, place = (getattr(self.before[name], x).get(claim.run) for x in ("holds", "queue"))
             other = hold is not None and hold.nonce != claim.nonce
-            other |= bool(place) and place["expiry"] > 1 and place["nonce"] != claim.nonce
-            if other:
-                assert isinstance(answer, (Duplicate, Ended))
+            waits = bool(place) and place["expiry"] > 1 and not place.get("parked")
+            if other or (waits and place["nonce"] != claim.nonce):
+                assert isinstance(answer, (Duplicate, Ended, Parked))
                 assert hold == self.now[name].holds.get(claim.run)
+
+    def invariant_05_who_was_withdrawn_has_no_place(self, run: str, had: bool) -> None:
+        for name, lock in self.now.items():
+            assert not had or run not in lock.queue
+            before = self.before[name].queue.get(run, {})
+            assert not before.get("parked") or had
 
     def invariant_06_a_hold_that_ends_by_itself_ends_alone(self, run: str) -> None:
         for name, lock in self.now.items():
@@ -135,14 +176,17 @@ class Invariants(RuleBasedStateMachine):
         for name, lock in self.now.items():
             if run not in lock.queue or lock.queue[run]["nonce"] != nonce:
                 continue
-            if lock.queue[run]["expiry"] == 1 or lock.queue[run].get("names"):
+            here = lock.queue[run]
+            if here["expiry"] == 1 or here.get("names") or here.get("parked"):
                 continue
             line = list(lock.queue)
             ahead = [lock.queue[other] for other in line[: line.index(run)]]
             wait_elsewhere = [
                 facts for facts in ahead if facts.get("names") and facts["expiry"] > 1
             ]
-            assert len(lock.fences) >= self.limits[name] or wait_elsewhere, f"{run} at {name}"
+            promised = sum(facts.get("back", 0) > 1 for facts in ahead)
+            full = len(lock.fences) + promised >= self.limits[name]
+            assert full or wait_elsewhere, f"{run} at {name}"
 
     def _admitting(self, claim: Claim, name: str) -> list[int]:
         """The fences of the entries that this claim may join."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from tests.property import snapshot
-from tests.property.driver import LIFE, NAMES, Driver
+from tests.property.driver import HOMES, LIFE, NAMES, Driver
 from tests.property.model import Model
 from tests.support import leftovers
 from tests.support.desk import Desk
@@ -24,10 +24,12 @@ nonces = st.sampled_from(["n1", "n1", "n2", "n3"])
 lineages = st.lists(runs, max_size=2, unique=True).map(tuple)
 picks = st.integers(0, 30)
 copies = st.sampled_from([1, 1, 2])  # how often a command arrives
-ends = st.sampled_from(["", "", "attempt"])
+ends = st.sampled_from(["", "", "attempt", "killed"])
+homes = st.sampled_from(["", *HOMES, HOMES[0]])
 
 somebody_holds = precondition(lambda self: any(self.model.holds[name] for name in NAMES))
 somebody_waits = precondition(lambda self: any(self.model.queues[name] for name in NAMES))
+somebody_is_parked = precondition(lambda self: self.model.parked())
 
 
 class LockMachine(Driver):
@@ -51,6 +53,7 @@ class LockMachine(Driver):
         self.entry_of = {}
         self.known_fences, self.highest_fence = set(), 0
         self.before = self.now = snapshot.read(self.desk, NAMES)
+        self.parking = snapshot.read_parking(self.desk, HOMES)
 
     # Commands
 
@@ -71,20 +74,50 @@ class LockMachine(Driver):
         self._acquire(run, place.nonce, inbox=place.inbox, **how)
 
     @somebody_holds
-    @rule(pick=picks, ended=st.sampled_from(["", "", "attempt", "run"]), copies=copies)
-    def finish(self, pick: int, ended: str, copies: int) -> None:
+    @rule(pick=picks, ended=st.sampled_from(["", "", "attempt", "run"]), copies=copies, home=homes)
+    def finish(self, pick: int, ended: str, copies: int, home: str) -> None:
         _, run, hold = self._pick(self.model.holds, pick)
-        self._release(run, hold.nonce, ended, copies)
+        self._release(run, hold.nonce, ended, copies, home)
 
     @somebody_waits
-    @rule(pick=picks, ended=ends, copies=copies)
-    def cancel(self, pick: int, ended: str, copies: int) -> None:
+    @rule(pick=picks, ended=ends, copies=copies, home=homes)
+    def cancel(self, pick: int, ended: str, copies: int, home: str) -> None:
         _, run, place = self._pick(self.model.queues, pick)
-        self._release(run, place.nonce, ended, copies)
+        self._release(run, place.nonce, ended, copies, home)
 
     @rule(run=runs, nonce=nonces, ended=ends, copies=copies)
     def release_late(self, run: str, nonce: str, ended: str, copies: int) -> None:
         self._release(run, nonce, ended, copies)
+
+    @rule(run=runs, nonce=nonces, home=st.sampled_from(HOMES), deadline=st.booleans(),
+          by_owner=st.booleans(), lineage=lineages, copies=copies)  # fmt: skip
+    def park(self, run: str, nonce: str, **how: Any) -> None:
+        self._acquire(run, nonce, inbox="-", **how)
+
+    @somebody_holds
+    @rule(pick=picks, home=st.sampled_from(HOMES), lineage=lineages)
+    def park_a_copy(self, pick: int, **how: Any) -> None:
+        _, run, hold = self._pick(self.model.holds, pick)
+        self._acquire(run, "n1" if hold.nonce != "n1" else "n2", inbox="-", **how)
+
+    @somebody_is_parked
+    @rule(pick=picks, nonce=nonces, lineage=lineages, by_owner=st.booleans(), copies=copies,
+          home=homes, waits=st.booleans())  # fmt: skip
+    def arrive(self, pick: int, nonce: str, **how: Any) -> None:
+        """A parked message comes to a worker: one that was sent, or one sent before."""
+        parked = list(self.model.parked())
+        self._acquire(parked[pick % len(parked)], nonce, inbox="flaky", **how)
+
+    @somebody_is_parked
+    @rule(home=st.sampled_from(HOMES), by=st.sampled_from(["b1", "b2"]),
+          tasks=st.lists(runs, max_size=1), all_is_due=st.booleans())  # fmt: skip
+    def resume(self, home: str, by: str, tasks: list[str], *, all_is_due: bool) -> None:
+        self._resume(home, by, tasks, all_is_due=all_is_due)
+
+    @somebody_is_parked
+    @rule(pick=picks, home=homes, copies=copies)
+    def withdraw(self, pick: int, home: str, copies: int) -> None:
+        self._withdraw(RUNS[pick % len(RUNS)], home, copies)
 
     @rule(run=runs, nonce=nonces)
     def renew(self, run: str, nonce: str) -> None:
@@ -123,10 +156,25 @@ class LockMachine(Driver):
         self.model.lapse_hold(name, run)
         self.invariant_06_a_hold_that_ends_by_itself_ends_alone(run)
 
+    @somebody_is_parked
+    @rule(pick=picks)
+    def a_message_gets_lost(self, pick: int) -> None:
+        parked = list(self.model.parked())
+        self._lose_message(parked[pick % len(parked)])
+
+    @somebody_is_parked
+    @rule(pick=picks)
+    def a_message_is_long_overdue(self, pick: int) -> None:
+        for run, place in list(self.model.travellers())[pick % 2 :]:
+            self._send(partial(self.desk.lapse_place, run, next(iter(place.limits)), first=1))
+            place.overdue = True
+
     @somebody_waits
     @rule(pick=picks)
     def a_waiter_dies(self, pick: int) -> None:
-        name, run, _ = self._pick(self.model.queues, pick)
+        name, run, place = self._pick(self.model.queues, pick)
+        if place.parked:
+            return  # it has no process
         self._send(lambda: self.desk.lapse_place(run, name))
         self.model.lapse_place(name, run)
 

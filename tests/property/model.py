@@ -9,36 +9,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from celery_relock.core.answers import Claim
+from tests.property.parking import Hold, ParkedRuns, Place
 
 Reply = tuple[Any, ...]
 RUN_ENDED = "*"
 
 
-@dataclass
-class Hold:
-    nonce: str
-    owner: str
-    entry: int
-
-
-@dataclass
-class Place:
-    """Where a run stands in the queues of all the locks in `limits`."""
-
-    nonce: str
-    owner: str
-    inbox: str
-    by_owner: bool
-    limits: dict[str, int]
-    dead: bool = False
-
-
-class Model:
+class Model(ParkedRuns):
     def __init__(self) -> None:
+        super().__init__()
         self.holds: dict[str, dict[str, Hold]] = defaultdict(dict)
         self.queues: dict[str, dict[str, Place]] = defaultdict(dict)  # in order
         self.ended: dict[str, set[str]] = defaultdict(set)
@@ -48,53 +30,76 @@ class Model:
 
     # The verbs
 
-    def acquire(self, claim: Claim, wait: bool, inbox: str) -> Reply:
+    def acquire(
+        self, claim: Claim, wait: bool, inbox: str, home: str = "", deadline: bool = False
+    ) -> Reply:
+        """With a home it parks, and else waits, or not."""
         run, names = claim.run, claim.names
-        if self.ended[run] & {RUN_ENDED, claim.nonce}:
-            return ("ENDED",)
-        if self._another_attempt_lives(claim):
-            return ("DUPLICATE",)
+        self._begin("", f"{run} {claim.nonce}")
         limits = dict(zip(names, claim.limits, strict=True))
-        new_place = Place(claim.nonce, claim.owner, inbox, claim.by_owner, limits)
-        if wait:
-            self._take_over_dead_places(run, names, new_place)
+        place = Place(claim.nonce, claim.owner, inbox, claim.by_owner, limits, home=home)
+        place.lineage = claim.lineage if home else ()
+        if refusal := self._refusal(claim, place, deadline):
+            return refusal
+        is_in = bool(self._holds_of(claim))
+        self._take_over_places(claim, place, bool(wait or home), is_in)
 
-        held_up = {name for name in names if self.promote(name, caller=run)}
-        held_up |= {name for name in names if len(self.entries(name)) >= limits[name]}
+        ahead = {name for name in names if self.promote(name, caller=run)}
         missing = [name for name in names if run not in self.holds[name]]
         joins = {name: entry for name in missing if (entry := self._entry_for(name, claim))}
         wanted = [name for name in missing if name not in joins]
-        blocked = [name for name in wanted if name in held_up]
+        full = {n for n in names if len(self.entries(n)) + self.promised[n] >= limits[n]}
+        blocked = [name for name in wanted if name in ahead | full]
 
-        if blocked and not wait:
-            return (
-                "BUSY",
-                blocked[0],
-                self._oldest_owner(blocked[0]),
-                len(self.queues[blocked[0]]),
-            )
-        self._leave_places_but_for(run, names, wanted if blocked else [])
+        if blocked and not (wait or home):
+            return self._busy(blocked[0], run)
+        self._leave_places_but_for(run, wanted if blocked else [], is_in)
+        place.limits = {name: limits[name] for name in wanted}
+        if blocked and home:
+            return self._park(run, place, deadline)
         for name, entry in joins.items():
             self.holds[name][run] = Hold(claim.nonce, claim.owner, entry)
-        if blocked:
-            new_place.limits = {name: limits[name] for name in wanted}
-            for name in wanted:
-                self.queues[name][run] = new_place  # who is in the queue already keeps its rank
-            return ("WAIT", self._rank(blocked[0], run))
+        return self._wait(run, place, blocked[0]) if blocked else self._enter(claim, wanted)
+
+    def _refusal(self, claim: Claim, place: Place, deadline: bool) -> Reply | None:
+        ended = self.ended[claim.run]
+        if RUN_ENDED in ended:
+            self._withdraw(claim.run)
+        if ended & {RUN_ENDED, claim.nonce}:
+            return ("ENDED",)
+        if self._another_attempt_waits(claim):
+            return ("DUPLICATE",)
+        if all(hold.nonce == claim.nonce for hold in self._holds_of(claim)):
+            return None
+        if place.parked:
+            self._leave_places_but_for(claim.run, list(claim.names), is_in=False)
+            return self._park(claim.run, place, deadline, first=True)
+        return ("DUPLICATE",)
+
+    def _wait(self, run: str, place: Place, name: str) -> Reply:
+        self._forget(run)
+        for each in place.limits:
+            self.queues[each][run] = place  # who is in the queue already keeps its rank
+        return ("WAIT", self._rank(name, run))
+
+    def _enter(self, claim: Claim, wanted: list[str]) -> Reply:
         self.last_entry += bool(wanted)
         for name in wanted:
-            self.holds[name][run] = Hold(claim.nonce, claim.owner, self.last_entry)
-        entries = [self.holds[name][run].entry for name in names]
-        return ("HELD", entries, [self._shared(name, run) for name in names])
+            self.holds[name][claim.run] = Hold(claim.nonce, claim.owner, self.last_entry)
+        entries = [self.holds[name][claim.run].entry for name in claim.names]
+        return ("HELD", entries, [self._shared(name, claim.run) for name in claim.names])
 
-    def release(self, run: str, nonce: str, names: Iterable[str], ended: str) -> bool:
+    def release(self, run: str, nonce: str, names: Iterable[str], ended: str, home: str) -> bool:
+        self._begin(home, f"{run} {nonce}")
         had_something = False
         for name in names:
             hold, place = self.holds[name].get(run), self.queues[name].get(run)
             if hold and hold.nonce == nonce:
                 del self.holds[name][run]
                 had_something = True
-            elif place and place.nonce == nonce:
+            taken_back = place and not place.arrived and ended != "killed"
+            mine = place and place.nonce == nonce and (not place.parked or taken_back)
+            if place and (mine or (place.parked and ended == "run")):
                 self._leave(run, place)
                 had_something = True
         for name in names:
@@ -103,23 +108,32 @@ class Model:
             self.ended[run].add(RUN_ENDED if ended == "run" else nonce)
         return had_something
 
+    def withdraw(self, run: str, home: str) -> bool:
+        found = super().withdraw(run, home)
+        if found:
+            self.ended[run].add(RUN_ENDED)
+        return found
+
     def renew(self, run: str, nonce: str, name: str) -> bool:
         return run in self.holds[name] and self.holds[name][run].nonce == nonce
 
     def heartbeat(self, beats: list[tuple[str, str, str]]) -> list[Reply]:
         """For (lock, run, nonce)."""
+        self._begin()
         kept = []
         for name, run, nonce in beats:
             place = self.queues[name].get(run)
-            kept.append(place if place and place.nonce == nonce and not place.dead else None)
+            alive = place and place.nonce == nonce and not place.dead and not place.parked
+            kept.append(place if alive else None)
         for (name, run, _), place in zip(beats, kept, strict=True):
             if place and run not in self.holds[name]:
                 self.promote(name, caller=run)
                 if run not in self.holds[name] and place.by_owner:
-                    self._let_in_if_admitted(run, place, first_in=None, caller=run)
+                    self._admit(run, place, first_in=None, caller=run)
         return [self._beat_reply(*beat, place) for beat, place in zip(beats, kept, strict=True)]
 
     def force_release(self, name: str, only: str) -> set[str]:
+        self._begin()
         taken = {run for run in self.holds[name] if only in ("", run)}
         for run in taken:
             del self.holds[name][run]
@@ -138,28 +152,41 @@ class Model:
 
     def promote(self, name: str, caller: str = "") -> bool:
         """Let in who is first, again and again. True: somebody must enter before the caller."""
+        self.promised[name] = 0
         for run, place in list(self.queues[name].items()):
-            if self.queues[name].get(run) is not place:
-                continue  # came in with its owner just now
+            if self.queues[name].get(run) is not place or self.behind_itself(run, place):
+                continue  # came in with its owner just now; or its turn comes if its run dies
             if place.dead:
                 self._leave(run, place)
+            elif place.on_its_way and run != caller:
+                if self._is_due_to_the_sender(run, place):
+                    self._hand_out(run, place)
+                self.promised[name] += self._promise(name, run, place)
             elif self._admission(run, place, first_in=name) is None:
                 return run != caller
-            elif self._let_in_if_admitted(run, place, name, caller) and place.by_owner:
-                for each in place.limits:
+            elif self._admit(run, place, name, caller):
+                for each in place.limits if place.by_owner else ():
                     self._bring_in_with(place.owner, each, caller)
+            elif place.parked:
+                self.promised[name] += self._promise(name, run, place)
         return False
 
     def _bring_in_with(self, owner: str, name: str, caller: str) -> None:
         for run, place in list(self.queues[name].items()):
-            if place.by_owner and place.owner == owner and not place.dead:
-                self._let_in_if_admitted(run, place, first_in=None, caller=caller)
+            joins = place.by_owner and place.owner == owner and not place.dead
+            if joins and not self.behind_itself(run, place):
+                self._admit(run, place, first_in=None, caller=caller)
 
-    def _let_in_if_admitted(
-        self, run: str, place: Place, first_in: str | None, caller: str
-    ) -> bool:
+    def _admit(self, run: str, place: Place, first_in: str | None, caller: str) -> bool:
+        """Let it in, or send its message on, if it may have all now. True: it is in."""
         entries = self._admission(run, place, first_in)
-        if entries is None or (run != caller and place.inbox not in self.reachable):
+        if entries is None:
+            return False
+        if place.parked and run != caller:
+            if not place.on_its_way:
+                self._hand_out(run, place)
+            return False
+        if run != caller and place.inbox not in self.reachable:
             return False
         self._leave(run, place)
         if None in entries.values():
@@ -177,47 +204,33 @@ class Model:
         """For each lock the entry to join, or None for a new one. None: not all are to be had."""
         entries: dict[str, int | None] = {}
         for name, limit in place.limits.items():
-            own = [hold.entry for hold in self.holds[name].values() if hold.owner == place.owner]
-            entries[name] = max(own) if own and place.by_owner else None
-            full = len(self.entries(name)) >= limit
-            first = name == first_in or self._rank(name, run) == 0
-            if entries[name] is None and (full or not first):
+            entries[name] = self.entry_of(name, run, place)
+            here = name == first_in
+            promised = self.promised[name] if here else self._promised_ahead(name, run)
+            if entries[name] is None and (
+                promised is None or len(self.entries(name)) + promised >= limit
+            ):
                 return None
         return entries
 
     def _entry_for(self, name: str, claim: Claim) -> int | None:
-        admitting = [
-            hold.entry
-            for run, hold in self.holds[name].items()
-            if hold.owner == claim.owner and (claim.by_owner or run in claim.lineage)
-        ]
-        return max(admitting, default=None)
+        return self._joinable(name, claim.owner, claim.by_owner, claim.lineage)
 
-    def _another_attempt_lives(self, claim: Claim) -> bool:
-        for name in claim.names:
-            hold, place = self.holds[name].get(claim.run), self.queues[name].get(claim.run)
-            if hold and hold.nonce != claim.nonce:
-                return True
-            if place and place.nonce != claim.nonce and not place.dead:
-                return True
-        return False
+    def _busy(self, name: str, run: str) -> Reply:
+        holds, line = self.holds[name].values(), self.queues[name]
+        owner = min(holds, key=lambda hold: hold.entry).owner if holds else ""
+        parked = run in line and line[run].parked
+        return ("BUSY", name, owner, len(line), parked)
 
-    def _take_over_dead_places(self, run: str, names: Iterable[str], by: Place) -> None:
-        for name in names:
-            place = self.queues[name].get(run)
-            if place and place.dead:
-                place.nonce, place.owner, place.inbox = by.nonce, by.owner, by.inbox
-                place.by_owner, place.dead = by.by_owner, False
+    def _holds_of(self, claim: Claim) -> list[Hold]:
+        return [self.holds[n][claim.run] for n in claim.names if claim.run in self.holds[n]]
 
-    def _leave_places_but_for(self, run: str, names: Iterable[str], wanted: list[str]) -> None:
-        for name in names:
-            place = self.queues[name].get(run)
-            if place and list(place.limits) != wanted:
-                self._leave(run, place)
-
-    def _leave(self, run: str, place: Place) -> None:
-        for name in place.limits:
-            self.queues[name].pop(run, None)
+    def _another_attempt_waits(self, claim: Claim) -> bool:
+        places = [self.queues[name].get(claim.run) for name in claim.names]
+        return any(
+            place and place.nonce != claim.nonce and not place.dead and not place.parked
+            for place in places
+        )
 
     def _beat_reply(self, name: str, run: str, nonce: str, kept: Place | None) -> Reply:
         hold = self.holds[name].get(run)
@@ -230,10 +243,6 @@ class Model:
 
     def _rank(self, name: str, run: str) -> int:
         return list(self.queues[name]).index(run)
-
-    def _oldest_owner(self, name: str) -> str:
-        holds = self.holds[name].values()
-        return min(holds, key=lambda hold: hold.entry).owner if holds else ""
 
     def _shared(self, name: str, run: str) -> bool:
         entry = self.holds[name][run].entry

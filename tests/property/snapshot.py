@@ -23,6 +23,7 @@ class RealLock:
     holds: dict[str, RealHold] = field(default_factory=dict)
     lapsed: set[str] = field(default_factory=set)
     queue: dict[str, dict[str, Any]] = field(default_factory=dict)
+    messages: dict[str, str] = field(default_factory=dict)
     lifetimes: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -35,15 +36,40 @@ def read(desk: Desk, names: tuple[str, ...]) -> dict[str, RealLock]:
     for name in names:
         keys = desk.keys.lock(name), desk.keys.queue(name), desk.keys.waiters(name)
         pipe.hgetall(keys[0]).zrange(keys[1], 0, -1).hgetall(keys[2])
+        pipe.hgetall(f"{desk.keys.prefix(0)}m:{name}")
         pipe.pttl(keys[0]).pttl(keys[1]).pttl(keys[2])
     replies = iter(pipe.execute())
-    return {name: _lock(*(next(replies) for _ in range(6))) for name in names}
+    return {name: _lock(*(next(replies) for _ in range(7))) for name in names}
+
+
+class RealParking(NamedTuple):
+    """What Redis has of parked runs beside their locks: which lock each is at (and each task's
+    run), what is to be looked at some time, and by home who is owed a sender."""
+
+    index: dict[str, str]
+    due: set[str]
+    owed: dict[str, set[str]]
+
+
+def read_parking(desk: Desk, homes: tuple[str, ...]) -> RealParking:
+    prefix = desk.keys.prefix(0)
+    pipe = desk.client.pipeline(transaction=True).hgetall(f"{prefix}parked")
+    pipe.zrange(desk.keys.due(), 0, -1)
+    for home in homes:
+        pipe.zrange(f"{prefix}owed:{home}", 0, -1)
+    index, due, *owed = pipe.execute()
+    return RealParking(
+        {key.decode(): value.decode() for key, value in index.items()},
+        {member.decode() for member in due},
+        {home: {run.decode() for run in runs} for home, runs in zip(homes, owed, strict=True)},
+    )
 
 
 def _lock(
     holds: dict[bytes, bytes],
     queue: list[bytes],
     waiters: dict[bytes, bytes],
+    messages: dict[bytes, bytes],
     *lifetimes: int,
 ) -> RealLock:
     found = RealLock()
@@ -59,5 +85,6 @@ def _lock(
             found.lapsed.add(run.decode())
     assert set(queue) == set(waiters), "the queue and what is known of the waiters differ"
     found.queue = {run.decode(): json.loads(waiters[run]) for run in queue}
+    found.messages = {run.decode(): text.decode() for run, text in messages.items()}
     found.lifetimes = dict(zip(("holds", "queue", "waiters"), lifetimes, strict=True))
     return found

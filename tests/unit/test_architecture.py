@@ -17,9 +17,11 @@ from tests.support.worker import ROOT
 PACKAGE = "celery_relock"
 MOST_LINES = 250
 
-#: Which layers a layer may use. `lock` is the public class, "" the package's own names.
+#: Which layers a layer may use. `lock` is the public class, `signals` the
+#: public signals, "" the package's own names.
 ARROWS: dict[str, set[str]] = {
     "": {"lock", "task"},
+    "signals": {"core"},
     "lock": {"compose", "core", "errors", "task"},
     "cli": {"compose", "core", "errors", "task"},
     "task": {"compose", "core", "errors"},
@@ -31,6 +33,7 @@ ARROWS: dict[str, set[str]] = {
 #: Which libraries a layer may use besides the standard library.
 LIBRARIES: dict[str, set[str]] = {
     "lock": {"redis"},
+    "signals": {"celery"},
     "cli": {"celery", "click"},
     "task": {"celery", "kombu"},
     "compose": {"redis"},

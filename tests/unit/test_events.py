@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import time
@@ -10,9 +11,15 @@ from collections.abc import Iterator
 import pytest
 
 from celery_relock.core import events
-from celery_relock.core.events import LockEvent
+from celery_relock.core.events import LockEvent, Work
+from celery_relock.errors import LockLost
 
 LOST = LockEvent("lost", ("a", "b"), "run", "workflow", 17, "it was taken", 12.5)
+
+
+@pytest.fixture(autouse=True)
+def _nobody_else_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "_subscriptions", [])
 
 
 @pytest.fixture
@@ -32,7 +39,7 @@ def test_a_loss_is_a_warning_that_names_lock_owner_fence_and_last_renewal(
         f"lock 'a', 'b' lost: owner workflow, fence 17, last renewal at {at} (12.5 s ago); "
         "it was taken"
     )
-    assert record.relock is LOST  # type: ignore[attr-defined]
+    assert record.lock_event == "lost"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -112,3 +119,57 @@ def test_nothing_is_made_of_an_event_that_nobody_would_hear(
         assert events.wanted("acquired")
         end()
         assert not events.wanted("acquired")
+
+
+def test_a_log_record_has_every_fact_as_a_plain_value_of_its_own(
+    log: pytest.LogCaptureFixture,
+) -> None:
+    work = Work(None, "app.charge", "1234-5678", "worker@host")
+    events.tell(LockEvent("lost", ("a", "b"), "run", "workflow", 17, "it was taken", 12.5, work))
+    [record] = log.records
+    told = {name: value for name, value in vars(record).items() if name[:5] in ("lock_", "task_")}
+    assert told == {
+        "lock_event": "lost",
+        "lock_names": ["a", "b"],
+        "lock_run": "run",
+        "lock_owner": "workflow",
+        "lock_fence": 17,
+        "lock_reason": "it was taken",
+        "lock_since": 12.5,
+        "task_id": "1234-5678",
+        "task_name": "app.charge",
+    }
+    assert json.loads(json.dumps(told)) == told
+    assert "task app.charge[1234-5678]" in record.getMessage()
+
+
+@pytest.mark.parametrize("kind", ["lost", "reclaimed"])
+def test_what_should_not_happen_is_a_warning(kind: str, log: pytest.LogCaptureFixture) -> None:
+    events.tell(LockEvent(kind, ("a",), "run", "workflow"))
+    assert [record.levelno for record in log.records] == [logging.WARNING]
+
+
+def test_a_listener_hears_the_kinds_that_it_wants_and_others_are_not_made_for_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    heard: list[str] = []
+    with caplog.at_level(logging.ERROR, "celery_relock"):
+        end = events.subscribe(lambda event: heard.append(event.kind), lambda kind: kind == "lost")
+        assert events.wanted("lost")
+        assert not events.wanted("acquired")
+        events.tell(LockEvent("acquired", ("a",), "run", "workflow"))
+        events.tell(LOST)
+        end()
+    assert heard == ["lost"]
+
+
+def test_a_loss_that_interrupts_a_listener_goes_on_to_the_work_that_it_is_for() -> None:
+    def interrupted(event: LockEvent) -> None:
+        raise LockLost("the lock around this one was lost")
+
+    end = events.subscribe(interrupted)
+    try:
+        with pytest.raises(LockLost):
+            events.tell(LOST)
+    finally:
+        end()

@@ -10,6 +10,8 @@ import time
 import pytest
 
 from celery_relock.core import journal as journals
+from celery_relock.core.answers import Released
+from celery_relock.core.engine import Engine
 from celery_relock.core.journal import Entry, Journal
 from celery_relock.core.reaper import Reaper
 
@@ -42,6 +44,36 @@ def test_what_is_held_is_written_and_what_is_given_back_is_not(folder, journal):
     journal.remove("never noted")
 
     assert _written(folder) == [_entry(1, ("a", "ü {braces}"))]
+
+
+def test_what_a_claim_was_for_is_written_with_it(folder, journal):
+    told = Entry("store", "run", "nonce", ("a", "b"), "owner", "app.charge", "1234-5678")
+    journal.add(told)
+
+    assert _written(folder) == [told]
+
+
+def test_whom_a_claim_is_left_to_is_written_in_its_place(folder, journal):
+    journal.add(_entry(1))
+    journal.add(_entry(2))
+    left = _entry(1)._replace(heirs="next other", keep=300.5)
+    journal.change(left)
+    journal.change(_entry(3))  # never noted
+    journal.change(_entry(2)._replace(heirs="x" * 1000))  # no room: it stays as it was
+
+    assert sorted(_written(folder)) == [left, _entry(2)]
+    journal.remove("nonce1")
+    journal.remove("nonce2")
+    assert _written(folder) == []
+
+
+def test_an_entry_of_another_layout_is_passed_over(folder, journal):
+    journal.add(_entry())
+    path = folder / journals.process_name(os.getpid())
+    short = b"store\nrun\nnonce\na"
+    (folder / "other").write_bytes(len(short).to_bytes(2, "big") + short + path.read_bytes())
+
+    assert list(journals.read(folder / "other")) == []
 
 
 def test_the_same_claim_sent_again_is_noted_once(folder, journal):
@@ -116,6 +148,26 @@ def test_a_process_is_alive_until_it_is_a_zombie_and_a_reused_pid_is_another_pro
     child.wait()
 
 
+def test_a_process_that_cannot_be_looked_at_is_not_called_dead():
+    program = """
+import os, resource
+from celery_relock.core import journal
+name = journal.process_name(os.getpid())
+resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+try:
+    print(journal.alive(name))
+except OSError:
+    print("cannot tell")
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert told.stdout == "cannot tell\n", told.stderr
+
+
+def test_journals_of_another_format_are_left_to_those_who_can_read_them(folder, monkeypatch):
+    monkeypatch.setattr(journals, "_FORMAT", journals._FORMAT + 1)
+    assert journals.folder() != folder
+
+
 class _Store:
     """Records what it is asked to release. What the release does is the engine tests' matter."""
 
@@ -125,7 +177,11 @@ class _Store:
 
     def release(self, names, run, nonce, **_):
         self.released.append(nonce)
-        return True
+        return Released(True)
+
+
+def _reaper(store: _Store) -> Reaper:
+    return Reaper(Engine(store))  # type: ignore[arg-type]
 
 
 def test_the_reaper_takes_only_what_the_dead_noted_for_its_own_store(folder, journal):
@@ -136,28 +192,28 @@ def test_the_reaper_takes_only_what_the_dead_noted_for_its_own_store(folder, jou
     dead.write_bytes(mine.read_bytes())
     store = _Store("store")
 
-    assert Reaper(store).look() == 1  # type: ignore[arg-type]
+    assert _reaper(store).look() == 1
     assert store.released == ["nonce1"]
     assert dead.exists()  # the other store's reaper may come
-    assert Reaper(_Store("another")).look() == 1  # type: ignore[arg-type]
+    assert _reaper(_Store("another")).look() == 1
 
 
 def test_what_nobody_came_for_is_thrown_away_after_a_day(folder, journal):
     journal.add(Entry("nobody's", "run", "nonce", ("b",)))
     dead = folder / "1-1"
     dead.write_bytes((folder / journals.process_name(os.getpid())).read_bytes())
-    Reaper(_Store("store")).look()  # type: ignore[arg-type]
+    _reaper(_Store("store")).look()
     assert dead.exists()
     os.utime(dead, (0, 0))
 
-    Reaper(_Store("store")).look()  # type: ignore[arg-type]
+    _reaper(_Store("store")).look()
 
     assert not dead.exists()
 
 
 def test_where_no_journals_can_be_there_is_no_reaper(tmp_path, monkeypatch):
     monkeypatch.setattr(journals.tempfile, "gettempdir", lambda: str(tmp_path / "none"))
-    reaper = Reaper(_Store("store"))  # type: ignore[arg-type]
+    reaper = _reaper(_Store("store"))
 
     reaper.start()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_relock.core.options import NOT_YET, OPTION_NAMES, LockOptions
+from celery_relock.core.options import OPTION_NAMES, LockOptions
 from celery_relock.errors import LockConfigError
 
 
@@ -31,10 +31,10 @@ def test_a_task_that_declares_nothing_has_the_documented_defaults() -> None:
     assert {name: getattr(options, name) for name in OPTION_NAMES} == {
         "key": None,
         "owner": "root",
-        "reentrant": "inline",
+        "reentrant": "descendants",
         "limit": 1,
         "ttl": 30,
-        "on_conflict": "retry",
+        "on_conflict": "wait",
         "max_wait": None,
         "hold": "task",
         "gap_ttl": 300,
@@ -109,13 +109,13 @@ def test_a_good_value_is_taken(option: str, value: Any, taken: Any) -> None:
         ("owner", None, "'root'"),
         ("reentrant", "inlin", "'inline'"),
         ("reentrant", True, "'inline'"),
-        ("on_conflict", "queue", "'retry', 'block', 'raise'"),
+        ("on_conflict", "queue", "'wait', 'block', 'retry', 'drop', 'raise', or a callable"),
         ("on_conflict", None, "'retry'"),
         ("on_lost", "ignore", "'flag', 'raise'"),
         ("on_unavailable", "skip", "'raise', 'retry', 'run'"),
         ("hold", "chain", "'task'"),
-        ("keep_on_retry", 1, "False"),
-        ("max_parked", -1, "10000"),
+        ("keep_on_retry", 1, "True or False"),
+        ("max_parked", -1, "a whole number from 1"),
         ("key", True, "template"),
         ("key", 42, "template"),
         ("key", b"account", "template"),
@@ -162,47 +162,22 @@ def test_an_unknown_option_like_no_other_is_refused_with_all_there_are() -> None
     assert all(f"lock_{name}" in message for name in OPTION_NAMES)
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("on_conflict", "wait"),
-        ("on_conflict", "drop"),
-        ("on_conflict", lambda conflict: None),
-        ("reentrant", "descendants"),
-        ("reentrant", "workflow"),
-        ("hold", "workflow"),
-        ("gap_ttl", 60),
-        ("on_gap", "raise"),
-        ("keep_on_retry", True),
-        ("max_parked", 5),
-        ("dedup", "until_start"),
-        ("dedup", "until_done"),
-        ("dedup", 2.5),
-        ("on_duplicate", "raise"),
-        ("on_duplicate", "drop"),
-    ],
-)
-def test_what_this_release_does_not_have_is_refused_with_what_it_has(
-    option: str, value: Any
-) -> None:
-    message = refusal(**{f"lock_{option}": value})
+@pytest.mark.parametrize("value", [None, "until_start", "until_done", 2.5, timedelta(seconds=5)])
+def test_duplicates_are_looked_for_for_as_long_as_asked(value: Any) -> None:
+    found = declare(lock_dedup=value).dedup
 
-    assert f"this release does not have lock_{option}={value!r}" in message
-    assert all(repr(each) in message for each in NOT_YET[option])
+    assert found == (5.0 if isinstance(value, timedelta) else value)
 
 
-def test_when_a_feature_lands_its_row_is_all_that_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(NOT_YET, "on_conflict")
-    monkeypatch.delitem(NOT_YET, "dedup")
-
-    options = declare(lock_on_conflict="wait", lock_dedup=timedelta(seconds=5))
-
-    assert (options.on_conflict, options.dedup) == ("wait", 5.0)
-    assert "'drop'" in refusal(lock_on_conflict="dorp")
+def test_a_misspelt_time_for_duplicates_is_refused_with_the_right_ones() -> None:
+    assert "'until_done'" in refusal(lock_dedup="until_dnoe")
 
 
-def test_the_library_itself_starts_from_what_this_release_has() -> None:
-    assert all(getattr(LockOptions(), name) in values for name, values in NOT_YET.items())
+def test_duplicates_without_a_lock_name_are_refused_unless_the_app_asks_for_them() -> None:
+    assert "lock_key=False" in refusal(lock_key=False, lock_dedup="until_done")
+    options = LockOptions.collect({"lock_key": False}, {"dedup": "until_done"}, "app.charge")
+
+    assert options.dedup == "until_done"
 
 
 def test_a_wait_for_a_lock_that_raises_at_once_is_refused() -> None:

@@ -18,7 +18,7 @@ from celery_relock import errors
 from celery_relock.core.hold import Hold
 from tests.support.worker import ROOT
 
-NAMES = ["Lock", "LockedTask"]
+NAMES = ["Lock", "LockedTask", "locked"]
 HOLD = [
     "check",
     "continuous",
@@ -64,8 +64,10 @@ def _loaded_by(code: str) -> list[str]:
 
 def test_the_package_offers_these_names():
     assert celery_relock.__all__ == NAMES
-    assert dir(celery_relock) == [*NAMES, "__version__"]
-    assert {type(getattr(celery_relock, name)) for name in NAMES} == {type}
+    assert dir(celery_relock) == sorted([*NAMES, "__version__"])
+    classes = [getattr(celery_relock, name) for name in NAMES if name != "locked"]
+    assert {type(each) for each in classes} == {type}
+    assert callable(celery_relock.locked)
     with pytest.raises(AttributeError, match="no attribute 'Lok'"):
         _ = celery_relock.Lok
 
@@ -77,6 +79,16 @@ def test_a_lock_and_a_hold_offer_these_names():
 
 def test_the_version_is_that_of_the_installed_package():
     assert celery_relock.__version__ == version("celery-relock")
+
+
+def test_the_signals_are_these_each_documented_and_loaded_when_they_are_asked_for():
+    from celery_relock import signals
+
+    kinds = ["acquired", "conflict", "lost", "reclaimed", "released"]
+    assert signals.__all__ == [f"lock_{kind}" for kind in kinds]
+    assert all(f"`{name}`" in signals.__doc__ for name in signals.__all__)
+    assert all(f"`{name}`" in signals.__doc__ for name in signals.lock_lost.providing_args)
+    assert "celery_relock.signals" not in _loaded_by("import celery_relock")
 
 
 def test_importing_the_package_loads_neither_celery_nor_redis():

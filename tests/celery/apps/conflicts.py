@@ -56,7 +56,10 @@ def raises(self, account):
     return waits(self, account, 0)
 
 
-@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_max_wait=1.0)
+RETRY = {"lock_key": KEY, "lock_on_conflict": "retry"}
+
+
+@app.task(base=LockedTask, bind=True, **RETRY, lock_max_wait=1.0)
 def comes_back_briefly(self, account):
     return waits(self, account, 0)
 
@@ -67,8 +70,7 @@ class SeenAtEachDelivery(LockedTask):
         journal.add("delivered", task_id=task_id, **header)
 
 
-@app.task(base=SeenAtEachDelivery, bind=True, lock_key=KEY, max_retries=0)
-def comes_back(self, account, *rest):
+def look(self: Any, account: str, *rest: Any) -> int:
     """What the body sees of its message, when it runs at last."""
     request = self.request
     with section(journal, self.lock):
@@ -86,6 +88,11 @@ def comes_back(self, account, *rest):
             "stamps": request.stamps,
             "ignore_result": request.ignore_result,
             "reply_to": request.reply_to,
+            "correlation_id": request.correlation_id,
+            "origin": request.origin,
+            "group_index": request.group_index,
+            "replaced": request.replaced_task_nesting,
+            "delivery_mode": request.delivery_info.get("delivery_mode"),
             "shadow": request.shadow,
             "exchange": request.delivery_info["exchange"],
             "routing_key": request.delivery_info["routing_key"],
@@ -94,6 +101,20 @@ def comes_back(self, account, *rest):
         }
         journal.add("seen", account=account, **seen)
         return seen["attempts"]
+
+
+# max_retries=0: one counted retry would already fail the task.
+looks = {
+    policy: app.task(
+        name=f"looks.{policy}",
+        base=SeenAtEachDelivery,
+        bind=True,
+        max_retries=0,
+        lock_key=KEY,
+        lock_on_conflict=policy,
+    )(look)
+    for policy in ("retry", "wait")
+}
 
 
 @app.task
@@ -127,11 +148,11 @@ class WithoutABroker(LockedTask):
         self.app.amqp._producer_pool = None
 
 
-@app.task(base=WithoutABroker, bind=True, lock_key=KEY)
+@app.task(base=WithoutABroker, bind=True, **RETRY)
 def cannot_be_sent_again(self, account):
     return waits(self, account, 0)
 
 
-@app.task(base=WithoutABroker, bind=True, lock_key=KEY, lock_max_wait=0.5)
+@app.task(base=WithoutABroker, bind=True, **RETRY, lock_max_wait=0.5)
 def cannot_be_sent_again_for_long(self, account):
     return waits(self, account, 0)

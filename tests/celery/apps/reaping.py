@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from typing import Any
 
@@ -24,17 +23,6 @@ def hold(self: Any, account: str, inner: str = "") -> None:
             journal.add("inner")
             time.sleep(60)
     time.sleep(60)
-
-
-@app.task(bind=True, base=LockedTask, lock_key="account:{account}", lock_ttl=LONG, time_limit=1)
-def overrun(self: Any, account: str) -> None:
-    """Run into the hard time limit, and do not go away when asked to."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    journal = Journal.from_env()
-    journal.add("holding", account=account, fence=self.lock.fence)
-    while True:
-        journal.add("alive", at=time.time(), fence=self.lock.fence)
-        time.sleep(0.01)
 
 
 @app.task(bind=True, base=LockedTask, lock_key="account:{account}", lock_on_conflict="block")

@@ -171,9 +171,3 @@ def owned_by_a_callable(account):
 @app.task(base=LockedTask, lock_key=KEY, lock_owner=lambda request: None)
 def owned_by_nobody(account):
     return told()
-
-
-@app.task(base=LockedTask, lock_key=KEY)
-def spawns(account):
-    """What is sent from a locked body is another run: it does not enter with its parent."""
-    return told(lambda: take.delay(account).id)

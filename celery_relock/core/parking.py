@@ -1,0 +1,90 @@
+"""Messages that wait for a lock in Redis, and their way back to the broker."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Sequence
+
+from ..errors import RelockError
+from . import ids
+from .answers import Message
+from .store import LockStore, Sender
+
+logger = logging.getLogger("celery_relock")
+
+# How often a Redis that was away is asked again, in seconds.
+AGAIN = 0.5
+
+
+class Parking:
+    """The parked messages of one store, as far as this process can send them on.
+
+    Attributes:
+        sender: sends them to their broker; None where nobody can (a `Lock` without an app).
+    """
+
+    def __init__(self, store: LockStore) -> None:
+        self._store = store
+        self._over: list[str] = []
+        self._guard = threading.Lock()
+        self.sender: Sender | None = None
+
+    @property
+    def home(self) -> str:
+        """The broker that this process sends to, "" for none."""
+        return "" if self.sender is None else self.sender.home
+
+    def forward(self, messages: Iterable[Message]) -> None:
+        """Send messages on. One that fails stays parked, and is handed out again before long."""
+        for message in messages:
+            try:
+                if self.sender is not None:
+                    self.sender.send(message)
+            except Exception as error:  # noqa: BLE001  # whatever it is, the message is safe
+                logger.warning(
+                    "a run that is parked for the lock %r could not be sent on, it is tried again "
+                    "in some seconds: %s",
+                    message.name,
+                    error,
+                )
+
+    def resume(self, tasks: Sequence[str] = ()) -> float | None:
+        """Send on whatever is due, and these tasks (short ids) in any case.
+
+        Returns:
+            In how many seconds to look again; None while nothing is parked.
+
+        Raises:
+            LockUnavailable, LockConfigError: see `LockStore`.
+        """
+        found = self._store.resume(self.home, ids.nonce(), tasks)
+        self.forward(found.messages)
+        return found.recheck
+
+    def withdraw(self, run: str, remember: float = 3600.0) -> bool:
+        """Take a run's message out of the line for good. False if it was not parked."""
+        had, messages = self._store.withdraw(run, remember, self.home)
+        self.forward(messages)
+        return had
+
+    def withdraw_later(self, run: str) -> None:
+        """The same as soon as Redis can be asked again, from another thread."""
+        with self._guard:
+            self._over.append(run)
+            if len(self._over) > 1:
+                return
+        threading.Thread(target=self._clear, name="relock-withdraw", daemon=True).start()
+
+    def _clear(self) -> None:
+        while True:
+            try:
+                self.withdraw(self._over[0])
+            except RelockError:
+                time.sleep(AGAIN)
+                continue
+            with self._guard:
+                del self._over[0]
+                if not self._over:
+                    return

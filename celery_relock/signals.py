@@ -1,0 +1,84 @@
+"""Signals of what happens to locks, for an application's own code. They work as Celery's do.
+
+    from celery_relock.signals import lock_lost
+
+    @lock_lost.connect
+    def page(sender=None, names=(), task_id="", **_): ...
+
+Signals, and what each of them tells of:
+
+- `lock_acquired`: a lock was taken, or entered once more by another run of its workflow. An inline
+  call that its own call stack lets in takes nothing, and is not told;
+- `lock_conflict`: it was held by somebody else; the run waits, is sent again, or fails;
+- `lock_released`: it was given back;
+- `lock_lost`: it ended before the work under it did;
+- `lock_reclaimed`: it was freed for a process of this worker's host that is dead; told in the main
+  process of a worker, where no object stands for the task: `sender` is None.
+
+Arguments (more may come, so take `**kwargs`):
+
+- `sender`: the task object, None for a `Lock` outside of tasks. `connect(…, sender=task)` selects;
+- `names`: the lock names, a tuple of texts;
+- `owner`, `run`: the short ids of the workflow and of the run;
+- `fence`: the number of the entry, 0 if there is none;
+- `reason`: a sentence for people, "" where the signal says it all;
+- `since`: seconds since the last good renewal, for `lock_lost`;
+- `task_id`, `task_name`: of the message that runs, "" without one.
+
+A receiver is called where the thing happens: in the process of the task, and for `lock_lost` mostly
+in a thread that is not the task's. The task waits for it. What it raises is logged.
+"""
+
+from __future__ import annotations
+
+from celery.exceptions import SoftTimeLimitExceeded
+from celery.utils.dispatch import Signal
+
+from .core import events
+from .core.events import LockEvent
+
+__all__ = ["lock_acquired", "lock_conflict", "lock_lost", "lock_reclaimed", "lock_released"]
+
+_ARGUMENTS = {"names", "owner", "run", "fence", "reason", "since", "task_id", "task_name"}
+
+lock_acquired = Signal(name="lock_acquired", providing_args=_ARGUMENTS)
+lock_conflict = Signal(name="lock_conflict", providing_args=_ARGUMENTS)
+lock_released = Signal(name="lock_released", providing_args=_ARGUMENTS)
+lock_lost = Signal(name="lock_lost", providing_args=_ARGUMENTS)
+lock_reclaimed = Signal(name="lock_reclaimed", providing_args=_ARGUMENTS)
+
+_signals = {
+    "acquired": lock_acquired,
+    "conflict": lock_conflict,
+    "released": lock_released,
+    "lost": lock_lost,
+    "reclaimed": lock_reclaimed,
+}
+
+
+def _wanted(kind: str) -> bool:
+    signal = _signals.get(kind)
+    return signal is not None and bool(signal.receivers)
+
+
+def _send(event: LockEvent) -> None:
+    work = event.work
+    answers = _signals[event.kind].send(
+        sender=None if work is None else work.task,
+        names=event.names,
+        owner=event.owner,
+        run=event.run,
+        fence=event.fence,
+        reason=event.reason,
+        since=event.since,
+        task_id="" if work is None else work.id,
+        task_name="" if work is None else work.name,
+    )
+    for _, answer in answers:
+        # Celery takes it for the receiver's own; it was meant for the task.
+        if isinstance(answer, SoftTimeLimitExceeded):
+            raise answer
+
+
+events.let_through(SoftTimeLimitExceeded)
+events.subscribe(_send, _wanted)

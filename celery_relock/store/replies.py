@@ -1,0 +1,119 @@
+"""The replies of the scripts, decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..core.answers import (
+    Answer,
+    Busy,
+    Claim,
+    Deadlocked,
+    Duplicate,
+    Ended,
+    Full,
+    Held,
+    HoldInfo,
+    LockState,
+    Message,
+    Notice,
+    Parked,
+    Queued,
+    Released,
+    WaiterInfo,
+)
+
+
+def answer(claim: Claim, reply: list[Any], repeated: bool) -> Answer:
+    """Of `acquire`."""
+    tag = reply[0]
+    if tag == b"HELD":
+        fences = tuple([int(fence) for fence in reply[1::2]])
+        return Held(fences, tuple([joined == 1 for joined in reply[2::2]]), repeated)
+    if tag == b"WAIT":
+        return Queued(reply[1], reply[2] / 1000, repeated)
+    if tag == b"BUSY":
+        _, index, ms, fence, owner, text, waiting, parked = reply
+        name, left, number = claim.names[index - 1], ms / 1000, int(fence or 0)
+        place = parked == 1
+        return Busy(name, left, number, owner.decode(), _who(text), waiting, place, repeated)
+    if tag == b"DUPLICATE":
+        return Duplicate(reply[1] / 1000, _who(reply[2]), repeated)
+    if tag == b"DEADLOCK":
+        return Deadlocked(tuple(part.decode(errors="replace") for part in reply[1:]))
+    return Ended()
+
+
+def parked(
+    claim: Claim, reply: list[Any], repeated: bool
+) -> Held | Parked | Full | Duplicate | Deadlocked | Ended:
+    """Of `acquire` with a message."""
+    if reply[0] == b"PARKED":
+        return Parked(reply[1], messages(reply[2:]))
+    if reply[0] == b"FULL":
+        return Full(claim.names[reply[1] - 1], reply[2])
+    found = answer(claim, reply, repeated)
+    assert isinstance(found, Held | Duplicate | Deadlocked | Ended), found
+    return found
+
+
+def released(reply: list[Any], repeated: bool) -> Released:
+    """Of `release`."""
+    # Sent twice, the first may have done it: then there is nothing left, as there should be.
+    if reply[0] == b"RELEASED":
+        return Released(True, messages(reply[2:]))
+    return Released(repeated, messages(reply[1:]))
+
+
+def withdrawn(reply: list[Any], repeated: bool) -> Released:
+    """Of `withdraw`."""
+    return Released(reply[0] == b"WITHDRAWN" or repeated, messages(reply[1:]))
+
+
+def messages(parts: Sequence[bytes]) -> tuple[Message, ...]:
+    """Three values for each message that is handed out."""
+    if not parts:
+        return ()
+    texts = [part.decode() for part in parts]
+    return tuple(map(Message, texts[::3], texts[1::3], texts[2::3]))
+
+
+def beat(reply: list[Any]) -> Held | Queued | None:
+    """One line of `heartbeat`'s."""
+    if reply[0] == b"HELD":
+        return Held((int(reply[1]),), (False,))
+    if reply[0] == b"WAIT":
+        return Queued(reply[1], reply[2] / 1000)
+    return None
+
+
+def state(reply: list[Any]) -> LockState:
+    """Of `inspect`."""
+    holds, waiters, waiting = reply
+    return LockState(tuple(hold(*facts) for facts in holds), tuple(map(_waiter, waiters)), waiting)
+
+
+def hold(run: bytes, ms: int, fence: bytes, nonce: bytes, owner: bytes, who: bytes) -> HoldInfo:
+    """Of `inspect` and `force_release`."""
+    return HoldInfo(run.decode(), ms / 1000, int(fence), nonce.decode(), owner.decode(), _who(who))
+
+
+def _waiter(facts: list[Any]) -> WaiterInfo:
+    run, ms, nonce, owner, who, place = facts
+    left = ms / 1000
+    return WaiterInfo(
+        run.decode(), left, nonce.decode(), owner.decode(), _who(who), parked=place == 1
+    )
+
+
+def notice(data: bytes | str) -> Notice:
+    """What was published to an inbox."""
+    text = data.decode() if isinstance(data, bytes) else data
+    kind, run, nonce, *fence = text.split(" ")
+    return Notice(kind, run, nonce, int(fence[0]) if fence else 0)
+
+
+def _who(text: bytes) -> str:
+    """The part for people; the first word is the holder's inbox."""
+    return text.decode(errors="replace").partition(" ")[2]

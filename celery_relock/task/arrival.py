@@ -1,0 +1,243 @@
+"""`lock_dedup` where a run begins and ends: its marker is taken over, renewed, and freed.
+
+A message that no `LockedTask.apply_async` has sent (`send_task`, `celery call`) was held against no
+marker. That is made up for here: where another call of the same name is queued, or runs, it is a
+duplicate. Every other message was sent because it is to run, and does, with a marker or without.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import ContextVar
+from typing import Any
+
+from celery.exceptions import Reject, Retry
+from celery.signals import before_task_publish, task_revoked
+from celery.states import REVOKED
+
+from ..core import ids
+from ..core.answers import KEPT, Busy, Heir
+from ..core.hold import Hold
+from ..core.lease import State
+from ..errors import LockUnavailable, RelockError
+from . import dedup, marker
+from . import headers as run_headers
+from .attempt import Late
+from .declaration import Declaration, declaration
+from .dedup import Call
+from .giveback import give_back
+from .marker import Marker
+from .outcomes import Aside, end_dropped
+
+logger = logging.getLogger("celery_relock")
+
+Body = Callable[[Hold], Any]
+
+
+def around(
+    task: Any,
+    declared: Declaration,
+    message: Any | None,
+    names: tuple[str, ...],
+    locked: Callable[[Body], Any],
+    body: Body,
+) -> Any:
+    """Run a body by way of `locked`, which takes its locks, and look after its marker meanwhile."""
+    call = None if message is None else _call(task, declared, message, names)
+    if call is None:
+        return locked(body)
+    arrival, raised = _Arrival(call, message), None
+    token = _running.set(arrival)
+    try:
+        there = arrival.take()
+        if there is not None:
+            return _is_duplicate(call, message, there)
+        return locked(arrival.begins(body))
+    except BaseException as error:
+        raised = error
+        raise
+    finally:
+        try:
+            arrival.leave(raised)
+        finally:
+            _running.reset(token)
+            # A signal's exception may have come before the line above had begun.
+            if arrival.has:
+                arrival.leave(raised)
+
+
+def _call(task: Any, declared: Declaration, message: Any, names: tuple[str, ...]) -> Call | None:
+    """The call that a message is for; None if it has nothing to do with markers."""
+    told, mode = run_headers.read(message).dedup, declared.options.dedup
+    if told is not None and told[0]:
+        # As it was sent: the task's options, and so its lock names, may be others here.
+        made = Marker(*told)
+    elif mode is None or told == ("", marker.OFF):
+        return None
+    else:
+        made = Marker(marker.name_for(task.name, names), marker.until(mode))
+    return Call(task, declared.engine, declared.options, names, made)
+
+
+def _is_duplicate(call: Call, message: Any, there: marker.Found) -> Any:
+    error = dedup.error_for(call, there)
+    logger.info("task %s is not run: %s", message.id, error)
+    if call.options.on_duplicate == "raise":
+        raise error
+    return end_dropped(call.task, message, dedup.dropped(call, there))
+
+
+class _Arrival:
+    """A message that has arrived, and what it has of its marker."""
+
+    def __init__(self, call: Call, message: Any) -> None:
+        self.call = call
+        self.message = message
+        self.begun = False
+        self.heir: Heir | None = None
+        self._run = run_headers.read(message).call
+        self._let_go = False
+        claim = marker.claim_for(
+            call.marker.name, self._run, message.id, call.options.ttl, ids.nonce()
+        )
+        self._lease = marker.Quiet(claim, call.engine.store, 0.0)
+
+    def take(self) -> marker.Found | None:
+        """Take the marker over. Returns whose it is if this call is a duplicate."""
+        call, task_id = self.call, self.message.id
+        asks = run_headers.read(self.message).dedup is None and not _is_of_a_canvas(self.message)
+        try:
+            if call.marker.until == marker.TIME:
+                keep = float(call.options.dedup) if asks else 0.0
+                return dedup.claim(call, self._run, task_id, keep) if asks else None
+            answer = call.engine.acquire(self._lease)
+            replaces = asks and call.options.on_duplicate == "replace" and isinstance(answer, Busy)
+            # First in the place of the one that is queued, as if this had been sent just now.
+            if replaces and dedup.claim(call, self._run, task_id, marker.QUEUED) is None:
+                answer = call.engine.acquire(self._lease)
+        except LockUnavailable as error:
+            logger.debug("%s begins without its marker: %s", call.task.name, error)
+            return None
+        return marker.found(answer) if asks else None
+
+    def begins(self, body: Body) -> Body:
+        """The body, with what happens to the marker when it begins."""
+
+        def begin(hold: Hold) -> Any:
+            self._begin()
+            return body(hold)
+
+        return begin
+
+    def _begin(self) -> None:
+        self.begun = True
+        if self.call.marker.until == marker.DONE and not self.has:
+            self._take_late()
+        if self.call.marker.until != marker.START:
+            return
+        # Gone before the first line of the body: whoever calls from now on gets a run of its own.
+        try:
+            self._give_up()
+            if self._let_go and _is_revoked(self.call.task, self.message):
+                raise Late("replaced by a later call while it waited for its lock")
+        except LockUnavailable:
+            if self.call.options.on_unavailable != "run":
+                raise
+
+    def _take_late(self) -> None:
+        """That of the attempt before, which has ended meanwhile: it was killed, or parked."""
+        with suppress(LockUnavailable):
+            self.call.engine.acquire(self._lease)
+
+    @property
+    def has(self) -> bool:
+        return self._lease.state in (State.HELD, State.LOST)
+
+    def _give_up(self) -> None:
+        """Free the marker for good: no other attempt of this run, or copy of it, gets it again."""
+        engine = self.call.engine
+        if self.has:
+            kept = engine.release(self._lease, ended=True)
+            self._let_go = not kept and self.call.options.on_duplicate == "replace"
+        elif self._lease.state is not State.RELEASED:
+            marker.drop(engine, self.call.marker.name, self._run, ended=marker.REMEMBER)
+
+    def leave(self, error: BaseException | None) -> None:
+        """The run is over, or comes again."""
+        if self.call.marker.until == marker.TIME:
+            return
+        lease = self._lease
+        lease.heir = self._goes_to(error)
+        if lease.heir is None and not self.has:
+            with suppress(RelockError):
+                self._give_up()
+            return
+        give_back(self.call.engine, lease, ended=lease.heir is None)
+
+    def _goes_to(self, error: BaseException | None) -> Heir | None:
+        own = self._lease.claim.run
+        if isinstance(error, Reject) and error.requeue:
+            return Heir(own, marker.QUEUED)
+        if self.begun:
+            # Not after another error: it may be that of the retry which could not be sent.
+            return self.heir if error is None or isinstance(error, Retry) else None
+        if isinstance(error, Retry):
+            return Heir(own, marker.QUEUED)
+        parked = isinstance(error, Aside) and not isinstance(error, Late)
+        return Heir(own, marker.PARKED) if parked else None
+
+
+_running: ContextVar[_Arrival | None] = ContextVar("relock_arrival", default=None)
+
+
+def _is_revoked(task: Any, message: Any) -> bool:
+    return bool(task.AsyncResult(message.id).state == REVOKED)
+
+
+def _is_of_a_canvas(message: Any) -> bool:
+    """Whether a message that nobody could mark is no call of its own, by what it says."""
+    own = (message.chain, message.chord, message.group, message.callbacks, message.errbacks)
+    return any((*own, message.retries, message.replaced_task_nesting))
+
+
+def _write(headers: Any = None, body: Any = None, **_: Any) -> None:
+    """A retry is published while the body still runs: the marker goes on to it."""
+    arrival = _running.get()
+    if arrival is None or not isinstance(headers, dict):
+        return
+    if arrival.call.marker.until != marker.DONE or not arrival.begun:
+        return
+    fields = headers if "id" in headers else body if isinstance(body, dict) else {}
+    header = headers.get(run_headers.NAME)
+    if header and run_headers.is_retry(fields, arrival.message):
+        keep = marker.keep_for(arrival.call.task, dict(fields))
+        arrival.heir = Heir(marker.hold_id(header["run"]), keep)
+        header["dedup"] = list(arrival.call.marker)
+
+
+def _free(sender: Any = None, request: Any = None, **_: Any) -> None:
+    """The call was revoked, or has expired, before it ran: another one may be sent."""
+    try:
+        declared = declaration(type(sender))
+        header = run_headers.read(request)
+        name = header.dedup[0] if header.dedup else _name_of(sender, declared, request)
+        if name:
+            engine, own = declared.engine, marker.hold_id(header.call)
+            # Also for a retry that comes to be revoked before the body that sent it has ended.
+            engine.store.release([name], own, KEPT, "run", marker.REMEMBER)
+    except RelockError as error:
+        logger.warning("the marker of %s stays until it ends: %s", request.id, error)
+
+
+def _name_of(task: Any, declared: Declaration, request: Any) -> str:
+    mode = declared.options.dedup
+    if mode is None or declared.rule.off:
+        return ""
+    call = dedup.call_of(task, declared, mode, request.args or (), request.kwargs or {})
+    return "" if call is None else call.marker.name
+
+
+before_task_publish.connect(_write, weak=False, dispatch_uid="celery_relock.arrival")
+task_revoked.connect(_free, weak=False, dispatch_uid="celery_relock.arrival")

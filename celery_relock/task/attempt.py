@@ -1,0 +1,92 @@
+"""An attempt to take the locks of a call: what it asks with, and for which message."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any, NamedTuple
+
+from celery.states import READY_STATES
+
+from ..core import ids
+from ..core.answers import Busy, Deadlocked, Duplicate, Ended, Held
+from ..core.engine import Engine
+from ..core.lease import Lease
+from ..core.messages import describe_deadlock
+from ..core.options import LockOptions
+from ..errors import LockDeadlock
+from .outcomes import Aside
+from .sending import ignores_result
+
+logger = logging.getLogger("celery_relock")
+
+# How long a worker that lives may take from giving a lock back to storing the result, in seconds.
+_STORING = 2.0
+
+
+class Late(Aside):
+    """A late copy of a run that has ended: nothing of it comes again."""
+
+
+class Attempt(NamedTuple):
+    """An attempt to take the locks of a call.
+
+    Attributes:
+        message: the request of the message that is run; None for an inline or eager call, which
+            can neither be parked nor sent again.
+    """
+
+    task: Any
+    engine: Engine
+    lease: Lease
+    options: LockOptions
+    message: Any | None
+
+
+def ask(attempt: Attempt, wait: float | None) -> Held | Busy | Duplicate:
+    """Ask for the lock. Raises Late if the run has ended already and nothing is left to do."""
+    task, engine, lease, _, message = attempt
+    answer = engine.acquire(lease, wait)
+    while isinstance(answer, Ended):
+        if message is None or not _is_owed(task, message):
+            raise Late("a late copy of a run that has ended")
+        # The same name for all late copies, so that they are copies of one another too.
+        lease.claim = lease.claim._replace(run=ids.short(f"{lease.claim.run}+again"))
+        lease.again(ids.nonce())
+        answer = engine.acquire(lease, wait)
+    if isinstance(answer, Deadlocked):
+        raise deadlock(attempt, answer)
+    return answer
+
+
+def deadlock(attempt: Attempt, answer: Deadlocked) -> LockDeadlock:
+    """The error of a wait that would never end."""
+    claim = attempt.lease.claim
+    text = describe_deadlock(answer.path)
+    attempt.lease.tell("conflict", text)
+    return LockDeadlock(f"{attempt.task.name}: {text}", name=claim.names[0], owner=claim.owner)
+
+
+def _is_owed(task: Any, message: Any) -> bool:
+    """Whether the message still has to be run, though the body of a run of it has ended.
+
+    The lock is given back before Celery stores the result and publishes the next step. With
+    `acks_late`, a worker that dies in between leaves a message that is delivered again on purpose:
+    it is discarded only if the result is there. A copy of a run that ended without one (`Ignore`,
+    `self.retry`) runs again, as it does without a lock; so does one that stores no result but has
+    a next step.
+    """
+    if not task.acks_late:
+        return False
+    if ignores_result(task, message):
+        return bool(message.chain or message.callbacks or message.errbacks)
+    until = time.monotonic() + _STORING
+    while time.monotonic() < until:
+        try:
+            if task.AsyncResult(message.id).state in READY_STATES:
+                return False
+        except Exception:
+            logger.warning("no result of %s to look at: it runs again", message.id, exc_info=True)
+            return True
+        time.sleep(0.1)
+    return True

@@ -1,0 +1,156 @@
+"""The marker of a call that is queued or runs: what keeps a second one from being sent.
+
+It is a hold, of a lock that is named after the task and its lock names. While the message is on its
+way nobody renews it, so it says how long that may take (`QUEUED` and the like, here and nowhere
+else). The run that arrives takes it over: from then on it is renewed like any lock, freed by a
+reaper when the process dies, and left to a retry or to the message that is parked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Any, NamedTuple
+
+from celery.utils.time import maybe_iso8601
+
+from ..core import ids
+from ..core.answers import KEPT, Answer, Busy, Claim
+from ..core.engine import Engine
+from ..core.lease import Lease
+
+# How long a message may be in a broker's queue after it is due, in seconds, before its call no
+# longer counts: this is what a message that is lost costs.
+QUEUED = 86_400.0
+# The same for a message that is parked: it cannot be lost in a queue.
+PARKED = 30 * 86_400.0
+# For how long it is known that a run's marker is gone, in seconds: a copy must not take it again.
+REMEMBER = 3600.0
+
+START, DONE = "until_start", "until_done"
+#: For a marker that stays for some seconds whatever happens.
+TIME = "time"
+#: For a call that has none: one that asked for that, and one that Celery made.
+OFF, OWN = "off", "own"
+
+
+class Marker(NamedTuple):
+    """Which marker a call has: its lock's name ("" for none), and until when."""
+
+    name: str
+    until: str
+
+
+class Found(NamedTuple):
+    """The call that has a marker: its ids, and for how many seconds it counts at least."""
+
+    task_id: str
+    run: str
+    remaining: float
+
+
+class Quiet(Lease):
+    """A lease of a marker: what happens to it is nobody's news."""
+
+    __slots__ = ()
+
+    def tell(self, kind: str, reason: str = "", since: float = 0.0) -> None:
+        pass
+
+
+def until(mode: str | float) -> str:
+    """When a marker goes, by the option's value."""
+    return mode if isinstance(mode, str) else TIME
+
+
+def name_for(task_name: str, names: Sequence[str]) -> str:
+    """The marker's lock. No lock name has a tab, so it is nobody else's, nor another task's."""
+    return "\t".join(("dedup", task_name, *names))
+
+
+def readable(name: str) -> str:
+    """The lock names that a marker is for."""
+    return ", ".join(name.split("\t")[2:])
+
+
+def hold_id(run: str) -> str:
+    """The id of a run's hold of its marker."""
+    return ids.digest(f"{run}/dedup".encode())
+
+
+def claim_for(name: str, run: str, task_id: str, lease: float, nonce: str = KEPT) -> Claim:
+    """What is asked for it; `nonce` is that of an attempt to execute the run, if there is one."""
+    own, who = hold_id(run), f"{task_id} {run}"
+    return Claim(own, nonce, own, (name,), (1,), lease, who)
+
+
+def put(engine: Engine, name: str, run: str, task_id: str, keep: float) -> Found | None:
+    """Mark a call that is about to be sent, for so many seconds. Returns whose marker is there.
+
+    Raises:
+        LockUnavailable, LockConfigError: from the store.
+    """
+    return found(engine.store.acquire(claim_for(name, run, task_id, keep)))
+
+
+def found(answer: Answer) -> Found | None:
+    """Whose marker is in the way, None where the answer does not say."""
+    if not isinstance(answer, Busy):
+        return None
+    task_id, _, run = answer.who.rpartition(" ")
+    return Found(task_id, run, answer.remaining) if task_id else None
+
+
+def drop(engine: Engine, name: str, run: str, *, ended: float = 0.0) -> bool:
+    """Take a marker off a call that has not begun; False if it had none, or has begun.
+
+    Args:
+        ended: for so many seconds the run gets none any more.
+    """
+    own = hold_id(run)
+    return engine.store.release([name], own, KEPT, "run" if ended else "", ended).had
+
+
+def take_away(engine: Engine, marker: Marker, there: Found) -> bool:
+    """Take a marker for good from a call that has not begun. False if it has, or has none."""
+    own, name = hold_id(there.run), marker.name
+    if marker.until == DONE and all(hold.nonce != KEPT for hold in engine.inspect(name).holds):
+        return False
+    # It must not take it again: it may arrive before the one that comes instead has got it.
+    taken = drop(engine, name, there.run, ended=max(there.remaining, REMEMBER))
+    if taken or marker.until != START:
+        return taken
+    # It waits in a worker slot: had it begun, it would have none any more.
+    return bool(engine.store.force_release(name, own))
+
+
+def keep_for(task: Any, options: dict[str, Any]) -> float:
+    """Seconds for which a call counts that is sent with these options and then seen by nobody."""
+    due = seconds_to(options.get("countdown") or options.get("eta"), task.app)
+    end = seconds_to(options.get("expires") or task.expires, task.app)
+    # A worker that gets it later only throws it away.
+    return min(due + QUEUED, end + 60.0) if end else due + QUEUED
+
+
+def seconds_to(when: Any, app: Any) -> float:
+    """From now to a moment in any form that Celery takes; 0 if it is none, or is over."""
+    if isinstance(when, int | float):
+        return max(0.0, float(when))
+    try:
+        moment = maybe_iso8601(when)
+    except (TypeError, ValueError):
+        return 0.0  # Celery says so better
+    if not isinstance(moment, datetime):
+        return 0.0
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=app.timezone)
+    return max(0.0, (moment - datetime.now(timezone.utc)).total_seconds())
+
+
+def look(engine: Engine, name: str) -> Found | None:
+    """Whose marker is there, if anybody's. Raises LockUnavailable."""
+    for hold in engine.inspect(name).holds:
+        task_id, _, run = hold.who.rpartition(" ")
+        if task_id:
+            return Found(task_id, run, hold.remaining)
+    return None

@@ -1,0 +1,151 @@
+"""How the section of a `locked` canvas begins: a task that takes its lock and hands it on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from celery import shared_task
+from celery.result import EagerResult
+
+from ..core import callstack, ids
+from ..core.answers import Claim
+from ..core.engine import Engine
+from ..core.messages import who_am_i
+from ..core.options import LockOptions
+from ..errors import LockConfigError
+from . import conflicts, headers, marks, sections, telling
+from .attempt import Attempt
+from .base import LockedTask
+from .carried import carried_by
+from .declaration import engine_of
+from .giveback import give_back
+from .outcomes import Dropped, end_dropped
+from .owner import owner
+from .settings import option_defaults
+
+ENTER = "celery_relock.enter"
+_PLACES = ("queue", "exchange", "routing_key")
+
+
+class EnterTask(LockedTask):
+    """Goes where the first step of its canvas goes: some worker is sure to be there."""
+
+    abstract = True
+    lock_key = False
+    opens_sections = True
+
+    def apply_async(  # type: ignore[override]  # whoever sends it is this library
+        self, args: Any = None, kwargs: Any = None, task_id: str | None = None, **options: Any
+    ) -> Any:
+        if not any(name in options for name in _PLACES):
+            options = {**self._route(args[-1]["route"]), **options}
+        return super().apply_async(args, kwargs, task_id, **options)
+
+    def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        done = super().apply(args, kwargs, **options)
+        if len(args or ()) < 2:
+            done.__class__ = _Nothing
+        return done
+
+    def _route(self, first: Mapping[str, Any]) -> dict[str, Any]:
+        own, task = dict(first["options"]), self.app.tasks.get(first["task"])
+        if task is not None:
+            own = {**{name: each for name in _PLACES if (each := getattr(task, name, None))}, **own}
+        routed: dict[str, Any] = self.app.amqp.router.route(own, first["task"])
+        return routed
+
+
+class _Nothing(EagerResult):  # type: ignore[misc]  # Celery ships no types
+    """The result of an eager step that passes nothing on; Celery asks whether there is one."""
+
+    def __bool__(self) -> bool:
+        return False
+
+
+@shared_task(name=ENTER, base=EnterTask, bind=True)  # type: ignore[untyped-decorator]
+def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Take the lock of a section and leave it to the steps that come next."""
+    *given, spec = args
+    message = self.request
+    if message.is_eager or message.called_directly:
+        return given[0] if given else None
+    if self.app.conf.task_protocol == 1:
+        raise LockConfigError(
+            "locked() needs stamps, which messages of task_protocol=1 do not carry: use protocol 2"
+        )
+    try:
+        _take(self, message, spec)
+    except Dropped as dropped:
+        return end_dropped(self, message, dropped)
+    if message.chain:
+        marks.feed(message.chain[-1], given, kwargs)
+    return None
+
+
+def _take(task: Any, message: Any, spec: Mapping[str, Any]) -> None:
+    engine, options = engine_of(task.app), _options(task.app, spec)
+    names = _missing(engine, spec)
+    if not names:
+        return  # the section around this one has it
+    run = sections.hold_id(headers.read(message).run, spec["section"])
+    who, lineage = who_am_i(task.name, message.id), headers.lineage_here()
+    lease = engine.lease(_claim(run, owner("root", message), names, options, who, lineage))
+    lease.work = telling.work_for(task, message)
+    try:
+        held = sections.obtain(Attempt(task, engine, lease, options, message))
+        if held is not None:
+            callstack.push(lease)
+            carried = carried_by(spec["section"], lease, held.fences, options)
+            sections.begin(carried, engine, lease, message)
+    finally:
+        if not sections.owns(lease):
+            give_back(engine, lease, ended=False)
+
+
+@contextmanager
+def held(app: Any, spec: Mapping[str, Any]) -> Iterator[None]:
+    """Hold a section's lock around what is applied here and now.
+
+    Raises:
+        LockConflict: it was not to be had in time.
+    """
+    engine, options = engine_of(app), _options(app, spec)
+    names = _missing(engine, spec)
+    if not names:
+        yield
+        return
+    who, lineage = who_am_i("locked()", ""), headers.lineage_here()
+    lease = engine.lease(_claim(ids.new_id(), owner("root", None), names, options, who, lineage))
+    try:
+        taken = conflicts.obtain(Attempt(app.tasks[ENTER], engine, lease, options, None))
+        if taken is not None:
+            callstack.push(lease)
+        yield
+    finally:
+        callstack.pop(lease)
+        give_back(engine, lease, ended=False)
+
+
+def _missing(engine: Engine, spec: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names that nothing on this call stack holds yet."""
+    names = tuple(spec["names"])
+    return tuple(name for name in names if callstack.holding(engine.store, name) is None)
+
+
+def _options(app: Any, spec: Mapping[str, Any]) -> LockOptions:
+    declared = {f"lock_{name}": value for name, value in spec["options"].items()}
+    return LockOptions.collect(declared, option_defaults(app), "locked()")
+
+
+def _claim(
+    run: str,
+    owner: str,
+    names: tuple[str, ...],
+    options: LockOptions,
+    who: str,
+    lineage: tuple[str, ...],
+) -> Claim:
+    limits = (options.limit_for({}),) * len(names)
+    return Claim(run, ids.nonce(), owner, names, limits, options.ttl, who, lineage=lineage)

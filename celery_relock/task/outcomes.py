@@ -1,0 +1,96 @@
+"""What a run that does not get its lock leaves behind: a state while it waits, a result if it is
+dropped."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from celery.app.task import Context
+from celery.exceptions import Ignore
+
+from ..core.answers import Busy
+from ..errors import LockConflict, RelockError
+from .sending import ignores_result
+
+logger = logging.getLogger("celery_relock")
+
+#: The state of a task whose message is parked. Not a ready one: `get()` goes on waiting.
+BLOCKED = "BLOCKED"
+_MARK = "relock"
+
+
+class Aside(Ignore):  # type: ignore[misc]  # Celery ships no types
+    """This delivery ends without a run: its message is parked, or is a copy of another.
+
+    Celery writes out each frame of what it ignores, twice: `base` cuts those of the library off.
+    """
+
+
+class Dropped(Exception):
+    """The run is not executed, and `marker` is its result."""
+
+    def __init__(self, conflict: RelockError) -> None:
+        super().__init__(str(conflict))
+        self.marker = {
+            _MARK: "dropped",
+            "lock": conflict.name,
+            "owner": conflict.owner,
+            "reason": str(conflict),
+        }
+
+
+def is_dropped(result: object) -> bool:
+    """Whether a task's result says that the run was dropped because of its lock."""
+    return isinstance(result, Mapping) and result.get(_MARK) == "dropped"
+
+
+def show_blocked(task: Any, message: Any, conflict: LockConflict, answer: Any) -> None:
+    """Store the state BLOCKED: which lock, who holds it since when, and how many wait before it."""
+    if ignores_result(task, message):
+        return
+    busy = answer if isinstance(answer, Busy) else None
+    meta = {
+        "lock": conflict.name,
+        "holder": busy.who if busy else "",
+        "owner": conflict.owner,
+        "since": busy.fence / 1e6 if busy and busy.fence else None,
+        "position": busy.waiting if busy else 0,
+        "blocked_at": time.time(),
+    }
+    try:
+        task.backend.store_result(message.id, meta, BLOCKED, request=message)
+    except Exception:
+        logger.warning("the state BLOCKED of %s could not be stored", message.id, exc_info=True)
+
+
+def end_dropped(task: Any, message: Any | None, dropped: Dropped) -> Any:
+    """The result of a dropped run. Its links are not called and its chain goes no further: each
+    step that was to come has the same result, so that nobody waits for it."""
+    if message is None:
+        return dropped.marker
+    steps, message.chain, message.callbacks = message.chain or (), None, None
+    for step in steps:
+        for each in _results_of(step):
+            task.backend.mark_as_done(
+                each.id, dropped.marker, request=each, store_result=not each.ignore_result
+            )
+    return dropped.marker
+
+
+def _results_of(step: Mapping[str, Any]) -> list[Context]:
+    """The requests whose results somebody may wait for: those of a chord's body, of a group's
+    members, of a chain's last step."""
+    kind, inner = step.get("subtask_type"), step.get("kwargs") or {}
+    if kind == "chord":
+        return _results_of(inner["body"])
+    if kind == "group":
+        return [found for each in inner["tasks"] for found in _results_of(each)]
+    if kind == "chain":
+        return _results_of(inner["tasks"][-1])
+    options = step.get("options") or {}
+    context = Context(step, **options)
+    context.id, context.group = options.get("task_id"), options.get("group_id")
+    return [context] if context.id else []

@@ -1,0 +1,129 @@
+"""`lock_keep_on_retry`: the hold of a run goes on to its retry, through the countdown.
+
+A retry is a message of its own, so another run. Its run id is known once it is published, and when
+the body has ended the hold is left to that id, in the same entry. Nobody renews it meanwhile: the
+process that published the retry may be gone by the time it runs, and where the retry never comes
+the end of the lease frees the lock.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from datetime import datetime, timezone
+from typing import Any
+
+from celery.exceptions import Retry
+from celery.signals import before_task_publish, task_revoked
+from celery.utils.time import maybe_iso8601
+
+from ..core import events
+from ..core.answers import KEPT, Heir
+from ..core.lease import Lease
+from ..core.options import LockOptions
+from ..errors import RelockError
+from . import headers as run_headers
+from .declaration import declaration
+
+logger = logging.getLogger("celery_relock")
+
+
+class _Legacy:
+    """What a running body leaves to its retry: the retry's `run` id, and `eta`, when it is due."""
+
+    __slots__ = ("eta", "lease", "message", "run", "task")
+
+    def __init__(self, task: Any, message: Any, lease: Lease) -> None:
+        self.task = task
+        self.message = message
+        self.lease = lease
+        self.run = ""
+        self.eta: datetime | None = None
+
+
+_legacy: ContextVar[_Legacy | None] = ContextVar("relock_legacy", default=None)
+
+
+def keeping(
+    task: Any, message: Any | None, options: LockOptions, lease: Lease
+) -> AbstractContextManager[None]:
+    """Around a body: if it ends with the retry that it sent, the lease is left to that."""
+    if message is None or not options.keep_on_retry:
+        return nullcontext()
+    return _keeping(_Legacy(task, message, lease), options.gap_ttl)
+
+
+@contextmanager
+def _keeping(legacy: _Legacy, margin: float) -> Iterator[None]:
+    token = _legacy.set(legacy)
+    try:
+        yield
+    except Retry:
+        if legacy.run:
+            legacy.lease.heir = Heir(legacy.run, _seconds_to(legacy) + margin)
+        raise
+    finally:
+        _legacy.reset(token)
+
+
+def unbroken(message: Any | None, options: LockOptions, lease: Lease) -> bool:
+    """Whether a run that has its locks now has what was kept for it, if anything was. Tells if
+    not."""
+    if message is None or not options.keep_on_retry or not message.retries:
+        return True
+    kept, claim = dict(run_headers.read(message).kept), lease.claim
+    broken = {name: kept[name] for name in claim.names if name in kept}
+    for name, fence in zip(claim.names, lease.fences, strict=True):
+        if broken.get(name) == fence:
+            del broken[name]
+    if broken and events.wanted("lost"):
+        reason = "the hold that was kept for this retry had ended before the retry came"
+        told = (tuple(broken), claim.run, claim.owner, max(broken.values()), reason)
+        events.tell(events.LockEvent("lost", *told, work=lease.work))
+    return not broken
+
+
+def _seconds_to(legacy: _Legacy) -> float:
+    eta = legacy.eta
+    if eta is None:
+        return 0.0
+    if eta.tzinfo is None:
+        eta = eta.replace(tzinfo=legacy.task.app.timezone)
+    return max(0.0, (eta - datetime.now(timezone.utc)).total_seconds())
+
+
+def _write(headers: Any = None, body: Any = None, **_: Any) -> None:
+    """The retry is published while the body still runs: its header tells what is kept for it."""
+    legacy = _legacy.get()
+    if legacy is None or not isinstance(headers, dict):
+        return
+    fields = headers if "id" in headers else body if isinstance(body, dict) else {}
+    if not run_headers.is_retry(fields, legacy.message):
+        return
+    header, lease = headers[run_headers.NAME], legacy.lease
+    legacy.run, legacy.eta = header["run"], maybe_iso8601(fields.get("eta"))
+    header["kept"] = [list(each) for each in zip(lease.claim.names, lease.fences, strict=True)]
+
+
+def _free(sender: Any = None, request: Any = None, terminated: bool = False, **_: Any) -> None:
+    """The retry was revoked, or has expired, before it ran: nobody comes for what is kept."""
+    header = run_headers.read(request)
+    if terminated or not header.kept:
+        return  # a body that is ended gives back by itself
+    try:
+        engine = declaration(type(sender)).engine
+        names = [name for name, _ in header.kept]
+        # As a run that has ended: the body that sent the retry may not have left its hold yet.
+        back = engine.store.release(
+            names, header.run, KEPT, ended="run", remember=3600.0, home=engine.parking.home
+        )
+        engine.parking.forward(back.messages)
+    except RelockError as error:
+        logger.warning("what was kept for %s stays until its lease ends: %s", request.id, error)
+
+
+# After the header itself, which `headers` writes.
+before_task_publish.connect(_write, weak=False, dispatch_uid="celery_relock.kept")
+task_revoked.connect(_free, weak=False, dispatch_uid="celery_relock.kept")

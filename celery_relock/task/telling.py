@@ -1,0 +1,100 @@
+"""Celery events of what happens to the locks of a worker's tasks, for its monitors.
+
+They are sent as Celery's own are, where the worker was started with `-E` or
+`worker_send_task_events` and the task has `send_events`. Their names never begin with `task-`:
+Celery's event state would take what follows for a state of the task.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from celery.exceptions import SoftTimeLimitExceeded
+from celery.signals import worker_init
+
+from ..core import events
+from ..core.events import LockEvent, Work
+from ..errors import LockLost
+from .owner import running_request
+
+logger = logging.getLogger("celery_relock")
+
+# Told where Celery's pool of connections is not to be touched: from a native thread, which under
+# gevent cannot use another one's sockets.
+_OTHER_THREADS = ("lost", "reclaimed")
+
+# No task waits for long, or each time, because a monitor cannot be told: Celery's own way would try
+# to reach the broker for ever in some releases.
+_ONCE = {"max_retries": 1, "interval_start": 0}
+_SILENCE = 30.0
+
+_worker: Any = None
+_silent_until = 0.0
+
+
+def work_for(task: Any, request: Any | None) -> Work:
+    """What is told of the task that takes a lock; its request, or None for a direct call."""
+    running = running_request() if request is None else request
+    if running is None:
+        return Work(task, task.name, "")
+    return Work(task, task.name, running.id, running.hostname or "")
+
+
+def _remember(sender: Any = None, **_: Any) -> None:
+    # Before the pool forks, so that its children know.
+    global _worker
+    _worker = sender
+
+
+def _wanted(kind: str) -> bool:
+    return _worker is not None and bool(_worker.task_events)
+
+
+def _send(event: LockEvent) -> None:
+    global _silent_until
+    work = event.work
+    if work is None or not getattr(work.task, "send_events", True):
+        return
+    if time.monotonic() < _silent_until:
+        return
+    fields = {
+        "uuid": work.id,
+        "name": work.name,
+        "locks": list(event.names),
+        "owner": event.owner,
+        "fence": event.fence,
+        "reason": event.reason,
+        "since": event.since,
+    }
+    node = work.node or _worker.hostname
+    try:
+        with _dispatcher(event.kind, node) as dispatcher:
+            dispatcher.send(f"lock-{event.kind}", **fields)
+    except (SoftTimeLimitExceeded, LockLost):
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, the task goes on
+        _silent_until = time.monotonic() + _SILENCE
+        text = "lock events cannot be sent, none are tried for the next %.0f s: %s"
+        logger.warning(text, _SILENCE, error)
+
+
+@contextmanager
+def _dispatcher(kind: str, node: str) -> Iterator[Any]:
+    app = _worker.app
+    if kind in _OTHER_THREADS:
+        with app.connection_for_write() as connection:
+            connection.ensure_connection(**_ONCE)
+            yield app.events.Dispatcher(connection, hostname=node)
+    else:
+        with app.amqp.producer_pool.acquire(block=True) as producer:
+            producer.connection.ensure_connection(**_ONCE)
+            yield app.events.Dispatcher(producer.connection, node, True, producer.channel)
+
+
+events.let_through(SoftTimeLimitExceeded)
+events.subscribe(_send, _wanted)
+worker_init.connect(_remember, weak=False, dispatch_uid="celery_relock.telling")

@@ -1,0 +1,159 @@
+"""Tasks of which a second call is a duplicate while the first is queued, or runs."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from celery.exceptions import Reject
+
+from celery_relock import LockedTask
+from tests.celery.apps.private import make_app
+from tests.support import Journal
+
+KEY = "account:{account}"
+
+app = make_app(
+    __name__,
+    worker_prefetch_multiplier=1,
+    broker_url=os.environ.get("RELOCK_TEST_BROKER") or os.environ["RELOCK_TEST_URL"],
+    task_publish_retry=False,
+)
+if os.environ.get("RELOCK_TEST_BROKER", "").startswith("amqp"):
+    app.conf.broker_transport_options = {}
+journal = Journal.from_env()
+
+
+def work(self, account, *more):
+    """Says that it runs, and goes on when the test says so ("slow" accounts alone)."""
+    told = {"account": account, "id": self.request.id, "more": more}
+    journal.add("began", retries=self.request.retries, **told)
+    if account.startswith("slow"):
+        journal.wait_for(lambda events: any(e.name == f"free {account}" for e in events), 30)
+    journal.add("ended", **told)
+    return self.request.id
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_start")
+def starts(self, account, *more):
+    return work(self, account, *more)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_done")
+def done(self, account, *more):
+    return work(self, account, *more)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_done", acks_late=True)
+def done_late(self, account, *more):
+    return work(self, account, *more)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_dedup=2)
+def for_two_seconds(self, account):
+    return work(self, account)
+
+
+@app.task(
+    base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_done", lock_on_duplicate="raise"
+)
+def raises(self, account):
+    return work(self, account)
+
+
+@app.task(
+    base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_done", lock_on_duplicate="drop"
+)
+def drops(self, account):
+    return work(self, account)
+
+
+@app.task(
+    base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_start", lock_on_duplicate="replace"
+)
+def replaces(self, account, *more):
+    return work(self, account, *more)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY)
+def without(self, account, *more):
+    return work(self, account, *more)
+
+
+def end(self, account, how):
+    """End in one of the ways in which a run can end."""
+    journal.add("began", account=account, id=self.request.id, retries=self.request.retries)
+    if how == "reject":
+        raise Reject("not wanted", requeue=False)
+    if how == "retry" and self.request.retries < 2:
+        raise self.retry(countdown=1)
+    if how == "retry and go on" and not self.request.retries:
+        self.retry(countdown=1, throw=False)
+    first = len([e for e in journal.events("began") if e["account"] == account]) == 1
+    if how == "requeue" and first:
+        raise Reject("come again", requeue=True)
+    if how == "requeue":
+        journal.wait_for(lambda events: any(e.name == f"free {account}" for e in events), 30)
+    if how in ("kill", "limit", "revoke") or (how == "kill once" and first):
+        time.sleep(30)
+    return account
+
+
+# Their lease is longer than any test waits: what is free before that was freed.
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_done")
+def ends(self, account, how):
+    return end(self, account, how)
+
+
+@app.task(
+    base=LockedTask,
+    bind=True,
+    lock_key=KEY,
+    lock_dedup="until_done",
+    acks_late=True,
+    reject_on_worker_lost=True,
+)
+def ends_late(self, account, how):
+    return end(self, account, how)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_done", lock_ttl=1.5)
+def ends_by_its_lease(self, account, how):
+    return end(self, account, how)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_start", max_retries=5)
+def tries_again(self, account):
+    journal.add("began", account=account, id=self.request.id, retries=self.request.retries)
+    if self.request.retries < 2:
+        raise self.retry(countdown=0.5)
+    return account
+
+
+@app.task(
+    base=LockedTask,
+    bind=True,
+    lock_key=KEY,
+    lock_dedup="until_start",
+    lock_on_duplicate="replace",
+    lock_on_conflict="block",
+)
+def replaces_in_its_slot(self, account, *more):
+    return work(self, account, *more)
+
+
+@app.task
+def add(x, y=0):
+    return x + y
+
+
+@app.task
+def total(numbers):
+    return sum(numbers)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_done")
+def counts(self, account, number=0):
+    """A member of a canvas that others wait for."""
+    journal.add("began", account=account, id=self.request.id)
+    return number

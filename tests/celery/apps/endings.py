@@ -1,0 +1,198 @@
+"""Tasks that end in every way there is.
+
+Each body is there four times over, with and without a lock, acknowledged early and late, under
+the names `<body>_<early|late>_<locked|plain>`. What Celery makes of an ending is what the plain
+one shows; the locked one must not differ.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from celery.exceptions import Ignore, Reject
+from celery.signals import task_postrun
+
+from celery_relock import LockedTask
+from tests.support import make_app
+from tests.support.fenced import Fenced
+
+KEY = "{account}"
+# Longer than any test: what is free earlier has been given back or reclaimed.
+LONG = 120
+
+app = make_app(__name__, worker_prefetch_multiplier=1, worker_max_tasks_per_child=None)
+app.conf.update(json.loads(os.environ.get("RELOCK_TEST_SETTINGS", "{}")))
+if broker := os.environ.get("RELOCK_TEST_BROKER"):
+    app.conf.broker_url = broker
+if app.conf.broker_url.startswith("amqp"):
+    app.conf.broker_transport_options = {}
+app.conf.broker_transport_options = {
+    **app.conf.broker_transport_options,
+    **json.loads(os.environ.get("RELOCK_TEST_TRANSPORT", "{}")),
+}
+register = Fenced.from_env()
+
+
+def ending(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare a body in all its forms."""
+
+    def declare(body: Callable[..., Any]) -> Callable[..., Any]:
+        for ack in ("early", "late"):
+            name = f"{body.__name__}_{ack}"
+            common = {"bind": True, "acks_late": ack == "late", **options}
+            locked = {"lock_ttl": LONG, **common, "base": LockedTask, "lock_key": KEY}
+            plain = {key: value for key, value in common.items() if key[:5] != "lock_"}
+            app.task(body, name=f"{name}_locked", **locked)
+            app.task(body, name=f"{name}_plain", **plain)
+        return body
+
+    return declare
+
+
+def begin(self: Any, account: str) -> tuple[int, int]:
+    """The body has begun. Returns how often it has now, and the fence it touches the register
+    with, 0 without a lock."""
+    fence = self.lock.fence if isinstance(self, LockedTask) else 0
+    times = register.begun(account)
+    register.tell(account, "inside", fence=fence, id=self.request.id)
+    register.touch(account, fence)
+    return times, fence
+
+
+def go(self: Any, account: str) -> bool:
+    """Begin, and go on when the test says so. True the first time; a later run does not wait."""
+    times, fence = begin(self, account)
+    if times == 1:
+        register.wait_for_go(account)
+    register.touch(account, fence)
+    register.tell(account, "ending")
+    return times == 1
+
+
+def stay(self: Any, account: str) -> str:
+    """Work until something from outside makes an end of it; a later run ends by itself."""
+    times, fence = begin(self, account)
+    while times == 1 and not register.may_go(account):
+        register.touch(account, fence)
+        time.sleep(0.02)
+    register.tell(account, "ending")
+    return account
+
+
+@ending()
+def returns(self: Any, account: str) -> str:
+    go(self, account)
+    return account
+
+
+@ending()
+def raises(self: Any, account: str) -> None:
+    go(self, account)
+    raise ValueError(account)
+
+
+@ending(max_retries=1)
+def retries(self: Any, account: str) -> str:
+    if go(self, account):
+        raise self.retry(countdown=0.2)
+    return account
+
+
+@ending(autoretry_for=(KeyError,), max_retries=1, retry_backoff=False, default_retry_delay=0.2)
+def retries_by_itself(self: Any, account: str) -> str:
+    if go(self, account):
+        raise KeyError(account)
+    return account
+
+
+@ending()
+def ignores(self: Any, account: str) -> None:
+    go(self, account)
+    raise Ignore
+
+
+@ending()
+def rejects(self: Any, account: str) -> None:
+    go(self, account)
+    raise Reject("not wanted", requeue=False)
+
+
+@ending()
+def goes_back(self: Any, account: str) -> str:
+    if go(self, account):
+        raise Reject("come again", requeue=True)
+    return account
+
+
+@ending()
+def is_replaced(self: Any, account: str) -> None:
+    go(self, account)
+    raise self.replace(other.si(account))
+
+
+@app.task
+def other(account: str) -> str:
+    return account
+
+
+@ending()
+def exits(self: Any, account: str) -> None:
+    go(self, account)
+    sys.exit(3)
+
+
+@ending()
+def stays(self: Any, account: str) -> str:
+    return stay(self, account)
+
+
+@ending(lock_ttl=2)
+def stays_briefly(self: Any, account: str) -> str:
+    return stay(self, account)
+
+
+@ending(reject_on_worker_lost=True)
+def stays_or_comes_back(self: Any, account: str) -> str:
+    return stay(self, account)
+
+
+@ending(retry_on_worker_lost=True, default_retry_delay=0.2)
+def stays_or_is_sent_again(self: Any, account: str) -> str:
+    return stay(self, account)
+
+
+@ending(soft_time_limit=1)
+def overruns_softly(self: Any, account: str) -> str:
+    return stay(self, account)
+
+
+@ending(time_limit=1)
+def overruns(self: Any, account: str) -> str:
+    """Does not go when it is asked to, so it lives on beside what Celery does about its end."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return stay(self, account)
+
+
+@app.task
+def then(account: str) -> str:
+    register.tell(account, "next")
+    return account
+
+
+@app.task
+def failed(account: str) -> str:
+    register.tell(account, "errback")
+    return account
+
+
+@task_postrun.connect
+def over(args: Any = (), state: Any = None, **_: Any) -> None:
+    """In the child at once after the body, whatever it raised."""
+    if args:
+        register.tell(args[0], "over", state=state)

@@ -1,0 +1,209 @@
+"""Steps of workflows that share one lock: locked and plain ones, which end in every way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from celery import chain, group
+from celery.exceptions import Ignore, Reject
+from celery.signals import after_task_publish, before_task_publish
+
+from celery_relock import Lock, LockedTask
+from celery_relock.core import callstack
+from celery_relock.task import sections
+from celery_relock.task.giveback import give_back
+from tests.celery.apps.private import make_app
+from tests.support import Journal
+
+KEY = "account:{account}"
+
+app = make_app(
+    __name__,
+    task_protocol=int(os.environ.get("RELOCK_TEST_PROTOCOL", "2")),
+    result_backend=os.environ.get("RELOCK_TEST_RESULTS", os.environ["RELOCK_TEST_URL"]),
+    task_routes={f"{__name__}.is_routed": {"queue": "of-the-routes"}},
+)
+journal = Journal.from_env()
+
+
+#: Where this process is to die, if anywhere.
+fatal: set[str] = set()
+
+
+def may_die(place: str) -> None:
+    if place in fatal:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _give_back(*args: Any, **kwargs: Any) -> None:
+    may_die("give-back")
+    give_back(*args, **kwargs)
+
+
+sections.give_back = _give_back
+before_task_publish.connect(lambda **_: may_die("publish"), weak=False)
+after_task_publish.connect(lambda **_: may_die("published"), weak=False)
+
+
+def entry(task: Any) -> tuple[int, bool]:
+    """The fence under which a step runs, and whether the section has been held all the time."""
+    held = sections.active()
+    found = {fence for section in held for fence in section.carried.fences}
+    unbroken = all(section.carried.unbroken for section in held)
+    if isinstance(task, LockedTask):
+        found.add(task.lock.fence)
+        assert task.lock.continuous == unbroken
+    assert len(found) < 2, found
+    assert not any(section.lease.lost for section in held)
+    return (found.pop() if found else 0), unbroken
+
+
+@contextmanager
+def inside(task: Any, account: str, name: str) -> Iterator[None]:
+    fence, unbroken = entry(task)
+    told = {"account": account, "fence": fence, "step": name, "unbroken": unbroken}
+    journal.add("enter", **told, holds=callstack.runs())
+    try:
+        yield
+    finally:
+        journal.add("leave", **told)
+
+
+def flat(values: Any) -> list[str]:
+    if values is None:
+        return []
+    return [one for each in values for one in flat(each)] if isinstance(values, list) else [values]
+
+
+def more(task: Any, account: str, name: str) -> Any:
+    """Another step, sent to where this one came from."""
+    place = task.request.delivery_info["routing_key"]
+    return plain.s(account=account, name=name).set(queue=place)
+
+
+def act(task: Any, do: str, account: str, name: str) -> None:  # noqa: C901  # one line an ending
+    first = task.request.retries == 0
+    if do.startswith("wait"):
+        journal.wait_for(lambda events: any(e.name == f"go on {account}" for e in events))
+    if do == "fail":
+        raise ValueError(name)
+    if do.endswith("retry") and first:
+        raise task.retry(countdown=0)
+    if do == "ignore":
+        raise Ignore
+    if do == "reject":
+        raise Reject
+    if do == "replace":
+        raise task.replace(more(task, account, f"{name}'"))
+    if do == "replace by a chain":
+        raise task.replace(chain(more(task, account, f"{name}{tail}") for tail in "'\""))
+    if do == "replace by a group":
+        raise task.replace(group(more(task, account, f"{name}{tail}") for tail in "'\""))
+    if do == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if "kill at " in do:
+        fatal.add(do.partition("kill at ")[2])
+    if do == "slow":
+        time.sleep(0.3)
+
+
+def body(task: Any, previous: Any, account: str, name: str, do: str) -> list[str]:
+    with inside(task, account, name):
+        act(task, do, account, name)
+    return [*flat(previous), name]
+
+
+@app.task(bind=True)
+def plain(self, previous=None, *, account, name, do=""):
+    return body(self, previous, account, name, do)
+
+
+@app.task(bind=True, base=LockedTask, lock_key=KEY)
+def locking(self, previous=None, *, account, name, do=""):
+    return body(self, previous, account, name, do)
+
+
+@app.task(bind=True, base=LockedTask, lock_key=KEY, lock_hold="workflow")
+def holding(self, previous=None, *, account, name, do=""):
+    return body(self, previous, account, name, do)
+
+
+@app.task(bind=True, base=LockedTask, lock_key=KEY, lock_hold="workflow", lock_gap_ttl=0.5)
+def holding_shortly(self, previous=None, *, account, name, do=""):
+    return body(self, previous, account, name, do)
+
+
+@app.task(bind=True, base=LockedTask, lock_key="member:{account}")
+def excluding(self, previous=None, *, account, name, do=""):
+    """Takes another lock inside of the section."""
+    with inside(type("_", (), {}), f"member {account}", name):
+        time.sleep(0.05)
+    return [*flat(previous), name]
+
+
+@app.task(bind=True)
+def joined(self, results, *, account, name):
+    return body(self, sorted(flat(results)), account, name, "")
+
+
+@app.task(bind=True)
+def adds_a_member(self, *, account, name):
+    with inside(self, account, name):
+        self.add_to_chord(more(self, account, f"{name}+"))
+    return [name]
+
+
+@app.task
+def of_item(item):
+    return item * 2
+
+
+@app.task
+def adds(x, y=0):
+    return x + y
+
+
+@app.task
+def is_routed():
+    pass
+
+
+@app.task
+def probes(previous, key):
+    """Whether a stranger could take the lock now."""
+    lock = Lock(app.conf.relock_url, key, namespace=app.conf.relock_namespace, owner="stranger")
+    taken = []
+    thread = threading.Thread(target=lambda: taken.append(lock.acquire(blocking=False)))
+    thread.start()
+    thread.join()
+    return [previous, taken[0]]
+
+
+@app.task(bind=True)
+def tells_its_stamps(self, previous):
+    held = sections.active()
+    return self.request.stamps, [fence for each in held for fence in each.carried.fences]
+
+
+@app.task(bind=True)
+def adds_nothing(self, previous=None, *, account, name, do=""):
+    """A step that is in two sections: it has no fence that is the fence."""
+    journal.add("enter", account=f"two {account}", step=name)
+    act(self, do, account, name)
+    return flat(previous)
+
+
+@app.task
+def meets(account, count):
+    """Comes back when so many are in at the same time."""
+    journal.add("met", account=f"meets {account}", step="")
+    journal.wait_for(
+        lambda events: sum(e.data.get("account") == f"meets {account}" for e in events) >= count
+    )
+    return "met"

@@ -1,0 +1,332 @@
+"""A second call while one like it is queued, or runs: what is sent, and what the caller gets."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from celery import Celery, chain, chord, group
+from celery.beat import ScheduleEntry, Scheduler
+from celery.exceptions import TaskRevokedError
+from celery.result import EagerResult
+from kombu import Connection
+from kombu.exceptions import OperationalError
+
+from celery_relock import LockedTask, compose
+from celery_relock.errors import DuplicateTask, LockConfigError, LockUnavailable
+from celery_relock.task import marker
+from celery_relock.task.outcomes import is_dropped
+from tests.support import leftovers, wait_for
+
+DAY = 86_400.0
+
+
+@pytest.fixture(scope="module")
+def worker(module_worker):
+    return module_worker("tests.celery.apps.dedup", concurrency=3)
+
+
+@pytest.fixture
+def m(worker):
+    return worker.module
+
+
+@pytest.fixture
+def account():
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def slow(worker):
+    """An account whose task runs until the test says `free`."""
+    name = f"slow{uuid.uuid4().hex}"
+    yield name
+    worker.journal.add(f"free {name}")
+
+
+def _of(worker, account, name="began"):
+    return [e for e in worker.journal.events(name) if e.data.get("account") == account]
+
+
+def _began(worker, account, count=1):
+    wait_for(lambda: len(_of(worker, account)) >= count, 20, f"{count} began for {account}")
+    return _of(worker, account)
+
+
+def _free(worker, account):
+    worker.journal.add(f"free {account}")
+
+
+def _mark(task, *args):
+    """The marker of a call: how many seconds it lasts if nobody renews it, None without one."""
+    app = task.app
+    engine = compose.engine_for_url(app.conf.relock_url, app.conf.relock_namespace)
+    name = marker.name_for(task.name, [f"account:{args[0]}"])
+    found = marker.look(engine, name)
+    return None if found is None else found.remaining
+
+
+@pytest.mark.parametrize("task", ["starts", "done", "for_two_seconds"])
+def test_a_call_while_one_is_queued_gives_the_result_of_that_and_sends_nothing(
+    worker, m, account, task
+):
+    task = getattr(m, task)
+    first = task.apply_async((account,), countdown=1)
+    others = [task.delay(account), task.delay(account=account), task.s(account).delay()]
+    assert {each.id for each in others} == {first.id}
+    assert [each.get(timeout=20) for each in others] == [first.id] * 3
+    assert len(_of(worker, account)) == 1
+
+
+def test_until_done_holds_while_it_runs_and_no_longer_than_until_its_result_is_there(
+    worker, m, slow
+):
+    first = m.done.delay(slow)
+    _began(worker, slow)
+    assert m.done.delay(slow).id == first.id
+    assert _mark(m.done, slow) <= 30  # renewed like the lock, so it dies with its worker
+    _free(worker, slow)
+    first.get(timeout=20)
+    second = m.done.delay(slow)
+    assert second.get(timeout=20) == second.id != first.id
+
+
+def test_until_start_lets_one_more_be_queued_while_one_runs(worker, m, slow):
+    first = m.starts.delay(slow)
+    _began(worker, slow)
+    second = m.starts.delay(slow)
+    assert second.id != first.id
+    wait_for(lambda: _mark(m.starts, slow) > DAY, what="the second one to be parked")
+    assert m.starts.delay(slow).id == second.id
+    _free(worker, slow)
+    second.get(timeout=20)
+    assert [e["id"] for e in _of(worker, slow)] == [first.id, second.id]
+    assert _mark(m.starts, slow) is None
+
+
+def test_seconds_count_from_the_publish_and_whatever_the_run_does(worker, m, account):
+    first = m.for_two_seconds.delay(account)
+    first.get(timeout=20)
+    assert m.for_two_seconds.delay(account).id == first.id
+    assert 0 < _mark(m.for_two_seconds, account) <= 2
+    wait_for(lambda: _mark(m.for_two_seconds, account) is None, 5)
+    assert m.for_two_seconds.delay(account).id != first.id
+
+
+def test_raise_names_the_call_that_is_there(m, account):
+    first = m.raises.apply_async((account,), countdown=60)
+    with pytest.raises(DuplicateTask, match=f"{account}.*{first.id}.*'raise'") as caught:
+        m.raises.delay(account)
+    assert caught.value.task_id == first.id
+    assert caught.value.name == f"account:{account}"
+    first.revoke()
+
+
+def test_drop_gives_a_result_that_says_so(m, account):
+    first = m.drops.apply_async((account,), countdown=60)
+    result = m.drops.delay(account)
+    assert isinstance(result, EagerResult)
+    assert is_dropped(result.get())
+    assert result.get()["of"] == first.id
+    first.revoke()
+
+
+# Celery's own, where it stores a result in the process of the test.
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")
+@pytest.mark.parametrize("where", ["held for its countdown", "parked"])
+def test_replace_revokes_the_queued_one_and_the_last_one_runs(worker, m, slow, where):
+    if where == "parked":
+        m.without.delay(slow)
+        _began(worker, slow)
+        first = m.replaces.delay(slow, "first")
+        wait_for(lambda: first.state == "BLOCKED", what="it to wait")
+    else:
+        first = m.replaces.apply_async((slow, "first"), countdown=1)
+    second, third = m.replaces.delay(slow, "second"), m.replaces.delay(slow, "third")
+    assert len({first.id, second.id, third.id}) == 3
+    _free(worker, slow)
+    assert third.get(timeout=20) == third.id
+    for gone in (first, second):
+        with pytest.raises(TaskRevokedError, match="replaced by"):
+            gone.get(timeout=20)
+    ran = [tuple(e["more"]) for e in _of(worker, slow) if e["more"]]
+    assert ran == [("third",)]
+
+
+def test_one_that_runs_is_not_replaced_but_followed(worker, m, slow):
+    first = m.replaces.delay(slow, "first")
+    _began(worker, slow)
+    second = m.replaces.delay(slow, "second")
+    _free(worker, slow)
+    assert (first.get(timeout=20), second.get(timeout=20)) == (first.id, second.id)
+
+
+def test_a_call_can_be_made_whatever_is_queued(worker, m, account):
+    first = m.done.apply_async((account,), countdown=1)
+    second = m.done.apply_async((account,), lock_dedup=False)
+    assert second.get(timeout=20) == second.id != first.id
+    assert m.done.delay(account).id == first.id  # which still is the one that counts
+    assert first.get(timeout=20) == first.id
+
+
+def test_a_single_call_of_any_task_can_ask_for_it(m, account):
+    first = m.without.apply_async((account,), countdown=1, lock_dedup="until_done")
+    again = m.without.apply_async((account,), lock_dedup="until_done")
+    assert again.id == first.id
+    assert m.without.delay(account).id != first.id
+    first.get(timeout=20)
+    with pytest.raises(LockConfigError, match="lock_dedup='until_dnoe'"):
+        m.without.apply_async((account,), lock_dedup="until_dnoe")
+
+
+def test_tasks_of_two_kinds_are_no_duplicates_of_each_other(m, account):
+    first = m.done.apply_async((account,), countdown=60)
+    second = m.starts.delay(account)
+    assert second.get(timeout=20) == second.id != first.id
+    first.revoke()
+
+
+def test_nothing_that_celery_sends_for_a_canvas_is_taken_for_a_duplicate(worker, m, account):
+    queued = m.counts.apply_async((account,), countdown=30)
+    steps = chain(m.counts.si(account, 1), m.counts.si(account, 2), m.add.s(10)).apply_async()
+    members = group(m.counts.si(account, 3), m.counts.si(account, 3)).apply_async()
+    body = chord([m.counts.si(account, 4), m.counts.si(account, 4)], m.total.s()).apply_async()
+    linked = m.counts.apply_async((account, 5), link=m.counts.si(account, 6))
+    assert steps.get(timeout=30) == 12
+    assert members.get(timeout=30) == [3, 3]
+    assert body.get(timeout=30) == 8
+    assert linked.get(timeout=30) == 5
+    _began(worker, account, 8)
+    assert m.counts.delay(account).id == queued.id
+    queued.revoke()
+
+
+@pytest.mark.parametrize("state", ["is queued", "runs"])
+def test_a_call_by_name_finds_out_when_it_is_to_run(worker, m, slow, state):
+    if state == "runs":
+        first = m.drops.delay(slow)
+        _began(worker, slow)
+    else:
+        first = m.drops.apply_async((slow,), countdown=3)
+    by_name = m.app.send_task(m.drops.name, (slow,), queue=m.app.conf.task_default_queue)
+    found = by_name.get(timeout=20)
+    assert is_dropped(found)
+    assert found["of"] == first.id
+    assert m.drops.delay(slow).get()["of"] == first.id  # the other one's marker was left alone
+    _free(worker, slow)
+    assert first.get(timeout=20) == first.id
+
+
+def test_a_call_by_name_fails_where_duplicates_are_errors(m, account):
+    first = m.raises.apply_async((account,), countdown=3)
+    by_name = m.app.send_task(m.raises.name, (account,), queue=m.app.conf.task_default_queue)
+    with pytest.raises(DuplicateTask) as caught:
+        by_name.get(timeout=20)
+    assert caught.value.task_id == first.id
+    assert first.get(timeout=20) == first.id
+
+
+def test_a_call_by_name_counts_once_it_runs_or_is_parked(worker, m, slow):
+    send, queue = m.app.send_task, m.app.conf.task_default_queue
+    running = send(m.done.name, (slow,), queue=queue)
+    _began(worker, slow)
+    assert m.done.delay(slow).id == running.id
+    parked = send(m.starts.name, (slow,), queue=queue)
+    wait_for(lambda: parked.state == "BLOCKED", what="it to be parked")
+    assert m.starts.delay(slow).id == parked.id
+    _free(worker, slow)
+    assert parked.get(timeout=20) == parked.id
+
+
+def test_a_call_by_name_takes_the_place_of_one_that_may_be_replaced(worker, m, account):
+    first = m.replaces.apply_async((account, "first"), countdown=2)
+    by_name = m.app.send_task(
+        m.replaces.name, (account, "second"), queue=m.app.conf.task_default_queue
+    )
+    assert by_name.get(timeout=20) == by_name.id
+    with pytest.raises(TaskRevokedError):
+        first.get(timeout=20)
+
+
+def test_beat_with_the_code_of_the_task_does_not_pile_up(m, account):
+    entry = ScheduleEntry("report", m.done.name, schedule=60, args=(account,), app=m.app)
+    entry.options = {"countdown": 1}
+    beat = Scheduler(m.app, lazy=True)
+    first, second = beat.apply_async(entry), beat.apply_async(entry)
+    assert second.id == first.id
+    assert first.get(timeout=20) == first.id
+
+
+def test_the_marker_outlasts_a_countdown_and_ends_with_the_message(m, account):
+    far = m.done.apply_async((account,), countdown=3 * DAY)
+    assert 4 * DAY - 60 < _mark(m.done, account) <= 4 * DAY
+    far.revoke()
+    short = uuid.uuid4().hex
+    m.done.apply_async((short,), countdown=3, expires=10)
+    assert 10 < _mark(m.done, short) <= 70
+
+
+def test_a_call_that_could_not_be_sent_leaves_no_marker(m, account):
+    with (
+        Connection("redis://127.0.0.1:1/0", transport_options={"max_retries": 0}) as nowhere,
+        pytest.raises(OperationalError),
+    ):
+        m.done.apply_async((account,), connection=nowhere, retry=False)
+    assert _mark(m.done, account) is None
+    assert m.done.delay(account).get(timeout=20)
+
+
+def test_a_message_that_was_lost_can_be_forgotten(m, account):
+    assert m.done.marked(account) is None
+    lost = m.done.apply_async((account,), queue=f"nobody-{account}")
+    assert m.done.delay(account).id == m.done.marked(account).id == lost.id
+    assert _mark(m.done, account) <= DAY
+    assert m.done.unmark(account) is True
+    assert m.done.unmark(account) is False
+    assert m.done.delay(account).get(timeout=20)
+
+
+def test_nothing_is_left_behind_when_all_is_over(worker, m, client, account):
+    for task in (m.starts, m.done, m.raises):
+        task.delay(account).get(timeout=20)
+    namespace = m.app.conf.relock_namespace
+    assert not [key for key in leftovers(client, namespace) if account in key]
+
+
+def _app(**settings):
+    app = Celery("away", broker="memory://", set_as_current=False, **settings)
+
+    @app.task(base=LockedTask, lock_dedup="until_done", shared=False)
+    def strict(x): ...
+
+    @app.task(base=LockedTask, lock_dedup="until_done", lock_on_unavailable="run", shared=False)
+    def lenient(x): ...
+
+    app.finalize()
+    return strict, lenient
+
+
+def test_without_redis_a_call_fails_or_is_sent_as_the_task_says(caplog):
+    strict, lenient = _app()
+    strict.app.conf.relock_url = "redis://127.0.0.1:1/0"
+    with pytest.raises(LockUnavailable):
+        strict.delay(1)
+    assert lenient.delay(1).id != lenient.delay(1).id
+    assert "sent without looking for duplicates" in caplog.text
+
+
+def test_a_task_that_always_runs_at_once_asks_nobody():
+    strict, _ = _app()
+    strict.app.conf.update(task_always_eager=True, relock_url="redis://127.0.0.1:1/0")
+    strict.lock_on_unavailable = "run"
+    assert strict.delay(1).id != strict.delay(1).id
+
+
+def test_a_task_without_a_lock_name_has_no_duplicates():
+    app = Celery("none", broker="memory://", set_as_current=False)
+
+    @app.task(base=LockedTask, lock_key=False, lock_dedup="until_done", shared=False)
+    def nameless(): ...
+
+    with pytest.raises(LockConfigError, match=r"lock_key=False.*lock_dedup"):
+        app.finalize()

@@ -1,0 +1,248 @@
+"""However a run ends, or never begins, its call no longer counts; and while it may still run, it
+does. On a Redis and on a RabbitMQ broker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+
+import pytest
+from billiard.exceptions import WorkerLostError
+from celery.exceptions import TaskRevokedError
+
+from tests.celery.test_copies import Message
+from tests.support import wait_for
+from tests.support.rabbitmq import RabbitServer, find_rabbitmq_server
+
+
+@pytest.fixture(scope="module")
+def on_redis(module_worker):
+    return module_worker("tests.celery.apps.dedup", concurrency=2)
+
+
+@pytest.fixture(scope="module")
+def on_rabbitmq(module_worker):
+    if not find_rabbitmq_server():
+        missing = "no rabbitmq-server: install RabbitMQ"
+        if os.environ.get("CI", "").lower() not in ("", "0", "false"):
+            pytest.fail(missing)
+        pytest.skip(missing)
+    server = RabbitServer()
+    worker = module_worker(
+        "tests.celery.apps.dedup",
+        concurrency=2,
+        namespace=f"ns{uuid.uuid4().hex[:12]}",
+        env={"RELOCK_TEST_BROKER": server.url},
+    )
+    yield worker
+    worker.close()
+    server.stop()
+
+
+@pytest.fixture
+def worker(request):
+    return request.getfixturevalue(f"on_{getattr(request, 'param', 'redis')}")
+
+
+ON_BOTH = pytest.mark.parametrize("worker", ["redis", "rabbitmq"], indirect=True)
+# `test_peer_defects` has the same on Redis.
+ON_RABBITMQ = pytest.mark.parametrize("worker", ["rabbitmq"], indirect=True)
+
+
+@pytest.fixture
+def m(worker):
+    return worker.module
+
+
+@pytest.fixture
+def account():
+    return uuid.uuid4().hex
+
+
+def _began(worker, account, count=1):
+    def found():
+        return [e for e in worker.journal.events("began") if e["account"] == account]
+
+    wait_for(lambda: len(found()) >= count, 20, f"{count} began for {account}")
+    return found()
+
+
+def _counts_no_longer(task, account, seconds=10.0):
+    """Before its lease, of 30 s, could have ended."""
+    wait_for(lambda: task.marked(account, "") is None, seconds, "the call to count no longer")
+    again = task.delay(account, "return")
+    assert again.get(timeout=20) == account
+
+
+@pytest.mark.parametrize("how", ["return", "reject"])
+def test_when_the_body_has_ended(m, worker, account, how):
+    m.ends.delay(account, how)
+    _began(worker, account)
+    _counts_no_longer(m.ends, account)
+
+
+def test_when_the_time_is_over(m, worker, account):
+    first = m.ends.apply_async((account, "limit"), time_limit=1)
+    _began(worker, account)
+    assert m.ends.delay(account, "").id == first.id
+    _counts_no_longer(m.ends, account)
+
+
+@ON_RABBITMQ
+def test_when_it_is_terminated(m, worker, account):
+    first = m.ends.delay(account, "revoke")
+    _began(worker, account)
+    assert m.ends.delay(account, "").id == first.id
+    first.revoke(terminate=True)
+    _counts_no_longer(m.ends, account)
+
+
+def test_when_its_process_is_killed(m, worker, account):
+    first = m.ends.delay(account, "kill")
+    [began] = _began(worker, account)
+    assert m.ends.delay(account, "").id == first.id
+    worker.kill(signal.SIGKILL, pid=began.pid)
+    with pytest.raises(WorkerLostError):
+        first.get(timeout=20)
+    _counts_no_longer(m.ends, account)
+
+
+@ON_RABBITMQ
+def test_when_it_is_killed_and_delivered_again(m, worker, account):
+    first = m.ends_late.delay(account, "kill once")
+    [began] = _began(worker, account)
+    worker.kill(signal.SIGKILL, pid=began.pid)
+    assert first.get(timeout=20) == account
+    assert len(_began(worker, account, 2)) == 2
+    _counts_no_longer(m.ends_late, account)
+
+
+@ON_RABBITMQ
+def test_when_it_was_revoked_before_it_began(m, worker, account):
+    first = m.ends.apply_async((account, "return"), countdown=2)
+    assert m.ends.delay(account, "return").id == first.id
+    first.revoke()
+    with pytest.raises(TaskRevokedError):
+        first.get(timeout=20)
+    _counts_no_longer(m.ends, account)
+
+
+@ON_BOTH
+def test_when_it_was_revoked_while_it_was_parked(m, worker, account):
+    slow = f"slow{account}"
+    m.without.delay(slow)
+    _began(worker, slow)
+    first = m.starts.delay(slow)
+    wait_for(lambda: first.state == "BLOCKED", what="it to be parked")
+    first.revoke()
+    with pytest.raises(TaskRevokedError):
+        first.get(timeout=20)
+    wait_for(lambda: m.starts.marked(slow) is None, what="the call to count no longer")
+    worker.journal.add(f"free {slow}")
+
+
+@ON_RABBITMQ
+def test_when_it_has_expired(m, worker, account):
+    first = m.ends.apply_async((account, "return"), countdown=1.5, expires=1)
+    assert m.ends.delay(account, "return").id == first.id
+    with pytest.raises(TaskRevokedError):
+        first.get(timeout=20)
+    _counts_no_longer(m.ends, account)
+
+
+@ON_RABBITMQ
+def test_a_run_counts_through_its_retries(m, worker, account):
+    first = m.ends.delay(account, "retry")
+    for tries in (1, 2):
+        _began(worker, account, tries)
+        wait_for(lambda: first.state == "RETRY", what="the retry")
+        assert m.ends.delay(account, "retry").id == first.id
+    assert first.get(timeout=20) == account
+    assert [e["retries"] for e in _began(worker, account)] == [0, 1, 2]
+    _counts_no_longer(m.ends, account)
+
+
+def test_a_retry_that_the_body_does_not_wait_for_counts_too(m, worker, account):
+    first = m.ends.delay(account, "retry and go on")
+    first.get(timeout=20)
+    assert m.ends.delay(account, "").id == first.id
+    _began(worker, account, 2)
+    _counts_no_longer(m.ends, account)
+
+
+def test_a_retry_that_is_revoked_counts_no_longer(m, worker, account):
+    first = m.ends.delay(account, "retry")
+    wait_for(lambda: first.state == "RETRY", what="the retry")
+    first.revoke()
+    with pytest.raises(TaskRevokedError):
+        first.get(timeout=20)
+    _counts_no_longer(m.ends, account)
+
+
+def test_until_start_counts_until_the_first_try_and_every_retry_runs(m, worker, account):
+    first = m.tries_again.delay(account)
+    wait_for(lambda: first.state == "RETRY", what="the retry")
+    second = m.tries_again.delay(account)
+    assert second.id != first.id
+    assert first.get(timeout=20) == second.get(timeout=20) == account
+    assert len(_began(worker, account)) == 6
+    assert m.tries_again.marked(account) is None
+
+
+@ON_BOTH
+def test_one_that_goes_back_to_the_queue_still_counts(m, worker, account):
+    first = m.ends_late.delay(account, "requeue")
+    _began(worker, account, 2)
+    assert m.ends_late.marked(account, "").id == first.id
+    worker.journal.add(f"free {account}")
+    assert first.get(timeout=20) == account
+    assert len(_began(worker, account, 2)) == 2
+    _counts_no_longer(m.ends_late, account)
+
+
+def test_a_second_copy_of_its_message_takes_nothing_and_frees_nothing(m, worker, account):
+    slow = f"slow{account}"
+    message = Message(worker, "done", with_header=False)
+    message.account = slow
+    body = m.app.amqp.create_task_message(message.id, m.done.name, (slow,), {})
+    message._sent = body
+    message.deliver()
+    _began(worker, slow)
+    message.deliver()
+    worker.wait_for_log(rf"(?s){message.id}.*received.*{message.id}.*received")
+    assert m.done.delay(slow).id == message.id
+    worker.journal.add(f"free {slow}")
+    assert message.result.get(timeout=20) == message.id
+    wait_for(lambda: m.done.marked(slow) is None, what="the call to count no longer")
+    second = m.done.delay(slow)
+    assert second.get(timeout=20) == second.id
+
+
+# Celery's own, where it stores a result in the process of the test.
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")
+def test_the_last_call_wins_over_one_that_waits_in_a_slot(m, worker, account):
+    slow = f"slow{account}"
+    m.without.delay(slow)
+    _began(worker, slow)
+    first = m.replaces_in_its_slot.delay(slow, "first")
+    worker.wait_for_log(rf"replaces_in_its_slot\[{first.id}\] received")
+    second = m.replaces_in_its_slot.delay(slow, "second")
+    assert second.id != first.id
+    worker.journal.add(f"free {slow}")
+    assert second.get(timeout=20) == second.id
+    with pytest.raises(TaskRevokedError):
+        first.get(timeout=20)
+    assert [e["more"] for e in _began(worker, slow)] == [[], ["second"]]
+
+
+def test_when_the_whole_worker_is_killed(worker, module_worker, m, account):
+    own = module_worker(
+        "tests.celery.apps.dedup", concurrency=1, env={}, namespace=f"ns{uuid.uuid4().hex[:12]}"
+    )
+    task = own.module.ends_by_its_lease
+    task.delay(account, "kill")
+    [began] = _began(own, account)
+    own.kill(signal.SIGKILL)
+    own.kill(signal.SIGKILL, pid=began.pid)
+    wait_for(lambda: task.marked(account, "") is None, 5, "the lease to end")

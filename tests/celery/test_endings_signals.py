@@ -1,0 +1,60 @@
+"""A signal lands while a child waits for the answer to its claim, or to its give-back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from celery.exceptions import SoftTimeLimitExceeded
+
+from tests.support import wait_for
+from tests.support.endings import record, row
+from tests.support.proofs import Case
+from tests.support.proxy import Proxy
+
+APP = "tests.celery.apps.endings"
+INSIDE_ACQUIRE, INSIDE_RELEASE = "a signal inside the claim", "a signal inside the give-back"
+
+
+@pytest.fixture(scope="module")
+def proxy(redis_server):
+    with Proxy(redis_server.port) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def worker(module_worker, proxy):
+    env = {"RELOCK_TEST_SETTINGS": json.dumps({"relock_url": proxy.url})}
+    return module_worker(APP, concurrency=1, env=env)
+
+
+@pytest.mark.parametrize("executed", [True, False], ids=["executed", "on its way"])
+@pytest.mark.parametrize("sig", [signal.SIGUSR1, signal.SIGTERM, signal.SIGKILL])
+@row(INSIDE_ACQUIRE, INSIDE_RELEASE)
+def test_nothing_is_left_when_the_command_was(worker, proxy, row, sig, executed, redis_url, client):
+    case = Case(worker, redis_url, "returns", "early", True, "chain")
+    command = proxy.hold(of="acquire" if row.name == INSIDE_ACQUIRE else "release")
+    case.register.let_go(case.account)
+    case.send()
+    assert command.arrived.wait(15)
+    if executed:
+        command.deliver()
+    (child,) = worker.children()
+    started = time.monotonic()
+    os.kill(child, sig)
+    wait_for(lambda: not case.state_of_lock().holds, 10, "the lock to be free")
+    seconds = time.monotonic() - started
+    # A soft time limit in the give-back comes after the body had its outcome.
+    well = row.name == INSIDE_RELEASE and sig == signal.SIGUSR1
+    expected = ("SUCCESS", "next") if well else ("FAILURE", "errback")
+    wait_for(lambda: case.outcome()[:2] == expected, 20, f"{expected}")
+    if row.name == INSIDE_ACQUIRE and sig == signal.SIGUSR1:
+        error = worker.module.app.backend.get_result(case.id)
+        assert isinstance(error, SoftTimeLimitExceeded)
+    if not executed:
+        command.deliver()  # too late to take anything, or to take anything from anybody
+    case.left_nothing(client)
+    record(row, "prefork", "early", [seconds], None)

@@ -1,0 +1,172 @@
+"""However a worker ends, the locks of its tasks are free, and what was to come back comes back."""
+
+from __future__ import annotations
+
+import signal
+
+import celery
+import psutil
+import pytest
+
+from tests.support import wait_for
+from tests.support.endings import ACKS, record, row
+from tests.support.proofs import Case
+
+APP = "tests.celery.apps.endings"
+SETTINGS = "RELOCK_TEST_SETTINGS"
+SOON = {"RELOCK_TEST_TRANSPORT": '{"visibility_timeout": 1}'}
+
+
+def _sent(worker, url, body="stays", kinds=(True, False)):
+    """Early and late, with and without a lock, all inside their bodies."""
+    sent = [Case(worker, url, body, ack, locked, "chain") for ack in ACKS for locked in kinds]
+    for case in sent:
+        case.send()
+    for case in sent:
+        case.events("inside")
+        if case.locked:
+            case.await_stranger()
+    return sent
+
+
+def _free(row, sent, longest):
+    """Every lock was free in time. Keeps the figures; outcomes are checked by `_later`."""
+    for case in sent:
+        if case.locked:
+            seconds = case.seconds_until_free()
+            assert seconds < longest
+            record(row, "prefork", case.ack, [seconds], None)
+
+
+def _later(start, sent, client, **options):
+    """What another worker makes of what is left: with a lock what it makes without one."""
+    other = start(APP, concurrency=4, **options)
+    for ack in ACKS:
+        locked, plain = [case for case in sent if case.ack == ack]
+        if ack == "late":
+            for case in (locked, plain):
+                wait_for(lambda case=case: case.outcome()[:2] == ("SUCCESS", "next"), 20)
+                assert len(case.events("inside")) == 2
+        assert locked.outcome() == plain.outcome()
+    for case in sent:
+        case.left_nothing(client)
+    return other
+
+
+@row("warm shutdown")
+def test_a_warm_shutdown_waits_for_the_body(worker, row, redis_url, client):
+    doomed = worker(APP, concurrency=4)
+    sent = _sent(doomed, redis_url)
+    doomed.kill(signal.SIGTERM)
+    doomed.wait_for_log("Warm shutdown")
+    assert all(case.state_of_lock().holds for case in sent if case.locked)
+    for case in sent:
+        case.register.let_go(case.account)
+    _free(row, sent, 1.0)
+    for case in sent:
+        wait_for(lambda case=case: case.outcome().state == "SUCCESS")
+        assert len(case.events("inside")) == 1
+        case.left_nothing(client)
+
+
+@row("cold shutdown", "cold shutdown by `REMAP_SIGTERM`", "soft shutdown")
+def test_a_shutdown_that_breaks_bodies_off_frees_their_locks(worker, row, redis_url, client):
+    if row.since > celery.VERSION:
+        pytest.skip(f"from Celery {row.since} on")
+    env, sig = {}, signal.SIGQUIT
+    if row.name == "soft shutdown":
+        env = {SETTINGS: '{"worker_soft_shutdown_timeout": 1}'}
+    elif "REMAP" in row.name:
+        env, sig = {"REMAP_SIGTERM": "SIGQUIT"}, signal.SIGTERM
+    doomed = worker(APP, concurrency=4, env=env)
+    sent = _sent(doomed, redis_url)
+    for case in sent:
+        case.ends_now()
+    doomed.stop(sig)
+    _free(row, sent, 4.0)
+    _later(worker, sent, client)
+
+
+@row("SIGKILL to the worker, another one on the host")
+def test_another_worker_of_the_host_frees_what_a_killed_one_held(worker, row, redis_url, client):
+    worker(APP, concurrency=1, env={SETTINGS: '{"task_default_queue": "elsewhere"}'})
+    doomed = worker(APP, concurrency=4, env=SOON)
+    sent = _sent(doomed, redis_url)
+    for case in sent:
+        case.ends_now()
+    doomed.close()  # SIGKILL; its children go with it
+    _free(row, sent, 3.0)
+    wait_for(lambda: all(case.seconds_ago("ending") > 1.2 for case in sent))
+    _later(worker, sent, client, env=SOON)
+
+
+@row("SIGKILL to the worker, the next one starts")
+def test_a_worker_that_starts_frees_what_the_dead_of_its_host_held(worker, row, redis_url, client):
+    doomed = worker(APP, concurrency=4, env=SOON)
+    sent = _sent(doomed, redis_url)
+    doomed.close()
+    assert all(case.state_of_lock().holds for case in sent if case.locked)
+    for case in sent:
+        case.ends_now()
+    wait_for(lambda: all(case.seconds_ago("ending") > 1.2 for case in sent))
+    _later(worker, sent, client, env=SOON)
+    _free(row, sent, 8.0)
+
+
+@row("the host is gone")
+def test_without_anybody_on_the_host_the_lease_ends_it(worker, row, redis_url, client):
+    doomed = worker(APP, concurrency=2)
+    sent = _sent(doomed, redis_url, "stays_briefly", kinds=(True,))
+    for case in sent:
+        case.ends_now()
+    doomed.close()
+    _free(row, sent, 2.3)
+    for case in sent:
+        case.left_nothing(client)
+
+
+@row("`max_tasks_per_child`", "`max_memory_per_child`")
+def test_a_child_is_only_replaced_between_its_tasks(worker, row, redis_url, client):
+    option = "--max-tasks-per-child" if "tasks" in row.name else "--max-memory-per-child"
+    running = worker(APP, concurrency=4, arguments=(option, "1"))
+    pids = set()
+    for _ in range(2):
+        sent = _sent(running, redis_url, "returns", kinds=(True,))
+        for case in sent:
+            pids.add(case.events("inside")[0].pid)
+            case.register.let_go(case.account)
+        _free(row, sent, 1.0)
+        for case in sent:
+            wait_for(lambda case=case: case.outcome().then == "next")
+            case.left_nothing(client)
+    assert len(pids) == 4
+
+
+@row("autoscale")
+def test_a_pool_that_shrinks_lets_its_bodies_end(worker, row, redis_url, client):
+    running = worker(APP, arguments=("--autoscale=4,1",), env={"AUTOSCALE_KEEPALIVE": "1"})
+    sent = _sent(running, redis_url)
+    *first, last = (case for case in sent if case.locked)
+    for case in sent:
+        if case is not last:
+            case.register.let_go(case.account)
+    wait_for(lambda: len(running.children()) == 1, 20, "the pool to shrink")
+    assert psutil.pid_exists(last.events("inside")[0].pid)
+    assert last.state_of_lock().holds
+    last.register.let_go(last.account)
+    _free(row, [*first, last], 1.0)
+    for case in sent:
+        wait_for(lambda case=case: case.outcome().then == "next")
+        case.left_nothing(client)
+
+
+def test_the_locks_of_the_living_are_left_alone(worker, redis_url, client):
+    running = worker(APP, concurrency=4)
+    victim, other = [case for case in _sent(running, redis_url) if case.locked]
+    running.kill(signal.SIGKILL, pid=victim.events("inside")[0].pid)
+    victim.ends_now()
+    assert victim.seconds_until_free() < 3
+    worker(APP, concurrency=1)  # its first look goes over everything
+    assert other.state_of_lock().holds
+    other.register.let_go(other.account)
+    assert other.seconds_until_free() < 1

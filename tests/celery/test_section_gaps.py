@@ -1,0 +1,222 @@
+"""Between two steps of a section: the gap that runs out, and the worker that dies there."""
+
+from __future__ import annotations
+
+import gc
+import time
+import uuid
+
+import pytest
+from celery import chain
+
+from celery_relock import Lock, locked
+from celery_relock.errors import LockLost
+
+GAP = 0.5
+
+
+@pytest.fixture(scope="module")
+def worker(module_worker):
+    started = module_worker("tests.celery.apps.workflows", concurrency=2)
+    yield started
+    # Results look for their Redis when they go, so they go while it is there.
+    started.module.app.backend._pending_results.concrete.clear()
+    gc.collect()
+
+
+@pytest.fixture
+def flow(worker):
+    return Flow(worker)
+
+
+class Flow:
+    def __init__(self, worker):
+        self.worker = worker
+        self.module = worker.module
+        self.account = uuid.uuid4().hex[:12]
+        self.key = f"account:{self.account}"
+        self.later = f"later-{self.account}"
+
+    def step(self, name, do="", task=None):
+        return (task or self.module.plain).s(account=self.account, name=name, do=do)
+
+    def interrupted(self, **options):
+        """Step 1 goes to a queue that no worker has."""
+        steps = [self.step("0"), self.step("1").set(queue=self.later), self.step("2")]
+        return locked(chain(*steps), key=self.key, gap_ttl=GAP, **options).delay()
+
+    def lock(self):
+        conf = self.module.app.conf
+        return Lock(conf.relock_url, self.key, namespace=conf.relock_namespace)
+
+    def wait_for(self, step, name="leave", timeout=15):
+        self.worker.journal.wait_for(
+            lambda events: any(e.name == name and e["step"] == step for e in self.mine(events)),
+            timeout,
+        )
+
+    def mine(self, events):
+        return [e for e in events if e.data.get("account") == self.account]
+
+    def events(self):
+        return self.mine(self.worker.journal.events())
+
+    def consume_later(self):
+        self.module.app.control.add_consumer(self.later, reply=True)
+
+    def check_exclusion(self):
+        """No two entries at the same time, and each step of an entry that lived has run once."""
+        inside = []
+        for event in self.events():
+            (inside.append if event.name == "enter" else inside.remove)(event["fence"])
+            assert len(set(inside)) < 2, inside
+        fences = [e["fence"] for e in self.events()]
+        assert fences == sorted(fences)
+        return [e["step"] for e in self.events() if e.name == "enter"]
+
+
+def test_a_queue_that_is_purged_holds_the_lock_for_the_gap_and_no_longer(flow):
+    flow.interrupted()
+    flow.wait_for("0")
+    _wait_for(lambda: _kept(flow))
+    began = time.monotonic()
+    assert not flow.lock().acquire(blocking=False)
+    with flow.lock():
+        assert time.monotonic() - began < GAP + 1.0
+
+
+def test_a_step_that_comes_within_the_gap_goes_on_with_the_same_fence(flow):
+    sent = locked(
+        chain(flow.step("0"), flow.step("1").set(queue=flow.later), flow.step("2")), key=flow.key
+    ).delay()
+    flow.wait_for("0")
+    flow.consume_later()
+    assert sent.get(timeout=15) == ["0", "1", "2"]
+    assert len({e["fence"] for e in flow.events()}) == 1
+    assert all(e["unbroken"] for e in flow.events())
+
+
+@pytest.mark.parametrize("task", ["plain", "holding"])
+def test_a_step_that_finds_its_entry_gone_is_told_and_enters_anew(flow, task):
+    if task == "plain":
+        sent = flow.interrupted()
+    else:
+        first = flow.step("0", "", flow.module.holding_shortly)
+        later = flow.step("1", "", flow.module.holding).set(queue=flow.later)
+        sent = chain(first, later, flow.step("2")).delay()
+    flow.wait_for("0")
+    stranger = flow.lock()
+    _wait_for(lambda: stranger.acquire(blocking=False))
+    between = stranger.fence
+    stranger.release()
+    flow.consume_later()
+    assert sent.get(timeout=15) == ["0", "1", "2"]
+    first, *rest = (e for e in flow.events() if e.name == "enter")
+    assert first["fence"] < between < rest[0]["fence"] == rest[1]["fence"]
+    assert [first["unbroken"], *(e["unbroken"] for e in rest)] == [True, False, False]
+    told = flow.worker.wait_for_log(rf"{flow.key}.* lost.*ended between two steps")
+    assert told
+
+
+@pytest.mark.parametrize("gone", ["free again", "held"])
+def test_a_step_may_fail_when_its_entry_is_gone(flow, gone):
+    sent = flow.interrupted(on_gap="raise")
+    flow.wait_for("0")
+    stranger = flow.lock()
+    _wait_for(lambda: stranger.acquire(blocking=False))
+    if gone == "free again":
+        stranger.release()
+    flow.consume_later()
+    with pytest.raises(LockLost, match=f"{flow.key}.*lock_on_gap='raise'"):
+        sent.get(timeout=15)
+    assert [e["step"] for e in flow.events() if e.name == "enter"] == ["0"]
+    if gone == "held":
+        stranger.release()
+
+
+def test_a_step_that_finds_a_stranger_in_its_lock_waits_for_its_turn(flow):
+    sent = flow.interrupted()
+    flow.wait_for("0")
+    stranger = flow.lock()
+    _wait_for(lambda: stranger.acquire(blocking=False))
+    flow.consume_later()
+    _wait_for(lambda: sent.parent.state == "BLOCKED")
+    stranger.release()
+    assert sent.get(timeout=15) == ["0", "1", "2"]
+    assert [e["unbroken"] for e in flow.events() if e.name == "enter"] == [True, False, False]
+
+
+def test_a_worker_that_is_killed_while_the_next_step_is_in_the_broker_breaks_nothing(
+    flow, module_worker
+):
+    namespace = f"ns{flow.account}"
+    first = module_worker("tests.celery.apps.workflows", namespace=namespace, concurrency=1)
+    flow = Flow(first)
+    steps = [flow.step("0"), flow.step("1").set(queue=flow.later), flow.step("2")]
+    sent = locked(chain(*steps), key=flow.key).delay()
+    _wait_for(lambda: sent.parent.parent.state == "SUCCESS")
+    flow.wait_for("0")
+    _wait_for(lambda: _kept(flow))
+    first.kill()
+    second = module_worker(
+        "tests.celery.apps.workflows",
+        namespace=namespace,
+        concurrency=1,
+        arguments=("-Q", f"{flow.later},queue-{namespace}"),
+    )
+    assert second.pid != first.pid
+    assert sent.get(timeout=20) == ["0", "1", "2"]
+    assert len({e["fence"] for e in flow.events()}) == 1
+    assert all(e["unbroken"] for e in flow.events())
+    first.module.app.backend._pending_results.concrete.clear()
+
+
+def _kept(flow):
+    holds = flow.lock()._engine.inspect(flow.key).holds
+    return [hold.nonce for hold in holds] == ["-"]
+
+
+@pytest.mark.parametrize(
+    ("place", "ran"),
+    [
+        ("publish", ["0", "rival"]),
+        ("published", ["0", "1", "2", "rival"]),
+    ],
+)
+def test_a_child_that_is_killed_around_the_publishing_of_the_next_step(flow, place, ran):
+    locked(
+        chain(flow.step("0", f"wait, kill at {place}"), flow.step("1"), flow.step("2")),
+        key=flow.key,
+    ).delay()
+    rival = _rival(flow)
+    flow.worker.journal.add(f"go on {flow.account}")
+    rival.get(timeout=15)
+    flow.wait_for(ran[-1])
+    assert flow.check_exclusion() == ran
+    assert all(e["unbroken"] for e in flow.events())
+    with flow.lock():
+        pass
+
+
+def test_a_child_that_is_killed_in_the_last_give_back(flow):
+    locked(chain(flow.step("0", "wait"), flow.step("1", "kill at give-back")), key=flow.key).delay()
+    rival = _rival(flow)
+    flow.worker.journal.add(f"go on {flow.account}")
+    rival.get(timeout=15)
+    assert flow.check_exclusion() == ["0", "1", "rival"]
+    with flow.lock():
+        pass
+
+
+def _rival(flow):
+    flow.wait_for("0", "enter")
+    sent = flow.step("rival", "", flow.module.locking).delay()
+    _wait_for(lambda: sent.state == "BLOCKED")
+    return sent
+
+
+def _wait_for(there):
+    deadline = time.monotonic() + 15
+    while not there():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -1,0 +1,443 @@
+"""`locked`: any canvas under one entry into a lock, and the results that it has without."""
+
+from __future__ import annotations
+
+import gc
+import json
+import pickle
+import threading
+import time
+import uuid
+
+import pytest
+from celery import chain, chord, group, signature
+from celery.canvas import StampingVisitor
+
+from celery_relock import Lock, locked
+from celery_relock.errors import LockConfigError, LockConflict
+from celery_relock.task import marks
+
+
+@pytest.fixture(scope="module")
+def worker(module_worker):
+    started = module_worker("tests.celery.apps.workflows", concurrency=3)
+    yield started
+    # Results look for their Redis when they go, so they go while it is there.
+    started.module.app.backend._pending_results.concrete.clear()
+    gc.collect()
+
+
+@pytest.fixture
+def account():
+    return uuid.uuid4().hex[:12]
+
+
+@pytest.fixture
+def step(worker, account):
+    def make(name, do="", task=None):
+        return (task or worker.module.plain).s(account=account, name=name, do=do)
+
+    return make
+
+
+@pytest.fixture
+def join(worker, account):
+    return lambda name: worker.module.joined.s(account=account, name=name)
+
+
+def lock_of(worker, name):
+    conf = worker.module.app.conf
+    return Lock(conf.relock_url, name, namespace=conf.relock_namespace)
+
+
+def events_of(worker, account):
+    return [e for e in worker.journal.events() if e.data.get("account") == account]
+
+
+def fences_of(worker, account):
+    return [e["fence"] for e in events_of(worker, account) if e.name == "enter"]
+
+
+def is_free(worker, account):
+    lock = lock_of(worker, f"account:{account}")
+    if lock.acquire(blocking_timeout=3):
+        lock.release()
+        return True
+    return False
+
+
+SHAPES = {
+    "a task": lambda s, j: s("1"),
+    "a chain": lambda s, j: chain(s("1"), s("2"), s("3")),
+    "a group": lambda s, j: group(s("1"), s("2"), s("3")),
+    "a chord": lambda s, j: chord([s("1"), s("2")], j("*")),
+    "a chain with a group": lambda s, j: chain(s("1"), group(s("2"), s("3"))),
+    "a chain of chords": lambda s, j: chain(
+        group(s("1"), s("2")), j("*"), group(s("3"), s("4")), j("+")
+    ),
+    "a chord in a chain": lambda s, j: chain(s("1"), chord([s("2"), s("3")], j("*")), s("4")),
+    "a group of chains": lambda s, j: group(chain(s("1"), s("2")), chain(s("3"), s("4"))),
+    "a chain in a chord's body": lambda s, j: chord(
+        [s("1"), s("2")], chain(j("*"), s("3"), s("4"))
+    ),
+    "a chord in a chord": lambda s, j: chord(
+        [chord([s("1"), s("2")], j("*")), s("3")], chain(j("+"), s("4"))
+    ),
+    "three deep": lambda s, j: chain(
+        s("0"),
+        group(chain(s("1"), group(s("2"), chain(s("3"), s("4"))), j("*")), chain(s("5"), s("6"))),
+        j("+"),
+        s("7"),
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_canvas_has_the_same_result_and_one_entry(worker, account, step, join, shape):
+    make = SHAPES[shape]
+    without = make(step, join).delay().get(timeout=15)
+    before = len(events_of(worker, account))
+    with_lock = locked(make(step, join), key=f"account:{account}").delay().get(timeout=15)
+    assert with_lock == without
+    fences = [e["fence"] for e in events_of(worker, account)[before:]]
+    assert len(set(fences)) == 1, fences
+    assert fences[0] > 0
+    assert len(fences) == before
+    assert is_free(worker, account)
+
+
+@pytest.mark.parametrize("make", ["map", "starmap", "chunks", "chunks in a chain"])
+def test_items_of_a_map_are_one_entry(worker, account, step, make):
+    adds, of_item = worker.module.adds, worker.module.of_item
+    canvas = {
+        "map": lambda: of_item.map([1, 2]),
+        "starmap": lambda: adds.starmap([(1, 2), (3, 4)]),
+        "chunks": lambda: adds.chunks([(1, 2), (3, 4), (5, 6)], 2),
+        "chunks in a chain": lambda: chain(step("0"), adds.chunks([(1, 2), (3, 4)], 1).group()),
+    }[make]
+    without = canvas().apply_async().get(timeout=15)
+    blocker = lock_of(worker, f"account:{account}")
+    with blocker:
+        sent = locked(canvas(), key=f"account:{account}").apply_async()
+        first = sent if sent.parent is None else sent.parent
+        assert not first.ready()
+    assert sent.get(timeout=15) == without
+    assert is_free(worker, account)
+
+
+def test_what_is_locked_twice_at_the_same_time_takes_turns(worker, account, step):
+    flow = locked(chain(step("1", "slow"), step("2"), step("3")), key=f"account:{account}")
+    both = [one.delay() for one in (flow.clone(), flow.clone())]
+    for one in both:
+        one.get(timeout=15)
+    fences = fences_of(worker, account)
+    assert fences[:3] == [fences[0]] * 3
+    assert fences[3:] == [fences[3]] * 3
+    assert fences[0] < fences[3]
+
+
+def test_it_may_be_written_down_and_sent_later(worker, account, step):
+    flow = locked(chain(step("1"), step("2")), key=f"account:{account}")
+    for written in (json.loads(json.dumps(flow)), pickle.loads(pickle.dumps(dict(flow)))):
+        later = signature(written, app=worker.module.app)
+        assert later.delay().get(timeout=15) == ["1", "2"]
+    assert len(set(fences_of(worker, account))) == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "expected"),
+    [((), {}, 2), ((5,), {}, 7), ((5, 1), {}, 6), ((5,), {"y": 3}, 8)],
+)
+def test_arguments_given_when_it_is_sent_go_to_the_first_step(
+    worker, account, args, kwargs, expected
+):
+    adds = worker.module.adds
+    first = adds.s(2) if len(args) < 2 and not kwargs else adds.s()
+    canvas = locked(first, key=f"account:{account}")
+    assert canvas.delay(*args, **kwargs).get(timeout=15) == expected
+
+
+def test_a_section_of_a_larger_canvas_begins_and_ends_inside_of_it(worker, account, step):
+    key = f"account:{account}"
+    middle = locked(chain(step("1"), step("2")), key=key)
+    result = chain(step("0"), middle, step("3")).delay().get(timeout=15)
+    assert result == ["0", "1", "2", "3"]
+    by_step = {e["step"]: e["fence"] for e in events_of(worker, account)}
+    assert by_step["0"] == by_step["3"] == 0
+    assert by_step["1"] == by_step["2"] > 0
+
+
+def test_sections_of_two_members_of_a_group_take_turns(worker, account, step):
+    key = f"account:{account}"
+    members = [locked(chain(step(f"{n}", "slow"), step(f"{n}'")), key=key) for n in "12"]
+    group(members).delay().get(timeout=15)
+    fences = fences_of(worker, account)
+    assert fences[0] == fences[1] < fences[2] == fences[3]
+
+
+def test_nested_sections_of_one_name_are_one_entry_and_of_two_names_hold_both(
+    worker, account, step
+):
+    key, other = f"account:{account}", f"other:{account}"
+    same = locked(chain(step("2"), step("3")), key=key)
+    locked(chain(step("1"), same, step("4")), key=key).delay().get(timeout=15)
+    assert len(set(fences_of(worker, account))) == 1
+    assert is_free(worker, account)
+
+    waits = step("6", "wait", worker.module.adds_nothing)
+    inner = locked(waits, key=other)
+    sent = locked(chain(step("5"), inner, step("7")), key=key).delay()
+    worker.journal.wait_for(
+        lambda events: any(e.data.get("account") == f"two {account}" for e in events)
+    )
+    assert not lock_of(worker, key).acquire(blocking=False)
+    assert not lock_of(worker, other).acquire(blocking=False)
+    worker.journal.add(f"go on {account}")
+    sent.get(timeout=15)
+    assert is_free(worker, account)
+    with lock_of(worker, other):
+        pass
+
+
+def test_a_nested_section_that_has_to_wait_keeps_the_one_around_it(worker, account, step):
+    key, other = f"account:{account}", f"other:{account}"
+    blocker = lock_of(worker, other)
+    with blocker:
+        inner = locked(step("2", "", worker.module.adds_nothing), key=other)
+        sent = locked(chain(step("1"), inner, step("3")), key=key).delay()
+        entered = sent.parent.parent
+        _wait_for_state(entered, "BLOCKED")
+        assert not lock_of(worker, key).acquire(blocking_timeout=0.5)
+    assert sent.get(timeout=15) == ["1", "3"]
+    fences = fences_of(worker, account)
+    assert len(fences) == 2
+    assert len(set(fences)) == 1
+
+
+def _wait_for_state(result, state):
+    deadline = time.monotonic() + 10
+    while result.state != state:
+        assert time.monotonic() < deadline, result.state
+        time.sleep(0.02)
+
+
+def test_members_run_side_by_side_unless_they_take_a_lock_of_their_own(worker, account):
+    module = worker.module
+    members = [module.excluding.s(account=account, name=f"{n}") for n in range(3)]
+    together = [module.meets.s(account=account, count=2) for _ in range(2)]
+    key = f"account:{account}"
+    assert locked(group(together), key=key).delay().get(timeout=15) == ["met", "met"]
+    locked(group(members), key=key).delay().get(timeout=15)
+    inside = []
+    for event in events_of(worker, f"member {account}"):
+        (inside.append if event.name == "enter" else inside.remove)(event["step"])
+        assert len(inside) <= 1
+
+
+class Visitor(StampingVisitor):
+    def on_signature(self, sig, **headers):
+        return {"mine": "yes", "stamped_headers": ["mine"]}
+
+
+@pytest.mark.parametrize("order", ["stamped first", "locked first"])
+def test_stamps_of_the_user_stay(worker, account, step, order):
+    told = worker.module.tells_its_stamps.s()
+    flow, key = chain(step("1"), told), f"account:{account}"
+    if order == "stamped first":
+        flow.stamp(Visitor())
+        flow = locked(flow, key=key)
+    else:
+        flow = locked(flow, key=key)
+        flow.stamp(Visitor())
+    stamps, fences = flow.delay().get(timeout=15)
+    assert stamps["mine"] in ("yes", ["yes"])
+    assert fences == [fences_of(worker, account)[0]]
+
+
+def test_it_is_a_signature_like_others(worker, account, step):
+    key = f"account:{account}"
+    flow = locked(chain(step("1"), step("2")), key=key).clone()
+    flow.link(step("linked"))
+    flow.link_error(step("error"))
+    (flow | step("3")).set(countdown=0.1).delay().get(timeout=15)
+    _steps(worker, account, {"1", "2", "3", "linked"})
+    failing = locked(chain(step("4"), step("5", "fail")), key=key).on_error(step("rescue"))
+    with pytest.raises(ValueError, match="5"):
+        failing.delay().get(timeout=15)
+    _steps(worker, account, {"1", "2", "3", "linked", "4", "5", "rescue"})
+    assert is_free(worker, account)
+
+
+def _steps(worker, account, wanted):
+    worker.journal.wait_for(
+        lambda events: {e["step"] for e in events if e.data.get("account") == account} == wanted
+    )
+
+
+def test_it_goes_where_its_first_step_goes(worker, account, step):
+    place = {"queue": f"elsewhere-{account}"}
+    locked(chain(step("1").set(**place), step("2")), key="a").delay()
+    locked(worker.module.is_routed.s(), key="a").delay()
+    locked(chain(step("1"), step("2")), key="a").apply_async(queue=f"asked-{account}")
+    with worker.module.app.connection_for_read() as connection:
+        for queue, count in (
+            (place["queue"], 1),
+            ("of-the-routes", 1),
+            (f"asked-{account}", 1),
+        ):
+            size = connection.default_channel._size(queue)
+            assert size == count, queue
+
+
+class TestEager:
+    @pytest.fixture(autouse=True)
+    def _always(self, worker, monkeypatch):
+        monkeypatch.setitem(worker.module.app.conf, "task_always_eager", True)
+
+    @pytest.mark.parametrize("shape", ["a task", "a chain", "a chord", "a chord in a chain"])
+    def test_what_is_applied_here_is_held_around_the_whole(
+        self, worker, account, step, join, shape
+    ):
+        make, probes = SHAPES[shape], worker.module.probes
+        key = f"account:{account}"
+        without = make(step, join).delay().get()
+        flow = locked(make(step, join) | probes.s(key=key), key=key)
+        assert flow.delay().get() == [without, False]
+        assert flow.apply().get() == [without, False]
+        assert is_free(worker, account)
+
+    def test_a_lock_that_is_held_is_waited_for_and_then_a_conflict(self, worker, account, step):
+        key = f"account:{account}"
+        flow = locked(step("1"), key=key, max_wait=0.2)
+        taken, done = threading.Event(), threading.Event()
+
+        def hold():
+            with lock_of(worker, key):
+                taken.set()
+                done.wait(10)
+
+        stranger = threading.Thread(target=hold)
+        stranger.start()
+        assert taken.wait(10)
+        with pytest.raises(LockConflict, match=key):
+            flow.apply()
+        done.set()
+        stranger.join()
+        assert flow.apply().get() == ["1"]
+
+    def test_in_a_larger_canvas_the_steps_run_as_they_are(self, worker, account, step):
+        inner = locked(chain(step("1"), step("2")), key=f"account:{account}")
+        assert chain(inner, step("3")).delay().get() == ["1", "2", "3"]
+        assert chain(step("0"), inner, step("3")).delay().get() == ["0", "1", "2", "3"]
+
+
+def test_the_key_may_read_the_first_steps_arguments(worker, account, step):
+    flows = [
+        locked(chain(step("1"), step("2")), key="account:{account}"),
+        locked(group(step("3"), step("4")), key=["account:{account}"]),
+        locked(step("5"), key=lambda account: f"account:{account}"),
+    ]
+    for flow in flows:
+        assert flow.tasks[0].args[-1]["names"] == [f"account:{account}"]
+    two = locked(step("6"), key=["b:{name}", "a:{account}"])
+    assert two.tasks[0].args[-1]["names"] == [f"a:{account}", "b:6"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"key": None}, "names no lock"),
+        ({"key": ""}, "empty"),
+        ({"key": "account:{nobody}"}, "nobody"),
+        ({"key": "x", "tll": 5}, "no option tll.*ttl"),
+        ({"key": "x", "ttl": -1}, "lock_ttl=-1"),
+        ({"key": "x", "on_conflict": "queue"}, "lock_on_conflict='queue'"),
+        ({"key": "x", "on_conflict": print}, "callable"),
+    ],
+)
+def test_what_cannot_be_is_refused_when_the_canvas_is_made(step, options, says):
+    with pytest.raises(LockConfigError, match=f"(?s){says}"):
+        locked(step("1"), **options)
+
+
+def test_a_key_over_arguments_that_come_later_is_refused_with_the_reason(worker):
+    with pytest.raises(LockConfigError, match="not known when the canvas is made"):
+        locked(worker.module.adds.s(), key="x:{x}")
+
+
+def test_it_may_raise_or_drop_instead_of_waiting(worker, account, step):
+    key = f"account:{account}"
+    flow = chain(step("1"), step("2"))
+    with lock_of(worker, key):
+        raising = locked(flow, key=key, on_conflict="raise").delay()
+        with pytest.raises(LockConflict, match=key):
+            raising.get(timeout=15)
+        dropped = locked(flow, key=key, on_conflict="drop").delay().get(timeout=15)
+        assert dropped["relock"] == "dropped"
+    assert fences_of(worker, account) == []
+    assert all(marks.STAMP not in step.options for step in flow.tasks), "the canvas was changed"
+
+
+def test_protocol_1_is_refused_with_the_reason(module_worker, account):
+    worker = module_worker(
+        "tests.celery.apps.workflows",
+        namespace=f"ns{account}",
+        concurrency=1,
+        env={"RELOCK_TEST_PROTOCOL": "1"},
+    )
+    flow = locked(worker.module.adds.s(1), key="x")
+    with pytest.raises(LockConfigError, match="protocol"):
+        flow.delay().parent.get(timeout=15)
+
+
+def test_where_the_result_backend_cannot_join_a_chord_the_section_waits_for_its_body(
+    module_worker, tmp_path, account
+):
+    # A task of Celery's own looks again and again whether the members are done.
+    worker = module_worker(
+        "tests.celery.apps.workflows",
+        namespace=f"ns{account}",
+        concurrency=1,
+        env={"RELOCK_TEST_RESULTS": f"file://{tmp_path}"},
+    )
+    module = worker.module
+    members = [module.plain.s(account=account, name=f"{n}") for n in range(2)]
+    flow = chord(members, module.joined.s(account=account, name="*"))
+    sent = locked(flow, key=f"account:{account}").delay()
+    assert sent.get(timeout=20, interval=0.1) == ["0", "1", "*"]
+    assert len(set(fences_of(worker, account))) == 1
+    assert all(e["unbroken"] for e in events_of(worker, account))
+    assert is_free(worker, account)
+
+
+@pytest.fixture(scope="module")
+def every(module_worker, redis_server):
+    """`Celery(task_cls=LockedTask)`: Celery's own tasks are steps of a section too."""
+    started = module_worker(
+        "tests.celery.apps.canvas",
+        namespace=f"ns{uuid.uuid4().hex[:12]}",
+        concurrency=2,
+        env={"RELOCK_TEST_LOCKS": redis_server.url},
+    )
+    yield started
+    started.module.app.backend._pending_results.concrete.clear()
+    gc.collect()
+
+
+@pytest.mark.parametrize("kind", ["locked", "plain"])
+def test_where_every_task_is_locked_a_canvas_ends_as_it_does_without(every, kind):
+    module = every.module
+    plain, tasks = module.canvases(*module.plain), module.canvases(*getattr(module, kind))
+    for name, canvas in plain.items():
+        key = f"{kind}:{name}"
+        assert _outcome(locked(tasks[name], key=key)) == _outcome(canvas), name
+        lock = lock_of(every, key)
+        assert lock.acquire(blocking_timeout=3), name
+        lock.release()
+
+
+def _outcome(canvas):
+    try:
+        return canvas.apply_async().get(timeout=15)
+    except Exception as error:
+        return type(error).__name__, str(error).partition("(")[0].partition(" ")[0]

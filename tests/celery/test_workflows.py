@@ -1,0 +1,253 @@
+"""Workflows that share one lock, by every shape and every ending: nobody comes in between, and the
+lock is free when the last of it is over."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import time
+import uuid
+
+import pytest
+import redis
+from celery import chain, group
+
+from celery_relock import locked
+
+# Between the end of a workflow and a parked rival's body, on a busy machine. A killed process is
+# found by its host's workers at once.
+SOON = 3.0
+
+
+@pytest.fixture(scope="module")
+def workers(module_worker):
+    """Two workers, each with a queue of its own, so that steps go back and forth."""
+    namespace = f"ns{uuid.uuid4().hex[:12]}"
+    first, second = (
+        module_worker(
+            "tests.celery.apps.workflows",
+            namespace=namespace,
+            concurrency=2,
+            arguments=(
+                "-Q",
+                f"{namespace}-{queue},queue-{namespace}",
+                "-n",
+                f"{queue}-{namespace}@127.0.0.1",
+            ),
+        )
+        for queue in "ab"
+    )
+
+    yield first, second
+    # Results look for their Redis when they go, so they go while it is there.
+    first.module.app.backend._pending_results.concrete.clear()
+    gc.collect()
+
+
+@pytest.fixture
+def flow(workers):
+    return Flow(workers[0])
+
+
+class Flow:
+    """One workflow under test, and a rival that waits for its lock."""
+
+    def __init__(self, worker):
+        self.worker = worker
+        self.module = worker.module
+        self.account = uuid.uuid4().hex[:12]
+        self.key = f"account:{self.account}"
+        self.namespace = self.module.app.conf.relock_namespace
+
+    def step(self, name, do="", task=None, queue="a", **options):
+        task = task or self.module.plain
+        signature = task.s(account=self.account, name=name, do=do)
+        return signature.set(queue=f"{self.namespace}-{queue}", **options)
+
+    def join(self, name):
+        signature = self.module.joined.s(account=self.account, name=name)
+        return signature.set(queue=f"{self.namespace}-b")
+
+    def entered(self, name, timeout=10):
+        return self.worker.journal.wait_for(
+            lambda events: [e for e in self.mine(events, "enter") if e["step"] == name], timeout
+        )
+
+    def mine(self, events, *names):
+        return [e for e in events if e.name in names and e.data.get("account") == self.account]
+
+    def go_on(self):
+        self.worker.journal.add(f"go on {self.account}")
+
+    def rival(self):
+        """A stranger that has parked by now, while the first step waits to be told to go on."""
+        self.entered("0")
+        sent = self.step("rival", task=self.module.locking, queue="b").delay()
+        deadline = time.monotonic() + 10
+        while sent.state != "BLOCKED":
+            assert time.monotonic() < deadline, sent.state
+            time.sleep(0.02)
+        return sent
+
+    def check(self, rival, *steps, unbroken=True):
+        """The rival came last and soon, under a fence of its own, and nothing is left behind."""
+        rival.get(timeout=15)
+        events = self.mine(self.worker.journal.events(), "enter", "leave")
+        came = next(e for e in events if e["step"] == "rival")
+        flow = [e for e in events if e["step"] != "rival"]
+        assert events[len(flow)] is came, "the rival was in while the workflow was"
+        assert {e["fence"] for e in flow} == {flow[0]["fence"]}
+        assert 0 < flow[0]["fence"] < came["fence"]
+        assert {e["step"] for e in flow} == set(steps)
+        assert came.at - flow[-1].at < SOON
+        assert all(e["unbroken"] for e in flow) == unbroken
+        self.is_clean()
+
+    def is_clean(self):
+        prefix = f"{self.namespace}:{{0}}:"
+        with redis.Redis.from_url(self.module.app.conf.relock_url) as client:
+            for _ in range(100):
+                found = [key for key in client.keys(f"{prefix}*") if self.key.encode() in key]
+                if not found:
+                    return
+                time.sleep(0.02)
+        raise AssertionError(f"left behind: {found}")
+
+
+def of_locked(flow, middle):
+    """Plain steps under `locked`."""
+    steps = [flow.step("0", "wait"), middle, flow.step("2", task=flow.module.locking)]
+    return locked(chain(*steps), key=flow.key)
+
+
+def of_holding(flow, middle):
+    """A task that holds its lock for the rest of its chain, and steps that know nothing of it."""
+    first = flow.step("0", "wait", flow.module.holding)
+    return chain(first, middle, flow.step("2", task=flow.module.locking))
+
+
+def with_a_chord(flow, middle):
+    """The step in question is the member of a chord in the middle."""
+    members = group(middle, flow.step("other", "slow", queue="b"))
+    return locked(
+        chain(flow.step("0", "wait"), members, flow.join("*"), flow.step("2")), key=flow.key
+    )
+
+
+SHAPES = [of_locked, of_holding, with_a_chord]
+ENDINGS = {
+    "": {"1", "2"},
+    "retry": {"1", "2"},
+    "replace": {"1", "1'", "2"},
+    "replace by a chain": {"1", "1'", '1"', "2"},
+    "replace by a group": {"1", "1'", '1"', "2"},
+    "fail": {"1"},
+    "ignore": {"1"},
+    "reject": {"1"},
+    "kill": {"1"},
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_workflow_is_one_entry_until_it_is_over(flow, shape, ending):
+    sent = shape(flow, flow.step("1", ending, queue="b")).delay()
+    rival = flow.rival()
+    flow.go_on()
+    more = {"other", *({"*"} if "2" in ENDINGS[ending] else ())} if shape is with_a_chord else set()
+    flow.check(rival, "0", *ENDINGS[ending], *more)
+    if "2" in ENDINGS[ending]:
+        assert sent.get(timeout=10)[-1] == "2"
+
+
+@pytest.mark.parametrize("shape", SHAPES[:2])
+def test_a_step_that_is_revoked_before_it_began_ends_the_workflow(flow, shape):
+    sent = shape(flow, flow.step("1", queue="b")).delay()
+    rival = flow.rival()
+    replies = flow.module.app.control.revoke(sent.parent.id, reply=True, limit=2, timeout=5)
+    assert len(replies) == 2
+    flow.go_on()
+    flow.check(rival, "0")
+
+
+@pytest.mark.parametrize("shape", SHAPES[:2])
+def test_a_step_that_expires_before_it_began_ends_the_workflow(flow, shape):
+    shape(flow, flow.step("1", queue="b", countdown=0.3, expires=0.1)).delay()
+    rival = flow.rival()
+    flow.go_on()
+    flow.check(rival, "0")
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_step_that_is_terminated_ends_the_workflow(flow, how):
+    steps = [flow.step("0", "wait"), flow.step("1"), flow.step("2")]
+    sent = locked(chain(*steps), key=flow.key).delay()
+    rival = flow.rival()
+    flow.module.app.control.revoke(sent.parent.parent.id, terminate=True, signal=how.name)
+    flow.check(rival, "0")
+
+
+def test_a_step_that_has_a_countdown_is_waited_for(flow):
+    of_locked(flow, flow.step("1", queue="b", countdown=0.5)).delay()
+    rival = flow.rival()
+    flow.go_on()
+    flow.check(rival, "0", "1", "2")
+
+
+def test_a_member_added_to_a_chord_belongs_to_the_section(flow):
+    adds = flow.module.adds_a_member.s(account=flow.account, name="1").set(immutable=True)
+    steps = chain(flow.step("0", "wait"), group(adds, flow.step("3")), flow.join("*"))
+    locked(steps, key=flow.key).delay()
+    rival = flow.rival()
+    flow.go_on()
+    flow.check(rival, "0", "1", "1+", "3", "*")
+
+
+def test_links_are_part_of_the_workflow_and_error_callbacks_are_not(flow):
+    linked = flow.step("1", queue="b")
+    linked.link(flow.step("linked"))
+    of_locked(flow, linked).delay()
+    rival = flow.rival()
+    flow.go_on()
+    flow.check(rival, "0", "1", "linked", "2")
+
+
+def test_two_holding_tasks_in_one_chain_are_one_entry(flow):
+    holding = flow.module.holding
+    steps = [
+        flow.step("0", "wait", holding),
+        flow.step("1", queue="b"),
+        flow.step("2", "", holding),
+    ]
+    chain(*steps, flow.step("3", queue="b")).delay()
+    rival = flow.rival()
+    flow.go_on()
+    flow.check(rival, "0", "1", "2", "3")
+
+
+def test_a_holding_task_that_retries_keeps_its_entry(flow):
+    chain(flow.step("0", "wait, retry", flow.module.holding), flow.step("1", queue="b")).delay()
+    rival = flow.rival()
+    flow.go_on()
+    flow.check(rival, "0", "1")
+
+
+def test_a_holding_task_lets_go_when_nothing_comes_after_it(flow):
+    flow.step("0", "wait", flow.module.holding).delay()
+    rival = flow.rival()
+    flow.go_on()
+    flow.check(rival, "0")
+
+
+def test_two_holding_members_of_one_chord_take_turns_and_do_not_wait_for_its_body(flow):
+    holding = flow.module.holding
+    members = [chain(flow.step(f"{n}", "", holding), flow.step(f"{n}'")) for n in "12"]
+    group(members).delay().get(timeout=15)
+    (group(flow.step(n, "slow", holding) for n in "34") | flow.join("*")).delay().get(timeout=15)
+    by_fence: dict[int, list[str]] = {}
+    for event in flow.mine(flow.worker.journal.events(), "enter"):
+        by_fence.setdefault(event["fence"], []).append(event["step"])
+    entries = {tuple(steps) for steps in by_fence.values()}
+    # Fence 0: the body took no lock.
+    assert entries == {("1", "1'"), ("2", "2'"), ("3",), ("4",), ("*",)}
+    flow.is_clean()

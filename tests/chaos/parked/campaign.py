@@ -1,0 +1,245 @@
+"""A campaign on parked work: workers, tasks that all want a few locks, faults, and a verdict."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.checker import lost_updates
+from tests.chaos.parked import judge
+from tests.chaos.parked.brokers import BROKERS, Broker
+from tests.chaos.parked.settings import TASK, Settings
+from tests.chaos.parked.steps import BEFORE_SEND, CHILD, MAIN, MESSAGE, STEPS, WORKER, fault_key
+from tests.chaos.register import Register
+from tests.support import Journal, RedisServer, leftovers, reaper
+from tests.support.journal import Event
+
+_RECEIVED = re.compile(r"\[([-0-9a-f]+)\] received")
+ROOT = Path(__file__).parents[3]
+_KINDS = ("normal", "pubsub")
+_DURABLE = ("--appendonly", "yes", "--appendfsync", "no")
+CHILDREN = 3
+#: Nothing is finished for so long, in seconds: what is not done by then is lost. The second: if
+#: neither a lock nor the broker has anything left, either.
+STALLED, IDLE = 45.0, 5.0
+#: So many are on their way or parked at the same time.
+CROWD = 200
+
+
+class Campaign:
+    """Runs one campaign; see `run`.
+
+    Args:
+        tasks, keys: so many tasks on so many locks.
+        faults: so many faults, spread over the tasks. A round of them has a child killed at every
+            step, a main process and a whole worker at one, a message lost, and each server's
+            connections cut.
+        workers: each with three children.
+        late: whether messages are acknowledged late. Early, killed processes lose what they run.
+        broker: of `BROKERS`.
+        cut_broker: whether the broker is cut off, too.
+        seed: of the order of the faults.
+    """
+
+    def __init__(
+        self,
+        tasks: int,
+        keys: int,
+        faults: int,
+        workers: int,
+        late: bool = True,
+        broker: str = "redis",
+        cut_broker: bool = True,
+        seed: int = 1,
+    ) -> None:
+        self._tasks, self._keys, self._faults = tasks, keys, faults
+        self._count, self._late = workers, late
+        self._make_broker, self._cut_broker = BROKERS[broker], cut_broker
+        self._random = random.Random(seed)
+        self._folder = Path(tempfile.mkdtemp(prefix="relock-parked-"))
+        self._workers: list[subprocess.Popen[Any]] = []
+        self._started = 0
+        self._sent: list[str] = []
+        self._laid: list[str] = []
+        self._cuts: Counter[str] = Counter()
+
+    def run(self) -> judge.Report:
+        """Start everything, send the tasks, lay the faults, wait for the end, and judge."""
+        self._locks, self._resource = RedisServer(*_DURABLE), RedisServer()
+        self._broker: Broker = self._make_broker()
+        self._settings = Settings(
+            broker=self._broker.url,
+            transport=self._broker.options,
+            locks=self._locks.url,
+            resource=self._resource.url,
+            namespace=f"parked{uuid.uuid4().hex[:8]}",
+            late=self._late,
+            lease=5.0,
+        )
+        self._journal = Journal(self._resource.url, self._settings.namespace)
+        self._client, self._marks = self._locks.client(), self._resource.client()
+        self._app = self._settings.app()
+        self._register = Register(self._resource.url)
+        began = time.monotonic()
+        try:
+            for _ in range(self._count):
+                self._start_worker()
+            self._work()
+            seconds = time.monotonic() - began
+            left = self._left_behind()
+            events = self._journal.events()
+            report = self._judge(events)
+            report.seconds = seconds
+            report.violations += left
+        finally:
+            for worker in self._workers:
+                reaper.end(worker)
+            self._app.close()
+            self._register.close()
+            self._journal.close()
+            for server in (self._broker, self._locks, self._resource):
+                server.stop()
+        if report.violations:
+            history = "\n".join(map(str, events))
+            (self._folder / "journal").write_text(history)
+            report.violations.append(f"the journal and the logs are kept in {self._folder}")
+        else:
+            for path in self._folder.iterdir():
+                path.unlink()
+            self._folder.rmdir()
+        return report
+
+    def _start_worker(self) -> None:
+        self._started += 1
+        command = [sys.executable, "-m", "celery", "-A", "tests.chaos.parked.app", "worker"]
+        command += ["-c", str(CHILDREN), "-n", f"w{self._started}@127.0.0.1", "-l", "INFO"]
+        command += ["--without-gossip", "--without-mingle"]
+        with (self._folder / f"w{self._started}.log").open("w") as log:
+            self._workers.append(
+                reaper.start(
+                    command,
+                    cwd=ROOT,
+                    env={**_plain_environment(), **self._settings.environment()},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
+            )
+
+    def _work(self) -> None:
+        faults = self._sequence()
+        done, changed = 0, time.monotonic()
+        while done < self._tasks and not self._stalled(time.monotonic() - changed):
+            before, done = done, self._done()
+            changed = time.monotonic() if done != before else changed
+            self._send(done)
+            self._revive()
+            due = self._faults * (done + 1) / self._tasks
+            if len(self._laid) + self._cuts.total() < due:
+                next(faults)()
+            time.sleep(0.05)
+        self._marks.delete(*(fault_key(step) for step in STEPS))
+
+    def _stalled(self, seconds: float) -> bool:
+        return seconds > STALLED or (seconds > IDLE and not self._unfinished())
+
+    def _done(self) -> int:
+        return len(
+            {line.wrote for key in self._names() for line in self._register.log("fenced", key)}
+        )
+
+    def _names(self) -> list[str]:
+        return [f"account:{number}" for number in range(self._keys)]
+
+    def _send(self, done: int) -> None:
+        names = self._names()
+        while len(self._sent) < min(self._tasks, done + CROWD):
+            task = str(uuid.uuid4())
+            self._sent.append(task)
+            self._app.send_task(TASK, (self._random.choice(names),), task_id=task)
+
+    def _revive(self) -> None:
+        living = [worker for worker in self._workers if worker.poll() is None]
+        for _ in range(self._count - len(living)):
+            self._start_worker()
+
+    def _sequence(self) -> Iterator[Callable[[], None]]:
+        cuts: list[Callable[[], None]] = [partial(self._cut_locks, each) for each in _KINDS]
+        cuts += [self._cut_off_broker] * self._cut_broker
+        while True:
+            laid = [(step, CHILD) for step in STEPS]
+            laid += [(self._random.choice(STEPS), victim) for victim in (MAIN, WORKER)]
+            laid.append((BEFORE_SEND, MESSAGE))
+            acts = [partial(self._lay, *each) for each in laid] + cuts
+            self._random.shuffle(acts)
+            yield from acts
+
+    def _lay(self, step: str, victim: str) -> None:
+        # One that nobody has come by yet stays where it is.
+        if self._marks.set(fault_key(step), victim, nx=True):
+            self._laid.append(step)
+
+    def _cut_locks(self, kind: str) -> None:
+        self._client.client_kill_filter(_type=kind, skipme=True)
+        self._cuts[f"locks: CLIENT KILL {kind}"] += 1
+
+    def _cut_off_broker(self) -> None:
+        self._broker.cut()
+        self._cuts[self._broker.fault] += 1
+
+    def _left_behind(self) -> list[str]:
+        """Copies that are still on their way may come to their end; then nothing may be left."""
+        deadline = time.monotonic() + STALLED / 2
+        while self._unfinished() or self._unstored():
+            if time.monotonic() > deadline:
+                return [f"hygiene: {key} is left" for key in self._unfinished()]
+            self._revive()
+            time.sleep(0.1)
+        return []
+
+    def _unfinished(self) -> list[str]:
+        """Keys that no TTL ends, locks that are held, and messages that the broker has."""
+        names = leftovers(self._client, self._settings.namespace)
+        kept = [name for name in names if not name.endswith(":meta")]
+        found = [name for name in kept if ":l:" in name or self._client.pttl(name) == -1]
+        return found + self._broker.left(self._app.conf.task_default_queue)
+
+    def _unstored(self) -> list[str]:
+        """Acknowledged late, a run whose process died before its result was stored comes again."""
+        if not self._late:
+            return []
+        return self._wrong_states({*self._sent} - self._received())
+
+    def _judge(self, events: list[Event]) -> judge.Report:
+        report = judge.report(self._sent, events, self._received(), self._late, CHILDREN)
+        report.faults += self._cuts
+        for key in self._names():
+            if count := lost_updates(self._register.log("fenced", key)):
+                report.violations.append(f"update: {count} lost in {key}")
+        report.violations += self._wrong_states(report.unfinished)
+        return report
+
+    def _wrong_states(self, but: Collection[str]) -> list[str]:
+        states = {task: self._app.AsyncResult(task).state for task in self._sent}
+        wrong = {task: state for task, state in states.items() if state != "SUCCESS"}
+        return [f"state: {task} is {wrong[task]}" for task in wrong if task not in but]
+
+    def _received(self) -> set[str]:
+        logs = (path.read_text() for path in self._folder.glob("*.log"))
+        return {task for log in logs for task in _RECEIVED.findall(log)}
+
+
+def _plain_environment() -> dict[str, str]:
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(("CELERY", "RELOCK"))}
+    return {**plain, "PYTHONPATH": str(ROOT), "C_FORCE_ROOT": "1"}

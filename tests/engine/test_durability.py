@@ -1,0 +1,57 @@
+"""What of a server's settings could lose parked runs is told, and nothing else is complained of."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from celery_relock.store.keyspace import Keyspace
+from celery_relock.store.redis import RedisStore
+
+
+@pytest.fixture
+def dangers(own_redis):
+    """What a store says of a server with these settings."""
+    pools = []
+
+    def ask(*config, user=None):
+        server = own_redis(*config)
+        if user:
+            server.client().execute_command("ACL", "SETUSER", *user)
+        url = server.url if not user else server.url.replace("redis://", f"redis://{user[0]}:pw@")
+        pools.append(redis.ConnectionPool.from_url(url))
+        store = RedisStore(pools[-1], Keyspace("ns"))
+        found = store.dangers()
+        store.close()
+        return found
+
+    yield ask
+    for pool in pools:
+        pool.disconnect()
+
+
+def test_a_server_that_keeps_nothing_on_disk_is_told(dangers):
+    (text,) = dangers("--save", "", "--appendonly", "no")
+
+    assert "nothing on disk" in text
+    assert "appendonly" in text
+
+
+@pytest.mark.parametrize("kept", [("--appendonly", "yes"), ("--save", "60 1")])
+def test_a_server_that_keeps_its_data_is_well(dangers, kept):
+    off = ("--save", "") if kept[0] == "--appendonly" else ("--appendonly", "no")
+
+    assert dangers(*off, *kept) == []
+
+
+def test_a_server_that_may_throw_keys_away_is_told(dangers):
+    (text,) = dangers("--appendonly", "yes", "--maxmemory-policy", "allkeys-lru")
+
+    assert "allkeys-lru" in text
+    assert "noeviction" in text
+
+
+def test_what_a_user_may_not_ask_is_not_complained_of(dangers):
+    user = ("worker", "on", ">pw", "~*", "&*", "+@all", "-config", "-info")
+
+    assert dangers("--save", "", user=user) == []

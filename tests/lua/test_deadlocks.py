@@ -1,0 +1,128 @@
+"""Runs that wait for each other are told so; nobody is told so who only waits."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from celery_relock.core.answers import Busy, Deadlocked, Held, Queued
+
+
+@pytest.fixture
+def crossed(desk):
+    """r1 has x and cannot end before its inner call has y; r2 has y."""
+    desk.fence("r1", names=("x",))
+    desk.fence("r2", names=("y",))
+    desk.queue("in1", names=("y",), stuck=("r1",), who="the first one")
+    return desk
+
+
+def ask(desk, *, parks=False, **more):
+    """r2's inner call wants x."""
+    how = {"names": ("x",), "stuck": ("r2",), **more}
+    return desk.leave("in2", **how) if parks else desk.take("in2", wait=6.0, **how)
+
+
+@pytest.mark.parametrize("parks", [False, True])
+def test_two_that_wait_for_each_other_are_a_deadlock_and_leave_no_place(crossed, parks):
+    answer = ask(crossed, parks=parks)
+
+    assert answer == Deadlocked(("x", "the first one", "y"))
+    assert crossed.waiters("x") == []
+    assert crossed.holders("x") == ["r1"]
+    assert crossed.waiters("y") == ["in1"], "the one that waited first goes on waiting"
+
+
+def test_a_parked_run_waits_like_any_other(desk):
+    desk.fence("r1", names=("x",))
+    desk.fence("r2", names=("y",))
+    desk.park("in1", names=("y",), stuck=("r1",))
+
+    assert isinstance(ask(desk, parks=True), Deadlocked)
+
+
+def test_three_in_a_ring_are_a_deadlock(crossed):
+    crossed.fence("r3", names=("z",))
+    crossed.queue("in2", names=("z",), stuck=("r2",), who="the second one")
+
+    answer = crossed.take("in3", wait=6.0, names=("x",), stuck=("r3",))
+
+    assert answer == Deadlocked(("x", "the first one", "y", "the second one", "z"))
+
+
+def test_whoever_waits_for_its_own_call_stack_is_a_deadlock(desk):
+    desk.fence("r1")
+
+    assert desk.take("in1", wait=6.0, stuck=("r1",)) == Deadlocked(("a",))
+
+
+def test_whoever_does_not_wait_is_told_who_holds_it(crossed):
+    assert isinstance(crossed.take("in2", names=("x",), stuck=("r2",)), Busy)
+
+
+@pytest.mark.parametrize("how", ["died", "left", "came in"])
+def test_who_waits_no_longer_is_in_no_deadlock(crossed, how):
+    if how == "died":
+        crossed.lapse_place("in1", "y")
+    elif how == "left":
+        crossed.give_back("in1", names=("y",))
+    else:
+        crossed.lapse("r2", "y")
+        assert isinstance(crossed.beat("in1", name="y"), Held)
+
+    assert isinstance(ask(crossed), Queued)
+
+
+def test_whoever_waits_without_a_hold_of_its_own_is_in_no_deadlock(crossed):
+    assert isinstance(ask(crossed, stuck=()), Queued)
+    assert isinstance(crossed.take("stranger", wait=6.0, names=("y",), stuck=("r9",)), Queued)
+
+
+def test_a_lock_with_several_entries_is_stuck_only_if_all_are(crossed):
+    crossed.fence("other", names=("x",), limit=2)
+    assert isinstance(ask(crossed, limit=2), Queued)
+    crossed.give_back("in2", names=("x",))
+
+    crossed.queue("in-other", names=("y",), stuck=("other",))
+    assert isinstance(ask(crossed, limit=2), Deadlocked)
+
+
+def test_an_entry_that_is_promised_to_somebody_else_comes_free_again(crossed):
+    crossed.fence("other", names=("x",), limit=2)
+    crossed.park("next", names=("x",), limit=2)
+    crossed.give_back("other", names=("x",))
+    assert crossed.out() == ["next"]
+
+    assert isinstance(ask(crossed, limit=2), Queued)
+
+
+def test_of_several_locks_any_may_close_the_ring(crossed):
+    crossed.fence("r9", names=("free",))
+
+    answer = crossed.take("in2", wait=6.0, names=("free", "x"), stuck=("r2",))
+
+    assert isinstance(answer, Deadlocked)
+    assert answer.path[0] == "x"
+
+
+def test_of_those_that_wait_for_one_hold_only_some_are_noted(desk):
+    """A section may have thousands of tasks that wait for another lock."""
+    desk.fence("r1", names=("x",))
+    desk.fence("r2", names=("y",))
+    for i in range(20):
+        desk.queue(f"in{i}", names=("y",), stuck=("r1",))
+
+    note = json.loads(desk.client.hget(f"{desk.keys.prefix(0)}stuck", "r1"))
+
+    assert len(note) == 16
+    assert isinstance(ask(desk), Deadlocked)
+
+
+def test_when_nobody_waits_nothing_is_noted(crossed):
+    assert crossed.client.exists(f"{crossed.keys.prefix(0)}stuck") == 1
+
+    crossed.give_back("r2", names=("y",))
+    crossed.take("in1", names=("y",), stuck=("r1",))
+
+    assert crossed.client.exists(f"{crossed.keys.prefix(0)}stuck") == 0

@@ -1,0 +1,165 @@
+"""A hold that is kept for the run that comes next: nobody gets in between, and nobody renews it."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_relock.core.answers import Busy, Duplicate, Ended, Heir, Held, Parcel, Queued
+from celery_relock.core.answers import Claim as ClaimOf
+
+OWNER = {"owner": "workflow"}
+
+
+def _keep(desk, run="first", heir="next", keep=30.0, names=("a",), ended="run"):
+    return desk.store.release(names, run, "n", ended, 60.0, heir=Heir(heir, keep))
+
+
+@pytest.fixture
+def kept(desk):
+    """The fence of the entry that is kept for the run "next"."""
+    fence = desk.fence("first", **OWNER)
+    assert _keep(desk).had
+    return fence
+
+
+def test_the_heir_enters_with_the_same_fence_and_a_stranger_does_not(desk, kept):
+    assert isinstance(desk.take("stranger"), Busy)
+    assert desk.fence("next", **OWNER) == kept
+    assert desk.holders() == ["next"]
+
+
+def test_the_heir_enters_ahead_of_those_that_wait(desk):
+    desk.listen("p")
+    fence = desk.fence("first", **OWNER)
+    desk.queue("stranger", inbox="p")
+    _keep(desk)
+    assert desk.holders() == ["next"]
+    assert desk.fence("next", **OWNER) == fence
+    assert desk.waiters() == ["stranger"]
+    desk.give_back("next")
+    assert desk.holders() == ["stranger"]
+
+
+def test_a_kept_hold_ends_by_itself(desk):
+    desk.fence("first", **OWNER)
+    _keep(desk, keep=0.05)
+    desk.wait_ms(60)
+    assert desk.fence("stranger")
+
+
+def test_the_lease_of_the_heir_is_its_own_and_not_that_of_the_countdown(desk, kept):
+    desk.take("next", lease=5.0, **OWNER)
+    [hold] = desk.store.inspect("a").holds
+    assert hold.remaining <= 5.0
+
+
+def test_a_second_copy_of_the_heir_is_a_duplicate(desk, kept):
+    desk.fence("next", **OWNER)
+    assert isinstance(desk.take("next", "another", **OWNER), Duplicate)
+
+
+def test_the_run_that_left_its_hold_has_ended(desk, kept):
+    assert isinstance(desk.take("first", "another", **OWNER), Ended)
+
+
+def test_what_is_kept_is_not_renewed_and_not_given_back_by_the_run_before(desk, kept):
+    assert not desk.renew("first")
+    assert not desk.give_back("first")
+    assert desk.holders() == ["next"]
+
+
+def test_a_repeated_command_changes_nothing_whether_the_heir_is_in_or_not(desk, kept):
+    assert not _keep(desk).had
+    assert desk.holders() == ["next"]
+    assert desk.fence("next", **OWNER) == kept
+    assert not _keep(desk).had
+    assert desk.renew("next")
+
+
+def test_a_run_that_has_lost_its_hold_leaves_nothing(desk):
+    desk.fence("first", **OWNER)
+    desk.lapse("first")
+    assert not _keep(desk).had
+    assert desk.fence("stranger")
+
+
+def test_a_hold_that_was_re_entered_is_kept_in_its_entry(desk):
+    fence = desk.fence("outer", **OWNER)
+    assert desk.fence("first", lineage=("outer",), **OWNER) == fence
+    _keep(desk)
+    desk.give_back("outer")
+    assert isinstance(desk.take("stranger"), Busy)
+    assert desk.fence("next", **OWNER) == fence
+
+
+def test_all_of_several_locks_are_kept(desk):
+    held = desk.take("first", names=("a", "b"), **OWNER)
+    _keep(desk, names=("a", "b"))
+    assert isinstance(desk.take("stranger", names=("b",)), Busy)
+    assert desk.take("next", names=("a", "b"), **OWNER).fences == held.fences
+
+
+def test_an_heir_of_two_locks_of_which_one_was_taken_by_force_gets_that_one_anew(desk):
+    held = desk.take("first", names=("a", "b"), **OWNER)
+    _keep(desk, names=("a", "b"))
+    desk.store.force_release("b")
+    fences = desk.take("next", names=("a", "b"), **OWNER).fences
+    assert fences[0] == held.fences[0]
+    assert fences[1] > held.fences[1]
+
+
+def test_nothing_is_taken_when_the_heir_finds_one_lock_kept_and_another_held(desk):
+    desk.take("first", names=("a", "b"), **OWNER)
+    _keep(desk, names=("a", "b"))
+    desk.store.force_release("b")
+    desk.fence("stranger", names=("b",))
+    assert isinstance(desk.take("next", names=("a", "b"), **OWNER), Busy)
+    # Still kept, not taken: another attempt of the heir is no duplicate.
+    assert isinstance(desk.take("next", "another", names=("a",), **OWNER), Held)
+
+
+def test_an_heir_that_waits_already_is_let_in_when_the_hold_is_left_to_it(desk):
+    fence = desk.fence("first", **OWNER)
+    inbox = desk.listen("p")
+    desk.queue("stranger")
+    desk.queue("next", inbox="p", **OWNER)
+    _keep(desk)
+    assert inbox.heard() == [f"granted next n {fence}"]
+    assert desk.holders() == ["next"]
+    assert desk.waiters() == ["stranger"]
+
+
+def test_an_heir_that_waits_and_was_not_reached_is_let_in_by_its_heartbeat(desk):
+    fence = desk.fence("first", **OWNER)
+    desk.queue("stranger")
+    desk.queue("next", inbox="gone", **OWNER)
+    _keep(desk)
+    assert isinstance(desk.beat("stranger"), Queued)
+    answer = desk.beat("next")
+    assert isinstance(answer, Held)
+    assert answer.fences == (fence,)
+
+
+def test_the_message_of_an_heir_that_is_parked_is_sent_on(desk):
+    fence = desk.fence("first", **OWNER)
+    claim = ClaimOf("next", "n", "workflow", ("a",), (1,), 30.0)
+    desk.store.park(claim, Parcel("its message", "broker", "task"))
+    back = desk.store.release(("a",), "first", "n", "run", 60.0, "broker", Heir("next", 30.0))
+    assert [message.text for message in back.messages] == ["its message"]
+    assert desk.fence("next", "another", **OWNER) == fence
+    assert desk.waiters() == []
+
+
+def test_what_is_kept_for_a_run_that_never_comes_is_freed_by_the_keeps_nonce(desk, kept):
+    desk.listen("p")
+    desk.queue("stranger", inbox="p")
+    assert desk.give_back("next", "-")
+    assert desk.holders() == ["stranger"]
+
+
+def test_the_limit_counts_a_kept_entry(desk):
+    desk.fence("first", limit=2, **OWNER)
+    _keep(desk)
+    desk.fence("second", limit=2)
+    assert isinstance(desk.take("third", limit=2), Busy)
+    assert isinstance(desk.take("next", limit=2, **OWNER), Held)

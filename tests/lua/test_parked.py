@@ -1,0 +1,364 @@
+"""Parked runs: their messages wait in line, and are handed out when their turn comes."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_relock.core.answers import Busy, Full, Held, Message, Parked
+
+TEXT = 'a "message" \\ with\tall of it: ü ✓ 🐘 \u2028 {}'
+
+
+def test_a_parked_run_is_first_in_line_and_its_message_comes_back_as_it_was(desk):
+    desk.fence("r1")
+
+    assert desk.leave("r2", text=TEXT) == Parked(0)
+    desk.give_back("r1")
+
+    assert desk.messages() == [Message("r2", "a", TEXT)]
+
+
+def test_parked_runs_are_handed_out_in_the_order_in_which_they_came(desk):
+    desk.fence("r0")
+    assert [desk.park(f"r{i}") for i in range(1, 6)] == [0, 1, 2, 3, 4]
+
+    for i in range(5):
+        desk.give_back(f"r{i}")
+        assert desk.out() == [f"r{i + 1}"]
+        desk.fence(f"r{i + 1}", "copy")
+        desk.give_back(f"r{i + 1}", "copy")
+
+
+def test_blocked_and_parked_waiters_stand_in_one_line(desk):
+    desk.listen("p")
+    desk.fence("r0")
+    desk.park("r1")
+    desk.queue("r2", inbox="p")
+    desk.park("r3")
+    desk.queue("r4", inbox="p")
+    served = []
+
+    desk.give_back("r0")
+    for run in ("r1", "r2", "r3", "r4"):
+        served += desk.out() or desk.holders()
+        desk.take(run)
+        desk.give_back(run)
+
+    assert served == ["r1", "r2", "r3", "r4"]
+
+
+def test_the_dead_between_parked_runs_hold_up_nobody(desk):
+    desk.fence("r1")
+    desk.queue("dead1")
+    desk.park("r2")
+    desk.queue("dead2")
+    desk.park("r3")
+    desk.lapse_place("dead1")
+    desk.lapse_place("dead2")
+
+    desk.give_back("r1")
+    assert (desk.out(), desk.waiters()) == (["r2"], ["r2", "r3"])
+    desk.fence("r2")
+    desk.give_back("r2")
+    assert (desk.out(), desk.waiters()) == (["r3"], ["r3"])
+
+
+def test_an_unreachable_waiter_ahead_keeps_its_place_and_holds_up_no_parked_run(desk):
+    desk.fence("r1")
+    desk.queue("r2", inbox="gone")
+    desk.park("r3")
+
+    desk.give_back("r1")
+
+    assert (desk.out(), desk.waiters()) == (["r3"], ["r2", "r3"])
+
+
+def test_a_parked_place_needs_no_life(desk):
+    desk.fence("r1")
+    desk.park("r2")
+    desk.lapse_place("r2")
+
+    desk.give_back("r1")
+
+    assert desk.out() == ["r2"]
+
+
+def test_the_message_stays_until_its_run_has_the_lock(desk):
+    desk.fence("r1")
+    desk.park("r2")
+    desk.give_back("r1")
+    assert desk.client.hgetall(f"{desk.keys.prefix(0)}m:a") == {b"r2": b"text of r2"}
+
+    desk.fence("r2")
+
+    assert desk.client.keys(f"{desk.keys.prefix(0)}m:*") == []
+    assert desk.waiters() == []
+
+
+def test_whoever_is_on_its_way_counts_as_an_entry(desk):
+    desk.fence("r1", limit=2)
+    desk.fence("r2", limit=2)
+    desk.park("r3", limit=2)
+    desk.give_back("r1")
+    assert desk.out() == ["r3"]
+
+    assert isinstance(desk.take("new", limit=2), Busy)
+    desk.give_back("r2")
+    assert isinstance(desk.take("new", limit=2), Held), "one is promised, the other is free"
+    assert isinstance(desk.take("newer", limit=2), Busy)
+    assert isinstance(desk.take("r3", limit=2), Held)
+
+
+def test_as_many_are_handed_out_as_there_is_room_for(desk):
+    desk.fence("r0", limit=3)
+    for i in range(1, 3):
+        desk.fence(f"r{i}", limit=3)
+    for i in range(3, 9):
+        desk.park(f"r{i}", limit=3)
+
+    for i in range(3):
+        desk.give_back(f"r{i}")
+
+    assert desk.out() == ["r3", "r4", "r5"]
+    assert desk.resume() == []
+
+
+def test_who_comes_first_of_those_on_their_way_enters(desk):
+    desk.fence("r1", limit=2)
+    desk.fence("r2", limit=2)
+    desk.park("r3", limit=2)
+    desk.park("r4", limit=2)
+    desk.give_back("r1")
+    desk.give_back("r2")
+
+    assert isinstance(desk.take("r4", limit=2), Held)
+    assert isinstance(desk.take("r3", limit=2), Held)
+
+
+def test_who_is_on_its_way_holds_up_a_blocked_waiter_behind_it(desk):
+    desk.listen("p")
+    desk.fence("r1")
+    desk.park("r2")
+    desk.queue("r3", inbox="p")
+    desk.give_back("r1")
+
+    desk.beat("r3")
+    assert desk.holders() == []
+    desk.fence("r2")
+    desk.give_back("r2")
+    assert desk.holders() == ["r3"]
+
+
+def test_a_message_that_does_not_arrive_is_handed_out_again_ever_more_seldom(desk):
+    desk.fence("r1")
+    desk.park("r2")
+    desk.give_back("r1")
+    assert desk.out() == ["r2"]
+    trips = [desk.place("r2")["back"] - desk.now_ms()]
+
+    for _ in range(9):
+        assert desk.resume() == []
+        desk.lapse_place("r2", back=1)
+        desk.all_due()
+        assert desk.resume() == ["r2"]
+        trips.append(desk.place("r2")["back"] - desk.now_ms())
+
+    expected = [5, 10, 20, 40, 80, 160, 320, 600, 600, 600]
+    for trip, seconds in zip(trips, expected, strict=True):
+        assert seconds * 1000 - 2000 < trip <= seconds * 1000
+
+
+def test_a_newcomer_finds_that_a_message_got_lost_and_calls_for_it(desk):
+    ear = desk.listen("parked")
+    desk.fence("r1")
+    desk.park("r2")
+    desk.give_back("r1")
+    desk.lapse_place("r2", back=1)
+
+    assert isinstance(desk.take("r3"), Busy)
+
+    assert ear.heard() == ["parked r2 h"]
+    assert desk.resume() == ["r2"]
+
+
+def test_whoever_parks_may_hand_out_those_before_it(desk):
+    desk.fence("r1")
+    desk.park("r2")
+    desk.lapse("r1")
+
+    answer = Parked(1, (Message("r2", "a", "text of r2"),))
+    assert desk.leave("r3") == answer
+    assert desk.leave("r3") == answer, "the first answer was lost, perhaps"
+    assert desk.resume() == [], "handed out, and no longer owed"
+
+
+def test_who_is_long_overdue_keeps_its_ticket_and_holds_up_nobody(desk):
+    desk.fence("r1")
+    desk.park("r2")
+    desk.park("r3")
+    desk.give_back("r1")
+    assert desk.out() == ["r2"]
+
+    desk.lapse_place("r2", first=1)
+
+    desk.all_due()
+    assert desk.resume() == ["r3"], "the lock is free for the next"
+    assert desk.waiters() == ["r2", "r3"]
+    desk.lapse_place("r2", back=1)
+    desk.all_due()
+    assert desk.resume() == ["r2"], "and it is sent on all the same"
+
+
+def test_the_repeated_give_back_hands_out_the_same_message(desk):
+    desk.fence("r1")
+    desk.park("r2")
+    desk.park("r3")
+    desk.give_back("r1", ended="run")
+    assert desk.out() == ["r2"]
+
+    assert not desk.give_back("r1", ended="run")
+    assert desk.out() == ["r2"], "the first answer was lost, perhaps"
+    desk.give_back("other")
+    assert desk.out() == []
+
+
+def test_parking_twice_is_parking_once(desk):
+    desk.fence("r1")
+    desk.park("r2")
+    desk.park("r3")
+    ticket = desk.client.zscore(desk.keys.queue("a"), "r2")
+
+    assert desk.leave("r2") == Parked(0)
+
+    assert desk.client.zscore(desk.keys.queue("a"), "r2") == ticket
+    assert desk.waiters() == ["r2", "r3"]
+
+
+def test_whoever_finds_the_lock_free_when_it_would_park_has_it(desk):
+    assert isinstance(desk.leave("r1"), Held)
+    assert desk.waiters() == []
+    assert isinstance(desk.leave("r1"), Held), "the same command again"
+
+
+@pytest.mark.parametrize("by", ["lapse", "force"])
+def test_without_a_give_back_a_look_finds_that_the_lock_is_free(desk, by):
+    desk.fence("r1")
+    desk.park("r2")
+    assert desk.resume() == []
+    if by == "lapse":
+        desk.lapse("r1")
+        desk.all_due()
+    else:
+        desk.store.force_release("a")
+
+    assert desk.resume() == ["r2"]
+
+
+def test_a_look_is_due_at_the_lapse_that_could_free_the_lock_and_every_ten_seconds(desk):
+    desk.fence("r1", lease=3)
+    desk.park("r2")
+    desk.resume()
+    assert 0 < desk.recheck <= 3.01
+
+    desk.renew("r1", lease=300)
+    desk.all_due()
+    desk.resume()
+    assert 3.1 < desk.recheck <= 10
+
+
+def test_no_more_are_parked_than_allowed_and_whoever_is_parked_counts_once(desk):
+    desk.fence("r1")
+    desk.park("r2", most=2)
+    desk.park("r3", most=2)
+
+    assert desk.leave("r4", most=2) == Full("a", 2)
+    assert desk.waiters() == ["r2", "r3"]
+    assert desk.park("r3", most=2) == 1
+
+
+def test_whoever_finds_no_room_has_no_place_left(desk):
+    desk.fence("r1")
+    desk.park("r2", most=1)
+    desk.queue("r3")
+    desk.lapse_place("r3")
+
+    assert desk.leave("r3", "another attempt", most=1) == Full("a", 1)
+    assert desk.waiters() == ["r2"]
+
+
+def test_a_message_that_is_gone_holds_up_nobody(desk):
+    desk.fence("r1")
+    desk.park("r2")
+    desk.park("r3")
+    desk.client.hdel(f"{desk.keys.prefix(0)}m:a", "r2")
+
+    desk.give_back("r1")
+
+    assert (desk.out(), desk.waiters()) == (["r3"], ["r3"])
+
+
+def test_a_reply_has_a_hundred_messages_at_the_most_and_the_rest_is_owed(desk):
+    desk.fence("r")
+    desk.park("r000")
+    for i in range(1, 230):
+        desk.park(f"r{i:03}", limit=300)
+
+    desk.give_back("r")
+
+    assert desk.out() == [f"r{i:03}" for i in range(100)]
+    assert desk.resume() == [f"r{i:03}" for i in range(100, 200)]
+    assert desk.recheck == 0
+    assert desk.resume() == [f"r{i:03}" for i in range(200, 230)]
+    assert desk.recheck > 0
+
+
+def test_runs_of_an_owner_that_comes_in_are_handed_out_with_it(desk):
+    desk.fence("stranger")
+    desk.park("first", owner="o", by_owner=True)
+    desk.park("between")
+    desk.park("second", owner="o", by_owner=True)
+    desk.give_back("stranger")
+    assert desk.out() == ["first"]
+
+    assert isinstance(desk.take("first", owner="o", by_owner=True), Held)
+    assert desk.resume() == ["second"], "owed: the arrival could not send it"
+    answer = desk.take("second", owner="o", by_owner=True)
+    assert answer.reentered == (True,)
+    assert desk.waiters() == ["between"]
+
+
+def test_whoever_may_not_enter_by_owner_waits_for_its_owner_too(desk):
+    desk.fence("r1", owner="o")
+    desk.park("r2", owner="o")
+    desk.all_due()
+
+    assert desk.resume() == []
+
+
+def test_who_is_on_its_way_holds_up_who_wants_several_locks_in_each_of_them(desk):
+    desk.fence("r1", names=("a",))
+    desk.fence("r2", names=("b",))
+    desk.park("single", names=("b",))
+    desk.park("both", names=("a", "b"))
+    desk.give_back("r2", names=("b",))
+    assert desk.out() == ["single"]
+
+    desk.give_back("r1", names=("a",))
+    assert desk.out() == []
+    desk.fence("single", "back", names=("b",))
+    desk.give_back("single", "back", names=("b",))
+    assert desk.out() == ["both"]
+
+
+def test_whoever_comes_back_to_its_owners_entry_takes_no_other(desk):
+    desk.fence("s1", limit=2)
+    desk.fence("s2", limit=2)
+    desk.park("first", owner="o", by_owner=True, limit=2)
+    desk.park("second", owner="o", by_owner=True, limit=2)
+    desk.give_back("s1")
+    desk.take("first", owner="o", by_owner=True, limit=2)
+    assert desk.resume() == ["second"]
+
+    desk.give_back("s2")
+
+    assert isinstance(desk.take("new", limit=2), Held)

@@ -1,0 +1,254 @@
+"""Who sends parked messages on: only one who can, when it is due at the latest."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_relock.core.answers import Busy, Ended, Held
+
+
+@pytest.fixture
+def two(desk):
+    """r1 is in, r2 is parked for the broker "h"."""
+    desk.fence("r1")
+    desk.park("r2")
+    return desk
+
+
+def test_who_cannot_send_it_calls_for_one_who_can(two):
+    ear = two.listen("parked")
+
+    two.give_back("r1", home="")
+
+    assert two.out() == []
+    assert ear.heard() == ["parked r2 h"]
+    assert two.resume() == ["r2"]
+    assert two.resume() == []
+
+
+def test_who_can_send_to_another_broker_does_not_get_it(two):
+    two.give_back("r1", home="other")
+    assert two.out() == []
+
+    assert two.resume("other") == []
+    assert two.recheck > 1, "no reason to look again at once"
+    assert two.resume("h") == ["r2"]
+
+
+def test_whoever_comes_by_and_can_send_it_gets_what_nobody_could(two):
+    two.give_back("r1", home="")
+
+    two.give_back("somebody")
+
+    assert (two.out(), two.resume()) == (["r2"], [])
+
+
+def test_what_was_owed_for_too_long_waits_for_its_turn_again(two):
+    two.give_back("r1", home="")
+    two.fence("quick", limit=2)
+    two.lapse_place("r2", back=1)
+
+    assert two.resume() == []
+    two.give_back("quick")
+    assert two.out() == ["r2"]
+
+
+def test_what_nobody_could_send_is_promised_and_called_for_again(two):
+    ear = two.listen("parked")
+    two.give_back("r1", home="")
+    assert isinstance(two.take("r3"), Busy)
+
+    two.lapse_place("r2", back=1)
+    two.all_due()
+    two.resume("other")
+
+    assert ear.heard() == ["parked r2 h", "parked r2 h"]
+    assert two.resume() == ["r2"]
+
+
+def test_a_blocked_waiter_behind_a_parked_one_calls_for_its_message(two):
+    ear = two.listen("parked")
+    two.queue("r3")
+    two.lapse("r1")
+
+    two.beat("r3")
+
+    assert ear.heard() == ["parked r2 h"]
+    assert two.resume() == ["r2"]
+
+
+def test_what_was_owed_is_no_longer_when_the_run_is_in_or_parks_again(two):
+    two.give_back("r1", home="")
+    two.fence("r2", "back")
+    assert two.resume() == []
+    two.give_back("r2", "back")
+
+    two.fence("r1")
+    two.park("r4")
+    two.give_back("r1", home="")
+    two.fence("quick", limit=2)
+    two.park("r4")
+    assert two.resume() == []
+
+
+def test_who_parks_again_for_another_broker_is_owed_one_of_that(two):
+    two.give_back("r1", home="")
+    two.fence("quick", limit=2)
+    two.park("r2", home="new")
+
+    assert two.resume("h") == []
+    two.give_back("quick", home="")
+    assert (two.resume("h"), two.resume("new")) == ([], ["r2"])
+
+
+def test_a_message_that_was_sent_is_looked_after_when_it_should_have_arrived(two):
+    two.give_back("r1")
+    two.resume()
+
+    assert 4 < two.recheck <= 5
+
+
+def test_the_repeated_look_hands_out_the_same_message_for_a_task_that_was_named(two):
+    assert two.resume(by="x", tasks=("t-r2",)) == ["r2"]
+    assert two.resume(by="x", tasks=("t-r2",)) == ["r2"]
+    assert two.resume(by="y", tasks=("t-r2",)) == []
+
+
+def test_a_task_that_is_named_is_sent_on_lock_or_not_until_it_comes(two):
+    two.park("r3")
+    assert two.resume(tasks=("unknown", "t-r3")) == ["r3"]
+    assert two.waiters() == ["r2", "r3"]
+
+    two.lapse_place("r3", back=1)
+    two.all_due()
+    assert two.resume() == ["r3"]
+    assert two.withdraw("r3")
+    two.all_due()
+    assert two.resume() == []
+
+
+def test_the_index_of_tasks_has_the_run_that_was_parked_last(two):
+    two.park("retry", task="t-r2")
+
+    assert two.withdraw("r2")
+
+    assert two.resume(tasks=("t-r2",)) == ["retry"]
+
+
+def test_when_its_time_is_over_a_run_is_sent_on_lock_or_not(desk):
+    desk.fence("r1")
+    desk.park("r2", patience=0.05)
+    desk.resume()
+    assert desk.recheck <= 0.06
+    desk.wait_ms(51)
+
+    assert desk.resume() == ["r2"]
+
+    assert not isinstance(desk.take("r2", "back"), Held)
+    desk.lapse_place("r2", back=1)
+    desk.all_due()
+    assert desk.resume() == ["r2"], "until it leaves"
+
+
+def test_the_time_of_a_run_that_parks_again_is_what_it_says_then(desk):
+    desk.fence("r1")
+    desk.park("r2", patience=0.0)
+    assert desk.resume() == ["r2"]
+
+    desk.park("r2", "back")
+
+    desk.all_due()
+    assert desk.resume() == []
+    assert desk.client.zrange(desk.keys.due(), 0, -1) == [b"l a"]
+
+
+def test_a_time_that_is_over_while_the_message_is_on_its_way_sends_it_once(desk):
+    desk.fence("r1")
+    desk.park("r2", patience=100)
+    desk.give_back("r1")
+    assert desk.out() == ["r2"]
+    desk.all_due()
+
+    assert desk.resume() == []
+
+
+def test_a_withdrawn_run_frees_its_place_and_does_not_run_any_more(two):
+    two.park("r3")
+    two.give_back("r1")
+    two.out()
+
+    assert two.withdraw("r2", home="h")
+
+    assert two.out() == ["r3"]
+    assert isinstance(two.take("r2", "late"), Ended)
+    assert not two.withdraw("r2", home="h")
+    assert two.out() == []
+
+
+def test_withdrawing_lets_a_blocked_waiter_in(two):
+    two.listen("p")
+    two.give_back("r1")
+    two.queue("r3", inbox="p")
+
+    two.withdraw("r2")
+
+    assert two.holders() == ["r3"]
+
+
+def test_who_is_not_parked_is_not_withdrawn(two):
+    two.queue("r3")
+
+    assert not any(two.withdraw(run) for run in ("r1", "r3", "nobody"))
+
+    assert (two.holders(), two.waiters()) == (["r1"], ["r2", "r3"])
+    assert two.client.keys(f"{two.keys.prefix(0)}d:*") == []
+
+
+def test_withdrawing_from_several_locks_frees_all(desk):
+    desk.fence("r1", names=("a",))
+    desk.fence("r2", names=("b",))
+    desk.park("both", names=("a", "b"))
+    desk.park("r3", names=("b",))
+    desk.give_back("r2", names=("b",))
+    assert desk.out() == []
+
+    assert desk.withdraw("both", home="h")
+
+    assert desk.out() == ["r3"]
+    assert (desk.waiters("a"), desk.waiters("b")) == ([], ["r3"])
+
+
+def test_a_run_that_enters_beside_what_it_found_due_leaves_that_to_others(desk):
+    desk.fence("r1", limit=2)
+    desk.fence("r2", limit=2)
+    desk.park("r3", limit=2)
+    desk.lapse("r1")
+    desk.lapse("r2")
+
+    assert isinstance(desk.leave("r4", limit=2), Held)
+
+    assert desk.resume() == ["r3"]
+
+
+def test_a_look_looks_at_so_many_and_then_asks_for_another(two):
+    for i in range(150):
+        name = f"lock{i}"
+        two.fence("h", names=(name,))
+        two.park(f"p{i}", names=(name,))
+        two.lapse("h", name)
+    two.all_due()
+
+    found = two.resume()
+    assert two.recheck == 0
+    found += two.resume()
+
+    assert sorted(found) == sorted(f"p{i}" for i in range(150))
+    assert two.recheck > 0
+
+
+def test_parked_and_then_nobody_looks_is_never_due_again_once_all_have_left(two):
+    two.give_back("r1")
+    two.fence("r2", "back")
+
+    assert two.resume() == []
+    assert two.recheck is None

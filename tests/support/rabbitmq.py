@@ -1,0 +1,130 @@
+"""A private RabbitMQ server on free ports of 127.0.0.1."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import uuid
+from pathlib import Path
+from typing import Any
+
+import amqp
+
+from tests.support import reaper
+from tests.support.waiting import wait_for
+
+
+def find_rabbitmq_server() -> str | None:
+    """Path of a rabbitmq-server, or None."""
+    # The script itself: Debian's wrapper on the path changes to another user.
+    for folder in sorted(Path("/usr/lib/rabbitmq").glob("lib/rabbitmq_server-*/sbin")):
+        if (folder / "rabbitmq-server").exists():
+            return str(folder / "rabbitmq-server")
+    return shutil.which("rabbitmq-server")
+
+
+def _free_ports(count: int) -> list[int]:
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(probe.getsockname()[1]) for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+class RabbitServer:
+    """A running server with its own node, port mapper and data.
+
+    Attributes:
+        port: of AMQP on 127.0.0.1, the same after `restart`.
+        url: `amqp://…//`.
+    """
+
+    def __init__(self, binary: str | None = None):
+        found = binary or find_rabbitmq_server()
+        if found is None:
+            raise FileNotFoundError("no rabbitmq-server")
+        self.binary = found
+        self._folder = Path(tempfile.mkdtemp(prefix="relock-rabbit-"))
+        self._node = f"relock-{uuid.uuid4().hex[:8]}"
+        self.port, self._distribution, self._mapper = _free_ports(3)
+        self._process: subprocess.Popen[Any] | None = None
+        # By itself the server would start one that outlives it.
+        self._names = reaper.start(
+            ["epmd", "-address", "127.0.0.1", "-port", str(self._mapper)],
+            stdin=subprocess.DEVNULL,
+        )
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def url(self) -> str:
+        return f"amqp://guest:guest@127.0.0.1:{self.port}//"
+
+    def log(self) -> str:
+        path = self._folder / "log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def kill(self) -> None:
+        """SIGKILL. `restart` brings it back on the same port, with its durable queues."""
+        if self._process is not None:
+            reaper.end(self._process)
+            self._process = None
+
+    def restart(self) -> None:
+        self.kill()
+        self._start()
+
+    def stop(self) -> None:
+        """End the server for good and remove its files; may be repeated."""
+        self.kill()
+        reaper.end(self._names)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _start(self) -> None:
+        with (self._folder / "log").open("a") as log:
+            self._process = process = reaper.start(
+                [self.binary],
+                env={**os.environ, **self._environment()},
+                cwd=self._folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        wait_for(lambda: process.poll() is not None or self._answers(), 120, "RabbitMQ to answer")
+        if process.poll() is not None:
+            raise RuntimeError(f"{self.binary} did not start:\n{self.log()}")
+
+    def _environment(self) -> dict[str, str]:
+        folder = str(self._folder)
+        (self._folder / "plugins").write_text("[].\n")
+        (self._folder / "rabbitmq.conf").touch()
+        return {
+            "HOME": folder,  # for the cookie
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "ERL_EPMD_PORT": str(self._mapper),
+            # Few threads: the machine runs other tests meanwhile.
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 2:2 +sbwt none +A 8",
+            "RABBITMQ_NODENAME": f"{self._node}@localhost",
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(self._distribution),
+            "RABBITMQ_MNESIA_BASE": folder,
+            "RABBITMQ_LOG_BASE": folder,
+            "RABBITMQ_LOGS": "-",
+            "RABBITMQ_CONFIG_FILE": f"{folder}/rabbitmq.conf",
+            "RABBITMQ_CONF_ENV_FILE": f"{folder}/none",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{folder}/plugins",
+        }
+
+    def _answers(self) -> bool:
+        try:
+            with amqp.Connection(f"127.0.0.1:{self.port}", connect_timeout=1):
+                return True
+        except (OSError, amqp.AMQPError):
+            return False
