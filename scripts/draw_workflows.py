@@ -1,0 +1,155 @@
+"""Draw who holds what in a workflow, when: runs the flows of docs/workflows.md for real, looks at
+the lock every few milliseconds, and writes what it saw to docs/pictures.
+
+    scripts/venv test && .venv/bin/python -m scripts.draw_workflows
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from celery import chain, group
+
+from celery_relock import locked
+from celery_relock.task.declaration import engine_of
+from tests.support import RedisServer, Worker, find_redis_server
+
+PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
+COLOURS = {"held": "#2b6cb0", "kept": "#bcd4ee", "waits": "#e2e2e2", "stranger": "#c05621"}
+WIDTH, LEFT, ROW = 860, 110, 26
+
+
+class Span(NamedTuple):
+    """What a run had of the lock: "held", "kept" or "waits", from and to in seconds."""
+
+    run: str
+    kind: str
+    start: float
+    end: float
+
+
+def watch(look: Callable[[], dict[str, str]], stop: threading.Event) -> list[Span]:
+    """What every run has, as long as it has it."""
+    began, spans = time.monotonic(), []
+    since: dict[str, tuple[str, float]] = {}
+    while True:
+        over, found, now = stop.is_set(), look(), time.monotonic() - began
+        for run, (kind, start) in list(since.items()):
+            if over or found.get(run) != kind:
+                spans.append(Span(run, kind, start, now))
+                del since[run]
+        if over:
+            return spans
+        for run, kind in found.items():
+            since.setdefault(run, (kind, now))
+        time.sleep(0.004)
+
+
+def flows(module: Any) -> dict[str, Callable[[], Any]]:
+    def step(name: str, task: Any = module.plain) -> Any:
+        return task.s(account="42", name=name, do="slow")
+
+    def later(signature: Any) -> Any:
+        return signature.set(countdown=0.25)  # as if its queue were long
+
+    def of_chain() -> Any:
+        return chain(
+            step("reserve", module.holding), later(step("convert")), step("book", module.locking)
+        )
+
+    def of_chord() -> Any:
+        members = group(step("part 1"), later(step("part 2")))
+        return locked(chain(step("split"), members, step("join")), key="account:42")
+
+    def of_section() -> Any:
+        inside = locked(chain(step("reserve"), later(step("book"))), key="account:42")
+        return chain(step("before"), inside, step("after"))
+
+    return {"chain": of_chain, "chord": of_chord, "section": of_section}
+
+
+def record(worker: Worker, make: Callable[[], Any]) -> tuple[list[Span], dict[str, str]]:
+    """The spans of one flow and of a stranger that wants the lock meanwhile; the runs' names."""
+    engine = engine_of(worker.module.app)
+
+    def look() -> dict[str, str]:
+        state = engine.inspect("account:42")
+        waits = {each.run: "waits" for each in state.waiters}
+        return waits | {each.run: "kept" if each.nonce == "-" else "held" for each in state.holds}
+
+    before, stop, found = len(worker.journal.events()), threading.Event(), []
+    watcher = threading.Thread(target=lambda: found.extend(watch(look, stop)))
+    watcher.start()
+    sent = make().delay()
+    worker.journal.wait_for(lambda e: any(one.data.get("holds") for one in e[before:]))
+    stranger = worker.module.locking.s(account="42", name="stranger", do="slow").delay()
+    sent.get(timeout=30)
+    stranger.get(timeout=30)
+    time.sleep(0.1)
+    stop.set()
+    watcher.join()
+    names = {}
+    for event in worker.journal.events()[before:]:
+        if event.name == "enter":
+            names |= dict.fromkeys(event["holds"], event["step"])
+    return found, names
+
+
+def draw(title: str, spans: list[Span], names: dict[str, str]) -> str:
+    start, end = min(s.start for s in spans), max(s.end for s in spans)
+    scale = (WIDTH - LEFT - 10) / (end - start)
+    rows = list(dict.fromkeys(names.get(s.run, "enter") for s in sorted(spans, key=_begin)))
+    rows.sort(key=lambda name: name == "stranger")
+    height = ROW * (len(rows) + 2)
+    box = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}"'
+    lines = [
+        f'<svg {box} font-family="sans-serif" font-size="13"><title>{title}</title>',
+        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+    ]
+    for number, name in enumerate(rows):
+        lines.append(f'<text x="4" y="{ROW * number + 18}">{name}</text>')
+    for span in spans:
+        name = names.get(span.run, "enter")
+        kind = "stranger" if name == "stranger" and span.kind == "held" else span.kind
+        x, y = LEFT + (span.start - start) * scale, ROW * rows.index(name) + 5
+        width = max((span.end - span.start) * scale, 1.5)
+        lines.append(
+            f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{ROW - 10}" '
+            f'fill="{COLOURS[kind]}"/>'
+        )
+    legend = {"held": "holds, its step runs", "kept": "left to it, on its way"}
+    legend |= {"waits": "waits, parked", "stranger": "another entry"}
+    for number, (kind, text) in enumerate(legend.items()):
+        x, y = LEFT + 190 * number, ROW * len(rows) + 14
+        lines.append(f'<rect x="{x}" y="{y}" width="12" height="12" fill="{COLOURS[kind]}"/>')
+        lines.append(f'<text x="{x + 18}" y="{y + 11}">{text}</text>')
+    lines.append(f'<text x="4" y="{ROW * len(rows) + 25}">{end - start:.2f} s</text></svg>')
+    return "\n".join(lines) + "\n"
+
+
+def _begin(span: Span) -> float:
+    return span.start
+
+
+def main() -> None:
+    binary = find_redis_server()
+    assert binary is not None, "no redis-server"
+    server = RedisServer(binary=binary)
+    worker = Worker("tests.celery.apps.workflows", server.url, "pictures", concurrency=4)
+    try:
+        PICTURES.mkdir(exist_ok=True)
+        for name, make in flows(worker.module).items():
+            spans, names = record(worker, make)
+            (PICTURES / f"workflow-{name}.svg").write_text(draw(f"A {name}", spans, names))
+            print(f"{name}: {len(spans)} spans of {len(names)} runs")
+    finally:
+        worker.close()
+        server.stop()
+
+
+if __name__ == "__main__":
+    main()
