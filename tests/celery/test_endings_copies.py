@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+import celery
 import pytest
 
 from tests.support import wait_for
@@ -116,6 +117,9 @@ def broker(request, redis_server):
         yield proxy
 
 
+@pytest.mark.skipif(
+    celery.VERSION < (5, 5), reason="Celery 5.4 begins the copy only when the first run is over"
+)
 @row("connection to the broker lost")
 def test_a_copy_after_a_lost_connection_waits_and_is_discarded(
     worker, broker, row, redis_url, client
