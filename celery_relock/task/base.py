@@ -11,8 +11,8 @@ from celery import Task
 from ..core.hold import Hold
 from ..errors import RelockError
 
-# reaping, resuming and stepping connect to the worker's signals.
-from . import dedup, guard, handing, reaping, resuming, stepping  # noqa: F401
+# reaping and stepping connect to the worker's signals.
+from . import dedup, guard, handing, reaping, stepping  # noqa: F401
 from .declaration import declaration, forget
 from .outcomes import Aside
 

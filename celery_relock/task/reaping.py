@@ -1,4 +1,4 @@
-"""A worker frees the locks of its dead: of children that were killed, and of workers before it.
+"""What a worker's main process looks after: the locks of its dead, and the runs that are parked.
 
 Whether and how Celery notices a death is left aside: a child that is killed makes no signal at all
 when its message is requeued, and a hard time limit calls the failure hooks while the child is still
@@ -16,10 +16,11 @@ from ..core.journal import journal
 from ..core.reaper import Reaper
 from ..errors import RelockError
 from .declaration import locked_tasks
+from .resuming import Forwarder
 
 logger = logging.getLogger("celery_relock")
 
-_reapers: list[Reaper] = []
+_watchers: list[Reaper | Forwarder] = []
 
 
 def _begin(**_: Any) -> None:
@@ -32,17 +33,20 @@ def _start(sender: Any, **_: Any) -> None:
     if not locked:
         return
     try:
-        reaper = Reaper(locked[0].engine)  # one app, one Redis
+        engine = locked[0].engine  # one app, one Redis
     except RelockError as error:
-        logger.warning("nobody frees the locks of killed processes, only their leases: %s", error)
+        logger.warning(
+            "this worker frees no locks of killed processes and sends no parked runs on: %s", error
+        )
         return
-    reaper.start()
-    _reapers.append(reaper)
+    for watcher in (Reaper(engine), Forwarder(engine)):
+        watcher.start()
+        _watchers.append(watcher)
 
 
 def _stop(**_: Any) -> None:
-    while _reapers:
-        _reapers.pop().stop()
+    while _watchers:
+        _watchers.pop().stop()
 
 
 worker_init.connect(_begin, weak=False, dispatch_uid="celery_relock.reaping")

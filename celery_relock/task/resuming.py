@@ -15,21 +15,18 @@ import time
 from collections import deque
 from typing import Any
 
-from celery.signals import task_revoked, worker_ready, worker_shutdown
+from celery.signals import task_revoked
 
 from ..core import ids
 from ..core.answers import Notice
 from ..core.engine import Engine
 from ..errors import RelockError
 from . import headers
-from .declaration import locked_tasks
 
 logger = logging.getLogger("celery_relock")
 
 # How often a worker looks for itself, in seconds; when something is known to be due sooner, then.
 LOOK_EVERY = 1.0
-
-_forwarders: list[Forwarder] = []
 
 
 class Forwarder:
@@ -52,16 +49,18 @@ class Forwarder:
 
     def start(self) -> None:
         """Begin; the first look sends on what was left by whoever was here before."""
+        task_revoked.connect(self._discard, weak=False, dispatch_uid="celery_relock.resuming")
         for target in (self._live, self._listen):
             threading.Thread(target=target, name="relock-forwarder", daemon=True).start()
 
     def stop(self) -> None:
+        task_revoked.disconnect(dispatch_uid="celery_relock.resuming")
         self._stopped = True
         self._bell.set()
 
-    def discard(self, run: str) -> None:
+    def _discard(self, request: Any = None, **_: Any) -> None:
         """A run was revoked or has expired: if it was parked, its place is free."""
-        self._over.append(run)
+        self._over.append(headers.read(request).run)
         self._bell.set()
 
     def _live(self) -> None:
@@ -107,31 +106,3 @@ class Forwarder:
             return self._engine.store.dangers()
         except RelockError:
             return []  # who cannot reach it hears of that soon enough
-
-
-def _start(sender: Any, **_: Any) -> None:
-    locked = locked_tasks(sender.app)
-    if not locked:
-        return
-    try:
-        forwarder = Forwarder(locked[0].engine)  # one app, one Redis
-    except RelockError as error:
-        logger.warning("parked runs are not sent on by this worker: %s", error)
-        return
-    forwarder.start()
-    _forwarders.append(forwarder)
-
-
-def _stop(**_: Any) -> None:
-    while _forwarders:
-        _forwarders.pop().stop()
-
-
-def _discard(request: Any = None, **_: Any) -> None:
-    for forwarder in _forwarders:
-        forwarder.discard(headers.read(request).run)
-
-
-worker_ready.connect(_start, weak=False, dispatch_uid="celery_relock.resuming")
-worker_shutdown.connect(_stop, weak=False, dispatch_uid="celery_relock.resuming")
-task_revoked.connect(_discard, weak=False, dispatch_uid="celery_relock.resuming")
