@@ -76,8 +76,8 @@ def _obtain(attempt: Attempt) -> Held:
     if isinstance(answer, Held):
         return answer
     text = describe_conflict(attempt.lease.claim.names[0], answer)
-    attempt.lease.tell("conflict", text)
     error = _conflict(options, answer, text)
+    attempt.lease.tell("conflict", str(error))
     if isinstance(answer, Duplicate) and message is not None:
         return _wait_behind(attempt, answer, error)
     policy = _policy(options, answer, error)

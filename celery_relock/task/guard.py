@@ -25,7 +25,7 @@ from .binding import bind
 from .declaration import Declaration, declaration
 from .giveback import give_back
 from .outcomes import Dropped, end_dropped
-from .owner import owner
+from .owner import owner, running_request
 
 
 class _Entered(NamedTuple):
@@ -187,6 +187,7 @@ def _claim(
     options = declared.options
     limit = options.limit_for(arguments)
     sent = request is not None and not request.is_eager
+    message = request or running_request()  # a direct call is found by whose it is
     return Claim(
         run=headers.read(request).run if sent else ids.new_id(),
         nonce=ids.nonce(),
@@ -194,7 +195,7 @@ def _claim(
         names=names,
         limits=(limit,) * len(names),
         lease=options.ttl,
-        who=who_am_i(task.name, request.id if request is not None else ""),
+        who=who_am_i(task.name, "" if message is None else message.id),
         by_owner=options.reentrant == "workflow",
         lineage=headers.lineage_here() if options.reentrant == "descendants" else (),
         stuck=callstack.stuck(),

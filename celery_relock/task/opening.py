@@ -148,4 +148,5 @@ def _claim(
     lineage: tuple[str, ...],
 ) -> Claim:
     limits = (options.limit_for({}),) * len(names)
-    return Claim(run, ids.nonce(), owner, names, limits, options.ttl, who, lineage=lineage)
+    asked = Claim(run, ids.nonce(), owner, names, limits, options.ttl, who, lineage=lineage)
+    return asked._replace(stuck=callstack.stuck())

@@ -167,6 +167,7 @@ def _section(task: Any, message: Any, carried: Carried) -> Section:
         who=who_am_i(task.name, message.id),
         # The step before may not have left its hold yet: then this one joins it.
         lineage=header.lineage,
+        stuck=callstack.stuck(),
     )
     lease = engine.lease(claim)
     lease.work = telling.work_for(task, message)

@@ -47,7 +47,9 @@ def locked(canvas: Signature, *, key: Any, **options: Any) -> Signature:
     """
     section, app = ids.new_id(), canvas.app
     marked = _without_chunks(canvas if canvas.task == _CHUNKS else canvas.clone())
-    first = next(marks.steps(marked))
+    first = next(marks.steps(marked), None)
+    if first is None:
+        raise LockConfigError(f"locked(): there is no step in {canvas!r:.200}.")
     names = _names(key, first, app)
     _check(options)
     own = {name: each for name, each in (first.get("options") or {}).items() if name in _ROUTE}

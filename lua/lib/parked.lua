@@ -98,9 +98,13 @@ function Parked.pass(call, lock, run, waiter, caller)
   return true
 end
 
+-- `late`: what was not there within its first trip. It may need the very worker slot that somebody
+-- behind it waits in, so it holds up only those that are parked themselves.
 function Parked.count(call, lock, run, waiter)
   if waiter.parked then
-    lock.promised = lock.promised + Parked.promise(call, lock, run, waiter)
+    local promise = Parked.promise(call, lock, run, waiter)
+    lock.promised = lock.promised + promise
+    lock.late = lock.late + (call.now >= waiter.first + TRIP and promise or 0)
     lock.look = math.min(lock.look, waiter.back)
   end
 end

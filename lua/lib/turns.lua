@@ -33,7 +33,8 @@ local function admission(call, lock, run, waiter, head)
   for i, each in ipairs(Queue.wanted(call, lock, waiter)) do
     fences[i] = Queue.entry_of(each, run, waiter) or false
     if not fences[i] then
-      local promised = each == head and lock.promised or promised_ahead(call, each, run)
+      local promised = each == head and lock.promised - (waiter.parked and 0 or lock.late)
+        or promised_ahead(call, each, run)
       if not promised or each.entries + promised >= waiter.limits[i] then
         return nil
       end
@@ -108,15 +109,20 @@ function Turns.inherit(call, lock, heir)
   end
 end
 
+-- Nobody is in, and who was sent on does not come: perhaps there is one behind that is here.
+local function may_be_passed(lock, run, waiter, caller)
+  return waiter.parked and run ~= caller and lock.late > 0 and lock.entries == 0
+end
+
 -- Let the first in line enter, or hand out its message. True: somebody who is to enter before the
 -- caller still waits, so the caller has to queue, or to stay there. `lock.promised` counts those who
 -- are about to come back ahead of it. `caller` is the run that asks now.
 local function serve(call, lock, caller)
-  local passed = 0
+  local passed, held_up = 0, false
   for _ = 1, Queue.MOST do
     local run = redis.call('ZRANGE', lock.queue, passed, passed)[1]
     if not run then
-      return false
+      return held_up
     end
     local waiter = Queue.waiter(lock, run)
     if Queue.gone(call, waiter) then
@@ -126,9 +132,11 @@ local function serve(call, lock, caller)
     else
       local fences = admission(call, lock, run, waiter, lock)
       if not fences then
-        return run ~= caller
-      end
-      if not enter_or_send(call, lock, run, waiter, fences, caller) then
+        if not may_be_passed(lock, run, waiter, caller) then
+          return run ~= caller
+        end
+        passed, held_up = passed + 1, true
+      elseif not enter_or_send(call, lock, run, waiter, fences, caller) then
         passed = passed + 1
         Parked.count(call, lock, run, waiter)
       elseif waiter.by_owner then
@@ -142,7 +150,7 @@ local function serve(call, lock, caller)
 end
 
 function Turns.promote(call, lock, caller)
-  lock.promised, lock.look = 0, math.huge
+  lock.promised, lock.late, lock.look = 0, 0, math.huge
   local ahead = serve(call, lock, caller)
   Parked.schedule(call, lock)
   return ahead

@@ -276,3 +276,16 @@ def test_an_inline_call_waits_in_its_slot(worker, account, name, held, task):
     held.release()
     result.get(timeout=10)
     _took(worker, account)
+
+
+def test_inline_calls_in_all_slots_do_not_wait_for_a_parked_run_that_gets_none(
+    worker, account, name, held
+):
+    parked = [worker.module.takes.delay(account) for _ in range(2)]
+    wait_until_parked(worker, name, 2)
+    inline = [worker.module.calls_inline.delay(account) for _ in range(3)]
+    wait_for(lambda: state_of(worker, name).waiting == 5)
+    held.release()
+    for result in (*inline, *parked):
+        result.get(timeout=20)
+    assert len(_took(worker, account, 5)) == 5

@@ -14,7 +14,7 @@ from celery import chain, chord, group, signature
 from celery.canvas import StampingVisitor
 
 from celery_relock import Lock, locked
-from celery_relock.errors import LockConfigError, LockConflict
+from celery_relock.errors import LockConfigError, LockConflict, LockDeadlock
 from celery_relock.task import marks
 
 
@@ -214,6 +214,24 @@ def test_a_nested_section_that_has_to_wait_keeps_the_one_around_it(worker, accou
     assert len(set(fences)) == 1
 
 
+def test_nested_sections_that_would_wait_for_each_other_for_ever_are_told(worker, account, step):
+    mine, other = f"account:{account}", f"other:{account}"
+
+    def crossing(outer, inner):
+        last = locked(step("", "", worker.module.adds_nothing), key=inner)
+        meets = worker.module.meets.s(account=account, count=2)
+        return locked(chain(meets, last), key=outer).delay()
+
+    sent = [crossing(mine, other), crossing(other, mine)]
+    # The two that enter the inner sections.
+    outcomes = [one.parent.get(timeout=10, propagate=False) for one in sent]
+    (told,) = [each for each in outcomes if isinstance(each, LockDeadlock)]
+    assert mine in str(told)
+    assert other in str(told)
+    sent[1 - outcomes.index(told)].get(timeout=10)
+    assert is_free(worker, account)
+
+
 def _wait_for_state(result, state):
     deadline = time.monotonic() + 10
     while result.state != state:
@@ -358,6 +376,21 @@ def test_the_key_may_read_the_first_steps_arguments(worker, account, step):
 def test_what_cannot_be_is_refused_when_the_canvas_is_made(step, options, says):
     with pytest.raises(LockConfigError, match=f"(?s){says}"):
         locked(step("1"), **options)
+
+
+def test_a_group_stands_behind_a_step_and_is_treated_by_celery_as_such(worker, account, step):
+    key = f"account:{account}"
+    assert locked(group([step("1")]), key=key).delay().get(timeout=15) == ["1"]
+    inner = group(step("1"), step("2"))
+    assert group(inner, step("3")).delay().get(timeout=15) == [["1"], ["2"], ["3"]]
+    kept = group(locked(inner, key=key), step("3")).delay().get(timeout=15)
+    assert kept == [[["1"], ["2"]], ["3"]]
+
+
+@pytest.mark.parametrize("empty", [group([]), chain()])
+def test_a_canvas_without_a_step_is_refused_when_it_is_locked(worker, empty):
+    with pytest.raises(LockConfigError, match="no step"):
+        locked(empty, key="x")
 
 
 def test_a_key_over_arguments_that_come_later_is_refused_with_the_reason(worker):

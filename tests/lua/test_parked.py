@@ -362,3 +362,41 @@ def test_whoever_comes_back_to_its_owners_entry_takes_no_other(desk):
     desk.give_back("s2")
 
     assert isinstance(desk.take("new", limit=2), Held)
+
+
+def test_who_waits_in_a_process_enters_when_what_was_sent_on_does_not_come(desk):
+    # It may have the only worker slot, which the message needs.
+    desk.listen("p")
+    desk.fence("r1")
+    for run in ("r2", "r3"):
+        desk.park(run)
+    desk.queue("r4", inbox="p")
+    desk.park("r5")
+    desk.give_back("r1")
+    assert desk.out() == ["r2"]
+    desk.beat("r4")
+    assert desk.holders() == []
+
+    place = desk.place("r2")
+    desk.lapse_place("r2", first=place["first"] - 5000)
+    assert isinstance(desk.take("r6"), Busy), "a newcomer does not overtake"
+    desk.beat("r4")
+    assert desk.holders() == ["r4"]
+    assert desk.waiters() == ["r2", "r3", "r5"]
+    desk.give_back("r4")
+    assert desk.out() == [], "it is still on its way"
+    desk.fence("r2")
+
+
+def test_a_newcomer_does_not_overtake_a_parked_run_that_others_may_pass(desk):
+    for run in ("b1", "b2"):
+        desk.fence(run, names=("b",), limit=2)
+    for run in ("r0", "r1"):
+        desk.fence(run, limit=2)
+    desk.park("r2", limit=2)
+    desk.park("r3", names=("a", "b"), limit=2)
+    for run in ("r0", "r1"):
+        desk.give_back(run)
+    desk.lapse_place("r2", first=desk.place("r2")["first"] - 5000)
+
+    assert isinstance(desk.take("r4", limit=2), Busy)
