@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from tests.support import wait_for
-from tests.support.endings import ACKS, record, row
+from tests.support.endings import ACKS, Outcome, record, row
 from tests.support.proofs import Case
 
 APP = "tests.celery.apps.endings"
@@ -17,9 +17,9 @@ SETTINGS = "RELOCK_TEST_SETTINGS"
 SOON = {"RELOCK_TEST_TRANSPORT": '{"visibility_timeout": 1}'}
 
 
-def _sent(worker, url, body="stays", kinds=(True, False)):
+def _sent(worker, url, body="stays", kinds=(True, False), acks=ACKS):
     """Early and late, with and without a lock, all inside their bodies."""
-    sent = [Case(worker, url, body, ack, locked, "chain") for ack in ACKS for locked in kinds]
+    sent = [Case(worker, url, body, ack, locked, "chain") for ack in acks for locked in kinds]
     for case in sent:
         case.send()
     for case in sent:
@@ -85,6 +85,32 @@ def test_a_shutdown_that_breaks_bodies_off_frees_their_locks(worker, row, redis_
     doomed.stop(sig)
     _free(row, sent, 4.0)
     _later(worker, sent, client)
+
+
+@pytest.mark.parametrize(
+    ("pool", "ack"), [("prefork", "early"), ("prefork", "late"), ("solo", "late")]
+)
+@row("prefork, solo: `MemoryError`")
+def test_a_body_out_of_memory_ends_the_worker_and_its_lock(
+    worker, row, pool, ack, redis_url, client
+):
+    for locked in (True, False):
+        doomed = worker(APP, pool=pool, concurrency=1)
+        case = Case(doomed, redis_url, "runs_out_of_memory", ack, locked, "chain")
+        case.send()
+        case.events("inside")
+        if locked:
+            case.await_stranger()
+        case.register.let_go(case.account)
+        if locked:
+            seconds = case.seconds_until_free()
+            assert seconds < 1.0
+            record(row, pool, ack, [seconds], Outcome("FAILURE", "-", "-"))
+        doomed.wait_for_log("Unrecoverable error: MemoryError")
+        # Whether the errback still runs in the worker that ends is chance.
+        assert case.outcome().state == "FAILURE"
+        case.left_nothing(client)
+        doomed.close()
 
 
 @row("SIGKILL to the worker, another one on the host")
@@ -157,6 +183,31 @@ def test_a_pool_that_shrinks_lets_its_bodies_end(worker, row, redis_url, client)
     _free(row, [*first, last], 1.0)
     for case in sent:
         wait_for(lambda case=case: case.outcome().then == "next")
+        case.left_nothing(client)
+
+
+def test_a_worker_that_starts_frees_the_dead_and_leaves_the_living_alone(worker, redis_url, client):
+    alive, doomed = (
+        worker(APP, concurrency=2, env={SETTINGS: f'{{"task_default_queue": "{name}"}}'})
+        for name in ("one", "two")
+    )
+    (living,) = _sent(alive, redis_url, kinds=(True,), acks=("early",))
+    (dead,) = _sent(doomed, redis_url, kinds=(True,), acks=("early",))
+    # Alive, but it cannot do what the one that starts is to do.
+    processes = [alive.pid, *alive.children()]
+    for pid in processes:
+        alive.kill(signal.SIGSTOP, pid=pid)
+    doomed.close()
+    assert dead.state_of_lock().holds
+    worker(APP, concurrency=1, env={SETTINGS: '{"task_default_queue": "three"}'})
+    dead.ends_now()
+    assert dead.seconds_until_free() < 2.0
+    assert living.state_of_lock().holds
+    for pid in processes:
+        alive.kill(signal.SIGCONT, pid=pid)
+    living.register.let_go(living.account)
+    assert living.seconds_until_free() < 1.0
+    for case in (living, dead):
         case.left_nothing(client)
 
 

@@ -7,8 +7,10 @@ import pytest
 from tests.support.parked import lock_of, state_of, wait_until_parked
 
 
-@pytest.mark.parametrize("pool", ["threads", "gevent", "solo"])
+@pytest.mark.parametrize("pool", ["threads", "gevent", "eventlet", "solo"])
 def test_a_run_is_parked_and_resumed_in_every_pool(worker, pool):
+    if pool in ("gevent", "eventlet"):
+        pytest.importorskip(pool)
     one = worker("tests.celery.apps.parking", pool=pool, concurrency=2)
     with lock_of(one, "account:pooled"):
         sent = [one.module.takes.delay("pooled") for _ in range(3)]

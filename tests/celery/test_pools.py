@@ -8,8 +8,10 @@ from celery_relock import Lock
 from tests.support.sections import sections
 
 
-@pytest.fixture(scope="module", params=["prefork", "threads", "gevent", "solo"])
+@pytest.fixture(scope="module", params=["prefork", "threads", "gevent", "eventlet", "solo"])
 def worker(request, module_worker):
+    if request.param in ("gevent", "eventlet"):
+        pytest.importorskip(request.param)
     namespace = f"ns-pool-{request.param}-{id(request)}"
     return module_worker(
         "tests.celery.apps.reentry", pool=request.param, concurrency=4, namespace=namespace

@@ -63,10 +63,11 @@ class Row:
     since: tuple[int, int] = (5, 4)
 
 
-BODY, SIGNAL, CHILD, WORKER, AGAIN = (
+BODY, SIGNAL, CHILD, GREEN, WORKER, AGAIN = (
     "The body ends",
     "The body is broken off",
     "The process of the body ends",
+    "In the pools without processes",
     "The worker ends",
     "The message comes again",
 )
@@ -108,6 +109,13 @@ _ROWS = (
         since=(5, 7),
     ),
     Row("hard time limit, SIGTERM ignored", CHILD, "overruns", FAILS, FAILS, after=1.0),
+    Row("gevent: hard time limit", GREEN, "overruns_in_its_pool", FAILS, FAILS, after=1.0),
+    Row("threads, eventlet, solo: a time limit, which they do not have", GREEN),
+    Row("gevent, eventlet: revoke with terminate", GREEN, "stays", REVOKED, REVOKED, since=(5, 7)),
+    Row("threads, solo: revoke with terminate, which they do not have", GREEN),
+    Row("threads, gevent, eventlet: `MemoryError`", GREEN, "runs_out_of_memory", FAILS, FAILS),
+    Row("threads, gevent, eventlet, solo: SIGQUIT to the worker", GREEN),
+    Row("prefork, solo: `MemoryError`", WORKER),
     Row("warm shutdown", WORKER),
     Row("cold shutdown", WORKER),
     Row("cold shutdown by `REMAP_SIGTERM`", WORKER),

@@ -73,8 +73,9 @@ def _told(found: list[dict[str, Any]]) -> str:
 
 
 def _words(state: str, then: str, chord: str) -> list[str]:
-    words = [state, then.replace("nothing", "nothing is sent").replace("next", "next step")]
-    return [*words, f"chord {chord}"] if chord not in ("-", "") else words
+    sent = then.replace("nothing", "nothing is sent").replace("next", "next step")
+    words = [state, sent, f"chord {chord}"]
+    return [word for word, told in zip(words, (state, then, chord), strict=True) if told != "-"]
 
 
 if __name__ == "__main__":

@@ -179,6 +179,18 @@ def overruns(self: Any, account: str) -> str:
     return stay(self, account)
 
 
+@ending(time_limit=1)
+def overruns_in_its_pool(self: Any, account: str) -> str:
+    return stay(self, account)
+
+
+@ending()
+def runs_out_of_memory(self: Any, account: str) -> str:
+    if go(self, account):
+        raise MemoryError(account)
+    return account
+
+
 @app.task
 def then(account: str) -> str:
     register.tell(account, "next")
