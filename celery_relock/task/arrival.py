@@ -57,6 +57,8 @@ def around(
         return locked(arrival.begins(body))
     except BaseException as error:
         raised = error
+        if isinstance(error, Late) and call.options.on_duplicate == "replace":
+            dedup.stay_revoked(task, message)
         raise
     finally:
         try:

@@ -157,6 +157,18 @@ def _revoke(call: Call, old: Found, task_id: str) -> None:
         logger.warning("the state REVOKED of %s could not be stored", old.task_id, exc_info=True)
 
 
+def stay_revoked(task: Any, message: Any) -> None:
+    """The message of a replaced call has arrived: under `task_track_started` Celery has just
+    written STARTED over its state, and nobody would ever write another one."""
+    if not task.track_started or task.ignore_result:
+        return
+    try:
+        if task.AsyncResult(message.id).state == states.STARTED:
+            task.backend.mark_as_revoked(message.id, "replaced by a later call")
+    except Exception:
+        logger.warning("the state REVOKED of %s could not be stored", message.id, exc_info=True)
+
+
 def marked(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """See `LockedTask.marked`."""
     call = call_of(task, declaration(type(task)), marker.DONE, args, kwargs)

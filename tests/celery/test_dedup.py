@@ -153,6 +153,18 @@ def test_replace_revokes_the_queued_one_and_the_last_one_runs(worker, m, slow, w
     assert ran == [("third",)]
 
 
+# Celery's own, where it stores a result in the process of the test.
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")
+def test_a_replaced_call_stays_revoked_where_celery_stores_started(worker, m, account):
+    first = m.replaces_and_tracks.apply_async((account, "first"), countdown=1)
+    second = m.replaces_and_tracks.delay(account, "second")
+    _free(worker, account)
+    assert second.get(timeout=20) == second.id
+    worker.wait_for_log(rf"{first.id}\] ignored")
+    with pytest.raises(TaskRevokedError, match="replaced by"):
+        first.get(timeout=20)
+
+
 def test_one_that_runs_is_not_replaced_but_followed(worker, m, slow):
     first = m.replaces.delay(slow, "first")
     _began(worker, slow)

@@ -75,6 +75,18 @@ def replaces(self, account, *more):
     return work(self, account, *more)
 
 
+@app.task(
+    base=LockedTask,
+    bind=True,
+    track_started=True,
+    lock_key=KEY,
+    lock_dedup="until_start",
+    lock_on_duplicate="replace",
+)
+def replaces_and_tracks(self, account, *more):
+    return work(self, account, *more)
+
+
 @app.task(base=LockedTask, bind=True, lock_key=KEY)
 def without(self, account, *more):
     return work(self, account, *more)
