@@ -172,7 +172,10 @@ def _ancestors(fields: Mapping[str, Any], predecessor: Any) -> tuple[str, ...]:
 
 
 def is_retry(fields: Mapping[str, Any], request: Any) -> bool:
-    """Whether a message is the running one's own next try, and not what the task is replaced by."""
+    """Whether a message is the running one's own next try, and not what the task is replaced by,
+    nor a copy of it that was parked and is sent on by it."""
+    if _resent.get() is not None:
+        return False
     nesting = fields.get("replaced_task_nesting") or 0
     same: bool = fields.get("id") == request.id
     return same and nesting == (request.replaced_task_nesting or 0)
