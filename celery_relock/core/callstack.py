@@ -10,9 +10,9 @@ lease that has been given back no longer counts, wherever it was left behind.
 
 from __future__ import annotations
 
-import os
 from contextvars import ContextVar
 
+from . import process
 from .lease import Lease, State
 from .store import LockStore
 
@@ -66,4 +66,4 @@ def _is_stuck(lease: Lease) -> bool:
 
 
 def _counts(lease: Lease) -> bool:
-    return lease.state in (State.HELD, State.LOST) and lease.pid == os.getpid()
+    return lease.state in (State.HELD, State.LOST) and lease.pid == process.pid

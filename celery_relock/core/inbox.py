@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
 
 from ..errors import LockConfigError
-from . import ids
+from . import ids, process
 from .answers import Notice
 from .events import logger
 from .keepalive import granted, keepalive, lose
@@ -29,21 +28,21 @@ class Inbox:
         self._started = self._listening = self._refused = False
         self._tried = threading.Event()
         self._starting = native_lock()
-        self._pid = os.getpid()
+        self._pid = process.pid
 
     @property
     def name(self) -> str:
-        if self._pid != os.getpid():
+        if self._pid != process.pid:
             self._reset()
         return self._name
 
     @property
     def listening(self) -> bool:
-        return self._listening and self._pid == os.getpid()
+        return self._listening and self._pid == process.pid
 
     @property
     def started(self) -> bool:
-        return self._started and self._pid == os.getpid()
+        return self._started and self._pid == process.pid
 
     def start(self) -> None:
         """Begin to listen, without waiting for it; called by the keep-alive thread."""

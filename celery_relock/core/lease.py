@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import enum
 import math
-import os
 import time
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from . import process
 from .answers import Beat, Claim, Heir
 from .events import NO_TASK, LockEvent, Work, tell, wanted
 from .journal import Entry
@@ -88,7 +88,7 @@ class Lease:
         self.work: Work | None = None
         self.heir: Heir | None = None
         self.rank = 0
-        self.pid = os.getpid()
+        self.pid = process.pid
         self.bell = Bell()
         self._early: tuple[int, ...] = ()
 
@@ -207,7 +207,7 @@ class Lease:
     @property
     def remaining(self) -> float:
         """Seconds for which the hold is certain if nothing renews it; 0 when it is not held."""
-        if self.state is not State.HELD or self.pid != os.getpid():
+        if self.state is not State.HELD or self.pid != process.pid:
             return 0.0
         return max(0.0, self.deadline - time.monotonic())
 
@@ -217,7 +217,7 @@ class Lease:
 
         A forked child has a copy of its parent's leases and none of the holds.
         """
-        if self.pid != os.getpid():
+        if self.pid != process.pid:
             return True
         if self.state is State.HELD and time.monotonic() < self.deadline:
             return False

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Sequence
 from functools import lru_cache
 
+from . import process
 from .answers import Answer, Busy, Duplicate
 
 # With the inbox's id in front, a holder's text of this length keeps the record of its lock in
@@ -18,8 +18,8 @@ _ROOM = 55
 def who_am_i(work: str, task_id: str = "") -> str:
     """`work[id] host:pid` in at most 55 bytes: the task that holds a lock, for people."""
     what = f"{work}[{task_id[:8]}]" if task_id else work
-    where = _here(os.getpid())
-    return f"{_last(what, _ROOM - 1 - len(where.encode()))} {where}"
+    where, room = _here(process.pid)
+    return f"{_last(what, room)} {where}"
 
 
 def describe_conflict(name: str, answer: Answer | None) -> str:
@@ -61,8 +61,10 @@ def duration(seconds: float) -> str:
 
 
 @lru_cache(maxsize=1)
-def _here(pid: int) -> str:
-    return _last(f"{socket.gethostname()}:{pid}", 22)
+def _here(pid: int) -> tuple[str, int]:
+    """`host:pid`, and how many bytes are left beside it."""
+    where = _last(f"{socket.gethostname()}:{pid}", 22)
+    return where, _ROOM - 1 - len(where.encode())
 
 
 def _last(text: str, room: int) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from typing import Any
 
+from ..core import process
 from ..core.answers import Held
 from ..core.engine import Engine
 from ..core.lease import Lease, State
@@ -104,7 +104,7 @@ class Hand:
     def _own_grip(self) -> Grip | None:
         grip: Grip | None = getattr(self.local, "grip", None)
         # A forked child does not hold what its parent holds.
-        return None if grip is None or grip.lease.pid != os.getpid() else grip
+        return None if grip is None or grip.lease.pid != process.pid else grip
 
     def _grip(self, verb: str) -> Grip:
         grip = self._own_grip()

@@ -6,7 +6,7 @@ import logging
 import threading
 from contextlib import suppress
 from types import SimpleNamespace, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from redis.exceptions import LockError
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("celery_relock")
 
 DEFAULT_LEASE = 30.0
+_Token: TypeAlias = "str | bytes | None"
 
 
 class Lock(Hand):
@@ -94,7 +95,7 @@ class Lock(Hand):
         sleep: float | None = None,
         blocking: bool | None = None,
         blocking_timeout: float | None = None,
-        token: str | bytes | None = None,
+        token: _Token = None,
     ) -> bool:
         """Take the lock, or enter once more what this thread holds.
 
@@ -186,7 +187,7 @@ class Lock(Hand):
                 raise
             logger.warning("at the end of its block: %s", failure)
 
-    def _take(self, wait: float | None, token: str | bytes | None) -> Answer:
+    def _take(self, wait: float | None, token: _Token) -> Answer:
         grip = self._own_grip()
         if grip is not None and (again := self._enter_again(grip)) is not None:
             return again
@@ -197,11 +198,7 @@ class Lock(Hand):
             self.local.grip = Grip(outer, borrowed=True)
             return Held(outer.fences, outer.reentered)
         owner = self._owner or (outer.claim.owner if outer else workflow() if working else None)
-        claim = self._claim(token, owner, outer)
-        if wait is None:
-            # A wait that has a bound ends by that, as redis-py's does.
-            claim = claim._replace(stuck=callstack.stuck())
-        lease = self._engine.lease(claim)
+        lease = self._engine.lease(self._claim(token, owner, outer, ends=wait is not None))
         lease.renews, lease.shared = self._renew, self._shared
         lease.work = work() if working else None
         try:
@@ -222,11 +219,12 @@ class Lock(Hand):
             raise LockNeverFree(describe_deadlock(answer.path), name=self.name)
         return answer
 
-    def _claim(self, token: str | bytes | None, owner: str | None, outer: Lease | None) -> Claim:
+    def _claim(self, token: _Token, owner: str | None, outer: Lease | None, ends: bool) -> Claim:
         run = ids.new_id() if token is None else ids.short(_text(token))
         return Claim(
             run=run,
-            nonce=ids.nonce(),
+            # A run of its own for each attempt is as random as its nonce has to be.
+            nonce=run[:8] if token is None else ids.nonce(),
             owner=owner or run,
             names=(self.name,),
             limits=(self._limit,),
@@ -235,6 +233,8 @@ class Lock(Hand):
             by_owner=self._owner is not None,
             # Taken by way of another client: the server finds it by its run.
             lineage=(outer.claim.run,) if outer else (),
+            # A wait that has a bound ends by that, as redis-py's does.
+            stuck=() if ends else callstack.stuck(),
         )
 
 
