@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 
-from ..errors import RelockError
-from . import ids
+from ..errors import LockUnavailable
+from . import ids, process
 from .answers import Message
 from .store import LockStore, Sender
 
@@ -27,9 +27,13 @@ class Parking:
 
     def __init__(self, store: LockStore) -> None:
         self._store = store
+        self.sender: Sender | None = None
+        self._reset()
+
+    def _reset(self) -> None:
         self._over: list[str] = []
         self._guard = threading.Lock()
-        self.sender: Sender | None = None
+        self._pid = process.pid
 
     @property
     def home(self) -> str:
@@ -71,6 +75,8 @@ class Parking:
 
     def withdraw_later(self, run: str) -> None:
         """The same as soon as Redis can be asked again, from another thread."""
+        if self._pid != process.pid:
+            self._reset()  # what a forked child has a copy of, its parent's thread takes out
         with self._guard:
             self._over.append(run)
             if len(self._over) > 1:
@@ -81,9 +87,11 @@ class Parking:
         while True:
             try:
                 self.withdraw(self._over[0])
-            except RelockError:
+            except LockUnavailable:
                 time.sleep(AGAIN)
                 continue
+            except Exception:
+                logger.exception("the parked run %s cannot be taken out of its line", self._over[0])
             with self._guard:
                 del self._over[0]
                 if not self._over:
