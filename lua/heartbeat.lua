@@ -17,7 +17,7 @@ local function keep_place(lock, run, nonce, wait)
   if not waiter or waiter.parked or waiter.nonce ~= nonce or waiter.expiry <= call.now then
     return nil
   end
-  waiter.expiry = call.now + wait
+  waiter.expiry, waiter.life = call.now + wait, wait
   Queue.write(call, lock, run, waiter)
   return waiter
 end

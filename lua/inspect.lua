@@ -5,6 +5,7 @@
 -- ARGV[1] most: count, waiters to tell of
 -- Reply {holds, waiters, waiting}: holds and waiters as lists of facts, and how many places the queue has
 -- Keeps: reads only; what has lapsed is not told
+-- Uses: lib/holds
 
 local lock, queue, waiters = KEYS[1], KEYS[2], KEYS[3]
 local most = tonumber(ARGV[1])
@@ -21,12 +22,13 @@ end
 for i = 1, #fields, 2 do
   local run = fields[i]
   if string.sub(run, 1, 1) ~= '@' then
-    local expiry, fence, nonce, owner = string.match(fields[i + 1], '^(%d+) (%d+) (%S+) (%S+)$')
+    local expiry, fence, nonce, owner, bound = string.match(fields[i + 1], '^(%d+) (%d+) (%S+) (%S+) (%l)$')
     if not expiry then
       error('RELOCK-FOREIGN ' .. lock)
     end
     if tonumber(expiry) > now then
-      held[#held + 1] = { run, tonumber(expiry) - now, fence, nonce, owner, who[run] or '' }
+      local left = math.min(tonumber(expiry) - now, Holds.longest(bound))
+      held[#held + 1] = { run, left, fence, nonce, owner, who[run] or '' }
     end
   end
 end

@@ -15,9 +15,10 @@ for i, key in ipairs(keys) do
   -- pcall: one key that somebody overwrote must not cost the other holds their renewal.
   local record = redis.pcall('HGET', key, run)
   local text = type(record) == 'string' and record or ''
-  local expiry, fence, held_by, owner = string.match(text, '^(%d+) (%d+) (%S+) (%S+)$')
+  local expiry, fence, held_by, owner = string.match(text, '^(%d+) (%d+) (%S+) (%S+) %l$')
   if held_by == nonce and tonumber(expiry) > now then
-    redis.call('HSET', key, run, string.format('%.0f %s %s %s', now + lease, fence, nonce, owner))
+    local bound = Holds.bound(lease)
+    redis.call('HSET', key, run, string.format('%.0f %s %s %s %s', now + lease, fence, nonce, owner, bound))
     -- Only ever longer: another hold of this lock may have a longer lease than this one.
     if redis.call('PTTL', key) < lease + 1000 then
       redis.call('PEXPIRE', key, lease + Holds.GRACE)

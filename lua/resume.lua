@@ -14,6 +14,24 @@ local home, by, most, tasks = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local call = Call.begin(meta)
 call.home, call.by = home, by
 
+-- A clock that was set back puts off what is due: all of it is brought forward by as much.
+local function mind_the_clock()
+  if redis.call('EXISTS', due) == 0 then
+    redis.call('HDEL', meta, 'clock')
+    return
+  end
+  local back = tonumber(redis.call('HGET', meta, 'clock') or 0) - call.now
+  if back > 1000 then
+    local all = redis.call('ZRANGE', due, 0, -1, 'WITHSCORES')
+    for i = 1, #all, 2 do
+      redis.call('ZADD', due, string.format('%.0f', all[i + 1] - back), all[i])
+    end
+  end
+  if math.abs(back) > 1000 then
+    redis.call('HSET', meta, 'clock', string.format('%.0f', call.now))
+  end
+end
+
 -- What stops a lock from being looked at any more is that nothing is parked there.
 local function look_at_lock(name)
   local lock = Holds.open(call, call.prefix .. 'l:' .. name)
@@ -48,6 +66,7 @@ for task in string.gmatch(tasks, '%S+') do
     send_on(run)
   end
 end
+mind_the_clock()
 local now = string.format('%.0f', call.now)
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, most)) do
   local kind, what = string.sub(member, 1, 1), string.sub(member, 3)

@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from tests.support import Journal, RedisServer, Worker, find_redis_server
+from tests.support.sentinel import Watched
 
 
 @pytest.fixture(scope="session")
@@ -58,6 +59,20 @@ def own_redis(redis_binary: str) -> Iterator[Callable[..., RedisServer]]:
     yield start
     for server in servers:
         server.stop()
+
+
+@pytest.fixture
+def watched(redis_binary: str) -> Iterator[Callable[..., Watched]]:
+    """Start a master with replicas and Sentinels: `watched(replicas=1, down_after=0.5)`."""
+    started: list[Watched] = []
+
+    def start(*config: str, **options: Any) -> Watched:
+        started.append(Watched(redis_binary, *config, **options))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.stop()
 
 
 @pytest.fixture

@@ -16,11 +16,10 @@ that lands anywhere in between (a time limit's signal, say) cannot leak a hold.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable
 
-from . import ids
+from . import ids, process
 from .answers import (
     Answer,
     Busy,
@@ -108,7 +107,7 @@ class Engine:
             LockUnavailable: the server could not be told. The end of the lease frees the lock.
         """
         # A forked child has a copy of its parent's leases, and no say in them.
-        if lease.state in (State.NEW, State.RELEASED) or lease.pid != os.getpid():
+        if lease.state in (State.NEW, State.RELEASED) or lease.pid != process.pid:
             return True
         lost = lease.lost
         try:
@@ -247,4 +246,5 @@ class Engine:
                 return False
             lease.fences, lease.reentered, _ = answer
         # The grant gave it what was left of its place; its whole lease begins now.
-        return lease.renews or self.extend(lease, claim.lease)
+        certain = lease.renews and not self.store.replicated
+        return certain or self.extend(lease, claim.lease)

@@ -100,6 +100,11 @@ def let_through(kind: type[Exception]) -> None:
     _thrown_in = (*_thrown_in, kind)
 
 
+def is_thrown_in(error: BaseException) -> bool:
+    """Whether an exception is such a one, or ends the process or the greenlet."""
+    return isinstance(error, _thrown_in) or not isinstance(error, Exception)
+
+
 def wanted(kind: str) -> bool:
     """Whether anybody would hear of such an event; most locks are taken without anybody looking."""
     if logger.isEnabledFor(_LEVELS.get(kind, logging.WARNING)):

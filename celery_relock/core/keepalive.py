@@ -116,19 +116,20 @@ class KeepAlive:
     def _pass(self) -> float:
         """Look after everything that is due. Returns when the next look is due."""
         now = time.monotonic()
-        stores: dict[LockStore, tuple[list[Lease], list[Lease]]] = {}
+        routes: dict[tuple[LockStore, object], tuple[list[Lease], list[Lease]]] = {}
         self._tell_losses()
         for lease in self.leases():
             if now >= lease.listen_at and lease.listen is not None:
                 lease.listen_at = math.inf
                 lease.listen()
             if lease.due <= now + _TOGETHER * (lease.wait or lease.claim.lease) / 3:
-                held, waiting = stores.setdefault(lease.store, ([], []))
+                route = lease.store, lease.store.route(lease.claim.names)
+                held, waiting = routes.setdefault(route, ([], []))
                 if lease.state is State.HELD:
                     held.append(lease)
                 elif lease.state is State.WAITING:
                     waiting.append(lease)
-        for store, (held, waiting) in stores.items():
+        for (store, _), (held, waiting) in routes.items():
             self._guarded(self._renew, store, held)
             self._guarded(self._heartbeat, store, waiting)
         # After a short lock comes another: nobody rings for that if the thread looks all the same.
@@ -184,8 +185,7 @@ class KeepAlive:
         """How long to wait for an answer: half the time to the next deadline, of whatever store.
 
         Else a server that hangs would keep this thread from telling a loss in time, and from
-        renewing what another server has. Half: a new connection shall have its chance, too.
-        """
+        renewing what another one has. Half: a new connection shall have its chance, too."""
         left = min((d - now for lease in self.leases() if (d := lease.deadline) > now), default=1e9)
         return min(max(left / 2, _SHORTEST), _LONGEST)
 

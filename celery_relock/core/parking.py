@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from ..errors import LockUnavailable
-from . import ids, process
+from . import events, ids, process
 from .answers import Message
 from .store import LockStore, Sender
 
@@ -46,7 +46,9 @@ class Parking:
             try:
                 if self.sender is not None:
                     self.sender.send(message)
-            except Exception as error:  # noqa: BLE001  # whatever it is, the message is safe
+            except Exception as error:
+                if events.is_thrown_in(error):
+                    raise
                 logger.warning(
                     "a run that is parked for the lock %r could not be sent on, it is tried again "
                     "in some seconds: %s",

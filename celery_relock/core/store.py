@@ -35,6 +35,14 @@ class LockStore(Protocol):
     def id(self) -> str:
         """The same in every process that has the same locks; tells no address and no password."""
 
+    @property
+    def replicated(self) -> bool:
+        """Holds count when replicas have them: one that a message told of, when it is renewed."""
+
+    def route(self, names: Sequence[str]) -> object:
+        """What renewals of these locks share: those with another route are sent by another call,
+        which does not fail with this one."""
+
     def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Answer:
         """Take all locks of the claim, or none. With `wait` seconds > 0 queue for them: the place
         lives that long without a heartbeat, and grants are announced to `inbox`."""

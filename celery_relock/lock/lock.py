@@ -49,10 +49,10 @@ class Lock(Hand):
         blocking_timeout: seconds to wait at most; None waits as long as it takes.
         thread_local: False lets another thread give back what this one took.
         raise_on_release_error: False logs a lock that was lost inside `with` instead of raising.
-        owner: who may re-enter; any text.
-        limit: how many may be in at the same time.
+        owner, limit: who may re-enter (any text), and how many may be in at the same time.
         renew: False lets the lock end `timeout` seconds after it was taken, as redis-py's does.
         namespace: prefix of all keys; that of the Celery app's `relock_namespace`.
+        min_replicas: how many replicas have to have the hold; as `relock_min_replicas`.
 
     Raises:
         LockConfigError: a value that cannot be used.
@@ -73,6 +73,7 @@ class Lock(Hand):
         limit: int = 1,
         renew: bool = True,
         namespace: str = compose.NAMESPACE,
+        min_replicas: int = 0,
     ) -> None:
         self.name = check_name(_text(name), "Lock")
         self.timeout = timeout
@@ -82,7 +83,7 @@ class Lock(Hand):
         self._owner = None if owner is None else ids.short(owner)
         self._limit = limit
         self._renew = renew
-        self._engine = compose.engine_for(redis, namespace)
+        self._engine = compose.engine_for(redis, namespace, replicas=(min_replicas, 1.0))
         self.local: Any = threading.local() if thread_local else SimpleNamespace()
         self._shared = not thread_local
         if timeout is not None and timeout <= 0:

@@ -8,6 +8,9 @@ from typing import Any
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from redis.sentinel import SentinelConnectionPool
+
+from .sentinel import to_master
 
 # What stands among a pool's options and is its own affair: handlers of redis-py 8, repeating.
 _OF_ITS_POOL = ("orig_", "maint_notifications_pool_handler", "himport_registry", "retry")
@@ -21,6 +24,9 @@ def options_of(pool: redis.ConnectionPool) -> dict[str, Any]:
         if not name.startswith(_OF_ITS_POOL)
     }
     options.update(connection_class=pool.connection_class, encoding="utf-8", decode_responses=False)
+    if isinstance(pool, SentinelConnectionPool):
+        del options["connection_pool"]
+        options |= to_master(pool)
     for name, seconds in (("socket_timeout", 5.0), ("socket_connect_timeout", 2.0)):
         if options.get(name) is None:
             options[name] = seconds  # a client may wait for ever, a lock must not
@@ -30,15 +36,11 @@ def options_of(pool: redis.ConnectionPool) -> dict[str, Any]:
 def address_of(pool: redis.ConnectionPool) -> tuple[Any, ...]:
     """The server and database of a pool: equal if two of them surely lead to one place."""
     options = pool.connection_kwargs
+    if "finder" in options:
+        return (*options["finder"].place, options.get("db") or 0)
     host = options.get("host") or "localhost"
     where = options.get("path") or ("127.0.0.1" if host == "localhost" else host)
-    # The last is the service that a Sentinel finds.
-    return (
-        where,
-        options.get("port") or 6379,
-        options.get("db") or 0,
-        options.get("connection_pool"),
-    )
+    return (where, options.get("port") or 6379, options.get("db") or 0)
 
 
 def own_pool(options: Mapping[str, Any]) -> redis.ConnectionPool:

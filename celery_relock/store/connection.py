@@ -7,7 +7,6 @@ a kept connection that was in use just now is not checked, it is replaced when i
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from redis.connection import PythonRespSerializer
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as ReadTimeout
 
+from ..core import process
 from ..errors import RelockError
 from .faults import repeatable, translate
 from .scripts import Script
@@ -59,7 +59,7 @@ class Connections:
         self._check = check
         self._patience = patience
         self._failed_at = -1e9
-        self._pid = os.getpid()
+        self._pid = process.pid
         self._idle: deque[tuple[float, Any]] = deque()
 
     def run(self, script: Script, keys: Sequence[str], args: Sequence[str]) -> Any:
@@ -115,7 +115,7 @@ class Connections:
                 # A kept connection may have gone stale while nobody used it; that says nothing
                 # about the server. One that is silent does.
                 stale = kept and not (within and isinstance(error, ReadTimeout))
-                if not again or (now - started >= patience and not stale):
+                if not again or (self._over(error, now - started, patience) and not stale):
                     self._failed_at = now if again else self._failed_at
                     raise translate(error, where=name) from error
                 self.close()
@@ -135,9 +135,13 @@ class Connections:
             return self._patience, within, False
         return 0.0, within or _BRIEF, within is None
 
+    def _over(self, error: Exception, since: float, patience: float) -> bool:
+        """Whether a command that failed so is not repeated any more, after so many seconds."""
+        return since >= patience
+
     def _take(self, now: float) -> tuple[Any, bool]:
-        if self._pid != os.getpid():
-            self._idle, self._pid = deque(), os.getpid()
+        if self._pid != process.pid:
+            self._idle, self._pid = deque(), process.pid
         while True:
             try:
                 since, link = self._idle.pop()
@@ -182,7 +186,7 @@ def _quiet(link: Any) -> bool:
     """Whether a kept connection is as it was left: the end of one that was closed can be read."""
     try:
         return not link.can_read(0)
-    except Exception:  # noqa: BLE001  # what it is does not matter: another link is made
+    except _OWN:  # what it is does not matter: another link is made
         return False
 
 
@@ -237,9 +241,10 @@ def _pack(script: Script, keys: Sequence[str], args: Sequence[str]) -> bytes:
     Not by `hiredis.pack_command`, faster as it is: a signal that arrives in it, such as that of a
     soft time limit, crashes the process (hiredis 3.5).
     """
-    values = ("EVALSHA", script.sha, str(len(keys)), *keys, *args)
+    values = (str(len(keys)), *keys, *args)
+    start = f"*{len(values) + 2}\r\n{script.call}"
     text = "".join([f"${len(value)}\r\n{value}\r\n" for value in values])
     if text.isascii():  # then characters are bytes, and nothing is encoded one by one
-        return f"*{len(values)}\r\n{text}".encode()
+        return (start + text).encode()
     parts = [value.encode() for value in values]
-    return b"*%d\r\n" % len(parts) + b"".join([b"$%d\r\n%b\r\n" % (len(p), p) for p in parts])
+    return start.encode() + b"".join([b"$%d\r\n%b\r\n" % (len(p), p) for p in parts])

@@ -9,9 +9,12 @@ import redis
 from .faults import translate
 
 
-def dangers(client: redis.Redis) -> list[str]:
+def dangers(client: redis.Redis, needed: int = 0) -> list[str]:
     """What of the server's settings could lose parked messages, a sentence each. What the server
     does not tell is not complained of.
+
+    Args:
+        needed: how many replicas have to have a hold before it counts.
 
     Raises:
         LockUnavailable, LockConfigError: translated from what redis-py raises.
@@ -19,6 +22,7 @@ def dangers(client: redis.Redis) -> list[str]:
     try:
         memory, persistence = _info(client, "memory"), _info(client, "persistence")
         save = _setting(client, "save")
+        replicas = _info(client, "replication").get("connected_slaves", needed) if needed else 0
     except redis.RedisError as error:
         raise translate(error, where="info") from error
     found = []
@@ -32,6 +36,11 @@ def dangers(client: redis.Redis) -> list[str]:
         found.append(
             "the Redis of the locks keeps nothing on disk: parked runs are gone when it restarts. "
             "Turn appendonly on, or use lock_on_conflict='retry', which leaves them to the broker"
+        )
+    if replicas < needed:
+        found.append(
+            f"the Redis of the locks has {replicas} replicas, and relock_min_replicas is {needed}: "
+            "while that is so, no lock can be taken"
         )
     return found
 

@@ -10,6 +10,11 @@ import redis.exceptions as errors
 
 from ..errors import LockConfigError, LockUnavailable, RelockError
 
+
+class TooFewReplicas(errors.RedisError):
+    """A write was acknowledged by fewer replicas than it has to be."""
+
+
 # redis-py takes the code off the text of some errors and keeps the class; which ones differs from
 # version to version, so a code is looked for in both.
 _CLASSES: tuple[tuple[str, str], ...] = (
@@ -49,6 +54,7 @@ _TEXTS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"DB index is out of range|SELECT is not allowed", "DATABASE"),
         (r"without any password configured|no password is set|invalid password", "NOAUTH"),
         (r"script killed by user", "KILLED"),
+        (r"WAIT cannot be used with replica", "READONLY"),  # since a moment ago
     )
 )
 
@@ -63,6 +69,9 @@ _FOR_NOW: dict[str, str] = {
     "BUSY": "Redis is busy with a long script: see SCRIPT KILL, and who runs it",
     "KILLED": "somebody stopped the script with SCRIPT KILL",
     "NOREPLICAS": "Redis has too few replicas to take writes (min-replicas-to-write)",
+    "TOOFEW": "too few replicas have what was written (relock_min_replicas), so it does not count: "
+    "see INFO replication",
+    "UNBLOCKED": "this Redis has just become a replica",
     "CLUSTERDOWN": "the Redis cluster is down, or nobody serves this slot",
     "TRYAGAIN": "the Redis cluster is moving this slot",
     "MISCONF": "Redis cannot save to its disk and takes no writes: see its log",
@@ -82,8 +91,8 @@ _FOR_GOOD: dict[str, str] = {
     "UNKNOWN": "the server does not know a command that locks need: Redis 6.2 or newer, or Valkey, "
     "is needed, without renamed commands",
     "DATABASE": "Redis does not have the database that the URL names",
-    "MOVED": "this is one node of a Redis cluster, which this release cannot use: set relock_url "
-    "to a single Redis",
+    "MOVED": "this is one node of a Redis Cluster: set relock_url to "
+    "redis+cluster://host:port,host:port with some of its nodes",
     "DENIED": "Redis is in protected mode and takes no connections from other machines",
     "TLS": "the TLS connection failed: check rediss:// and the ssl_ options (relock_use_ssl)",
     "NOSCRIPT": "Redis does not keep scripts",
@@ -93,7 +102,11 @@ _FOR_GOOD["RELOCK-FOREIGN"] = _FOR_GOOD["WRONGTYPE"]
 _FOR_GOOD["CROSSSLOT"] = _FOR_GOOD["ASK"] = _FOR_GOOD["MOVED"]
 
 _PASSING = frozenset(
-    ("READONLY", "LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "BUSY", "MAXCLIENTS")
+    (
+        *("READONLY", "LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "BUSY", "MAXCLIENTS"),
+        # After a failover the replicas need a moment to find the new master.
+        *("NOREPLICAS", "TOOFEW", "UNBLOCKED"),
+    )
 )
 
 
@@ -149,6 +162,8 @@ def check_server(info: Mapping[str, Any]) -> None:
 def _code(error: Exception) -> str:
     """The code of an error of Redis's, or one of ours for what has none; "" if it is neither."""
     text = _WRAPPING.sub("", str(error))
+    if isinstance(error, TooFewReplicas):
+        return "TOOFEW"
     for name, code in _CLASSES:
         kind = getattr(errors, name, None)
         if kind is not None and isinstance(error, kind):

@@ -62,13 +62,17 @@ class Keyspace:
     def due(self, bucket: int = 0) -> str:
         return f"{self.prefix(bucket)}due"
 
+    def absent(self, bucket: int) -> str:
+        """A key that never exists."""
+        return f"{self.prefix(bucket)}-"
+
     def tombstone(self, run: str, bucket: int = 0) -> str:
         return f"{self.prefix(bucket)}d:{run}"
 
     def claim(self, names: Sequence[str], run: str) -> list[str]:
         """The keys of `acquire` and `release`: meta, tombstone and each lock."""
         prefix = self.prefix(self.bucket(names[0]))
-        return [f"{prefix}meta", f"{prefix}d:{run}", *map(self.lock, names)]
+        return [f"{prefix}meta", f"{prefix}d:{run}", *[f"{prefix}l:{_stored(n)}" for n in names]]
 
 
 def _stored(name: str) -> str:

@@ -21,6 +21,8 @@ _PING = b"*1\r\n$4\r\nPING\r\n"
 # A connection whose other end is gone in silence: asked after so many seconds without a word, given
 # up after so many.
 _ASK, _GIVE_UP = 15.0, 30.0
+# How often one to a master that may move is held against where that is now, in seconds.
+_LOOK = 1.0
 
 
 class Line:
@@ -35,6 +37,7 @@ class Line:
 
     def __init__(self, link: Any, channel: str) -> None:
         self._link = link
+        self._finder = getattr(link, "finder", None)
         self._heard = time.monotonic()
         self._buffer = b""
         try:
@@ -51,8 +54,13 @@ class Line:
         """The next notice, or None after so many seconds or for anything else that came.
 
         Raises:
-            LockUnavailable: the connection is gone.
+            LockUnavailable: the connection is gone, or leads to what is the master no more: a
+                replica repeats the messages, but the master does not know that it is heard.
         """
+        if self._finder is not None:
+            if self._finder.address != (self._link.host, self._link.port):
+                raise LockUnavailable("the inbox's server is the master no more")
+            seconds = min(seconds, _LOOK)
         try:
             word = self._next(seconds)
         except TimeoutError:
@@ -60,7 +68,8 @@ class Line:
             return None
         except (OSError, redis.RedisError) as error:
             raise LockUnavailable(f"the inbox lost its connection: {error}") from error
-        return replies.notice(word[2]) if word[:1] == [b"message"] else None
+        # An empty one asks whether anybody hears.
+        return replies.notice(word[2]) if word[:1] == [b"message"] and word[2] else None
 
     def close(self) -> None:
         self._link.disconnect()

@@ -7,36 +7,39 @@ The URL is taken apart here and not by redis-py: Celery writes `redis+socket://`
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, unquote
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from ..errors import LockConfigError
+from .sentinel import FOUND_BY, by_sentinels
+from .urls import SENTINEL, SOCKETS, host_of, parts_of, safe_url, split
 
-_SOCKETS = ("unix", "socket", "redis+socket")
-_EXAMPLE = "It looks like redis://:password@localhost:6379/0"
-# The next URL of a failover list; a password may have a semicolon of its own.
-_NEXT_URL = re.compile(r";(?=[\w+.-]+://)")
-_SECRETS = re.compile(r"([?&][^=&#]*pass[^=&#]*=)[^&#]*", re.IGNORECASE)
 _FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 
 
 def pool_from_url(
-    url: str, ssl: Mapping[str, Any] | bool | None = None, **options: Any
+    url: str,
+    ssl: Mapping[str, Any] | bool | None = None,
+    transport: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> redis.ConnectionPool:
     """A pool for a Redis URL. It connects when it is first used.
 
     Args:
-        url: `redis://`, `rediss://` (TLS), `unix:///path` or Celery's `redis+socket:///path`. Of
-            the query, what only Celery or a redis-py client needs is passed over.
+        url: `redis://`, `rediss://` (TLS), `unix:///path`, Celery's `redis+socket:///path`, or
+            `sentinel://` for each Sentinel, with `;` between. Of the query, what only Celery or a
+            redis-py client needs is passed over.
         ssl: as in Celery's `broker_use_ssl`: options whose names start with `ssl_`, or True.
+        transport: for Sentinels, as in Celery's transport options: `master_name`,
+            `sentinel_kwargs`, `min_other_sentinels`; and `patience`, the seconds for which a
+            failover is waited for.
         options: for redis-py's connections; they win over the URL.
 
     Raises:
@@ -52,30 +55,13 @@ def pool_from_url(
         "retry": Retry(NoBackoff(), 0),
         "max_connections": 2**31,
     }
+    if url.strip().lower().startswith(SENTINEL):
+        return redis.ConnectionPool(**(kwargs | _by_sentinels(url, ssl, transport or {}) | options))
     return redis.ConnectionPool(**(kwargs | _from_url(url, ssl) | options))
 
 
-def safe_url(url: str) -> str:
-    """The URL for messages and logs: passwords masked, also where it is not well formed."""
-    return ";".join(_masked(part) for part in _NEXT_URL.split(_SECRETS.sub(r"\1***", url)))
-
-
-def _masked(url: str) -> str:
-    scheme, found, rest = url.partition("://")
-    before, rest = (scheme + found, rest) if found else ("", url)
-    # Up to the last @: a password that was not escaped may have any character in it.
-    login, at, host = rest.rpartition("@")
-    if at:
-        name, colon, _ = login.partition(":")
-        return f"{before}{name + colon if colon else ''}***@{host}"
-    place = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    if re.search(r":(?!\d*$)(?![^\[]*\])", place):  # no port: a password without its @
-        return f"{before}{place.partition(':')[0]}:***"
-    return url
-
-
 def _from_url(url: str, ssl: Mapping[str, Any] | bool | None) -> dict[str, Any]:
-    parts, query = _split(url)
+    parts, query = split(url)
     shown = safe_url(url)
     options: dict[str, Any] = {
         name: query.pop(name) for name in list(query) if name.startswith("ssl_")
@@ -84,40 +70,41 @@ def _from_url(url: str, ssl: Mapping[str, Any] | bool | None) -> dict[str, Any]:
     kwargs = _converted(query, shown)
     if "credential_provider" not in kwargs:
         kwargs |= _login(parts, query)
-    if parts.scheme in _SOCKETS:
+    if parts.scheme in SOCKETS:
         if ssl or options:
             raise LockConfigError(f"{shown}: a unix socket has no TLS, so drop the TLS options")
         kwargs.pop("socket_keepalive", None)
         return kwargs | _socket(parts, query, shown)
-    kwargs |= {"host": parts.hostname or "localhost", "port": parts.port or 6379}
+    port = parts.port or (26379 if parts.scheme == "sentinel" else 6379)
+    kwargs |= {"host": parts.hostname or "localhost", "port": port}
     kwargs["db"] = _database(query, parts.path.strip("/"), shown)
-    if parts.scheme == "rediss" or ssl:
+    if parts.scheme == "rediss" or ssl or (options and parts.scheme == "sentinel"):
         return kwargs | _tls(options, shown)
     if options:
         raise LockConfigError(f"{shown} has TLS options, so it must begin with rediss://")
     return kwargs | {"connection_class": redis.Connection}
 
 
-def _split(url: str) -> tuple[SplitResult, dict[str, str]]:
-    shown, scheme = safe_url(url), url.strip().partition("://")[0].lower()
-    if scheme == "sentinel":
+def _by_sentinels(
+    url: str, ssl: Mapping[str, Any] | bool | None, transport: Mapping[str, Any]
+) -> dict[str, Any]:
+    """As in Celery: login, database and options are those of the first URL, and the login is the
+    master's; `sentinel_kwargs` has one for the Sentinels."""
+    shown, parts = safe_url(url), parts_of(url)
+    if any(";" in host or "," in host for host in map(host_of, parts)):
+        raise LockConfigError(f"{shown}: write {SENTINEL} before each Sentinel, with ; between")
+    kwargs, *others = [_from_url(part, ssl) for part in parts]
+    if any(other["db"] not in (0, kwargs["db"]) for other in others):
         raise LockConfigError(
-            f"{shown}: this release does not find a Redis by Sentinel yet. Set relock_url to the "
-            "URL of one Redis"
+            f"{shown}: Celery reads the database behind the first Sentinel alone: write it there"
         )
-    if scheme not in ("redis", "rediss", *_SOCKETS):
-        raise LockConfigError(f"{shown or 'nothing'} is not the URL of a Redis. {_EXAMPLE}")
-    try:
-        parts = urlsplit(url.strip())
-        query = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
-        if parts.port == 0 or parts.fragment:
-            raise ValueError
-    except ValueError:  # its own text may quote the password
-        raise LockConfigError(
-            f"{shown} is not a URL. {_EXAMPLE}; in a password, write @ as %40, / as %2F, "
-            "? as %3F, # as %23, % as %25"
-        ) from None
-    return parts, query
+    hosts = [(part["host"], part["port"]) for part in (kwargs, *others)]
+    every = [pair for part in parts for pair in split(part)[1].items()]
+    query = {name: text for name, text in every if name in FOUND_BY}
+    del kwargs["host"], kwargs["port"]
+    # A master that is silent is found out by nothing else, and there may be another one soon.
+    brief = {"socket_timeout": 2.0}
+    return brief | kwargs | by_sentinels(hosts, {**transport, **query}, kwargs, shown)
 
 
 def _login(parts: SplitResult, query: Mapping[str, str]) -> dict[str, Any]:

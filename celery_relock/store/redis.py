@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import redis
@@ -28,16 +29,14 @@ from ..core.answers import (
     Released,
     Resumed,
 )
-from ..core.events import logger
-from ..errors import LockConfigError
-from . import replies
+from . import layout, replies
 from .clients import address_of
 from .connection import Call, Connections
 from .durability import dangers
-from .faults import check_server, translate
-from .keyspace import SCHEMA, Keyspace
+from .keyspace import Keyspace
 from .line import Line
-from .scripts import Script, scripts
+from .replicas import NONE, Replicas, connections
+from .scripts import Script, scripts, with_replicas
 
 # The knee of the curve: within a tenth of the best use of a core, and no call stalls the server
 # for a millisecond (`benchmarks/renewal.py`).
@@ -48,19 +47,22 @@ class RedisStore:
     """Locks in one Redis.
 
     Args:
-        pool: how to connect. The store makes connections of its own from it.
-        keyspace: where the keys are.
+        pool, keyspace: how to connect, by connections of its own, and where the keys are.
+        replicas: how many have to have a hold before it counts.
     """
 
-    def __init__(self, pool: redis.ConnectionPool, keyspace: Keyspace) -> None:
+    def __init__(
+        self, pool: redis.ConnectionPool, keyspace: Keyspace, replicas: Replicas = NONE
+    ) -> None:
         self._pool = pool
         self._keys = keyspace
         self._agreed = False
-        self._work = Connections(pool, self._agree)
+        self._work = connections(pool, self._agree, replicas=replicas)
         # The keep-alive thread has its own: under gevent a socket belongs to the thread that made
         # it. It repeats by itself, so it is told of a failure at once.
-        self._beats = Connections(pool, patience=0.0)
-        self._scripts = scripts()
+        self._beats = connections(pool, patience=0.0, replicas=replicas)
+        self._replicas, self.replicated = replicas, replicas.needed > 0
+        self._scripts = with_replicas() if "finder" in pool.connection_kwargs else scripts()
         self._place = (*address_of(pool), keyspace.namespace)
 
     @property
@@ -74,6 +76,9 @@ class RedisStore:
 
     def __hash__(self) -> int:
         return hash(self._place)
+
+    def route(self, names: Sequence[str]) -> object:
+        return None  # one server has them all
 
     def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Answer:
         place: dict[str, Any] = {"wait": _ms(wait)} if wait > 0 else {}
@@ -171,7 +176,7 @@ class RedisStore:
         )
 
     def dangers(self) -> list[str]:
-        return dangers(redis.Redis(connection_pool=self._pool))
+        return dangers(redis.Redis(connection_pool=self._pool), self._replicas.needed)
 
     def listen(self, inbox: str, ready: Callable[[], None], hear: Callable[[Notice], None]) -> None:
         line = Line(self._work.make(), self._keys.inbox(inbox))
@@ -195,39 +200,21 @@ class RedisStore:
         """Before this process's first command: is the server new enough, and the layout ours?"""
         if self._agreed:
             return
-        link.send_command("INFO", "server", check_health=False)
-        try:
-            info = link.read_response(disable_decoding=True)
-        except redis.ResponseError as error:
-            if "NOPERM" not in str(error).upper() and "no permissions" not in str(error).lower():
-                raise  # not allowed to ask is no reason to stop
-        else:
-            check_server(_fields(info))
+        layout.see_version(link)
         link.send_command(*self._eval_open(self._scripts["open"]), check_health=False)
-        reply = link.read_response(disable_decoding=True)
-        if reply[0] != b"OK":
-            raise LockConfigError(
-                f"relock_namespace={self._keys.namespace!r} holds locks of another layout "
-                f"(schema {reply[1].decode()}, {reply[2].decode()} buckets; this is schema "
-                f"{SCHEMA}, {self._keys.buckets} buckets): run one version of celery-relock, "
-                "or give this one a namespace of its own"
-            )
-        # Scripts go on where a message cannot be sent, so it would never be told.
-        link.send_command("PUBLISH", self._keys.inbox("-"), "", check_health=False)
-        try:
-            link.read_response(disable_decoding=True)
-        except redis.ResponseError as error:
-            logger.warning("waiters hear of their turn late: %s", translate(error, where="publish"))
+        layout.agree(self._keys, link.read_response(disable_decoding=True))
+        layout.see_channels(link, self._keys.inbox("-"))
         self._agreed = True
 
     def _eval_open(self, script: Script) -> tuple[Any, ...]:
-        return ("EVAL", script.source, 1, self._keys.meta(), SCHEMA, self._keys.buckets)
+        return ("EVAL", script.source, 1, self._keys.meta(), *layout.arguments(self._keys))
 
 
 def _ms(seconds: float) -> int:
     return round(seconds * 1000)
 
 
+@lru_cache  # few lengths of leases
 def _text(seconds: float) -> str:
     """Whole milliseconds, as an argument of a script."""
     return str(round(seconds * 1000))
@@ -235,10 +222,3 @@ def _text(seconds: float) -> str:
 
 def _batches(beats: Sequence[Beat]) -> list[Sequence[Beat]]:
     return [beats[start : start + BATCH] for start in range(0, len(beats), BATCH)]
-
-
-def _fields(info: bytes | str | dict[str, Any]) -> dict[str, Any]:
-    if isinstance(info, dict):
-        return info
-    text = info.decode() if isinstance(info, bytes) else info
-    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)

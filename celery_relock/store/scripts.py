@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -35,7 +35,8 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A verb: its header, and the source that the server runs, its fragments put in."""
+    """A verb: its header, and the source that the server runs, its fragments put in. `call` is how
+    every call of it begins on the wire."""
 
     name: str
     sentence: str
@@ -47,6 +48,12 @@ class Script:
     body: str
     source: str
     sha: str
+    call: str
+
+    @property
+    def finds_keys(self) -> bool:
+        """Whether it uses keys that its call does not name."""
+        return "lib/queue" in self.uses
 
 
 def parse(name: str, text: str, fragments: Mapping[str, str]) -> Script:
@@ -82,6 +89,7 @@ def parse(name: str, text: str, fragments: Mapping[str, str]) -> Script:
     used = _USES.search(text)
     uses = tuple(part.strip() for part in used["parts"].split(",")) if used else ()
     source = _USES.sub(lambda _: "\n".join(fragments[part] for part in uses), text)
+    sha = hashlib.sha1(source.encode()).hexdigest()
     return Script(
         name=name,
         sentence=sentence,
@@ -92,8 +100,13 @@ def parse(name: str, text: str, fragments: Mapping[str, str]) -> Script:
         uses=uses,
         body=text,
         source=source,
-        sha=hashlib.sha1(source.encode()).hexdigest(),
+        sha=sha,
+        call=_call(sha),
     )
+
+
+def _call(sha: str) -> str:
+    return f"$7\r\nEVALSHA\r\n$40\r\n{sha}\r\n"
 
 
 def _read(folder: Path) -> dict[str, str]:
@@ -106,3 +119,62 @@ def scripts() -> Mapping[str, Script]:
     folder = Path(__file__).parent.parent / "lua"
     fragments = {f"lib/{name}": text for name, text in _read(folder / "lib").items()}
     return {name: parse(name, text, fragments) for name, text in _read(folder).items()}
+
+
+# A message stays within the nodes of its slot. A server before 7.0, or a user without the
+# permission, publishes as everywhere. Either way it is heard at more nodes than at this one, whose
+# listeners are counted: who is not let in, as nobody hears here, must hear of no grant elsewhere.
+# So somebody has to hear an empty message first.
+_PUBLISH = """local function send(channel, message)
+  local heard = redis.pcall('SPUBLISH', channel, message)
+  if type(heard) == 'table' and heard.err then
+    heard = redis.pcall('PUBLISH', channel, message)
+  end
+  return heard
+end
+
+local function publish(channel, message)
+  if string.sub(message, 1, 7) == 'granted' and send(channel, '') == 0 then
+    return 0
+  end
+  return send(channel, message)
+end
+"""
+
+
+# Replicas repeat what the master publishes, to listeners that the master does not count.
+_ASK_FIRST = """local function publish(channel, message)
+  if string.sub(message, 1, 7) == 'granted' and redis.pcall('PUBLISH', channel, '') == 0 then
+    return 0
+  end
+  return redis.pcall('PUBLISH', channel, message)
+end
+"""
+
+
+@cache
+def with_replicas() -> Mapping[str, Script]:
+    """The same where the master moves: a listener may still be at the one before, a replica now."""
+    return {name: _publishing(script, _ASK_FIRST) for name, script in scripts().items()}
+
+
+@cache
+def sharded() -> Mapping[str, Script]:
+    """The same for a cluster: the last key of one that `finds_keys` is there to be absent."""
+    return {name: _sharded(script) for name, script in scripts().items()}
+
+
+def _sharded(script: Script) -> Script:
+    script = _publishing(script, _PUBLISH)
+    source = "KEYS[#KEYS] = nil\n" + script.source if script.finds_keys else script.source
+    return _with(script, source)
+
+
+def _publishing(script: Script, how: str) -> Script:
+    source = script.source.replace("redis.pcall('PUBLISH', ", "publish(")
+    return script if source == script.source else _with(script, how + source)
+
+
+def _with(script: Script, source: str) -> Script:
+    sha = hashlib.sha1(source.encode()).hexdigest()
+    return replace(script, source=source, sha=sha, call=_call(sha))

@@ -15,7 +15,12 @@ from ..core.options import OPTION_NAMES, unknown
 from ..errors import LockConfigError
 
 _PREFIX = "relock_"
-_STORE_SETTINGS = ("url", "namespace", "use_ssl")
+_STORE_SETTINGS = (
+    *("url", "namespace", "use_ssl", "transport_options"),
+    *("min_replicas", "min_replicas_timeout"),
+)
+# What of the transport options says how a Redis is found; with `relock_url` there is one more.
+_TRANSPORT = ("master_name", "sentinel_kwargs", "min_other_sentinels")
 _REDIS = ("redis", "rediss", "unix", "socket", "redis+socket", "sentinel")
 # A list for failover is split where the next URL starts: a password may have a semicolon.
 _NEXT_URL = re.compile(r";(?=[\w+.-]+://|\Z)")
@@ -31,6 +36,8 @@ class StoreSettings:
         ssl: what Celery's `…_use_ssl` settings hold: options whose names start with `ssl_`, True
             for TLS as the URL says, or None.
         namespace: prefix of all keys.
+        transport: what of Celery's `…_transport_options` is for Sentinels.
+        replicas: how many have to have a hold, and how many seconds they have for it.
         source: the setting that the URL came from.
     """
 
@@ -38,6 +45,8 @@ class StoreSettings:
     ssl: Mapping[str, Any] | bool | None = None
     namespace: str = "relock"
     source: str = "relock_url"
+    transport: Mapping[str, Any] | None = None
+    replicas: tuple[int, float] = (0, 1.0)
 
     def __repr__(self) -> str:
         return f"StoreSettings(namespace={self.namespace!r}, source={self.source!r})"
@@ -52,12 +61,13 @@ def store_settings(app: Any) -> StoreSettings:
     conf = _read(app)
     namespace = _text(conf, "relock_namespace") or "relock"
     place = _get(conf, "relock_url")
-    if callable(place) or hasattr(place, "connection_pool"):
-        return StoreSettings(place, None, namespace)
+    if callable(place) or hasattr(place, "connection_pool") or hasattr(place, "nodes_manager"):
+        return StoreSettings(place, None, namespace, replicas=_replicas(conf))
     for source, value in _places(conf):
         for url in _urls(value):
             if source == "relock_url" or _is_redis(url):
-                return StoreSettings(url, _ssl(conf, source, url), namespace, source)
+                ssl, transport = _ssl(conf, source, url), _transport(conf, source)
+                return StoreSettings(url, ssl, namespace, source, transport, _replicas(conf))
     raise LockConfigError(
         "celery-relock needs a Redis, and neither the result backend nor the broker is one. "
         'Set relock_url, for example app.conf.relock_url = "redis://localhost:6379/0".'
@@ -136,12 +146,15 @@ def _urls(value: Any) -> list[str]:
     """The URLs in a setting: one, or several for failover. Locks live on the first Redis alone:
     two servers would let two runs in."""
     if isinstance(value, str):
-        # A sentinel URL lists its sentinels in the same way, but is one place.
-        together = value.startswith("sentinel://")
-        return [value] if together else [url for url in _NEXT_URL.split(value) if url]
-    if isinstance(value, Iterable):
-        return [url for part in value if isinstance(part, str) for url in _urls(part)]
-    return []
+        found = [url for url in _NEXT_URL.split(value) if url]
+    elif isinstance(value, Iterable):
+        found = [url for part in value if isinstance(part, str) for url in _urls(part)]
+    else:
+        return []
+    # Sentinels are listed in the same way, and together name one place.
+    sentinels = list(dict.fromkeys(url for url in found if url.lower().startswith("sentinel://")))
+    one = ";".join(sentinels)
+    return [one if url in sentinels else url for url in found if url not in sentinels[1:]]
 
 
 def _is_redis(url: str) -> bool:
@@ -158,3 +171,37 @@ def _ssl(conf: Any, source: str, url: str) -> Any:
     if own is _UNSET and url.lower().startswith("rediss://"):
         return conf.get("redis_backend_use_ssl") or None
     return None if own is _UNSET else own or None
+
+
+def _transport(conf: Any, source: str) -> Mapping[str, Any] | None:
+    if source == "relock_url":
+        own = _get(conf, "relock_transport_options")
+        if own is _UNSET or own is None:
+            return None
+        if not isinstance(own, Mapping):
+            kind = type(own).__qualname__
+            raise LockConfigError(f"settings: relock_transport_options must be a dict, not {kind}")
+        for name in own:
+            if name not in (*_TRANSPORT, "patience"):
+                known = ", ".join((*_TRANSPORT, "patience"))
+                raise LockConfigError(
+                    f"settings: relock_transport_options has no option {name!r}. There are {known}"
+                )
+        return own
+    of = "result_backend" if source == "result_backend" else "broker"
+    theirs = conf.get(f"{of}_transport_options") or {}
+    return {name: theirs[name] for name in _TRANSPORT if name in theirs} or None
+
+
+def _replicas(conf: Any) -> tuple[int, float]:
+    needed, seconds = _get(conf, "relock_min_replicas"), _get(conf, "relock_min_replicas_timeout")
+    needed, seconds = 0 if needed is _UNSET else needed, 1.0 if seconds is _UNSET else seconds
+    if isinstance(needed, bool) or not isinstance(needed, int) or needed < 0:
+        raise LockConfigError(
+            f"settings: relock_min_replicas={needed!r}: give the number of replicas, 0 for none"
+        )
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds <= 0:
+        raise LockConfigError(
+            f"settings: relock_min_replicas_timeout={seconds!r}: give seconds above 0"
+        )
+    return needed, float(seconds)

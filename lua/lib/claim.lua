@@ -36,7 +36,8 @@ function Claim.take_over_places(me)
     if waiter and is_to_take_over(me, waiter) then
       waiter.nonce, waiter.inbox, waiter.who = me.nonce, me.inbox, me.who
       waiter.owner, waiter.by_owner = me.owner, me.by_owner
-      waiter.expiry = me.call.now + (me.asked and me.asked.wait or me.lease)
+      waiter.life = me.asked and me.asked.wait or me.lease
+      waiter.expiry = me.call.now + waiter.life
       waiter.lineage = waiter.parked and me.lineage
       -- An attempt that comes by a message is not the one that parked it.
       waiter.arrived = waiter.parked
@@ -77,6 +78,7 @@ local function place_for(me, wanted)
   local asked = me.asked
   return {
     expiry = me.call.now + (asked.wait or me.lease),
+    life = asked.wait or me.lease,
     nonce = me.nonce,
     owner = me.owner,
     inbox = me.inbox,

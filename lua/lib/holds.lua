@@ -5,6 +5,17 @@ local Holds = {}
 -- Longer than any pause in which a key without live holds may stay behind.
 Holds.GRACE = 60000
 
+-- At the end of a hold's record: no lease of it was longer than 2^n ms, n as a letter; `z` says nothing.
+-- What would live longer than that from now was written before the clock was set back.
+function Holds.bound(lease)
+  local _, exponent = math.frexp(lease)
+  return string.char(97 + math.min(exponent, 25))
+end
+
+function Holds.longest(bound)
+  return bound == 'z' and math.huge or 2 ^ (string.byte(bound) - 97)
+end
+
 -- The nonce of a hold that is kept for a run which is still to come: no attempt has this one.
 Holds.KEPT = '-'
 
@@ -17,6 +28,7 @@ function Holds.open(call, key)
   local name = string.sub(key, string.len(call.prefix) + 3)
   local lock = {
     key = key,
+    now = call.now,
     name = name,
     queue = call.prefix .. 'q:' .. name,
     waiters = call.prefix .. 'w:' .. name,
@@ -30,11 +42,18 @@ function Holds.open(call, key)
   for i = 1, #fields, 2 do
     local run, record = fields[i], fields[i + 1]
     if string.sub(run, 1, 1) ~= '@' then
-      local expiry, fence, nonce, owner = string.match(record, '^(%d+) (%d+) (%S+) (%S+)$')
+      local expiry, fence, nonce, owner, bound = string.match(record, '^(%d+) (%d+) (%S+) (%S+) (%l)$')
       if not expiry then
         error('RELOCK-FOREIGN ' .. key)
       end
       expiry = tonumber(expiry)
+      local longest = Holds.longest(bound)
+      if expiry > call.now + longest then
+        -- Written, as each look would put it off again. Whoever lives renews it before.
+        expiry = call.now + longest
+        record = string.format('%.0f %s %s %s %s', expiry, fence, nonce, owner, bound)
+        redis.call('HSET', key, run, record)
+      end
       if expiry > call.now then
         Holds.count(lock, run, { expiry = expiry, fence = fence, nonce = nonce, owner = owner })
       else
@@ -56,8 +75,9 @@ function Holds.count(lock, run, hold)
   lock.holds[run] = hold
 end
 
-local function record_of(hold)
-  return string.format('%.0f %s %s %s', hold.expiry, hold.fence, hold.nonce, hold.owner)
+local function record_of(lock, hold)
+  local bound = Holds.bound(hold.expiry - lock.now)
+  return string.format('%.0f %s %s %s %s', hold.expiry, hold.fence, hold.nonce, hold.owner, bound)
 end
 
 local function outlive_holds(lock)
@@ -69,7 +89,7 @@ function Holds.write(lock, run, hold, who)
     Holds.drop(lock, run)
   end
   Holds.count(lock, run, hold)
-  redis.call('HSET', lock.key, run, record_of(hold), '@' .. run, who)
+  redis.call('HSET', lock.key, run, record_of(lock, hold), '@' .. run, who)
   outlive_holds(lock)
 end
 
@@ -79,7 +99,7 @@ function Holds.extend(lock, run, expiry)
   if hold.expiry < expiry then
     hold.expiry = expiry
     lock.latest = math.max(lock.latest, expiry)
-    redis.call('HSET', lock.key, run, record_of(hold))
+    redis.call('HSET', lock.key, run, record_of(lock, hold))
     outlive_holds(lock)
   end
 end

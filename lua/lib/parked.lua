@@ -12,13 +12,15 @@ local LOOK = 10000
 -- No reply has more messages than this; the others are owed.
 Parked.MOST = 100
 
+-- Nothing is on its way for longer than LONGEST: then the clock was set back meanwhile.
 function Parked.on_its_way(call, waiter)
-  return waiter.parked and waiter.back and waiter.back > call.now or false
+  local left = waiter.parked and waiter.back and waiter.back - call.now or 0
+  return left > 0 and left <= LONGEST
 end
 
 -- Entries that are spoken for by a message on its way: 1 or 0.
 function Parked.promise(call, lock, run, waiter)
-  local comes_anew = call.now < waiter.first + OVERDUE and not Queue.entry_of(lock, run, waiter)
+  local comes_anew = math.abs(call.now - waiter.first) < OVERDUE and not Queue.entry_of(lock, run, waiter)
   return comes_anew and 1 or 0
 end
 
@@ -53,7 +55,7 @@ function Parked.hand_out(call, lock, run, waiter)
     Queue.leave(call, lock, run, waiter)
     return false
   end
-  waiter.first = waiter.first or call.now
+  waiter.first = math.min(waiter.first or call.now, call.now)
   if waiter.home == call.home and #call.messages < 3 * Parked.MOST then
     waiter.sent = (waiter.sent or 0) + 1
     waiter.by, waiter.untold = call.by, nil

@@ -8,7 +8,13 @@ Queue.MOST = 256
 
 function Queue.waiter(lock, run)
   local record = redis.call('HGET', lock.waiters, run)
-  return record and cjson.decode(record)
+  local waiter = record and cjson.decode(record)
+  -- The clock was set back, as for Holds.bound.
+  if waiter and not waiter.parked and waiter.expiry > lock.now + waiter.life then
+    waiter.expiry = lock.now + waiter.life
+    redis.call('HSET', lock.waiters, run, cjson.encode(waiter))
+  end
+  return waiter
 end
 
 -- A parked run has no process that could die: its place is its own until it comes back.

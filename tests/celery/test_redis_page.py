@@ -18,6 +18,8 @@ from celery_relock.task.declaration import engine_of
 from celery_relock.task.settings import store_settings
 from tests.engine.test_connections_acl import PASSWORD, least
 from tests.support import RedisServer
+from tests.support.cluster import ClusterServers
+from tests.support.sentinel import Watcher
 from tests.support.tls import Authority, free_port, speaks_tls
 
 PAGE = (Path(__file__).parents[2] / "docs" / "redis.md").read_text()
@@ -47,9 +49,19 @@ def place(redis_binary: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         files["/etc/shop/worker.key"] = key
     server = RedisServer(*config, binary=redis_binary)
     server.client().execute_command("ACL", "SETUSER", "relock", "on", f">{PASSWORD}", *least())
+    replica = RedisServer(binary=redis_binary)
+    replica.client().replicaof("127.0.0.1", server.port)
+    watch = f'sentinel monitor shop 127.0.0.1 {server.port} 1\nrequirepass "{PASSWORD}"'
+    sentinel = Watcher(redis_binary, watch)
     names = {"/run/redis/redis.sock": str(folder / "redis.sock"), **files}
-    yield SimpleNamespace(server=server, tls=tls, names=names, has_tls=bool(files))
-    server.stop()
+    names |= {f"sentinel{i}.internal:26379": f"127.0.0.1:{sentinel.port}" for i in (1, 2, 3)}
+    cluster = ClusterServers(redis_binary, replicas=False)
+    for number, node in enumerate(cluster.nodes, 1):
+        names[f"node{number}.internal:6379"] = f"127.0.0.1:{node.port}"
+    found = {"server": server, "cluster": cluster, "tls": tls, "names": names}
+    yield SimpleNamespace(**found, has_tls=bool(files))
+    for each in (cluster, sentinel, replica, server):
+        each.stop()
 
 
 def configured(code: str, place: Any) -> Celery:
@@ -78,6 +90,9 @@ SEEN = {
     "TCP": ("shop", "default", "1"),
     "A unix socket": ("celery-relock", "default", "1"),
     "TLS": ("celery-relock", "default", "0"),
+    "Sentinel": ("celery-relock", "default", "1"),
+    "Redis Cluster": ("celery-relock", "default", "0"),
+    "Replicas that must have a hold": ("celery-relock", "default", "0"),
     "A user and a password": ("celery-relock", "relock", "0"),
     "A password that changes": ("", "relock", "0"),
     "A Redis that is not the broker": ("celery-relock", "default", "0"),
@@ -96,7 +111,7 @@ def test_an_example_connects_and_shows_itself_to_the_server_as_it_says(
     if heading == "TLS" and not place.has_tls:
         pytest.skip("this Redis was built without TLS")
     app = configured(EXAMPLES[heading], place)
-    app.conf.inspected = place.server.client()
+    app.conf.inspected = place.cluster if "Cluster" in heading else place.server.client()
     try:
         assert SEEN[heading] in task_of(app).delay().get()
         assert store_settings(app).source == "relock_url"
@@ -117,6 +132,7 @@ def _no_permission(place: Any) -> str:
 WAYS = {
     "nobody listens at the address": lambda place: f"redis://127.0.0.1:{free_port()}/0",
     "there is no such socket": lambda _: "unix:///tmp/no/such.sock",
+    "no node of a cluster answers": lambda _: f"redis+cluster://127.0.0.1:{free_port()}",
     "the password is wrong": _wrong_password,
     "a permission is missing": _no_permission,
     "there is no such database": lambda place: f"redis://127.0.0.1:{place.server.port}/99",

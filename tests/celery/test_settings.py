@@ -290,3 +290,86 @@ def test_the_tls_options_are_those_of_the_place_that_the_url_came_from(
     settings: dict[str, Any], ssl: Any
 ) -> None:
     assert store_settings(make(**settings)).ssl == ssl
+
+
+THREE = "sentinel://:p;w@a:1/2;sentinel://b:2;sentinel://c:3"
+MASTER = {"master_name": "shop", "sentinel_kwargs": {"password": "s"}, "min_other_sentinels": 1}
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        THREE,
+        f"{THREE};",
+        THREE.replace(";s", " s").split(),
+        ["amqp://x", *THREE.replace(";s", " s").split()],
+        THREE.replace("c:3", "c:3;sentinel://b:2"),
+    ],
+)
+def test_sentinels_are_one_place_however_they_are_listed(written: Any) -> None:
+    assert found(make(broker_url=written))[0] == THREE
+
+
+def test_sentinels_and_another_redis_are_a_list_for_failover() -> None:
+    assert found(make(broker_url="redis://a;sentinel://b"))[0] == "redis://a"
+    assert found(make(broker_url="sentinel://b;redis://a;sentinel://c"))[0] == (
+        "sentinel://b;sentinel://c"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "transport"),
+    [
+        (
+            {"broker_url": THREE, "broker_transport_options": {**MASTER, "priority_steps": 1}},
+            MASTER,
+        ),
+        ({"broker_url": THREE, "result_backend_transport_options": MASTER}, None),
+        ({"result_backend": THREE, "result_backend_transport_options": MASTER}, MASTER),
+        ({"result_backend": THREE, "broker_transport_options": MASTER}, None),
+        ({"relock_url": THREE, "broker_transport_options": MASTER}, None),
+        (
+            {"relock_url": THREE, "relock_transport_options": {**MASTER, "patience": 9}},
+            {**MASTER, "patience": 9},
+        ),
+    ],
+)
+def test_the_transport_options_are_those_of_the_place_that_the_url_came_from(
+    settings: dict[str, Any], transport: Any
+) -> None:
+    assert store_settings(make(**settings)).transport == transport
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"mastername": "shop"}, r"no option 'mastername'\. There are master_name, "),
+        ("shop", "must be a dict, not str"),
+    ],
+)
+def test_transport_options_that_cannot_be_used_are_told(options: Any, says: str) -> None:
+    with pytest.raises(LockConfigError, match=says):
+        store_settings(make(relock_url=THREE, relock_transport_options=options))
+
+
+def test_how_many_replicas_have_to_have_a_hold_is_a_setting() -> None:
+    assert store_settings(make(relock_url="redis://h")).replicas == (0, 1.0)
+    client = redis.Redis(host="locks")
+    for place in ("redis://h", client):
+        app = make(relock_url=place, relock_min_replicas=2, relock_min_replicas_timeout=3)
+        assert store_settings(app).replicas == (2, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("relock_min_replicas", -1),
+        ("relock_min_replicas", True),
+        ("relock_min_replicas", "1"),
+        ("relock_min_replicas_timeout", 0),
+        ("relock_min_replicas_timeout", "soon"),
+    ],
+)
+def test_a_number_of_replicas_that_cannot_be_used_is_told(name: str, value: Any) -> None:
+    with pytest.raises(LockConfigError, match=f"{name}={value!r}"):
+        store_settings(make(relock_url="redis://h", **{name: value}))

@@ -58,5 +58,9 @@ class Register:
         lines: list[str] = self._client.lrange(f"{kind}:{lock}:log", 0, -1)  # type: ignore[assignment]
         return [Write(*line.split(" ")) for line in lines]
 
+    def count(self, kind: str, lock: str) -> int:
+        """How many writes it has taken."""
+        return int(self._client.llen(f"{kind}:{lock}:log"))  # type: ignore[arg-type]
+
     def close(self) -> None:
         self._client.close()

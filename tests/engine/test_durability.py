@@ -6,7 +6,10 @@ import pytest
 import redis
 
 from celery_relock.store.keyspace import Keyspace
+from celery_relock.store.pools import pool_from_url
 from celery_relock.store.redis import RedisStore
+from celery_relock.store.replicas import Replicas
+from tests.support import wait_for
 
 
 @pytest.fixture
@@ -37,7 +40,7 @@ def test_a_server_that_keeps_nothing_on_disk_is_told(dangers):
     assert "appendonly" in text
 
 
-@pytest.mark.parametrize("kept", [("--appendonly", "yes"), ("--save", "60 1")])
+@pytest.mark.parametrize("kept", [("--appendonly", "yes"), ("--save", "60", "1")])
 def test_a_server_that_keeps_its_data_is_well(dangers, kept):
     off = ("--save", "") if kept[0] == "--appendonly" else ("--appendonly", "no")
 
@@ -49,6 +52,23 @@ def test_a_server_that_may_throw_keys_away_is_told(dangers):
 
     assert "allkeys-lru" in text
     assert "noeviction" in text
+
+
+def test_a_server_with_too_few_replicas_is_told(own_redis):
+    def ask(server, needed):
+        store = RedisStore(pool_from_url(server.url), Keyspace("ns"), Replicas(needed))
+        found = store.dangers()
+        store.close()
+        return found
+
+    master, replica = own_redis("--appendonly", "yes"), own_redis()
+    replica.client().replicaof("127.0.0.1", master.port)
+    wait_for(lambda: master.client().info("replication")["connected_slaves"] == 1)
+
+    assert ask(master, 0) == ask(master, 1) == []
+    (text,) = ask(master, 2)
+    assert "has 1 replicas" in text
+    assert "relock_min_replicas is 2" in text
 
 
 def test_what_a_user_may_not_ask_is_not_complained_of(dangers):

@@ -8,12 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_relock.core.answers import Held
+from celery_relock.core.answers import Busy, Held
 from celery_relock.core.events import LockEvent, subscribe
 from celery_relock.core.lease import State
 from celery_relock.errors import LockUnavailable
 from tests.engine.conftest import Runs
 from tests.support import RedisServer, wait_for
+from tests.support.desk import Desk
 from tests.support.proxy import Proxy
 
 
@@ -102,6 +103,63 @@ def test_a_restart_with_its_data_loses_nothing(
     assert waiter.state is State.HELD
     assert two.release(waiter)
     assert lost == []
+
+
+def _as_it_was(server: RedisServer) -> None:
+    """Kill it and start it again with what was saved last; so does a failover to a late replica."""
+    server.kill()
+    server.restart(keep_data=True)
+
+
+def test_older_data_has_no_hold_taken_since_and_its_holder_is_told(
+    runs: Callable[..., Runs], server: RedisServer, lost: list[LockEvent]
+) -> None:
+    one, two = runs(server.url), runs(server.url)
+    one.release(one.held("a"))
+    server.client().save()
+    holder = one.held("a", lease=2.0)
+    _as_it_was(server)
+    newcomer = two.held("a", lease=60.0)
+    assert newcomer.fences > holder.fences
+    wait_for(lambda: lost)
+    assert [event.run for event in lost] == [holder.claim.run]
+    assert two.release(newcomer)
+
+
+def test_older_data_has_a_hold_given_back_since_until_its_lease_ends(
+    runs: Callable[..., Runs], server: RedisServer
+) -> None:
+    one, two = runs(server.url), runs(server.url)
+    holder = one.held("a", lease=3.0)
+    server.client().save()
+    assert one.release(holder)
+    _as_it_was(server)
+    waiter = two.lease("a")
+    assert isinstance(two.engine.acquire(waiter), Busy)
+    assert isinstance(two.engine.acquire(waiter, 20.0), Held)
+    assert waiter.fences > holder.fences
+    assert two.release(waiter)
+
+
+def test_older_data_has_what_has_run_since_parked_again_and_not_what_was_parked_since(
+    server: RedisServer, namespace: str
+) -> None:
+    desk = Desk(server.url, namespace)
+    desk.fence("holder", lease=1.0)
+    desk.park("before")
+    server.client().save()
+    desk.park("since")
+    desk.give_back("holder")
+    assert desk.out() == ["before"]
+    desk.fence("before")
+    desk.give_back("before", ended="run")
+    assert desk.out() == ["since"]
+    _as_it_was(server)
+    wait_for(lambda: desk.resume() == ["before"])
+    desk.fence("before")
+    desk.give_back("before", ended="run")
+    assert (desk.out(), desk.waiters()) == ([], [])
+    desk.close()
 
 
 def test_fences_go_on_rising_after_a_restart_with_empty_data(

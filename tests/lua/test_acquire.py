@@ -29,9 +29,10 @@ def test_the_fast_way_leaves_what_the_full_one_does(desk):
     full = desk.client.hgetall(desk.keys.lock("b"))
 
     def shape(fields, run):
-        expiry, fence, nonce, owner = fields[run].split(b" ")
+        expiry, fence, nonce, owner, bound = fields[run].split(b" ")
         assert abs(int(expiry) - desk.now_ms() - 30_000) < 5_000
         assert len(fence) == 16
+        assert bound == b"p"  # 2^15 ms
         return nonce, owner, fields[b"@" + run]
 
     assert len(fast) == len(full) == 2

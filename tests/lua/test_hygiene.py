@@ -36,7 +36,8 @@ def test_a_renewed_or_granted_lock_is_no_larger(bare):
     bare.give_back(run, names=("account:42",))
 
     assert others(bare) == [bare.keys.lock("account:42")]
-    assert bare.client.memory_usage(bare.keys.lock("account:42")) <= size + 8
+    # An allocator gives out steps of 8 or 16 bytes.
+    assert bare.client.memory_usage(bare.keys.lock("account:42")) <= size + 16
 
 
 def test_an_idle_lock_is_no_key(bare):

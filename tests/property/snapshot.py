@@ -78,7 +78,7 @@ def _lock(
             assert run[1:] in holds, f"{run!r} has no hold"
             continue
         assert b"@" + run in holds, f"nobody knows who {run!r} is"
-        expiry, fence, nonce, owner = record.decode().split(" ")
+        expiry, fence, nonce, owner, _ = record.decode().split(" ")
         if int(expiry) > 1:
             found.holds[run.decode()] = RealHold(nonce, owner, int(fence))
         else:

@@ -20,6 +20,9 @@ URL, NAMESPACE = sys.argv[1:3]
 
 def engine(url=URL):
     from celery_relock.core.engine import Engine
+    if url.startswith("redis+cluster:"):
+        from celery_relock.compose import engine_for_url
+        return engine_for_url(url, NAMESPACE)
     from celery_relock.store.keyspace import Keyspace
     from celery_relock.store.pools import pool_from_url
     from celery_relock.store.redis import RedisStore

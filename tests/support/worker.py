@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from unittest import mock
@@ -83,6 +84,11 @@ class Worker:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def ended(self) -> bool:
+        """Whether its main process is gone."""
+        return self._process.poll() is not None
+
     def log(self) -> str:
         """All that the worker has written so far."""
         with self._changed:
@@ -106,9 +112,12 @@ class Worker:
 
     def children(self) -> list[int]:
         """Process ids of the pool's children, oldest first; empty for pools without processes."""
-        found = psutil.Process(self.pid).children()
-        living = [child for child in found if child.status() != psutil.STATUS_ZOMBIE]
-        return [child.pid for child in sorted(living, key=lambda child: child.create_time())]
+        found = []
+        for child in psutil.Process(self.pid).children():
+            with suppress(psutil.NoSuchProcess):  # it ends while it is looked at
+                if child.status() != psutil.STATUS_ZOMBIE:
+                    found.append((child.create_time(), child.pid))
+        return [pid for _, pid in sorted(found)]
 
     def kill(self, sig: int = signal.SIGKILL, pid: int | None = None) -> None:
         """Send a signal to the main process, or to one child of it."""

@@ -48,7 +48,7 @@ print(celery_relock.__file__, celery_relock.__version__)
 def sources(tmp_path_factory) -> Path:
     """A copy of what goes into a distribution: building must not touch the working tree."""
     copy = tmp_path_factory.mktemp("sources") / "clone"
-    without = shutil.ignore_patterns(".git", ".venv", ".*_cache", ".hypothesis", "__pycache__")
+    without = shutil.ignore_patterns(".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__")
     shutil.copytree(ROOT, copy, symlinks=True, ignore=without)
     return copy
 

@@ -19,7 +19,7 @@ _BLOCK = re.compile(r"(<!-- parked figures -->\n).*?(<!-- /parked figures -->)",
 @click.command()
 @click.option("--tasks", default=1000, show_default=True, help="In each campaign.")
 @click.option("--keys", default=4, show_default=True, help="Locks that they want.")
-@click.option("--faults", default=56, show_default=True, help="In each campaign.")
+@click.option("--faults", default=60, show_default=True, help="In each campaign.")
 @click.option("--workers", default=3, show_default=True, help="With three children each.")
 @click.option("--seed", default=1, show_default=True, help="Of the order of the faults.")
 @click.option(
@@ -37,8 +37,9 @@ def main(
     early: bool,
     write: Path | None,
 ) -> None:
-    """Let tasks wait for a few locks while workers are killed at every step and connections are
-    cut, and check that none is lost. The exit status is 1 if something was not as promised."""
+    """Let tasks wait for a few locks while workers are killed at every step, connections are cut
+    and the Redis of the locks is killed, and check that none is lost. The exit status is 1 if
+    something was not as promised."""
     reports = {}
     for broker, late in itertools.product(brokers, (True, False) if early else (True,)):
         name = f"{broker}, acknowledged {'late' if late else 'early'}"

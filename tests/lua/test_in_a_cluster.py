@@ -1,0 +1,113 @@
+"""The scripts as a cluster runs them: tests of one server's scripts, run once more on a node.
+
+A namespace of one bucket, so all of it lies at one node, where these tests can look at the keys.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from celery_relock.store.keyspace import Keyspace
+from celery_relock.store.scripts import scripts, sharded
+from tests.lua import (
+    test_acquire,
+    test_dead_waiters,
+    test_deadlocks,
+    test_force_release,
+    test_heartbeat,
+    test_heirs,
+    test_kept,
+    test_parked,
+    test_parked_arrivals,
+    test_queue,
+    test_release,
+    test_several_names,
+)
+from tests.support.cluster import ClusterServers
+from tests.support.desk import Desk, Inbox, _text
+from tests.support.waiting import wait_for
+
+_MODULES = (
+    test_acquire,
+    test_dead_waiters,
+    test_deadlocks,
+    test_force_release,
+    test_heartbeat,
+    test_heirs,
+    test_kept,
+    test_parked,
+    test_parked_arrivals,
+    test_queue,
+    test_release,
+    test_several_names,
+)
+
+for _module in _MODULES:
+    for _name, _test in vars(_module).items():
+        if _name.startswith("test_") and set(inspect.signature(_test).parameters) <= {"desk"}:
+            globals()[_name] = _test
+
+
+class Ear(Inbox):
+    """A process that hears as in a cluster."""
+
+    def __init__(self, client: Any, channel: str) -> None:
+        self._sharded = client.info("server")["redis_version"] >= "7"
+        if not self._sharded:
+            super().__init__(client, channel)
+            return
+        self._listener = client.pubsub()
+        self._listener.ssubscribe(channel)
+        wait_for(lambda: self._next() == "ssubscribe", what="the subscription")
+
+    def heard(self) -> list[str]:
+        return [text for text in super().heard() if text]
+
+    def leave(self) -> None:
+        self._listener.sunsubscribe() if self._sharded else self._listener.unsubscribe()
+        wait_for(lambda: "unsubscribe" in self._next(), what="the end of the subscription")
+        self.close()
+
+
+class NodeDesk(Desk):
+    """A desk at the node of the one bucket."""
+
+    def __init__(self, cluster: ClusterServers, namespace: str) -> None:
+        node = cluster.master_of(Keyspace(namespace).meta())
+        super().__init__(node.url, namespace)
+        self.store: Any = cluster.store(namespace, buckets=1)
+
+    def raw(self, verb: str, keys: list[str], args: list[Any]) -> Any:
+        script = sharded()[verb]
+        keys = [*keys, self.keys.absent(0)] if script.finds_keys else keys
+        return _text(self.client.eval(script.source, len(keys), *keys, *args))
+
+    def listen(self, process: str) -> Inbox:
+        self._inboxes.append(Ear(self.client, self.keys.inbox(process)))
+        return self._inboxes[-1]
+
+
+@pytest.fixture(scope="module")
+def cluster(redis_binary: str) -> Iterator[ClusterServers]:
+    servers = ClusterServers(redis_binary, replicas=False)
+    yield servers
+    servers.stop()
+
+
+@pytest.fixture
+def desk(cluster: ClusterServers, namespace: str) -> Iterator[Desk]:
+    opened = NodeDesk(cluster, namespace)
+    yield opened
+    opened.close()
+
+
+def test_no_script_publishes_to_all_nodes_alone() -> None:
+    for name, script in scripts().items():
+        of_a_cluster = sharded()[name].source
+        assert "PUBLISH" in script.source or "PUBLISH" not in of_a_cluster
+        before, _, after = of_a_cluster.partition("redis.pcall('PUBLISH', channel, message)")
+        assert "'PUBLISH'" not in before + after

@@ -1,0 +1,259 @@
+"""A private Redis Cluster: three masters, each with a replica, on free ports of 127.0.0.1."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import redis
+from redis.cluster import ClusterNode, RedisCluster
+from redis.crc import key_slot
+
+from celery_relock.store.cluster import BUCKETS, ClusterStore
+from celery_relock.store.keyspace import Keyspace
+from celery_relock.store.seeds import seeds_of_url
+from tests.support.redis_server import RedisServer, _free_port
+from tests.support.tls import Authority
+from tests.support.waiting import wait_for
+
+SLOTS = 16384
+# How long a node is silent before it counts as failed, in ms.
+NODE_TIMEOUT = 1000
+
+
+class ClusterServers:
+    """A running cluster.
+
+    Args:
+        authority: vouches for the nodes, which then speak TLS with each other, and with who likes.
+
+    Attributes:
+        nodes: the servers; at the start the first half are masters, each with the replica that
+            stands at the same place in the second half.
+    """
+
+    def __init__(
+        self,
+        binary: str,
+        masters: int = 3,
+        replicas: bool = True,
+        authority: Authority | None = None,
+    ) -> None:
+        config = plain = (
+            *("--cluster-enabled", "yes", "--cluster-node-timeout", str(NODE_TIMEOUT)),
+            *("--repl-diskless-sync-delay", "0", "--repl-diskless-sync", "yes"),
+            *("--cluster-replica-validity-factor", "0", "--repl-ping-replica-period", "1"),
+        )
+        count = masters * 2 if replicas else masters
+        self.nodes: list[RedisServer] = []
+        self._admins: dict[RedisServer, redis.Redis] = {}
+        self._tls: list[int] = []
+        try:
+            for _ in range(count):
+                if authority is not None:
+                    self._tls.append(_free_port(bus=True))
+                    secure = authority.server_config(port=self._tls[-1])
+                    config = (*plain, *secure, "--tls-cluster", "yes")
+                self.nodes.append(RedisServer(*config, binary=binary, bus=True))
+            self._join(masters)
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def url(self) -> str:
+        """For `relock_url`: some of its nodes."""
+        ports = self._tls or [node.port for node in self.nodes]
+        scheme = "rediss+cluster" if self._tls else "redis+cluster"
+        return f"{scheme}://" + ",".join(f"127.0.0.1:{port}" for port in ports[:3])
+
+    def store(self, namespace: str, buckets: int = BUCKETS, patience: float = 30.0) -> ClusterStore:
+        """A store with connections of its own, as if it were a process of its own."""
+        seeds = seeds_of_url(f"{self.url}?patience={patience}")
+        keys = Keyspace(namespace, buckets)
+        return ClusterStore(seeds.nodes, seeds.options, keys, failover=seeds.failover)
+
+    def name_at(self, node: RedisServer, namespace: str, other_than: Sequence[str] = ()) -> str:
+        """A lock name that has its bucket at a node now, and no bucket in common with others."""
+        keys = Keyspace(namespace, BUCKETS)
+        taken = {keys.bucket(name) for name in other_than}
+        for number in range(10_000):
+            name = f"name-{number}"
+            if keys.bucket(name) not in taken and self.master_of(keys.lock(name)) is node:
+                return name
+        raise AssertionError("this node has no bucket")
+
+    def slot_of(self, name: str, namespace: str) -> int:
+        return int(key_slot(Keyspace(namespace, BUCKETS).lock(name).encode()))
+
+    def client(self, **options: Any) -> RedisCluster:
+        """A client of redis-py; the caller closes it."""
+        nodes = [ClusterNode("127.0.0.1", node.port) for node in self.nodes if node.running]
+        return RedisCluster(startup_nodes=nodes, **options)
+
+    def stop(self) -> None:
+        """End all nodes for good."""
+        for node in self.nodes:
+            node.stop()
+
+    def admin(self, node: RedisServer) -> redis.Redis:
+        """A client of one node."""
+        if node not in self._admins:
+            self._admins[node] = node.client()
+        return self._admins[node]
+
+    def client_list(self) -> list[dict[str, str]]:
+        """Who is connected to any node."""
+        return [client for node in self.nodes for client in self.admin(node).client_list()]
+
+    def ask(self, node: RedisServer, *words: Any) -> Any:
+        """A CLUSTER command, as it is answered; text is decoded."""
+        found = self.admin(node).execute_command("CLUSTER", *words)
+        return found.decode() if isinstance(found, bytes) else found
+
+    def master_of(self, key: str) -> RedisServer:
+        """The server that has the slot of a key now, as the cluster agrees."""
+        slot = key_slot(key.encode())
+        for node in self.nodes:
+            if not node.running:
+                continue
+            with contextlib.suppress(redis.RedisError):
+                for first, last, serving, *_ in self.ask(node, "SLOTS"):
+                    if first <= slot <= last:
+                        return self._by_port(serving[1])
+        raise AssertionError(f"nobody serves slot {slot}")
+
+    def masters(self) -> list[RedisServer]:
+        """All servers that are masters now."""
+        return [each for each in self.nodes if each.running and self._role(each) == "master"]
+
+    def replicas_of(self, master: RedisServer) -> list[RedisServer]:
+        """The servers that copy a master now."""
+        found = [line.decode().split() for line in self.ask(master, "REPLICAS", self.id_of(master))]
+        return [self._by_port(int(line[1].split("@")[0].split(":")[1])) for line in found]
+
+    def id_of(self, node: RedisServer) -> str:
+        return str(self.ask(node, "MYID"))
+
+    def fail_over(self, master: RedisServer) -> RedisServer:
+        """SIGKILL a master; returns when a replica serves its slots, which it is."""
+        replicas = self.replicas_of(master)
+        master.kill()
+        return wait_for(
+            lambda: next((one for one in replicas if self._role(one) == "master"), None),
+            timeout=30,
+            what="a replica to take over",
+        )
+
+    def bring_back(self, node: RedisServer) -> None:
+        """Start a node that was killed; returns when it copies the master that followed it."""
+        node.restart(keep_data=True)
+        wait_for(
+            lambda: (
+                self.admin(node).info("replication").get("master_link_status") == "up"
+                and self.is_well()
+            ),
+            timeout=30,
+            what="a node to come back",
+        )
+
+    def hand_over(self, master: RedisServer) -> RedisServer:
+        """A replica takes over in peace, as for maintenance; returns it."""
+        replica = self.replicas_of(master)[0]
+        self.ask(replica, "FAILOVER")
+        wait_for(lambda: self._role(replica) == "master" and self.is_well(), timeout=30)
+        return replica
+
+    def is_well(self) -> bool:
+        """Whether all running nodes see all slots served, by the same masters."""
+        views = set()
+        for node in self.nodes:
+            if not node.running:
+                continue
+            try:
+                info = self.ask(node, "INFO")
+                slots = self.ask(node, "SLOTS")
+            except redis.RedisError:
+                return False
+            if "cluster_state:ok" not in info:
+                return False
+            views.add(tuple(sorted((first, last, on[1]) for first, last, on, *_ in slots)))
+        return len(views) == 1
+
+    def begin_move(self, slot: int, to: RedisServer) -> RedisServer:
+        """Begin to move a slot; returns the node that has had it."""
+        source = self._owner(slot)
+        self.ask(to, "SETSLOT", slot, "IMPORTING", self.id_of(source))
+        self.ask(source, "SETSLOT", slot, "MIGRATING", self.id_of(to))
+        return source
+
+    def move_keys(self, slot: int, source: RedisServer, to: RedisServer, most: int = 100) -> int:
+        """Move so many keys of the slot; returns how many there were."""
+        keys = self.ask(source, "GETKEYSINSLOT", slot, most)
+        if keys:
+            self.move(keys, source, to)
+        return len(keys)
+
+    def move(self, keys: Sequence[str], source: RedisServer, to: RedisServer) -> None:
+        """Move these keys, which are all there."""
+        place = ("127.0.0.1", to.port, "", 0, 5000)
+        self.admin(source).execute_command("MIGRATE", *place, "KEYS", *keys)
+
+    def set_coverage(self, full: bool) -> None:
+        """Whether all slots have to be served, or else none is."""
+        for node in self.masters():
+            self.admin(node).config_set("cluster-require-full-coverage", "yes" if full else "no")
+
+    def end_move(self, slot: int, source: RedisServer, to: RedisServer) -> None:
+        """Move what is left, and tell all masters."""
+        while self.move_keys(slot, source, to):
+            pass
+        own = self.id_of(to)
+        for node in (to, source, *self.masters()):
+            self.ask(node, "SETSLOT", slot, "NODE", own)
+
+    def _owner(self, slot: int) -> RedisServer:
+        for first, last, serving, *_ in self.ask(self.nodes[0], "SLOTS"):
+            if first <= slot <= last:
+                return self._by_port(serving[1])
+        raise AssertionError(f"nobody serves slot {slot}")
+
+    def _role(self, node: RedisServer) -> str:
+        try:
+            return str(self.admin(node).info("replication")["role"]) if node.running else ""
+        except redis.RedisError:
+            return ""
+
+    def _by_port(self, port: int) -> RedisServer:
+        return next(node for node in self.nodes if node.port == port)
+
+    def _join(self, masters: int) -> None:
+        first = self.nodes[0]
+        each = SLOTS // masters
+        for number, node in enumerate(self.nodes):
+            self.ask(node, "SET-CONFIG-EPOCH", number + 1)
+            if number < masters:
+                last = SLOTS - 1 if number == masters - 1 else (number + 1) * each - 1
+                slots = range(number * each, last + 1)
+                self.ask(node, "ADDSLOTS", *slots)
+            self.ask(first, "MEET", "127.0.0.1", self._tls[number] if self._tls else node.port)
+        wait_for(lambda: all(self._knows(node) for node in self.nodes), timeout=30)
+        for number, node in enumerate(self.nodes[masters:]):
+            self.ask(node, "REPLICATE", self.id_of(self.nodes[number]))
+        wait_for(self.is_complete, timeout=30, what="the cluster to be complete")
+
+    def _knows(self, node: RedisServer) -> bool:
+        return f"cluster_known_nodes:{len(self.nodes)}\r" in self.ask(node, "INFO")
+
+    def is_complete(self) -> bool:
+        """Whether all is well and each master has its replica, which has all that it had."""
+        infos = [self.admin(node).info("replication") for node in self.nodes]
+        copies = [info for info in infos if info["role"] == "slave"]
+        links = [info["master_link_status"] for info in copies]
+        seen = all(
+            len(slots[2:]) == (2 if copies else 1)
+            for node in self.nodes
+            for slots in self.ask(node, "SLOTS")
+        )
+        return self.is_well() and seen and all(link == "up" for link in links)

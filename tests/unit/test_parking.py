@@ -1,0 +1,48 @@
+"""What sends parked messages on keeps its own failures to itself, and nothing else."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from celery.exceptions import SoftTimeLimitExceeded
+
+from celery_relock import signals  # noqa: F401 - tells the core of Celery's time limit
+from celery_relock.core.answers import Message
+from celery_relock.core.parking import Parking
+from celery_relock.errors import LockLost
+
+MESSAGES = [Message("one", "account:7", ""), Message("two", "account:8", "")]
+
+
+class _Sender:
+    """Fails with an error and keeps what it was given."""
+
+    home = "here"
+
+    def __init__(self, error):
+        self.error = error
+        self.given = []
+
+    def send(self, message):
+        self.given.append(message)
+        raise self.error
+
+
+def _forward(error):
+    parking = Parking(None)
+    parking.sender = _Sender(error)
+    parking.forward(MESSAGES)
+    return parking.sender
+
+
+def test_a_message_that_cannot_be_sent_on_is_told_and_the_others_are_sent(caplog):
+    with caplog.at_level(logging.WARNING):
+        assert _forward(OSError("no broker")).given == MESSAGES
+    assert [record.args[0] for record in caplog.records] == ["account:7", "account:8"]
+
+
+@pytest.mark.parametrize("error", [SoftTimeLimitExceeded(), LockLost("lost"), SystemExit()])
+def test_a_time_limit_that_strikes_meanwhile_is_not_taken_for_that(error):
+    with pytest.raises(type(error)):
+        _forward(error)
