@@ -15,14 +15,13 @@ from typing import Any
 
 from celery.exceptions import Reject, Retry
 from celery.signals import before_task_publish, task_revoked
-from celery.states import REVOKED
 
 from ..core import ids
-from ..core.answers import KEPT, Busy, Heir
+from ..core.answers import KEPT, Busy, Ended, Heir
 from ..core.hold import Hold
 from ..core.lease import State
 from ..errors import LockUnavailable, RelockError
-from . import dedup, marker
+from . import canvas, dedup, marker
 from . import headers as run_headers
 from .attempt import Late
 from .declaration import Declaration, declaration
@@ -57,8 +56,6 @@ def around(
         return locked(arrival.begins(body))
     except BaseException as error:
         raised = error
-        if isinstance(error, Late) and call.options.on_duplicate == "replace":
-            dedup.stay_revoked(task, message)
         raise
     finally:
         try:
@@ -100,7 +97,6 @@ class _Arrival:
         self.begun = False
         self.heir: Heir | None = None
         self._run = run_headers.read(message).call
-        self._let_go = False
         claim = marker.claim_for(
             call.marker.name, self._run, message.id, call.options.ttl, ids.nonce()
         )
@@ -109,7 +105,7 @@ class _Arrival:
     def take(self) -> marker.Found | None:
         """Take the marker over. Returns whose it is if this call is a duplicate."""
         call, task_id = self.call, self.message.id
-        asks = run_headers.read(self.message).dedup is None and not _is_of_a_canvas(self.message)
+        asks = self._is_a_call_by_name()
         try:
             if call.marker.until == marker.TIME:
                 keep = float(call.options.dedup) if asks else 0.0
@@ -124,6 +120,12 @@ class _Arrival:
             return None
         return marker.found(answer) if asks else None
 
+    def _is_a_call_by_name(self) -> bool:
+        header = run_headers.read(self.message)
+        # What a worker without this library sends may be a step, and nothing would tell.
+        unknown = self.message.parent_id and not header.own
+        return header.dedup is None and not unknown and not canvas.is_member(self.message)
+
     def begins(self, body: Body) -> Body:
         """The body, with what happens to the marker when it begins."""
 
@@ -137,16 +139,25 @@ class _Arrival:
         self.begun = True
         if self.call.marker.until == marker.DONE and not self.has:
             self._take_late()
+        if self.call.marker.until == marker.TIME and self.call.options.on_duplicate == "replace":
+            with suppress(LockUnavailable):
+                marker.begin(self.call.engine, self.call.marker.name, self._run, self.message.id)
         if self.call.marker.until != marker.START:
             return
         # Gone before the first line of the body: whoever calls from now on gets a run of its own.
         try:
-            self._give_up()
-            if self._let_go and _is_revoked(self.call.task, self.message):
+            if self._was_replaced():
                 raise Late("replaced by a later call while it waited for its lock")
+            self._give_up()
         except LockUnavailable:
             if self.call.options.on_unavailable != "run":
                 raise
+
+    def _was_replaced(self) -> bool:
+        """Whether a later call has taken its marker away; its lease may have run out as well."""
+        if self.call.options.on_duplicate != "replace" or not self.has:
+            return False
+        return isinstance(self.call.engine.store.acquire(self._lease.claim), Ended)
 
     def _take_late(self) -> None:
         """That of the attempt before, which has ended meanwhile: it was killed, or parked."""
@@ -161,8 +172,7 @@ class _Arrival:
         """Free the marker for good: no other attempt of this run, or copy of it, gets it again."""
         engine = self.call.engine
         if self.has:
-            kept = engine.release(self._lease, ended=True)
-            self._let_go = not kept and self.call.options.on_duplicate == "replace"
+            engine.release(self._lease, ended=True)
         elif self._lease.state is not State.RELEASED:
             marker.drop(engine, self.call.marker.name, self._run, ended=marker.REMEMBER)
 
@@ -194,16 +204,6 @@ class _Arrival:
 _running: ContextVar[_Arrival | None] = ContextVar("relock_arrival", default=None)
 
 
-def _is_revoked(task: Any, message: Any) -> bool:
-    return bool(task.AsyncResult(message.id).state == REVOKED)
-
-
-def _is_of_a_canvas(message: Any) -> bool:
-    """Whether a message that nobody could mark is no call of its own, by what it says."""
-    own = (message.chain, message.chord, message.group, message.callbacks, message.errbacks)
-    return any((*own, message.retries, message.replaced_task_nesting))
-
-
 def _write(headers: Any = None, body: Any = None, **_: Any) -> None:
     """A retry is published while the body still runs: the marker goes on to it."""
     arrival = _running.get()
@@ -219,26 +219,27 @@ def _write(headers: Any = None, body: Any = None, **_: Any) -> None:
         header["dedup"] = list(arrival.call.marker)
 
 
-def _free(sender: Any = None, request: Any = None, **_: Any) -> None:
+def _free(sender: Any = None, request: Any = None, terminated: bool = False, **_: Any) -> None:
     """The call was revoked, or has expired, before it ran: another one may be sent."""
     try:
         declared = declaration(type(sender))
         header = run_headers.read(request)
-        name = header.dedup[0] if header.dedup else _name_of(sender, declared, request)
-        if name:
-            engine, own = declared.engine, marker.hold_id(header.call)
-            # Also for a retry that comes to be revoked before the body that sent it has ended.
-            engine.store.release([name], own, KEPT, "run", marker.REMEMBER)
+        made = Marker(*header.dedup) if header.dedup else _marker_of(sender, declared, request)
+        if made is None or not made.name or (terminated and made.until == marker.TIME):
+            return
+        engine, own = declared.engine, marker.hold_id(header.call)
+        # Also for a retry that comes to be revoked before the body that sent it has ended.
+        engine.store.release([made.name], own, KEPT, "run", marker.REMEMBER)
     except RelockError as error:
         logger.warning("the marker of %s stays until it ends: %s", request.id, error)
 
 
-def _name_of(task: Any, declared: Declaration, request: Any) -> str:
+def _marker_of(task: Any, declared: Declaration, request: Any) -> Marker | None:
     mode = declared.options.dedup
     if mode is None or declared.rule.off:
-        return ""
+        return None
     call = dedup.call_of(task, declared, mode, request.args or (), request.kwargs or {})
-    return "" if call is None else call.marker.name
+    return None if call is None else call.marker
 
 
 before_task_publish.connect(_write, weak=False, dispatch_uid="celery_relock.arrival")

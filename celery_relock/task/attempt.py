@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from celery.states import READY_STATES
+from celery.states import READY_STATES, RETRY
 
-from ..core import ids
-from ..core.answers import Busy, Deadlocked, Duplicate, Ended, Held
+from ..core import events, ids
+from ..core.answers import KEPT, Busy, Deadlocked, Duplicate, Ended, Held
 from ..core.engine import Engine
 from ..core.lease import Lease
 from ..core.messages import describe_deadlock
 from ..core.options import LockOptions
-from ..errors import LockDeadlock
+from ..errors import LockDeadlock, RelockError
+from . import headers
 from .outcomes import Aside
-from .sending import ignores_result
+from .sending import stores_no_result
 
 logger = logging.getLogger("celery_relock")
 
 # How long a worker that lives may take from giving a lock back to storing the result, in seconds.
 _STORING = 2.0
+# For how long it is known that a run has ended that may come once more, in seconds.
+_CALLED_OFF = 3600.0
 
 
 class Late(Aside):
@@ -59,6 +63,16 @@ def ask(attempt: Attempt, wait: float | None) -> Held | Busy | Duplicate:
     return answer
 
 
+def call_off(attempt: Attempt) -> None:
+    """The run ends here, so a message of it that is out, though nobody heard so, is a late copy."""
+    engine, claim = attempt.engine, attempt.lease.claim
+    if attempt.message is None or not headers.read(attempt.message).own:
+        return  # an id made from the task id is not remembered
+    with suppress(RelockError):
+        told = ("run", _CALLED_OFF, engine.parking.home)
+        engine.parking.forward(engine.store.release(claim.names, claim.run, KEPT, *told).messages)
+
+
 def deadlock(attempt: Attempt, answer: Deadlocked) -> LockDeadlock:
     """The error of a wait that would never end."""
     claim = attempt.lease.claim
@@ -72,20 +86,24 @@ def _is_owed(task: Any, message: Any) -> bool:
 
     The lock is given back before Celery stores the result and publishes the next step. With
     `acks_late`, a worker that dies in between leaves a message that is delivered again on purpose:
-    it is discarded only if the result is there. A copy of a run that ended without one (`Ignore`,
-    `self.retry`) runs again, as it does without a lock; so does one that stores no result but has
-    a next step.
+    it is discarded only if the result is there. A copy of a run that ended without one (`Ignore`)
+    runs again, as it does without a lock; so does one that stores no result but has a next step.
     """
     if not task.acks_late:
         return False
-    if ignores_result(task, message):
+    if stores_no_result(task, message):
         return bool(message.chain or message.callbacks or message.errbacks)
+    # That of the first attempt: later it may be that of an attempt before.
+    first = not message.retries and not headers.read(message).attempts
+    done = READY_STATES | {RETRY} if first else READY_STATES
     until = time.monotonic() + _STORING
     while time.monotonic() < until:
         try:
-            if task.AsyncResult(message.id).state in READY_STATES:
+            if task.AsyncResult(message.id).state in done:
                 return False
-        except Exception:
+        except Exception as error:
+            if events.is_thrown_in(error):
+                raise
             logger.warning("no result of %s to look at: it runs again", message.id, exc_info=True)
             return True
         time.sleep(0.1)

@@ -12,7 +12,7 @@ from ..core.hold import Hold
 from ..errors import RelockError
 
 # reaping and stepping connect to the worker's signals.
-from . import dedup, guard, handing, reaping, stepping  # noqa: F401
+from . import dedup, guard, handing, reaping, starting, stepping  # noqa: F401
 from .declaration import declaration, forget
 from .outcomes import Aside
 
@@ -42,6 +42,8 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
     lock_ttl: float
     lock_on_conflict: str
     lock_max_wait: float | None
+    lock_max_parked: int
+    lock_keep_on_retry: bool
     lock_dedup: str | float | None
     lock_on_duplicate: str
     lock_hold: str
@@ -81,6 +83,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
 
         Raises:
             DuplicateTask: with `lock_on_duplicate="raise"`.
+            LockConfigError: a value that lock_dedup does not take, or another option of the lock.
             LockUnavailable: Redis is away; unless `lock_on_unavailable` is another than "raise".
         """
         options.update(
@@ -92,13 +95,14 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         """The AsyncResult of the call that makes this one a duplicate; None if there is none.
 
         Raises:
+            TypeError: the task cannot be called with these arguments.
             LockUnavailable: Redis is away.
         """
         return dedup.marked(self, args, kwargs)
 
     def unmark(self, *args: Any, **kwargs: Any) -> bool:
         """Let this call be sent again, though one like it is queued or runs, or its message is
-        lost. False if there is none. Raises LockUnavailable if Redis is away."""
+        lost. False if there is none. Raises as `marked`."""
         return dedup.unmark(self, args, kwargs)
 
     def on_replace(self, sig: Any) -> Any:
@@ -112,6 +116,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         _guard(cls)  # the setting task_annotations may have wrapped __call__ meanwhile
         if cls.run is not Task.run:
             declaration(cls)
+            starting.defer(cls)
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)

@@ -17,7 +17,7 @@ from ..core.messages import describe_conflict
 from ..core.options import POLICIES, LockOptions
 from ..errors import LockConfigError, LockConflict, LockUnavailable
 from . import headers, sending
-from .attempt import Attempt, ask, deadlock
+from .attempt import Attempt, ask, call_off, deadlock
 from .outcomes import Aside, Dropped, show_blocked
 from .owner import running_request
 from .patience import FIRST, LONGEST, left_of, look_after, pause_for
@@ -191,7 +191,12 @@ def _send_again(attempt: Attempt, answer: Busy | Duplicate, error: LockConflict)
     if pause is None:
         _leave(attempt, answer)
         raise error
-    if sent_again(attempt.task, message, pause):
+    try:
+        again = sent_again(attempt.task, message, pause)
+    except SoftTimeLimitExceeded:
+        call_off(attempt)
+        raise
+    if again:
         raise Retry(f"{error}; again in {pause:.1f} s", exc=error, when=pause)
     return _stay(attempt, left_of(message, attempt.options), error)
 

@@ -57,7 +57,9 @@ def engine_of(app: Any) -> Engine:
     app = app._get_current_object() if isinstance(app, Proxy) else app
     if app not in _engines:
         found = store_settings(app)
-        engine = compose.engine_for(found.url, found.namespace, found.ssl)
+        engine = compose.engine_for(
+            found.url, found.namespace, found.ssl, found.transport, found.replicas
+        )
         engine.parking.sender = engine.parking.sender or CelerySender(app)
         _engines[app] = engine
     return _engines[app]

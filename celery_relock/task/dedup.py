@@ -7,46 +7,27 @@ retry or a replaced task is always sent: somebody waits for its very id.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from celery import states
 from celery.result import EagerResult
-from celery.signals import before_task_publish
 from celery.utils import uuid
 
 from ..core import ids
 from ..core.answers import KEPT
 from ..core.engine import Engine
 from ..core.options import LockOptions, checked
-from ..errors import DuplicateTask, LockUnavailable, RelockError
-from . import headers as run_headers
-from . import marker
-from .binding import bind
+from ..errors import DuplicateTask, LockConfigError, LockUnavailable, RelockError
+from . import canvas, marker, planned, sending
+from .binding import bind, signature_of
 from .declaration import Declaration, declaration
 from .marker import Found, Marker
 from .outcomes import Dropped
+from .planned import Planned
 
 logger = logging.getLogger("celery_relock")
-
-# With any of these Celery has made the call, or goes on from its result.
-_CELERYS_OWN = (
-    *("task_id", "chain", "chord", "group_id", "link", "link_error"),
-    *("retries", "replaced_task_nesting", "parent_id", "root_id"),
-)
-
-
-class _Planned(NamedTuple):
-    """What the message of a call that is being sent is to say; `run` is "" if any will do."""
-
-    task_id: str
-    marker: Marker
-    run: str = ""
-
-
-_planned: ContextVar[_Planned | None] = ContextVar("relock_planned", default=None)
 
 
 class Call(NamedTuple):
@@ -71,11 +52,11 @@ def send(
     mode = _mode(task, declared, options)
     if mode is None or task.app.conf.task_always_eager:
         return publish(args, kwargs, **options)
-    celerys_own = any(options.get(name) for name in _CELERYS_OWN)
+    celerys_own = canvas.asks_for(options)
     options["task_id"] = task_id = options.get("task_id") or uuid()
     if mode is False or celerys_own:
-        planned = _Planned(task_id, Marker("", marker.OWN if mode else marker.OFF))
-        with _as_planned(planned):
+        own = Planned(task_id, Marker("", marker.OWN if mode else marker.OFF))
+        with planned.sending(own):
             return publish(args, kwargs, **options)
     call = call_of(task, declared, mode, args or (), kwargs or {})
     if call is None:
@@ -86,10 +67,20 @@ def send(
 
 def _mode(task: Any, declared: Declaration, options: dict[str, Any]) -> Any:
     """What holds for this call: the option's value, False if it is called off for this one."""
-    if declared.rule.off:
-        options.pop("lock_dedup", None)
-        return None
     asked = options.pop("lock_dedup", None)
+    for name in options:
+        if name.startswith("lock_"):
+            raise LockConfigError(
+                f"a call of {task.name}: of its options, a single call takes lock_dedup alone, not "
+                f"{name}. Give that to the task."
+            )
+    if declared.rule.off:
+        if asked:
+            raise LockConfigError(
+                f"a call of {task.name}: lock_key=False gives lock_dedup={asked!r} no name to tell "
+                "duplicates by. Give the task a lock_key."
+            )
+        return None
     if asked is None:
         return declared.options.dedup
     return False if asked is False else checked("dedup", asked, f"a call of {task.name}")
@@ -110,7 +101,7 @@ def call_of(
 def _send_once(call: Call, keep: float, publish: Callable[[], Any], task_id: str) -> Any:
     run = ids.new_id()
     try:
-        there = claim(call, run, task_id, keep)
+        there = claim(call, run, task_id, min(keep, marker.SENDING))
     except LockUnavailable as error:
         if call.options.on_unavailable == "raise":
             raise
@@ -119,12 +110,25 @@ def _send_once(call: Call, keep: float, publish: Callable[[], Any], task_id: str
     if there is not None:
         return _answer(call, there)
     try:
-        with _as_planned(_Planned(task_id, call.marker, run)):
-            return publish()
+        with planned.sending(Planned(task_id, call.marker, run)):
+            sent = publish()
     except BaseException:
         with suppress(RelockError):
             marker.drop(call.engine, call.marker.name, run)
         raise
+    _it_is_queued(call, run, task_id, keep)
+    return sent
+
+
+def _it_is_queued(call: Call, run: str, task_id: str, keep: float) -> None:
+    """From now on the marker lasts for as long as the message may."""
+    if keep <= marker.SENDING:
+        return
+    try:
+        marker.extend(call.engine, call.marker.name, run, keep)
+    except RelockError as error:
+        told = (call.task.name, task_id, marker.SENDING, error)
+        logger.warning("%s[%s] is queued, and counts for no more than %.0f s: %s", *told)
 
 
 def claim(call: Call, run: str, task_id: str, keep: float) -> Found | None:
@@ -148,7 +152,7 @@ def _revoke(call: Call, old: Found, task_id: str) -> None:
         call.names, old.run, KEPT, ended="run", remember=remember, home=engine.parking.home
     )
     engine.parking.forward(back.messages)
-    if task.ignore_result:
+    if sending.stores_no_result(task):
         return
     try:
         if task.AsyncResult(old.task_id).state not in states.READY_STATES:
@@ -157,29 +161,24 @@ def _revoke(call: Call, old: Found, task_id: str) -> None:
         logger.warning("the state REVOKED of %s could not be stored", old.task_id, exc_info=True)
 
 
-def stay_revoked(task: Any, message: Any) -> None:
-    """The message of a replaced call has arrived: under `task_track_started` Celery has just
-    written STARTED over its state, and nobody would ever write another one."""
-    if not task.track_started or task.ignore_result:
-        return
-    try:
-        if task.AsyncResult(message.id).state == states.STARTED:
-            task.backend.mark_as_revoked(message.id, "replaced by a later call")
-    except Exception:
-        logger.warning("the state REVOKED of %s could not be stored", message.id, exc_info=True)
-
-
 def marked(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """See `LockedTask.marked`."""
-    call = call_of(task, declaration(type(task)), marker.DONE, args, kwargs)
-    there = None if call is None else marker.look(call.engine, call.marker.name)
+    call = _call_asked_about(task, args, kwargs)
+    there = marker.look(call.engine, call.marker.name)
     return None if there is None else task.AsyncResult(there.task_id)
 
 
 def unmark(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """See `LockedTask.unmark`."""
+    call = _call_asked_about(task, args, kwargs)
+    return bool(call.engine.store.force_release(call.marker.name))
+
+
+def _call_asked_about(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     call = call_of(task, declaration(type(task)), marker.DONE, args, kwargs)
-    return call is not None and bool(call.engine.store.force_release(call.marker.name))
+    if call is None:
+        raise TypeError(f"{task.name}{signature_of(task)} cannot be called with {args}, {kwargs}")
+    return call
 
 
 def _answer(call: Call, there: Found) -> Any:
@@ -209,29 +208,3 @@ def dropped(call: Call, there: Found) -> Dropped:
     made = Dropped(error_for(call, there))
     made.marker["of"] = there.task_id
     return made
-
-
-@contextmanager
-def _as_planned(planned: _Planned) -> Iterator[None]:
-    token = _planned.set(planned)
-    try:
-        yield
-    finally:
-        _planned.reset(token)
-
-
-def _write(headers: Any = None, body: Any = None, **_: Any) -> None:
-    planned = _planned.get()
-    if planned is None or not isinstance(headers, dict):
-        return
-    fields = headers if "id" in headers else body if isinstance(body, dict) else {}
-    header = headers.get(run_headers.NAME)
-    # A message that is sent once more keeps what it says; another handler may send one of its own.
-    if fields.get("id") != planned.task_id or not header or header.get("attempts"):
-        return
-    header["dedup"] = list(planned.marker)
-    header["run"] = planned.run or header["run"]
-
-
-# After the header itself, which `headers` writes.
-before_task_publish.connect(_write, weak=False, dispatch_uid="celery_relock.dedup")

@@ -7,9 +7,9 @@ from contextlib import suppress
 
 from celery.exceptions import SoftTimeLimitExceeded
 
+from ..core import events
 from ..core.engine import Engine
 from ..core.lease import Lease, State
-from ..errors import LockLost
 
 logger = logging.getLogger("celery_relock")
 
@@ -20,7 +20,7 @@ def give_back(engine: Engine, lease: Lease, *, ended: bool) -> None:
     try:
         engine.release(lease, ended=ended)
     except BaseException as error:
-        if _is_thrown_in(error):
+        if events.is_thrown_in(error):
             # The lock goes first: a process that is told to end has nobody left to do it.
             with suppress(Exception):
                 engine.release(lease, ended=ended)
@@ -34,9 +34,3 @@ def give_back(engine: Engine, lease: Lease, *, ended: bool) -> None:
             lease.claim.lease,
             error,
         )
-
-
-def _is_thrown_in(error: BaseException) -> bool:
-    """Whether an exception is none of the give-back's own: a time limit, the loss of a lock around
-    this one, the end of the process or of the greenlet."""
-    return isinstance(error, SoftTimeLimitExceeded | LockLost) or not isinstance(error, Exception)

@@ -19,7 +19,7 @@ from ..core.lease import Lease, State
 from ..core.messages import who_am_i
 from ..core.options import LockOptions
 from ..errors import LockLost
-from . import arrival, headers, retries, sections, telling
+from . import arrival, headers, retries, sections, starting, telling
 from .attempt import Attempt
 from .binding import bind
 from .declaration import Declaration, declaration
@@ -55,16 +55,19 @@ def run(task: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 
 def _run(task: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     declared = declaration(type(task))
+    request = _request_of(task)
+    message = None if request is None or request.is_eager else request
     if declared.rule.off:
+        starting.tell(task, message)
         return call(task, *args, **kwargs)
     arguments = bind(task, args, kwargs)
     if arguments is None:
         # The call does not fit the body, whose own TypeError says so best. Not by `call`: one that
         # adds arguments of its own would run the body without the lock that they name.
         return task.run(*args, **kwargs)
-    request = _request_of(task)
 
     def body(hold: Hold) -> Any:
+        starting.tell(task, message)
         with _shown(_Entered(task, "" if request is None else request.id, hold)):
             return call(task, *args, **kwargs)
 
@@ -73,7 +76,6 @@ def _run(task: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     def within(inner: Callable[[Hold], Any]) -> Any:
         return _run_within(task, declared, request, names, arguments, inner)
 
-    message = None if request is None or request.is_eager else request
     return arrival.around(task, declared, message, names, within, body)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timezone
 from typing import Any
 
@@ -108,17 +108,21 @@ def _free(sender: Any = None, request: Any = None, terminated: Any = None, **_: 
     """A step was revoked, or has expired, before it began: nobody comes for what was left to it."""
     if terminated:
         return  # it has begun, and gives back what it has
-    run = run_headers.read(request).run
     for carried in carried_in(request):
-        try:
-            engine = engine_of(sender.app)
-            own = sections.hold_id(run, carried.id)
-            # Ended: the step before may not have left its hold yet, and shall not leave it to this.
-            told = ("run", _REMEMBER, engine.parking.home)
-            back = engine.store.release(carried.names, own, KEPT, *told)
-            engine.parking.forward(back.messages)
-        except RelockError as error:
-            logger.warning("what was left to %s stays until it ends: %s", request.id, error)
+        end_before_it_began(sender, request, carried.names, carried.id)
+
+
+def end_before_it_began(task: Any, message: Any, names: Sequence[str], section: str) -> None:
+    """Free what a message has of a section, or was left of it, or its place in the queue."""
+    try:
+        engine = engine_of(task.app)
+        own = sections.hold_id(run_headers.read(message).run, section)
+        # Ended: the step before may not have left its hold yet, and shall not leave it to this.
+        told = ("run", _REMEMBER, engine.parking.home)
+        back = engine.store.release(names, own, KEPT, *told)
+        engine.parking.forward(back.messages)
+    except RelockError as error:
+        logger.warning("what was left to %s stays until it ends: %s", message.id, error)
 
 
 # After the header itself, which `headers` writes.

@@ -15,10 +15,13 @@ from typing import Any, NamedTuple
 from celery.utils.time import maybe_iso8601
 
 from ..core import ids
-from ..core.answers import KEPT, Answer, Busy, Claim
+from ..core.answers import KEPT, Answer, Beat, Busy, Claim
 from ..core.engine import Engine
 from ..core.lease import Lease
 
+# How long it may take to send a message, in seconds: a caller who is killed meanwhile, or can
+# neither send it nor take the marker off again, leaves it for no longer.
+SENDING = 60.0
 # How long a message may be in a broker's queue after it is due, in seconds, before its call no
 # longer counts: this is what a message that is lost costs.
 QUEUED = 86_400.0
@@ -93,12 +96,25 @@ def put(engine: Engine, name: str, run: str, task_id: str, keep: float) -> Found
     return found(engine.store.acquire(claim_for(name, run, task_id, keep)))
 
 
+def extend(engine: Engine, name: str, run: str, keep: float) -> None:
+    """Let a marker last for so many seconds more. Where its run has taken it over already, or is
+    over, or was replaced, this changes nothing. Raises LockUnavailable."""
+    engine.store.renew([Beat(name, hold_id(run), KEPT, keep)])
+
+
 def found(answer: Answer) -> Found | None:
     """Whose marker is in the way, None where the answer does not say."""
     if not isinstance(answer, Busy):
         return None
     task_id, _, run = answer.who.rpartition(" ")
     return Found(task_id, run, answer.remaining) if task_id else None
+
+
+def begin(engine: Engine, name: str, run: str, task_id: str) -> None:
+    """Let it be known of a marker that goes on by the clock that its call has begun."""
+    for hold in engine.inspect(name).holds:
+        if hold.run == hold_id(run):
+            engine.store.acquire(claim_for(name, run, task_id, hold.remaining, ids.nonce()))
 
 
 def drop(engine: Engine, name: str, run: str, *, ended: float = 0.0) -> bool:
@@ -114,14 +130,16 @@ def drop(engine: Engine, name: str, run: str, *, ended: float = 0.0) -> bool:
 def take_away(engine: Engine, marker: Marker, there: Found) -> bool:
     """Take a marker for good from a call that has not begun. False if it has, or has none."""
     own, name = hold_id(there.run), marker.name
-    if marker.until == DONE and all(hold.nonce != KEPT for hold in engine.inspect(name).holds):
-        return False
-    # It must not take it again: it may arrive before the one that comes instead has got it.
-    taken = drop(engine, name, there.run, ended=max(there.remaining, REMEMBER))
-    if taken or marker.until != START:
-        return taken
-    # It waits in a worker slot: had it begun, it would have none any more.
-    return bool(engine.store.force_release(name, own))
+    while True:
+        hold = next((each for each in engine.inspect(name).holds if each.run == own), None)
+        if hold is None or (marker.until != START and hold.nonce != KEPT):
+            return False
+        # In one step with the end of its hold, so that it cannot be told to have ended without: one
+        # that waits in a worker slot asks when it is to begin, and one that arrives must not take
+        # the marker again before the call that comes instead has got it.
+        remember = max(hold.remaining, REMEMBER)
+        if engine.store.release([name], own, hold.nonce, "run", remember).had:
+            return True
 
 
 def keep_for(task: Any, options: dict[str, Any]) -> float:

@@ -13,6 +13,9 @@ from typing import Any
 #: The name of the stamp. Its value is the list of the section ids, the outermost first.
 STAMP = "relock_sections"
 
+#: The kind of signature that a member of a locked group is (see `members`).
+MEMBER = "relock_member"
+
 Step = MutableMapping[str, Any]
 
 
@@ -23,7 +26,7 @@ def steps(signature: Step) -> Iterator[Step]:
     if kind == "chord":
         yield from _all(inner["header"])
         yield from steps(inner["body"])
-    elif kind in ("chain", "group"):
+    elif kind in ("chain", "group", MEMBER):
         yield from _all(inner["tasks"])
     else:
         yield signature
@@ -55,7 +58,7 @@ def marked(stamps: Mapping[str, Any] | None) -> tuple[str, ...]:
 def feed(signature: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Give arguments to the first steps of a canvas, which then take none from who sends them."""
     kind, inner = signature.get("subtask_type"), signature.get("kwargs") or {}
-    if kind == "chain":
+    if kind in ("chain", MEMBER):
         feed(inner["tasks"][0], args, kwargs)
     elif kind in ("chord", "group"):
         for each in _members(inner["header" if kind == "chord" else "tasks"]):

@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from celery import shared_task
+from celery.exceptions import Ignore, Reject, Retry
 from celery.result import EagerResult
+from celery.signals import task_revoked
 
 from ..core import callstack, ids
 from ..core.answers import Claim
@@ -15,7 +17,7 @@ from ..core.engine import Engine
 from ..core.messages import who_am_i
 from ..core.options import LockOptions
 from ..errors import LockConfigError
-from . import conflicts, headers, marks, sections, telling
+from . import conflicts, handing, headers, marks, sections, telling, together
 from .attempt import Attempt
 from .base import LockedTask
 from .carried import carried_by
@@ -39,6 +41,7 @@ class EnterTask(LockedTask):
     def apply_async(  # type: ignore[override]  # whoever sends it is this library
         self, args: Any = None, kwargs: Any = None, task_id: str | None = None, **options: Any
     ) -> Any:
+        _refuse_protocol_1(self.app)
         if not any(name in options for name in _PLACES):
             options = {**self._route(args[-1]["route"]), **options}
         return super().apply_async(args, kwargs, task_id, **options)
@@ -71,17 +74,49 @@ def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
     message = self.request
     if message.is_eager or message.called_directly:
         return given[0] if given else None
-    if self.app.conf.task_protocol == 1:
+    _refuse_protocol_1(self.app)
+    try:
+        _check_steps(message)
+        _take(self, message, spec)
+        if "members" in spec:
+            together.send(self.app, message, tuple(given), kwargs)
+        else:
+            marks.feed(message.chain[-1], given, kwargs)
+    except Dropped as dropped:
+        return end_dropped(self, message, dropped)
+    except (Ignore, Retry, Reject):
+        raise
+    except Exception as error:
+        if "members" in spec:
+            together.fail(self, message, error)
+        raise
+    return None
+
+
+def _is_revoked(sender: Any = None, request: Any = None, terminated: Any = None, **_: Any) -> None:
+    """It was revoked, or has expired, before it began: if it was parked, its place is free."""
+    if sender.name != ENTER or terminated:
+        return
+    spec = request.args[-1]
+    if "members" in spec:
+        together.revoke(sender, request)
+    handing.end_before_it_began(sender, request, spec["names"], spec["section"])
+
+
+def _refuse_protocol_1(app: Any) -> None:
+    if app.conf.task_protocol == 1:
         raise LockConfigError(
             "locked() needs stamps, which messages of task_protocol=1 do not carry: use protocol 2"
         )
-    try:
-        _take(self, message, spec)
-    except Dropped as dropped:
-        return end_dropped(self, message, dropped)
-    if message.chain:
-        marks.feed(message.chain[-1], given, kwargs)
-    return None
+
+
+def _check_steps(message: Any) -> None:
+    """Celery takes a chain that is all of a chord's header apart: its steps run side by side."""
+    if not message.chain:
+        raise LockConfigError(
+            f"{ENTER} has no step behind it, so what locked() returned was taken apart. As the "
+            "header of a chord it needs a list around it: chord([locked(…)], body)."
+        )
 
 
 def _take(task: Any, message: Any, spec: Mapping[str, Any]) -> None:
@@ -150,3 +185,6 @@ def _claim(
     limits = (options.limit_for({}),) * len(names)
     asked = Claim(run, ids.nonce(), owner, names, limits, options.ttl, who, lineage=lineage)
     return asked._replace(stuck=callstack.stuck())
+
+
+task_revoked.connect(_is_revoked, weak=False, dispatch_uid="celery_relock.opening")

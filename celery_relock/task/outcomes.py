@@ -11,8 +11,10 @@ from typing import Any
 from celery.app.task import Context
 from celery.exceptions import Ignore
 
+from ..core import events
 from ..core.answers import Busy
 from ..errors import LockConflict, RelockError
+from .marks import MEMBER
 from .sending import ignores_result
 
 logger = logging.getLogger("celery_relock")
@@ -62,7 +64,9 @@ def show_blocked(task: Any, message: Any, conflict: LockConflict, answer: Any) -
     }
     try:
         task.backend.store_result(message.id, meta, BLOCKED, request=message)
-    except Exception:
+    except Exception as error:
+        if events.is_thrown_in(error):
+            raise
         logger.warning("the state BLOCKED of %s could not be stored", message.id, exc_info=True)
 
 
@@ -73,23 +77,23 @@ def end_dropped(task: Any, message: Any | None, dropped: Dropped) -> Any:
         return dropped.marker
     steps, message.chain, message.callbacks = message.chain or (), None, None
     for step in steps:
-        for each in _results_of(step):
+        for each in results_of(step):
             task.backend.mark_as_done(
                 each.id, dropped.marker, request=each, store_result=not each.ignore_result
             )
     return dropped.marker
 
 
-def _results_of(step: Mapping[str, Any]) -> list[Context]:
+def results_of(step: Mapping[str, Any]) -> list[Context]:
     """The requests whose results somebody may wait for: those of a chord's body, of a group's
     members, of a chain's last step."""
     kind, inner = step.get("subtask_type"), step.get("kwargs") or {}
     if kind == "chord":
-        return _results_of(inner["body"])
+        return results_of(inner["body"])
     if kind == "group":
-        return [found for each in inner["tasks"] for found in _results_of(each)]
-    if kind == "chain":
-        return _results_of(inner["tasks"][-1])
+        return [found for each in inner["tasks"] for found in results_of(each)]
+    if kind in ("chain", MEMBER):
+        return results_of(inner["tasks"][-1])
     options = step.get("options") or {}
     context = Context(step, **options)
     context.id, context.group = options.get("task_id"), options.get("group_id")

@@ -14,11 +14,12 @@ from dataclasses import asdict
 from typing import Any, NamedTuple, TypeVar
 
 from celery import Celery
+from celery.backends.base import DisabledBackend
 from celery.canvas import Signature
 from kombu import serialization as _serialization
 from kombu.exceptions import EncodeError
 
-from ..core import ids
+from ..core import events, ids
 from ..core.answers import Message, Parcel
 from ..core.parking import Parking
 from . import headers
@@ -42,7 +43,9 @@ def sent_again(task: Any, message: Any, pause: float) -> bool:
                 task,
                 lambda name: signature.apply_async(add_to_parent=False, serializer=name),
             )
-    except Exception:
+    except Exception as error:
+        if events.is_thrown_in(error):
+            raise
         logger.warning("%s was not sent again, it stays in its slot", task.name, exc_info=True)
         return False
     return True
@@ -122,6 +125,13 @@ def ignores_result(task: Any, message: Any) -> bool:
     """Whether a run stores no result, by its message or else by its task."""
     told = vars(message).get("ignore_result")
     return bool(task.ignore_result if told is None else told)
+
+
+def stores_no_result(task: Any, message: Any = None) -> bool:
+    """Whether nobody can ask the result backend what became of a run; without a message, of one of
+    the task's."""
+    ignored = task.ignore_result if message is None else ignores_result(task, message)
+    return bool(ignored) or isinstance(task.backend, DisabledBackend)
 
 
 def _signature(task: Any, message: Any, **options: Any) -> Signature:

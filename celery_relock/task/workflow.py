@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from celery.canvas import Signature, _chain, chunks, maybe_signature
+from celery.canvas import Signature, _chain, chunks, group, maybe_signature
 
 from ..core import ids
 from ..core.names import NameRule, check_name
 from ..core.options import LockOptions
 from ..errors import LockConfigError
-from . import marks, opening
+from . import marks, members, opening
 from .base import LockedTask as LockedTask
 from .binding import bind, signature_of
 from .opening import ENTER
@@ -40,18 +40,19 @@ def locked(canvas: Signature, *, key: Any, **options: Any) -> Signature:
             app's settings are the defaults. `on_conflict` and `limit` cannot be callables.
 
     Returns:
-        a signature to apply, to link, to put into a larger canvas, or to store.
+        a signature to apply, to link, to put into a larger canvas, or to store. For a group it is
+        a group with as many members, which go together. What has no step comes back as it is.
 
     Raises:
         LockConfigError: an option is unknown or cannot be used, or the key gives no name.
     """
     section, app = ids.new_id(), canvas.app
+    _check(options)
     marked = _without_chunks(canvas if canvas.task == _CHUNKS else canvas.clone())
     first = next(marks.steps(marked), None)
     if first is None:
-        raise LockConfigError(f"locked(): there is no step in {canvas!r:.200}.")
+        return marked  # as nothing runs, nothing is to be locked
     names = _names(key, first, app)
-    _check(options)
     own = {name: each for name, each in (first.get("options") or {}).items() if name in _ROUTE}
     spec = {
         "section": section,
@@ -60,7 +61,25 @@ def locked(canvas: Signature, *, key: Any, **options: Any) -> Signature:
         "route": {"task": first["task"], "options": own},
     }
     marks.mark(marked, section)
-    return _Locked.of(app.tasks[ENTER].s(spec) | marked)
+    if isinstance(marked, group):
+        return _locked_group(marked, spec, app)
+    return _behind_enter(marked, spec, app)
+
+
+def _behind_enter(step: Any, spec: Mapping[str, Any], app: Any) -> _Locked:
+    return _Locked.of(app.tasks[ENTER].s(spec) | step)
+
+
+def _locked_group(marked: Any, spec: dict[str, Any], app: Any) -> Signature:
+    """A group of as many members: Celery treats it by their number wherever it stands."""
+    number = members.count(marked)
+    if number == 1:
+        alone = members.wrap(marked, lambda step: _behind_enter(step, spec, app))
+        return members.LockedGroup.of(alone, spec)
+    spec["members"] = number
+    return members.LockedGroup.of(
+        members.wrap(marked, lambda step: members.Member(step, spec, app=app)), spec
+    )
 
 
 _CHUNKS = "celery.chunks"
@@ -81,6 +100,10 @@ class _Locked(_chain):  # type: ignore[misc]  # Celery ships no types
     def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         enter, *rest = self.tasks
         with opening.held(self.app, enter["args"][-1]):
+            all_options = {**self.options, **options}
+            if len(rest) == 1 and "link" not in all_options:
+                # A chain of one chord would not pass its arguments on, in Celery 5.4.
+                return rest[0].apply(args, kwargs, **all_options)
             whole = _chain(*rest, app=self._app, **self.options)
             return whole.apply(args, kwargs, **options)
 
@@ -95,9 +118,9 @@ def _without_chunks(canvas: Any) -> Any:
     for name in ("tasks", "header", "body"):
         part = inner.get(name)
         if isinstance(part, list | tuple):
-            inner[name] = [_without_chunks(maybe_signature(each)) for each in part]
+            inner[name] = [_without_chunks(maybe_signature(each).clone()) for each in part]
         elif isinstance(part, Mapping):
-            inner[name] = _without_chunks(maybe_signature(part))
+            inner[name] = _without_chunks(maybe_signature(part).clone())
     return canvas
 
 

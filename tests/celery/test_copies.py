@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import uuid
+from contextlib import contextmanager
 
 import pytest
 
 from celery_relock.core import ids
+from tests.support import wait_for
 from tests.support.sections import sections
+
+APP = "tests.celery.apps.copies"
 
 
 @pytest.fixture(scope="module")
 def worker(module_worker):
-    return module_worker("tests.celery.apps.copies", concurrency=3)
+    return module_worker(APP, concurrency=3)
 
 
 class Message:
@@ -74,7 +79,7 @@ def message(worker):
         one.let_go()
 
 
-@pytest.mark.parametrize("name", ["works", "works_or_raises", "works_acked_late"])
+@pytest.mark.parametrize("name", ["works", "works_or_raises", "works_or_drops", "works_acked_late"])
 def test_a_copy_waits_behind_the_run_and_is_discarded_after_its_clean_end(worker, message, name):
     twin = message(name)
     twin.deliver()
@@ -92,8 +97,77 @@ def test_a_copy_waits_behind_the_run_and_is_discarded_after_its_clean_end(worker
     assert len(twin.entries()) == 1
 
 
-def test_a_copy_takes_over_when_the_run_was_killed(worker, message):
-    twin = message("works")
+@pytest.fixture(scope="module", params=["threads", "gevent", "eventlet"])
+def pool(request, module_worker):
+    if request.param != "threads":
+        pytest.importorskip(request.param)
+    names = f"ns-{request.param}-{uuid.uuid4().hex[:8]}"
+    return module_worker(APP, pool=request.param, concurrency=4, namespace=names)
+
+
+@pytest.mark.parametrize("name", ["works", "works_or_raises", "works_acked_late"])
+def test_a_copy_that_comes_to_the_very_process_of_the_run_is_one_too(pool, name):
+    twin = Message(pool, name)
+    twin.deliver()
+    (first,) = twin.events("inside", count=1)
+    twin.deliver()
+    assert [e["state"] for e in twin.events("over", count=1)] == ["IGNORED"]
+    twin.let_go()
+    assert twin.result.get(timeout=20) == "run 1"
+    # One that was parked went with it, one that was sent again comes to nothing like any other.
+    twin.deliver()
+    ends = twin.events("over", count=4 if name == "works_or_raises" else 3)
+    assert sorted(e["state"] for e in ends) == [*["IGNORED"] * (len(ends) - 1), "SUCCESS"]
+    assert {e.pid for e in ends} == {first.pid}
+    assert len(twin.entries()) == 1
+
+
+@contextmanager
+def _stored(twin, client):
+    """Every state that is stored for the task meanwhile, one after another."""
+    with client.pubsub(ignore_subscribe_messages=True) as heard:
+        heard.subscribe(twin.app.backend.get_key_for_task(twin.id))
+        wait_for(lambda: heard.subscribed)
+        states = []
+
+        def look():
+            while told := heard.get_message():
+                states.append(json.loads(told["data"])["status"])
+            return states
+
+        yield look
+
+
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [("fails_and_tracks", 2), ("fails_and_tracks_or_comes_back", 3)],  # a parked one goes with it
+)
+def test_a_copy_stores_no_state_where_celery_tracks_the_start(worker, message, client, name, ends):
+    twin = message(name)
+    with _stored(twin, client) as states:
+        twin.deliver()
+        twin.events("inside", count=1)
+        wait_for(lambda: states() == ["STARTED"])
+        assert twin.result.info == {"pid": twin.events("inside")[0].pid, "hostname": _node(worker)}
+        twin.deliver()
+        twin.events("over", count=1)
+        twin.let_go()
+        twin.events("over", count=ends)
+        twin.deliver()
+        over = [e["state"] for e in twin.events("over", count=ends + 1)]
+        assert sorted(over) == ["FAILURE", *["IGNORED"] * ends]
+        wait_for(lambda: "FAILURE" in states())
+        assert states() == ["STARTED", "FAILURE"]
+    assert len(twin.entries()) == 1
+
+
+def _node(worker):
+    return f"{worker.module.app.conf.relock_namespace}@127.0.0.1"
+
+
+@pytest.mark.parametrize("name", ["works", "works_or_raises", "works_or_drops"])
+def test_a_copy_takes_over_when_the_run_was_killed(worker, message, name):
+    twin = message(name)
     twin.deliver()
     (first,) = twin.events("inside", count=1)
     twin.deliver()
@@ -132,6 +206,17 @@ def test_a_run_that_died_before_its_result_was_stored_is_done_again(worker, mess
     # And what comes later still is a copy of both.
     twin.deliver()
     assert twin.events("over", count=2)[-1]["state"] == "IGNORED"
+    assert len(twin.entries()) == 2
+
+
+def test_a_copy_of_a_run_that_has_sent_its_retry_is_discarded(worker, message):
+    twin = message("retries_acked_late")
+    twin.let_go()
+    twin.deliver()
+    wait_for(lambda: twin.result.state == "RETRY")
+    twin.deliver()
+    assert [e["state"] for e in twin.events("over", count=2)] == ["RETRY", "IGNORED"]
+    assert twin.result.get(timeout=20) == "run 2"
     assert len(twin.entries()) == 2
 
 

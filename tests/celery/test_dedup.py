@@ -9,6 +9,7 @@ from celery import Celery, chain, chord, group
 from celery.beat import ScheduleEntry, Scheduler
 from celery.exceptions import TaskRevokedError
 from celery.result import EagerResult
+from celery.signals import before_task_publish
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
@@ -113,6 +114,18 @@ def test_seconds_count_from_the_publish_and_whatever_the_run_does(worker, m, acc
     assert m.for_two_seconds.delay(account).id != first.id
 
 
+def test_seconds_go_on_when_the_run_is_ended_and_not_when_it_never_began(worker, m, slow, account):
+    ended = m.for_two_seconds.apply_async((slow,), lock_dedup=60)
+    _began(worker, slow)
+    never = m.for_two_seconds.apply_async((account,), countdown=1, lock_dedup=60)
+    ended.revoke(terminate=True)
+    never.revoke()
+    wait_for(lambda: {ended.state, never.state} == {"REVOKED"}, 10, "both to be revoked")
+    wait_for(lambda: _mark(m.for_two_seconds, account) is None, 10)
+    assert _mark(m.for_two_seconds, slow)
+    m.for_two_seconds.unmark(slow)
+
+
 def test_raise_names_the_call_that_is_there(m, account):
     first = m.raises.apply_async((account,), countdown=60)
     with pytest.raises(DuplicateTask, match=f"{account}.*{first.id}.*'raise'") as caught:
@@ -165,6 +178,23 @@ def test_a_replaced_call_stays_revoked_where_celery_stores_started(worker, m, ac
         first.get(timeout=20)
 
 
+# Celery's own, where it stores a result in the process of the test.
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")
+def test_within_the_seconds_only_one_that_has_not_begun_is_replaced(worker, m, slow):
+    replaced = m.once_a_minute.apply_async((slow, "first"), countdown=2)
+    last = m.once_a_minute.delay(slow, "second")
+    [began] = _began(worker, slow)
+    assert began["id"] == last.id != replaced.id
+    assert m.once_a_minute.delay(slow).id == last.id  # it runs
+    _free(worker, slow)
+    assert last.get(timeout=20) == last.id
+    assert m.once_a_minute.delay(slow).id == last.id  # it has run
+    assert 30 < _mark(m.once_a_minute, slow) <= 60
+    with pytest.raises(TaskRevokedError):
+        replaced.get(timeout=20)
+    assert len(_of(worker, slow)) == 1
+
+
 def test_one_that_runs_is_not_replaced_but_followed(worker, m, slow):
     first = m.replaces.delay(slow, "first")
     _began(worker, slow)
@@ -189,6 +219,13 @@ def test_a_single_call_of_any_task_can_ask_for_it(m, account):
     first.get(timeout=20)
     with pytest.raises(LockConfigError, match="lock_dedup='until_dnoe'"):
         m.without.apply_async((account,), lock_dedup="until_dnoe")
+
+
+@pytest.mark.parametrize("name", ["lock_on_duplicate", "lock_dedpu"])
+def test_another_option_of_a_lock_is_refused_in_a_single_call(m, account, name):
+    with pytest.raises(LockConfigError, match=f"{m.done.name}.*lock_dedup alone, not {name}"):
+        m.done.apply_async((account,), **{name: "raise"})
+    assert m.done.marked(account) is None
 
 
 def test_tasks_of_two_kinds_are_no_duplicates_of_each_other(m, account):
@@ -278,6 +315,22 @@ def test_the_marker_outlasts_a_countdown_and_ends_with_the_message(m, account):
     assert 10 < _mark(m.done, short) <= 70
 
 
+def test_a_caller_that_is_killed_before_it_has_sent_leaves_a_marker_for_a_minute(m, account):
+    seconds = []
+
+    def _sends(**_):
+        seconds.append(_mark(m.done, account))
+
+    before_task_publish.connect(_sends)
+    try:
+        call = m.done.apply_async((account,), countdown=60)
+    finally:
+        before_task_publish.disconnect(_sends)
+    assert 30 < seconds[0] <= 60
+    assert _mark(m.done, account) > DAY
+    call.revoke()
+
+
 def test_a_call_that_could_not_be_sent_leaves_no_marker(m, account):
     with (
         Connection("redis://127.0.0.1:1/0", transport_options={"max_retries": 0}) as nowhere,
@@ -296,6 +349,12 @@ def test_a_message_that_was_lost_can_be_forgotten(m, account):
     assert m.done.unmark(account) is True
     assert m.done.unmark(account) is False
     assert m.done.delay(account).get(timeout=20)
+
+
+def test_a_call_that_cannot_be_made_is_not_asked_about(m, account):
+    for ask in (m.ends.marked, m.ends.unmark):
+        with pytest.raises(TypeError, match=r"ends\(account, how\) cannot be called with"):
+            ask(account)
 
 
 def test_nothing_is_left_behind_when_all_is_over(worker, m, client, account):
@@ -342,3 +401,15 @@ def test_a_task_without_a_lock_name_has_no_duplicates():
 
     with pytest.raises(LockConfigError, match=r"lock_key=False.*lock_dedup"):
         app.finalize()
+
+
+def test_a_call_without_a_lock_name_cannot_ask_for_duplicates():
+    app = Celery("free", broker="memory://", set_as_current=False)
+
+    @app.task(base=LockedTask, lock_key=False, shared=False)
+    def free(): ...
+
+    app.finalize()
+    with pytest.raises(LockConfigError, match=r"lock_key=False.*lock_dedup='until_done'"):
+        free.apply_async(lock_dedup="until_done")
+    assert free.apply_async(lock_dedup=False).id

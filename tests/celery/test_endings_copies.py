@@ -184,5 +184,8 @@ def test_rabbitmq_takes_a_message_back_and_its_next_run_is_no_copy(
     case.await_stranger()
     case.register.let_go(case.account)
     seconds = case.seconds_until_free()
+    again = case.events("inside", count=2, timeout=30)[1]
+    # A late copy is looked at for two seconds before it may run.
+    assert again.at - case.events("ending")[0].at < 1.9
     _ran(case, 2, client)
     record(row, "prefork", "late", [seconds], case.outcome())

@@ -126,6 +126,8 @@ def _go_on_until_the_end(pool, row, group, client):
 def test_a_worker_without_processes_gives_its_locks_back_when_it_is_told_to_quit(
     pool, row, redis_url, client
 ):
+    # In Celery 5.4 the handler only notes the signal, so solo looks at it when its body is over.
+    lets_end = pool.pool == "threads" or (pool.pool == "solo" and celery.VERSION < (5, 5))
     sent = [cases(pool, redis_url, "stays", ack, ("chain",))[0] for ack in ACKS]
     if pool.pool == "solo":
         sent = sent[1:]
@@ -133,13 +135,14 @@ def test_a_worker_without_processes_gives_its_locks_back_when_it_is_told_to_quit
         case.send()
         case.events("inside")
         case.await_stranger()
-        if pool.pool != "threads":
+        if not lets_end:
             case.ends_now()
     pool.kill(signal.SIGQUIT)
-    if pool.pool == "threads":
-        pool.wait_for_log("Unrecoverable error: NotImplementedError")
+    if lets_end:
+        is_new = celery.VERSION >= (5, 5)
+        pool.wait_for_log("Unrecoverable error: NotImplementedError" if is_new else "Cold shutdown")
         assert all(case.state_of_lock().holds for case in sent)
-    if pool.pool != "solo":
+    if lets_end or pool.pool != "solo":
         # Celery's own handler fails in the middle of gevent's and eventlet's loop: which bodies it
         # breaks off before is chance. The others end by themselves.
         for case in sent:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.peers.bench import Bench
 from tests.peers.scenarios import SCENARIOS
+from tests.support.worker import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -17,6 +18,14 @@ def bench(redis_server):
     yield opened
     print(opened.worker.log())
     opened.close()
+
+
+def test_the_table_in_the_readme_has_a_row_for_each_scenario():
+    text = (ROOT / "README.md").read_text("utf-8").partition("## Beside other libraries")[2]
+    _, _, *rows = [line for line in text.partition("\n## ")[0].splitlines() if line[:1] == "|"]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert [title for title, *_ in cells] == [*SCENARIOS]
+    assert {ours for *_, ours in cells} == {"ok"}
 
 
 # Celery's own, where it stores a result in the process of the test.

@@ -7,9 +7,11 @@ import uuid
 
 import pytest
 from celery import VERSION
+from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_relock import Lock
 from tests.support import wait_for
+from tests.support.parked import lock_of
 from tests.support.proxy import Proxy
 
 # Before, what a cut connection had taken stays with the broker until its visibility timeout.
@@ -63,6 +65,15 @@ def _ran_once(worker, client, account, sent):
     """The body and the step after it ran once, and no copy of the message is left anywhere."""
     assert sent.get(timeout=30) == sent.parent.id
     assert sent.parent.state == "SUCCESS"
+    _wait_until_idle(worker, client)
+    [ran] = _of(worker, account, "ran")
+    assert ran["retries"] == 0
+    [noted] = _of(worker, account, "noted")
+    assert noted["value"] == sent.parent.id
+
+
+def _wait_until_idle(worker, client):
+    """No message is left with the broker."""
     conf = worker.module.app.conf
     prefix = conf.broker_transport_options["global_keyprefix"]
 
@@ -72,10 +83,6 @@ def _ran_once(worker, client, account, sent):
 
     wait_for(idle, 20, "the broker to have nothing left")
     assert worker.module.ping.delay().get(timeout=20) == "pong"
-    [ran] = _of(worker, account, "ran")
-    assert ran["retries"] == 0
-    [noted] = _of(worker, account, "noted")
-    assert noted["value"] == sent.parent.id
 
 
 @pytest.mark.parametrize("task", ["comes_back", "comes_back_late"])
@@ -125,3 +132,79 @@ def test_a_message_that_was_taken_though_the_sender_heard_nothing_runs_once(
     wait_for(lambda: broker.idle, what="the message to be sent")
     held.release()
     _ran_once(worker, client, account, sent)
+
+
+def test_a_time_limit_while_the_message_is_sent_again_ends_the_run(worker, broker, account, held):
+    sent = _arrive(worker, "comes_back_in_time", account)
+    unanswered = broker.hold(of="LPUSH")
+    worker.journal.add(f"ask {account}")
+    assert unanswered.arrived.wait(10)
+    with pytest.raises(SoftTimeLimitExceeded):
+        sent.parent.get(timeout=20)
+    held.release()
+    unanswered.deliver()  # the broker has it after all
+    worker.wait_for_log(rf"{sent.parent.id}\] ignored", 20)
+    assert not held.locked()
+    assert not _of(worker, account, "ran")
+    assert sent.parent.state == "FAILURE"
+
+
+RETRIES = ("retries", "retries_late", "retries_and_keeps", "retries_in_a_section", "retries_once")
+
+
+def _arrive_to_retry(worker, task, account):
+    sent = worker.module.app.tasks[task].delay(account)
+    wait_for(lambda: _of(worker, account, "arrived"), what="the run to arrive")
+    return sent
+
+
+@pytest.mark.parametrize("task", RETRIES)
+def test_a_retry_that_no_broker_takes_leaves_no_lock_behind(worker, broker, account, task):
+    sent = _arrive_to_retry(worker, task, account)
+    lock = lock_of(worker, f"account:{account}")
+    assert lock.locked()
+    broker.refuse()
+    worker.journal.add(f"ask {account}")
+    try:
+        wait_for(lambda: not lock.locked(), 20, "the lock to be free")
+    finally:
+        broker.accept()
+    if VERSION >= (5, 7):  # others store nothing of a run that Celery rejects
+        wait_for(lambda: sent.state == "FAILURE", 20)
+    assert worker.module.ping.delay().get(timeout=20) == "pong"
+    assert [e["retries"] for e in _of(worker, account, "ran")] == [0]
+    if task == "retries_once":
+        wait_for(lambda: worker.module.app.tasks[task].marked(account) is None)
+
+
+@pytest.mark.parametrize("task", ["goes_on", "goes_on_in_a_section"])
+def test_a_next_step_that_no_broker_takes_leaves_no_lock_behind(worker, broker, account, task):
+    first = worker.module.app.tasks[task].s(account)
+    (first | worker.module.note.s(account)).apply_async()
+    wait_for(lambda: _of(worker, account, "arrived"), what="the run to arrive")
+    lock = lock_of(worker, f"account:{account}")
+    assert lock.locked()
+    broker.refuse()
+    worker.journal.add(f"ask {account}")
+    try:
+        wait_for(lambda: not lock.locked(), 20, "the lock to be free")
+    finally:
+        broker.accept()
+    assert worker.module.ping.delay().get(timeout=20) == "pong"
+    assert len(_of(worker, account, "ran")) == 1
+    if task == "goes_on_in_a_section":  # the other one is free before the step is sent
+        assert not _of(worker, account, "noted")
+
+
+@pytest.mark.parametrize("task", RETRIES)
+def test_a_retry_that_was_taken_though_the_sender_heard_nothing_runs_once(
+    worker, broker, account, task
+):
+    sent = _arrive_to_retry(worker, task, account)
+    broker.lose_reply(of="LPUSH")
+    worker.journal.add(f"ask {account}")
+    wait_for(lambda: broker.idle, what="the retry to be sent")
+    assert sent.get(timeout=30) == sent.id
+    worker.wait_for_log(rf"{sent.id}\] ignored", 20)  # it was sent twice
+    assert [e["retries"] for e in _of(worker, account, "ran")] == [0, 1]
+    wait_for(lambda: not lock_of(worker, f"account:{account}").locked())

@@ -324,6 +324,26 @@ class TestEager:
         assert flow.apply().get() == [without, False]
         assert is_free(worker, account)
 
+    def test_members_of_a_group_that_is_applied_here_are_held_wherever_it_stands(
+        self, worker, account
+    ):
+        probe, key = worker.module.probes.s(0, key=f"account:{account}"), f"account:{account}"
+        alone = locked(group(probe, probe), key=key)
+        assert alone.delay().get() == [[0, False]] * 2
+        assert alone.clone().apply().get() == [[0, False]] * 2
+        assert group(alone, probe).delay().get() == [*[[0, False]] * 2, [0, True]]
+        assert (alone | worker.module.of_item.s()).delay().get() == [[0, False]] * 4
+        assert locked(group([probe]), key=key).delay().get() == [[0, False]]
+        assert is_free(worker, account)
+
+    @pytest.mark.parametrize("how", ["delay", "apply"])
+    def test_a_group_that_is_applied_here_is_one_entry(self, worker, account, step, how):
+        members = [step(name, "", worker.module.locking) for name in "12"]
+        canvas = locked(group(members), key=f"account:{account}").clone()
+        assert getattr(canvas, how)().get() == [["1"], ["2"]]
+        first, second = fences_of(worker, account)
+        assert first == second > 0
+
     def test_a_lock_that_is_held_is_waited_for_and_then_a_conflict(self, worker, account, step):
         key = f"account:{account}"
         flow = locked(step("1"), key=key, max_wait=0.2)
@@ -355,6 +375,7 @@ def test_the_key_may_read_the_first_steps_arguments(worker, account, step):
         locked(group(step("3"), step("4")), key=["account:{account}"]),
         locked(step("5"), key=lambda account: f"account:{account}"),
     ]
+    assert flows.pop(1).tasks[0].kwargs["spec"]["names"] == [f"account:{account}"]
     for flow in flows:
         assert flow.tasks[0].args[-1]["names"] == [f"account:{account}"]
     two = locked(step("6"), key=["b:{name}", "a:{account}"])
@@ -378,24 +399,34 @@ def test_what_cannot_be_is_refused_when_the_canvas_is_made(step, options, says):
         locked(step("1"), **options)
 
 
-def test_a_group_stands_behind_a_step_and_is_treated_by_celery_as_such(worker, account, step):
-    key = f"account:{account}"
-    assert locked(group([step("1")]), key=key).delay().get(timeout=15) == ["1"]
-    inner = group(step("1"), step("2"))
-    assert group(inner, step("3")).delay().get(timeout=15) == [["1"], ["2"], ["3"]]
-    kept = group(locked(inner, key=key), step("3")).delay().get(timeout=15)
-    assert kept == [[["1"], ["2"]], ["3"]]
-
-
-@pytest.mark.parametrize("empty", [group([]), chain()])
-def test_a_canvas_without_a_step_is_refused_when_it_is_locked(worker, empty):
-    with pytest.raises(LockConfigError, match="no step"):
-        locked(empty, key="x")
+@pytest.mark.parametrize("empty", [group([]), chain(), group([group([])])])
+def test_a_canvas_without_a_step_has_nothing_to_lock(worker, empty):
+    same = locked(empty, key="x:{not_read}")
+    assert (same.task, list(same.tasks)) == (empty.task, list(empty.tasks))
+    with pytest.raises(LockConfigError, match="no option tll"):
+        locked(empty, key="x", tll=5)
 
 
 def test_a_key_over_arguments_that_come_later_is_refused_with_the_reason(worker):
     with pytest.raises(LockConfigError, match="not known when the canvas is made"):
         locked(worker.module.adds.s(), key="x:{x}")
+
+
+def test_a_section_that_is_revoked_while_it_is_parked_leaves_the_queue(worker, account, step):
+    key = f"account:{account}"
+    with lock_of(worker, key):
+        flow = locked(chain(step("1"), step("2")), key=key)
+        flow.link_error(step("3"))
+        entered = flow.delay().parent.parent
+        _wait_for_state(entered, "BLOCKED")
+        deadline = time.monotonic() + 10
+        while not lock_of(worker, key)._engine.inspect(key).waiting:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        entered.revoke()
+        _wait_for_state(entered, "REVOKED")
+    assert is_free(worker, account)
+    assert fences_of(worker, account) == []
 
 
 def test_it_may_raise_or_drop_instead_of_waiting(worker, account, step):

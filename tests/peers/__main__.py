@@ -7,6 +7,7 @@ Those that are not installed are left out. They can be had by
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 import warnings
 from importlib.metadata import version
@@ -21,6 +22,22 @@ PEERS = {
     "celery-heimdall": "celery_heimdall",
     "celery-relock": "celery_relock",
 }
+
+# How a defect is called in the table; the whole of it is in the output on the way.
+WORDS = {
+    r"LEAK.*": "leak",
+    r"\d+ run at the same time": "overlap",
+    r"the (?:rest|body) never runs.*": "hangs",
+    r"fewer than \d+ runs": "retry lost",
+    r"the (sender waits .*|worker hangs)": r"\1",
+}
+
+
+def in_short(verdict: str) -> str:
+    for pattern, word in WORDS.items():
+        if re.fullmatch(pattern, verdict):
+            return re.sub(pattern, word, verdict, count=1)
+    return verdict
 
 
 def verdicts(url: str, peer: str) -> dict[str, str]:
@@ -59,7 +76,8 @@ def main(wanted: list[str]) -> None:
     print(f"| | {' | '.join(versions)} |")
     print("|---" * (len(there) + 1) + "|")
     for title in SCENARIOS:
-        print(f"| {title} | {' | '.join(columns[peer][title] for peer in there)} |")
+        print(f"| {title} | {' | '.join(in_short(columns[peer][title]) for peer in there)} |")
 
 
-main(sys.argv[1:])
+if __name__ == "__main__":
+    main(sys.argv[1:])

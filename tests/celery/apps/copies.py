@@ -59,6 +59,37 @@ def ignores_acked_late(self, account):
     raise Ignore
 
 
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_ttl=1.5, lock_on_conflict="drop")
+def works_or_drops(self, account):
+    return work(self, account)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_ttl=1.5, track_started=True)
+def fails_and_tracks(self, account):
+    raise ValueError(work(self, account))
+
+
+@app.task(
+    base=LockedTask,
+    bind=True,
+    lock_key=KEY,
+    lock_ttl=1.5,
+    track_started=True,
+    lock_on_conflict="retry",
+    **ACKS_LATE,
+)
+def fails_and_tracks_or_comes_back(self, account):
+    raise ValueError(work(self, account))
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, **ACKS_LATE)
+def retries_acked_late(self, account):
+    result = work(self, account)
+    if not self.request.retries:
+        raise self.retry(countdown=3)
+    return result
+
+
 class KillsWhoStoresIt:
     """A result whose process dies between the give-back of the lock and the end of its storing."""
 

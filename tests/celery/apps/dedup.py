@@ -19,6 +19,8 @@ app = make_app(
     broker_url=os.environ.get("RELOCK_TEST_BROKER") or os.environ["RELOCK_TEST_URL"],
     task_publish_retry=False,
 )
+if os.environ.get("RELOCK_TEST_RESULTS") == "none":
+    app.conf.result_backend = None
 if os.environ.get("RELOCK_TEST_BROKER", "").startswith("amqp"):
     app.conf.broker_transport_options = {}
 journal = Journal.from_env()
@@ -75,6 +77,11 @@ def replaces(self, account, *more):
     return work(self, account, *more)
 
 
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_dedup=60, lock_on_duplicate="replace")
+def once_a_minute(self, account, *more):
+    return work(self, account, *more)
+
+
 @app.task(
     base=LockedTask,
     bind=True,
@@ -87,6 +94,18 @@ def replaces_and_tracks(self, account, *more):
     return work(self, account, *more)
 
 
+@app.task(
+    base=LockedTask,
+    bind=True,
+    acks_late=True,
+    lock_key=KEY,
+    lock_dedup="until_start",
+    lock_on_duplicate="replace",
+)
+def replaces_late(self, account, *more):
+    return work(self, account, *more)
+
+
 @app.task(base=LockedTask, bind=True, lock_key=KEY)
 def without(self, account, *more):
     return work(self, account, *more)
@@ -94,7 +113,8 @@ def without(self, account, *more):
 
 def end(self, account, how):
     """End in one of the ways in which a run can end."""
-    journal.add("began", account=account, id=self.request.id, retries=self.request.retries)
+    told = {"retries": self.request.retries, "header": self.request.relock}
+    journal.add("began", account=account, id=self.request.id, **told)
     if how == "reject":
         raise Reject("not wanted", requeue=False)
     if how == "retry" and self.request.retries < 2:
@@ -129,7 +149,7 @@ def ends_late(self, account, how):
     return end(self, account, how)
 
 
-@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_done", lock_ttl=1.5)
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_done", lock_ttl=4)
 def ends_by_its_lease(self, account, how):
     return end(self, account, how)
 
@@ -151,6 +171,19 @@ def tries_again(self, account):
     lock_on_conflict="block",
 )
 def replaces_in_its_slot(self, account, *more):
+    return work(self, account, *more)
+
+
+@app.task(
+    base=LockedTask,
+    bind=True,
+    ignore_result=True,
+    lock_key=KEY,
+    lock_dedup="until_start",
+    lock_on_duplicate="replace",
+    lock_on_conflict="block",
+)
+def forgets_in_its_slot(self, account, *more):
     return work(self, account, *more)
 
 

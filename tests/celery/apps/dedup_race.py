@@ -54,16 +54,25 @@ def last_wins(self):
 
 
 def call(name, processes, calls):
-    """Fork so many processes that call a task so many times each, and wait for them."""
+    """Fork so many processes that call a task so many times each, all from one moment on, and wait
+    for them."""
     task, children = app.tasks[f"{__name__}.{name}"], []
+    (gate, opens), (ready, stands) = os.pipe(), os.pipe()
     for number in range(processes):
         pid = os.fork()
         if not pid:
+            os.close(opens)
+            task.marked()  # connects
+            os.write(stands, b".")
+            os.read(gate, 1)
             for each in range(calls):
                 log("calls", number, each)
                 log("got", number, each, task.delay().id)
             os._exit(0)
         children.append(pid)
+    for _ in children:
+        os.read(ready, 1)
+    os.close(opens)
     failed = [pid for pid in children if os.waitpid(pid, 0)[1]]
     assert not failed, failed
 

@@ -91,6 +91,11 @@ def returns(self: Any, account: str) -> str:
     return account
 
 
+@ending(lock_on_conflict="block")
+def blocks(self: Any, account: str) -> str:
+    return stay(self, account)
+
+
 @ending()
 def raises(self: Any, account: str) -> None:
     go(self, account)

@@ -14,7 +14,7 @@ from celery import chain, group
 from celery.exceptions import Ignore, Reject
 from celery.signals import after_task_publish, before_task_publish
 
-from celery_relock import Lock, LockedTask
+from celery_relock import Lock, LockedTask, locked
 from celery_relock.core import callstack
 from celery_relock.task import sections
 from celery_relock.task.giveback import give_back
@@ -48,6 +48,14 @@ def _give_back(*args: Any, **kwargs: Any) -> None:
 
 sections.give_back = _give_back
 before_task_publish.connect(lambda **_: may_die("publish"), weak=False)
+
+
+def _is_killed_by_what_it_sends(body: Any = None, **_: Any) -> None:
+    if sections.active() and body[1].get("do") == "kill the sender":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+before_task_publish.connect(_is_killed_by_what_it_sends, weak=False)
 after_task_publish.connect(lambda **_: may_die("published"), weak=False)
 
 
@@ -105,6 +113,9 @@ def act(task: Any, do: str, account: str, name: str) -> None:  # noqa: C901  # o
         raise task.replace(chain(more(task, account, f"{name}{tail}") for tail in "'\""))
     if do == "replace by a group":
         raise task.replace(group(more(task, account, f"{name}{tail}") for tail in "'\""))
+    if do == "replace by a locked group":
+        steps = group(more(task, account, f"{name}{tail}") for tail in "'\"")
+        raise task.replace(locked(steps, key=f"account:{account}"))
     if do == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if "kill at " in do:
@@ -189,6 +200,12 @@ def probes(previous, key):
 def tells_its_stamps(self, previous):
     held = sections.active()
     return self.request.stamps, [fence for each in held for fence in each.carried.fences]
+
+
+@app.task(bind=True)
+def tells_when(self):
+    """Where it was sent to, and for when."""
+    return self.request.delivery_info["routing_key"], self.request.eta
 
 
 @app.task(bind=True)

@@ -1,0 +1,39 @@
+"""Steps that tell what they were given, so that a result shows the shape of its canvas."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from celery import Task
+
+from celery_relock import LockedTask
+from celery_relock.task import sections
+from tests.celery.apps.private import make_app
+from tests.support import Journal
+
+app = make_app(__name__)
+app.task_cls = LockedTask if os.environ.get("RELOCK_TEST_TASK_CLS") else Task
+journal = Journal.from_env()
+
+
+def tell(run: str, name: str) -> None:
+    held = [fence for section in sections.active() for fence in section.carried.fences]
+    journal.add("step", run=run, name=name, fences=held)
+
+
+@app.task
+def step(*previous: Any, run: str, name: str) -> list[Any]:
+    tell(run, name)
+    return [*previous, name]
+
+
+@app.task
+def join(results: Any, *, run: str, name: str) -> dict[str, Any]:
+    tell(run, name)
+    return {name: results}
+
+
+@app.task
+def pair(x: Any, y: Any) -> list[Any]:
+    return [x, y]

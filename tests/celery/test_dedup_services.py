@@ -1,0 +1,79 @@
+"""A worker sends what it has no code for by name: of a canvas that is still no duplicate."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from celery import chain, chord
+
+from celery_relock.task.outcomes import is_dropped
+from tests.support import wait_for
+
+
+@pytest.fixture(scope="module")
+def namespace():
+    return f"ns{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(scope="module")
+def stores(module_worker, namespace):
+    return _service(module_worker, namespace, "stores")
+
+
+@pytest.fixture(scope="module", params=["sends", "plain"])
+def other(request, module_worker, stores, namespace):
+    """A service with the library loaded, and one that does without it."""
+    return _service(module_worker, namespace, request.param)
+
+
+def _service(module_worker, namespace, name):
+    env = {"RELOCK_TEST_SERVICE": name}
+    # No namespace of their own: they are told apart by their queues.
+    return module_worker("tests.celery.apps.services", namespace=namespace, env=env)
+
+
+@pytest.fixture
+def queued(stores):
+    """A call that is queued throughout, and its name."""
+    name = uuid.uuid4().hex
+    call = stores.module.stores.apply_async((name,), countdown=60)
+    yield name
+    call.revoke()
+
+
+def _stored(stores, name, count):
+    def found():
+        return [e["number"] for e in stores.journal.events("stored") if e["account"] == name]
+
+    wait_for(lambda: len(found()) >= count, 20, f"{count} stored")
+    return found()
+
+
+def test_the_last_step_of_a_chain_runs(stores, other, queued):
+    steps = chain(other.module.first.s(queued), other.module.store(queued, 3).set(immutable=True))
+    assert steps.apply_async().get(timeout=20) == 3
+    assert stores.module.stores.marked(queued)
+
+
+def test_the_body_of_a_chord_runs(stores, other):
+    call = stores.module.totals.apply_async(([],), countdown=60)
+    members = [other.module.number.s(each) for each in (1, 2)]
+    assert chord(members, other.module.total()).apply_async().get(timeout=20) == 3
+    call.revoke()
+
+
+def test_a_link_is_called(stores, other, queued):
+    link = other.module.store(queued, 4).set(immutable=True)
+    other.module.first.apply_async((queued,), link=link)
+    assert _stored(stores, queued, 1) == [4]
+
+
+def test_a_call_out_of_a_body_is_a_duplicate_if_the_library_could_tell(stores, other, queued):
+    app = stores.module.app
+    called = app.AsyncResult(other.module.calls.delay(queued).get(timeout=20))
+    found = called.get(timeout=20)
+    if other.module.SERVICE == "sends":
+        assert is_dropped(found)
+    else:  # It may as well be a step that somebody waits for.
+        assert found == 5

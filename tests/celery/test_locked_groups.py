@@ -1,0 +1,283 @@
+"""`locked(group(…))`: one message takes the lock and sends the members; a group all the same."""
+
+from __future__ import annotations
+
+import gc
+import time
+import uuid
+
+import pytest
+from billiard.exceptions import WorkerLostError
+from celery import chain, chord, group
+from celery.canvas import StampingVisitor
+from celery.exceptions import ChordError, TaskRevokedError
+
+from celery_relock import Lock, locked
+from celery_relock.errors import LockConfigError, LockConflict
+
+
+@pytest.fixture(scope="module")
+def worker(module_worker):
+    started = module_worker("tests.celery.apps.workflows", concurrency=3)
+    yield started
+    # Results look for their Redis when they go, so they go while it is there.
+    started.module.app.backend._pending_results.concrete.clear()
+    gc.collect()
+
+
+@pytest.fixture
+def flow(worker):
+    return Flow(worker)
+
+
+class Flow:
+    def __init__(self, worker):
+        self.worker = worker
+        self.module = worker.module
+        self.account = uuid.uuid4().hex[:12]
+        self.key = f"account:{self.account}"
+
+    def step(self, name, do="", task=None):
+        return (task or self.module.plain).s(account=self.account, name=name, do=do)
+
+    def join(self, name):
+        return self.module.joined.s(account=self.account, name=name)
+
+    def locked(self, *members, **options):
+        return locked(group(members), key=self.key, **options)
+
+    def lock(self, name=""):
+        conf = self.module.app.conf
+        return Lock(conf.relock_url, name or self.key, namespace=conf.relock_namespace)
+
+    def entered(self):
+        """The steps that have begun, and their fences."""
+        events = [e for e in self.worker.journal.events() if e.data.get("account") == self.account]
+        began = [e for e in events if e.name == "enter"]
+        return {e["step"]: e["fence"] for e in began}
+
+    def wait_for(self, *steps):
+        self.worker.journal.wait_for(
+            lambda events: (
+                {e["step"] for e in events if e.data.get("account") == self.account} >= {*steps}
+            )
+        )
+
+    def is_free(self):
+        lock = self.lock()
+        if lock.acquire(blocking_timeout=3):
+            lock.release()
+            return True
+        return False
+
+
+def _wait_for_state(result, state):
+    deadline = time.monotonic() + 10
+    while result.state != state:
+        assert time.monotonic() < deadline, result.state
+        time.sleep(0.02)
+
+
+def test_the_members_wait_for_the_lock_as_one(flow):
+    with flow.lock() as held:
+        sent = flow.locked(flow.step("1"), chain(flow.step("2"), flow.step("3"))).delay()
+        _wait_for_state(sent.parent, "BLOCKED")
+        _wait_for_parked(flow, flow.key)  # the state is told before
+        assert flow.lock()._engine.inspect(flow.key).waiting == 1
+        assert flow.entered() == {}
+        before = held.fence
+    assert sent.get(timeout=15) == [["1"], ["2", "3"]]
+    fences = flow.entered()
+    assert set(fences) == {"1", "2", "3"}
+    assert len(set(fences.values())) == 1
+    assert fences["1"] > before
+    assert flow.is_free()
+
+
+def _members(flow):
+    return (
+        flow.step("1"),
+        chain(flow.step("2"), flow.step("3")),
+        chord([flow.step("4")], flow.join("5")),
+        locked(group(flow.step("8"), flow.step("9")), key=f"other:{flow.account}"),
+    )
+
+
+@pytest.mark.parametrize("place", ["alone", "header"])
+def test_a_conflict_that_is_raised_is_the_result_of_each_member(flow, place):
+    with flow.lock():
+        members = flow.locked(*_members(flow), on_conflict="raise")
+        for each in members.tasks[:2]:
+            each.link_error(flow.step("rescue").set(immutable=True))
+        sent = members if place == "alone" else chord([members, flow.step("6")], flow.join("7"))
+        result = sent.apply_async()
+        with pytest.raises(LockConflict, match=flow.key):
+            result.get(timeout=15)
+        if place == "alone":
+            for each in result:
+                with pytest.raises(LockConflict, match=flow.key):
+                    each.get(timeout=15)
+        flow.wait_for("rescue")
+    assert set(flow.entered()) - {"6"} == {"rescue"}
+
+
+@pytest.mark.parametrize("place", ["alone", "header"])
+def test_members_that_are_dropped_are_dropped_together_and_hang_nobody(flow, place):
+    with flow.lock():
+        members = flow.locked(*_members(flow), on_conflict="drop")
+        if place == "alone":
+            found = members.delay().get(timeout=15)
+            assert [each["relock"] for each in found] == ["dropped"] * 5
+        else:
+            header = [each.si(1) for each in (flow.module.of_item,)]
+            body = flow.module.of_item.s()
+            found = chord([members, *header], body).delay().get(timeout=15)
+            assert len(found) == 12
+    assert flow.entered() == {}
+
+
+@pytest.mark.parametrize("how", ["expired", "revoked"])
+def test_members_whose_lock_nobody_asks_for_any_more_are_revoked(flow, how):
+    of_item = flow.module.of_item
+    members = flow.locked(flow.step("1"), chain(flow.step("2"), flow.step("3")))
+    if how == "expired":
+        sent = members.apply_async(expires=0.1, countdown=0.3)
+        joined = chord([flow.locked(of_item.s(1), of_item.s(2)), of_item.s(3)], of_item.s())
+        body = joined.apply_async(expires=0.1, countdown=0.3)
+        with pytest.raises((ChordError, TaskRevokedError)):
+            body.get(timeout=15)
+    else:
+        with flow.lock():
+            sent = members.delay()
+            _wait_for_state(sent.parent, "BLOCKED")
+            _wait_for_parked(flow, flow.key)
+            sent.parent.revoke()
+            _wait_for_state(sent[0], "REVOKED")
+    for each in sent:
+        with pytest.raises(TaskRevokedError):
+            each.get(timeout=15)
+    assert flow.entered() == {}
+    assert flow.is_free()
+
+
+def test_the_same_locked_group_twice_in_a_group_takes_turns(flow):
+    twice = flow.locked(flow.step("1", "slow"), flow.step("2"))
+    assert group(twice, twice).delay().get(timeout=15) == [["1"], ["2"]] * 2
+    events = [
+        e
+        for e in flow.worker.journal.events()
+        if e.name == "enter" and e.data.get("account") == flow.account
+    ]
+    fences = [e["fence"] for e in events]
+    assert len(fences) == 4
+    assert fences[0] == fences[1] < fences[2] == fences[3]
+
+
+def test_a_nested_group_that_has_to_wait_keeps_the_section_around_it(flow):
+    other, nothing = f"other:{flow.account}", flow.module.adds_nothing
+    members = [flow.step(name, "", nothing) for name in "23"]
+    with flow.lock(other):
+        inner = locked(group(members), key=other)
+        sent = locked(chain(flow.step("1"), inner, flow.join("4")), key=flow.key).delay()
+        flow.wait_for("1")
+        _wait_for_parked(flow, other)
+        assert not flow.lock().acquire(blocking_timeout=0.5)
+    assert sent.get(timeout=15) == ["1", "1", "4"]
+    assert set(flow.entered()) == {"1", "4"}
+    assert len(set(flow.entered().values())) == 1
+    assert flow.is_free()
+
+
+def _wait_for_parked(flow, name):
+    deadline = time.monotonic() + 10
+    while not flow.lock(name)._engine.inspect(name).waiting:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_task_may_be_replaced_by_a_locked_group(flow):
+    sent = flow.step("1", "replace by a locked group").delay()
+    assert sent.get(timeout=15) == [["1'"], ['1"']]
+    fences = flow.entered()
+    assert fences["1'"] == fences['1"'] > fences["1"] == 0
+    assert flow.is_free()
+
+
+def test_a_sender_that_is_killed_between_two_members_leaves_the_lock_to_those_it_has_sent(flow):
+    sent = flow.locked(flow.step("1", "wait"), flow.step("2", "kill the sender")).delay()
+    flow.wait_for("1")
+    with pytest.raises(WorkerLostError):
+        sent[1].get(timeout=15)
+    assert not flow.lock().acquire(blocking_timeout=0.3)
+    flow.worker.journal.add(f"go on {flow.account}")
+    assert flow.is_free()
+    assert set(flow.entered()) == {"1"}
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [((5,), {}), ((), {"y": 5})])
+def test_arguments_given_when_it_is_sent_go_to_each_member(flow, args, kwargs):
+    adds = flow.module.adds
+    members = [adds.s(1), adds.s(2)] if args else [adds.s(1), adds.s(x=2)]
+    canvas = locked(group(members), key=flow.key)
+    assert canvas.apply_async(args, kwargs).get(timeout=15) == [6, 7]
+
+
+def test_options_given_when_it_is_sent_are_for_the_members_and_a_countdown_is_for_the_lock(flow):
+    place = f"asked-{flow.account}"
+    began = time.monotonic()
+    when = flow.module.tells_when.s()
+    sent = flow.locked(flow.step("1"), when).apply_async(queue=place, countdown=0.7)
+    with flow.module.app.connection_for_read() as connection:
+        assert connection.default_channel._size(place) == 1
+    with flow.lock():  # as it is not held for the countdown
+        flow.module.app.control.add_consumer(place, reply=True)
+        _wait_for_state(sent.parent, "BLOCKED")
+        assert time.monotonic() - began > 0.7
+        assert flow.entered() == {}
+    assert sent.get(timeout=15) == [["1"], [place, None]]
+    flow.module.app.control.cancel_consumer(place, reply=True)
+
+
+class Visitor(StampingVisitor):
+    def on_signature(self, sig, **headers):
+        return {"mine": "yes", "stamped_headers": ["mine"]}
+
+
+@pytest.mark.parametrize("order", ["stamped first", "locked first"])
+def test_stamps_of_the_user_stay(flow, order):
+    steps = group(chain(flow.step(name), flow.module.tells_its_stamps.s()) for name in "12")
+    if order == "stamped first":
+        steps.stamp(Visitor())
+    canvas = locked(steps, key=flow.key)
+    if order == "locked first":
+        canvas.stamp(Visitor())
+    for stamps, fences in canvas.delay().get(timeout=15):
+        assert stamps["mine"] in ("yes", ["yes"])
+        assert fences == [flow.entered()["1"]]
+
+
+def test_the_canvas_that_was_locked_stays_as_it_was(flow):
+    canvas = group(flow.step("1"), chord([flow.step("2")], flow.join("3")))
+    before = repr([dict(each) for each in canvas.tasks])
+    locked(canvas, key=flow.key)
+    assert repr([dict(each) for each in canvas.tasks]) == before
+
+
+def test_a_member_alone_is_refused_with_the_reason(flow):
+    member = flow.locked(flow.step("1"), flow.step("2")).tasks[0]
+    with pytest.raises(LockConfigError, match="cannot be sent by itself"):
+        member.delay()
+    with pytest.raises(LockConfigError, match="or be put into a chain"):
+        flow.step("0") | member
+
+
+def test_a_locked_chain_that_celery_takes_apart_fails_with_what_to_write_instead(flow):
+    sent = chord(locked(flow.step("1"), key=flow.key), flow.join("2")).delay()
+    with pytest.raises(LockConfigError, match=r"chord\(\[locked"):
+        sent.get(timeout=15)
+
+
+def test_protocol_1_is_refused_when_it_is_sent(flow, monkeypatch):
+    monkeypatch.setitem(flow.module.app.conf, "task_protocol", 1)
+    with pytest.raises(LockConfigError, match="protocol"):
+        flow.locked(flow.step("1"), flow.step("2")).delay()
