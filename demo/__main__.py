@@ -1,4 +1,5 @@
-"""The demo: `python -m demo` from the repository's root.
+"""The demo: `python -m demo` from the repository's root starts a Redis and a worker of its own;
+`python -m demo redis://…` uses that Redis and the workers of `demo.tasks` that are on it.
 
 Ends with status 1 if something that it says does not happen.
 """
@@ -12,9 +13,8 @@ import time
 from types import FrameType
 from typing import NamedTuple, NoReturn
 
-from demo.keeper import PROCESSES
 from demo.screen import Screen
-from demo.servers import Servers
+from demo.servers import Given, Servers
 
 
 class Step(NamedTuple):
@@ -66,23 +66,25 @@ def main() -> int:
         signal.signal(number, _interrupt)
     screen = Screen()
     screen.say("celery-relock: locks for Celery tasks that may call each other", "bold")
+    given = sys.argv[1] if sys.argv[1:] else ""
     try:
-        with Servers() as servers:
+        with Given(given) if given else Servers() as servers:
             return show(screen, servers)
     except KeyboardInterrupt as interrupt:
-        screen.say("\nInterrupted; Redis and the worker are stopped.")
+        rest = "." if given else "; Redis and the worker are stopped."
+        screen.say(f"\nInterrupted{rest}")
         return 128 + int(interrupt.args[0])
     except RuntimeError as error:
         screen.say(str(error), "bold red")
         return 1
 
 
-def show(screen: Screen, servers: Servers) -> int:
+def show(screen: Screen, servers: Servers | Given) -> int:
     os.environ["DEMO_REDIS_URL"] = servers.url
     from demo.steps import Steps  # its tasks need the URL when they are imported
 
     screen.say(f"Redis:  {servers.url}, {servers.redis}")
-    screen.say(f"Worker: prefork, {PROCESSES} processes, starting")
+    screen.say(f"Worker: {servers.worker}")
     steps = Steps(screen)
     try:
         steps.wait_for_worker()
@@ -92,7 +94,7 @@ def show(screen: Screen, servers: Servers) -> int:
             getattr(steps, step.method)()
     except TimeoutError as error:
         screen.say(f"{error}. The worker's last words:", "bold red")
-        screen.say("\n".join(servers.log.read_text().splitlines()[-25:]))
+        screen.say(servers.last_words())
         return 1
     screen.say()
     screen.verdict(not steps.failed, "all of this was checked as it happened")

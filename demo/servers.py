@@ -10,6 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import redis
+
+from demo.keeper import PROCESSES
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -18,7 +22,7 @@ class Servers:
 
     Attributes:
         redis, url: path of the Redis binary, and where it listens.
-        log: what the worker writes.
+        worker: what to say of the worker.
 
     Raises:
         RuntimeError: there is no Redis, or it does not start; the message says what to do.
@@ -26,6 +30,7 @@ class Servers:
 
     def __init__(self) -> None:
         self.redis = find_redis()
+        self.worker = f"prefork, {PROCESSES} processes, starting"
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self._keeper = subprocess.Popen(
             [sys.executable, "-m", "demo.keeper", self.redis],
@@ -41,13 +46,44 @@ class Servers:
         self.url, _, folder = self._keeper.stdout.readline().strip().partition(" ")
         if not self.url:
             raise RuntimeError(f"{self.redis} did not start")
-        self.log = Path(folder, "worker.log")
+        self._log = Path(folder, "worker.log")
         return self
+
+    def last_words(self) -> str:
+        """The end of what the worker has written."""
+        return "\n".join(self._log.read_text().splitlines()[-25:])
 
     def __exit__(self, *_: object) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         self._keeper.communicate()
+
+
+class Given:
+    """A Redis, and workers on it, that are there already: like `Servers`.
+
+    Raises:
+        RuntimeError: Redis does not answer there.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.redis = "given"
+        self.worker = "those that are on it"
+
+    def __enter__(self) -> Given:
+        try:
+            with redis.Redis.from_url(self.url) as client:
+                client.ping()
+        except (redis.RedisError, ValueError) as error:
+            raise RuntimeError(f"No Redis answers at {self.url}: {error}") from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def last_words(self) -> str:
+        return "(look into its own log)"
 
 
 def find_redis() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any
 
 from celery import Celery
 from celery.signals import worker_ready
+from celery.worker.control import control_command
 
 from celery_relock import LockedTask
 from demo.timeline import Timeline
@@ -24,6 +26,13 @@ timeline = Timeline(URL)
 @worker_ready.connect
 def tell_ready(**_: Any) -> None:
     timeline.tell("ready")
+
+
+@control_command()  # type: ignore[untyped-decorator]
+def kill_9(state: Any, pid: int, who: str, lock: str) -> None:
+    """Kill a process of this worker, as the system does when memory is short."""
+    timeline.tell("killed", who, note=f"kill -9 {pid}", lock=lock)
+    os.kill(pid, signal.SIGKILL)
 
 
 class AccountTask(LockedTask):
@@ -42,8 +51,9 @@ class AccountTask(LockedTask):
 def at_work(task: Any, who: str) -> Iterator[None]:
     """Tell when the work under the lock begins and how it ends."""
     lock = task.lock
-    told = {"lock": lock.name, "fence": lock.fence, "note": task.__name__, "pid": os.getpid()}
-    timeline.tell("in", who, again=lock.reentered, **told)
+    told = {"lock": lock.name, "fence": lock.fence, "note": task.__name__}
+    where = {"pid": os.getpid(), "node": task.request.hostname}
+    timeline.tell("in", who, again=lock.reentered, **told, **where)
     try:
         yield
     except Exception as error:

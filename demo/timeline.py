@@ -23,7 +23,7 @@ class Event:
         who: the lane it belongs to.
         lock: the lock name.
         fence, again: of "in": the fence, and whether the lock was re-entered.
-        pid: the process that wrote it.
+        pid, node: the process that wrote it, and its worker.
         note: a word to show with it.
     """
 
@@ -34,6 +34,7 @@ class Event:
     fence: int = 0
     again: bool = False
     pid: int = 0
+    node: str = ""
     note: str = ""
 
 
@@ -44,6 +45,11 @@ class Timeline:
 
     def tell(self, what: str, who: str = "", **more: Any) -> None:
         self._client.xadd(_KEY, {"event": json.dumps({"what": what, "who": who, **more})})
+
+    def skip(self) -> None:
+        """Pass over all that has been told so far."""
+        for stamp, _ in self._client.xrevrange(_KEY, count=1):
+            self._last = stamp
 
     def follow(self, timeout: float) -> Iterator[Event]:
         """Yield the events that are new to this object, as they come.
