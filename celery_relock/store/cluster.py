@@ -37,7 +37,8 @@ from .connection import Call
 from .durability import dangers
 from .keyspace import Keyspace
 from .lines import Lines
-from .nodes import FAILOVER, Nodes, translated
+from .nodes import FAILOVER, Nodes
+from .redirections import translated
 from .redis import BATCH, _text
 from .replicas import NONE, Replicas
 from .routed import Routed, Within, heartbeats, renewals

@@ -22,7 +22,8 @@ from . import replies
 from .faults import translate
 from .line import Line
 from .nodes import Nodes
-from .topology import Node, redirection
+from .redirections import redirection
+from .topology import Node
 
 # How often the lines are held against what this process knows of the cluster, and how often it asks
 # the cluster itself, in seconds.

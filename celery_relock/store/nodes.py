@@ -15,12 +15,13 @@ from redis.exceptions import ResponseError
 from ..errors import LockUnavailable, RelockError
 from .clients import own_pool
 from .connection import PATIENCE, Call
-from .faults import TooFewReplicas, repeatable, translate
+from .faults import TooFewReplicas, repeatable
 from .keyspace import Keyspace
 from .node import NodeConnections, node_connections
+from .redirections import cause_of, is_unserved, is_unstable, redirection, translated
 from .replicas import NONE, Replicas
 from .scripts import Script
-from .topology import Node, Topology, is_unstable, redirection
+from .topology import Node, Topology
 
 # How long a command is repeated, in seconds, while the cluster is there and the node is not: with
 # the default cluster-node-timeout of 15 s a replica takes over after about 20 s.
@@ -161,6 +162,8 @@ class Nodes:
         failover: float,
     ) -> int:
         """Send again what failed for now. Returns how often one may have been executed unheard."""
+        if 0 <= started - self._gave_up_at < _AFTER:
+            failover = 0.0
         unheard = hops = 0
         while any(isinstance(each, Exception) for each in outcomes):
             again, pause = [], False
@@ -174,6 +177,8 @@ class Nodes:
                         failover = min(failover, PATIENCE)  # nothing goes on that would bring more
             hops += 1
             late = pause or hops > _HOPS
+            if hops > 2 * _HOPS and not failover:
+                break  # they send it round in a circle
             if not again or (late and not self._pauses(started, within, failover)):
                 break
             self._send(script, calls, outcomes, again, within)
@@ -187,7 +192,7 @@ class Nodes:
         cause = cause_of(error)
         to = redirection(cause)
         if to is None:
-            later = repeatable(cause) or is_unstable(cause) or _is_unserved(error)
+            later = repeatable(cause) or is_unstable(cause) or is_unserved(error)
             return error, True if later else None
         bucket = _bucket(call[0])
         # Without a host it is that of the node that says so.
@@ -206,7 +211,7 @@ class Nodes:
             self.topology.look(*([within] if within else []))
         except LockUnavailable:
             failover = min(failover, PATIENCE)
-        if not failover or 0 <= started - self._gave_up_at < _AFTER:
+        if not failover:
             # The same node would keep the caller waiting for as long once more.
             return self.topology.version != before
         if time.monotonic() - started >= failover:
@@ -220,24 +225,6 @@ class Nodes:
             return self._at(node).asking(script, call, within)
         except RelockError as error:
             return error
-
-
-def cause_of(error: Exception) -> Exception:
-    """What redis-py raised."""
-    cause = error.__cause__
-    return cause if isinstance(error, RelockError) and isinstance(cause, Exception) else error
-
-
-def translated(error: Exception, script: Script) -> RelockError:
-    """The error to raise for an outcome."""
-    found = translate(error, where=script.name)
-    if found is not error:
-        found.__cause__ = error
-    return found
-
-
-def _is_unserved(error: Exception) -> bool:
-    return isinstance(error, LockUnavailable) and error.__cause__ is None
 
 
 def _bucket(keys: Sequence[str]) -> int:

@@ -9,10 +9,10 @@ from ..core.answers import Beat, Held, Queued
 from . import replies
 from .connection import Call
 from .keyspace import Keyspace
-from .nodes import Nodes, cause_of, translated
+from .nodes import Nodes
+from .redirections import cause_of, is_unstable, translated
 from .redis import BATCH, RedisStore, _text
 from .scripts import Script, sharded
-from .topology import is_unstable
 
 
 class Routed(RedisStore):

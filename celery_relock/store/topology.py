@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-import redis
 from redis.crc import key_slot
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from ..errors import LockConfigError, LockUnavailable
 from .clients import own_pool
@@ -160,34 +159,6 @@ class Topology:
         if serving != self._serving:
             self._serving = serving
             self.version += 1
-
-
-class Redirection(NamedTuple):
-    """What a node says that does not have the slot. `once`: while the slot is on its way there."""
-
-    host: str
-    port: int
-    once: bool
-
-
-def redirection(error: BaseException) -> Redirection | None:
-    """Where a command belongs, if the error says so."""
-    if not isinstance(error, ResponseError):
-        return None
-    # redis-py's parser for clusters takes the first word off and keeps it in the class.
-    text, kind = str(error), type(error).__name__
-    word, _, rest = text.partition(" ")
-    if word not in ("MOVED", "ASK"):
-        if kind not in ("MovedError", "AskError"):
-            return None
-        word, rest = ("ASK" if kind == "AskError" else "MOVED"), text
-    host, _, port = rest.rpartition(" ")[2].rpartition(":")
-    return Redirection(host, int(port), word == "ASK") if port.isdecimal() else None
-
-
-def is_unstable(error: BaseException) -> bool:
-    """Whether a slot is on its way and only some of the keys are there."""
-    return isinstance(error, redis.exceptions.TryAgainError) or str(error).startswith("TRYAGAIN")
 
 
 def _text(value: bytes | str | None) -> str:

@@ -364,6 +364,29 @@ def test_a_node_that_says_where_a_slot_is_now_is_believed(
     assert store.release(["a"], "a", "n").had
 
 
+def test_nodes_that_send_a_command_in_a_circle_are_told_of(
+    cluster: ClusterServers, namespace: str
+) -> None:
+    store = cluster.store(namespace, patience=1.0)
+    source, slot = cluster.master_of(key_of("a", namespace)), cluster.slot_of("a", namespace)
+    other = other_than(cluster, source)
+    ids_of = {node: cluster.id_of(node) for node in cluster.nodes}
+    # Of the tests before this one: a slot with keys is not given away.
+    for key in cluster.ask(source, "GETKEYSINSLOT", slot, 1000):
+        cluster.admin(source).delete(key)
+    cluster.ask(source, "SETSLOT", slot, "NODE", ids_of[other])
+    try:
+        for within in (None, 0.5):
+            with pytest.raises(errors.LockUnavailable, match="do not agree on who has this slot"):
+                store.renew([Beat("a", "a", "n", 30.0)], within=within)
+    finally:
+        for node in cluster.nodes:
+            cluster.ask(node, "SETSLOT", slot, "NODE", ids_of[source])
+        wait_for(cluster.is_well, timeout=30)
+    assert isinstance(store.acquire(claim("a")), Held)
+    assert store.release(["a"], "a", "n").had
+
+
 def test_after_a_move_a_waiter_hears_of_its_turn_at_once(
     cluster: ClusterServers, runs: Callable[..., Runs], namespace: str
 ) -> None:

