@@ -5,7 +5,11 @@ from __future__ import annotations
 import binascii
 import hashlib
 import os
+import random
 import re
+
+#: For pauses and the like: the program's own `random`, and its seed, are left alone.
+chance = random.SystemRandom()
 
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -141,7 +140,7 @@ class ClusterStore:
         for bucket, reply in zip(look, outcomes, strict=True):
             idle = not isinstance(reply, Exception) and reply[0] < 0
             # Not all at the same time.
-            self._idle[home, bucket] = now + (random.uniform(_IDLE / 2, _IDLE) if idle else 0.0)
+            self._idle[home, bucket] = now + (ids.chance.uniform(_IDLE / 2, _IDLE) if idle else 0.0)
         pauses = [reply[0] / 1000 for reply in found if reply[0] >= 0]
         if len(found) < len(outcomes):
             pauses.append(_AGAIN)

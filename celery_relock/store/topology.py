@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
+from ..core import ids
 from ..errors import LockConfigError, LockUnavailable
 from .clients import own_pool
 from .faults import translate
@@ -112,7 +112,7 @@ class Topology:
         if time.monotonic() - self._looked_at < _NEWS and self._serving:
             return self._serving
         # Not always the same first: its view may be old.
-        nodes = random.sample(self._known, len(self._known)) or list(self._seeds)
+        nodes = ids.chance.sample(self._known, len(self._known)) or list(self._seeds)
         nodes += [seed for seed in self._seeds if seed not in nodes]
         nodes.sort(key=lambda node: node == self._silent)
         error: Exception | None = None

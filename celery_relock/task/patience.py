@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import time
 from datetime import datetime, timezone
 from typing import Any
 
 from celery.utils.time import maybe_iso8601
 
+from ..core import ids
 from ..core.options import LockOptions
 from . import headers
 
@@ -45,4 +45,4 @@ def pause_before(attempt: int) -> float:
     """Seconds to wait before the given attempt (from 1): doubling, and random by half, so that runs
     that met the same holder do not all come back at once."""
     longest = min(LONGEST, FIRST * 2 ** min(attempt, 16))
-    return random.uniform(longest / 2, longest)
+    return ids.chance.uniform(longest / 2, longest)

@@ -9,7 +9,6 @@ over. There is no leader and no beat: the first to look gets the message.
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections import deque
@@ -67,7 +66,7 @@ class Forwarder:
         for warning in self._warnings():
             logger.warning(warning)
         while not self._stopped:
-            pause = LOOK_EVERY * random.uniform(0.8, 1.2)  # not all workers at once
+            pause = LOOK_EVERY * ids.chance.uniform(0.8, 1.2)  # not all workers at once
             try:
                 due = self._look()
                 pause = pause if due is None else min(pause, due)

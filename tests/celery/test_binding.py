@@ -12,7 +12,7 @@ from typing import Any
 
 import pydantic
 import pytest
-from celery import Celery, Task, shared_task
+from celery import Celery, Task, _state, shared_task
 from kombu.utils import json
 
 from celery_relock.core.names import NameRule
@@ -106,7 +106,10 @@ def test_a_class_based_task_leaves_out_self(app: Celery) -> None:
     assert all_ways(app.register_task(Sync())) == [ONE_CALL] * 4
 
 
-def test_a_shared_task_binds(app: Celery) -> None:
+def test_a_shared_task_binds(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its proxy asks the current app, which is that of whichever test ran before.
+    monkeypatch.setattr(_state._tls, "current_app", app)
+
     @shared_task(name="binding.shared")
     def sync(account_id, kind="full"):
         pass
