@@ -1,11 +1,12 @@
 # Everything runs in .venv, which these commands make and keep up to date (the smoke suite in
 # .venv-smoke).
 # `PYTHON=python3.12 make test` chooses the interpreter of a new .venv, `make test ARGS="-k fences"`
-# the tests, `make test JOBS=0` runs them one after the other.
+# the tests, `make test JOBS=0` runs them one after the other, `RELOCK_LONG=1 make test` the long form.
 
 BIN := .venv/bin
-# Most tests wait for a worker or a lease, so more run at a time than there are cores.
-JOBS ?= 3
+# Most tests wait for a worker or a lease, so more run at a time than there are cores. In the order of
+# the folders: the short ones come last and fill up the end.
+JOBS ?= 4
 
 .PHONY: help test smoke check demo clean
 
@@ -19,7 +20,7 @@ help:
 test:
 	@scripts/install-system
 	@scripts/venv test
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 	$(if $(ARGS),,@scripts/smoke -q)
 
 # SMOKE_NODES=docker make smoke: on containers

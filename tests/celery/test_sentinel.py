@@ -14,6 +14,7 @@ from celery_relock.task.settings import store_settings
 from tests.engine.test_sentinel import take_away
 from tests.support import Worker
 from tests.support.journal import Event
+from tests.support.long import LONG
 from tests.support.sentinel import PATIENTLY, Watched
 
 
@@ -66,7 +67,9 @@ def test_the_locks_are_where_the_results_are(
     assert service.master().client().exists(meta)
 
 
-@pytest.mark.parametrize(("how", "replicas"), [("killed", 0), ("killed", 1), ("told", 1)])
+@pytest.mark.parametrize(
+    ("how", "replicas"), [("killed", 1), *([("killed", 0), ("told", 1)] if LONG else [])]
+)
 def test_of_twenty_tasks_all_run_and_none_beside_another_when_the_master_goes(
     service: Watched, start: Callable[..., Worker], how: str, replicas: int
 ) -> None:

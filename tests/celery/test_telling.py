@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import uuid
@@ -33,6 +34,9 @@ class Monitor:
         with app.connection_for_read() as connection:
             receiver = app.events.Receiver(connection, handlers={"*": self._hear})
             with receiver.consumer_context() as (clone, *_):
+                # kombu subscribes when it first looks for messages, and not before.
+                with contextlib.suppress(TimeoutError):
+                    clone.drain_events(timeout=0.2)
                 ready.set()
                 while not self._end:
                     try:

@@ -30,13 +30,14 @@ from tests.engine import (
 )
 from tests.engine.conftest import Runs
 from tests.support.cluster import ClusterServers
+from tests.support.long import LONG
 
 _FIXTURES = {"runs", "lock", "client", "in_thread", "redis_url", "namespace", "green"}
 _MODULES = (
     test_deadlock,
     test_duplicates,
     test_fork,
-    test_green,
+    *([test_green] if LONG else []),
     test_keepalive,
     test_lock,
     test_lock_life,

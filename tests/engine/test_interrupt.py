@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -27,7 +28,11 @@ from celery_relock.errors import LockLost
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """What a failed test still holds must not be looked after, and lost, during the next one."""
+    # What is raised at random would be swallowed by a `__del__` of what earlier tests left.
+    gc.collect()
+    gc.disable()
     yield
+    gc.enable()
     for lease in keepalive.leases():
         keepalive.discard(lease)
 

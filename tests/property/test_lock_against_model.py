@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.property.machine import LockMachine
+from tests.support.long import LONG
 
-LONG = os.environ.get("RELOCK_LONG", "") not in ("", "0")
 # To say that something is wrong, and not what: scripts/mutate asks no more.
 QUICK = os.environ.get("RELOCK_QUICK", "") not in ("", "0")
 
