@@ -4,9 +4,8 @@
 # the tests, `make test JOBS=0` runs them one after the other, `RELOCK_LONG=1 make test` the long form.
 
 BIN := .venv/bin
-# Most tests wait for a worker or a lease, so more run at a time than there are cores. In the order of
-# the folders: the short ones come last and fill up the end.
-JOBS ?= 4
+# Most tests wait for a worker or a lease, so more run at a time than there are cores.
+JOBS ?= 3
 
 .PHONY: help test smoke check demo clean
 
@@ -20,7 +19,7 @@ help:
 test:
 	@scripts/install-system
 	@scripts/venv test
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 	$(if $(ARGS),,@scripts/smoke -q)
 
 # SMOKE_NODES=docker make smoke: on containers

@@ -31,6 +31,9 @@ _AFTER = 1.0
 # How often a command is sent on at once, before it counts as one that goes round in a circle.
 _HOPS = 6
 _PAUSE = 0.1
+# How long the keep-alive thread asks each node who serves what, in seconds: the one that hangs has
+# used up the time of the others' renewals, and one more may hang.
+_BRIEFLY = 0.2
 
 
 class Nodes:
@@ -208,7 +211,7 @@ class Nodes:
         """Ask the cluster who serves what now, and wait a moment. False if it is too late."""
         before = self.topology.version
         try:
-            self.topology.look(*([within] if within else []))
+            self.topology.look(*([min(within, _BRIEFLY)] if within else []))
         except LockUnavailable:
             failover = min(failover, PATIENCE)
         if not failover:

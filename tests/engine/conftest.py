@@ -12,6 +12,7 @@ import redis
 from celery_relock.core import ids
 from celery_relock.core.answers import Claim, Held
 from celery_relock.core.engine import Engine
+from celery_relock.core.keepalive import keepalive
 from celery_relock.core.lease import Lease
 from celery_relock.lock import Lock
 from celery_relock.store.keyspace import Keyspace
@@ -19,6 +20,14 @@ from celery_relock.store.pools import pool_from_url
 from celery_relock.store.redis import RedisStore
 from tests.support import RedisServer
 from tests.support.proxy import Proxy
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """What a test still holds must not be looked after, and told as lost, during the next one."""
+    yield
+    for lease in keepalive.leases():
+        keepalive.discard(lease)
 
 
 class Runs:

@@ -20,21 +20,18 @@ from celery_relock.core import lease as lease_module
 from celery_relock.core.answers import Claim
 from celery_relock.core.hold import Hold, Share
 from celery_relock.core.interrupt import Interruption
-from celery_relock.core.keepalive import keepalive, lose
+from celery_relock.core.keepalive import lose
 from celery_relock.core.lease import Lease, State
 from celery_relock.errors import LockLost
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind() -> Iterator[None]:
-    """What a failed test still holds must not be looked after, and lost, during the next one."""
-    # What is raised at random would be swallowed by a `__del__` of what earlier tests left.
+def nothing_is_collected() -> Iterator[None]:
+    """What is raised at random would be swallowed by a `__del__` of what earlier tests left."""
     gc.collect()
     gc.disable()
     yield
     gc.enable()
-    for lease in keepalive.leases():
-        keepalive.discard(lease)
 
 
 @pytest.fixture

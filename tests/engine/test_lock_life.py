@@ -101,7 +101,7 @@ def test_what_was_dropped_is_told_and_forgotten(
     assert lease in keepalive.leases()
     del one
     wait_for(lambda: lease not in keepalive.leases())
-    assert "it was dropped without being given back" in caplog.text
+    wait_for(lambda: "it was dropped without being given back" in caplog.text)
 
 
 class Stop(BaseException):

@@ -1,4 +1,5 @@
-"""Every test of the scripts runs on this machine's server, on the oldest one, and on Valkey."""
+"""Every test of the scripts runs on this machine's server and on the oldest one; in the long form of
+the suite on Valkey, too."""
 
 from __future__ import annotations
 
@@ -8,10 +9,13 @@ import pytest
 
 from tests.support import RedisServer
 from tests.support.desk import Desk
+from tests.support.long import LONG
 from tests.support.redis_server import bundled_redis_server, bundled_valkey_server
 
+SERVERS = ["this machine's Redis", "Redis 6.2", *(["Valkey"] if LONG else [])]
 
-@pytest.fixture(scope="session", params=["this machine's Redis", "Redis 6.2", "Valkey"])
+
+@pytest.fixture(scope="session", params=SERVERS)
 def script_server(request, redis_binary) -> Iterator[RedisServer]:
     bundled = {"Redis 6.2": bundled_redis_server, "Valkey": bundled_valkey_server}
     binary = bundled.get(request.param, lambda: redis_binary)()

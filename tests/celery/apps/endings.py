@@ -105,7 +105,7 @@ def raises(self: Any, account: str) -> None:
 @ending(max_retries=1)
 def retries(self: Any, account: str) -> str:
     if go(self, account):
-        raise self.retry(countdown=0.2)
+        raise self.retry(countdown=0.6)
     return account
 
 
