@@ -1,5 +1,5 @@
-"""Every test of the scripts runs on this machine's server and on the oldest one; in the long form of
-the suite on Valkey, too."""
+"""Every test of the scripts runs on this machine's server and on the oldest one; in the long form
+on Valkey, too."""
 
 from __future__ import annotations
 
