@@ -57,7 +57,7 @@ class RabbitServer:
             stdin=subprocess.DEVNULL,
         )
         try:
-            self._start()
+            self._start_somewhere()
         except BaseException:
             self.stop()
             raise
@@ -85,6 +85,16 @@ class RabbitServer:
         self.kill()
         reaper.end(self._names)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _start_somewhere(self) -> None:
+        for _ in range(3):  # another process may take a free port first
+            try:
+                return self._start()
+            except RuntimeError:
+                if "eaddrinuse" not in self.log():
+                    raise
+                self.port, self._distribution = _free_ports(2)
+        return self._start()
 
     def _start(self) -> None:
         with (self._folder / "log").open("a") as log:
