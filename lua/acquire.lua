@@ -6,8 +6,8 @@
 -- ARGV[2] nonce: id, this attempt to execute the run
 -- ARGV[3] owner: id, who may re-enter
 -- ARGV[4] lease: ms, life of the hold without renewal
--- ARGV[5] place: text, how to queue as JSON: `wait`, or `message` and what belongs to it; empty does not
--- ARGV[6] inbox: id, the process that hears of grants
+-- ARGV[5] place: text, how to queue as JSON: `wait` and `channel`, or `message` and what belongs to it; empty does not
+-- ARGV[6] inbox: id, the process that hears of losses
 -- ARGV[7] who: text, the holder for people
 -- ARGV[8] by_owner: 1 or 0, whether every run of the owner may re-enter
 -- ARGV[9] lineage: ids with spaces between, the holds of the run's ancestors
@@ -29,32 +29,78 @@ local inbox, who = ARGV[6], ARGV[7]
 local by_owner, lineage = ARGV[8] == '1', ARGV[9]
 local keys, options = KEYS, ARGV
 
+local prefix = string.sub(meta, 1, -5)
+local queue = prefix .. 'q:' .. string.sub(first, string.len(prefix) + 3)
+local is_free = #keys == 3 and redis.call('EXISTS', tombstone, first, queue) == 0
+
 -- One lock that nobody has and nobody waits for, and a run that is not over: nearly every call, so
--- it is written out. It takes a third of the time of what follows, and comes to the same.
-local function take_free()
-  local prefix = string.sub(meta, 1, -5)
-  local queue = prefix .. 'q:' .. string.sub(first, string.len(prefix) + 3)
-  if redis.call('EXISTS', tombstone, first, queue) ~= 0 then
-    return nil
-  end
+-- it is written out. It takes a third of the time of what follows, as to define functions is most of
+-- that, and comes to the same: what is known of a fence, and of a record's end, is in lib/base.
+if is_free then
   local time = redis.call('TIME')
   local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
   local last = tonumber(redis.call('HGET', meta, 'fence') or 0)
   local fence = string.format('%.0f', math.max(last + 1, micros))
-  local expiry = string.format('%.0f', math.floor(micros / 1000) + lease)
   redis.call('HSET', meta, 'fence', fence)
-  -- As Holds.bound.
   local _, exponent = math.frexp(lease)
-  local bound = string.char(97 + math.min(exponent, 25))
-  redis.call('HSET', first, run, expiry .. ' ' .. fence .. ' ' .. nonce .. ' ' .. owner .. ' ' .. bound,
-    '@' .. run, inbox .. ' ' .. who)
+  local expiry, bound = math.floor(micros / 1000) + lease, string.char(97 + math.min(exponent, 25))
+  local record = string.format('%.0f %s %s %s %s', expiry, fence, nonce, owner, bound)
+  redis.call('HSET', first, run, record, '@' .. run, inbox .. ' ' .. who)
   redis.call('PEXPIRE', first, lease + 60000)
   return { 'HELD', fence, 0 }
 end
 
-local taken = #keys == 3 and take_free()
-if taken then
-  return taken
+-- Uses: lib/base
+
+-- Nearly every wait, written out as well: for one lock that another run has alone, behind nobody but
+-- others of this kind. `simple` at a place says that it and all ahead of it are (see lib/queue): no
+-- more than one of them is let in at a time, and none by an entry that it could join.
+local function wait_simply()
+  local wait, channel = string.match(place, '^{"wait": (%d+), "channel": "([%w_-]+)"}$')
+  if not wait or by_owner or lineage ~= '' or options[10] ~= '1' then
+    return nil
+  end
+  if redis.call('EXISTS', tombstone, prefix .. 'parked') ~= 0 then
+    return nil
+  end
+  wait = tonumber(wait)
+  local micros = Base.micros()
+  local now = math.floor(micros / 1000)
+  local holds = redis.call('HGETALL', first)
+  local expiry, held_by, bound = string.match(holds[2] or '', '^(%d+) %d+ (%S+) %S+ (%l)$')
+  local left = tonumber(expiry or 0) - now
+  -- What is kept for a run that waits already may be had by that one now.
+  local alone = #holds == 4 and holds[3] == '@' .. holds[1] and holds[1] ~= run and held_by ~= '-'
+  if not alone or left <= 0 or left > Base.longest(bound) then
+    return nil
+  end
+  local waiters = prefix .. 'w:' .. string.sub(first, string.len(prefix) + 3)
+  local last = redis.call('ZREVRANGE', queue, 0, 0, 'WITHSCORES')
+  local known = redis.call('HMGET', waiters, run, last[1] or run)
+  if known[1] or last[1] and not Base.is_simple(known[2]) then
+    return nil
+  end
+  local ticket = math.max(micros, tonumber(last[2] or 0) + 1)
+  redis.call('ZADD', queue, string.format('%.0f', ticket), run)
+  redis.call('HSET', waiters, run, cjson.encode({
+    simple = true,
+    expiry = now + wait,
+    life = wait,
+    nonce = nonce,
+    owner = owner,
+    channel = channel,
+    inbox = inbox,
+    who = who,
+    by_owner = false,
+    limits = { 1 },
+  }))
+  Base.outlive(queue, waiters, wait)
+  return { 'WAIT', redis.call('ZCARD', queue) - 1, left }
+end
+
+local place_taken = #keys == 3 and wait_simply()
+if place_taken then
+  return place_taken
 end
 
 -- Uses: lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns, lib/claim
@@ -146,7 +192,7 @@ local function enter_anew(wanted)
   if #wanted == 0 then
     return
   end
-  local fence = Call.next_fence(call)
+  local fence = Base.next_fence(meta, call.micros)
   for _, lock in ipairs(wanted) do
     take(lock, fence)
   end

@@ -4,7 +4,7 @@
 -- ARGV[1] run: id, only this run's hold; empty takes all
 -- Reply {{run, fence, owner, who}, …}: the holds that were taken away
 -- Keeps: whoever loses its hold is told at once; the next ones get in
--- Uses: lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
+-- Uses: lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
 
 local meta, key = KEYS[1], KEYS[2]
 local only = ARGV[1]

@@ -5,12 +5,11 @@
 -- ARGV[1] most: count, waiters to tell of
 -- Reply {holds, waiters, waiting}: holds and waiters as lists of facts, and how many places the queue has
 -- Keeps: reads only; what has lapsed is not told
--- Uses: lib/holds
+-- Uses: lib/base
 
 local lock, queue, waiters = KEYS[1], KEYS[2], KEYS[3]
 local most = tonumber(ARGV[1])
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local now = math.floor(Base.micros() / 1000)
 
 local who, held = {}, {}
 local fields = redis.call('HGETALL', lock)
@@ -27,7 +26,7 @@ for i = 1, #fields, 2 do
       error('RELOCK-FOREIGN ' .. lock)
     end
     if tonumber(expiry) > now then
-      local left = math.min(tonumber(expiry) - now, Holds.longest(bound))
+      local left = math.min(tonumber(expiry) - now, Base.longest(bound))
       held[#held + 1] = { run, left, fence, nonce, owner, who[run] or '' }
     end
   end

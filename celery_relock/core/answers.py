@@ -102,6 +102,7 @@ class Deadlocked(NamedTuple):
 
 
 Answer: TypeAlias = Held | Queued | Busy | Duplicate | Ended | Deadlocked
+Outcome: TypeAlias = Held | Busy | Duplicate | Ended | Deadlocked
 
 
 class Parcel(NamedTuple):

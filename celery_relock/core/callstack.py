@@ -28,7 +28,9 @@ def push(lease: Lease) -> None:
 
 def pop(lease: Lease) -> None:
     """Take the lease off again, in whatever order."""
-    _stack.set(tuple([each for each in _stack.get() if each is not lease]))
+    stack = _stack.get()
+    alone = len(stack) == 1 and stack[0] is lease
+    _stack.set(() if alone else tuple([each for each in stack if each is not lease]))
 
 
 def holding(store: LockStore | None, name: str) -> Lease | None:
@@ -56,7 +58,10 @@ def runs() -> tuple[str, ...]:
 
 def stuck() -> tuple[str, ...]:
     """The run ids of those leases that cannot end before what is called here returns."""
-    return tuple([each.claim.run for each in _stack.get() if _counts(each) and _is_stuck(each)])
+    stack = _stack.get()
+    if not stack:
+        return ()
+    return tuple([each.claim.run for each in stack if _counts(each) and _is_stuck(each)])
 
 
 def _is_stuck(lease: Lease) -> bool:

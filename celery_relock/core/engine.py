@@ -1,11 +1,8 @@
 """Take locks and give them back: the one state machine of a claim, from asking to giving back.
 
-    engine = Engine(store)
     lease = engine.lease(claim)
     try:
         answer = engine.acquire(lease, wait=10.0)
-        if isinstance(answer, Held):
-            ...
     finally:
         engine.release(lease)
 
@@ -22,7 +19,6 @@ from collections.abc import Callable
 from . import ids, process
 from .answers import (
     Answer,
-    Busy,
     Claim,
     Deadlocked,
     Duplicate,
@@ -30,6 +26,7 @@ from .answers import (
     Full,
     Held,
     LockState,
+    Outcome,
     Parcel,
     Parked,
     Queued,
@@ -61,9 +58,7 @@ class Engine:
         listen = None if self._inbox.started else self._inbox.start
         return Lease(claim, self.store, wait, on_lost, listen)
 
-    def acquire(
-        self, lease: Lease, wait: float | None = 0.0
-    ) -> Held | Busy | Duplicate | Deadlocked | Ended:
+    def acquire(self, lease: Lease, wait: float | None = 0.0) -> Outcome:
         """Take the locks of a lease, waiting in line for at most `wait` seconds (None: no bound).
 
         Returns:
@@ -73,26 +68,28 @@ class Engine:
             LockUnavailable, LockConfigError: see `LockStore`. Nothing is held then.
         """
         until = math.inf if wait is None else time.monotonic() + wait
-        queue = (wait is None or wait > 0) and self._inbox.listening
-        while True:
-            answer = self._ask(lease, queue)
-            if isinstance(answer, Queued) and self._stand_in_line(lease, until):
-                answer = Held(lease.fences, lease.reentered)
-            if isinstance(answer, Held):
-                lease.tell("acquired")
-                return answer
-            left = until - time.monotonic()
-            if isinstance(answer, Queued):
-                # Without a wait it tells who is in the way.
-                queue = left > 0
-            elif isinstance(answer, Ended | Deadlocked) or left <= 0:
-                return answer
-            elif isinstance(answer, Duplicate):
-                # It renews, ends or lapses without a message to us: it is looked at now and then.
-                time.sleep(min(max(answer.remaining, 0.05), lease.wait / 3, left))
-            else:
-                self._inbox.open()
-                queue = True
+        queue = (wait is None or wait > 0) and self._inbox.attach(lease)
+        try:
+            while True:
+                answer = self._ask(lease, queue)
+                if isinstance(answer, Queued) and self._stand_in_line(lease, until):
+                    answer = Held(lease.fences, lease.reentered)
+                if isinstance(answer, Held):
+                    lease.tell("acquired")
+                    return answer
+                left = until - time.monotonic()
+                if isinstance(answer, Queued):
+                    queue = left > 0  # without a wait it tells who is in the way
+                elif isinstance(answer, Ended | Deadlocked) or left <= 0:
+                    return answer
+                elif isinstance(answer, Duplicate):
+                    # It renews, ends or lapses without a message to us: a look now and then.
+                    time.sleep(min(max(answer.remaining, 0.05), lease.wait / 3, left))
+                else:
+                    self._inbox.open(lease)
+                    queue = True
+        finally:
+            self._inbox.detach(lease)
 
     def release(self, lease: Lease, *, ended: bool = False, remember: float = 3600.0) -> bool:
         """Give back what the lease has, or leave it to its heir; in any state, and repeatedly.
@@ -186,7 +183,8 @@ class Engine:
         if queue:
             # Before it is sent: the message of the grant may overtake the answer that says "wait".
             keepalive.add(lease)
-        answer = self.store.acquire(lease.claim, lease.wait if queue else 0.0, self._inbox.name)
+        place = lease.wait if queue else 0.0, self._inbox.name, lease.bell.channel
+        answer = self.store.acquire(lease.claim, *place)
         if isinstance(answer, Held):
             self._enter(lease, answer, sent)
             return answer
@@ -194,7 +192,7 @@ class Engine:
             lease.repeated = lease.repeated or answer.repeated
         if isinstance(answer, Queued):
             lease.reentered = (False,) * len(lease.claim.names)
-            lease.rank = answer.rank
+            lease.rank, lease.waited = answer.rank, True
             lease.stand(sent, answer.recheck)
             keepalive.add(lease)
         else:
@@ -231,9 +229,11 @@ class Engine:
 
     def _give_back(self, lease: Lease, ended: str, remember: float) -> bool:
         of, home = lease.claim, self.parking.home
-        back = self.store.release(of.names, of.run, of.nonce, ended, remember, home, lease.heir)
+        what = of.names, of.run, of.nonce, ended, remember, home, lease.heir, lease.waited
+        back = self.store.release(*what)
         journal.remove(of.nonce)
-        self.parking.forward(back.messages)
+        if back.messages:
+            self.parking.forward(back.messages)
         return back.had
 
     def _confirmed(self, lease: Lease) -> bool:

@@ -55,12 +55,13 @@ class Lease:
         holder: who gives it back; when that object is gone, nothing renews it any more.
         work: the task that it is for, None outside of tasks.
         heir: the run that it is left to, instead of being given back.
+        waited: it has had a place in the queue.
     """
 
     __slots__ = (
         "_early", "bell", "claim", "deadline", "due", "fences", "heir", "holder", "listen",
         "listen_at", "on_lost", "pid", "rank", "reentered", "renewed", "renews", "repeated",
-        "shared", "state", "store", "wait", "work",
+        "shared", "state", "store", "wait", "waited", "work",
     )  # fmt: skip
 
     def __init__(
@@ -79,7 +80,7 @@ class Lease:
         self.state = State.NEW
         self.fences: tuple[int, ...] = ()
         self.reentered: tuple[bool, ...] = ()
-        self.repeated = False
+        self.repeated = self.waited = False
         self.shared = False
         self.renews = True
         self.deadline = self.due = self.renewed = 0.0

@@ -17,9 +17,10 @@ _ROOM = 55
 
 def who_am_i(work: str, task_id: str = "") -> str:
     """`work[id] host:pid` in at most 55 bytes: the task that holds a lock, for people."""
-    what = f"{work}[{task_id[:8]}]" if task_id else work
+    if not task_id:
+        return _whole(work, process.pid)
     where, room = _here(process.pid)
-    return f"{_last(what, room)} {where}"
+    return f"{_last(f'{work}[{task_id[:8]}]', room)} {where}"
 
 
 def describe_conflict(name: str, answer: Answer | None) -> str:
@@ -58,6 +59,12 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes}m{rest:02d}s"
     return f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+@lru_cache(maxsize=16)
+def _whole(work: str, pid: int) -> str:
+    where, room = _here(pid)
+    return f"{_last(work, room)} {where}"
 
 
 @lru_cache(maxsize=1)

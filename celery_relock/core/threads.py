@@ -66,6 +66,13 @@ class Guard:
         self.lock = _original("RLock")()
 
 
+def green() -> bool:
+    """Whether gevent or eventlet has replaced threads by greenlets."""
+    gevent = sys.modules.get("gevent.monkey")
+    patched = gevent is not None and gevent.is_module_patched("threading")
+    return patched or not wakes_across_threads()
+
+
 def wakes_across_threads() -> bool:
     """Whether another OS thread may set an Event. Not one of eventlet: each thread has its hub."""
     patcher = sys.modules.get("eventlet.patcher")
@@ -76,6 +83,8 @@ class Bell:
     """Wakes a thread or greenlet that waits. A hint: it looks for itself, now and then unasked."""
 
     __slots__ = ("_event",)
+    #: Where the server rings it, "" for nowhere.
+    channel: str = ""
 
     def __init__(self) -> None:
         self._event: threading.Event | None = None  # few leases ever wait

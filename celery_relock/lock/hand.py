@@ -26,7 +26,8 @@ class Grip:
         self.depth = 1
         #: The lease is an outer holder's, who gives it back.
         self.borrowed = borrowed
-        self.thread = threading.current_thread()
+        #: Whose it is, where it is not the only one who finds it.
+        self.thread = threading.current_thread() if lease.shared else None
         if not borrowed:
             lease.holder = weakref.ref(self)
 

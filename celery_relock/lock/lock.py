@@ -127,7 +127,7 @@ class Lock(Hand):
             LockNotOwned: it was lost meanwhile.
             LockUnavailable: Redis cannot be told. The lease ends it, or another `release`.
         """
-        grip = self._grip("given back")
+        grip = self._own_grip() or self._grip("given back")
         if grip.depth > 1:
             grip.depth -= 1
             return

@@ -12,7 +12,16 @@ if TYPE_CHECKING:
 def in_task() -> bool:
     """Whether a task runs here, called directly or by a worker."""
     celery = sys.modules.get("celery._state")
-    return celery is not None and bool(celery._task_stack.stack)
+    if celery is None:
+        return False
+    try:
+        local = celery._task_stack._local
+        found = local.__storage__.get(local.__ident_func__())
+    except AttributeError:
+        return bool(celery._task_stack.stack)
+    # The same without the exception inside, which takes longer than all else before a lock is asked
+    # for.
+    return bool(found and found.get("stack"))
 
 
 def workflow() -> str | None:

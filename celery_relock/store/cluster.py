@@ -32,7 +32,6 @@ from ..core.answers import (
 from ..core.events import logger
 from . import layout, replies
 from .clients import own_pool
-from .connection import Call
 from .durability import dangers
 from .keyspace import Keyspace
 from .lines import Lines
@@ -44,6 +43,7 @@ from .routed import Routed, Within, heartbeats, renewals
 from .scripts import sharded
 from .spread import Spread
 from .topology import Node, Remap, Topology
+from .wire import Call
 
 # More than there will be masters, and few enough for a look at all of them.
 BUCKETS = 64
@@ -104,7 +104,9 @@ class ClusterStore:
         """Leases of one node are renewed together, and a node that is away keeps no others."""
         return frozenset(self._topology.known(self._keys.bucket(name)) for name in names)
 
-    def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Answer:
+    def acquire(
+        self, claim: Claim, wait: float = 0.0, inbox: str = "-", channel: str = ""
+    ) -> Answer:
         self._agree(claim.names)
         if self._spread.buckets(claim.names) == 1:
             return self._one.acquire(claim, wait, inbox)
@@ -127,9 +129,11 @@ class ClusterStore:
         remember: float = 0.0,
         home: str = "",
         heir: Heir | None = None,
+        waited: bool = False,
     ) -> Released:
-        verb = self._one if self._spread.buckets(names) == 1 else self._spread
-        return verb.release(names, run, nonce, ended, remember, home, heir)
+        if self._spread.buckets(names) == 1:
+            return self._one.release(names, run, nonce, ended, remember, home, heir, waited)
+        return self._spread.release(names, run, nonce, ended, remember, home, heir)
 
     def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
         args, now = [home, by, str(BATCH), " ".join(tasks)], time.monotonic()
@@ -195,6 +199,9 @@ class ClusterStore:
             hear(notice)
 
         Lines(self._work, lambda bucket: self._keys.inbox(inbox, bucket)).listen(ready, heard)
+
+    def line(self, channel: str) -> None:
+        return None  # it would take one to each node
 
     def close(self) -> None:
         """Close the idle connections. The store can still be used."""

@@ -10,27 +10,25 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import redis
 from redis.connection import PythonRespSerializer
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as ReadTimeout
 
 from ..core import process
 from ..errors import RelockError
+from . import wire
 from .faults import repeatable, translate
 from .scripts import Script
-
-Call: TypeAlias = tuple[Sequence[str], Sequence[str]]
+from .wire import Call
 
 # How long a command is repeated before the server counts as unreachable, in seconds.
 PATIENCE = 2.0
 _PAUSES = (0.0, 0.05, 0.1, 0.2, 0.4)
 # How long a caller waits for an answer when another one has just waited in vain.
 _BRIEF = 1.0
-# Calls that are sent before the first answer is read: few enough for the buffers of a socket.
-_IN_FLIGHT = 4
 # What redis-py and its sockets raise. Anything else was thrown in from outside, such as a soft time
 # limit: it goes on as it is, or the task would fail by another error and keep its lock.
 _OWN = (RedisError, OSError, ValueError, TypeError, AttributeError)
@@ -62,14 +60,20 @@ class Connections:
         self._pid = process.pid
         self._idle: deque[tuple[float, Any]] = deque()
 
-    def run(self, script: Script, keys: Sequence[str], args: Sequence[str]) -> Any:
+    def run(
+        self, script: Script, keys: Sequence[str], args: Sequence[str], last: bool = False
+    ) -> Any:
         """Run one script. Returns its reply, strings as bytes, and how often it was sent.
+
+        Args:
+            last: what the script publishes is to go out before the caller is answered.
 
         Raises:
             LockUnavailable, LockConfigError: translated from what redis-py raises.
         """
-        packed = (_pack(script, keys, args),)
-        return self._repeat(_one, (packed, script, keys, args), script.name)
+        packed = wire.pack(script, keys, args)
+        send = wire.one_last if last else wire.one
+        return self._repeat(send, (packed, script, keys, args), script.name)
 
     def run_all(
         self, script: Script, calls: Sequence[Call], within: float | None = None
@@ -80,7 +84,7 @@ class Connections:
             within: seconds to wait for an answer, instead of the pool's timeouts.
         """
 
-        replies: list[Any] = self._repeat(_several, (script, calls), script.name, within)[0]
+        replies: list[Any] = self._repeat(wire.several, (script, calls), script.name, within)[0]
         return replies
 
     def _repeat(
@@ -188,63 +192,3 @@ def _quiet(link: Any) -> bool:
         return not link.can_read(0)
     except _OWN:  # what it is does not matter: another link is made
         return False
-
-
-def _one(
-    link: Any, packed: Sequence[bytes], script: Script, keys: Sequence[str], args: Sequence[str]
-) -> Any:
-    link.send_packed_command(packed, check_health=False)
-    try:
-        return link.read_response(disable_decoding=True)
-    except NoScriptError:
-        pass
-    answer = _evaluate(link, script, keys, args)
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
-
-
-def _several(link: Any, script: Script, calls: Sequence[Call]) -> list[Any]:
-    replies = []
-    for start in range(0, len(calls), _IN_FLIGHT):
-        part = calls[start : start + _IN_FLIGHT]
-        link.send_packed_command(
-            [_pack(script, keys, args) for keys, args in part], check_health=False
-        )
-        # Every answer is read before one is acted on: an error must not leave some behind.
-        answers = [_read(link) for _ in part]
-        for (keys, args), answer in zip(part, answers, strict=True):
-            if isinstance(answer, NoScriptError):
-                answer = _evaluate(link, script, keys, args)
-            if isinstance(answer, Exception):
-                raise answer
-            replies.append(answer)
-    return replies
-
-
-def _read(link: Any) -> Any:
-    try:
-        return link.read_response(disable_decoding=True)
-    except ResponseError as error:
-        return error
-
-
-def _evaluate(link: Any, script: Script, keys: Sequence[str], args: Sequence[str]) -> Any:
-    """EVAL, not SCRIPT LOAD and once more EVALSHA: one trip, and a failover cannot come between."""
-    link.send_command("EVAL", script.source, len(keys), *keys, *args, check_health=False)
-    return _read(link)
-
-
-def _pack(script: Script, keys: Sequence[str], args: Sequence[str]) -> bytes:
-    """EVALSHA in the wire format (RESP, the same in every version).
-
-    Not by `hiredis.pack_command`, faster as it is: a signal that arrives in it, such as that of a
-    soft time limit, crashes the process (hiredis 3.5).
-    """
-    values = (str(len(keys)), *keys, *args)
-    start = f"*{len(values) + 2}\r\n{script.call}"
-    text = "".join([f"${len(value)}\r\n{value}\r\n" for value in values])
-    if text.isascii():  # then characters are bytes, and nothing is encoded one by one
-        return (start + text).encode()
-    parts = [value.encode() for value in values]
-    return start.encode() + b"".join([b"$%d\r\n%b\r\n" % (len(p), p) for p in parts])

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 from ..errors import LockConfigError
 
@@ -33,6 +34,7 @@ class Keyspace:
             )
         self.namespace = namespace
         self.buckets = buckets
+        self._fixed = lru_cache(maxsize=1024)(self._keys_of)
 
     def bucket(self, name: str) -> int:
         """The bucket that all keys of a lock are in."""
@@ -71,8 +73,12 @@ class Keyspace:
 
     def claim(self, names: Sequence[str], run: str) -> list[str]:
         """The keys of `acquire` and `release`: meta, tombstone and each lock."""
+        meta, ended, locks = self._fixed(tuple(names))
+        return [meta, ended + run, *locks]
+
+    def _keys_of(self, names: tuple[str, ...]) -> tuple[str, str, tuple[str, ...]]:
         prefix = self.prefix(self.bucket(names[0]))
-        return [f"{prefix}meta", f"{prefix}d:{run}", *[f"{prefix}l:{_stored(n)}" for n in names]]
+        return f"{prefix}meta", f"{prefix}d:", tuple(f"{prefix}l:{_stored(n)}" for n in names)
 
 
 def _stored(name: str) -> str:

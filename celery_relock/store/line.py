@@ -40,6 +40,7 @@ class Line:
         self._finder = getattr(link, "finder", None)
         self._heard = time.monotonic()
         self._buffer = b""
+        self._patience = -1.0
         try:
             link.connect()
             self._sock: socket.socket = link._sock
@@ -84,7 +85,9 @@ class Line:
 
     def _next(self, seconds: float) -> list[Any]:
         """The next message or answer of the server's, in parts."""
-        self._sock.settimeout(max(seconds, 0.001))
+        if seconds != self._patience:  # it asks the system
+            self._patience = seconds
+            self._sock.settimeout(max(seconds, 0.001))
         while True:
             try:
                 word, end = _parse(self._buffer, 0)

@@ -44,6 +44,7 @@ class NodeLine(Line):
         self._link = link
         self._heard = time.monotonic()
         self._buffer = b""
+        self._patience = -1.0
         # The others are not heard meanwhile.
         link.socket_connect_timeout = _BRIEF
         try:

@@ -9,9 +9,11 @@ from typing import Any
 import redis
 from redis.exceptions import NoScriptError
 
-from .connection import _IN_FLIGHT, Call, Connections, _evaluate, _pack, _read
+from . import wire
+from .connection import Connections
 from .replicas import _PROMISES, NONE, Replicas, Replicated, _promises
 from .scripts import Script
+from .wire import Call
 
 # For so many seconds after a failure `Connections` waits only briefly.
 _AFTER = 1.0
@@ -84,14 +86,14 @@ def _promise(script: Script, reply: Any) -> bool:
 
 def _each(link: Any, script: Script, calls: Sequence[Call]) -> list[Any]:
     replies: list[Any] = []
-    for start in range(0, len(calls), _IN_FLIGHT):
-        part = calls[start : start + _IN_FLIGHT]
-        packed = [_pack(script, keys, args) for keys, args in part]
+    for start in range(0, len(calls), wire.IN_FLIGHT):
+        part = calls[start : start + wire.IN_FLIGHT]
+        packed = [wire.pack(script, keys, args) for keys, args in part]
         link.send_packed_command(packed, check_health=False)
-        answers = [_read(link) for _ in part]
+        answers = [wire.read(link) for _ in part]
         for (keys, args), answer in zip(part, answers, strict=True):
             known = not isinstance(answer, NoScriptError)
-            replies.append(answer if known else _evaluate(link, script, keys, args))
+            replies.append(answer if known else wire.evaluate(link, script, keys, args))
     return replies
 
 
@@ -99,5 +101,5 @@ def _asking(link: Any, script: Script, call: Call) -> Any:
     keys, args = call
     # Only the next command may go where the slot is not yet: so no EVALSHA that could be unknown.
     link.send_command("ASKING", check_health=False)
-    _read(link)
-    return _evaluate(link, script, keys, args)
+    wire.read(link)
+    return wire.evaluate(link, script, keys, args)

@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 
 from ..errors import LockUnavailable, RelockError
 from .clients import own_pool
-from .connection import PATIENCE, Call
+from .connection import PATIENCE
 from .faults import TooFewReplicas, repeatable
 from .keyspace import Keyspace
 from .node import NodeConnections, node_connections
@@ -22,6 +22,7 @@ from .redirections import cause_of, is_unserved, is_unstable, redirection, trans
 from .replicas import NONE, Replicas
 from .scripts import Script
 from .topology import Node, Topology
+from .wire import Call
 
 # How long a command is repeated, in seconds, while the cluster is there and the node is not: with
 # the default cluster-node-timeout of 15 s a replica takes over after about 20 s.
@@ -62,7 +63,9 @@ class Nodes:
         self._gave_up_at = -1e9
         self._nodes: dict[Node, NodeConnections] = {}
 
-    def run(self, script: Script, keys: Sequence[str], args: Sequence[str]) -> tuple[Any, int]:
+    def run(
+        self, script: Script, keys: Sequence[str], args: Sequence[str], last: bool = False
+    ) -> tuple[Any, int]:
         """Run one script. Returns its reply, strings as bytes, and how often it was sent.
 
         Raises:
@@ -72,7 +75,7 @@ class Nodes:
         call = (self._whole(script, keys), args)
         bucket = _bucket(keys)
         try:
-            reply, sent = self._at(self.topology.serving(bucket)).run(script, *call)
+            reply, sent = self._at(self.topology.serving(bucket)).run(script, *call, last)
         except RelockError as error:
             outcomes: list[Any] = [error]
         else:

@@ -31,12 +31,13 @@ from ..core.answers import (
 )
 from . import layout, replies
 from .clients import address_of
-from .connection import Call, Connections
+from .connection import Connections
 from .durability import dangers
 from .keyspace import Keyspace
 from .line import Line
 from .replicas import NONE, Replicas, connections
 from .scripts import Script, scripts, with_replicas
+from .wire import Call
 
 # The knee of the curve: within a tenth of the best use of a core, and no call stalls the server
 # for a millisecond (`benchmarks/renewal.py`).
@@ -80,8 +81,11 @@ class RedisStore:
     def route(self, names: Sequence[str]) -> object:
         return None  # one server has them all
 
-    def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Answer:
-        place: dict[str, Any] = {"wait": _ms(wait)} if wait > 0 else {}
+    def acquire(
+        self, claim: Claim, wait: float = 0.0, inbox: str = "-", channel: str = ""
+    ) -> Answer:
+        # In this order: the script knows the usual wait by it.
+        place = {"wait": _ms(wait), "channel": channel or inbox} if wait > 0 else {}
         return replies.answer(claim, *self._ask(claim, place, inbox))
 
     def park(
@@ -125,10 +129,11 @@ class RedisStore:
         remember: float = 0.0,
         home: str = "",
         heir: Heir | None = None,
+        waited: bool = False,
     ) -> Released:
         keys, to = self._keys.claim(names, run), heir or Heir("", 0.0)
         args = [run, nonce, ended, _text(remember), home, to.run, _text(to.keep)]
-        reply, sent = self._work.run(self._scripts["release"], keys, args)
+        reply, sent = self._work.run(self._scripts["release"], keys, args, waited)
         return replies.released(reply, sent > 1)
 
     def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
@@ -187,6 +192,9 @@ class RedisStore:
                     hear(notice)
         finally:
             line.close()
+
+    def line(self, channel: str) -> Line | None:
+        return Line(self._work.make(), self._keys.inbox(channel))
 
     def close(self) -> None:
         """Close the idle connections. The store can still be used."""

@@ -9,10 +9,12 @@ import redis
 from redis.exceptions import NoScriptError
 
 from ..errors import LockConfigError
-from .connection import PATIENCE, Call, Connections, _evaluate, _pack, _read, _several
+from . import wire
+from .connection import PATIENCE, Connections
 from .faults import TooFewReplicas
 from .scripts import Script
 from .sentinel import Following
+from .wire import Call
 
 # A give-back is none: lost with a master, it lets the lease end the hold.
 _PROMISES = ("acquire", "renew", "heartbeat")
@@ -47,10 +49,12 @@ class Replicated(Connections):
         super().__init__(*args, **options)
         self._replicas = replicas
 
-    def run(self, script: Script, keys: Sequence[str], args: Sequence[str]) -> Any:
+    def run(
+        self, script: Script, keys: Sequence[str], args: Sequence[str], last: bool = False
+    ) -> Any:
         if script.name not in _PROMISES:
-            return super().run(script, keys, args)
-        packed = _pack(script, keys, args)
+            return super().run(script, keys, args, last)
+        packed = wire.pack(script, keys, args)
         return self._repeat(self._one_kept, (packed, script, keys, args), script.name)
 
     def run_all(
@@ -67,9 +71,9 @@ class Replicated(Connections):
     ) -> Any:
         # WAIT counts what was written on its own connection.
         link.send_packed_command([packed, self._wait(link)], check_health=False)
-        reply, kept = _read(link), _read(link)
+        reply, kept = wire.read(link), wire.read(link)
         if isinstance(reply, NoScriptError):
-            reply = _evaluate(link, script, keys, args)
+            reply = wire.evaluate(link, script, keys, args)
             kept = self._ask(link)
         if isinstance(reply, Exception):
             raise reply
@@ -78,14 +82,14 @@ class Replicated(Connections):
         return reply
 
     def _several_kept(self, link: Any, script: Script, calls: Sequence[Call]) -> list[Any]:
-        replies = _several(link, script, calls)
+        replies = wire.several(link, script, calls)
         if any(_promises(answer) for reply in replies for answer in reply):
             self._require(self._ask(link))
         return replies
 
     def _ask(self, link: Any) -> Any:
         link.send_packed_command([self._wait(link)], check_health=False)
-        return _read(link)
+        return wire.read(link)
 
     def _wait(self, link: Any) -> bytes:
         seconds = min(self._replicas.timeout, (link.socket_timeout or 5.0) / 2)

@@ -29,6 +29,8 @@ def answer(claim: Claim, reply: list[Any], repeated: bool) -> Answer:
     """Of `acquire`."""
     tag = reply[0]
     if tag == b"HELD":
+        if len(reply) == 3:  # one lock, as nearly always
+            return Held((int(reply[1]),), (reply[2] == 1,), repeated)
         fences = tuple([int(fence) for fence in reply[1::2]])
         return Held(fences, tuple([joined == 1 for joined in reply[2::2]]), repeated)
     if tag == b"WAIT":
@@ -58,11 +60,14 @@ def parked(
     return found
 
 
+_RELEASED = Released(True)
+
+
 def released(reply: list[Any], repeated: bool) -> Released:
     """Of `release`."""
     # Sent twice, the first may have done it: then there is nothing left, as there should be.
     if reply[0] == b"RELEASED":
-        return Released(True, messages(reply[2:]))
+        return Released(True, messages(reply[2:])) if len(reply) > 2 else _RELEASED
     return Released(repeated, messages(reply[1:]))
 
 

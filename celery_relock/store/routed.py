@@ -7,12 +7,12 @@ from typing import Any
 
 from ..core.answers import Beat, Held, Queued
 from . import replies
-from .connection import Call
 from .keyspace import Keyspace
 from .nodes import Nodes
 from .redirections import cause_of, is_unstable, translated
 from .redis import BATCH, RedisStore, _text
 from .scripts import Script, sharded
+from .wire import Call
 
 
 class Routed(RedisStore):

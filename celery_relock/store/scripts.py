@@ -86,9 +86,8 @@ def parse(name: str, text: str, fragments: Mapping[str, str]) -> Script:
             raise ValueError(f"{name}.lua:{number}: not a header line: {line}")
     if not (sentence and keeps and found["KEYS"] and replies):
         raise ValueError(f"{name}.lua: the header lacks its sentence, KEYS, Reply or Keeps")
-    used = _USES.search(text)
-    uses = tuple(part.strip() for part in used["parts"].split(",")) if used else ()
-    source = _USES.sub(lambda _: "\n".join(fragments[part] for part in uses), text)
+    uses = tuple(part for used in _USES.finditer(text) for part in _parts(used))
+    source = _USES.sub(lambda used: "\n".join(fragments[part] for part in _parts(used)), text)
     sha = hashlib.sha1(source.encode()).hexdigest()
     return Script(
         name=name,
@@ -103,6 +102,10 @@ def parse(name: str, text: str, fragments: Mapping[str, str]) -> Script:
         sha=sha,
         call=_call(sha),
     )
+
+
+def _parts(used: re.Match[str]) -> list[str]:
+    return [part.strip() for part in used["parts"].split(",")]
 
 
 def _call(sha: str) -> str:

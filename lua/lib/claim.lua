@@ -36,6 +36,7 @@ function Claim.take_over_places(me)
     if waiter and is_to_take_over(me, waiter) then
       waiter.nonce, waiter.inbox, waiter.who = me.nonce, me.inbox, me.who
       waiter.owner, waiter.by_owner = me.owner, me.by_owner
+      waiter.channel = me.asked and me.asked.channel
       waiter.life = me.asked and me.asked.wait or me.lease
       waiter.expiry = me.call.now + waiter.life
       waiter.lineage = waiter.parked and me.lineage
@@ -81,6 +82,7 @@ local function place_for(me, wanted)
     life = asked.wait or me.lease,
     nonce = me.nonce,
     owner = me.owner,
+    channel = asked.channel,
     inbox = me.inbox,
     who = me.who,
     by_owner = me.by_owner,

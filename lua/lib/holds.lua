@@ -2,20 +2,6 @@
 
 local Holds = {}
 
--- Longer than any pause in which a key without live holds may stay behind.
-Holds.GRACE = 60000
-
--- At the end of a hold's record: no lease of it was longer than 2^n ms, n as a letter; `z` says nothing.
--- What would live longer than that from now was written before the clock was set back.
-function Holds.bound(lease)
-  local _, exponent = math.frexp(lease)
-  return string.char(97 + math.min(exponent, 25))
-end
-
-function Holds.longest(bound)
-  return bound == 'z' and math.huge or 2 ^ (string.byte(bound) - 97)
-end
-
 -- The nonce of a hold that is kept for a run which is still to come: no attempt has this one.
 Holds.KEPT = '-'
 
@@ -47,7 +33,7 @@ function Holds.open(call, key)
         error('RELOCK-FOREIGN ' .. key)
       end
       expiry = tonumber(expiry)
-      local longest = Holds.longest(bound)
+      local longest = Base.longest(bound)
       if expiry > call.now + longest then
         -- Written, as each look would put it off again. Whoever lives renews it before.
         expiry = call.now + longest
@@ -75,13 +61,8 @@ function Holds.count(lock, run, hold)
   lock.holds[run] = hold
 end
 
-local function record_of(lock, hold)
-  local bound = Holds.bound(hold.expiry - lock.now)
-  return string.format('%.0f %s %s %s %s', hold.expiry, hold.fence, hold.nonce, hold.owner, bound)
-end
-
 local function outlive_holds(lock)
-  redis.call('PEXPIREAT', lock.key, string.format('%.0f', lock.latest + Holds.GRACE))
+  redis.call('PEXPIREAT', lock.key, string.format('%.0f', lock.latest + Base.GRACE))
 end
 
 function Holds.write(lock, run, hold, who)
@@ -89,7 +70,7 @@ function Holds.write(lock, run, hold, who)
     Holds.drop(lock, run)
   end
   Holds.count(lock, run, hold)
-  redis.call('HSET', lock.key, run, record_of(lock, hold), '@' .. run, who)
+  redis.call('HSET', lock.key, run, Base.record(hold, lock.now), '@' .. run, who)
   outlive_holds(lock)
 end
 
@@ -99,7 +80,7 @@ function Holds.extend(lock, run, expiry)
   if hold.expiry < expiry then
     hold.expiry = expiry
     lock.latest = math.max(lock.latest, expiry)
-    redis.call('HSET', lock.key, run, record_of(lock, hold))
+    redis.call('HSET', lock.key, run, Base.record(hold, lock.now))
     outlive_holds(lock)
   end
 end

@@ -9,7 +9,7 @@ Queue.MOST = 256
 function Queue.waiter(lock, run)
   local record = redis.call('HGET', lock.waiters, run)
   local waiter = record and cjson.decode(record)
-  -- The clock was set back, as for Holds.bound.
+  -- The clock was set back, as for Base.bound.
   if waiter and not waiter.parked and waiter.expiry > lock.now + waiter.life then
     waiter.expiry = lock.now + waiter.life
     redis.call('HSET', lock.waiters, run, cjson.encode(waiter))
@@ -41,8 +41,8 @@ function Queue.unpark(call, locks, run, waiter)
     redis.call('HDEL', lock.messages, run)
     -- Whoever waits in a process has a heartbeat that makes this longer again.
     if redis.call('EXISTS', lock.messages) == 0 then
-      redis.call('PEXPIRE', lock.queue, Holds.GRACE)
-      redis.call('PEXPIRE', lock.waiters, Holds.GRACE)
+      redis.call('PEXPIRE', lock.queue, Base.GRACE)
+      redis.call('PEXPIRE', lock.waiters, Base.GRACE)
       redis.call('ZREM', call.prefix .. 'due', 'l ' .. lock.name)
     end
   end
@@ -73,12 +73,21 @@ function Queue.write(call, lock, run, waiter)
     redis.call('PERSIST', lock.queue)
     return
   end
-  -- A queue outlives its last heartbeat by a moment and no more, should every waiter die at once.
-  -- Only ever longer: another waiter may have a longer life than this one.
-  local life = waiter.expiry - call.now
-  if redis.call('PTTL', lock.queue) < life + 1000 then
-    redis.call('PEXPIRE', lock.waiters, life + Holds.GRACE)
-    redis.call('PEXPIRE', lock.queue, life + Holds.GRACE)
+  Base.outlive(lock.queue, lock.waiters, waiter.expiry - call.now)
+end
+
+-- The place of a run that is not simple is ahead of others now: those that were, are no longer. They are
+-- next to each other, as the simple ones are at the front.
+local function mix(call, lock, run)
+  local rank = redis.call('ZRANK', lock.queue, run)
+  for i = rank + 1, rank + Queue.MOST do
+    local other = redis.call('ZRANGE', lock.queue, i, i)[1]
+    local waiter = other and Queue.waiter(lock, other)
+    if not waiter or not waiter.simple then
+      return
+    end
+    waiter.simple = nil
+    Queue.write(call, lock, other, waiter)
   end
 end
 
@@ -106,7 +115,10 @@ function Queue.enter(call, locks, run, waiter, before_all)
   local ticket = before_all and ticket_before_all(call, locks) or ticket_behind_all(call, locks)
   for _, lock in ipairs(locks) do
     -- NX: whoever comes back, by a repeated command or as a new attempt of a dead one, keeps its place.
-    redis.call('ZADD', lock.queue, 'NX', string.format('%.0f', ticket), run)
+    local added = redis.call('ZADD', lock.queue, 'NX', string.format('%.0f', ticket), run)
+    if added == 0 or before_all then
+      mix(call, lock, run)
+    end
     Queue.write(call, lock, run, waiter)
   end
 end

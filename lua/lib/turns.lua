@@ -47,7 +47,7 @@ end
 -- channel answers with an error; then the heartbeat finds the grant.
 local function reached(call, run, waiter, fences)
   local message = table.concat({ 'granted', run, waiter.nonce, unpack(fences) }, ' ')
-  return redis.pcall('PUBLISH', call.prefix .. 'i:' .. waiter.inbox, message) ~= 0
+  return redis.pcall('PUBLISH', call.prefix .. 'i:' .. (waiter.channel or waiter.inbox), message) ~= 0
 end
 
 -- The hold's first lease is what is left of the waiter's: a waiter that has died meanwhile, and all
@@ -56,7 +56,7 @@ end
 local function let_in(call, lock, run, waiter, fences, caller)
   local fence
   for i, joined in ipairs(fences) do
-    fence = fence or not joined and Call.next_fence(call)
+    fence = fence or not joined and Base.next_fence(call.meta, call.micros)
     fences[i] = joined or fence
   end
   if run ~= caller and not reached(call, run, waiter, fences) then

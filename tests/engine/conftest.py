@@ -51,6 +51,12 @@ class Runs:
     def release(self, lease: Lease) -> bool:
         return self.engine.release(lease)
 
+    def ready(self) -> None:
+        """See that the next wait asks for a place at once."""
+        lease = self.lease("-")
+        self.engine._inbox.open(lease)
+        self.engine._inbox.detach(lease)
+
 
 @pytest.fixture
 def runs(redis_url: str, namespace: str) -> Callable[..., Runs]:

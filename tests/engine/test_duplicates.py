@@ -113,7 +113,7 @@ def test_a_duplicate_does_not_stand_in_line_beside_the_first_attempt(
     waiter = threading.Thread(target=lambda: answers.append(one.engine.acquire(first, 10.0)))
     waiter.start()
     wait_for(lambda: one.engine.inspect("a").waiting == 1)
-    two.engine._inbox.open()
+    two.ready()
     assert isinstance(two.engine.acquire(copy, 0.1), Duplicate)
     assert one.engine.inspect("a").waiting == 1
     two.release(copy)

@@ -130,8 +130,8 @@ def both(proxy: Proxy, runs: Callable[..., Runs]) -> tuple[Runs, Runs]:
     near, far = runs(proxy.url), runs()
     near.release(near.held("warm-up"))
     far.release(far.held("warm-up"))
-    near.engine._inbox.open()
-    far.engine._inbox.open()
+    near.ready()
+    far.ready()
     return near, far
 
 
@@ -188,7 +188,7 @@ def test_a_claim_that_arrives_after_its_release_takes_nothing(
 ) -> None:
     near, far = runs(proxy.url, socket_timeout=0.3), runs()
     near.release(near.held("warm-up"))
-    near.engine._inbox.open()
+    near.ready()
     late = proxy.hold(of="acquire")
     lease = near.lease("a")
     # Its answer does not come in time, and it is sent again on a new connection.
@@ -246,8 +246,9 @@ def test_a_claim_that_comes_late_while_its_run_waits_keeps_the_place_in_line(
 ) -> None:
     near, far = runs(proxy.url, socket_timeout=0.3), runs()
     near.release(near.held("warm-up"))
-    near.engine._inbox.open()
     holder = far.held("a")
+    # So that the next claim asks for a place at once.
+    assert isinstance(near.engine.acquire(near.lease("a"), 0.05), Busy)
     late = proxy.hold(of="acquire")
     lease = near.lease("a", lease=3.0)
     got: list[object] = []

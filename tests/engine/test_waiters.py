@@ -23,7 +23,7 @@ from tests.support.proxy import Proxy
 
 WAITERS = """
 here = engine()
-here._inbox.open()
+here._inbox.listen()
 def wait():
     held(here, "a", wait=None, seconds={lease})
     say("in")
@@ -105,7 +105,7 @@ def test_a_contended_cycle_costs_three_commands_at_the_most(
 ) -> None:
     server = own_redis()
     one = runs(server.url)
-    one.engine._inbox.open()
+    one.ready()
     cycles = 15
     barrier = threading.Barrier(count)
     order: list[int] = []
@@ -214,8 +214,8 @@ def test_a_grant_that_crosses_the_end_of_the_wait_leaves_nothing(
     runs: Callable[..., Runs], client: redis.Redis, namespace: str
 ) -> None:
     one, two = runs(), runs()
-    one.engine._inbox.open()
-    two.engine._inbox.open()
+    one.ready()
+    two.ready()
     for _ in range(60):
         holder = one.held("a")
         waiter = Waiter(two, wait=0.02)
@@ -261,7 +261,7 @@ def test_a_signal_may_strike_at_any_line_of_taking_and_giving_back(
             raise Stop
 
     before = signal.signal(signal.SIGALRM, strike)
-    one.engine._inbox.open()
+    one.ready()
     struck = 0
     try:
         for turn in range(300):
@@ -380,7 +380,7 @@ def test_a_grant_that_overtakes_the_answer_is_heard_at_once(
     runs: Callable[..., Runs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = runs(), runs()
-    two.engine._inbox.open()
+    two.ready()
     holder = one.held("a")
     acquire = two.engine.store.acquire
 
@@ -431,7 +431,7 @@ def test_a_forked_child_waits_with_an_inbox_of_its_own(
 ) -> None:
     program = """
     here = engine()
-    here._inbox.open()
+    here._inbox.listen()
     child = os.fork()
     if child == 0:
         held(here, "a", wait=20.0, seconds=30.0)

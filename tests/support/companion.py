@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.support import programs, reaper
+from tests.support.waiting import freeze
 
 
 class Companion:
@@ -28,7 +29,7 @@ class Companion:
         self._process.stdin.flush()
 
     def freeze(self) -> None:
-        os.kill(self._process.pid, signal.SIGSTOP)
+        freeze(self._process.pid)
 
     def resume(self) -> None:
         os.kill(self._process.pid, signal.SIGCONT)

@@ -199,7 +199,7 @@ class Desk:
                 `first=1` for one that has been on its way for very long.
         """
         place = self.place(run, name)
-        text = json.dumps({**place, **(facts or {"expiry": 1})})
+        text = json.dumps({**place, **(facts or {"expiry": 1})}, separators=(",", ":"))
         stored = [f"{self.keys.prefix(0)}w:{each}" for each in place.get("names", ())]
         for key in stored or [self.keys.waiters(name)]:
             self.client.hset(key, run, text)

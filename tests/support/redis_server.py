@@ -18,7 +18,7 @@ from urllib.parse import quote
 import redis
 
 from tests.support import reaper
-from tests.support.waiting import wait_for
+from tests.support.waiting import freeze, wait_for
 
 
 def find_redis_server() -> str | None:
@@ -181,7 +181,7 @@ class RedisServer:
 
     def pause(self) -> None:
         """SIGSTOP: connections stay open and get no answer."""
-        os.kill(self.pid, signal.SIGSTOP)
+        freeze(self.pid)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -19,3 +22,10 @@ def wait_for(predicate: Callable[[], T], timeout: float = 10.0, what: str = "") 
         if time.monotonic() >= deadline:
             raise AssertionError(f"not seen within {timeout} s: {what or predicate}")
         time.sleep(0.01)
+
+
+def freeze(pid: int) -> None:
+    """SIGSTOP, until the process has really stopped: it goes on for a moment."""
+    os.kill(pid, signal.SIGSTOP)
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_PID, pid, os.WSTOPPED)

@@ -1,0 +1,95 @@
+"""A waiter that hears of its turn by itself, on a connection of its own.
+
+By way of the inbox's thread a grant wakes two threads, one after the other, which takes as long as
+the server does. One waiter of a process is spared that: in a worker process there is no other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ..errors import LockConfigError, LockUnavailable
+from . import ids
+from .answers import Notice
+from .keepalive import keepalive
+from .store import Line, LockStore
+from .threads import Bell
+
+# What another thread finds out of a lease that waits here, it learns so much later, in seconds.
+_LOOK = 0.25
+# One that was idle for so many seconds is looked at before use.
+_FRESH = 1.0
+
+
+class DirectBell(Bell):
+    """Rings when the server says so. For one thread at a time.
+
+    Args:
+        hear: called with each notice.
+
+    Raises:
+        LockUnavailable, LockConfigError: there is no connection for it.
+    """
+
+    __slots__ = ("_hear", "_line", "_store", "_used", "channel")
+
+    def __init__(self, store: LockStore, hear: Callable[[Notice], None]) -> None:
+        super().__init__()
+        self.channel = ids.nonce()
+        self._store = store
+        self._hear = hear
+        self._used = time.monotonic()
+        self._line: Line | None = None
+        self._open()
+
+    @property
+    def usable(self) -> bool:
+        return self._line is not None
+
+    def ring(self, *, from_native_thread: bool = False) -> None:
+        """Nothing: whoever waits looks for itself."""
+
+    def wait(self, seconds: float, still: Callable[[], bool]) -> None:
+        if not still():
+            return
+        seconds = min(seconds, _LOOK)
+        try:
+            if self._line is None:
+                self._open()
+                keepalive.look_now(self._store)  # whatever was sent meanwhile is gone
+            else:
+                self._take(self._line, seconds)
+        except (LockUnavailable, LockConfigError):
+            self.close()
+            time.sleep(seconds)
+        except BaseException:
+            # A signal in the middle of a message: whoever came next would read the rest of it.
+            self.close()
+            raise
+
+    def refresh(self) -> bool:
+        """Before it is used once more. False: its connection is gone."""
+        now = time.monotonic()
+        before, self._used = self._used, now
+        try:
+            # What came for those before is passed over.
+            while now - before > _FRESH and self._line is not None and self._take(self._line, 0.0):
+                pass
+        except LockUnavailable:
+            self.close()
+        return self._line is not None
+
+    def close(self) -> None:
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
+    def _take(self, line: Line, seconds: float) -> bool:
+        notice = line.hear(seconds)
+        if notice is not None:
+            self._hear(notice)
+        return notice is not None
+
+    def _open(self) -> None:
+        self._line = self._store.line(self.channel)

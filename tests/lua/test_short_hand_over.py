@@ -1,0 +1,194 @@
+"""The short way through `release`: where all in line are simple, the first gets the lock."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.simple import granted, in_a_row, kill, simple, wait
+
+PLAIN = ["r2", "r3", "r4"]
+
+
+def test_the_grant_goes_to_the_channel_and_the_hold_names_the_process(desk):
+    thread, process = desk.listen("p-1"), desk.listen("p")
+    in_a_row(desk, "r2", who="who r2")
+    desk.give_back("r1")
+
+    assert granted(thread.heard()) == ["r2"]
+    assert desk.client.hget(desk.keys.lock("a"), "@r2") == b"p who r2"
+    desk.store.force_release("a")
+    assert process.heard() == ["lost r2 n"]
+    assert thread.heard() == []
+
+
+@pytest.mark.parametrize("more", [{}, {"by_owner": True}], ids=["short", "long"])
+def test_the_grant_has_nonce_fence_and_time_of_the_place(desk, more):
+    inbox = desk.listen("p-1")
+    old = desk.fence("r1", "first")
+    wait(desk, "r2", owner="o", **more)
+    place = desk.place("r2")
+    desk.give_back("r1", "first")
+
+    expiry, fence, *rest = desk.client.hget(desk.keys.lock("a"), "r2").decode().split(" ")
+    assert inbox.heard() == [f"granted r2 n {fence}"]
+    assert int(fence) > old
+    assert int(expiry) == place["expiry"]
+    assert rest == ["n", "o", "n"], "no longer than 2^13 ms"
+    assert 60_000 < desk.client.pttl(desk.keys.lock("a")) <= 90_000
+    assert desk.client.exists(desk.keys.queue("a"), desk.keys.waiters("a")) == 0
+
+
+def test_the_first_in_line_gets_it_and_nobody_else(desk):
+    inbox = desk.listen("p-1")
+    in_a_row(desk, *PLAIN)
+    desk.give_back("r1")
+
+    assert granted(inbox.heard()) == ["r2"]
+    assert desk.holders() == ["r2"]
+    assert desk.waiters() == simple(desk) == ["r3", "r4"]
+
+
+def test_a_run_that_has_ended_hands_over_as_well_and_is_over(desk):
+    desk.listen("p-1")
+    in_a_row(desk, "r2")
+    desk.give_back("r1", ended="run", remember=60.0)
+
+    assert desk.holders() == ["r2"]
+    assert desk.client.get(desk.keys.tombstone("r1")) == b"*"
+    assert 50_000 < desk.client.pttl(desk.keys.tombstone("r1")) <= 60_000
+
+
+def test_an_attempt_that_has_ended_hands_over_as_well_and_is_over(desk):
+    desk.listen("p-1")
+    in_a_row(desk, "r2")
+    desk.give_back("r1", ended="attempt")
+
+    assert desk.holders() == ["r2"]
+    assert desk.client.get(desk.keys.tombstone("r1")) == b" n "
+
+
+def test_only_the_attempt_that_holds_hands_over(desk):
+    desk.listen("p-1")
+    in_a_row(desk, "r2")
+
+    assert not desk.give_back("r1", "other")
+    assert desk.holders() == ["r1"]
+
+
+def test_where_nobody_listens_at_the_head_the_next_one_gets_it(desk):
+    inbox = desk.listen("p-1")
+    in_a_row(desk)
+    wait(desk, "r2", "gone")
+    wait(desk, "r3")
+    wait(desk, "r4")
+    desk.give_back("r1")
+
+    assert granted(inbox.heard()) == ["r3"]
+    assert desk.holders() == ["r3"]
+    assert desk.waiters() == simple(desk) == ["r2", "r4"]
+
+
+def test_where_the_head_is_dead_the_next_one_gets_it(desk):
+    inbox = desk.listen("p-1")
+    in_a_row(desk, *PLAIN)
+    kill(desk, "r2")
+    desk.give_back("r1")
+
+    assert granted(inbox.heard()) == ["r3"]
+    assert desk.waiters() == simple(desk) == ["r4"]
+
+
+def test_the_dead_stay_in_line_while_the_lock_is_full_and_go_with_the_next_release(desk):
+    inbox = desk.listen("p-1")
+    in_a_row(desk, "r2", "r3")
+    kill(desk, "r2")
+    assert wait(desk, "r4") == 2
+
+    desk.give_back("r1")
+
+    assert granted(inbox.heard()) == ["r3"]
+    assert desk.waiters() == ["r4"]
+
+
+def test_where_the_head_is_dead_and_the_second_lets_in_another_both_get_it(desk):
+    inbox = desk.listen("p-1")
+    in_a_row(desk, "r2")
+    wait(desk, "r3", limits=(2,))
+    wait(desk, "r4", limits=(2,))
+    kill(desk, "r2")
+    desk.give_back("r1")
+
+    assert granted(inbox.heard()) == ["r3", "r4"]
+
+
+def test_behind_a_simple_head_the_others_get_in_by_their_own_limit(desk):
+    inbox = desk.listen("p-1")
+    in_a_row(desk, "r2")
+    wait(desk, "r3", limits=(2,))
+    desk.give_back("r1")
+
+    assert granted(inbox.heard()) == ["r2", "r3"]
+
+
+def test_where_another_holds_too_nobody_gets_in_before_that_has_ended(desk):
+    desk.listen("p-1")
+    in_a_row(desk, "r2")
+    desk.fence("inner", owner="r1", lineage=("r1",))
+
+    desk.give_back("r1")
+    assert desk.holders() == ["inner"]
+    desk.give_back("inner")
+    assert desk.holders() == ["r2"]
+
+
+@pytest.mark.parametrize("lost", ["r2", "r3", "r4"])
+def test_a_place_without_a_record_is_cleared_away(desk, lost):
+    desk.listen("p-1")
+    in_a_row(desk, *PLAIN)
+    desk.client.hdel(desk.keys.waiters("a"), lost)
+    first, second = [run for run in PLAIN if run != lost]
+
+    desk.give_back("r1")
+    assert desk.holders() == [first]
+    desk.give_back(first)
+    assert desk.holders() == [second]
+    desk.give_back(second)
+    assert desk.waiters() == []
+
+
+def test_the_lock_lives_as_long_as_the_grant(desk):
+    desk.listen("p-1")
+    desk.fence("r1", lease=1.0)
+    desk.queue("r2", wait=200.0, inbox="p-1")
+    desk.give_back("r1")
+
+    assert desk.holders() == ["r2"]
+    assert 250_000 < desk.client.pttl(desk.keys.lock("a")) <= 260_000
+
+
+def test_a_place_from_before_the_clock_was_set_back_lets_a_grant_live_no_longer_than_asked(desk):
+    desk.listen("p-1")
+    in_a_row(desk, "r2")
+    key, text = desk.keys.waiters("a"), desk.client.hget(desk.keys.waiters("a"), "r2").decode()
+    expiry = desk.place("r2")["expiry"]
+    desk.client.hset(key, "r2", text.replace(str(expiry), str(expiry + 3_600_000)))
+    desk.give_back("r1")
+
+    assert desk.store.inspect("a").holds[0].run == "r2"
+    assert float(desk.client.hget(desk.keys.lock("a"), "r2").split()[0]) < expiry + 5_000
+
+
+def test_a_run_that_gives_back_leaves_its_place_as_well(desk):
+    desk.listen("p-1")
+    in_a_row(desk, "r2")
+    held = desk.client.hgetall(desk.keys.lock("a"))
+    wait(desk, "own")
+    # Its lease ended unseen when it queued, and a renewal that was late is not to be ruled out.
+    as_if = {key.replace(b"r1", b"own"): value for key, value in held.items()}
+    desk.client.delete(desk.keys.lock("a"))
+    desk.client.hset(desk.keys.lock("a"), mapping=as_if)
+
+    desk.give_back("own")
+
+    assert desk.holders() == ["r2"]
+    assert desk.waiters() == []

@@ -1,0 +1,250 @@
+"""The short ways come to the same as the long one: random histories, each with them and without."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from celery_relock.core.answers import Beat, Claim, Heir, Queued
+from celery_relock.store.scripts import Script, scripts
+from tests.support.desk import Desk
+from tests.support.long import LONG
+from tests.support.twins import HOME, NAMES, RUNS, Twin, Twins
+
+HISTORIES, STEPS = (2000 if LONG else 28), 40
+CHANNELS = ("p-1", "p-2", "p", "parked")
+
+
+def without_short_ways(script: Script) -> Script:
+    source = script.source.replace("#keys == 3", "#keys == 0")
+    assert source != script.source, "the short ways are for one lock"
+    sha = hashlib.sha1(source.encode()).hexdigest()
+    return replace(script, source=source, sha=sha, call=script.call.replace(script.sha, sha))
+
+
+@pytest.fixture
+def both(script_server, namespace):
+    """Open two desks: the first has the short ways, the second has not."""
+    opened: list[Twins] = []
+    long = {verb: without_short_ways(scripts()[verb]) for verb in ("acquire", "release")}
+
+    def open_both() -> Twins:
+        which = (f"{namespace}-{way}-{len(opened)}" for way in ("short", "long"))
+        desks = [Desk(script_server.url, each) for each in which]
+        desks[1].store._scripts = {**scripts(), **long}
+        opened.append(Twins(*(Twin(desk, CHANNELS) for desk in desks)))
+        return opened[-1]
+
+    yield open_both
+    for twins in opened:
+        twins.close()
+
+
+class History:
+    """Random commands. The more `spice`, the fewer of them are plain."""
+
+    def __init__(self, twins: Twins, seed: int, took: Counter):
+        self.random, self.took = random.Random(seed), took
+        self.spice = (0.0, 0.01, 0.05, 0.3)[seed % 4]
+        self.twins, self.short = twins, twins.both[0]
+        # A run asks for the same locks again: its arguments are the same.
+        self.wants = {
+            run: self.random.choice([("a", "b"), ("b",)]) if self.spicy() else ("a",)
+            for run in RUNS
+        }
+        self.owners = {run: "o" if self.spicy() else run for run in RUNS}
+
+    def spicy(self) -> bool:
+        return self.random.random() < self.spice
+
+    def step(self) -> None:
+        plain = {self.wait: 16, self.end: 10, self.beat: 2, self.die: 1, self.forget: 2}
+        rare = {self.take: 1, self.lapse: 1, self.give_up: 1, self.renew: 1, self.turn: 0.5}
+        spice = {self.park: 3, self.resume: 1, self.withdraw: 1, self.force: 1}
+        verbs: dict[Callable[[], None], float] = spice if self.spicy() else plain | rare
+        self.random.choices(list(verbs), list(verbs.values()))[0]()
+        for name in NAMES:
+            self.simple_places_are_plain_and_at_the_front(name)
+
+    def claim(self) -> Claim:
+        some = self.random.choice
+        idle = [run for run in RUNS if not self.nonce_of(run)]
+        # Now and then one that waits or holds: the command is repeated, or is another attempt's.
+        run = some(idle if idle and self.random.random() < 0.85 else RUNS)
+        last = self.nonce_of(run) or "n"
+        return Claim(
+            run,
+            some(["n", "n2"]) if self.random.random() < 0.2 else last,
+            self.owners[run],
+            names=self.wants[run],
+            limits=(2 if self.spicy() else 1,) * len(self.wants[run]),
+            lease=some([300.0, 700.0]),
+            who=f"who {run}",
+            by_owner=self.spicy(),
+            lineage=(some(RUNS),) if self.spicy() else (),
+            stuck=(some(RUNS),) if self.spicy() else (),
+        )
+
+    def nonce_of(self, run: str) -> str:
+        """The attempt that holds or waits."""
+        for name in NAMES:
+            if hold := self.short.holds(name).get(run):
+                return hold[2]
+            if place := self.short.places(name).get(run):
+                return place["nonce"]
+        return ""
+
+    def wait(self) -> None:
+        claim, wait = self.claim(), self.random.choice([25.0, 50.0])
+        channel = self.random.choice(["p-1"] * 8 + ["p-2", "p-2", "gone"])
+        before = [run for name in NAMES for run in self.short.places(name)]
+        answer = self.ask(
+            f"wait {wait} {channel}",
+            claim,
+            lambda twin: twin.desk.store.acquire(claim, wait, "p", channel),
+        )
+        if isinstance(answer, Queued) and claim.run not in before:
+            self.took["waits"] += 1
+            place = self.short.places(claim.names[0]).get(claim.run, {})
+            self.took["short waits"] += place.get("simple", False)
+
+    def take(self) -> None:
+        claim = self.claim()
+        self.ask("take", claim, lambda twin: twin.desk.store.acquire(claim, 0.0, "p"))
+
+    def park(self) -> None:
+        more = (claim := self.claim())._asdict()
+        del more["run"], more["stuck"]
+        self.ask("park", claim, lambda twin: twin.desk.leave(claim.run, **more))
+
+    def ask(self, what: str, claim: Claim, command: Callable[[Twin], Any]) -> Any:
+        self.twins.bury(claim.run)
+        return self.twins.do(f"{what} {claim}", command, claim.names)
+
+    def end(self) -> None:
+        """Somebody gives back what it holds; now and then its heir is kept in the entry."""
+        name = self.random.choice(NAMES) if self.spicy() else "a"
+        if not (holds := self.short.holds(name)):
+            return
+        run = self.random.choice(list(holds))
+        ended = self.random.choice([""] * 6 + ["run", "attempt"])
+        self.release(run, holds[run][2], name, ended, self.spicy())
+
+    def give_up(self) -> None:
+        """Somebody leaves the queue, or gives back what it may not have."""
+        run = self.random.choice(RUNS)
+        nonce = (not self.spicy() and self.nonce_of(run)) or self.random.choice(["n", "n2"])
+        self.release(run, nonce, self.random.choice(NAMES) if self.spicy() else "a", "", False)
+
+    def release(self, run: str, nonce: str, name: str, ended: str, heir: bool) -> None:
+        self.twins.bury(run)
+        names = NAMES if self.spicy() else (name,)
+        to = Heir(self.random.choice(RUNS), 400.0) if heir else None
+        # Whether a lease had run out unseen is for the holder's own clock to say.
+        lapsed = any(
+            run in twin.locks[each][0] and run not in twin.holds(each)
+            for twin in self.twins.both
+            for each in names
+        )
+
+        looks: list[int] = []
+
+        def command(twin: Twin) -> Any:
+            looks.append(_long_grants(self.short))
+            found = twin.desk.store.release(
+                names, run, nonce, ended=ended, remember=900.0, home=HOME, heir=to
+            )
+            return found._replace(had=None) if lapsed else found
+
+        before = self.short.holds(name)
+        self.twins.do(f"release {run} {nonce} {names} {ended} {to}", command)
+        if run in before and self.short.holds(name).keys() - before.keys():
+            self.took["hand-overs"] += 1
+            self.took["short hand-overs"] += looks[0] == looks[1]
+
+    def beat(self) -> None:
+        name = self.random.choice(NAMES) if self.spicy() else "a"
+        if waiting := self.short.places(name):
+            run = self.random.choice(list(waiting))
+            beat = Beat(name, run, waiting[run]["nonce"], 300.0, 50.0)
+            self.twins.do(f"beat {beat}", lambda twin: twin.desk.store.heartbeat([beat])[0])
+
+    def renew(self) -> None:
+        name, run = self.random.choice(NAMES), self.random.choice(RUNS)
+        beat = Beat(name, run, "n", self.random.choice([300.0, 700.0]))
+        self.twins.do(f"renew {beat}", lambda twin: twin.desk.store.renew([beat]))
+
+    def die(self) -> None:
+        """A process that waits does not beat any more."""
+        name = self.random.choice(NAMES) if self.spicy() else "a"
+        waiting = [run for run, p in self.short.places(name).items() if not p.get("parked")]
+        if waiting:
+            run = self.random.choice(waiting)
+            self.twins.do(f"die {run} {name}", lambda twin: twin.kill(run, name))
+
+    def lapse(self) -> None:
+        """A process that holds does not renew any more, and nobody has looked yet."""
+        name = self.random.choice(NAMES)
+        if holds := self.short.holds(name):
+            run = self.random.choice(list(holds))
+            self.twins.do(f"lapse {run} {name}", lambda twin: twin.desk.lapse(run, name))
+
+    def forget(self) -> None:
+        """What is known of a run that has ended goes."""
+        run = self.random.choice(RUNS)
+        self.twins.do(f"forget {run}", lambda twin: twin.forget(run))
+
+    def turn(self) -> None:
+        self.twins.do("turn p-2", lambda twin: twin.ears.turn("p-2"))
+
+    def force(self) -> None:
+        name = self.random.choice(NAMES)
+        self.twins.do(f"force {name}", lambda twin: len(twin.desk.store.force_release(name)))
+
+    def resume(self) -> None:
+        due, by = self.random.random() < 0.5, f"by{len(self.twins.story)}"
+
+        def command(twin: Twin) -> Any:
+            if due:
+                twin.desk.all_due()
+            return twin.desk.store.resume(HOME, by)
+
+        self.twins.do(f"resume {due}", command)
+
+    def withdraw(self) -> None:
+        run = self.random.choice(RUNS)
+        self.twins.do(f"withdraw {run}", lambda twin: twin.desk.withdraw(run, HOME, 900.0))
+
+    def simple_places_are_plain_and_at_the_front(self, name: str) -> None:
+        lock = self.short.locks[name]
+        places = [json.loads(lock[2][run]) for run, _ in lock[1]]
+        simple = [place.get("simple", False) for place in places]
+        story = "\n".join(self.twins.story)
+        assert simple == sorted(simple, reverse=True), story
+        for place in places[: sum(simple)]:
+            assert (place["limits"], place["by_owner"]) == ([1], False), story
+            assert not {"names", "stuck", "lineage", "parked"} & place.keys(), story
+
+
+def _long_grants(twin: Twin) -> int:
+    """Rises with each hold that is written the long way: only that one sets a moment to end at."""
+    stats = twin.desk.client.info("commandstats")
+    return stats.get("cmdstat_pexpireat", {}).get("calls", 0)
+
+
+def test_with_and_without_the_short_ways_all_comes_to_the_same(both):
+    took: Counter = Counter()
+    for seed in range(HISTORIES):
+        history = History(both(), seed, took)
+        for _ in range(STEPS):
+            history.step()
+
+    assert took["short waits"] > took["waits"] / 4, took
+    assert took["short hand-overs"] > max(took["hand-overs"] / 5, HISTORIES / 2), took

@@ -1,0 +1,81 @@
+"""What takes the mark of simple places away again: only simple ones may be ahead of them."""
+
+from __future__ import annotations
+
+from celery_relock.core.answers import Claim, Held, Parked, Queued
+from tests.support.simple import in_a_row, kill, simple, wait
+
+PLAIN = ["r2", "r3", "r4"]
+
+
+def again(desk, run: str, nonce: str = "n2", **more):
+    """Another attempt, or another command, of a run."""
+    facts = {"owner": run, "names": ("a",), "limits": (1,), "lease": 30.0, **more}
+    return desk.store.acquire(Claim(run, nonce, **facts), 6.0, "p", "p-2")
+
+
+def test_a_place_that_is_taken_over_takes_the_mark_from_those_behind(desk):
+    in_a_row(desk, *PLAIN)
+    kill(desk, "r3")
+
+    assert isinstance(again(desk, "r3", by_owner=True), Queued)
+    assert desk.waiters() == PLAIN
+    assert simple(desk) == ["r2"]
+    assert desk.place("r3")["channel"] == "p-2"
+
+
+def test_a_place_that_is_asked_for_again_takes_the_mark_from_those_behind(desk):
+    in_a_row(desk, *PLAIN)
+
+    assert isinstance(again(desk, "r3", "n", limits=(2,)), Queued)
+    assert desk.waiters() == PLAIN
+    assert simple(desk) == ["r2"]
+
+
+def test_a_copy_that_is_put_before_all_takes_the_mark_from_them(desk):
+    in_a_row(desk, *PLAIN)
+
+    assert isinstance(desk.leave("r1", "n2"), Parked)
+    assert desk.waiters() == ["r1", *PLAIN]
+    assert simple(desk) == []
+    for key in ("q:a", "w:a", "m:a"):
+        assert desk.client.pttl(desk.keys.prefix(0) + key) == -1
+    wait(desk, "r5")
+    assert desk.client.pttl(desk.keys.queue("a")) == -1
+
+
+def test_who_parks_in_its_place_is_not_granted_but_sent_on(desk):
+    inbox = desk.listen("p-1")
+    in_a_row(desk, *PLAIN)
+    kill(desk, "r2")
+
+    assert isinstance(desk.leave("r2", "n2"), Parked)
+    assert simple(desk) == []
+    desk.give_back("r1")
+
+    assert desk.out() == ["r2"]
+    assert inbox.heard() == []
+    assert isinstance(desk.take("r2", "n3"), Held)
+
+
+def test_who_parks_in_its_place_before_a_very_long_line_is_sent_on_too(desk):
+    in_a_row(desk, *[f"w{i}" for i in range(300)])
+    kill(desk, "w0")
+
+    assert isinstance(desk.leave("w0", "n2"), Parked)
+    desk.give_back("r1")
+
+    assert desk.out() == ["w0"]
+
+
+def test_a_place_is_taken_over_though_one_of_its_lines_is_gone(desk):
+    in_a_row(desk, "r2")
+    desk.fence("other", names=("b",))
+    wait(desk, "r3", names=("a", "b"), limits=(1, 1))
+    desk.lapse_place("r3")
+    # Heartbeats of r2 keep the one line, nobody those of the other.
+    desk.client.delete(desk.keys.queue("b"), desk.keys.waiters("b"))
+
+    assert isinstance(again(desk, "r3", names=("a", "b"), limits=(1, 1)), Queued)
+    assert desk.waiters("a") == ["r2", "r3"]
+    assert desk.waiters("b") == ["r3"]

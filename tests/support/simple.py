@@ -1,0 +1,41 @@
+"""Waiting as most do: places that the scripts mark as simple."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery_relock.core.answers import Claim, Queued
+from tests.support.desk import Desk
+
+
+def wait(desk: Desk, run: str, channel: str = "p-1", **more: Any) -> int:
+    """Wait as a process does whose threads have a channel each; returns the rank."""
+    facts: dict[str, Any] = {"owner": run, "names": ("a",), "limits": (1,), "lease": 30.0, **more}
+    answer = desk.store.acquire(Claim(run, "n", **facts), 6.0, "p", channel)
+    assert isinstance(answer, Queued), answer
+    return answer.rank
+
+
+def simple(desk: Desk, name: str = "a") -> list[str]:
+    """The runs whose places have the mark, in order."""
+    return [run for run in desk.waiters(name) if desk.place(run, name).get("simple")]
+
+
+def kill(desk: Desk, run: str) -> None:
+    """Its place lapses and is else as it was, to the byte: the mark is looked for in the text."""
+    key, before = desk.keys.waiters("a"), desk.place(run)["expiry"]
+    text = desk.client.hget(key, run).decode()
+    desk.client.hset(key, run, text.replace(f'"expiry":{before}', '"expiry":1'))
+    assert desk.place(run)["expiry"] == 1
+    assert desk.client.hget(key, run).decode() != text
+
+
+def in_a_row(desk: Desk, *runs: str, **more: Any) -> list[int]:
+    """r1 has the lock, these wait; returns their ranks."""
+    desk.fence("r1")
+    return [wait(desk, run, **more) for run in runs]
+
+
+def granted(messages: list[str]) -> list[str]:
+    assert all(message.startswith("granted ") for message in messages)
+    return [message.split(" ")[1] for message in messages]
