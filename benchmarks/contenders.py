@@ -10,6 +10,9 @@ import redis
 import redis_lock
 
 from benchmarks import redisson
+from celery_relock.compose import NAMESPACE, engine_for
+from celery_relock.core import ids
+from celery_relock.core.answers import Claim
 from celery_relock.lock import Lock
 
 LEASE = 30
@@ -39,6 +42,37 @@ class TwoNoOps:
         self._client.evalsha(self._sha, 1, self._name, "owner", LEASE)
 
     release = acquire
+
+
+class KeptNoOps:
+    """The same through one connection of redis-py's that is kept: the room that this gives."""
+
+    def __init__(self, client: redis.Redis, name: str) -> None:
+        pool = client.connection_pool
+        self._link = pool.connection_class(**pool.connection_kwargs)
+        self._command = ("EVALSHA", client.script_load("return 1"), 1, name, "owner", LEASE)
+
+    def acquire(self) -> None:
+        self._link.send_command(*self._command)
+        self._link.read_response()
+
+    release = acquire
+
+
+class Commands:
+    """The commands that our `Lock` sends, without what it does to look after a lease."""
+
+    def __init__(self, client: redis.Redis, name: str) -> None:
+        self._store = engine_for(client, NAMESPACE).store
+        self._claim = Claim(
+            ids.new_id(), ids.nonce(), "owner", (f"{name}-bare",), (1,), LEASE, "bench"
+        )
+
+    def acquire(self) -> None:
+        self._store.acquire(self._claim)
+
+    def release(self) -> None:
+        self._store.release(self._claim.names, self._claim.run, self._claim.nonce)
 
 
 class TokenRing:
@@ -81,11 +115,15 @@ def pottery_redlock(client: redis.Redis, name: str) -> Held:
 
 
 LIMIT = "two no-op EVALSHA"
+KEPT = "the same, connection kept"
+COMMANDS = "celery-relock, its two commands"
 RING = "token ring"
 OURS = "celery-relock `Lock`"
 
 UNCONTENDED: dict[str, Make] = {
     LIMIT: TwoNoOps,
+    KEPT: KeptNoOps,
+    COMMANDS: Commands,
     OURS: ours,
     "redis-py `Lock`": redis_py,
     "python-redis-lock": python_redis_lock,

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import redis
 
-from benchmarks.contenders import LIMIT, UNCONTENDED, Make
+from benchmarks.contenders import COMMANDS, KEPT, LIMIT, UNCONTENDED, Make
 from benchmarks.rounds import table
 
 _MANY = 2000
 
+# No locks of their own.
+_NOT = (LIMIT, KEPT, COMMANDS)
+
 
 def measure(url: str) -> str:
     """Bytes of the keys of one held lock, how many keys, and the server's growth by many locks."""
-    rows = [(name, *_weigh(url, make)) for name, make in UNCONTENDED.items() if name != LIMIT]
+    rows = [(name, *_weigh(url, make)) for name, make in UNCONTENDED.items() if name not in _NOT]
     head = ["contender", "`MEMORY USAGE`, bytes per lock", "keys per lock"]
     return table([*head, f"growth of the server by {_MANY:,} locks, bytes per lock"], rows)
 
