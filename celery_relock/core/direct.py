@@ -18,8 +18,6 @@ from .threads import Bell
 
 # What another thread finds out of a lease that waits here, it learns so much later, in seconds.
 _LOOK = 0.25
-# One that was idle for so many seconds is looked at before use.
-_FRESH = 1.0
 
 
 class DirectBell(Bell):
@@ -32,14 +30,13 @@ class DirectBell(Bell):
         LockUnavailable, LockConfigError: there is no connection for it.
     """
 
-    __slots__ = ("_hear", "_line", "_store", "_used", "channel")
+    __slots__ = ("_hear", "_line", "_store", "channel")
 
     def __init__(self, store: LockStore, hear: Callable[[Notice], None]) -> None:
         super().__init__()
         self.channel = ids.nonce()
         self._store = store
         self._hear = hear
-        self._used = time.monotonic()
         self._line: Line | None = None
         self._open()
 
@@ -59,37 +56,22 @@ class DirectBell(Bell):
                 self._open()
                 keepalive.look_now(self._store)  # whatever was sent meanwhile is gone
             else:
-                self._take(self._line, seconds)
+                notice = self._line.hear(seconds)
+                if notice is not None:  # it may be for one who waited here before
+                    self._hear(notice)
         except (LockUnavailable, LockConfigError):
+            if self._line is None:
+                time.sleep(seconds)  # heartbeats look meanwhile
             self.close()
-            time.sleep(seconds)
         except BaseException:
             # A signal in the middle of a message: whoever came next would read the rest of it.
             self.close()
             raise
 
-    def refresh(self) -> bool:
-        """Before it is used once more. False: its connection is gone."""
-        now = time.monotonic()
-        before, self._used = self._used, now
-        try:
-            # What came for those before is passed over.
-            while now - before > _FRESH and self._line is not None and self._take(self._line, 0.0):
-                pass
-        except LockUnavailable:
-            self.close()
-        return self._line is not None
-
     def close(self) -> None:
         if self._line is not None:
             self._line.close()
             self._line = None
-
-    def _take(self, line: Line, seconds: float) -> bool:
-        notice = line.hear(seconds)
-        if notice is not None:
-            self._hear(notice)
-        return notice is not None
 
     def _open(self) -> None:
         self._line = self._store.line(self.channel)

@@ -115,6 +115,7 @@ def test_a_contended_cycle_costs_three_commands_at_the_most(
         for _ in range(cycles):
             lease = one.held("a", wait=30.0)
             order.append(me)
+            time.sleep(0.004)  # whoever has just been in is back in line before
             one.release(lease)
 
     one.release(one.held("a"))
