@@ -76,8 +76,9 @@ local function wait_simply()
   end
   local waiters = prefix .. 'w:' .. string.sub(first, string.len(prefix) + 3)
   local last = redis.call('ZREVRANGE', queue, 0, 0, 'WITHSCORES')
-  local known = redis.call('HMGET', waiters, run, last[1] or run)
-  if known[1] or last[1] and not Base.is_simple(known[2]) then
+  local head = redis.call('ZRANGE', queue, 0, 0)[1]
+  local known = redis.call('HMGET', waiters, run, last[1] or run, head or run)
+  if known[1] or head and not (Base.is_simple(known[2]) and Base.is_alive(known[3], now)) then
     return nil
   end
   local ticket = math.max(micros, tonumber(last[2] or 0) + 1)

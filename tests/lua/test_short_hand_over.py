@@ -98,16 +98,25 @@ def test_where_the_head_is_dead_the_next_one_gets_it(desk):
     assert desk.waiters() == simple(desk) == ["r4"]
 
 
-def test_the_dead_stay_in_line_while_the_lock_is_full_and_go_with_the_next_release(desk):
-    inbox = desk.listen("p-1")
+def test_the_dead_at_the_head_go_with_the_next_who_waits(desk):
     in_a_row(desk, "r2", "r3")
     kill(desk, "r2")
+
+    assert wait(desk, "r4") == 1
+    assert desk.waiters() == ["r3", "r4"]
+
+
+def test_the_dead_behind_the_head_go_with_the_release_that_comes_to_them(desk):
+    inbox = desk.listen("p-1")
+    in_a_row(desk, "r2", "r3")
+    kill(desk, "r3")
     assert wait(desk, "r4") == 2
 
     desk.give_back("r1")
+    desk.give_back("r2")
 
-    assert granted(inbox.heard()) == ["r3"]
-    assert desk.waiters() == ["r4"]
+    assert granted(inbox.heard()) == ["r2", "r4"]
+    assert desk.waiters() == []
 
 
 def test_where_the_head_is_dead_and_the_second_lets_in_another_both_get_it(desk):
