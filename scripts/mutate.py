@@ -41,7 +41,7 @@ notices is a missing test; the command then ends with status 1. This page is its
 The examples name what they check; of the property test the check that failed first is named.
 
 `RELOCK_LONG=1 python -m pytest tests/property` runs the property test for 20,000 histories of up to
-60 steps instead of 300 of up to 30.
+60 steps instead of 200 of up to 30.
 
 """
 
