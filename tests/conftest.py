@@ -12,7 +12,9 @@ import pytest
 import redis
 
 from tests.support import Journal, RedisServer, Worker, find_redis_server
+from tests.support.rabbitmq import find_rabbitmq_server
 from tests.support.sentinel import Watched
+from tests.support.shared_rabbitmq import SharedRabbit
 
 
 @pytest.fixture(scope="session")
@@ -34,6 +36,21 @@ def redis_server(redis_binary: str) -> Iterator[RedisServer]:
     # Celery's results say goodbye to Redis when they are collected, and try for long if it is gone.
     gc.collect()
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedRabbit]:
+    """One for the whole run, in all its processes. Without one the test is skipped, on a CI machine
+    it fails."""
+    if find_rabbitmq_server() is None:
+        missing = "no rabbitmq-server (on Debian: apt-get install rabbitmq-server)"
+        if os.environ.get("CI", "").lower() not in ("", "0", "false"):
+            pytest.fail(missing)
+        pytest.skip(missing)
+    folder = tmp_path_factory.getbasetemp()
+    server = SharedRabbit(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder)
+    yield server
+    server.close()
 
 
 @pytest.fixture

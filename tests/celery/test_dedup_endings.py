@@ -3,7 +3,6 @@ does. On a Redis and on a RabbitMQ broker."""
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 import uuid
@@ -15,7 +14,6 @@ from celery.exceptions import TaskRevokedError
 from celery_relock import compose
 from tests.celery.test_copies import Message
 from tests.support import wait_for
-from tests.support.rabbitmq import RabbitServer, find_rabbitmq_server
 
 
 @pytest.fixture(scope="module")
@@ -24,22 +22,15 @@ def on_redis(module_worker):
 
 
 @pytest.fixture(scope="module")
-def on_rabbitmq(module_worker):
-    if not find_rabbitmq_server():
-        missing = "no rabbitmq-server: install RabbitMQ"
-        if os.environ.get("CI", "").lower() not in ("", "0", "false"):
-            pytest.fail(missing)
-        pytest.skip(missing)
-    server = RabbitServer()
+def on_rabbitmq(module_worker, rabbitmq):
     worker = module_worker(
         "tests.celery.apps.dedup",
         concurrency=2,
         namespace=f"ns{uuid.uuid4().hex[:12]}",
-        env={"RELOCK_TEST_BROKER": server.url},
+        env={"RELOCK_TEST_BROKER": rabbitmq.url},
     )
     yield worker
     worker.close()
-    server.stop()
 
 
 @pytest.fixture

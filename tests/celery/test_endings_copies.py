@@ -11,26 +11,12 @@ import pytest
 from tests.support import wait_for
 from tests.support.endings import record, row
 from tests.support.proofs import Case
-from tests.support.rabbitmq import RabbitServer, find_rabbitmq_server
 from tests.support.tcp import TcpProxy
 
 APP = "tests.celery.apps.endings"
 TRANSPORT, SETTINGS = "RELOCK_TEST_TRANSPORT", "RELOCK_TEST_SETTINGS"
 BROKER = "RELOCK_TEST_BROKER"
 SOON = {TRANSPORT: '{"visibility_timeout": 1}'}
-
-
-@pytest.fixture(scope="module")
-def rabbitmq():
-    """A RabbitMQ. Without one the test is skipped, on a CI machine it fails."""
-    if find_rabbitmq_server() is None:
-        missing = "no rabbitmq-server (on Debian: apt-get install rabbitmq-server)"
-        (pytest.fail if os.environ.get("CI", "") not in ("", "0", "false") else pytest.skip)(
-            missing
-        )
-    server = RabbitServer()
-    yield server
-    server.stop()
 
 
 def _case(worker, url, ack="late", locked=True, body="stays"):

@@ -13,7 +13,8 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 
 from tests.support import wait_for
-from tests.support.endings import record, row
+from tests.support.apps import LOOK_EVERY
+from tests.support.endings import RECORD, record, row
 from tests.support.parked import lock_of
 from tests.support.proofs import Case
 from tests.support.proxy import Proxy
@@ -21,6 +22,8 @@ from tests.support.proxy import Proxy
 APP = "tests.celery.apps.endings"
 INSIDE_ACQUIRE, INSIDE_RELEASE = "a signal inside the claim", "a signal inside the give-back"
 WAITING = "a signal while it waits in its slot"
+# The figures of the table are those of a worker that looks as it does by itself.
+SOON = {} if RECORD in os.environ else {LOOK_EVERY: "0.3"}
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +34,7 @@ def proxy(redis_server):
 
 @pytest.fixture(scope="module")
 def worker(module_worker, proxy):
-    env = {"RELOCK_TEST_SETTINGS": json.dumps({"relock_url": proxy.url})}
+    env = {**SOON, "RELOCK_TEST_SETTINGS": json.dumps({"relock_url": proxy.url})}
     return module_worker(APP, concurrency=1, env=env)
 
 
@@ -66,7 +69,8 @@ def test_nothing_is_left_when_the_command_was(worker, proxy, row, sig, executed,
 
 @pytest.fixture(scope="module")
 def plain_worker(module_worker):
-    return module_worker(APP, concurrency=2, namespace=f"ns-waits-{uuid.uuid4().hex[:8]}")
+    names = f"ns-waits-{uuid.uuid4().hex[:8]}"
+    return module_worker(APP, concurrency=2, namespace=names, env=SOON)
 
 
 @pytest.mark.parametrize("how", ["SIGUSR1", "SIGTERM", "SIGQUIT", "SIGKILL", "revoke"])

@@ -127,15 +127,20 @@ def test_another_worker_of_the_host_frees_what_a_killed_one_held(worker, row, re
     _later(worker, sent, client, env=SOON)
 
 
+@pytest.fixture(scope="module")
+def another(module_worker):
+    """Lives on beside those that are killed."""
+    return module_worker(APP, concurrency=1, env={SETTINGS: '{"task_default_queue": "elsewhere"}'})
+
+
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet", "solo"])
 @row("SIGKILL to the worker, another one on the host")
 def test_it_is_enough_that_the_main_process_is_killed_in_every_pool(
-    worker, row, pool, redis_url, client
+    module_worker, another, row, pool, redis_url, client
 ):
     if pool in ("gevent", "eventlet"):
         pytest.importorskip(pool)
-    worker(APP, concurrency=1, env={SETTINGS: '{"task_default_queue": "elsewhere"}'})
-    doomed = worker(APP, pool=pool, concurrency=2)
+    doomed = module_worker(APP, pool=pool, concurrency=2)
     (case,) = _sent(doomed, redis_url, kinds=(True,), acks=("early",))
     case.ends_now()
     doomed.kill()  # the children of prefork end with it

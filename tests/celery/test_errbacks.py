@@ -12,11 +12,12 @@ import pytest
 from celery_relock import Lock
 from celery_relock.errors import LockConflict
 from tests.support import wait_for
+from tests.support.apps import LOOK_EVERY
 
 
 @pytest.fixture(scope="module")
 def worker(module_worker):
-    return module_worker("tests.celery.apps.errbacks", concurrency=3)
+    return module_worker("tests.celery.apps.errbacks", concurrency=3, env={LOOK_EVERY: "0.3"})
 
 
 @pytest.fixture

@@ -11,13 +11,14 @@ from celery import chain
 
 from celery_relock import Lock, locked
 from celery_relock.errors import LockLost
+from tests.support.apps import LOOK_EVERY
 
 GAP = 0.5
 
 
 @pytest.fixture(scope="module")
 def worker(module_worker):
-    started = module_worker("tests.celery.apps.workflows", concurrency=2)
+    started = module_worker("tests.celery.apps.workflows", concurrency=2, env={LOOK_EVERY: "0.3"})
     yield started
     # Results look for their Redis when they go, so they go while it is there.
     started.module.app.backend._pending_results.concrete.clear()

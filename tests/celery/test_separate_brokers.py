@@ -14,7 +14,6 @@ from celery import chain
 from celery_relock import Lock, compose
 from tests.engine.test_connections_acl import PASSWORD, least
 from tests.support import RedisServer, leftovers, wait_for
-from tests.support.rabbitmq import RabbitServer, find_rabbitmq_server
 from tests.support.tls import Authority, free_port, speaks_tls
 
 
@@ -47,15 +46,6 @@ def locks(redis_binary, tmp_path_factory):
     server.stop()
 
 
-@pytest.fixture(scope="module")
-def rabbit():
-    if not find_rabbitmq_server():
-        _missing("no rabbitmq-server: install RabbitMQ")
-    server = RabbitServer()
-    yield server
-    server.stop()
-
-
 @pytest.fixture(scope="module", params=["no results", "rabbitmq", "least rights", "tls"])
 def worker(request, module_worker, locks):
     """A worker whose results, but for the first two, are with the broker; its locks never are."""
@@ -63,7 +53,7 @@ def worker(request, module_worker, locks):
     if request.param in ("no results", "rabbitmq"):
         env["RELOCK_TEST_RESULTS"] = "none"
     if request.param == "rabbitmq":
-        env["RELOCK_TEST_BROKER"] = request.getfixturevalue("rabbit").url
+        env["RELOCK_TEST_BROKER"] = request.getfixturevalue("rabbitmq").url
     if request.param == "least rights":
         rules = [rule.replace("relock", namespace) for rule in least()]
         locks.client().execute_command("ACL", "SETUSER", "worker", "on", f">{PASSWORD}", *rules)

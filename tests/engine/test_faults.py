@@ -85,7 +85,7 @@ def url_as(server: RedisServer, login: str) -> str:
 def test_a_replica_is_told_as_one_and_its_master_may_be_found_by_trying_again(
     start: Start, connect: Connect
 ) -> None:
-    master = start()
+    master = start("--repl-diskless-sync-delay", "0")
     replica = start("--replicaof", "127.0.0.1", str(master.port))
     client = connect(replica.url)
     wait_for(lambda: client.info("replication")["master_link_status"] == "up", what="the link")
@@ -95,7 +95,7 @@ def test_a_replica_is_told_as_one_and_its_master_may_be_found_by_trying_again(
 
 
 def test_a_replica_without_its_master_is_told_as_one(start: Start, connect: Connect) -> None:
-    master = start()
+    master = start("--repl-diskless-sync-delay", "0")
     replica = start("--replicaof", "127.0.0.1", str(master.port))
     client = connect(replica.url)
     wait_for(lambda: client.info("replication")["master_link_status"] == "up", what="the link")

@@ -25,12 +25,20 @@ from celery_relock.store.connection import Connections
 from celery_relock.store.line import Line
 from celery_relock.store.pools import pool_from_url
 from tests.engine.conftest import Runs
-from tests.engine.test_green import both
+from tests.engine.test_green import EVENTLET, GEVENT
 from tests.support import RedisServer, programs, wait_for
+from tests.support.long import LONG
 from tests.support.sentinel import Watched
 
 _numbers = itertools.count()
 WAYS = ("killed", "frozen", "told")
+
+
+@pytest.fixture(autouse=True)
+def everybody_looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A master that was told to hand over stays one for seconds, and what is sent to it is lost. A
+    kept connection looks each two seconds for where it is; a failover can be over sooner."""
+    monkeypatch.setattr(finder, "LOOK_EVERY", 0.05)
 
 
 @pytest.fixture
@@ -126,7 +134,8 @@ def test_a_failover_is_waited_for_and_what_is_held_renewed_and_waited_for_outliv
     assert lost == []
 
 
-@pytest.mark.parametrize("how", WAYS)
+# The short form leaves "killed" to the greenlets below, who hold through that.
+@pytest.mark.parametrize("how", WAYS if LONG else WAYS[1:])
 def test_a_hold_is_renewed_through_a_failover_by_itself(
     service: Watched, namespace: str, lost: list[LockEvent], how: str
 ) -> None:
@@ -200,7 +209,9 @@ def test_fences_rise_from_master_to_master(service: Watched, namespace: str) -> 
     assert fences == sorted(set(fences))
 
 
-@pytest.mark.parametrize("how", WAYS)
+# The short form leaves out "killed", which closes connections at once: a waiter gets in after that
+# above.
+@pytest.mark.parametrize("how", WAYS if LONG else WAYS[1:])
 def test_the_inbox_follows_so_that_a_waiter_hears_of_its_turn_by_message(
     service: Watched, namespace: str, how: str
 ) -> None:
@@ -325,7 +336,10 @@ def test_who_waited_for_longer_than_a_place_lives_gets_in_line_again(
     assert two.release(waiter)
 
 
-@both
+# The short form leaves out eventlet, whose waits test_green has.
+@pytest.mark.parametrize(
+    "green", [GEVENT, *([EVENTLET] if LONG else [])], ids=["gevent", "eventlet"][: 1 + LONG]
+)
 def test_greenlets_hold_and_wait_through_a_failover(
     green: str, service: Watched, namespace: str
 ) -> None:

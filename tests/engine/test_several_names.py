@@ -13,12 +13,15 @@ from celery_relock.core.lease import Lease, State
 from tests.engine.conftest import Runs
 from tests.support import leftovers, wait_for
 from tests.support.companion import running
+from tests.support.long import LONG
 
+# Each of four threads and a process beside them; the short form has some hundred turns in all.
+TURNS_EACH = 60 if LONG else 25
 TURNS = """
 import random
 here = engine()
 names = {names}
-for turn in range(60):
+for turn in range({turns}):
     taken = held(here, *random.sample(names, 2), wait=20.0)
     here.release(taken)
 say("done")
@@ -146,7 +149,7 @@ def test_processes_and_threads_that_want_any_two_of_three_never_deadlock(
     inside = dict.fromkeys(names, 0)
 
     def work() -> None:
-        for _ in range(60):
+        for _ in range(TURNS_EACH):
             chosen = random.sample(names, 2)
             lease = one.held(*chosen, wait=20.0)
             for name in chosen:
@@ -164,7 +167,7 @@ def test_processes_and_threads_that_want_any_two_of_three_never_deadlock(
         except BaseException as error:
             failures.append(error)
 
-    with running(TURNS.format(names=names), redis_url, namespace) as other:
+    with running(TURNS.format(names=names, turns=TURNS_EACH), redis_url, namespace) as other:
         threads = [threading.Thread(target=guarded) for _ in range(4)]
         for thread in threads:
             thread.start()

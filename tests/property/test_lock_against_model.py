@@ -27,7 +27,7 @@ def test_redis_and_the_model_agree_and_every_invariant_holds(redis_url):
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=20_000 if LONG else 300,
+            max_examples=20_000 if LONG else 200,
             stateful_step_count=60 if LONG else 30,
             deadline=None,
             phases=phases,

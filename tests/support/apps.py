@@ -6,8 +6,13 @@ import os
 from typing import Any
 
 from celery import Celery
+from celery.concurrency.asynpool import AsynPool
 
 from tests.support.keys import BENCH_PREFIX
+
+# Seconds after which a worker looks for children that have ended: five by itself, in which nothing
+# becomes of their tasks. Not for tests of how soon a lock is free: it could be by this.
+LOOK_EVERY = "RELOCK_TEST_LOOK_EVERY"
 
 
 class _App(Celery):
@@ -40,4 +45,6 @@ def make_app(name: str, **settings: Any) -> Celery:
         relock_namespace=namespace,
     )
     app.conf.update(settings)
+    if every := os.environ.get(LOOK_EVERY):
+        AsynPool.timers = property(lambda pool: {pool.maintain_pool: float(every)})
     return app

@@ -12,6 +12,8 @@ from typing import Any
 from urllib.parse import quote
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from tests.support import reaper
 from tests.support.redis_server import RedisServer, _free_port
@@ -50,7 +52,8 @@ class Watcher:
         return process.poll() is None
 
     def _answers(self) -> bool:
-        with contextlib.suppress(redis.ConnectionError), self.client() as client:
+        once = Retry(NoBackoff(), 0)
+        with contextlib.suppress(redis.ConnectionError), self.client(retry=once) as client:
             try:
                 return bool(client.ping())
             except redis.AuthenticationError:
@@ -122,13 +125,22 @@ class Watched:
             watch = self._watch(self.servers[0].port, sentinels // 2 + 1, round(down_after * 1000))
             for _ in range(sentinels):
                 self.sentinels.append(Watcher(binary, watch))
+            self._have("publish-period", 200, "info-period", 500, "ping-period", 200)
             self.whole()
+            # As it is by itself, but for what only makes a failover take longer.
+            self._have("publish-period", 2000, "info-period", 10_000, "ask-period", 200)
         except BaseException:
             self.stop()
             raise
 
     def _server(self, binary: str) -> RedisServer:
         return RedisServer(*self._config, binary=binary, password=self.password)
+
+    def _have(self, *periods: str | int) -> None:
+        """How often the Sentinels do what. Those of Redis 6.2 cannot be told."""
+        for each in self.sentinels:
+            with contextlib.suppress(redis.ResponseError), self._ask(each) as client:
+                client.execute_command("SENTINEL", "DEBUG", *periods)
 
     def _watch(self, port: int, quorum: int, down_after: int) -> str:
         of = self.service

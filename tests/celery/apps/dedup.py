@@ -149,7 +149,7 @@ def ends_late(self, account, how):
     return end(self, account, how)
 
 
-@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_done", lock_ttl=4)
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_done", lock_ttl=2)
 def ends_by_its_lease(self, account, how):
     return end(self, account, how)
 

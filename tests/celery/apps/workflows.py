@@ -190,7 +190,13 @@ def probes(previous, key):
     """Whether a stranger could take the lock now."""
     lock = Lock(app.conf.relock_url, key, namespace=app.conf.relock_namespace, owner="stranger")
     taken = []
-    thread = threading.Thread(target=lambda: taken.append(lock.acquire(blocking=False)))
+
+    def try_it():
+        taken.append(lock.acquire(blocking=False))
+        if taken[0]:
+            lock.release()  # else whoever comes next waits until the lease is over
+
+    thread = threading.Thread(target=try_it)
     thread.start()
     thread.join()
     return [previous, taken[0]]
