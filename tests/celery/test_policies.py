@@ -77,7 +77,7 @@ def _final(result):
 def _plain(canvas, final, noted):
     if final == "marker":
         return "; no link is called" if not noted() else "; a link is called"
-    assert noted()
+    wait_for(noted, what="the link")
     return f"; its {'links' if final == 'result' else 'errbacks'} are called"
 
 

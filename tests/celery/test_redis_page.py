@@ -17,7 +17,7 @@ from celery_relock import LockedTask, errors
 from celery_relock.task.declaration import engine_of
 from celery_relock.task.settings import store_settings
 from tests.engine.test_connections_acl import PASSWORD, least
-from tests.support import RedisServer
+from tests.support import RedisServer, wait_for
 from tests.support.cluster import ClusterServers
 from tests.support.sentinel import Watcher
 from tests.support.tls import Authority, free_port, speaks_tls
@@ -40,7 +40,8 @@ FAILURES = {
 def place(redis_binary: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A Redis that is reached in all the ways of the page."""
     folder, tls = tmp_path_factory.mktemp("place"), free_port()
-    files, config = {}, ("--unixsocket", str(folder / "redis.sock"))
+    config: tuple[str, ...] = ("--unixsocket", str(folder / "redis.sock"))
+    files, config = {}, (*config, "--repl-diskless-sync-delay", "0")
     if speaks_tls(redis_binary):
         authority = Authority(folder)
         config += authority.server_config(port=tls)
@@ -51,6 +52,7 @@ def place(redis_binary: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     server.client().execute_command("ACL", "SETUSER", "relock", "on", f">{PASSWORD}", *least())
     replica = RedisServer(binary=redis_binary)
     replica.client().replicaof("127.0.0.1", server.port)
+    wait_for(lambda: server.client().wait(1, 100) == 1, what="the replica")
     watch = f'sentinel monitor shop 127.0.0.1 {server.port} 1\nrequirepass "{PASSWORD}"'
     sentinel = Watcher(redis_binary, watch)
     names = {"/run/redis/redis.sock": str(folder / "redis.sock"), **files}
