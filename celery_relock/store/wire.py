@@ -47,9 +47,14 @@ def _answer(link: Any, script: Script, keys: Sequence[str], args: Sequence[str])
         answer = read(link)
     if isinstance(answer, NoScriptError):
         answer = evaluate(link, script, keys, args)
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+    try:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+    finally:
+        del (
+            answer
+        )  # its traceback has this frame, and that the connection: a ring, until it is found
 
 
 @cache
@@ -72,7 +77,10 @@ def several(link: Any, script: Script, calls: Sequence[Call]) -> list[Any]:
             if isinstance(answer, NoScriptError):
                 answer = evaluate(link, script, keys, args)
             if isinstance(answer, Exception):
-                raise answer
+                try:
+                    raise answer
+                finally:
+                    del answer, answers  # as in `_answer`
             replies.append(answer)
     return replies
 
