@@ -52,9 +52,8 @@ def _answer(link: Any, script: Script, keys: Sequence[str], args: Sequence[str])
             raise answer
         return answer
     finally:
-        del (
-            answer
-        )  # its traceback has this frame, and that the connection: a ring, until it is found
+        # Its traceback has this frame, and that the connection: a ring, until somebody looks for it.
+        del answer
 
 
 @cache
