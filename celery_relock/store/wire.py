@@ -52,7 +52,8 @@ def _answer(link: Any, script: Script, keys: Sequence[str], args: Sequence[str])
             raise answer
         return answer
     finally:
-        # Its traceback has this frame, and that the connection: a ring, until somebody looks for it.
+        # Its traceback has this frame, and that the connection: a ring, until somebody looks for
+        # it.
         del answer
 
 
