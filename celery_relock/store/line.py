@@ -16,8 +16,8 @@ from ..core.answers import Notice
 from ..errors import LockUnavailable
 from . import replies
 from .faults import translate
+from .wire import PING
 
-_PING = b"*1\r\n$4\r\nPING\r\n"
 # A connection whose other end is gone in silence: asked after so many seconds without a word, given
 # up after so many.
 _ASK, _GIVE_UP = 15.0, 30.0
@@ -81,7 +81,7 @@ class Line:
             raise LockUnavailable("the inbox's connection no longer answers")
         if silent > _ASK:
             with contextlib.suppress(OSError):  # then it stays silent
-                self._sock.sendall(_PING)
+                self._sock.sendall(PING)
 
     def _next(self, seconds: float) -> list[Any]:
         """The next message or answer of the server's, in parts."""
