@@ -61,7 +61,11 @@ def runs(cluster: ClusterServers, namespace: str) -> Callable[..., Runs]:
 
 def copied(cluster: ClusterServers, master: RedisServer) -> None:
     """Returns when the replicas have all that was written by now."""
-    assert cluster.admin(master).execute_command("WAIT", 1, 5000) >= 1
+    with cluster.admin(master).pipeline(transaction=False) as pipe:
+        # WAIT is about what came before on its own connection; any command brings that up to now.
+        pipe.ping()
+        pipe.execute_command("WAIT", 1, 5000)
+        assert pipe.execute()[1] >= 1
 
 
 def master_of(cluster: ClusterServers, name: str, namespace: str) -> RedisServer:
