@@ -20,6 +20,7 @@ from redis.exceptions import TimeoutError as ReadTimeout
 from ..core import process
 from ..errors import RelockError
 from . import wire
+from .busy_poll import BusyPoll
 from .faults import repeatable, translate
 from .scripts import Script
 from .wire import Call
@@ -59,6 +60,7 @@ class Connections:
         self._failed_at = -1e9
         self._pid = process.pid
         self._idle: deque[tuple[float, Any]] = deque()
+        self._poll = BusyPoll()
 
     def run(
         self, script: Script, keys: Sequence[str], args: Sequence[str], last: bool = False
@@ -72,8 +74,10 @@ class Connections:
             LockUnavailable, LockConfigError: translated from what redis-py raises.
         """
         packed = wire.pack(script, keys, args)
-        send = wire.one_last if last else wire.one
-        return self._repeat(send, (packed, script, keys, args), script.name)
+        what = packed, script, keys, args
+        if last:
+            return self._repeat(wire.one_last, what, script.name)
+        return self._repeat(wire.one, (*what, self._poll), script.name)
 
     def run_all(
         self, script: Script, calls: Sequence[Call], within: float | None = None

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from redis.exceptions import NoScriptError, ResponseError
 
+from .busy_poll import BusyPoll
 from .scripts import Script
 
 Call: TypeAlias = tuple[Sequence[str], Sequence[str]]
@@ -17,8 +18,17 @@ IN_FLIGHT = 4
 PING = b"*1\r\n$4\r\nPING\r\n"
 
 
-def one(link: Any, packed: bytes, script: Script, keys: Sequence[str], args: Sequence[str]) -> Any:
+def one(
+    link: Any,
+    packed: bytes,
+    script: Script,
+    keys: Sequence[str],
+    args: Sequence[str],
+    poll: BusyPoll,
+) -> Any:
     _send(link, packed)
+    if _is_plain(link.__class__):
+        poll.wait(link._sock)
     return _answer(link, script, keys, args)
 
 
