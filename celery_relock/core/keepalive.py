@@ -15,9 +15,11 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from typing import TypeAlias
 
 from .answers import Held, Queued
 from .lease import LONG, Lease, State
+from .outage import outages
 from .store import LockStore
 from .threads import Aside, native_lock, start_native_thread
 
@@ -29,6 +31,7 @@ _TOGETHER = 0.25
 # other end is gone in silence; the lower one, for a server that is only slow.
 _SHORTEST, _LONGEST = 0.2, 5.0
 
+_Route: TypeAlias = tuple[LockStore, object]
 _aside = Aside()
 
 
@@ -47,6 +50,7 @@ class KeepAlive:
         self._bell.acquire()
         self._wake_at = 0.0
         self._used = False
+        self._outages = outages("leases could not be renewed", _aside)
 
     def add(self, lease: Lease) -> None:
         """Look after a lease from now on. Again after each change that makes it due sooner."""
@@ -116,7 +120,7 @@ class KeepAlive:
     def _pass(self) -> float:
         """Look after everything that is due. Returns when the next look is due."""
         now = time.monotonic()
-        routes: dict[tuple[LockStore, object], tuple[list[Lease], list[Lease]]] = {}
+        routes: dict[_Route, tuple[list[Lease], list[Lease]]] = {}
         self._tell_losses()
         for lease in self.leases():
             if now >= lease.listen_at and lease.listen is not None:
@@ -129,9 +133,9 @@ class KeepAlive:
                     held.append(lease)
                 elif lease.state is State.WAITING:
                     waiting.append(lease)
-        for (store, _), (held, waiting) in routes.items():
-            self._guarded(self._renew, store, held)
-            self._guarded(self._heartbeat, store, waiting)
+        for route, (held, waiting) in routes.items():
+            self._guarded(self._renew, route, held)
+            self._guarded(self._heartbeat, route, waiting)
         # After a short lock comes another: nobody rings for that if the thread looks all the same.
         used, self._used = self._used, False
         idle = now + LONG if used else math.inf
@@ -144,20 +148,16 @@ class KeepAlive:
             elif lease.holder is not None and lease.holder() is None:
                 self._lose(lease, "it was dropped without being given back")
 
-    def _guarded(
-        self, look: Callable[[LockStore, list[Lease]], None], store: LockStore, leases: list[Lease]
-    ) -> None:
+    def _guarded(self, look: Callable[..., None], route: _Route, leases: list[Lease]) -> None:
         if not leases:
             return
-        try:
-            look(store, leases)
-        except Exception as error:  # noqa: BLE001 - whatever it is, tried again until the deadline
-            text = "%d leases could not be renewed, trying again: %s"
-            _aside(partial(logger.warning, text, len(leases), error))
-            again = time.monotonic()
-            for lease in leases:
-                lease.due = again + min(1.0, (lease.wait or lease.claim.lease) / 15)
-            self._tell_losses()  # what comes next may take as long
+        with self._outages[look, route]:  # whatever it is, it is tried again until the deadline
+            look(route[0], leases)
+            return
+        again = time.monotonic()
+        for lease in leases:
+            lease.due = again + min(1.0, (lease.wait or lease.claim.lease) / 15)
+        self._tell_losses()  # what comes next may take as long
 
     def _renew(self, store: LockStore, leases: list[Lease]) -> None:
         shares = [(lease, lease.beats()) for lease in leases]

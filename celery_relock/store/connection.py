@@ -60,24 +60,21 @@ class Connections:
         self._failed_at = -1e9
         self._pid = process.pid
         self._idle: deque[tuple[float, Any]] = deque()
-        self._poll = BusyPoll()
 
     def run(
-        self, script: Script, keys: Sequence[str], args: Sequence[str], last: bool = False
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[str],
+        send: wire.Send = wire.one,
     ) -> Any:
         """Run one script. Returns its reply, strings as bytes, and how often it was sent.
-
-        Args:
-            last: what the script publishes is to go out before the caller is answered.
 
         Raises:
             LockUnavailable, LockConfigError: translated from what redis-py raises.
         """
         packed = wire.pack(script, keys, args)
-        what = packed, script, keys, args
-        if last:
-            return self._repeat(wire.one_last, what, script.name)
-        return self._repeat(wire.one, (*what, self._poll), script.name)
+        return self._repeat(send, (packed, script, keys, args), script.name)
 
     def run_all(
         self, script: Script, calls: Sequence[Call], within: float | None = None
@@ -167,6 +164,7 @@ class Connections:
         link = self._pool.connection_class(**self._pool.connection_kwargs)
         # hiredis 3.5's packer crashes the process when a signal (of a time limit) interrupts it.
         link._command_packer = PythonRespSerializer(link._buffer_cutoff, link.encoder.encode)
+        link.busy_poll = BusyPoll()
         return link
 
     def _keep(self, link: Any, used: float, brief: bool = False) -> None:

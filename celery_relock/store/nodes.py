@@ -13,6 +13,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from ..errors import LockUnavailable, RelockError
+from . import wire
 from .clients import own_pool
 from .connection import PATIENCE
 from .faults import TooFewReplicas, repeatable
@@ -64,7 +65,11 @@ class Nodes:
         self._nodes: dict[Node, NodeConnections] = {}
 
     def run(
-        self, script: Script, keys: Sequence[str], args: Sequence[str], last: bool = False
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[str],
+        send: wire.Send = wire.one,
     ) -> tuple[Any, int]:
         """Run one script. Returns its reply, strings as bytes, and how often it was sent.
 
@@ -75,7 +80,7 @@ class Nodes:
         call = (self._whole(script, keys), args)
         bucket = _bucket(keys)
         try:
-            reply, sent = self._at(self.topology.serving(bucket)).run(script, *call, last)
+            reply, sent = self._at(self.topology.serving(bucket)).run(script, *call, send)
         except RelockError as error:
             outcomes: list[Any] = [error]
         else:

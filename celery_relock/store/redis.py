@@ -29,7 +29,7 @@ from ..core.answers import (
     Released,
     Resumed,
 )
-from . import layout, replies
+from . import layout, replies, wire
 from .clients import address_of
 from .connection import Connections
 from .durability import dangers
@@ -117,7 +117,8 @@ class RedisStore:
             " ".join(claim.lineage),
             *map(str, claim.limits),
         ]
-        reply, sent = self._work.run(self._scripts["acquire"], keys, args)
+        send = wire.one if place else wire.one_eagerly
+        reply, sent = self._work.run(self._scripts["acquire"], keys, args, send)
         return reply, sent > 1
 
     def release(
@@ -133,7 +134,8 @@ class RedisStore:
     ) -> Released:
         keys, to = self._keys.claim(names, run), heir or Heir("", 0.0)
         args = [run, nonce, ended, _text(remember), home, to.run, _text(to.keep)]
-        reply, sent = self._work.run(self._scripts["release"], keys, args, waited)
+        send = wire.one_last if waited else wire.one_eagerly
+        reply, sent = self._work.run(self._scripts["release"], keys, args, send)
         return replies.released(reply, sent > 1)
 
     def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:

@@ -50,10 +50,14 @@ class Replicated(Connections):
         self._replicas = replicas
 
     def run(
-        self, script: Script, keys: Sequence[str], args: Sequence[str], last: bool = False
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[str],
+        send: wire.Send = wire.one,
     ) -> Any:
         if script.name not in _PROMISES:
-            return super().run(script, keys, args, last)
+            return super().run(script, keys, args, send)
         packed = wire.pack(script, keys, args)
         return self._repeat(self._one_kept, (packed, script, keys, args), script.name)
 

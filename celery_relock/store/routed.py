@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.answers import Beat, Held, Queued
-from . import replies
+from . import replies, wire
 from .keyspace import Keyspace
 from .nodes import Nodes
 from .redirections import cause_of, is_unstable, translated
@@ -35,7 +35,9 @@ class Within:
         self._nodes = nodes
         self._within = within
 
-    def run(self, script: Script, keys: Sequence[str], args: Sequence[str]) -> tuple[Any, int]:
+    def run(
+        self, script: Script, keys: Sequence[str], args: Sequence[str], _: wire.Send = wire.one
+    ) -> tuple[Any, int]:
         return self._nodes.run_all(script, [(keys, args)], self._within)[0], 1
 
 

@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
 from redis.exceptions import NoScriptError, ResponseError
 
-from .busy_poll import BusyPoll
 from .scripts import Script
 
 Call: TypeAlias = tuple[Sequence[str], Sequence[str]]
+Send: TypeAlias = Callable[[Any, bytes, Script, Sequence[str], Sequence[str]], Any]
 
 # Calls that are sent before the first answer is read: few enough for the buffers of a socket.
 IN_FLIGHT = 4
 PING = b"*1\r\n$4\r\nPING\r\n"
 
 
-def one(
-    link: Any,
-    packed: bytes,
-    script: Script,
-    keys: Sequence[str],
-    args: Sequence[str],
-    poll: BusyPoll,
+def one(link: Any, packed: bytes, script: Script, keys: Sequence[str], args: Sequence[str]) -> Any:
+    """Send a packed call of a script and return its answer."""
+    _send(link, packed)
+    return _answer(link, script, keys, args)
+
+
+def one_eagerly(
+    link: Any, packed: bytes, script: Script, keys: Sequence[str], args: Sequence[str]
 ) -> Any:
+    """The same where nobody else waits for it: the answer is looked out for."""
     _send(link, packed)
     if _is_plain(link.__class__):
-        poll.wait(link._sock)
+        link.busy_poll.wait(link._sock)
     return _answer(link, script, keys, args)
 
 
 def one_last(
     link: Any, packed: bytes, script: Script, keys: Sequence[str], args: Sequence[str]
 ) -> Any:
+    """The same where others wait for it: what the script publishes goes out before the answer."""
     # Redis writes to its clients last what it had to say first. So the caller, whom the script
     # answers after it has told the next one, would hear, and be running, before that one. By the
     # answer to a PING it is the first, and hears last.

@@ -19,6 +19,7 @@ from celery.signals import task_revoked
 from ..core import ids
 from ..core.answers import Notice
 from ..core.engine import Engine
+from ..core.outage import Outage
 from ..errors import RelockError
 from . import headers
 
@@ -65,15 +66,12 @@ class Forwarder:
     def _live(self) -> None:
         for warning in self._warnings():
             logger.warning(warning)
+        outage = Outage("parked runs cannot be looked for")
         while not self._stopped:
             pause = LOOK_EVERY * ids.chance.uniform(0.8, 1.2)  # not all workers at once
-            try:
+            with outage:
                 due = self._look()
                 pause = pause if due is None else min(pause, due)
-            except RelockError as error:
-                logger.warning("cannot look for parked runs, trying again: %s", error)
-            except Exception:
-                logger.exception("the forwarder of parked runs failed and goes on")
             self._bell.wait(pause)
             self._bell.clear()
 

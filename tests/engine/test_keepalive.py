@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import math
 import sys
 import threading
@@ -22,6 +23,7 @@ from celery_relock.core.lease import Lease
 from tests.support import RedisServer, programs, wait_for
 from tests.support.gate import gated
 from tests.support.long import LONG
+from tests.support.proxy import Proxy
 
 
 @pytest.fixture(autouse=True)
@@ -430,3 +432,23 @@ def test_a_waiter_whose_place_is_gone_asks_again_and_sleeps(
     thread.join(5)
     assert process.release(waiter)
     assert spent[0] < 0.4, "it waited by asking over and over"
+
+
+def test_an_outage_is_told_once_however_often_a_renewal_is_tried(
+    runs: Callable[..., Any], proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "celery_relock")
+
+    def told_of(text: str) -> list[str]:
+        return [record.levelname for record in caplog.records if text in record.getMessage()]
+
+    process = runs(proxy.url)
+    lease = process.held("a", lease=3.0)
+    proxy.refuse()
+    proxy.cut()
+    wait_for(lambda: len(told_of("trying again")) > 3, what="some renewals in vain")
+    proxy.accept()
+    wait_for(lambda: told_of("over after"), what="a renewal")
+    assert Counter(told_of("trying again"))["WARNING"] == 1
+    assert told_of("over after") == ["INFO"]
+    assert process.release(lease)

@@ -1,0 +1,72 @@
+"""Something that is tried again and again, while it fails."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import TypeAlias
+
+from ..errors import RelockError
+from .events import logger
+
+Say: TypeAlias = Callable[[Callable[[], None]], None]
+
+# How often one that goes on is told again, in seconds.
+_EVERY = 60.0
+
+
+class Outage:
+    """`with outage:` around each try. What fails is logged when that begins and once a minute, and
+    that it is over; each other failure is for debugging. No `Exception` gets out.
+
+    Args:
+        what: is the matter, as a sentence.
+        say: makes the calls that log, which may take long.
+    """
+
+    __slots__ = ("_said_at", "_say", "_since", "_what")
+
+    def __init__(self, what: str, say: Say = lambda call: call()) -> None:
+        self._what = what
+        self._say = say
+        self._since: float | None = None
+        self._said_at = -math.inf
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        if isinstance(error, Exception):
+            self._goes_on(error)
+            return True
+        if error is None and self._since is not None:
+            text, since = "over after %.0f s: %s", time.monotonic() - self._since
+            self._say(partial(logger.info, text, since, self._what))
+            self._since, self._said_at = None, -math.inf
+        return False
+
+    def _goes_on(self, error: Exception) -> None:
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        level = logging.DEBUG
+        if now - self._said_at >= _EVERY:
+            level, self._said_at = logging.WARNING, now
+        # What a server does needs no traceback, and what nobody has thought of does.
+        trace = None if isinstance(error, RelockError) else error
+        text = "%s, trying again: %s"
+        self._say(partial(logger.log, level, text, self._what, error, exc_info=trace))
+
+
+def outages(what: str, say: Say) -> defaultdict[object, Outage]:
+    """One for each of several that may fail apart from each other."""
+    return defaultdict(lambda: Outage(what, say))
