@@ -67,12 +67,14 @@ def test_it_costs_nothing_where_it_is_off_and_one_command_where_it_is_on(
     plain = Runs(engine_for(master.url, namespace))
     assert plain.release(plain.held("a"))
     assert calls(master, "wait") == 0
-    runs = runs_of(master.url, namespace)
+    runs = runs_of(master.url, namespace, seconds=5.0)
+    assert runs.release(runs.held("a"))  # a replica that has just come may need more than one
+    before = calls(master, "wait")
     for _ in range(3):
         lease = runs.held("a")
         assert replica.client().hexists(f"{namespace}:{{0}}:l:a", lease.claim.run)
         assert runs.release(lease)
-    assert calls(master, "wait") == 3
+    assert calls(master, "wait") - before == 3
 
 
 def test_a_take_that_too_few_replicas_have_is_refused_and_leaves_nothing(
