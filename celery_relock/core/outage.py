@@ -21,11 +21,11 @@ _EVERY = 60.0
 
 
 class Outage:
-    """`with outage:` around each try. What fails is logged when that begins and once a minute, and
-    that it is over; each other failure is for debugging. No `Exception` gets out.
+    """`with outage:` around each try. That it fails is logged at first and once a minute, and that
+    it works again; every other failure is for debugging. No `Exception` gets out.
 
     Args:
-        what: is the matter, as a sentence.
+        what: what is the matter, in a sentence.
         say: makes the calls that log, which may take long.
     """
 
@@ -50,8 +50,8 @@ class Outage:
             self._goes_on(error)
             return True
         if error is None and self._since is not None:
-            text, since = "over after %.0f s: %s", time.monotonic() - self._since
-            self._say(partial(logger.info, text, since, self._what))
+            took = time.monotonic() - self._since
+            self._say(partial(logger.info, "over after %.0f s: %s", took, self._what))
             self._since, self._said_at = None, -math.inf
         return False
 

@@ -70,6 +70,9 @@ class Connections:
     ) -> Any:
         """Run one script. Returns its reply, strings as bytes, and how often it was sent.
 
+        Args:
+            send: sends it and reads the answer, see `wire`.
+
         Raises:
             LockUnavailable, LockConfigError: translated from what redis-py raises.
         """

@@ -54,25 +54,40 @@ def test_who_looks_out_sees_what_comes_meanwhile(
     timer.join()
 
 
-def test_where_answers_come_late_nobody_looks_out_for_a_while(
-    pair: tuple[socket.socket, socket.socket], closed: socket.socket
+def test_it_is_tried_again_after_a_pause_until_an_answer_comes_in_time(
+    pair: tuple[socket.socket, socket.socket],
+    closed: socket.socket,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ours, theirs = pair
     poll = BusyPoll()
     for _ in range(busy_poll._LATE):
         assert looks(poll, closed)
         poll.wait(ours)
-    assert not looks(poll, closed)
     wait_for(lambda: looks(poll, closed), timeout=5, what="a look after the pause")
     # One more late answer, and it is over again; one in time, and it is as before.
+    monkeypatch.setattr(busy_poll, "_PAUSE", 60.0)
     poll.wait(ours)
     assert not looks(poll, closed)
-    wait_for(lambda: looks(poll, closed), timeout=5, what="a look after the pause")
+    poll._again_at = 0.0
     theirs.send(b"answer")
     poll.wait(ours)
     ours.recv(10)
     poll.wait(ours)
     assert looks(poll, closed)
+
+
+def test_where_answers_come_late_nobody_looks_out(
+    pair: tuple[socket.socket, socket.socket],
+    closed: socket.socket,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(busy_poll, "_PAUSE", 60.0)
+    poll = BusyPoll()
+    for _ in range(busy_poll._LATE):
+        assert looks(poll, closed)
+        poll.wait(pair[0])
+    assert not looks(poll, closed)
 
 
 def test_threads_beside_the_main_one_do_not_look_out(
