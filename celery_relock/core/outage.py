@@ -18,6 +18,8 @@ Say: TypeAlias = Callable[[Callable[[], None]], None]
 
 # How often one that goes on is told again, in seconds.
 _EVERY = 60.0
+# After so many seconds without a try nobody knows whether it went on: what fails then is another.
+_APART = 10.0
 
 
 class Outage:
@@ -29,13 +31,13 @@ class Outage:
         say: makes the calls that log, which may take long.
     """
 
-    __slots__ = ("_said_at", "_say", "_since", "_what")
+    __slots__ = ("_failed_at", "_said_at", "_say", "_since", "_what")
 
     def __init__(self, what: str, say: Say = lambda call: call()) -> None:
         self._what = what
         self._say = say
         self._since: float | None = None
-        self._said_at = -math.inf
+        self._failed_at = self._said_at = -math.inf
 
     def __enter__(self) -> None:
         pass
@@ -50,14 +52,16 @@ class Outage:
             self._goes_on(error)
             return True
         if error is None and self._since is not None:
-            took = time.monotonic() - self._since
-            self._say(partial(logger.info, "over after %.0f s: %s", took, self._what))
-            self._since, self._said_at = None, -math.inf
+            took = self._failed_at - self._since
+            self._say(partial(logger.info, "over, it lasted %.1f s: %s", took, self._what))
+            self._since = None
         return False
 
     def _goes_on(self, error: Exception) -> None:
         now = time.monotonic()
-        self._since = now if self._since is None else self._since
+        if self._since is None or now - self._failed_at > _APART:
+            self._since, self._said_at = now, -math.inf
+        self._failed_at = now
         level = logging.DEBUG
         if now - self._said_at >= _EVERY:
             level, self._said_at = logging.WARNING, now

@@ -107,6 +107,11 @@ class Hand:
         # A forked child does not hold what its parent holds.
         return None if grip is None or grip.lease.pid != process.pid else grip
 
+    def _standing(self) -> tuple[Grip | None, int]:
+        """What this thread has in hand, and how many times."""
+        grip = self._own_grip()
+        return grip, 0 if grip is None else grip.depth
+
     def _grip(self, verb: str) -> Grip:
         grip = self._own_grip()
         if grip is None:

@@ -20,6 +20,7 @@ from ..errors import LockConfigError, LockUnavailable, RelockError
 from .errors import LockNeverFree, LockNotAcquired
 from .hand import Grip, Hand
 from .tasks import in_task, work, workflow
+from .values import as_text, check_length
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +76,7 @@ class Lock(Hand):
         namespace: str = compose.NAMESPACE,
         min_replicas: int = 0,
     ) -> None:
-        self.name = check_name(_text(name), "Lock")
+        self.name = check_name(as_text(name), "Lock")
         self.timeout = timeout
         self.blocking = blocking
         self.blocking_timeout = blocking_timeout
@@ -86,8 +87,8 @@ class Lock(Hand):
         self._engine = compose.engine_for(redis, namespace, replicas=(min_replicas, 1.0))
         self.local: Any = threading.local() if thread_local else SimpleNamespace()
         self._shared = not thread_local
-        if timeout is not None and timeout <= 0:
-            raise LockConfigError(f"timeout={timeout!r}: give seconds above 0", name=self.name)
+        if timeout is not None:
+            check_length(timeout, f"timeout={timeout!r}", self.name)
         if limit < 1:
             raise LockConfigError(f"limit={limit!r}: give at least 1", name=self.name)
 
@@ -154,10 +155,7 @@ class Lock(Hand):
         """
         lease = self._grip("extended").lease
         length = additional_time if replace_ttl else lease.remaining + additional_time
-        if length <= 0:
-            raise LockConfigError(
-                f"extend({additional_time!r}) leaves nothing of it", name=self.name
-            )
+        check_length(length, f"extend({additional_time!r}) makes it {length:g} s", self.name)
         if not self._engine.extend(lease, length):
             raise self._not_owned("was lost before it was extended")
         return True
@@ -180,13 +178,22 @@ class Lock(Hand):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        before = None
         try:
+            before = self._standing()
             self.release()
         except (LockError, LockUnavailable) as failure:
             # What the block itself raised says more.
             if self.raise_on_release_error and error is None:
                 raise
             logger.warning("at the end of its block: %s", failure)
+        except BaseException:
+            # A signal's exception, on any line of that. Nobody comes back for what it has left:
+            # while this object lives, the lock would be renewed, and entered once more.
+            if before in (None, self._standing()):
+                with suppress(RelockError):
+                    self.release()
+            raise
 
     def _take(self, wait: float | None, token: _Token) -> Answer:
         grip = self._own_grip()
@@ -221,7 +228,7 @@ class Lock(Hand):
         return answer
 
     def _claim(self, token: _Token, owner: str | None, outer: Lease | None, ends: bool) -> Claim:
-        run = ids.new_id() if token is None else ids.short(_text(token))
+        run = ids.new_id() if token is None else ids.short(as_text(token))
         return Claim(
             run=run,
             # A run of its own for each attempt is as random as its nonce has to be.
@@ -237,14 +244,3 @@ class Lock(Hand):
             # A wait that has a bound ends by that, as redis-py's does.
             stuck=() if ends else callstack.stuck(),
         )
-
-
-def _text(value: str | bytes) -> str:
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError as error:
-            raise LockConfigError(f"{value!r:.200} is not UTF-8 text") from error
-    if not isinstance(value, str):
-        raise LockConfigError(f"text is needed, not {value!r:.200}")
-    return value

@@ -50,4 +50,7 @@ class BusyPoll:
 def _undisturbing() -> bool:
     """Whether nobody else is likely to want the interpreter meanwhile: in the main thread, where
     the tasks of a prefork worker run, and not where greenlets share it."""
-    return threading.current_thread() is threading.main_thread() and not green()
+    if threading.current_thread() is not threading.main_thread() or green():
+        return False
+    # eventlet takes it away from sockets that it has made its own, also where threads are left.
+    return hasattr(select, "poll")

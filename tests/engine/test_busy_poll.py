@@ -110,6 +110,24 @@ def test_greenlets_do_not_look_out(green: str, redis_url: str, namespace: str) -
     assert programs.run(program, redis_url, namespace, first=green) == ["slept"]
 
 
+@pytest.mark.parametrize("patched", ["thread=False", "all=False, select=True, socket=True"])
+def test_a_lock_is_taken_where_eventlet_has_left_the_threads_as_they_are(
+    patched: str, redis_url: str, namespace: str
+) -> None:
+    """It takes `select.poll` away."""
+    first = f"""
+        import warnings; warnings.simplefilter("ignore")
+        import eventlet; eventlet.monkey_patch({patched})
+    """
+    program = """
+        one = engine()
+        for _ in range(2):
+            assert one.release(held(one, "a"))
+        say("done")
+    """
+    assert programs.run(program, redis_url, namespace, first=first) == ["done"]
+
+
 class Interrupted(Exception):
     pass
 

@@ -229,8 +229,6 @@ def test_nodes_are_reached_by_tls(redis_binary: str, tmp_path: Path, namespace: 
         assert two.release(waiter)
         with pytest.raises(errors.LockConfigError, match="the TLS connection failed"):
             engine_for(servers.url, namespace, {**options, "ssl_check_hostname": True}).inspect("a")
-        for each in (one, two):  # or the collector of rings finds its sockets, during a later test
-            each.engine.store.close()
     finally:
         servers.stop()
 
@@ -241,6 +239,20 @@ def test_a_url_and_a_client_are_one_place(cluster: ClusterServers, namespace: st
         assert engine_for(client, namespace).store != engine_for(cluster.url, "other").store
         with client.lock("a", lock_class=Lock) as locked:
             assert locked.fence
+
+
+def test_more_than_a_hundred_leases_of_one_bucket_are_each_told_their_own_answer(
+    cluster: ClusterServers, namespace: str
+) -> None:
+    one = Runs(Engine(cluster.store(namespace, buckets=1)))
+    leases = [one.held(f"n{number}") for number in range(250)]
+    beats = [beat for lease in leases for beat in lease.beats()]
+    for number in (99, 100, 170):
+        one.engine.store.force_release(f"n{number}")
+    kept = one.engine.store.renew(beats)
+    assert [number for number, alive in enumerate(kept) if not alive] == [99, 100, 170]
+    for lease in leases:
+        one.release(lease)
 
 
 def test_the_dangers_of_all_nodes_are_told(

@@ -210,9 +210,18 @@ def test_extend_adds_to_what_is_left_or_replaces_it(lock: MakeLock) -> None:
     assert 4 < one.remaining <= 5
     one.reacquire()
     assert 9 < server_remaining(one) <= 10
+    for nothing in (-60, 0.0004 - one.remaining):
+        with pytest.raises(LockConfigError, match="or more"):
+            one.extend(nothing)
     with pytest.raises(LockConfigError):
-        one.extend(-60)
+        one.extend(0.0004, replace_ttl=True)
     one.release()
+
+
+@pytest.mark.parametrize("timeout", [0, -1, 0.0004, float("inf"), float("nan")])
+def test_a_timeout_that_is_no_lease_is_refused(lock: MakeLock, timeout: float) -> None:
+    with pytest.raises(LockConfigError, match="or more"):
+        lock(timeout=timeout)
 
 
 def test_a_renewed_lock_keeps_the_length_it_was_extended_to(lock: MakeLock) -> None:

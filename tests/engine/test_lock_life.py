@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -146,3 +149,37 @@ def test_a_signal_may_strike_at_any_line_of_a_block(lock: MakeLock) -> None:
         signal.signal(signal.SIGALRM, before)
         gc.enable()
     assert struck > 20
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("around", [0, 1])
+def test_a_signal_at_any_line_of_the_end_of_a_block_leaves_nothing_behind(
+    lock: MakeLock, around: int
+) -> None:
+    """Nobody would come back for it, as the object lives on."""
+    one, two = lock(), lock()
+    line = struck = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal line, struck
+        if "celery_relock" not in frame.f_code.co_filename:
+            return None
+        if event == "line" and (line := line - 1) == 0:
+            struck += 1
+            raise Stop
+        return trace
+
+    at = 3  # before the first of these it is as with any context manager
+    while struck == at - 3:
+        line = at
+        with suppress(Stop), ExitStack() as blocks:
+            for _ in range(around):
+                blocks.enter_context(one)
+            blocks.callback(sys.settrace, None)
+            with one:
+                sys.settrace(trace)
+        sys.settrace(None)
+        assert one._own_grip() is None, at
+        assert not two.locked(), at
+        at += 1
+    assert struck > 10

@@ -39,7 +39,7 @@ def test_each_outage_is_told_once_and_so_is_its_end(caplog: pytest.LogCaptureFix
         for _ in range(2):
             with tried:
                 pass
-        assert caplog.messages == ["over after 0 s: the cellar is dark"]
+        assert caplog.messages == ["over, it lasted 0.0 s: the cellar is dark"]
         assert levels(caplog) == ["INFO"]
 
 
@@ -49,6 +49,16 @@ def test_one_that_goes_on_is_told_again(
     tried = Outage("the cellar is dark")
     fail(tried, LockUnavailable("no lamp"))
     monkeypatch.setattr(outage, "_EVERY", 0.0)
+    fail(tried, LockUnavailable("no lamp"))
+    assert levels(caplog) == ["WARNING", "WARNING"]
+
+
+def test_what_fails_after_a_time_without_a_try_is_another_one(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = Outage("the cellar is dark")
+    fail(tried, LockUnavailable("no lamp"))
+    monkeypatch.setattr(outage, "_APART", -1.0)
     fail(tried, LockUnavailable("no lamp"))
     assert levels(caplog) == ["WARNING", "WARNING"]
 
