@@ -238,13 +238,13 @@ class Engine:
 
     def _confirmed(self, lease: Lease) -> bool:
         """Learn what a grant's message does not say. The others are confirmed by their renewal."""
-        claim = lease.claim
-        if claim.by_owner or claim.lineage:
-            # The entry it joined, one for each lock: a claim sent again tells and changes nothing.
-            answer = self.store.acquire(claim, 0.0, self._inbox.name)
-            if not isinstance(answer, Held):
-                return False
-            lease.fences, lease.reentered, _ = answer
-        # The grant gave it what was left of its place; its whole lease begins now.
-        certain = lease.renews and not self.store.replicated
-        return certain or self.extend(lease, claim.lease)
+        claim, sent = lease.claim, time.monotonic()
+        if lease.renews and not (claim.by_owner or claim.lineage or self.store.replicated):
+            return True
+        lease.waited = False  # a command more now, so one less when it is given back
+        # Sent again it tells the entry it joined, one for each lock, and begins the whole lease.
+        answer = self.store.acquire(claim, 0.0, self._inbox.name)
+        if not isinstance(answer, Held):
+            return False
+        lease.fences, lease.reentered, _ = answer
+        return lease.renew(sent, claim.lease)

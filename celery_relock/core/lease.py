@@ -55,7 +55,7 @@ class Lease:
         holder: who gives it back; when that object is gone, nothing renews it any more.
         work: the task that it is for, None outside of tasks.
         heir: the run that it is left to, instead of being given back.
-        waited: it has had a place in the queue.
+        waited: it has had a place in the queue, and needed no more than that and its grant.
     """
 
     __slots__ = (
