@@ -31,16 +31,17 @@ class Outage:
         say: makes the calls that log, which may take long.
     """
 
-    __slots__ = ("_failed_at", "_said_at", "_say", "_since", "_what")
+    __slots__ = ("_failed_at", "_said_at", "_say", "_since", "_tried_at", "_what")
 
     def __init__(self, what: str, say: Say = lambda call: call()) -> None:
         self._what = what
         self._say = say
         self._since: float | None = None
         self._failed_at = self._said_at = -math.inf
+        self._tried_at = 0.0
 
     def __enter__(self) -> None:
-        pass
+        self._tried_at = time.monotonic()
 
     def __exit__(
         self,
@@ -59,8 +60,8 @@ class Outage:
 
     def _goes_on(self, error: Exception) -> None:
         now = time.monotonic()
-        if self._since is None or now - self._failed_at > _APART:
-            self._since, self._said_at = now, -math.inf
+        if self._since is None or self._tried_at - self._failed_at > _APART:
+            self._since, self._said_at = self._tried_at, -math.inf
         self._failed_at = now
         level = logging.DEBUG
         if now - self._said_at >= _EVERY:

@@ -189,7 +189,8 @@ class Lock(Hand):
             logger.warning("at the end of its block: %s", failure)
         except BaseException:
             # A signal's exception, on any line of that. Nobody comes back for what it has left:
-            # while this object lives, the lock would be renewed, and entered once more.
+            # while this object lives, the lock would be renewed, and entered once more. (One that
+            # strikes before the first line finds no context manager in its way.)
             if before in (None, self._standing()):
                 with suppress(RelockError):
                     self.release()
