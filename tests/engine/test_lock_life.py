@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -162,7 +163,9 @@ def test_a_signal_at_any_line_of_the_end_of_a_block_leaves_nothing_behind(
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal line, struck
-        if "celery_relock" not in frame.f_code.co_filename:
+        # Not where `with` guards a few lines: a tracer may strike between the last of them and the
+        # end of the block, where no signal does.
+        if Path(frame.f_code.co_filename).name not in ("lock.py", "hand.py", "engine.py"):
             return None
         if event == "line" and (line := line - 1) == 0:
             struck += 1
