@@ -155,10 +155,7 @@ def test_replace_revokes_the_queued_one_and_the_last_one_runs(worker, m, slow, w
         wait_for(lambda: first.state == "BLOCKED", what="it to wait")
     else:
         first = m.replaces.apply_async((slow, "first"), countdown=1)
-    second = m.replaces.delay(slow, "second")
-    if where == "parked":
-        wait_for(lambda: second.state == "BLOCKED", what="it to wait")
-    third = m.replaces.delay(slow, "third")
+    second, third = m.replaces.delay(slow, "second"), m.replaces.delay(slow, "third")
     assert len({first.id, second.id, third.id}) == 3
     _free(worker, slow)
     assert third.get(timeout=20) == third.id
