@@ -11,8 +11,8 @@ import redis_lock
 
 from benchmarks import redisson
 from celery_relock.compose import NAMESPACE, engine_for
-from celery_relock.core import ids
-from celery_relock.core.answers import Claim
+from celery_relock.engine import ids
+from celery_relock.engine.protocol import Claim
 from celery_relock.lock import Lock
 
 LEASE = 30
@@ -63,16 +63,16 @@ class Commands:
     """The commands that our `Lock` sends, without what it does to look after a lease."""
 
     def __init__(self, client: redis.Redis, name: str) -> None:
-        self._store = engine_for(client, NAMESPACE).store
+        self._store = engine_for(client, NAMESPACE).backend
         self._claim = Claim(
-            ids.new_id(), ids.nonce(), "owner", (f"{name}-bare",), (1,), LEASE, "bench"
+            ids.new_id(), ids.new_attempt_id(), "owner", (f"{name}-bare",), (1,), LEASE, "bench"
         )
 
     def acquire(self) -> None:
         self._store.acquire(self._claim)
 
     def release(self) -> None:
-        self._store.release(self._claim.names, self._claim.run, self._claim.nonce)
+        self._store.release(self._claim.names, self._claim.execution_id, self._claim.attempt_id)
 
 
 class TokenRing:

@@ -14,8 +14,8 @@ import redis
 from benchmarks.contenders import LEASE
 from benchmarks.rounds import interleave, ratios, spread, table
 from celery_relock import compose
-from celery_relock.core import ids
-from celery_relock.core.answers import Beat, Claim
+from celery_relock.engine import ids
+from celery_relock.engine.protocol import Claim, Renewal
 
 _fork = multiprocessing.get_context("fork")
 PEXPIRE = "pipelined bare PEXPIRE"
@@ -67,15 +67,15 @@ def measure(url: str, rounds: int, locks: int) -> str:
 
 
 def _renew_locks(url: str, count: int) -> Callable[[], None]:
-    store = compose.engine_for_url(url).store
-    beats = []
+    backend = compose.engine_for_url(url).backend
+    renewals = []
     for number in range(count):
-        run, nonce, name = ids.new_id(), ids.nonce(), f"account:{number}"
-        store.acquire(Claim(run, nonce, run, (name,), (1,), LEASE * 100, "Lock host:1234"))
-        beats.append(Beat(name, run, nonce, LEASE * 100))
+        run, attempt_id, name = ids.new_id(), ids.new_attempt_id(), f"account:{number}"
+        backend.acquire(Claim(run, attempt_id, run, (name,), (1,), LEASE * 100, "Lock host:1234"))
+        renewals.append(Renewal(name, run, attempt_id, LEASE * 100))
 
     def sweep() -> None:
-        assert all(store.renew(beats))
+        assert all(backend.renew(renewals))
 
     return sweep
 

@@ -13,13 +13,13 @@ from weakref import WeakKeyDictionary
 import redis
 from redis.cluster import RedisCluster
 
-from .core.engine import Engine
+from .engine.engine import Engine
 from .errors import LockConfigError
 from .store.clients import options_of, own_pool
-from .store.cluster import BUCKETS, ClusterStore
+from .store.cluster import BUCKETS, ClusterBackend
 from .store.keyspace import Keyspace
 from .store.pools import pool_from_url
-from .store.redis import RedisStore
+from .store.redis import RedisBackend
 from .store.replicas import NONE, checked
 from .store.seeds import Seeds, is_cluster_url, seeds_of_client, seeds_of_url
 
@@ -143,15 +143,15 @@ def _made_of_cluster(
     key: tuple[str, ...], seeds: Seeds, namespace: str, replicas: tuple[int, float]
 ) -> Engine:
     keyspace = Keyspace(namespace, BUCKETS)
-    store = ClusterStore(
+    backend = ClusterBackend(
         seeds.nodes, seeds.options, keyspace, seeds.remap, seeds.failover, checked(*replicas)
     )
-    return _engines.setdefault(key, Engine(store))
+    return _engines.setdefault(key, Engine(backend))
 
 
 def _made(
     key: tuple[str, ...], pool: redis.ConnectionPool, namespace: str, replicas: tuple[int, float]
 ) -> Engine:
     # Nothing connects yet, so when two threads make one at the same time, the later is dropped.
-    store = RedisStore(pool, Keyspace(namespace), checked(*replicas))
-    return _engines.setdefault(key, Engine(store))
+    backend = RedisBackend(pool, Keyspace(namespace), checked(*replicas))
+    return _engines.setdefault(key, Engine(backend))

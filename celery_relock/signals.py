@@ -34,8 +34,8 @@ from __future__ import annotations
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils.dispatch import Signal
 
-from .core import events
-from .core.events import LockEvent
+from .engine import events
+from .engine.events import LockEvent
 
 __all__ = ["lock_acquired", "lock_conflict", "lock_lost", "lock_reclaimed", "lock_released"]
 
@@ -67,7 +67,7 @@ def _send(event: LockEvent) -> None:
         sender=None if work is None else work.task,
         names=event.names,
         owner=event.owner,
-        run=event.run,
+        run=event.execution_id,
         fence=event.fence,
         reason=event.reason,
         since=event.since,

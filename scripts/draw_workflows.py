@@ -78,8 +78,10 @@ def record(worker: Worker, make: Callable[[], Any]) -> tuple[list[Span], dict[st
 
     def look() -> dict[str, str]:
         state = engine.inspect("account:42")
-        waits = {each.run: "waits" for each in state.waiters}
-        return waits | {each.run: "kept" if each.nonce == "-" else "held" for each in state.holds}
+        waits = {each.execution_id: "waits" for each in state.waiters}
+        return waits | {
+            each.execution_id: "kept" if each.attempt_id == "-" else "held" for each in state.holds
+        }
 
     before, stop, found = len(worker.journal.events()), threading.Event(), []
     watcher = threading.Thread(target=lambda: found.extend(watch(look, stop)))
@@ -102,7 +104,9 @@ def record(worker: Worker, make: Callable[[], Any]) -> tuple[list[Span], dict[st
 def draw(title: str, spans: list[Span], names: dict[str, str]) -> str:
     start, end = min(s.start for s in spans), max(s.end for s in spans)
     scale = (WIDTH - LEFT - 10) / (end - start)
-    rows = list(dict.fromkeys(names.get(s.run, "enter") for s in sorted(spans, key=_begin)))
+    rows = list(
+        dict.fromkeys(names.get(s.execution_id, "enter") for s in sorted(spans, key=_begin))
+    )
     rows.sort(key=lambda name: name == "stranger")
     height = ROW * (len(rows) + 2)
     box = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}"'
@@ -113,7 +117,7 @@ def draw(title: str, spans: list[Span], names: dict[str, str]) -> str:
     for number, name in enumerate(rows):
         lines.append(f'<text x="4" y="{ROW * number + 18}">{name}</text>')
     for span in spans:
-        name = names.get(span.run, "enter")
+        name = names.get(span.execution_id, "enter")
         kind = "stranger" if name == "stranger" and span.kind == "held" else span.kind
         x, y = LEFT + (span.start - start) * scale, ROW * rows.index(name) + 5
         width = max((span.end - span.start) * scale, 1.5)

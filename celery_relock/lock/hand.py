@@ -6,10 +6,10 @@ import threading
 import weakref
 from typing import Any
 
-from ..core import process
-from ..core.answers import Held
-from ..core.engine import Engine
-from ..core.lease import Lease, State
+from ..engine import process
+from ..engine.engine import Engine
+from ..engine.lease import Lease, State
+from ..engine.protocol import Held
 from .errors import LockNotOwned, LockNotTaken
 
 
@@ -54,8 +54,11 @@ class Hand:
         lease = self._lease
         if lease is None or lease.lost:
             return False
-        ours = lease.claim.run, lease.claim.nonce
-        return any((hold.run, hold.nonce) == ours for hold in self._engine.inspect(self.name).holds)
+        ours = lease.claim.execution_id, lease.claim.attempt_id
+        return any(
+            (hold.execution_id, hold.attempt_id) == ours
+            for hold in self._engine.inspect(self.name).holds
+        )
 
     @property
     def fence(self) -> int:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from redis.exceptions import LockError
 
 from .. import compose
-from ..core import callstack, ids
-from ..core.answers import Answer, Claim, Deadlocked, Held
-from ..core.lease import Lease
-from ..core.messages import describe_conflict, describe_deadlock, who_am_i
-from ..core.names import check_name
+from ..engine import ids, reentrancy
+from ..engine.lease import Lease
+from ..engine.messages import describe_conflict, describe_deadlock, label_of
+from ..engine.protocol import Answer, Claim, Deadlocked, Held
 from ..errors import LockConfigError, LockUnavailable, RelockError
+from ..naming.names import check_name
 from .errors import LockNeverFree, LockNotAcquired
 from .hand import Grip, Hand
 from .tasks import in_task, work, workflow
@@ -138,7 +138,7 @@ class Lock(Hand):
         try:
             # Before it is sent: with thread_local=False the next may be in before this returns.
             self.local.grip = None
-            callstack.pop(grip.lease)
+            reentrancy.pop(grip.lease)
             kept = self._engine.release(grip.lease)
         except BaseException:
             self.local.grip = grip  # what could not be given back can be given back once more
@@ -201,8 +201,8 @@ class Lock(Hand):
         if grip is not None and (again := self._enter_again(grip)) is not None:
             return again
         working = in_task()
-        outer = callstack.holding(None, self.name) if working and self._owner is None else None
-        if outer is not None and outer.store is self._engine.store:
+        outer = reentrancy.holding(None, self.name) if working and self._owner is None else None
+        if outer is not None and outer.backend is self._engine.backend:
             self._still_ours(outer)
             self.local.grip = Grip(outer, borrowed=True)
             return Held(outer.fences, outer.reentered)
@@ -213,12 +213,12 @@ class Lock(Hand):
         try:
             answer = self._engine.acquire(lease, wait)
             if isinstance(answer, Held):
-                callstack.push(lease)
+                reentrancy.push(lease)
                 self.local.grip = Grip(lease)
                 return answer
         except BaseException:
             # A signal's exception may land on any line above.
-            callstack.pop(lease)
+            reentrancy.pop(lease)
             with suppress(RelockError):
                 self._engine.release(lease)
             raise
@@ -229,19 +229,19 @@ class Lock(Hand):
         return answer
 
     def _claim(self, token: _Token, owner: str | None, outer: Lease | None, ends: bool) -> Claim:
-        run = ids.new_id() if token is None else ids.short(as_text(token))
+        execution_id = ids.new_id() if token is None else ids.short(as_text(token))
         return Claim(
-            run=run,
+            execution_id=execution_id,
             # A run of its own for each attempt is as random as its nonce has to be.
-            nonce=run[:8] if token is None else ids.nonce(),
-            owner=owner or run,
+            attempt_id=execution_id[:8] if token is None else ids.new_attempt_id(),
+            owner=owner or execution_id,
             names=(self.name,),
             limits=(self._limit,),
             lease=DEFAULT_LEASE if self.timeout is None else float(self.timeout),
-            who=who_am_i("Lock"),
+            label=label_of("Lock"),
             by_owner=self._owner is not None,
             # Taken by way of another client: the server finds it by its run.
-            lineage=(outer.claim.run,) if outer else (),
+            ancestors=(outer.claim.execution_id,) if outer else (),
             # A wait that has a bound ends by that, as redis-py's does.
-            stuck=() if ends else callstack.stuck(),
+            stuck=() if ends else reentrancy.stuck(),
         )

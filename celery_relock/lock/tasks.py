@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..core.events import Work
+    from ..engine.events import Work
 
 
 def in_task() -> bool:

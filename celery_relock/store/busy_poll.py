@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 
-from ..core.threads import green
+from ..engine.platform import green
 
 # For how long to look out, in seconds.
 _MOMENT = 0.0002

@@ -8,28 +8,28 @@ from typing import Any
 
 import redis
 
-from ..core import ids
-from ..core.answers import (
+from ..engine import ids
+from ..engine.events import logger
+from ..engine.protocol import (
     Answer,
-    Beat,
     Claim,
     Deadlocked,
     Duplicate,
     Ended,
     Full,
-    Heir,
     Held,
     HoldInfo,
     LockState,
     Message,
     Notice,
-    Parcel,
     Parked,
+    ParkRequest,
     Queued,
     Released,
+    Renewal,
     Resumed,
+    Successor,
 )
-from ..core.events import logger
 from . import layout, replies
 from .clients import own_pool
 from .durability import dangers
@@ -39,7 +39,7 @@ from .nodes import FAILOVER, Nodes
 from .redirections import translated
 from .redis import BATCH, _text
 from .replicas import NONE, Replicas
-from .routed import Routed, Within, heartbeats, renewals
+from .routed import Routed, Within, heartbeats, renew_all
 from .scripts import sharded
 from .spread import Spread
 from .topology import Node, Remap, Topology
@@ -52,7 +52,7 @@ BUCKETS = 64
 _AGAIN, _IDLE = 1.0, 5.0
 
 
-class ClusterStore:
+class ClusterBackend:
     """Locks in one Redis Cluster.
 
     Args:
@@ -93,7 +93,7 @@ class ClusterStore:
     # Two lists of seeds may name other nodes of the one cluster; if they name one in common, they
     # are the same.
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ClusterStore) or self._keys.namespace != other._keys.namespace:
+        if not isinstance(other, ClusterBackend) or self._keys.namespace != other._keys.namespace:
             return False
         return not self._places.isdisjoint(other._places)
 
@@ -113,27 +113,31 @@ class ClusterStore:
         return self._spread.acquire(claim, wait, inbox)
 
     def park(
-        self, claim: Claim, parcel: Parcel, inbox: str = "-"
+        self, claim: Claim, park_request: ParkRequest, inbox: str = "-"
     ) -> Held | Parked | Full | Duplicate | Deadlocked | Ended:
         self._agree(claim.names)
         if self._spread.buckets(claim.names) == 1:
-            return self._one.park(claim, parcel, inbox)
-        return self._spread.park(claim, parcel, inbox)
+            return self._one.park(claim, park_request, inbox)
+        return self._spread.park(claim, park_request, inbox)
 
     def release(
         self,
         names: Sequence[str],
-        run: str,
-        nonce: str,
+        execution_id: str,
+        attempt_id: str,
         ended: str = "",
         remember: float = 0.0,
         home: str = "",
-        heir: Heir | None = None,
+        successor: Successor | None = None,
         waited: bool = False,
     ) -> Released:
         if self._spread.buckets(names) == 1:
-            return self._one.release(names, run, nonce, ended, remember, home, heir, waited)
-        return self._spread.release(names, run, nonce, ended, remember, home, heir)
+            return self._one.release(
+                names, execution_id, attempt_id, ended, remember, home, successor, waited
+            )
+        return self._spread.release(
+            names, execution_id, attempt_id, ended, remember, home, successor
+        )
 
     def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
         args, now = [home, by, str(BATCH), " ".join(tasks)], time.monotonic()
@@ -151,10 +155,11 @@ class ClusterStore:
         messages = tuple(each for reply in found for each in replies.messages(reply[1:]))
         return Resumed(messages, min(pauses, default=None))
 
-    def withdraw(self, run: str, remember: float, home: str = "") -> Released:
-        args = [run, _text(remember), home]
+    def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
+        args = [execution_id, _text(remember), home]
         calls = [
-            ([self._keys.meta(b), self._keys.tombstone(run, b)], args) for b in self._buckets()
+            ([self._keys.meta(b), self._keys.tombstone(execution_id, b)], args)
+            for b in self._buckets()
         ]
         had = False
         messages: list[Message] = []
@@ -167,22 +172,22 @@ class ClusterStore:
         self._raise_first("withdraw", [] if had else outcomes)
         return Released(had, tuple(messages))
 
-    def renew(self, beats: Sequence[Beat], *, within: float | None = None) -> list[bool]:
-        return renewals(self._lane(within), self._keys, beats, within)
+    def renew(self, renewals: Sequence[Renewal], *, within: float | None = None) -> list[bool]:
+        return renew_all(self._lane(within), self._keys, renewals, within)
 
     def heartbeat(
-        self, beats: Sequence[Beat], *, within: float | None = None
+        self, renewals: Sequence[Renewal], *, within: float | None = None
     ) -> list[Held | Queued | None]:
         lane = self._lane(within)
-        answers = heartbeats(lane, self._keys, beats, within)
-        self._spread.follow(beats, answers, Routed(self._keys, Within(lane, within)))
+        answers = heartbeats(lane, self._keys, renewals, within)
+        self._spread.follow(renewals, answers, Routed(self._keys, Within(lane, within)))
         return answers
 
     def inspect(self, name: str, most: int = 100) -> LockState:
         return self._one.inspect(name, most)
 
-    def force_release(self, name: str, run: str = "") -> tuple[HoldInfo, ...]:
-        return self._one.force_release(name, run)
+    def force_release(self, name: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
+        return self._one.force_release(name, execution_id)
 
     def dangers(self) -> list[str]:
         found: dict[str, None] = {}

@@ -17,7 +17,7 @@ from redis.connection import PythonRespSerializer
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as ReadTimeout
 
-from ..core import process
+from ..engine import process
 from ..errors import RelockError
 from . import wire
 from .busy_poll import BusyPoll

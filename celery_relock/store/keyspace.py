@@ -68,13 +68,13 @@ class Keyspace:
         """A key that never exists."""
         return f"{self.prefix(bucket)}-"
 
-    def tombstone(self, run: str, bucket: int = 0) -> str:
-        return f"{self.prefix(bucket)}d:{run}"
+    def tombstone(self, execution_id: str, bucket: int = 0) -> str:
+        return f"{self.prefix(bucket)}d:{execution_id}"
 
-    def claim(self, names: Sequence[str], run: str) -> list[str]:
+    def claim(self, names: Sequence[str], execution_id: str) -> list[str]:
         """The keys of `acquire` and `release`: meta, tombstone and each lock."""
         meta, ended, locks = self._fixed(tuple(names))
-        return [meta, ended + run, *locks]
+        return [meta, ended + execution_id, *locks]
 
     def _keys_of(self, names: tuple[str, ...]) -> tuple[str, str, tuple[str, ...]]:
         prefix = self.prefix(self.bucket(names[0]))

@@ -6,7 +6,7 @@ from typing import Any
 
 import redis
 
-from ..core.events import logger
+from ..engine.events import logger
 from ..errors import LockConfigError
 from .faults import check_server, translate
 from .keyspace import SCHEMA, Keyspace

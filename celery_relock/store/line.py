@@ -12,7 +12,7 @@ from typing import Any
 
 import redis
 
-from ..core.answers import Notice
+from ..engine.protocol import Notice
 from ..errors import LockUnavailable
 from . import replies
 from .faults import translate

@@ -16,7 +16,7 @@ from typing import Any
 
 import redis
 
-from ..core.answers import Notice
+from ..engine.protocol import Notice
 from ..errors import LockUnavailable, RelockError
 from . import replies
 from .faults import translate

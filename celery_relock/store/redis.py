@@ -9,25 +9,25 @@ from typing import Any
 
 import redis
 
-from ..core import ids
-from ..core.answers import (
+from ..engine import ids
+from ..engine.protocol import (
     Answer,
-    Beat,
     Claim,
     Deadlocked,
     Duplicate,
     Ended,
     Full,
-    Heir,
     Held,
     HoldInfo,
     LockState,
     Notice,
-    Parcel,
     Parked,
+    ParkRequest,
     Queued,
     Released,
+    Renewal,
     Resumed,
+    Successor,
 )
 from . import layout, replies, wire
 from .clients import address_of
@@ -44,7 +44,7 @@ from .wire import Call
 BATCH = 100
 
 
-class RedisStore:
+class RedisBackend:
     """Locks in one Redis.
 
     Args:
@@ -73,7 +73,7 @@ class RedisStore:
     # What a caller holds by way of a client of its own, the task that it calls may enter by way of
     # the app's URL: two stores of one place have the same locks.
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, RedisStore) and self._place == other._place
+        return isinstance(other, RedisBackend) and self._place == other._place
 
     def __hash__(self) -> int:
         return hash(self._place)
@@ -89,32 +89,32 @@ class RedisStore:
         return replies.answer(claim, *self._ask(claim, place, inbox))
 
     def park(
-        self, claim: Claim, parcel: Parcel, inbox: str = "-"
+        self, claim: Claim, park_request: ParkRequest, inbox: str = "-"
     ) -> Held | Parked | Full | Duplicate | Deadlocked | Ended:
         place: dict[str, Any] = {
-            "message": parcel.message,
-            "home": parcel.home,
-            "task": parcel.task,
-            "most": parcel.most,
+            "message": park_request.message,
+            "home": park_request.home,
+            "task": park_request.task,
+            "most": park_request.most,
         }
-        if parcel.patience is not None:
-            place["patience"] = max(_ms(parcel.patience), 0)
+        if park_request.patience is not None:
+            place["patience"] = max(_ms(park_request.patience), 0)
         return replies.parked(claim, *self._ask(claim, place, inbox))
 
     def _ask(self, claim: Claim, place: dict[str, Any], inbox: str) -> tuple[Any, bool]:
         if place and claim.stuck:
             place["stuck"] = claim.stuck
-        keys = self._keys.claim(claim.names, claim.run)
+        keys = self._keys.claim(claim.names, claim.execution_id)
         args = [
-            claim.run,
-            claim.nonce,
+            claim.execution_id,
+            claim.attempt_id,
             claim.owner,
             _text(claim.lease),
             json.dumps(place, ensure_ascii=False) if place else "",
             inbox,
-            claim.who,
+            claim.label,
             "1" if claim.by_owner else "0",
-            " ".join(claim.lineage),
+            " ".join(claim.ancestors),
             *map(str, claim.limits),
         ]
         send = wire.one if place else wire.one_eagerly
@@ -124,16 +124,24 @@ class RedisStore:
     def release(
         self,
         names: Sequence[str],
-        run: str,
-        nonce: str,
+        execution_id: str,
+        attempt_id: str,
         ended: str = "",
         remember: float = 0.0,
         home: str = "",
-        heir: Heir | None = None,
+        successor: Successor | None = None,
         waited: bool = False,
     ) -> Released:
-        keys, to = self._keys.claim(names, run), heir or Heir("", 0.0)
-        args = [run, nonce, ended, _text(remember), home, to.run, _text(to.keep)]
+        keys, to = self._keys.claim(names, execution_id), successor or Successor("", 0.0)
+        args = [
+            execution_id,
+            attempt_id,
+            ended,
+            _text(remember),
+            home,
+            to.execution_id,
+            _text(to.keep),
+        ]
         send = wire.one_last if waited else wire.one_eagerly
         reply, sent = self._work.run(self._scripts["release"], keys, args, send)
         return replies.released(reply, sent > 1)
@@ -144,28 +152,34 @@ class RedisStore:
         reply, _ = self._work.run(self._scripts["resume"], keys, args)
         return Resumed(replies.messages(reply[1:]), None if reply[0] < 0 else reply[0] / 1000)
 
-    def withdraw(self, run: str, remember: float, home: str = "") -> Released:
-        keys = [self._keys.meta(), self._keys.tombstone(run)]
-        args = [run, _text(remember), home]
+    def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
+        keys = [self._keys.meta(), self._keys.tombstone(execution_id)]
+        args = [execution_id, _text(remember), home]
         reply, sent = self._work.run(self._scripts["withdraw"], keys, args)
         return replies.withdrawn(reply, sent > 1)
 
-    def renew(self, beats: Sequence[Beat], *, within: float | None = None) -> list[bool]:
+    def renew(self, renewals: Sequence[Renewal], *, within: float | None = None) -> list[bool]:
         calls: list[Call] = []
-        for part in _batches(beats):
+        for part in _batches(renewals):
             keys = [self._keys.lock(beat.name) for beat in part]
-            args = [x for beat in part for x in (beat.run, beat.nonce, _text(beat.lease))]
+            args = [
+                x for beat in part for x in (beat.execution_id, beat.attempt_id, _text(beat.lease))
+            ]
             calls.append((keys, args))
         lines = self._lane(within).run_all(self._scripts["renew"], calls, within)
         return [kept == 1 for reply in lines for kept in reply]
 
     def heartbeat(
-        self, beats: Sequence[Beat], *, within: float | None = None
+        self, renewals: Sequence[Renewal], *, within: float | None = None
     ) -> list[Held | Queued | None]:
         calls: list[Call] = []
-        for part in _batches(beats):
+        for part in _batches(renewals):
             keys = [self._keys.meta(), *(self._keys.lock(beat.name) for beat in part)]
-            args = [x for b in part for x in (b.run, b.nonce, _text(b.wait), _text(b.lease))]
+            args = [
+                x
+                for b in part
+                for x in (b.execution_id, b.attempt_id, _text(b.wait), _text(b.lease))
+            ]
             calls.append((keys, args))
         lines = self._lane(within).run_all(self._scripts["heartbeat"], calls, within)
         return [replies.beat(answer) for reply in lines for answer in reply]
@@ -175,11 +189,12 @@ class RedisStore:
         reply, _ = self._work.run(self._scripts["inspect"], keys, [str(most)])
         return replies.state(reply)
 
-    def force_release(self, name: str, run: str = "") -> tuple[HoldInfo, ...]:
+    def force_release(self, name: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
         keys = [self._keys.meta(self._keys.bucket(name)), self._keys.lock(name)]
-        taken, _ = self._work.run(self._scripts["force_release"], keys, [run])
+        taken, _ = self._work.run(self._scripts["force_release"], keys, [execution_id])
         return tuple(
-            replies.hold(run, 0, fence, b"", owner, who) for run, fence, owner, who in taken
+            replies.hold(execution_id, 0, fence, b"", owner, label)
+            for execution_id, fence, owner, label in taken
         )
 
     def dangers(self) -> list[str]:
@@ -230,5 +245,5 @@ def _text(seconds: float) -> str:
     return str(round(seconds * 1000))
 
 
-def _batches(beats: Sequence[Beat]) -> list[Sequence[Beat]]:
-    return [beats[start : start + BATCH] for start in range(0, len(beats), BATCH)]
+def _batches(renewals: Sequence[Renewal]) -> list[Sequence[Renewal]]:
+    return [renewals[start : start + BATCH] for start in range(0, len(renewals), BATCH)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..core.answers import (
+from ..engine.protocol import (
     Answer,
-    Busy,
     Claim,
+    Conflict,
     Deadlocked,
     Duplicate,
     Ended,
@@ -39,7 +39,7 @@ def answer(claim: Claim, reply: list[Any], repeated: bool) -> Answer:
         _, index, ms, fence, owner, text, waiting, parked = reply
         name, left, number = claim.names[index - 1], ms / 1000, int(fence or 0)
         place = parked == 1
-        return Busy(name, left, number, owner.decode(), _who(text), waiting, place, repeated)
+        return Conflict(name, left, number, owner.decode(), _who(text), waiting, place, repeated)
     if tag == b"DUPLICATE":
         return Duplicate(reply[1] / 1000, _who(reply[2]), repeated)
     if tag == b"DEADLOCK":
@@ -99,24 +99,38 @@ def state(reply: list[Any]) -> LockState:
     return LockState(tuple(hold(*facts) for facts in holds), tuple(map(_waiter, waiters)), waiting)
 
 
-def hold(run: bytes, ms: int, fence: bytes, nonce: bytes, owner: bytes, who: bytes) -> HoldInfo:
+def hold(
+    execution_id: bytes, ms: int, fence: bytes, attempt_id: bytes, owner: bytes, label: bytes
+) -> HoldInfo:
     """Of `inspect` and `force_release`."""
-    return HoldInfo(run.decode(), ms / 1000, int(fence), nonce.decode(), owner.decode(), _who(who))
+    return HoldInfo(
+        execution_id.decode(),
+        ms / 1000,
+        int(fence),
+        attempt_id.decode(),
+        owner.decode(),
+        _who(label),
+    )
 
 
 def _waiter(facts: list[Any]) -> WaiterInfo:
-    run, ms, nonce, owner, who, place = facts
+    execution_id, ms, attempt_id, owner, label, place = facts
     left = ms / 1000
     return WaiterInfo(
-        run.decode(), left, nonce.decode(), owner.decode(), _who(who), parked=place == 1
+        execution_id.decode(),
+        left,
+        attempt_id.decode(),
+        owner.decode(),
+        _who(label),
+        parked=place == 1,
     )
 
 
 def notice(data: bytes | str) -> Notice:
     """What was published to an inbox."""
     text = data.decode() if isinstance(data, bytes) else data
-    kind, run, nonce, *fence = text.split(" ")
-    return Notice(kind, run, nonce, int(fence[0]) if fence else 0)
+    kind, execution_id, attempt_id, *fence = text.split(" ")
+    return Notice(kind, execution_id, attempt_id, int(fence[0]) if fence else 0)
 
 
 def _who(text: bytes) -> str:

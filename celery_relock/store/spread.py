@@ -11,22 +11,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..core.answers import (
+from ..engine.protocol import (
     Answer,
-    Beat,
-    Busy,
     Claim,
+    Conflict,
     Deadlocked,
     Duplicate,
     Ended,
     Full,
-    Heir,
     Held,
     Message,
-    Parcel,
     Parked,
+    ParkRequest,
     Queued,
     Released,
+    Renewal,
+    Successor,
 )
 from ..errors import RelockError
 from .keyspace import Keyspace
@@ -41,12 +41,12 @@ class Verbs(Protocol):
     def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Answer: ...
 
     def park(
-        self, claim: Claim, parcel: Parcel, inbox: str = "-"
+        self, claim: Claim, park_request: ParkRequest, inbox: str = "-"
     ) -> Held | Parked | Full | Duplicate | Deadlocked | Ended: ...
 
     def release(
-        self, names: Sequence[str], run: str, nonce: str, ended: str = "", remember: float = 0.0,
-        home: str = "", heir: Heir | None = None,
+        self, names: Sequence[str], execution_id: str, attempt_id: str, ended: str = "", remember: float = 0.0,
+        home: str = "", successor: Successor | None = None,
     ) -> Released: ...  # fmt: skip
 
 
@@ -77,23 +77,25 @@ class Spread:
         standing = _Standing(claim, wait, inbox, 0)
         answer, held = self._go_on(standing, self._verbs)
         if isinstance(answer, Queued):
-            self._standing[claim.run, claim.nonce] = standing
+            self._standing[claim.execution_id, claim.attempt_id] = standing
         elif not isinstance(answer, Held):
             self._give_back(claim, held)
         return answer
 
     def park(
-        self, claim: Claim, parcel: Parcel, inbox: str
+        self, claim: Claim, park_request: ParkRequest, inbox: str
     ) -> Held | Parked | Full | Duplicate | Deadlocked | Ended:
         """As `LockStore.park`. The message waits in one bucket; what the run has in those before is
         kept for it, and for a while only: it has no process that could renew it."""
         held: list[tuple[Claim, Held]] = []
         for part in self._parts(claim):
-            answer = self._verbs.park(part, parcel, inbox)
+            answer = self._verbs.park(part, park_request, inbox)
             if isinstance(answer, Held):
                 held.append((part, answer))
             elif isinstance(answer, Parked):
-                messages = self._give_back(claim, held, parcel.home, Heir(claim.run, KEEP))
+                messages = self._give_back(
+                    claim, held, park_request.home, Successor(claim.execution_id, KEEP)
+                )
                 return Parked(answer.rank, answer.messages + messages)
             else:
                 self._give_back(claim, held)
@@ -101,18 +103,20 @@ class Spread:
         return _together(claim, held)
 
     def release(
-        self, names: Sequence[str], run: str, nonce: str, ended: str = "", remember: float = 0.0,
-        home: str = "", heir: Heir | None = None,
+        self, names: Sequence[str], execution_id: str, attempt_id: str, ended: str = "", remember: float = 0.0,
+        home: str = "", successor: Successor | None = None,
     ) -> Released:  # fmt: skip
         """As `LockStore.release`. Where one bucket cannot be asked the others are all the same."""
-        self._standing.pop((run, nonce), None)
+        self._standing.pop((execution_id, attempt_id), None)
         error: RelockError | None = None
         had: list[bool] = []
         messages: tuple[Message, ...] = ()
         # Backwards: whom the first one lets in finds the others free.
         for part in reversed(self._by_bucket(names)):
             try:
-                back = self._verbs.release(part, run, nonce, ended, remember, home, heir)
+                back = self._verbs.release(
+                    part, execution_id, attempt_id, ended, remember, home, successor
+                )
             except RelockError as problem:
                 error = problem
             else:
@@ -124,7 +128,7 @@ class Spread:
         return Released(any(had) if ended == "killed" else all(had), messages)
 
     def follow(
-        self, beats: Sequence[Beat], answers: list[Held | Queued | None], verbs: Verbs
+        self, renewals: Sequence[Renewal], answers: list[Held | Queued | None], verbs: Verbs
     ) -> None:
         """A heartbeat may have found that a bucket's turn has come: then the next one is asked.
 
@@ -132,14 +136,14 @@ class Spread:
             answers: one for each beat; corrected in place.
         """
         lines: dict[tuple[str, str], list[int]] = {}
-        for index, beat in enumerate(beats):
-            if (beat.run, beat.nonce) in self._standing:
-                lines.setdefault((beat.run, beat.nonce), []).append(index)
+        for index, beat in enumerate(renewals):
+            if (beat.execution_id, beat.attempt_id) in self._standing:
+                lines.setdefault((beat.execution_id, beat.attempt_id), []).append(index)
         for key, indexes in lines.items():
-            found = {beats[index].name: answers[index] for index in indexes}
+            found = {renewals[index].name: answers[index] for index in indexes}
             standing = self._standing[key]
             for name, answer in self._found(standing, found, verbs).items():
-                answers[next(i for i in indexes if beats[i].name == name)] = answer
+                answers[next(i for i in indexes if renewals[i].name == name)] = answer
 
     def _found(
         self, standing: _Standing, found: dict[str, Held | Queued | None], verbs: Verbs
@@ -171,11 +175,11 @@ class Spread:
             standing.at = index
             if not isinstance(answer, Held):
                 repeated = any(each.repeated for _, each in held)
-                if repeated and isinstance(answer, Queued | Busy | Duplicate):
+                if repeated and isinstance(answer, Queued | Conflict | Duplicate):
                     answer = answer._replace(repeated=True)
                 return answer, held
             held.append((part, answer))
-        self._standing.pop((claim.run, claim.nonce), None)
+        self._standing.pop((claim.execution_id, claim.attempt_id), None)
         return _together(claim, held), held
 
     def _give_back(
@@ -183,11 +187,13 @@ class Spread:
         claim: Claim,
         held: Sequence[tuple[Claim, Held]],
         home: str = "",
-        heir: Heir | None = None,
+        successor: Successor | None = None,
     ) -> tuple[Message, ...]:
         messages: tuple[Message, ...] = ()
         for part, _ in reversed(held):
-            back = self._verbs.release(part.names, claim.run, claim.nonce, "", 0.0, home, heir)
+            back = self._verbs.release(
+                part.names, claim.execution_id, claim.attempt_id, "", 0.0, home, successor
+            )
             messages += back.messages
         return messages
 

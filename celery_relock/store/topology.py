@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
-from ..core import ids
+from ..engine import ids
 from ..errors import LockConfigError, LockUnavailable
 from .clients import own_pool
 from .faults import translate

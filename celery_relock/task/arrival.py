@@ -16,10 +16,10 @@ from typing import Any
 from celery.exceptions import Reject, Retry
 from celery.signals import before_task_publish, task_revoked
 
-from ..core import ids
-from ..core.answers import KEPT, Busy, Ended, Heir
-from ..core.hold import Hold
-from ..core.lease import State
+from ..engine import ids
+from ..engine.hold import Hold
+from ..engine.lease import State
+from ..engine.protocol import KEPT, Conflict, Ended, Successor
 from ..errors import LockUnavailable, RelockError
 from . import canvas, dedup, marker
 from . import headers as run_headers
@@ -95,12 +95,12 @@ class _Arrival:
         self.call = call
         self.message = message
         self.begun = False
-        self.heir: Heir | None = None
+        self.successor: Successor | None = None
         self._run = run_headers.read(message).call
         claim = marker.claim_for(
-            call.marker.name, self._run, message.id, call.options.ttl, ids.nonce()
+            call.marker.name, self._run, message.id, call.options.ttl, ids.new_attempt_id()
         )
-        self._lease = marker.Quiet(claim, call.engine.store, 0.0)
+        self._lease = marker.Quiet(claim, call.engine.backend, 0.0)
 
     def take(self) -> marker.Found | None:
         """Take the marker over. Returns whose it is if this call is a duplicate."""
@@ -111,7 +111,9 @@ class _Arrival:
                 keep = float(call.options.dedup) if asks else 0.0
                 return dedup.claim(call, self._run, task_id, keep) if asks else None
             answer = call.engine.acquire(self._lease)
-            replaces = asks and call.options.on_duplicate == "replace" and isinstance(answer, Busy)
+            replaces = (
+                asks and call.options.on_duplicate == "replace" and isinstance(answer, Conflict)
+            )
             # First in the place of the one that is queued, as if this had been sent just now.
             if replaces and dedup.claim(call, self._run, task_id, marker.QUEUED) is None:
                 answer = call.engine.acquire(self._lease)
@@ -157,7 +159,7 @@ class _Arrival:
         """Whether a later call has taken its marker away; its lease may have run out as well."""
         if self.call.options.on_duplicate != "replace" or not self.has:
             return False
-        return isinstance(self.call.engine.store.acquire(self._lease.claim), Ended)
+        return isinstance(self.call.engine.backend.acquire(self._lease.claim), Ended)
 
     def _take_late(self) -> None:
         """That of the attempt before, which has ended meanwhile: it was killed, or parked."""
@@ -181,24 +183,24 @@ class _Arrival:
         if self.call.marker.until == marker.TIME:
             return
         lease = self._lease
-        lease.heir = self._goes_to(error)
-        if lease.heir is None and not self.has:
+        lease.successor = self._goes_to(error)
+        if lease.successor is None and not self.has:
             with suppress(RelockError):
                 self._give_up()
             return
-        give_back(self.call.engine, lease, ended=lease.heir is None)
+        give_back(self.call.engine, lease, ended=lease.successor is None)
 
-    def _goes_to(self, error: BaseException | None) -> Heir | None:
-        own = self._lease.claim.run
+    def _goes_to(self, error: BaseException | None) -> Successor | None:
+        own = self._lease.claim.execution_id
         if isinstance(error, Reject) and error.requeue:
-            return Heir(own, marker.QUEUED)
+            return Successor(own, marker.QUEUED)
         if self.begun:
             # Not after another error: it may be that of the retry which could not be sent.
-            return self.heir if error is None or isinstance(error, Retry) else None
+            return self.successor if error is None or isinstance(error, Retry) else None
         if isinstance(error, Retry):
-            return Heir(own, marker.QUEUED)
+            return Successor(own, marker.QUEUED)
         parked = isinstance(error, Aside) and not isinstance(error, Late)
-        return Heir(own, marker.PARKED) if parked else None
+        return Successor(own, marker.PARKED) if parked else None
 
 
 _running: ContextVar[_Arrival | None] = ContextVar("relock_arrival", default=None)
@@ -215,7 +217,7 @@ def _write(headers: Any = None, body: Any = None, **_: Any) -> None:
     header = headers.get(run_headers.NAME)
     if header and run_headers.is_retry(fields, arrival.message):
         keep = marker.keep_for(arrival.call.task, dict(fields))
-        arrival.heir = Heir(marker.hold_id(header["run"]), keep)
+        arrival.successor = Successor(marker.hold_id(header["execution_id"]), keep)
         header["dedup"] = list(arrival.call.marker)
 
 
@@ -229,7 +231,7 @@ def _free(sender: Any = None, request: Any = None, terminated: bool = False, **_
             return
         engine, own = declared.engine, marker.hold_id(header.call)
         # Also for a retry that comes to be revoked before the body that sent it has ended.
-        engine.store.release([made.name], own, KEPT, "run", marker.REMEMBER)
+        engine.backend.release([made.name], own, KEPT, "run", marker.REMEMBER)
     except RelockError as error:
         logger.warning("the marker of %s stays until it ends: %s", request.id, error)
 

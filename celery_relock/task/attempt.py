@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 from celery.states import READY_STATES, RETRY
 
-from ..core import events, ids
-from ..core.answers import KEPT, Busy, Deadlocked, Duplicate, Ended, Held
-from ..core.engine import Engine
-from ..core.lease import Lease
-from ..core.messages import describe_deadlock
-from ..core.options import LockOptions
+from ..engine import events, ids
+from ..engine.engine import Engine
+from ..engine.lease import Lease
+from ..engine.messages import describe_deadlock
+from ..engine.protocol import KEPT, Conflict, Deadlocked, Duplicate, Ended, Held
 from ..errors import LockDeadlock, RelockError
+from ..options import LockOptions
 from . import headers
 from .outcomes import Aside
 from .sending import stores_no_result
@@ -47,7 +47,7 @@ class Attempt(NamedTuple):
     message: Any | None
 
 
-def ask(attempt: Attempt, wait: float | None) -> Held | Busy | Duplicate:
+def ask(attempt: Attempt, wait: float | None) -> Held | Conflict | Duplicate:
     """Ask for the lock. Raises Late if the run has ended already and nothing is left to do."""
     task, engine, lease, _, message = attempt
     answer = engine.acquire(lease, wait)
@@ -55,8 +55,10 @@ def ask(attempt: Attempt, wait: float | None) -> Held | Busy | Duplicate:
         if message is None or not _is_owed(task, message):
             raise Late("a late copy of a run that has ended")
         # The same name for all late copies, so that they are copies of one another too.
-        lease.claim = lease.claim._replace(run=ids.short(f"{lease.claim.run}+again"))
-        lease.again(ids.nonce())
+        lease.claim = lease.claim._replace(
+            execution_id=ids.short(f"{lease.claim.execution_id}+again")
+        )
+        lease.again(ids.new_attempt_id())
         answer = engine.acquire(lease, wait)
     if isinstance(answer, Deadlocked):
         raise deadlock(attempt, answer)
@@ -70,7 +72,9 @@ def call_off(attempt: Attempt) -> None:
         return  # an id made from the task id is not remembered
     with suppress(RelockError):
         told = ("run", _CALLED_OFF, engine.parking.home)
-        engine.parking.forward(engine.store.release(claim.names, claim.run, KEPT, *told).messages)
+        engine.parking.forward(
+            engine.backend.release(claim.names, claim.execution_id, KEPT, *told).messages
+        )
 
 
 def deadlock(attempt: Attempt, answer: Deadlocked) -> LockDeadlock:

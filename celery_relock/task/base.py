@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery import Task
 
-from ..core.hold import Hold
+from ..engine.hold import Hold
 from ..errors import RelockError
 
 # reaping and stepping connect to the worker's signals.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ..core.lease import Lease
-from ..core.options import LockOptions
+from ..engine.lease import Lease
 from ..errors import RelockError
+from ..options import LockOptions
 from . import headers
 
 _OPTIONS = ("ttl", "gap_ttl", "on_gap", "on_conflict", "max_wait")

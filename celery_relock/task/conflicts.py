@@ -11,11 +11,11 @@ from typing import Any
 from celery.exceptions import Retry, SoftTimeLimitExceeded
 from celery.signals import worker_init
 
-from ..core.answers import Busy, Deadlocked, Duplicate, Ended, Full, Held, Parked
-from ..core.lease import State
-from ..core.messages import describe_conflict
-from ..core.options import POLICIES, LockOptions
+from ..engine.lease import State
+from ..engine.messages import describe_conflict
+from ..engine.protocol import Conflict, Deadlocked, Duplicate, Ended, Full, Held, Parked
 from ..errors import LockConfigError, LockConflict, LockUnavailable
+from ..options import POLICIES, LockOptions
 from . import headers, sending
 from .attempt import Attempt, ask, call_off, deadlock
 from .outcomes import Aside, Dropped, show_blocked
@@ -67,7 +67,7 @@ def _end_waiting(attempt: Attempt) -> None:
     """The run ends here, or goes on without its lock: should it be parked, which cannot be told
     while Redis is away, it must not run once more later."""
     if attempt.message is not None and attempt.lease.state is not State.HELD:
-        attempt.engine.parking.withdraw_later(attempt.lease.claim.run)
+        attempt.engine.parking.withdraw_later(attempt.lease.claim.execution_id)
 
 
 def _obtain(attempt: Attempt) -> Held:
@@ -102,11 +102,11 @@ def _first_wait(attempt: Attempt) -> float:
     return attempt.options.patience if waits and _may_wait() else 0.0
 
 
-def _policy(options: LockOptions, answer: Busy | Duplicate, error: LockConflict) -> str:
+def _policy(options: LockOptions, answer: Conflict | Duplicate, error: LockConflict) -> str:
     policy = options.on_conflict
     if not callable(policy):
         return str(policy)
-    if isinstance(answer, Busy) and answer.parked:
+    if isinstance(answer, Conflict) and answer.parked:
         return "wait"  # as was chosen when it was parked
     try:
         chosen = policy(error)
@@ -138,12 +138,12 @@ def _wait_behind(attempt: Attempt, answer: Duplicate, error: LockConflict) -> He
     return _stay(attempt, None, error)
 
 
-def _park(attempt: Attempt, answer: Busy | Duplicate, error: LockConflict) -> Held:
+def _park(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -> Held:
     left = left_of(attempt.message, attempt.options)
     if left is not None and left <= 0:
         _leave(attempt, answer)
         raise error
-    if not (isinstance(answer, Busy) and answer.parked):
+    if not (isinstance(answer, Conflict) and answer.parked):
         # Before it is parked: later, somebody may have sent it on and stored the result already.
         show_blocked(attempt.task, attempt.message, error, answer)
     found = _parked(attempt, left)
@@ -170,22 +170,22 @@ def _parked(
     task, engine, lease, options, message = attempt
     bounds = {"patience": look_after(left, message), "most": options.max_parked}
     header = headers.read(message).again().made_own()
-    parcel = sending.parcel(task, engine.parking, message, header, **bounds)
-    if parcel is None:
+    park_request = sending.park_request(task, engine.parking, message, header, **bounds)
+    if park_request is None:
         return None
     if header.first:
         # Two messages without a header may be copies, or two that are wanted: each is a run.
-        lease.claim = lease.claim._replace(run=header.run)
-    return engine.park(lease, parcel)
+        lease.claim = lease.claim._replace(execution_id=header.execution_id)
+    return engine.park(lease, park_request)
 
 
-def _leave(attempt: Attempt, answer: Busy | Duplicate) -> None:
+def _leave(attempt: Attempt, answer: Conflict | Duplicate) -> None:
     """A run that was parked ends here without the lock."""
-    if isinstance(answer, Busy) and answer.parked:
-        attempt.engine.parking.withdraw(attempt.lease.claim.run)
+    if isinstance(answer, Conflict) and answer.parked:
+        attempt.engine.parking.withdraw(attempt.lease.claim.execution_id)
 
 
-def _send_again(attempt: Attempt, answer: Busy | Duplicate, error: LockConflict) -> Held:
+def _send_again(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -> Held:
     message = attempt.message
     pause = pause_for(message, attempt.options)
     if pause is None:
@@ -215,7 +215,7 @@ def _stay(attempt: Attempt, wait: float | None, error: LockConflict) -> Held:
 
 
 def _conflict(options: LockOptions, answer: Any, text: str) -> LockConflict:
-    busy = answer if isinstance(answer, Busy) else None
+    busy = answer if isinstance(answer, Conflict) else None
     bound = "" if options.max_wait is None else f", lock_max_wait={options.max_wait:g} s"
     policy = getattr(options.on_conflict, "__qualname__", options.on_conflict)
     return LockConflict(

@@ -12,11 +12,11 @@ from weakref import WeakKeyDictionary
 from celery.local import Proxy
 
 from .. import compose
-from ..core.engine import Engine
-from ..core.names import NameRule
-from ..core.options import LockOptions
+from ..engine.engine import Engine
 from ..errors import LockConfigError
-from .binding import signature_of
+from ..naming.arguments import signature_of
+from ..naming.names import NameRule
+from ..options import LockOptions
 from .sending import CelerySender
 from .settings import option_defaults, store_settings
 

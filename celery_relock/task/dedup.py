@@ -15,13 +15,13 @@ from celery import states
 from celery.result import EagerResult
 from celery.utils import uuid
 
-from ..core import ids
-from ..core.answers import KEPT
-from ..core.engine import Engine
-from ..core.options import LockOptions, checked
+from ..engine import ids
+from ..engine.engine import Engine
+from ..engine.protocol import KEPT
 from ..errors import DuplicateTask, LockConfigError, LockUnavailable, RelockError
+from ..naming.arguments import bind, signature_of
+from ..options import LockOptions, checked
 from . import canvas, marker, planned, sending
-from .binding import bind, signature_of
 from .declaration import Declaration, declaration
 from .marker import Found, Marker
 from .outcomes import Dropped
@@ -99,9 +99,9 @@ def call_of(
 
 
 def _send_once(call: Call, keep: float, publish: Callable[[], Any], task_id: str) -> Any:
-    run = ids.new_id()
+    execution_id = ids.new_id()
     try:
-        there = claim(call, run, task_id, min(keep, marker.SENDING))
+        there = claim(call, execution_id, task_id, min(keep, marker.SENDING))
     except LockUnavailable as error:
         if call.options.on_unavailable == "raise":
             raise
@@ -110,36 +110,40 @@ def _send_once(call: Call, keep: float, publish: Callable[[], Any], task_id: str
     if there is not None:
         return _answer(call, there)
     try:
-        with planned.sending(Planned(task_id, call.marker, run)):
+        with planned.sending(Planned(task_id, call.marker, execution_id)):
             sent = publish()
     except BaseException:
         with suppress(RelockError):
-            marker.drop(call.engine, call.marker.name, run)
+            marker.drop(call.engine, call.marker.name, execution_id)
         raise
-    _it_is_queued(call, run, task_id, keep)
+    _it_is_queued(call, execution_id, task_id, keep)
     return sent
 
 
-def _it_is_queued(call: Call, run: str, task_id: str, keep: float) -> None:
+def _it_is_queued(call: Call, execution_id: str, task_id: str, keep: float) -> None:
     """From now on the marker lasts for as long as the message may."""
     if keep <= marker.SENDING:
         return
     try:
-        marker.extend(call.engine, call.marker.name, run, keep)
+        marker.extend(call.engine, call.marker.name, execution_id, keep)
     except RelockError as error:
         told = (call.task.name, task_id, marker.SENDING, error)
         logger.warning("%s[%s] is queued, and counts for no more than %.0f s: %s", *told)
 
 
-def claim(call: Call, run: str, task_id: str, keep: float) -> Found | None:
+def claim(call: Call, execution_id: str, task_id: str, keep: float) -> Found | None:
     """Get the marker for a call. Returns whose it is if this one is a duplicate."""
     replaced = ""
     while True:
-        there = marker.put(call.engine, call.marker.name, run, task_id, keep)
-        if there is None or call.options.on_duplicate != "replace" or there.run == replaced:
+        there = marker.put(call.engine, call.marker.name, execution_id, task_id, keep)
+        if (
+            there is None
+            or call.options.on_duplicate != "replace"
+            or there.execution_id == replaced
+        ):
             return there
         # One that has begun meanwhile is not replaced: asked again, the marker is still its.
-        replaced = there.run
+        replaced = there.execution_id
         if marker.take_away(call.engine, call.marker, there):
             _revoke(call, there, task_id)
 
@@ -148,8 +152,8 @@ def _revoke(call: Call, old: Found, task_id: str) -> None:
     """The message of a call that was replaced stays where it is, and comes to nothing there."""
     engine, task = call.engine, call.task
     remember = max(old.remaining, marker.REMEMBER)
-    back = engine.store.release(
-        call.names, old.run, KEPT, ended="run", remember=remember, home=engine.parking.home
+    back = engine.backend.release(
+        call.names, old.execution_id, KEPT, ended="run", remember=remember, home=engine.parking.home
     )
     engine.parking.forward(back.messages)
     if sending.stores_no_result(task):
@@ -171,7 +175,7 @@ def marked(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 def unmark(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """See `LockedTask.unmark`."""
     call = _call_asked_about(task, args, kwargs)
-    return bool(call.engine.store.force_release(call.marker.name))
+    return bool(call.engine.backend.force_release(call.marker.name))
 
 
 def _call_asked_about(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:

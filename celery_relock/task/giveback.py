@@ -7,9 +7,9 @@ from contextlib import suppress
 
 from celery.exceptions import SoftTimeLimitExceeded
 
-from ..core import events
-from ..core.engine import Engine
-from ..core.lease import Lease, State
+from ..engine import events
+from ..engine.engine import Engine
+from ..engine.lease import Lease, State
 
 logger = logging.getLogger("celery_relock")
 

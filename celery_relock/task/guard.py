@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 from celery._state import _task_stack
 from celery.exceptions import Reject
 
-from ..core import callstack, ids
-from ..core.answers import Claim, Held
-from ..core.hold import Hold, Share
-from ..core.interrupt import Interruption
-from ..core.lease import Lease, State
-from ..core.messages import who_am_i
-from ..core.options import LockOptions
+from ..engine import ids, reentrancy
+from ..engine.hold import Hold, Share
+from ..engine.interrupt import Interruption
+from ..engine.lease import Lease, State
+from ..engine.messages import label_of
+from ..engine.protocol import Claim, Held
 from ..errors import LockLost
+from ..naming.arguments import bind
+from ..options import LockOptions
 from . import arrival, headers, retries, sections, starting, telling
 from .attempt import Attempt
-from .binding import bind
 from .declaration import Declaration, declaration
 from .giveback import give_back
 from .outcomes import Dropped, end_dropped
@@ -114,7 +114,7 @@ def _run_locked(
         held = sections.obtain(Attempt(task, engine, lease, options, message))
         if held is None:
             return body(Hold(claim.owner, ()))
-        callstack.push(lease)
+        reentrancy.push(lease)
         sections.open_for(message, engine, lease, options)
         unbroken = retries.unbroken(message, options, lease)
         hold = Hold(claim.owner, [*shares, *_shares(lease, held)], unbroken)
@@ -135,7 +135,7 @@ def _run_locked(
         ended = over and message is not None and headers.read(message).own
         if not sections.owns(lease):
             try:
-                callstack.pop(lease)
+                reentrancy.pop(lease)
                 give_back(engine, lease, ended=ended)
             finally:
                 # A signal's exception may have come before the line above had begun.
@@ -158,7 +158,7 @@ def _request_of(task: Any) -> Any | None:
 
 
 def _covered(declared: Declaration, name: str) -> Lease | None:
-    lease = callstack.holding(declared.engine.store, name)
+    lease = reentrancy.holding(declared.engine.backend, name)
     if lease is not None and lease.lost:
         raise LockLost(
             f"the lock {name!r} was lost by a caller of this task, so it cannot be entered again",
@@ -191,16 +191,16 @@ def _claim(
     sent = request is not None and not request.is_eager
     message = request or running_request()  # a direct call is found by whose it is
     return Claim(
-        run=headers.read(request).run if sent else ids.new_id(),
-        nonce=ids.nonce(),
+        execution_id=headers.read(request).execution_id if sent else ids.new_id(),
+        attempt_id=ids.new_attempt_id(),
         owner=owner(options.owner, request, task.name),
         names=names,
         limits=(limit,) * len(names),
         lease=options.ttl,
-        who=who_am_i(task.name, "" if message is None else message.id),
+        label=label_of(task.name, "" if message is None else message.id),
         by_owner=options.reentrant == "workflow",
-        lineage=headers.lineage_here() if options.reentrant == "descendants" else (),
-        stuck=callstack.stuck(),
+        ancestors=headers.ancestors_here() if options.reentrant == "descendants" else (),
+        stuck=reentrancy.stuck(),
     )
 
 

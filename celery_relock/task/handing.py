@@ -11,7 +11,7 @@ from typing import Any
 from celery.signals import after_task_publish, before_task_publish, task_revoked
 from celery.utils.time import maybe_iso8601
 
-from ..core.answers import KEPT
+from ..engine.protocol import KEPT
 from ..errors import RelockError
 from . import headers as run_headers
 from . import marks, sections
@@ -94,7 +94,7 @@ def _published(headers: Any = None, **_: Any) -> None:
     due = _due(headers.get("eta")) if going else 0.0
     for section in active:
         if section.carried.id in going:
-            section.leave_to(sections.hold_id(header["run"], section.carried.id), due)
+            section.leave_to(sections.hold_id(header["execution_id"], section.carried.id), due)
 
 
 def _due(eta: Any) -> float:
@@ -116,10 +116,10 @@ def end_before_it_began(task: Any, message: Any, names: Sequence[str], section: 
     """Free what a message has of a section, or was left of it, or its place in the queue."""
     try:
         engine = engine_of(task.app)
-        own = sections.hold_id(run_headers.read(message).run, section)
+        own = sections.hold_id(run_headers.read(message).execution_id, section)
         # Ended: the step before may not have left its hold yet, and shall not leave it to this.
         told = ("run", _REMEMBER, engine.parking.home)
-        back = engine.store.release(names, own, KEPT, *told)
+        back = engine.backend.release(names, own, KEPT, *told)
         engine.parking.forward(back.messages)
     except RelockError as error:
         logger.warning("what was left to %s stays until it ends: %s", message.id, error)

@@ -19,12 +19,13 @@ from typing import Any
 
 from celery.signals import before_task_publish
 
-from ..core import ids
-from . import lineage
+from ..engine import ids
+from .ancestors import extended
+from .ancestors import parse as parse_ancestors
 from .owner import running_request
 
 NAME = "relock"
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class RunHeader:
             an id cannot tell a copy from a task that somebody sends again on purpose.
         attempts: how often this run's message was sent again because its lock was not to be had.
         since: the sender's clock (s since the epoch) when that first happened; 0 before.
-        lineage: run ids of the holds that the run's ancestors have (see `lineage`).
+        ancestors: execution ids of the holds that the run's ancestors have (see `ancestors`).
         kept: lock names and fences of what the run before this one left to it (see `retries`).
         sections: what the run is told of the sections that it belongs to (see `sections`).
         dedup: the name of the call's marker and when it goes (see `marker`).
@@ -45,11 +46,11 @@ class RunHeader:
         v: version of this content; one that is not known is ignored.
     """
 
-    run: str
+    execution_id: str
     own: bool = True
     attempts: int = 0
     since: float = 0.0
-    lineage: tuple[str, ...] = ()
+    ancestors: tuple[str, ...] = ()
     kept: tuple[tuple[str, int], ...] = ()
     sections: tuple[Mapping[str, Any], ...] = ()
     dedup: tuple[str, str] | None = None
@@ -59,13 +60,13 @@ class RunHeader:
     @property
     def call(self) -> str:
         """The run id that the first message of this run had."""
-        return self.first or self.run
+        return self.first or self.execution_id
 
     def made_own(self) -> RunHeader:
         """The header for a message that may be sent on twice: from now on its copies are known."""
         if self.own:
             return self
-        return replace(self, run=ids.new_id(), own=True, first=self.run)
+        return replace(self, execution_id=ids.new_id(), own=True, first=self.execution_id)
 
     def again(self) -> RunHeader:
         """The header for the same run's next message."""
@@ -92,36 +93,44 @@ def read(message: Any) -> RunHeader:
     return found or RunHeader(ids.short(f"{message.id}:{message.retries}"), own=False)
 
 
-def lineage_here() -> tuple[str, ...]:
+def ancestors_here() -> tuple[str, ...]:
     """The lineage of the message that this call stack runs for; empty outside of tasks."""
     request = running_request()
-    return () if request is None else _lineage_in(_raw(request))
+    return () if request is None else _ancestors_in(_raw(request))
 
 
 def _raw(message: Any) -> Any:
     return getattr(message, NAME, None) or (message.headers or {}).get(NAME)
 
 
-def _lineage_in(raw: Any) -> tuple[str, ...]:
+def _ancestors_in(raw: Any) -> tuple[str, ...]:
     known = isinstance(raw, Mapping) and raw.get("v") == VERSION
-    return lineage.parse(raw.get("lineage")) if known else ()
+    return parse_ancestors(raw.get("ancestors")) if known else ()
 
 
 def parse(raw: Mapping[str, Any]) -> RunHeader | None:
     """The header in a message; None if it is not one of this version."""
-    run, attempts, since = raw.get("run"), raw.get("attempts", 0), raw.get("since", 0.0)
-    if raw.get("v") != VERSION or not isinstance(run, str) or not isinstance(attempts, int):
+    execution_id, attempts, since = (
+        raw.get("execution_id"),
+        raw.get("attempts", 0),
+        raw.get("since", 0.0),
+    )
+    if (
+        raw.get("v") != VERSION
+        or not isinstance(execution_id, str)
+        or not isinstance(attempts, int)
+    ):
         return None
     if not isinstance(since, int | float):
         return None
-    own, ancestors = raw.get("own") is not False, lineage.parse(raw.get("lineage"))
+    own, ancestors = raw.get("own") is not False, parse_ancestors(raw.get("ancestors"))
     kept, told = _kept(raw.get("kept")), raw.get("sections")
     listed = isinstance(told, list | tuple) and all(isinstance(each, Mapping) for each in told)
     told, dedup = tuple(told or ()) if listed else (), _pair(raw.get("dedup"))
     first = raw.get("first")
     first = ids.short(first) if isinstance(first, str) and first else ""
     waited = attempts, float(since)
-    return RunHeader(ids.short(run), own, *waited, ancestors, kept, told, dedup, first)
+    return RunHeader(ids.short(execution_id), own, *waited, ancestors, kept, told, dedup, first)
 
 
 def _pair(raw: Any) -> tuple[str, str] | None:
@@ -151,9 +160,9 @@ def _write(headers: Any = None, body: Any = None, **_: Any) -> None:
     # A predecessor's header came along with its custom headers: it is replaced, never kept.
     predecessor = headers.get(NAME)
     ancestors = _ancestors(fields, predecessor)
-    headers[NAME] = {"v": VERSION, "run": ids.new_id()}
+    headers[NAME] = {"v": VERSION, "execution_id": ids.new_id()}
     if ancestors:
-        headers[NAME]["lineage"] = list(ancestors)
+        headers[NAME]["ancestors"] = list(ancestors)
     if isinstance(predecessor, Mapping) and predecessor.get("sections") and not running_request():
         # Sent by a worker's main process, in the place of a run that died.
         headers[NAME]["sections"] = predecessor["sections"]
@@ -164,11 +173,11 @@ def _ancestors(fields: Mapping[str, Any], predecessor: Any) -> tuple[str, ...]:
     request = running_request()
     # A retry has that of the message before it, also where the worker's main process sends it.
     raw = predecessor if predecessor or request is None else _raw(request)
-    inherited = _lineage_in(raw)
+    inherited = _ancestors_in(raw)
     if request is not None and is_retry(fields, request):
         # Not by its own holds: it would be in while the body before it is still on its way out.
         return inherited
-    return lineage.extended(inherited)
+    return extended(inherited)
 
 
 def is_retry(fields: Mapping[str, Any], request: Any) -> bool:

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from celery.utils.time import maybe_iso8601
 
-from ..core import ids
-from ..core.answers import KEPT, Answer, Beat, Busy, Claim
-from ..core.engine import Engine
-from ..core.lease import Lease
+from ..engine import ids
+from ..engine.engine import Engine
+from ..engine.lease import Lease
+from ..engine.protocol import KEPT, Answer, Claim, Conflict, Renewal
 
 # How long it may take to send a message, in seconds: a caller who is killed meanwhile, or can
 # neither send it nor take the marker off again, leaves it for no longer.
@@ -48,7 +48,7 @@ class Found(NamedTuple):
     """The call that has a marker: its ids, and for how many seconds it counts at least."""
 
     task_id: str
-    run: str
+    execution_id: str
     remaining: float
 
 
@@ -76,69 +76,73 @@ def readable(name: str) -> str:
     return ", ".join(name.split("\t")[2:])
 
 
-def hold_id(run: str) -> str:
+def hold_id(execution_id: str) -> str:
     """The id of a run's hold of its marker."""
-    return ids.digest(f"{run}/dedup".encode())
+    return ids.digest(f"{execution_id}/dedup".encode())
 
 
-def claim_for(name: str, run: str, task_id: str, lease: float, nonce: str = KEPT) -> Claim:
+def claim_for(
+    name: str, execution_id: str, task_id: str, lease: float, attempt_id: str = KEPT
+) -> Claim:
     """What is asked for it; `nonce` is that of an attempt to execute the run, if there is one."""
-    own, who = hold_id(run), f"{task_id} {run}"
-    return Claim(own, nonce, own, (name,), (1,), lease, who)
+    own, label = hold_id(execution_id), f"{task_id} {execution_id}"
+    return Claim(own, attempt_id, own, (name,), (1,), lease, label)
 
 
-def put(engine: Engine, name: str, run: str, task_id: str, keep: float) -> Found | None:
+def put(engine: Engine, name: str, execution_id: str, task_id: str, keep: float) -> Found | None:
     """Mark a call that is about to be sent, for so many seconds. Returns whose marker is there.
 
     Raises:
         LockUnavailable, LockConfigError: from the store.
     """
-    return found(engine.store.acquire(claim_for(name, run, task_id, keep)))
+    return found(engine.backend.acquire(claim_for(name, execution_id, task_id, keep)))
 
 
-def extend(engine: Engine, name: str, run: str, keep: float) -> None:
+def extend(engine: Engine, name: str, execution_id: str, keep: float) -> None:
     """Let a marker last for so many seconds more. Where its run has taken it over already, or is
     over, or was replaced, this changes nothing. Raises LockUnavailable."""
-    engine.store.renew([Beat(name, hold_id(run), KEPT, keep)])
+    engine.backend.renew([Renewal(name, hold_id(execution_id), KEPT, keep)])
 
 
 def found(answer: Answer) -> Found | None:
     """Whose marker is in the way, None where the answer does not say."""
-    if not isinstance(answer, Busy):
+    if not isinstance(answer, Conflict):
         return None
-    task_id, _, run = answer.who.rpartition(" ")
-    return Found(task_id, run, answer.remaining) if task_id else None
+    task_id, _, execution_id = answer.label.rpartition(" ")
+    return Found(task_id, execution_id, answer.remaining) if task_id else None
 
 
-def begin(engine: Engine, name: str, run: str, task_id: str) -> None:
+def begin(engine: Engine, name: str, execution_id: str, task_id: str) -> None:
     """Let it be known of a marker that goes on by the clock that its call has begun."""
     for hold in engine.inspect(name).holds:
-        if hold.run == hold_id(run):
-            engine.store.acquire(claim_for(name, run, task_id, hold.remaining, ids.nonce()))
+        if hold.execution_id == hold_id(execution_id):
+            engine.backend.acquire(
+                claim_for(name, execution_id, task_id, hold.remaining, ids.new_attempt_id())
+            )
 
 
-def drop(engine: Engine, name: str, run: str, *, ended: float = 0.0) -> bool:
+def drop(engine: Engine, name: str, execution_id: str, *, ended: float = 0.0) -> bool:
     """Take a marker off a call that has not begun; False if it had none, or has begun.
 
     Args:
         ended: for so many seconds the run gets none any more.
     """
-    own = hold_id(run)
-    return engine.store.release([name], own, KEPT, "run" if ended else "", ended).had
+    own = hold_id(execution_id)
+    return engine.backend.release([name], own, KEPT, "run" if ended else "", ended).had
 
 
 def take_away(engine: Engine, marker: Marker, there: Found) -> bool:
     """Take a marker for good from a call that has not begun. False if it has, or has none."""
-    own, name = hold_id(there.run), marker.name
+    own, name = hold_id(there.execution_id), marker.name
     while True:
-        hold = next((each for each in engine.inspect(name).holds if each.run == own), None)
-        if hold is None or (marker.until != START and hold.nonce != KEPT):
+        hold = next((each for each in engine.inspect(name).holds if each.execution_id == own), None)
+        if hold is None or (marker.until != START and hold.attempt_id != KEPT):
             return False
         # In one step with the end of its hold, so that it cannot be told to have ended without: one
         # that waits in a worker slot asks when it is to begin, and one that arrives must not take
         # the marker again before the call that comes instead has got it.
         remember = max(hold.remaining, REMEMBER)
-        if engine.store.release([name], own, hold.nonce, "run", remember).had:
+        if engine.backend.release([name], own, hold.attempt_id, "run", remember).had:
             return True
 
 
@@ -168,7 +172,7 @@ def seconds_to(when: Any, app: Any) -> float:
 def look(engine: Engine, name: str) -> Found | None:
     """Whose marker is there, if anybody's. Raises LockUnavailable."""
     for hold in engine.inspect(name).holds:
-        task_id, _, run = hold.who.rpartition(" ")
+        task_id, _, execution_id = hold.label.rpartition(" ")
         if task_id:
-            return Found(task_id, run, hold.remaining)
+            return Found(task_id, execution_id, hold.remaining)
     return None

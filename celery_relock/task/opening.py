@@ -11,12 +11,12 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.result import EagerResult
 from celery.signals import task_revoked
 
-from ..core import callstack, ids
-from ..core.answers import Claim
-from ..core.engine import Engine
-from ..core.messages import who_am_i
-from ..core.options import LockOptions
+from ..engine import ids, reentrancy
+from ..engine.engine import Engine
+from ..engine.messages import label_of
+from ..engine.protocol import Claim
 from ..errors import LockConfigError
+from ..options import LockOptions
 from . import conflicts, handing, headers, marks, sections, telling, together
 from .attempt import Attempt
 from .base import LockedTask
@@ -124,14 +124,16 @@ def _take(task: Any, message: Any, spec: Mapping[str, Any]) -> None:
     names = _missing(engine, spec)
     if not names:
         return  # the section around this one has it
-    run = sections.hold_id(headers.read(message).run, spec["section"])
-    who, lineage = who_am_i(task.name, message.id), headers.lineage_here()
-    lease = engine.lease(_claim(run, owner("root", message), names, options, who, lineage))
+    execution_id = sections.hold_id(headers.read(message).execution_id, spec["section"])
+    label, ancestors = label_of(task.name, message.id), headers.ancestors_here()
+    lease = engine.lease(
+        _claim(execution_id, owner("root", message), names, options, label, ancestors)
+    )
     lease.work = telling.work_for(task, message)
     try:
         held = sections.obtain(Attempt(task, engine, lease, options, message))
         if held is not None:
-            callstack.push(lease)
+            reentrancy.push(lease)
             carried = carried_by(spec["section"], lease, held.fences, options)
             sections.begin(carried, engine, lease, message)
     finally:
@@ -151,22 +153,24 @@ def held(app: Any, spec: Mapping[str, Any]) -> Iterator[None]:
     if not names:
         yield
         return
-    who, lineage = who_am_i("locked()", ""), headers.lineage_here()
-    lease = engine.lease(_claim(ids.new_id(), owner("root", None), names, options, who, lineage))
+    label, ancestors = label_of("locked()", ""), headers.ancestors_here()
+    lease = engine.lease(
+        _claim(ids.new_id(), owner("root", None), names, options, label, ancestors)
+    )
     try:
         taken = conflicts.obtain(Attempt(app.tasks[ENTER], engine, lease, options, None))
         if taken is not None:
-            callstack.push(lease)
+            reentrancy.push(lease)
         yield
     finally:
-        callstack.pop(lease)
+        reentrancy.pop(lease)
         give_back(engine, lease, ended=False)
 
 
 def _missing(engine: Engine, spec: Mapping[str, Any]) -> tuple[str, ...]:
     """The names that nothing on this call stack holds yet."""
     names = tuple(spec["names"])
-    return tuple(name for name in names if callstack.holding(engine.store, name) is None)
+    return tuple(name for name in names if reentrancy.holding(engine.backend, name) is None)
 
 
 def _options(app: Any, spec: Mapping[str, Any]) -> LockOptions:
@@ -175,16 +179,25 @@ def _options(app: Any, spec: Mapping[str, Any]) -> LockOptions:
 
 
 def _claim(
-    run: str,
+    execution_id: str,
     owner: str,
     names: tuple[str, ...],
     options: LockOptions,
-    who: str,
-    lineage: tuple[str, ...],
+    label: str,
+    ancestors: tuple[str, ...],
 ) -> Claim:
     limits = (options.limit_for({}),) * len(names)
-    asked = Claim(run, ids.nonce(), owner, names, limits, options.ttl, who, lineage=lineage)
-    return asked._replace(stuck=callstack.stuck())
+    asked = Claim(
+        execution_id,
+        ids.new_attempt_id(),
+        owner,
+        names,
+        limits,
+        options.ttl,
+        label,
+        ancestors=ancestors,
+    )
+    return asked._replace(stuck=reentrancy.stuck())
 
 
 task_revoked.connect(_is_revoked, weak=False, dispatch_uid="celery_relock.opening")

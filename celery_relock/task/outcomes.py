@@ -11,8 +11,8 @@ from typing import Any
 from celery.app.task import Context
 from celery.exceptions import Ignore
 
-from ..core import events
-from ..core.answers import Busy
+from ..engine import events
+from ..engine.protocol import Conflict
 from ..errors import LockConflict, RelockError
 from .marks import MEMBER
 from .sending import ignores_result
@@ -53,10 +53,10 @@ def show_blocked(task: Any, message: Any, conflict: LockConflict, answer: Any) -
     """Store the state BLOCKED: which lock, who holds it since when, and how many wait before it."""
     if ignores_result(task, message):
         return
-    busy = answer if isinstance(answer, Busy) else None
+    busy = answer if isinstance(answer, Conflict) else None
     meta = {
         "lock": conflict.name,
-        "holder": busy.who if busy else "",
+        "holder": busy.label if busy else "",
         "owner": conflict.owner,
         "since": busy.fence / 1e6 if busy and busy.fence else None,
         "position": busy.waiting if busy else 0,

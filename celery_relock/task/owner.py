@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from celery._state import _task_stack
 
-from ..core import callstack, ids
+from ..engine import ids, reentrancy
 from ..errors import LockConfigError
 
 OwnerOption: TypeAlias = str | Callable[[Any], object]
@@ -57,7 +57,7 @@ def owner(option: OwnerOption, request: Any | None, where: str = "") -> str:
             return ids.short(_asked(option, request, where))
         return workflow() or ids.new_id()
     # A direct call outside of any task belongs to whoever holds a lock around it, or to itself.
-    outer = callstack.innermost()
+    outer = reentrancy.innermost()
     return ids.new_id() if outer is None else outer.claim.owner
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from celery.utils.time import maybe_iso8601
 
-from ..core import ids
-from ..core.options import LockOptions
+from ..engine import ids
+from ..options import LockOptions
 from . import headers
 
 # Seconds until a message is sent again for the first time, and the longest pause it grows to.

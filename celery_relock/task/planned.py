@@ -20,7 +20,7 @@ class Planned(NamedTuple):
 
     task_id: str
     marker: Marker
-    run: str = ""
+    execution_id: str = ""
 
 
 _planned: ContextVar[Planned | None] = ContextVar("relock_planned", default=None)
@@ -45,7 +45,7 @@ def _write(headers: Any = None, body: Any = None, **_: Any) -> None:
     # Another handler of this signal may send a message of its own.
     if planned is not None and fields.get("id") == planned.task_id:
         header["dedup"] = list(_as_before(fields) or planned.marker)
-        header["run"] = planned.run or header["run"]
+        header["execution_id"] = planned.execution_id or header["execution_id"]
     elif canvas.goes_on():
         header["dedup"] = ["", marker.OWN]
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from celery.signals import worker_init, worker_ready, worker_shutdown
 
-from ..core.journal import journal
-from ..core.reaper import Reaper
+from ..engine.journal import journal
+from ..engine.reaper import Reaper
 from ..errors import RelockError
 from .declaration import locked_tasks
 from .resuming import Forwarder

@@ -16,10 +16,10 @@ from typing import Any
 
 from celery.signals import task_revoked
 
-from ..core import ids
-from ..core.answers import Notice
-from ..core.engine import Engine
-from ..core.outage import Outage
+from ..engine import ids
+from ..engine.engine import Engine
+from ..engine.outage import Outage
+from ..engine.protocol import Notice
 from ..errors import RelockError
 from . import headers
 
@@ -60,7 +60,7 @@ class Forwarder:
 
     def _discard(self, request: Any = None, **_: Any) -> None:
         """A run was revoked or has expired: if it was parked, its place is free."""
-        self._over.append(headers.read(request).run)
+        self._over.append(headers.read(request).execution_id)
         self._bell.set()
 
     def _live(self) -> None:
@@ -89,17 +89,17 @@ class Forwarder:
     def _listen(self) -> None:
         while not self._stopped:
             try:
-                self._engine.store.listen("parked", self._bell.set, self._hear)
+                self._engine.backend.listen("parked", self._bell.set, self._hear)
             except Exception as error:  # noqa: BLE001  # whatever it is, it is tried again
                 logger.debug("the forwarder does not hear, it looks by itself: %s", error)
                 time.sleep(LOOK_EVERY)
 
     def _hear(self, notice: Notice) -> None:
-        if notice.nonce == self._engine.parking.home:
+        if notice.attempt_id == self._engine.parking.home:
             self._bell.set()
 
     def _warnings(self) -> list[str]:
         try:
-            return self._engine.store.dangers()
+            return self._engine.backend.dangers()
         except RelockError:
             return []  # who cannot reach it hears of that soon enough

@@ -19,11 +19,11 @@ from celery.exceptions import Retry
 from celery.signals import before_task_publish, task_revoked
 from celery.utils.time import maybe_iso8601
 
-from ..core import events
-from ..core.answers import KEPT, Heir
-from ..core.lease import Lease
-from ..core.options import LockOptions
+from ..engine import events
+from ..engine.lease import Lease
+from ..engine.protocol import KEPT, Successor
 from ..errors import RelockError
+from ..options import LockOptions
 from . import headers as run_headers
 from .declaration import declaration
 
@@ -33,13 +33,13 @@ logger = logging.getLogger("celery_relock")
 class _Legacy:
     """What a running body leaves to its retry: the retry's `run` id, and `eta`, when it is due."""
 
-    __slots__ = ("eta", "lease", "message", "run", "task")
+    __slots__ = ("eta", "execution_id", "lease", "message", "task")
 
     def __init__(self, task: Any, message: Any, lease: Lease) -> None:
         self.task = task
         self.message = message
         self.lease = lease
-        self.run = ""
+        self.execution_id = ""
         self.eta: datetime | None = None
 
 
@@ -61,8 +61,8 @@ def _keeping(legacy: _Legacy, margin: float) -> Iterator[None]:
     try:
         yield
     except Retry:
-        if legacy.run:
-            legacy.lease.heir = Heir(legacy.run, _seconds_to(legacy) + margin)
+        if legacy.execution_id:
+            legacy.lease.successor = Successor(legacy.execution_id, _seconds_to(legacy) + margin)
         raise
     finally:
         _legacy.reset(token)
@@ -80,7 +80,7 @@ def unbroken(message: Any | None, options: LockOptions, lease: Lease) -> bool:
             del broken[name]
     if broken and events.wanted("lost"):
         reason = "the hold that was kept for this retry had ended before the retry came"
-        told = (tuple(broken), claim.run, claim.owner, max(broken.values()), reason)
+        told = (tuple(broken), claim.execution_id, claim.owner, max(broken.values()), reason)
         events.tell(events.LockEvent("lost", *told, work=lease.work))
     return not broken
 
@@ -103,7 +103,7 @@ def _write(headers: Any = None, body: Any = None, **_: Any) -> None:
     if not run_headers.is_retry(fields, legacy.message):
         return
     header, lease = headers[run_headers.NAME], legacy.lease
-    legacy.run, legacy.eta = header["run"], maybe_iso8601(fields.get("eta"))
+    legacy.execution_id, legacy.eta = header["execution_id"], maybe_iso8601(fields.get("eta"))
     header["kept"] = [list(each) for each in zip(lease.claim.names, lease.fences, strict=True)]
 
 
@@ -116,8 +116,8 @@ def _free(sender: Any = None, request: Any = None, terminated: bool = False, **_
         engine = declaration(type(sender)).engine
         names = [name for name, _ in header.kept]
         # As a run that has ended: the body that sent the retry may not have left its hold yet.
-        back = engine.store.release(
-            names, header.run, KEPT, ended="run", remember=3600.0, home=engine.parking.home
+        back = engine.backend.release(
+            names, header.execution_id, KEPT, ended="run", remember=3600.0, home=engine.parking.home
         )
         engine.parking.forward(back.messages)
     except RelockError as error:

@@ -21,14 +21,14 @@ from celery._state import _task_stack
 from celery.exceptions import Ignore, Reject, Retry
 from celery.signals import task_postrun
 
-from ..core import callstack, events, ids
-from ..core.answers import Claim, Heir, Held
-from ..core.engine import Engine
-from ..core.journal import journal
-from ..core.lease import Lease
-from ..core.messages import who_am_i
-from ..core.options import LockOptions
+from ..engine import events, ids, reentrancy
+from ..engine.engine import Engine
+from ..engine.journal import journal
+from ..engine.lease import Lease
+from ..engine.messages import label_of
+from ..engine.protocol import Claim, Held, Successor
 from ..errors import LockConflict, LockLost
+from ..options import LockOptions
 from . import conflicts, headers, marks, telling
 from .attempt import Attempt
 from .carried import Carried, carried_by, carried_in
@@ -49,21 +49,21 @@ class Section:
         self.heirs: list[str] = []
         self.until = 0.0  # when the last of the heirs is due, on this machine's clock
 
-    def leave_to(self, run: str, due: float = 0.0) -> None:
+    def leave_to(self, execution_id: str, due: float = 0.0) -> None:
         """The run goes on with it, at a time on this machine's clock. Should this process be killed
         before it has left its hold, its host's reaper does so."""
-        self.heirs.append(run)
+        self.heirs.append(execution_id)
         self.until = max(self.until, due)
-        if journal.on and (heir := self.heir()):
+        if journal.on and (successor := self.successor()):
             entry = self.lease.entry()
-            journal.change(entry._replace(heirs=heir.run, keep=heir.keep))
+            journal.change(entry._replace(heirs=successor.execution_id, keep=successor.keep))
 
-    def heir(self) -> Heir | None:
+    def successor(self) -> Successor | None:
         """Those that it is left to, and for how long."""
         if not self.heirs:
             return None
         keep = self.carried.gap_ttl + max(0.0, self.until - time.time())
-        return Heir(" ".join(self.heirs), keep)
+        return Successor(" ".join(self.heirs), keep)
 
 
 _active: ContextVar[tuple[Section, ...]] = ContextVar("relock_sections", default=())
@@ -74,9 +74,9 @@ def active() -> tuple[Section, ...]:
     return _active.get()
 
 
-def hold_id(run: str, section: str) -> str:
+def hold_id(execution_id: str, section: str) -> str:
     """The id of a run's hold of a section."""
-    return ids.short(f"{run}/{section}")
+    return ids.short(f"{execution_id}/{section}")
 
 
 def is_unbroken(lease: Lease) -> bool:
@@ -115,7 +115,7 @@ def obtain(attempt: Attempt) -> Held | None:
     except (Ignore, Retry):
         if attempt.message is not None:
             for section in _active.get():
-                section.leave_to(section.lease.claim.run)
+                section.leave_to(section.lease.claim.execution_id)
         raise
 
 
@@ -158,16 +158,16 @@ def _enter(task: Any, message: Any) -> None:
 def _section(task: Any, message: Any, carried: Carried) -> Section:
     engine, header = engine_of(task.app), headers.read(message)
     claim = Claim(
-        run=hold_id(header.run, carried.id),
-        nonce=ids.nonce(),
+        execution_id=hold_id(header.execution_id, carried.id),
+        attempt_id=ids.new_attempt_id(),
         owner=carried.owner,
         names=carried.names,
         limits=carried.limits,
         lease=carried.ttl,
-        who=who_am_i(task.name, message.id),
+        label=label_of(task.name, message.id),
         # The step before may not have left its hold yet: then this one joins it.
-        lineage=header.lineage,
-        stuck=callstack.stuck(),
+        ancestors=header.ancestors,
+        stuck=reentrancy.stuck(),
     )
     lease = engine.lease(claim)
     lease.work = telling.work_for(task, message)
@@ -191,7 +191,7 @@ def _take(task: Any, section: Section) -> None:
         if carried.on_gap == "raise":
             raise error
         section.carried = carried._replace(fences=held.fences, unbroken=False)
-    callstack.push(lease)
+    reentrancy.push(lease)
     _active.set((*_active.get(), section))
 
 
@@ -205,7 +205,7 @@ def _tell(task: Any, section: Section, fences: tuple[int, ...]) -> LockLost:
         + ("entered anew" if fences else "did not get in")
     )
     if events.wanted("lost"):
-        told = (claim.names, claim.run, claim.owner, max(fences, default=0), reason)
+        told = (claim.names, claim.execution_id, claim.owner, max(fences, default=0), reason)
         events.tell(events.LockEvent("lost", *told, work=section.lease.work))
     return LockLost(
         f"the lock {names} was not held all the time: {reason}; lock_on_gap={carried.on_gap!r}",
@@ -219,14 +219,14 @@ def _leave(message: Any, *, again: bool = False) -> None:
     """Leave all sections to what goes on from this message, or end them."""
     if again:
         for section in _active.get():
-            section.leave_to(section.lease.claim.run)
+            section.leave_to(section.lease.claim.execution_id)
     sections, remembered = _active.get(), headers.read(message).own
     _active.set(())
     for section in reversed(sections):
         lease = section.lease
-        callstack.pop(lease)
-        lease.heir = section.heir()
-        over = remembered and lease.claim.run not in section.heirs
+        reentrancy.pop(lease)
+        lease.successor = section.successor()
+        over = remembered and lease.claim.execution_id not in section.heirs
         give_back(section.engine, lease, ended=over)
 
 

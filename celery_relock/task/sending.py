@@ -19,9 +19,9 @@ from celery.canvas import Signature
 from kombu import serialization as _serialization
 from kombu.exceptions import EncodeError
 
-from ..core import events, ids
-from ..core.answers import Message, Parcel
-from ..core.parking import Parking
+from ..engine import events, ids
+from ..engine.parking import Parking
+from ..engine.protocol import Message, ParkRequest
 from . import headers
 from .headers import RunHeader
 
@@ -51,9 +51,9 @@ def sent_again(task: Any, message: Any, pause: float) -> bool:
     return True
 
 
-def parcel(
+def park_request(
     task: Any, parking: Parking, message: Any, header: RunHeader, **bounds: Any
-) -> Parcel | None:
+) -> ParkRequest | None:
     """A message as it is parked, with its next header; None, and a warning, if it has to stay with
     the broker. `bounds` as for `Parcel`."""
     signature = dict(_signature(task, message))
@@ -76,7 +76,7 @@ def parcel(
     if len(text) > LARGEST:
         _warn_of(task, f"is larger than {LARGEST} bytes")
         return None
-    return Parcel(text, parking.home, ids.short(message.id), **bounds)
+    return ParkRequest(text, parking.home, ids.short(message.id), **bounds)
 
 
 def _warn_of(task: Any, why: str) -> None:
@@ -115,7 +115,7 @@ class CelerySender:
         found = json.loads(message.text)
         signature = Signature.from_dict(_read(self._app, *found["content"]), app=self._app)
         origin = _Origin(found["id"], found["parent"], found["delivery"])
-        header = headers.parse(found["header"]) or RunHeader(message.run)
+        header = headers.parse(found["header"]) or RunHeader(message.execution_id)
         how = {"serializer": found["serializer"], **_destination(self._app, origin)}
         with headers.resending(origin, header):
             signature.apply_async(add_to_parent=False, **how)

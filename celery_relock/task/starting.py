@@ -12,7 +12,7 @@ from typing import Any
 
 from celery.states import STARTED
 
-from ..core import events
+from ..engine import events
 from .sending import ignores_result
 
 logger = logging.getLogger("celery_relock")

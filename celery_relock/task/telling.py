@@ -16,8 +16,8 @@ from typing import Any
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.signals import worker_init
 
-from ..core import events
-from ..core.events import LockEvent, Work
+from ..engine import events
+from ..engine.events import LockEvent, Work
 from ..errors import LockLost
 from .owner import running_request
 

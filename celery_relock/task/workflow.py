@@ -8,13 +8,13 @@ from typing import Any
 
 from celery.canvas import Signature, _chain, chunks, group, maybe_signature
 
-from ..core import ids
-from ..core.names import NameRule, check_name
-from ..core.options import LockOptions
+from ..engine import ids
 from ..errors import LockConfigError
+from ..naming.arguments import bind, signature_of
+from ..naming.names import NameRule, check_name
+from ..options import LockOptions
 from . import marks, members, opening
 from .base import LockedTask as LockedTask
-from .binding import bind, signature_of
 from .opening import ENTER
 
 _OPTIONS = ("ttl", "gap_ttl", "on_gap", "on_conflict", "max_wait", "limit")

@@ -15,9 +15,9 @@ import pytest
 from celery import Celery, Task, _state, shared_task
 from kombu.utils import json
 
-from celery_relock.core.names import NameRule
 from celery_relock.errors import LockConfigError
-from celery_relock.task.binding import bind, signature_of
+from celery_relock.naming.arguments import bind, signature_of
+from celery_relock.naming.names import NameRule
 
 
 class Order(pydantic.BaseModel):

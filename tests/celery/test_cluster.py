@@ -143,18 +143,18 @@ def test_a_master_is_killed_in_the_middle_of_locked_tasks_and_all_of_them_run_on
 
 
 def test_an_app_may_name_the_cluster_by_a_client_or_a_function(cluster):
-    there = compose.engine_for(cluster.url, "shop").store
+    there = compose.engine_for(cluster.url, "shop").backend
     with cluster.client() as client:
         for place in (cluster.url, client, lambda: client):
             app = Celery("shop", set_as_current=False)
             app.conf.update(relock_url=place, relock_namespace="shop", result_backend=None)
-            assert engine_of(app).store == there
+            assert engine_of(app).backend == there
 
 
 def test_how_long_a_failover_is_waited_for_is_a_setting(cluster):
     app = Celery("shop", set_as_current=False)
     app.conf.update(relock_url=cluster.url, relock_transport_options={"patience": 4})
-    assert engine_of(app).store._work._failover == 4
+    assert engine_of(app).backend._work._failover == 4
     app = Celery("shop", set_as_current=False)
     app.conf.update(relock_url=f"{cluster.url}?patience=soon")
     with pytest.raises(LockConfigError, match="patience='soon' is no number of seconds"):

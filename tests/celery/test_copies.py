@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from celery_relock.core import ids
+from celery_relock.engine import ids
 from tests.support import wait_for
 from tests.support.sections import sections
 
@@ -174,7 +174,7 @@ def test_a_copy_takes_over_when_the_run_was_killed(worker, message, name):
     twin.events("over", count=1)
     worker.kill(signal.SIGKILL, pid=first.pid)
     _, second = twin.events("inside", count=2)
-    assert second["header"]["run"] == first["header"]["run"]
+    assert second["header"]["execution_id"] == first["header"]["execution_id"]
     twin.let_go()
     twin.events("over", count=2)
     assert twin.result.get(timeout=20, propagate=False) == "run 2"
@@ -239,7 +239,7 @@ def test_a_task_sent_again_on_purpose_with_the_same_id_runs_again(worker, messag
         task.apply_async((twin.account,), task_id=twin.id)
         twin.events("over", count=int(expected[-1]))
     assert len(twin.entries()) == 2
-    headers = [e["header"]["run"] for e in twin.events("inside")]
+    headers = [e["header"]["execution_id"] for e in twin.events("inside")]
     assert len(set(headers)) == 2
 
 

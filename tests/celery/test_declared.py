@@ -8,7 +8,7 @@ import pytest
 from celery import Celery, Task
 
 from celery_relock import LockedTask
-from celery_relock.core import ids
+from celery_relock.engine import ids
 from celery_relock.errors import LockConfigError, LockConflict, RelockError
 from celery_relock.task.declaration import declaration
 from tests.celery.apps.private import make_app

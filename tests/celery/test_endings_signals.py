@@ -86,7 +86,7 @@ def test_a_run_that_is_ended_while_it_waits_leaves_the_line(
         if how == "revoke":
             plain_worker.module.app.control.revoke(case.id, terminate=True)
         else:
-            os.kill(int(waiter.who.rpartition(":")[2]), signal.Signals[how])
+            os.kill(int(waiter.label.rpartition(":")[2]), signal.Signals[how])
         wait_for(lambda: not case.state_of_lock().waiting, 10, "nobody in line")
         seconds = time.monotonic() - started
         expected = ("REVOKED", "nothing") if how == "revoke" else ("FAILURE", "errback")

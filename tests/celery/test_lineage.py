@@ -9,8 +9,8 @@ import pytest
 from celery.beat import ScheduleEntry, Scheduler
 
 from celery_relock import Lock
-from celery_relock.core import ids
-from celery_relock.task import headers, lineage
+from celery_relock.engine import ids
+from celery_relock.task import ancestors, headers
 from tests.support.sections import sections
 
 CONCURRENCY = 4
@@ -172,7 +172,7 @@ def test_an_eager_child_enters_by_the_call_stack(family, account, monkeypatch):
 
 def send_with(worker, account, root, ancestors):
     """Send `take` with a lineage that this process made up."""
-    forged = {"v": headers.VERSION, "run": ids.new_id(), "lineage": ancestors}
+    forged = {"v": headers.VERSION, "execution_id": ids.new_id(), "ancestors": ancestors}
     return worker.module.take.apply_async((account,), root_id=root, headers={headers.NAME: forged})
 
 
@@ -191,12 +191,12 @@ def held_from_within(worker, account):
         lambda events: any(e.name == "lingering" and e["account"] == account for e in events)
     )
     state = lock_of(worker, account)._engine.inspect(f"account:{account}")
-    return sent, state.holds[0].run
+    return sent, state.holds[0].execution_id
 
 
 def test_a_lineage_of_another_workflow_admits_nobody(family, account):
-    holder, run = held_from_within(family, account)
-    forged = send_with(family, account, "another-root", [run])
+    holder, execution_id = held_from_within(family, account)
+    forged = send_with(family, account, "another-root", [execution_id])
     family.journal.add("go on", account=account)
     assert forged.get(timeout=20)["fence"] > holder.get(timeout=20)["fence"]
     assert not forged.get()["reentered"]
@@ -204,33 +204,33 @@ def test_a_lineage_of_another_workflow_admits_nobody(family, account):
 
 def test_the_same_lineage_of_the_same_workflow_admits(family, account):
     # Without this one, the test above would pass as well if no lineage were read at all.
-    holder, run = held_from_within(family, account)
-    child = send_with(family, account, holder.id, ["unknown", run]).get(timeout=20)
+    holder, execution_id = held_from_within(family, account)
+    child = send_with(family, account, holder.id, ["unknown", execution_id]).get(timeout=20)
     family.journal.add("go on", account=account)
     assert child["reentered"]
     assert child["fence"] == holder.get(timeout=20)["fence"]
 
 
 def test_a_lineage_whose_holds_have_ended_admits_nobody(family, account):
-    holder, run = held_from_within(family, account)
+    holder, execution_id = held_from_within(family, account)
     family.journal.add("go on", account=account)
     before = holder.get(timeout=20)
-    child = send_with(family, account, holder.id, [run]).get(timeout=20)
+    child = send_with(family, account, holder.id, [execution_id]).get(timeout=20)
     assert not child["reentered"]
     assert child["fence"] > before["fence"]
 
 
 def test_a_lineage_does_not_grow_without_end(family, account):
-    family.module.tells_its_lineage.delay(account, lineage.MOST + 3)
+    family.module.tells_its_lineage.delay(account, ancestors.MOST + 3)
 
     def told(events):
         return {e["again"]: e["ids"] for e in events if e.data.get("account") == account}
 
     events = family.journal.wait_for(lambda events: 0 in told(events), timeout=20)
     found = told(events)
-    assert found[lineage.MOST + 3] is None
-    assert len(found[lineage.MOST + 1]) == 2
-    assert len(found[0]) == len(set(found[0])) == lineage.MOST
+    assert found[ancestors.MOST + 3] is None
+    assert len(found[ancestors.MOST + 1]) == 2
+    assert len(found[0]) == len(set(found[0])) == ancestors.MOST
     # The nearest are kept.
     assert found[0][1:] == found[1][:-1]
 

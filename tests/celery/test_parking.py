@@ -62,7 +62,7 @@ def test_a_parked_run_takes_no_slot_and_says_what_it_waits_for(worker, account, 
     assert not result.ready()
     (holder,) = state_of(worker, name).holds
     told = result.info
-    assert (told["lock"], told["holder"], told["owner"]) == (name, holder.who, holder.owner)
+    assert (told["lock"], told["holder"], told["owner"]) == (name, holder.label, holder.owner)
     assert told["position"] == 0
     assert before - 5 < told["since"] <= told["blocked_at"] < time.time() + 5
     others = []
@@ -126,7 +126,7 @@ def test_many_runs_run_once_each_and_in_order(worker, account, name, held, clien
     for _ in range(30):
         worker.module.takes.delay(account)
     wait_until_parked(worker, name, 30)
-    line = [waiter.run for waiter in state_of(worker, name).waiters]
+    line = [waiter.execution_id for waiter in state_of(worker, name).waiters]
     held.release()
     assert _took(worker, account, 30, 20, of="run") == line
     assert len(sections(worker.journal.events(), name)) == 30
@@ -152,7 +152,7 @@ def test_a_holder_that_dies_lets_the_parked_run_in_when_its_lease_ends(worker, a
 def test_a_lock_taken_by_force_goes_to_the_parked_run(worker, account, name, held):
     result = worker.module.takes.delay(account)
     wait_until_parked(worker, name)
-    held._engine.store.force_release(name)
+    held._engine.backend.force_release(name)
     assert result.get(timeout=10) == result.id
 
 

@@ -8,7 +8,7 @@ from threading import Thread
 
 import pytest
 
-from celery_relock.core import ids
+from celery_relock.engine import ids
 from celery_relock.errors import LockDeadlock
 from tests.support import wait_for
 from tests.support.parked import lock_of, state_of, wait_until_parked
@@ -75,7 +75,7 @@ def test_a_parked_run_that_meets_the_lock_again_keeps_its_place(worker, message)
         wait_until_parked(worker, message.name, 2)
         message.deliver()
         message.states(3)
-        assert state_of(worker, message.name).waiters[0].run == line[0].run
+        assert state_of(worker, message.name).waiters[0].execution_id == line[0].execution_id
         assert message.result.state == behind.state == "BLOCKED"
     assert [message.result.get(timeout=20), behind.get(timeout=20)] == ["run 1", "run 2"]
     asked = [e for e in worker.journal.events("asked") if e["of"] == message.name]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from celery_relock.core.options import POLICIES
 from celery_relock.errors import LockConfigError, LockConflict
+from celery_relock.options import POLICIES
 from celery_relock.task.outcomes import is_dropped
 from tests.support import wait_for
 from tests.support.parked import lock_of, state_of

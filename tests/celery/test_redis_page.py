@@ -118,7 +118,7 @@ def test_an_example_connects_and_shows_itself_to_the_server_as_it_says(
         assert SEEN[heading] in task_of(app).delay().get()
         assert store_settings(app).source == "relock_url"
     finally:
-        engine_of(app).store.close()
+        engine_of(app).backend.close()
 
 
 def _wrong_password(place: Any) -> str:

@@ -8,7 +8,7 @@ import uuid
 import pytest
 
 from celery_relock import Lock
-from celery_relock.core import ids
+from celery_relock.engine import ids
 from celery_relock.errors import LockConfigError, LockConflict
 from tests.support.sections import sections
 

@@ -120,7 +120,7 @@ def test_a_retry_finds_out_that_what_was_kept_for_it_is_gone(worker, account):
     first = _inside(worker, account, 1)[0]
     worker.wait_for_log(rf"{sent.id}\] retry: ")
     lock = _lock(worker, account)
-    assert lock._engine.store.force_release(lock.name)
+    assert lock._engine.backend.force_release(lock.name)
     sent.get(timeout=20)
     second = _inside(worker, account, 2)[1]
     assert second["fence"] > first["fence"]

@@ -174,7 +174,7 @@ def test_a_worker_that_is_killed_while_the_next_step_is_in_the_broker_breaks_not
 
 def _kept(flow):
     holds = flow.lock()._engine.inspect(flow.key).holds
-    return [hold.nonce for hold in holds] == ["-"]
+    return [hold.attempt_id for hold in holds] == ["-"]
 
 
 @pytest.mark.parametrize(

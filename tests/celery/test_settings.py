@@ -12,8 +12,8 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_relock.core.options import OPTION_NAMES
 from celery_relock.errors import LockConfigError
+from celery_relock.options import OPTION_NAMES
 from celery_relock.task.settings import option_defaults, store_settings
 
 

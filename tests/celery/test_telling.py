@@ -150,7 +150,7 @@ def test_a_conflict_is_told_with_the_holder(worker, monitor, account, held):
 
 
 def test_a_loss_is_told_though_the_body_does_not_notice(worker, monitor, account, held):
-    assert _lock(worker, account)._engine.store.force_release(f"account:{account}")
+    assert _lock(worker, account)._engine.backend.force_release(f"account:{account}")
     lost = monitor.wait(held.id, "lock-lost")
     assert lost["locks"] == [f"account:{account}"]
     assert "does not have the hold" in lost["reason"]
@@ -238,7 +238,7 @@ def test_other_pools_tell_the_same(module_worker, account, pool):
     monitor = Monitor(running.module.app)
     sent = running.module.holds.delay(account)
     monitor.wait(sent.id, "lock-acquired")
-    assert _lock(running, account)._engine.store.force_release(f"account:{account}")
+    assert _lock(running, account)._engine.backend.force_release(f"account:{account}")
     assert monitor.wait(sent.id, "lock-lost")["locks"] == [f"account:{account}"]
     running.journal.add(f"free {account}")
     sent.get(timeout=20)

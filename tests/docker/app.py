@@ -48,14 +48,14 @@ def ledger() -> Ledger:
 
 def enter(task: Any, account: str) -> dict[str, Any]:
     """Tell that the body runs; returns who it is."""
-    who = {"node": task.request.hostname, "fence": task.lock.fence, "run": task.request.id}
-    ledger().tell("in", account, **who)
-    return who
+    label = {"node": task.request.hostname, "fence": task.lock.fence, "run": task.request.id}
+    ledger().tell("in", account, **label)
+    return label
 
 
-def write(task: Any, account: str, who: dict[str, Any]) -> dict[str, Any]:
+def write(task: Any, account: str, label: dict[str, Any]) -> dict[str, Any]:
     """Write into the account, and tell how that went."""
-    end = {**who, "written": ledger().write(account, who["fence"]), "lost": task.lock.lost}
+    end = {**label, "written": ledger().write(account, label["fence"]), "lost": task.lock.lost}
     ledger().tell("out", account, **end)
     return end
 
@@ -63,16 +63,16 @@ def write(task: Any, account: str, who: dict[str, Any]) -> dict[str, Any]:
 @account_task(lock_ttl=10)
 def book(self: Any, account: str, seconds: float = 0.0) -> dict[str, Any]:
     """Take a moment, and write."""
-    who = enter(self, account)
+    label = enter(self, account)
     time.sleep(seconds)
-    return write(self, account, who)
+    return write(self, account, label)
 
 
 def settle(self: Any, account: str) -> dict[str, Any]:
     """Wait at the account's gate, and write."""
-    who = enter(self, account)
+    label = enter(self, account)
     ledger().wait_at_gate(account)
-    return write(self, account, who)
+    return write(self, account, label)
 
 
 settle_at_leisure = account_task(settle, name="settle_at_leisure", lock_ttl=30)

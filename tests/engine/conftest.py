@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import redis
 
-from celery_relock.core import ids
-from celery_relock.core.answers import Claim, Held
-from celery_relock.core.engine import Engine
-from celery_relock.core.keepalive import keepalive
-from celery_relock.core.lease import Lease
+from celery_relock.engine import ids
+from celery_relock.engine.engine import Engine
+from celery_relock.engine.lease import Lease
+from celery_relock.engine.protocol import Claim, Held
+from celery_relock.engine.renewal import keepalive
 from celery_relock.lock import Lock
 from celery_relock.store.keyspace import Keyspace
 from celery_relock.store.pools import pool_from_url
-from celery_relock.store.redis import RedisStore
+from celery_relock.store.redis import RedisBackend
 from tests.support import RedisServer
 from tests.support.proxy import Proxy
 
@@ -37,9 +37,14 @@ class Runs:
         self.engine = engine
 
     def lease(self, *names: str, lease: float = 30.0, **claim: Any) -> Lease:
-        run = claim.pop("run", None) or ids.new_id()
-        claim = {"nonce": ids.nonce(), "owner": run, "limits": (1,) * len(names), **claim}
-        return self.engine.lease(Claim(run=run, names=names, lease=lease, **claim))
+        run = claim.pop("execution_id", None) or ids.new_id()
+        claim = {
+            "attempt_id": ids.new_attempt_id(),
+            "owner": run,
+            "limits": (1,) * len(names),
+            **claim,
+        }
+        return self.engine.lease(Claim(execution_id=run, names=names, lease=lease, **claim))
 
     def held(self, *names: str, wait: float | None = 0.0, **claim: Any) -> Lease:
         """A lease that has its locks."""
@@ -63,7 +68,7 @@ def runs(redis_url: str, namespace: str) -> Callable[..., Runs]:
     """Make an engine: `runs()`, or `runs(proxy.url, socket_timeout=0.3)`."""
 
     def make(url: str = redis_url, **options: Any) -> Runs:
-        return Runs(Engine(RedisStore(pool_from_url(url, **options), Keyspace(namespace))))
+        return Runs(Engine(RedisBackend(pool_from_url(url, **options), Keyspace(namespace))))
 
     return make
 

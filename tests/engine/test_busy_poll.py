@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from celery_relock.core.answers import Held
+from celery_relock.engine.protocol import Held
 from celery_relock.store import busy_poll
 from celery_relock.store.busy_poll import BusyPoll
 from tests.engine.conftest import Runs
@@ -164,7 +164,9 @@ def test_a_signal_in_the_middle_of_it_leaves_nothing_behind(
     server.resume()
     assert one.release(lease)
     after = one.held("b")
-    assert [hold.run for hold in one.engine.inspect("b").holds] == [after.claim.run]
+    assert [hold.execution_id for hold in one.engine.inspect("b").holds] == [
+        after.claim.execution_id
+    ]
     assert one.engine.inspect("a").holds == ()
     assert one.release(after)
 

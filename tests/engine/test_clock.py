@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from celery_relock.core.answers import Busy, Duplicate, Held, Queued
-from celery_relock.core.events import LockEvent, subscribe
-from celery_relock.core.lease import Lease, State
+from celery_relock.engine.events import LockEvent, subscribe
+from celery_relock.engine.lease import Lease, State
+from celery_relock.engine.protocol import Conflict, Duplicate, Held, Queued
 from tests.engine.conftest import Runs
 from tests.support import RedisServer, leftovers, wait_for
 from tests.support.clock import server_with_a_clock
@@ -85,7 +85,7 @@ class TestSetForward:
         # Two may believe that they hold it until then; the fences tell them apart.
         assert newcomer.fences > holder.fences
         wait_for(lambda: lost)
-        assert (lost[0].run, holder.lost) == (holder.claim.run, True)
+        assert (lost[0].execution_id, holder.lost) == (holder.claim.execution_id, True)
         # Not by its own clock, when the whole lease would be over.
         assert lost[0].reason == "the server does not have the hold any more"
         assert one.release(holder) is False
@@ -98,7 +98,7 @@ class TestSetForward:
         holder = one.held("a", lease=60.0)
         server.set_clock(HOUR)
         assert one.release(holder) is False
-        assert [event.run for event in lost] == [holder.claim.run]
+        assert [event.execution_id for event in lost] == [holder.claim.execution_id]
 
     def test_those_who_wait_get_in_one_after_the_other(
         self, server: RedisServer, start: Callable[[], Runs]
@@ -185,7 +185,7 @@ def test_a_lock_that_was_deleted_by_hand_is_free_and_its_line_moves_on(
     waiter = Waiter(start(), lease=1.2)
     server.set_clock(-HOUR)
     desk.client.delete(desk.keys.lock("a"))
-    assert desk.leave("newcomer").messages[0].run == "parked"
+    assert desk.leave("newcomer").messages[0].execution_id == "parked"
     assert desk.fence("parked") > 0
     desk.give_back("parked")
     assert waiter.runs.release(waiter.entered())
@@ -207,10 +207,10 @@ class TestSetBackWhenSomebodyDied:
     def test_who_asks_is_told_of_no_longer_time(self, server: RedisServer, desk: Desk) -> None:
         desk.fence("dead", lease=30.0)
         server.set_clock(-HOUR)
-        (hold,) = desk.store.inspect("a").holds
+        (hold,) = desk.backend.inspect("a").holds
         assert 30.0 <= hold.remaining <= 60.0
         answer = desk.take("other")
-        assert isinstance(answer, Busy)
+        assert isinstance(answer, Conflict)
         assert answer.remaining <= 60.0
 
     def test_a_renewed_hold_ends_as_soon(self, server: RedisServer, desk: Desk) -> None:

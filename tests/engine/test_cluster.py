@@ -14,12 +14,12 @@ import redis
 
 from celery_relock import errors
 from celery_relock.compose import engine_for
-from celery_relock.core import ids
-from celery_relock.core.answers import Beat, Claim, Held, Parcel, Parked, Queued
-from celery_relock.core.engine import Engine
-from celery_relock.core.lease import Lease, State
+from celery_relock.engine import ids
+from celery_relock.engine.engine import Engine
+from celery_relock.engine.lease import Lease, State
+from celery_relock.engine.protocol import Claim, Held, Parked, ParkRequest, Queued, Renewal
 from celery_relock.lock import Lock
-from celery_relock.store.cluster import BUCKETS, ClusterStore
+from celery_relock.store.cluster import BUCKETS, ClusterBackend
 from celery_relock.store.keyspace import Keyspace
 from celery_relock.store.seeds import seeds_of_url
 from tests.engine.conftest import Runs
@@ -38,7 +38,7 @@ def cluster(redis_binary: str) -> Iterator[ClusterServers]:
 
 @pytest.fixture
 def runs(cluster: ClusterServers, namespace: str) -> Callable[..., Runs]:
-    return lambda: Runs(Engine(cluster.store(namespace)))
+    return lambda: Runs(Engine(cluster.backend(namespace)))
 
 
 def keys_at(node: RedisServer, namespace: str) -> list[str]:
@@ -61,7 +61,7 @@ def key_of(name: str, namespace: str) -> str:
 
 def hears(cluster: ClusterServers, runs: Runs, node: RedisServer, name: str) -> bool:
     """Whether an engine listens at a node for the bucket of a lock."""
-    keys: Keyspace = runs.engine.store._keys  # type: ignore[attr-defined]
+    keys: Keyspace = runs.engine.backend._keys  # type: ignore[attr-defined]
     channel = keys.inbox(runs.engine._inbox.name, keys.bucket(name))
     sharded = cluster.admin(node).info("server")["redis_version"] >= "7"
     kind = "SHARDCHANNELS" if sharded else "CHANNELS"
@@ -90,7 +90,7 @@ def test_a_node_that_has_no_scripts_is_given_them(
         leases = [one.held(f"name-{number}") for number in range(12)]
         for node in cluster.nodes:
             cluster.admin(node).script_flush()
-        assert one.engine.store.renew([beat for lease in leases for beat in lease.beats()])
+        assert one.engine.backend.renew([beat for lease in leases for beat in lease.renewals()])
         assert all(one.release(lease) for lease in leases)
 
 
@@ -99,7 +99,7 @@ def test_a_client_of_another_layout_refuses_to_start(
 ) -> None:
     one = runs()
     one.release(one.held("a"))
-    other = Runs(Engine(cluster.store(namespace, buckets=16)))
+    other = Runs(Engine(cluster.backend(namespace, buckets=16)))
     with pytest.raises(errors.LockConfigError, match=r"64 buckets; this is schema 1, 16 buckets"):
         other.held("a")
 
@@ -121,19 +121,19 @@ def test_the_url_of_a_cluster_needs_one(redis_server: RedisServer) -> None:
 def test_the_inbox_listens_for_each_bucket_at_its_master(
     cluster: ClusterServers, runs: Callable[..., Runs], namespace: str
 ) -> None:
-    store, ready, heard = cluster.store(namespace), threading.Event(), []
+    backend, ready, heard = cluster.backend(namespace), threading.Event(), []
 
     def listen() -> None:
         with suppress(errors.LockUnavailable):  # the servers are stopped in the end
-            store.listen("me", ready.set, heard.append)
+            backend.listen("me", ready.set, heard.append)
 
     threading.Thread(target=listen, daemon=True).start()
     assert ready.wait(10)
     names = [f"name-{number}" for number in range(40)]
     for name in names:
-        assert isinstance(store.acquire(claim(name), 0.0, "me"), Held)
-        assert store.force_release(name)
-    wait_for(lambda: sorted(notice.run for notice in heard) == sorted(names))
+        assert isinstance(backend.acquire(claim(name), 0.0, "me"), Held)
+        assert backend.force_release(name)
+    wait_for(lambda: sorted(notice.execution_id for notice in heard) == sorted(names))
     assert {notice.kind for notice in heard} == {"lost"}
 
 
@@ -144,13 +144,13 @@ def claim(name: str, run: str = "") -> Claim:
 def test_a_bucket_where_nothing_was_parked_is_looked_at_again(
     cluster: ClusterServers, namespace: str
 ) -> None:
-    looks, parks = cluster.store(namespace), cluster.store(namespace)
+    looks, parks = cluster.backend(namespace), cluster.backend(namespace)
     assert looks.resume("h", "by").recheck is None
     assert isinstance(parks.acquire(claim("a")), Held)
-    parcel = Parcel("text", "h", "t", patience=0.0)
-    assert isinstance(parks.park(claim("a", "waits"), parcel), Parked)
-    found = wait_for(lambda: looks.resume("h", ids.nonce()).messages, timeout=20)
-    assert [message.run for message in found] == ["waits"]
+    park_request = ParkRequest("text", "h", "t", patience=0.0)
+    assert isinstance(parks.park(claim("a", "waits"), park_request), Parked)
+    found = wait_for(lambda: looks.resume("h", ids.new_attempt_id()).messages, timeout=20)
+    assert [message.execution_id for message in found] == ["waits"]
     assert looks.resume("h", "by").recheck is not None
     assert looks.withdraw("waits", 60.0).had
     assert parks.release(["a"], "a", "n").had
@@ -184,12 +184,12 @@ def test_the_rights_that_the_page_lists_are_enough(
         cluster.admin(node).execute_command("ACL", "SETUSER", "few", *rules_here)
     seeds = seeds_of_url(cluster.url.replace("://", "://few:few@"))
     keys = Keyspace(namespace, BUCKETS)
-    one, two = (Runs(Engine(ClusterStore(seeds.nodes, seeds.options, keys))) for _ in "12")
+    one, two = (Runs(Engine(ClusterBackend(seeds.nodes, seeds.options, keys))) for _ in "12")
     holder, waiter = one.held("a", "b"), two.lease("a", "b")
     thread = waiting(two, waiter)
     slot, source = cluster.slot_of("a", namespace), cluster.master_of(key_of("a", namespace))
     cluster.begin_move(slot, other_than(cluster, source))
-    assert one.engine.store.renew(holder.beats()) == [True, True]
+    assert one.engine.backend.renew(holder.renewals()) == [True, True]
     cluster.end_move(slot, source, other_than(cluster, source))
     assert one.release(holder)
     thread.join(20)
@@ -235,8 +235,8 @@ def test_nodes_are_reached_by_tls(redis_binary: str, tmp_path: Path, namespace: 
 
 def test_a_url_and_a_client_are_one_place(cluster: ClusterServers, namespace: str) -> None:
     with cluster.client() as client:
-        assert engine_for(client, namespace).store == engine_for(cluster.url, namespace).store
-        assert engine_for(client, namespace).store != engine_for(cluster.url, "other").store
+        assert engine_for(client, namespace).backend == engine_for(cluster.url, namespace).backend
+        assert engine_for(client, namespace).backend != engine_for(cluster.url, "other").backend
         with client.lock("a", lock_class=Lock) as locked:
             assert locked.fence
 
@@ -244,12 +244,12 @@ def test_a_url_and_a_client_are_one_place(cluster: ClusterServers, namespace: st
 def test_more_than_a_hundred_leases_of_one_bucket_are_each_told_their_own_answer(
     cluster: ClusterServers, namespace: str
 ) -> None:
-    one = Runs(Engine(cluster.store(namespace, buckets=1)))
+    one = Runs(Engine(cluster.backend(namespace, buckets=1)))
     leases = [one.held(f"n{number}") for number in range(250)]
-    beats = [beat for lease in leases for beat in lease.beats()]
+    renewals = [beat for lease in leases for beat in lease.renewals()]
     for number in (99, 100, 170):
-        one.engine.store.force_release(f"n{number}")
-    kept = one.engine.store.renew(beats)
+        one.engine.backend.force_release(f"n{number}")
+    kept = one.engine.backend.renew(renewals)
     assert [number for number, alive in enumerate(kept) if not alive] == [99, 100, 170]
     for lease in leases:
         one.release(lease)
@@ -261,7 +261,7 @@ def test_the_dangers_of_all_nodes_are_told(
     node = cluster.admin(cluster.nodes[1])
     node.config_set("maxmemory-policy", "allkeys-lru")
     try:
-        found = runs().engine.store.dangers()
+        found = runs().engine.backend.dangers()
     finally:
         node.config_set("maxmemory-policy", "noeviction")
     assert any("allkeys-lru" in text for text in found)
@@ -328,60 +328,60 @@ def test_no_script_begins_in_a_slot_that_is_on_its_way(
 def test_holds_of_a_bucket_are_renewed_when_only_some_have_arrived(
     cluster: ClusterServers, namespace: str
 ) -> None:
-    store, keys = cluster.store(namespace), Keyspace(namespace, BUCKETS)
+    backend, keys = cluster.backend(namespace), Keyspace(namespace, BUCKETS)
     names = [n for n in map(str, range(1000)) if keys.bucket(n) == keys.bucket("0")][:3]
     for name in names:
-        assert isinstance(store.acquire(claim(name)), Held)
-    beats = [Beat(name, name, "n", 30.0) for name in (*names, "0 free")]
+        assert isinstance(backend.acquire(claim(name)), Held)
+    renewals = [Renewal(name, name, "n", 30.0) for name in (*names, "0 free")]
     source = cluster.master_of(keys.meta(keys.bucket("0")))
     to, slot = other_than(cluster, source), cluster.slot_of("0", namespace)
     cluster.begin_move(slot, to)
     cluster.move([keys.lock(names[1])], source, to)
-    assert store.renew(beats) == [True, True, True, False]
-    assert store.renew(beats, within=2.0) == [True, True, True, False]
+    assert backend.renew(renewals) == [True, True, True, False]
+    assert backend.renew(renewals, within=2.0) == [True, True, True, False]
     cluster.end_move(slot, source, to)
-    assert store.renew(beats) == [True, True, True, False]
+    assert backend.renew(renewals) == [True, True, True, False]
 
 
 def test_no_script_finds_half_of_what_it_needs(cluster: ClusterServers, namespace: str) -> None:
-    store, keys = cluster.store(namespace, patience=0.5), Keyspace(namespace, BUCKETS)
-    assert isinstance(store.acquire(claim("a")), Held)
-    assert isinstance(store.acquire(claim("a", "waits"), 30.0), Queued)
+    backend, keys = cluster.backend(namespace, patience=0.5), Keyspace(namespace, BUCKETS)
+    assert isinstance(backend.acquire(claim("a")), Held)
+    assert isinstance(backend.acquire(claim("a", "waits"), 30.0), Queued)
     source = cluster.master_of(keys.lock("a"))
     to, slot = other_than(cluster, source), cluster.slot_of("a", namespace)
     cluster.begin_move(slot, to)
     cluster.move([keys.queue("a"), keys.waiters("a")], source, to)
     for verb in (
-        lambda: store.heartbeat([Beat("a", "waits", "n", 30.0, 30.0)]),
-        lambda: store.force_release("a"),
-        lambda: store.release(["a"], "a", "n", "attempt", 60.0),
-        lambda: store.acquire(claim("a", "waits"), 30.0),
+        lambda: backend.heartbeat([Renewal("a", "waits", "n", 30.0, 30.0)]),
+        lambda: backend.force_release("a"),
+        lambda: backend.release(["a"], "a", "n", "attempt", 60.0),
+        lambda: backend.acquire(claim("a", "waits"), 30.0),
     ):
         with pytest.raises(errors.LockUnavailable, match="is moving this slot"):
             verb()
     cluster.end_move(slot, source, to)
-    assert [hold.run for hold in store.inspect("a").holds] == ["a"]
-    assert [waiter.run for waiter in store.inspect("a").waiters] == ["waits"]
-    assert store.release(["a"], "a", "n").had
+    assert [hold.execution_id for hold in backend.inspect("a").holds] == ["a"]
+    assert [waiter.execution_id for waiter in backend.inspect("a").waiters] == ["waits"]
+    assert backend.release(["a"], "a", "n").had
 
 
 def test_a_node_that_says_where_a_slot_is_now_is_believed(
     cluster: ClusterServers, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = cluster.store(namespace)
-    assert isinstance(store.acquire(claim("a")), Held)
+    backend = cluster.backend(namespace)
+    assert isinstance(backend.acquire(claim("a")), Held)
     source = cluster.master_of(key_of("a", namespace))
     to, slot = other_than(cluster, source), cluster.slot_of("a", namespace)
     cluster.begin_move(slot, to)
     cluster.end_move(slot, source, to)
-    monkeypatch.setattr(store._topology, "look", lambda *_: pytest.fail("it asked"))
-    assert store.release(["a"], "a", "n").had
+    monkeypatch.setattr(backend._topology, "look", lambda *_: pytest.fail("it asked"))
+    assert backend.release(["a"], "a", "n").had
 
 
 def test_nodes_that_send_a_command_in_a_circle_are_told_of(
     cluster: ClusterServers, namespace: str
 ) -> None:
-    store = cluster.store(namespace, patience=1.0)
+    backend = cluster.backend(namespace, patience=1.0)
     source, slot = cluster.master_of(key_of("a", namespace)), cluster.slot_of("a", namespace)
     other = other_than(cluster, source)
     ids_of = {node: cluster.id_of(node) for node in cluster.nodes}
@@ -392,13 +392,13 @@ def test_nodes_that_send_a_command_in_a_circle_are_told_of(
     try:
         for within in (None, 0.5):
             with pytest.raises(errors.LockUnavailable, match="do not agree on who has this slot"):
-                store.renew([Beat("a", "a", "n", 30.0)], within=within)
+                backend.renew([Renewal("a", "a", "n", 30.0)], within=within)
     finally:
         for node in cluster.nodes:
             cluster.ask(node, "SETSLOT", slot, "NODE", ids_of[source])
         wait_for(cluster.is_well, timeout=30)
-    assert isinstance(store.acquire(claim("a")), Held)
-    assert store.release(["a"], "a", "n").had
+    assert isinstance(backend.acquire(claim("a")), Held)
+    assert backend.release(["a"], "a", "n").had
 
 
 def test_after_a_move_a_waiter_hears_of_its_turn_at_once(

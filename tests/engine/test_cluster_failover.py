@@ -12,9 +12,9 @@ from redis.exceptions import ResponseError
 
 from celery_relock import errors
 from celery_relock.compose import engine_for
-from celery_relock.core.answers import Claim, Held, Message, Parcel, Parked, Queued
-from celery_relock.core.engine import Engine
-from celery_relock.core.lease import Lease, State
+from celery_relock.engine.engine import Engine
+from celery_relock.engine.lease import Lease, State
+from celery_relock.engine.protocol import Claim, Held, Message, Parked, ParkRequest, Queued
 from celery_relock.store.cluster import BUCKETS
 from celery_relock.store.faults import repeatable
 from celery_relock.store.keyspace import Keyspace
@@ -34,7 +34,7 @@ class Outbox:
         self.sent: list[str] = []
 
     def send(self, message: Message) -> None:
-        self.sent.append(message.run)
+        self.sent.append(message.execution_id)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def cluster(servers: ClusterServers) -> Iterator[ClusterServers]:
 
 @pytest.fixture
 def runs(cluster: ClusterServers, namespace: str) -> Callable[..., Runs]:
-    return lambda: Runs(Engine(cluster.store(namespace)))
+    return lambda: Runs(Engine(cluster.backend(namespace)))
 
 
 def copied(cluster: ClusterServers, master: RedisServer) -> None:
@@ -83,7 +83,9 @@ def test_a_hold_that_a_replica_has_lives_through_the_death_of_its_master(
     since = holder.renewed
     wait_for(lambda: holder.renewed > since, timeout=20, what="a renewal")
     assert not holder.lost
-    assert [hold.run for hold in two.engine.inspect("a").holds] == [holder.claim.run]
+    assert [hold.execution_id for hold in two.engine.inspect("a").holds] == [
+        holder.claim.execution_id
+    ]
     assert one.release(holder)
     after = two.held("a")
     assert after.fences > holder.fences
@@ -146,7 +148,7 @@ def test_who_listens_at_another_node_hears_of_no_grant_that_is_none(
     cluster: ClusterServers, namespace: str
 ) -> None:
     """A line that has not followed its bucket yet: what it hears is published all the same."""
-    store, keys = cluster.store(namespace), Keyspace(namespace, BUCKETS)
+    backend, keys = cluster.backend(namespace), Keyspace(namespace, BUCKETS)
     channel = keys.inbox("p", keys.bucket("a"))
     master = master_of(cluster, "a", namespace)
     sharded = cluster.admin(master).info("server")["redis_version"] >= "7"
@@ -154,10 +156,10 @@ def test_who_listens_at_another_node_hears_of_no_grant_that_is_none(
     (ear.ssubscribe if sharded else ear.subscribe)(channel)
     wait_for(lambda: ear.get_message(timeout=1.0))
     first, second = (Claim(run, "n", run, ("a",), (1,), 30.0) for run in ("holds", "waits"))
-    assert isinstance(store.acquire(first), Held)
-    assert isinstance(store.acquire(second, 30.0, "p"), Queued)
-    assert store.release(["a"], first.run, "n").had
-    assert store.inspect("a").holds == ()
+    assert isinstance(backend.acquire(first), Held)
+    assert isinstance(backend.acquire(second, 30.0, "p"), Queued)
+    assert backend.release(["a"], first.execution_id, "n").had
+    assert backend.inspect("a").holds == ()
     cluster.admin(master).execute_command("SPUBLISH" if sharded else "PUBLISH", channel, "the end")
     heard: list[str] = []
     while not heard or heard[-1] != "the end":
@@ -165,7 +167,7 @@ def test_who_listens_at_another_node_hears_of_no_grant_that_is_none(
             heard.append(message["data"].decode())
     assert [text for text in heard if text] == ["the end"]
     ear.close()
-    store.release(["a"], second.run, "n")
+    backend.release(["a"], second.execution_id, "n")
 
 
 def test_a_hold_counts_when_a_replica_has_it(cluster: ClusterServers, namespace: str) -> None:
@@ -186,7 +188,7 @@ def test_a_hold_counts_when_a_replica_has_it(cluster: ClusterServers, namespace:
     try:
         for within in (None, 1.0):
             with pytest.raises(errors.LockUnavailable, match="0 of 1 replicas"):
-                needing.engine.store.renew(waiter.beats(), within=within)
+                needing.engine.backend.renew(waiter.renewals(), within=within)
         assert needing.release(waiter)
         refused = needing.lease("a")
         with pytest.raises(errors.LockUnavailable, match="0 of 1 replicas"):
@@ -204,7 +206,7 @@ def test_what_is_parked_is_sent_on_by_the_new_master(
     one, two = runs(), runs()
     two.engine.parking.sender = outbox = Outbox()
     holder, parked = one.held("a"), two.lease("a")
-    assert isinstance(two.engine.park(parked, Parcel("text", "h", "t")), Parked)
+    assert isinstance(two.engine.park(parked, ParkRequest("text", "h", "t")), Parked)
     master = master_of(cluster, "a", namespace)
     copied(cluster, master)
     cluster.fail_over(master)
@@ -212,10 +214,10 @@ def test_what_is_parked_is_sent_on_by_the_new_master(
 
     def sent() -> bool:
         two.engine.parking.resume()
-        return outbox.sent == [parked.claim.run]
+        return outbox.sent == [parked.claim.execution_id]
 
     wait_for(sent, timeout=20, what="the message")
-    again = two.held("a", run=parked.claim.run)
+    again = two.held("a", execution_id=parked.claim.execution_id)
     assert two.engine.release(again, ended=True)
     assert two.engine.parking.resume() is None
 
@@ -249,7 +251,7 @@ def test_a_master_that_hangs_keeps_no_renewal_of_the_others(
 def test_a_hold_whose_master_is_gone_for_good_is_lost_and_told(
     cluster: ClusterServers, namespace: str
 ) -> None:
-    one, told = Runs(Engine(cluster.store(namespace, patience=3.0))), threading.Event()
+    one, told = Runs(Engine(cluster.backend(namespace, patience=3.0))), threading.Event()
     lease = one.lease("a", lease=2.0)
     lease.on_lost = lambda reason: told.set()
     one.engine.acquire(lease)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from redis.cluster import RedisCluster
 
-from celery_relock.core.engine import Engine
+from celery_relock.engine.engine import Engine
 from celery_relock.lock import Lock
 from tests.engine import (
     test_deadlock,
@@ -72,7 +72,7 @@ def redis_url(cluster: ClusterServers) -> str:
 @pytest.fixture
 def runs(cluster: ClusterServers, namespace: str) -> Callable[..., Runs]:
     def make() -> Runs:
-        return Runs(Engine(cluster.store(namespace)))
+        return Runs(Engine(cluster.backend(namespace)))
 
     return make
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from celery_relock import errors
-from celery_relock.core import ids
-from celery_relock.core.answers import Busy, Heir, Held, Parcel, Parked
-from celery_relock.core.engine import Engine
-from celery_relock.core.lease import Lease, State
+from celery_relock.engine import ids
+from celery_relock.engine.engine import Engine
+from celery_relock.engine.lease import Lease, State
+from celery_relock.engine.protocol import Conflict, Held, Parked, ParkRequest, Successor
 from celery_relock.store.cluster import BUCKETS
 from celery_relock.store.keyspace import Keyspace
 from tests.engine.conftest import Runs
@@ -38,7 +38,7 @@ def cluster(redis_binary: str) -> Iterator[ClusterServers]:
 
 @pytest.fixture
 def runs(cluster: ClusterServers, namespace: str) -> Callable[..., Runs]:
-    return lambda: Runs(Engine(cluster.store(namespace, patience=3.0)))
+    return lambda: Runs(Engine(cluster.backend(namespace, patience=3.0)))
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def leftovers(cluster: ClusterServers, namespace: str) -> list[str]:
 
 
 def holders(runs: Runs, name: str) -> list[str]:
-    return [hold.run for hold in runs.engine.inspect(name).holds]
+    return [hold.execution_id for hold in runs.engine.inspect(name).holds]
 
 
 def test_all_are_taken_and_given_back_together(
@@ -64,7 +64,7 @@ def test_all_are_taken_and_given_back_together(
     one = runs()
     asked = [names[2], names[0], names[1]]
     lease = one.held(*asked)
-    assert [holders(one, name) for name in names] == [[lease.claim.run]] * 3
+    assert [holders(one, name) for name in names] == [[lease.claim.execution_id]] * 3
     told = {name: one.engine.inspect(name).holds[0].fence for name in names}
     assert lease.fences == tuple(told[name] for name in asked)
     assert one.release(lease)
@@ -79,7 +79,7 @@ def test_none_is_taken_while_one_is_held(
     holder = one.held(names[taken])
     lease = two.lease(*names)
     answer = two.engine.acquire(lease)
-    assert isinstance(answer, Busy)
+    assert isinstance(answer, Conflict)
     assert (answer.name, answer.owner) == (names[taken], holder.claim.owner)
     assert [holders(one, name) for name in names if name != names[taken]] == [[], []]
     two.release(lease)
@@ -93,15 +93,15 @@ def test_a_waiter_gets_in_when_all_are_free_whatever_becomes_free_first(
     for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
         held = [one.held(name) for name in names]
         lease = two.lease(*names)
-        thread, nonce = waiting(two, lease), lease.claim.nonce
+        thread, attempt_id = waiting(two, lease), lease.claim.attempt_id
         for index in order[:2]:
             assert one.release(held[index])
         assert lease.state is State.WAITING
         assert one.release(held[order[2]])
         thread.join(10)
         assert lease.state is State.HELD
-        assert lease.claim.nonce == nonce, "it has begun anew, and lost its places"
-        assert [holders(one, name) for name in names] == [[lease.claim.run]] * 3
+        assert lease.claim.attempt_id == attempt_id, "it has begun anew, and lost its places"
+        assert [holders(one, name) for name in names] == [[lease.claim.execution_id]] * 3
         assert two.release(lease)
     assert leftovers(cluster, namespace) == []
 
@@ -115,7 +115,7 @@ def test_a_waiter_keeps_its_places_for_longer_than_they_live(
     thread = waiting(two, lease)
     since = lease.renewed
     wait_for(lambda: lease.renewed > since + 2.0)
-    assert holders(one, names[0]) == [lease.claim.run]
+    assert holders(one, names[0]) == [lease.claim.execution_id]
     assert one.release(holder)
     thread.join(10)
     assert lease.state is State.HELD
@@ -130,7 +130,7 @@ def test_a_waiter_that_gives_up_leaves_nothing_behind(
     one, two = runs(), runs()
     holder = one.held(names[1])
     lease = two.lease(*names)
-    assert isinstance(two.engine.acquire(lease, 0.2), Busy)
+    assert isinstance(two.engine.acquire(lease, 0.2), Conflict)
     two.release(lease)
     assert one.release(holder)
     assert leftovers(cluster, namespace) == []
@@ -155,7 +155,7 @@ def test_the_loss_of_one_is_told(runs: Callable[..., Runs], names: list[str]) ->
     lease = one.lease(*names, lease=3.0)
     lease.on_lost = lambda reason: told.set()
     assert isinstance(one.engine.acquire(lease), Held)
-    assert two.engine.store.force_release(names[1])
+    assert two.engine.backend.force_release(names[1])
     assert told.wait(10)
     assert not one.release(lease)
     assert [holders(two, name) for name in names] == [[], [], []]
@@ -166,7 +166,7 @@ def test_a_loss_that_nobody_saw_is_found_at_the_give_back(
 ) -> None:
     one, two = runs(), runs()
     lease = one.held(*names)
-    assert two.engine.store.force_release(names[1])
+    assert two.engine.backend.force_release(names[1])
     assert not one.release(lease)
 
 
@@ -176,7 +176,7 @@ def test_an_inner_run_joins_what_its_ancestor_has_and_waits_for_the_rest(
     one, two = runs(), runs()
     outer = one.held(*names[:2], owner="flow")
     stranger = two.held(names[2])
-    inner = one.lease(*names, owner="flow", lineage=(outer.claim.run,))
+    inner = one.lease(*names, owner="flow", ancestors=(outer.claim.execution_id,))
     thread = waiting(one, inner)
     two.release(stranger)
     thread.join(10)
@@ -191,12 +191,12 @@ def test_what_is_left_to_an_heir_is_kept_everywhere(
     runs: Callable[..., Runs], names: list[str]
 ) -> None:
     one, two = runs(), runs()
-    first, heir = one.held(*names, owner="flow"), ids.new_id()
-    first.heir = Heir(heir, 30.0)
+    first, successor = one.held(*names, owner="flow"), ids.new_id()
+    first.successor = Successor(successor, 30.0)
     one.engine.release(first)
     stranger = two.lease(names[1])
-    assert isinstance(two.engine.acquire(stranger), Busy)
-    second = two.held(*names, owner="flow", run=heir)
+    assert isinstance(two.engine.acquire(stranger), Conflict)
+    second = two.held(*names, owner="flow", execution_id=successor)
     assert second.fences == first.fences
     assert two.release(second)
     assert two.engine.acquire(stranger)
@@ -205,7 +205,7 @@ def test_what_is_left_to_an_heir_is_kept_everywhere(
 
 def parked(runs: Runs, *names: str) -> Lease:
     lease = runs.lease(*names)
-    assert isinstance(runs.engine.park(lease, Parcel("text", "h", "t")), Parked)
+    assert isinstance(runs.engine.park(lease, ParkRequest("text", "h", "t")), Parked)
     return lease
 
 
@@ -220,13 +220,13 @@ def test_a_parked_run_comes_back_until_it_has_all(
         assert one.release(holder)
         wait_for(lambda: outbox.sent)
         outbox.sent.clear()
-        again = two.lease(*names, run=lease.claim.run)
-        answer = two.engine.park(again, Parcel("text", "h", "t"))
+        again = two.lease(*names, execution_id=lease.claim.execution_id)
+        answer = two.engine.park(again, ParkRequest("text", "h", "t"))
         if index < 2:
             assert isinstance(answer, Parked), answer
             # What it has is kept for it.
             stranger = one.lease(names[index])
-            assert isinstance(one.engine.acquire(stranger), Busy)
+            assert isinstance(one.engine.acquire(stranger), Conflict)
             one.release(stranger)
     assert isinstance(answer, Held)
     assert two.engine.release(again, ended=True)
@@ -240,7 +240,7 @@ def test_a_parked_run_that_is_withdrawn_leaves_its_place_and_what_was_kept_ends(
     one, two = runs(), runs()
     holder = one.held(names[1])
     lease = parked(two, *names)
-    assert two.engine.parking.withdraw(lease.claim.run)
+    assert two.engine.parking.withdraw(lease.claim.execution_id)
     assert one.release(holder)
     assert one.release(one.held(*names, wait=10.0))
 
@@ -264,7 +264,7 @@ def test_a_node_that_is_away_keeps_nobody_from_giving_back_the_rest(
         away.resume()
         cluster.set_coverage(full=True)
     wait_for(cluster.is_well, timeout=30)
-    two.engine.store.force_release(next(name for name in names if name not in here))
+    two.engine.backend.force_release(next(name for name in names if name not in here))
 
 
 def test_claims_for_any_two_of_three_in_any_order_never_deadlock(

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from celery_relock.compose import engine_for
-from celery_relock.core.answers import Held
+from celery_relock.engine.protocol import Held
 from celery_relock.errors import LockConfigError
 from celery_relock.lock import Lock
 from tests.engine.conftest import Runs

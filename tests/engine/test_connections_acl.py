@@ -12,12 +12,20 @@ from urllib.parse import quote
 
 import pytest
 
-from celery_relock.core.answers import Beat, Claim, Heir, Held, Parcel, Parked, Queued
-from celery_relock.core.engine import Engine
+from celery_relock.engine.engine import Engine
+from celery_relock.engine.protocol import (
+    Claim,
+    Held,
+    Parked,
+    ParkRequest,
+    Queued,
+    Renewal,
+    Successor,
+)
 from celery_relock.errors import LockConfigError
 from celery_relock.store.keyspace import Keyspace
 from celery_relock.store.pools import pool_from_url
-from celery_relock.store.redis import RedisStore
+from celery_relock.store.redis import RedisBackend
 from celery_relock.store.scripts import scripts
 from tests.engine.conftest import Runs
 from tests.support import RedisServer, wait_for
@@ -50,23 +58,23 @@ def server(request: pytest.FixtureRequest, redis_binary: str) -> Iterator[RedisS
 
 
 @pytest.fixture
-def store_with(server: RedisServer) -> Iterator[Callable[..., RedisStore]]:
+def store_with(server: RedisServer) -> Iterator[Callable[..., RedisBackend]]:
     """A store of a user with these rules, on a database other than 0."""
     server.client().flushall()
     server.client().acl_log_reset()
-    stores: list[RedisStore] = []
+    stores: list[RedisBackend] = []
 
-    def make(rules: list[str], namespace: str = "relock") -> RedisStore:
+    def make(rules: list[str], namespace: str = "relock") -> RedisBackend:
         server.client().execute_command("ACL", "SETUSER", "us@r", "reset")
         server.client().execute_command("ACL", "SETUSER", "us@r", "on", f">{PASSWORD}", *rules)
         login = f"{quote('us@r', safe='')}:{quote(PASSWORD, safe='')}"
         url = f"redis://{login}@127.0.0.1:{server.port}/1"
-        stores.append(RedisStore(pool_from_url(url), Keyspace(namespace)))
+        stores.append(RedisBackend(pool_from_url(url), Keyspace(namespace)))
         return stores[-1]
 
     yield make
-    for store in stores:
-        store.close()
+    for backend in stores:
+        backend.close()
 
 
 def refused(server: RedisServer) -> list[str]:
@@ -76,35 +84,38 @@ def refused(server: RedisServer) -> list[str]:
     return [each for each in objects if each not in ("client|setinfo", "client", "info")]
 
 
-def claim(run: str, nonce: str = "n", *names: str, **more: object) -> Claim:
+def claim(run: str, attempt_id: str = "n", *names: str, **more: object) -> Claim:
     names = names or ("a",)
     claim = {"owner": run, "limits": (1,) * len(names), "lease": 30.0, **more}
-    return Claim(run, nonce, names=names, **claim)  # type: ignore[arg-type]
+    return Claim(run, attempt_id, names=names, **claim)  # type: ignore[arg-type]
 
 
-def everything(store: RedisStore) -> None:
+def everything(backend: RedisBackend) -> None:
     """Every verb, and every way through the scripts that needs a command of its own."""
-    assert isinstance(store.acquire(claim("r1", owner="o")), Held)
-    assert isinstance(store.acquire(claim("r2"), 6.0, "box"), Queued)
-    store.acquire(claim("r3"))
-    assert isinstance(store.acquire(claim("r4", owner="o", lineage=("r1",))), Held)
-    parcel = Parcel("message", "home", "task", 60.0, 1)
-    assert isinstance(store.park(claim("r5", "n", "a", "b"), parcel), Parked)
-    store.park(claim("r6"), parcel)
-    assert isinstance(store.acquire(claim("r7"), 90.0, "box"), Queued)
-    assert store.renew([Beat("a", "r1", "n", 30.0), Beat("a", "r4", "n", 600.0)]) == [True, True]
-    store.heartbeat([Beat("a", "r2", "n", 30.0, 60.0), Beat("a", "r1", "n", 30.0, 60.0)])
-    store.release(("a",), "r4", "n", ended="run", remember=60.0)
-    store.release(("a",), "r1", "n", heir=Heir("r1b", 30.0))
-    assert store.inspect("a").waiting == 3
-    store.release(("a",), "r1b", "-")
-    store.acquire(claim("r1b", "m"))
-    store.release(("a",), "r1b", "m")
-    store.release(("a",), "r2", "n")
-    store.resume("home", "by", ("task",))
-    assert store.withdraw("r5", 60.0, "home").had
-    store.force_release("a")
-    store.resume("home", "by2")
+    assert isinstance(backend.acquire(claim("r1", owner="o")), Held)
+    assert isinstance(backend.acquire(claim("r2"), 6.0, "box"), Queued)
+    backend.acquire(claim("r3"))
+    assert isinstance(backend.acquire(claim("r4", owner="o", ancestors=("r1",))), Held)
+    park_request = ParkRequest("message", "home", "task", 60.0, 1)
+    assert isinstance(backend.park(claim("r5", "n", "a", "b"), park_request), Parked)
+    backend.park(claim("r6"), park_request)
+    assert isinstance(backend.acquire(claim("r7"), 90.0, "box"), Queued)
+    assert backend.renew([Renewal("a", "r1", "n", 30.0), Renewal("a", "r4", "n", 600.0)]) == [
+        True,
+        True,
+    ]
+    backend.heartbeat([Renewal("a", "r2", "n", 30.0, 60.0), Renewal("a", "r1", "n", 30.0, 60.0)])
+    backend.release(("a",), "r4", "n", ended="run", remember=60.0)
+    backend.release(("a",), "r1", "n", successor=Successor("r1b", 30.0))
+    assert backend.inspect("a").waiting == 3
+    backend.release(("a",), "r1b", "-")
+    backend.acquire(claim("r1b", "m"))
+    backend.release(("a",), "r1b", "m")
+    backend.release(("a",), "r2", "n")
+    backend.resume("home", "by", ("task",))
+    assert backend.withdraw("r5", 60.0, "home").had
+    backend.force_release("a")
+    backend.resume("home", "by2")
 
 
 def test_the_page_lists_the_commands_that_the_scripts_use_and_those_of_a_connection() -> None:
@@ -117,32 +128,32 @@ def test_the_page_lists_the_commands_that_the_scripts_use_and_those_of_a_connect
 
 
 def test_the_least_is_enough_for_every_verb(
-    server: RedisServer, store_with: Callable[..., RedisStore]
+    server: RedisServer, store_with: Callable[..., RedisBackend]
 ) -> None:
-    store = store_with(least())
-    everything(store)
+    backend = store_with(least())
+    everything(backend)
 
     assert refused(server) == []
-    assert isinstance(store.dangers(), list)
+    assert isinstance(backend.dangers(), list)
 
 
 @pytest.mark.parametrize("missing", [*sorted({*COMMANDS, "~relock:*"} - {*SLOWER, "+ping"})])
-def test_one_permission_less_is_told(store_with: Callable[..., RedisStore], missing: str) -> None:
-    store = store_with([rule for rule in least() if rule != missing])
+def test_one_permission_less_is_told(store_with: Callable[..., RedisBackend], missing: str) -> None:
+    backend = store_with([rule for rule in least() if rule != missing])
     with pytest.raises(LockConfigError, match=r"ACL SETUSER"):
-        everything(store)
+        everything(backend)
 
 
-def test_another_namespace_is_out_of_reach(store_with: Callable[..., RedisStore]) -> None:
-    store = store_with(least(), "other")
+def test_another_namespace_is_out_of_reach(store_with: Callable[..., RedisBackend]) -> None:
+    backend = store_with(least(), "other")
 
     with pytest.raises(LockConfigError, match=r"may not do what locks need"):
-        store.acquire(claim("r"))
+        backend.acquire(claim("r"))
 
 
 @pytest.mark.parametrize("missing", SLOWER)
 def test_without_messages_a_waiter_gets_in_by_its_heartbeat_and_a_warning_says_so(
-    store_with: Callable[..., RedisStore], missing: str, caplog: pytest.LogCaptureFixture
+    store_with: Callable[..., RedisBackend], missing: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "celery_relock")
     runs = Runs(Engine(store_with([rule for rule in least() if rule != missing])))
@@ -162,7 +173,7 @@ def test_without_messages_a_waiter_gets_in_by_its_heartbeat_and_a_warning_says_s
 
 
 def test_a_waiter_and_a_renewal_need_no_more_than_the_least(
-    server: RedisServer, store_with: Callable[..., RedisStore]
+    server: RedisServer, store_with: Callable[..., RedisBackend]
 ) -> None:
     runs = Runs(Engine(store_with(least())))
     holder, waiter = runs.held("a", lease=1.5), runs.lease("a", lease=1.5)

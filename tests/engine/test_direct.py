@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from celery_relock.core.answers import Busy
-from celery_relock.core.lease import State
+from celery_relock.engine.lease import State
+from celery_relock.engine.protocol import Conflict
 from tests.engine.conftest import Runs
 from tests.engine.test_waiters import Waiter
 from tests.support import RedisServer, programs, wait_for
@@ -132,7 +132,7 @@ def test_a_wait_that_runs_out_gives_the_connection_back(runs: Callable[..., Runs
     one, two = runs(), runs()
     holder = one.held("a")
     for _ in range(3):
-        assert isinstance(two.engine.acquire(two.lease("a"), 0.1), Busy)
+        assert isinstance(two.engine.acquire(two.lease("a"), 0.1), Conflict)
     assert len(two.engine._inbox._bells) == 1
     one.release(holder)
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from celery_relock.core.answers import Duplicate, Ended, Held
+from celery_relock.engine.protocol import Duplicate, Ended, Held
 from tests.engine.conftest import Runs
 from tests.support import wait_for
 from tests.support.companion import running
@@ -26,18 +26,18 @@ def test_a_duplicate_is_told_how_long_the_first_attempt_lives_and_who_it_is(
     runs: Callable[..., Runs],
 ) -> None:
     one, two = runs(), runs()
-    first = one.held("a", run="run-1", who="sync[42] host:1", lease=20.0)
-    answer = two.engine.acquire(two.lease("a", run="run-1"))
+    first = one.held("a", execution_id="run-1", label="sync[42] host:1", lease=20.0)
+    answer = two.engine.acquire(two.lease("a", execution_id="run-1"))
     assert isinstance(answer, Duplicate)
     assert 19 < answer.remaining <= 20
-    assert answer.who == "sync[42] host:1"
+    assert answer.label == "sync[42] host:1"
     one.release(first)
 
 
 def test_a_duplicate_does_not_enter_by_its_own_runs_lineage(runs: Callable[..., Runs]) -> None:
     one, two = runs(), runs()
-    first = one.held("a", run="run-1", owner="flow")
-    copy = two.lease("a", run="run-1", owner="flow", lineage=("run-1",), by_owner=True)
+    first = one.held("a", execution_id="run-1", owner="flow")
+    copy = two.lease("a", execution_id="run-1", owner="flow", ancestors=("run-1",), by_owner=True)
     assert isinstance(two.engine.acquire(copy), Duplicate)
     two.release(copy)
     assert one.release(first)
@@ -47,9 +47,9 @@ def test_a_duplicate_that_waits_is_told_so_when_the_first_attempt_ends_cleanly(
     runs: Callable[..., Runs],
 ) -> None:
     one, two = runs(), runs()
-    first = one.held("a", run="run-1", lease=1.0)
+    first = one.held("a", execution_id="run-1", lease=1.0)
     answers: list[object] = []
-    copy = two.lease("a", run="run-1", lease=1.0)
+    copy = two.lease("a", execution_id="run-1", lease=1.0)
     waiter = threading.Thread(target=lambda: answers.append(two.engine.acquire(copy, 10.0)))
     waiter.start()
     assert one.engine.release(first, ended=True)
@@ -62,9 +62,9 @@ def test_a_duplicate_gets_in_after_a_first_attempt_that_shall_run_again(
     runs: Callable[..., Runs],
 ) -> None:
     one, two = runs(), runs()
-    first = one.held("a", run="run-1")
+    first = one.held("a", execution_id="run-1")
     assert one.engine.release(first, ended=False)
-    second = two.held("a", run="run-1")
+    second = two.held("a", execution_id="run-1")
     assert second.fences > first.fences
     two.release(second)
 
@@ -76,7 +76,7 @@ def test_a_duplicate_takes_over_when_the_first_attempt_was_killed(
     with running(HOLD.format(lease=1.0), redis_url, namespace) as first:
         assert first.line() == "held"
         fence = here.engine.inspect("a").holds[0].fence
-        copy = here.lease("a", run="run-1")
+        copy = here.lease("a", execution_id="run-1")
         assert isinstance(here.engine.acquire(copy), Duplicate)
         first.kill()
         started = time.monotonic()
@@ -93,13 +93,13 @@ def test_a_first_attempt_that_was_taken_over_finds_out_and_frees_nothing(
     with running(HOLD.format(lease=0.5), redis_url, namespace) as first:
         assert first.line() == "held"
         first.freeze()
-        copy = here.lease("a", run="run-1")
+        copy = here.lease("a", execution_id="run-1")
         assert isinstance(here.engine.acquire(copy, 10.0), Held)
         first.resume()
         first.tell()
         assert first.line() == "gone"
         held = here.engine.inspect("a").holds
-        assert [hold.nonce for hold in held] == [copy.claim.nonce]
+        assert [hold.attempt_id for hold in held] == [copy.claim.attempt_id]
         assert here.release(copy)
 
 
@@ -108,7 +108,7 @@ def test_a_duplicate_does_not_stand_in_line_beside_the_first_attempt(
 ) -> None:
     one, two = runs(), runs()
     holder = one.held("a")
-    first, copy = one.lease("a", run="run-1"), two.lease("a", run="run-1")
+    first, copy = one.lease("a", execution_id="run-1"), two.lease("a", execution_id="run-1")
     answers: list[object] = []
     waiter = threading.Thread(target=lambda: answers.append(one.engine.acquire(first, 10.0)))
     waiter.start()

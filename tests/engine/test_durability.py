@@ -7,7 +7,7 @@ import redis
 
 from celery_relock.store.keyspace import Keyspace
 from celery_relock.store.pools import pool_from_url
-from celery_relock.store.redis import RedisStore
+from celery_relock.store.redis import RedisBackend
 from celery_relock.store.replicas import Replicas
 from tests.support import wait_for
 
@@ -23,9 +23,9 @@ def dangers(own_redis):
             server.client().execute_command("ACL", "SETUSER", *user)
         url = server.url if not user else server.url.replace("redis://", f"redis://{user[0]}:pw@")
         pools.append(redis.ConnectionPool.from_url(url))
-        store = RedisStore(pools[-1], Keyspace("ns"))
-        found = store.dangers()
-        store.close()
+        backend = RedisBackend(pools[-1], Keyspace("ns"))
+        found = backend.dangers()
+        backend.close()
         return found
 
     yield ask
@@ -56,9 +56,9 @@ def test_a_server_that_may_throw_keys_away_is_told(dangers):
 
 def test_a_server_with_too_few_replicas_is_told(own_redis):
     def ask(server, needed):
-        store = RedisStore(pool_from_url(server.url), Keyspace("ns"), Replicas(needed))
-        found = store.dangers()
-        store.close()
+        backend = RedisBackend(pool_from_url(server.url), Keyspace("ns"), Replicas(needed))
+        found = backend.dangers()
+        backend.close()
         return found
 
     master, replica = own_redis("--appendonly", "yes"), own_redis()

@@ -9,7 +9,7 @@ from typing import Any
 
 import redis
 
-from celery_relock.core.answers import Busy, Held
+from celery_relock.engine.protocol import Conflict, Held
 from tests.support import programs, wait_for
 
 
@@ -18,7 +18,7 @@ def test_a_forked_child_holds_nothing_and_its_parent_keeps_everything(
 ) -> None:
     said = programs.run(
         """
-        from celery_relock.core.answers import Busy, Held
+        from celery_relock.engine.protocol import Conflict, Held
         first = engine()
         mine = held(first, "a")
         child = os.fork()
@@ -26,7 +26,7 @@ def test_a_forked_child_holds_nothing_and_its_parent_keeps_everything(
             assert threads() == 1, "the child got a thread that it did not ask for"
             assert mine.lost and mine.remaining == 0
             assert first.release(mine), "giving back what is not its own is nothing, and no error"
-            assert isinstance(first.acquire(lease(first, "a")), Busy)
+            assert isinstance(first.acquire(lease(first, "a")), Conflict)
             own = held(first, "b")
             assert threads() == 2
             until = time.monotonic() + 2.5
@@ -146,7 +146,7 @@ def test_os_exit_with_a_held_lock_leaves_it_to_its_lease(
         code=5,
     )
     other = runs()
-    assert isinstance(other.engine.acquire(other.lease("a")), Busy)
+    assert isinstance(other.engine.acquire(other.lease("a")), Conflict)
     assert isinstance(other.engine.acquire(other.lease("a"), 4.0), Held)
 
 
@@ -182,7 +182,7 @@ def test_a_killed_process_frees_its_lock_by_its_lease_alone(
     other = runs()
     until = time.monotonic() + 2.0
     while time.monotonic() < until:
-        assert isinstance(other.engine.acquire(other.lease("a")), Busy)
+        assert isinstance(other.engine.acquire(other.lease("a")), Conflict)
         time.sleep(0.05)
     program.kill()
     killed = time.monotonic()

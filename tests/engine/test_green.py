@@ -105,7 +105,7 @@ def test_a_greenlet_may_enter_again_by_its_owner_and_strangers_may_not(
 ) -> None:
     said = programs.run(
         """
-        from celery_relock.core.answers import Busy
+        from celery_relock.engine.protocol import Conflict
         first = engine()
         outer = held(first, "a", owner="workflow", by_owner=True, seconds=5.0)
 
@@ -115,7 +115,7 @@ def test_a_greenlet_may_enter_again_by_its_owner_and_strangers_may_not(
             return first.release(again)
 
         def stranger():
-            return isinstance(first.acquire(lease(first, "a", owner="other")), Busy)
+            return isinstance(first.acquire(lease(first, "a", owner="other")), Conflict)
 
         say(join(spawn(inner)), join(spawn(stranger)))
         say(first.release(outer))
@@ -133,7 +133,7 @@ def test_a_greenlet_whose_lock_is_lost_is_interrupted_and_its_neighbour_is_not(
 ) -> None:
     said = programs.run(
         """
-        from celery_relock.core.interrupt import Interruption
+        from celery_relock.engine.interrupt import Interruption
         from celery_relock.errors import LockLost
         first = engine()
 
@@ -170,7 +170,7 @@ def test_nothing_is_thrown_at_a_greenlet_after_its_body(
     said = programs.run(
         """
         import random
-        from celery_relock.core.interrupt import Interruption
+        from celery_relock.engine.interrupt import Interruption
         from celery_relock.errors import LockLost
         first = engine()
         heard = unheard = 0
@@ -209,7 +209,7 @@ def test_a_loss_is_told_while_a_greenlet_holds_the_lock_of_the_log(
 ) -> None:
     said = programs.run(
         """
-        from celery_relock.core import events
+        from celery_relock.engine import events
         logging.disable(logging.NOTSET)
         out = logging.StreamHandler(sys.stdout)
         logging.getLogger("celery_relock").addHandler(out)
@@ -237,7 +237,7 @@ def test_gevent_that_is_loaded_but_not_at_work_changes_nothing(
     said = programs.run(
         """
         import gevent.monkey
-        from celery_relock.core.interrupt import Interruption
+        from celery_relock.engine.interrupt import Interruption
         from celery_relock.errors import LockLost
         first = engine()
         own = held(first, "a", seconds=0.9)

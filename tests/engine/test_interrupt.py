@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import redis
 
-from celery_relock.core import lease as lease_module
-from celery_relock.core.answers import Claim
-from celery_relock.core.hold import Hold, Share
-from celery_relock.core.interrupt import Interruption
-from celery_relock.core.keepalive import lose
-from celery_relock.core.lease import Lease, State
+from celery_relock.engine import lease as lease_module
+from celery_relock.engine.hold import Hold, Share
+from celery_relock.engine.interrupt import Interruption
+from celery_relock.engine.lease import Lease, State
+from celery_relock.engine.protocol import Claim
+from celery_relock.engine.renewal import lose
 from celery_relock.errors import LockLost
 
 
@@ -138,7 +138,7 @@ def test_the_body_may_catch_it_and_is_not_interrupted_again(
 def bare_lease() -> Lease:
     """A hold that no server knows, for what only matters on this side."""
     claim = Claim("run", "nonce", "owner", ("a",), (1,), 30.0)
-    lease = Lease(claim, store=None, wait=6.0)  # type: ignore[arg-type]
+    lease = Lease(claim, backend=None, wait=6.0)  # type: ignore[arg-type]
     lease.state, lease.deadline = State.HELD, time.monotonic() + 30
     return lease
 

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import redis
 
-from celery_relock.core import events
-from celery_relock.core.answers import Busy, Held
-from celery_relock.core.events import LockEvent
-from celery_relock.core.keepalive import keepalive
-from celery_relock.core.lease import Lease
+from celery_relock.engine import events
+from celery_relock.engine.events import LockEvent
+from celery_relock.engine.lease import Lease
+from celery_relock.engine.protocol import Conflict, Held
+from celery_relock.engine.renewal import keepalive
 from tests.support import RedisServer, programs, wait_for
 from tests.support.gate import gated
 from tests.support.long import LONG
@@ -76,10 +76,10 @@ def test_a_body_of_six_leases_keeps_its_lock_and_its_waiter_keeps_its_place(
     wait_for(lambda: one.engine.inspect("a").waiting == 1, what="a waiter")
     until = time.monotonic() + 6
     while time.monotonic() < until:
-        assert isinstance(late.engine.acquire(late.lease("a"), 0.0), Busy)
+        assert isinstance(late.engine.acquire(late.lease("a"), 0.0), Conflict)
         assert not holder.lost
         time.sleep(0.2)
-    assert one.engine.inspect("a").holds[0].nonce == holder.claim.nonce
+    assert one.engine.inspect("a").holds[0].attempt_id == holder.claim.attempt_id
     assert one.release(holder)
     thread.join(5)
     assert [type(answer) for answer in answers] == [Held]
@@ -207,11 +207,11 @@ def test_a_server_that_hangs_holds_up_neither_the_news_of_a_loss_nor_the_leases_
 def test_a_renewal_that_is_sent_after_the_hold_was_given_back_neither_revives_it_nor_tells_a_loss(
     redis_url: str, client: redis.Redis, namespace: str, runs: Any, told: list[LockEvent]
 ) -> None:
-    engine, store = gated(redis_url, namespace)
+    engine, backend = gated(redis_url, namespace)
     process = runs()
     process.engine = engine
     lease = process.held("a", lease=1.0)
-    with store.stopped(answered=False) as gate:
+    with backend.stopped(answered=False) as gate:
         assert process.release(lease)
         gate.open()
     assert not engine.inspect("a").holds
@@ -222,11 +222,11 @@ def test_a_renewal_that_is_sent_after_the_hold_was_given_back_neither_revives_it
 def test_a_renewal_whose_answer_comes_after_the_hold_was_given_back_changes_nothing(
     redis_url: str, namespace: str, runs: Any, told: list[LockEvent]
 ) -> None:
-    engine, store = gated(redis_url, namespace)
+    engine, backend = gated(redis_url, namespace)
     process = runs()
     process.engine = engine
     lease = process.held("a", lease=1.0)
-    with store.stopped(answered=True) as gate:
+    with backend.stopped(answered=True) as gate:
         assert process.release(lease)
         other = process.held("a", lease=1.0)
         gate.open()
@@ -239,11 +239,11 @@ def test_a_renewal_whose_answer_comes_after_the_hold_was_given_back_changes_noth
 def test_a_hold_that_was_called_lost_stays_lost_when_its_renewal_is_answered_late(
     redis_url: str, namespace: str, runs: Any, told: list[LockEvent]
 ) -> None:
-    engine, store = gated(redis_url, namespace)
+    engine, backend = gated(redis_url, namespace)
     process = runs()
     process.engine = engine
     lease = process.held("a", lease=1.0)
-    with store.stopped(answered=True) as gate:  # the server has extended it, we do not know yet
+    with backend.stopped(answered=True) as gate:  # the server has extended it, we do not know yet
         wait_for(lambda: lease.lost, what="the deadline")
         assert engine.inspect("a").holds
         gate.open()
@@ -258,11 +258,11 @@ def test_a_hold_that_was_called_lost_stays_lost_when_its_renewal_is_answered_lat
 def test_a_longer_lease_survives_a_renewal_with_the_old_length_that_crosses_it(
     redis_url: str, namespace: str, runs: Any, told: list[LockEvent]
 ) -> None:
-    engine, store = gated(redis_url, namespace)
+    engine, backend = gated(redis_url, namespace)
     process = runs()
     process.engine = engine
     lease = process.held("a", lease=1.0)
-    with store.stopped(answered=False) as gate:
+    with backend.stopped(answered=False) as gate:
         assert engine.extend(lease, 20.0)
         gate.open()
     wait_for(lambda: lease.remaining > 15, what="the longer lease to be certain")
@@ -275,12 +275,12 @@ def test_a_longer_lease_survives_a_renewal_with_the_old_length_that_crosses_it(
 def test_no_error_in_the_loop_ends_it(
     error: BaseException, redis_url: str, namespace: str, runs: Any, told: list[LockEvent]
 ) -> None:
-    engine, store = gated(redis_url, namespace)
+    engine, backend = gated(redis_url, namespace)
     process = runs()
     process.engine = engine
     lease = process.held("a", lease=1.0)
-    store.fail_next(error, error)
-    wait_for(lambda: store.renewals >= 3, what="a third try")
+    backend.fail_next(error, error)
+    wait_for(lambda: backend.renewals >= 3, what="a third try")
     failed = time.monotonic()
     wait_for(lambda: lease.renewed > failed, what="a renewal")
     assert process.release(lease)
@@ -423,9 +423,11 @@ def test_a_waiter_whose_place_is_gone_asks_again_and_sleeps(
     thread.start()
     for _ in range(2):
         wait_for(lambda: other.engine.inspect("a").waiters, what="a place in the queue")
-        nonce = waiter.claim.nonce
+        attempt_id = waiter.claim.attempt_id
         client.delete(*(f"{namespace}:{{0}}:{kind}:a" for kind in "qw"))
-        wait_for(lambda before=nonce: waiter.claim.nonce != before, what="another attempt")
+        wait_for(
+            lambda before=attempt_id: waiter.claim.attempt_id != before, what="another attempt"
+        )
     wait_for(lambda: other.engine.inspect("a").waiters, what="a place in the queue")
     time.sleep(1.0)
     other.release(holder)

@@ -136,7 +136,7 @@ def test_giving_back_what_was_not_taken_is_a_lock_error(lock: MakeLock) -> None:
 def test_giving_back_what_was_lost_is_a_not_owned_error(lock: MakeLock) -> None:
     one = lock()
     one.acquire()
-    one._engine.store.force_release("a")
+    one._engine.backend.force_release("a")
     with pytest.raises(LockNotOwnedError) as caught:
         one.release()
     assert isinstance(caught.value, LockLost)
@@ -152,7 +152,7 @@ def test_nothing_can_be_done_with_what_was_lost_but_giving_it_back(
 ) -> None:
     one = lock()
     one.acquire()
-    one._engine.store.force_release("a")
+    one._engine.backend.force_release("a")
     if attempt in ("acquire", "check"):
         one._engine.extend(one._lease, 5)  # finds it out
         assert one.lost
@@ -168,7 +168,7 @@ def test_nothing_can_be_done_with_what_was_lost_but_giving_it_back(
 def test_a_block_whose_lock_was_lost_raises_at_its_end(lock: MakeLock) -> None:
     one = lock()
     with pytest.raises(LockNotOwnedError), one:
-        one._engine.store.force_release("a")
+        one._engine.backend.force_release("a")
 
 
 def test_a_block_whose_lock_was_lost_only_logs_if_asked_to(
@@ -176,14 +176,14 @@ def test_a_block_whose_lock_was_lost_only_logs_if_asked_to(
 ) -> None:
     one = lock(raise_on_release_error=False)
     with one:
-        one._engine.store.force_release("a")
+        one._engine.backend.force_release("a")
     assert "'a' was lost before it was given back" in caplog.text
 
 
 def test_what_the_block_raises_stands_though_the_lock_was_lost(lock: MakeLock) -> None:
     def block() -> None:
         with lock() as one:
-            one._engine.store.force_release("a")
+            one._engine.backend.force_release("a")
             raise KeyError
 
     with pytest.raises(KeyError):

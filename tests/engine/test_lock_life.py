@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from celery_relock.core import callstack
-from celery_relock.core.keepalive import keepalive
+from celery_relock.engine import reentrancy
+from celery_relock.engine.renewal import keepalive
 from celery_relock.lock import Lock, LockNotOwned
 from tests.support import wait_for
 
@@ -117,7 +117,7 @@ class Stop(BaseException):
 def test_a_signal_may_strike_at_any_line_of_a_block(lock: MakeLock) -> None:
     """Whatever it interrupts: the lock is held and can be given back, or it is not held at all."""
     one, two = lock(), lock()
-    outer = callstack.innermost()
+    outer = reentrancy.innermost()
     armed = False
 
     def strike(*_: object) -> None:
@@ -144,7 +144,7 @@ def test_a_signal_may_strike_at_any_line_of_a_block(lock: MakeLock) -> None:
                 one.release()
             signal.setitimer(signal.ITIMER_REAL, 0)
             assert not two.locked(), turn
-            assert callstack.innermost() is outer
+            assert reentrancy.innermost() is outer
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -37,7 +37,7 @@ def test_every_lock_with_the_same_owner_re_enters(
         with two:
             assert two.fence == one.fence
     assert other.acquire(blocking=False) is False  # the other thread's hold, not given back
-    other._engine.store.force_release("a")
+    other._engine.backend.force_release("a")
 
 
 def test_the_first_to_leave_does_not_free_what_another_of_its_owner_holds(lock: MakeLock) -> None:

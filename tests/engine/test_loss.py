@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import redis
 
-from celery_relock.core import events
-from celery_relock.core.answers import Busy, Held
-from celery_relock.core.events import LockEvent
-from celery_relock.core.hold import Hold, Share
-from celery_relock.core.keepalive import keepalive
-from celery_relock.core.lease import Lease
+from celery_relock.engine import events
+from celery_relock.engine.events import LockEvent
+from celery_relock.engine.hold import Hold, Share
+from celery_relock.engine.lease import Lease
+from celery_relock.engine.protocol import Conflict, Held
+from celery_relock.engine.renewal import keepalive
 from celery_relock.errors import LockLost
 from tests.support import RedisServer, programs, wait_for
 
@@ -152,14 +152,16 @@ def test_force_release_reaches_a_hold_that_is_a_second_old_at_once(
     assert subscribers(client, namespace) == 0
     wait_for(lambda: subscribers(client, namespace) == 1, 3, what="the process to listen")
     assert time.monotonic() - lease.renewed >= 1.0
-    other.engine.store.force_release("a")
+    other.engine.backend.force_release("a")
     wait_for(lambda: lease.lost, 1, what="the loss")
     assert lease.state.value == "lost"
     wait_for(lambda: "lost" in kinds(told), 1, what="the news")
     assert "by force" in told[-1].reason
     assert isinstance(other.engine.acquire(other.lease("a")), Held)
     assert not process.release(lease)
-    assert isinstance(other.engine.acquire(other.lease("a")), Busy), "nobody else's was given back"
+    assert isinstance(other.engine.acquire(other.lease("a")), Conflict), (
+        "nobody else's was given back"
+    )
 
 
 def test_force_release_of_one_run_is_told_to_no_other(
@@ -169,7 +171,7 @@ def test_force_release_of_one_run_is_told_to_no_other(
     first = process.held("a", lease=30.0, limits=(2,))
     second = process.held("a", lease=30.0, limits=(2,))
     wait_for(lambda: subscribers(client, namespace) == 1, 3, what="the process to listen")
-    process.engine.store.force_release("a", first.claim.run)
+    process.engine.backend.force_release("a", first.claim.execution_id)
     wait_for(lambda: first.lost, 1, what="the loss")
     assert not second.lost
     assert process.release(second)
@@ -192,7 +194,7 @@ def test_the_notice_of_a_loss_that_was_missed_is_made_up_for_by_the_renewal(
 ) -> None:
     process = runs()
     lease = process.held("a", lease=1.5)
-    process.engine.store.force_release("a")
+    process.engine.backend.force_release("a")
     wait_for(lambda: lease.state.value == "lost", 1.5, what="the loss")
 
 

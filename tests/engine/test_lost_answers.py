@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from celery_relock.core.answers import Busy, Ended, Held
-from celery_relock.core.lease import State
+from celery_relock.engine.lease import State
+from celery_relock.engine.protocol import Conflict, Ended, Held
 from celery_relock.errors import LockUnavailable
 from tests.engine.conftest import Runs
 from tests.support import RedisServer, leftovers, wait_for
@@ -20,7 +20,9 @@ Scenario = Callable[[Runs, Runs], None]
 
 def take_and_give_back(near: Runs, far: Runs) -> None:
     lease = near.held("a")
-    assert [hold.run for hold in far.engine.inspect("a").holds] == [lease.claim.run]
+    assert [hold.execution_id for hold in far.engine.inspect("a").holds] == [
+        lease.claim.execution_id
+    ]
     assert near.release(lease)
 
 
@@ -36,7 +38,7 @@ def is_busy(near: Runs, far: Runs) -> None:
     holder = far.held("a")
     lease = near.lease("a")
     answer = near.engine.acquire(lease)
-    assert isinstance(answer, Busy)
+    assert isinstance(answer, Conflict)
     assert answer.owner == holder.claim.owner
     assert near.release(lease)
     assert far.release(holder)
@@ -63,17 +65,20 @@ def wait_and_get_in(near: Runs, far: Runs) -> None:
     assert got[0].fences[0] > holder.fences[0]
     granted = lease.renewed
     wait_for(lambda: lease.renewed > granted, what="a renewal")
-    assert [hold.nonce for hold in far.engine.inspect("a").holds] == [lease.claim.nonce]
+    assert [hold.attempt_id for hold in far.engine.inspect("a").holds] == [lease.claim.attempt_id]
     assert near.release(lease)
 
 
 def wait_in_vain(near: Runs, far: Runs) -> None:
     holder = far.held("a")
     lease = near.lease("a")
-    assert isinstance(near.engine.acquire(lease, 0.2), Busy)
+    assert isinstance(near.engine.acquire(lease, 0.2), Conflict)
     assert near.release(lease)
     state = far.engine.inspect("a")
-    assert (state.waiting, [hold.run for hold in state.holds]) == (0, [holder.claim.run])
+    assert (state.waiting, [hold.execution_id for hold in state.holds]) == (
+        0,
+        [holder.claim.execution_id],
+    )
     assert far.release(holder)
 
 
@@ -92,11 +97,13 @@ def hand_over_to_another(near: Runs, far: Runs) -> None:
 
 def re_enter(near: Runs, far: Runs) -> None:
     outer = near.held("a", owner="flow")
-    inner = near.held("a", owner="flow", lineage=(outer.claim.run,))
+    inner = near.held("a", owner="flow", ancestors=(outer.claim.execution_id,))
     assert inner.fences == outer.fences
     assert inner.reentered == (True,)
     assert near.release(inner)
-    assert [hold.run for hold in far.engine.inspect("a").holds] == [outer.claim.run]
+    assert [hold.execution_id for hold in far.engine.inspect("a").holds] == [
+        outer.claim.execution_id
+    ]
     assert near.release(outer)
 
 
@@ -207,7 +214,7 @@ def test_a_claim_that_found_the_lock_busy_takes_nothing_when_its_copy_comes_late
     holder = far.held("a")
     late = proxy.hold(of="acquire")
     lease = near.lease("a")
-    assert isinstance(near.engine.acquire(lease), Busy)
+    assert isinstance(near.engine.acquire(lease), Conflict)
     assert near.release(lease)
     far.release(holder)
     assert b"ENDED" in late.deliver()
@@ -235,9 +242,9 @@ def test_a_release_that_arrives_late_takes_nothing_from_the_next_holder(
     lease = near.held("a")
     late = proxy.hold(of="release")
     assert near.release(lease)
-    again = far.held("a", run=lease.claim.run)
+    again = far.held("a", execution_id=lease.claim.execution_id)
     assert b"GONE" in late.deliver()
-    assert [hold.nonce for hold in far.engine.inspect("a").holds] == [again.claim.nonce]
+    assert [hold.attempt_id for hold in far.engine.inspect("a").holds] == [again.claim.attempt_id]
     far.release(again)
 
 
@@ -248,7 +255,7 @@ def test_a_claim_that_comes_late_while_its_run_waits_keeps_the_place_in_line(
     near.release(near.held("warm-up"))
     holder = far.held("a")
     # So that the next claim asks for a place at once.
-    assert isinstance(near.engine.acquire(near.lease("a"), 0.05), Busy)
+    assert isinstance(near.engine.acquire(near.lease("a"), 0.05), Conflict)
     late = proxy.hold(of="acquire")
     lease = near.lease("a", lease=3.0)
     got: list[object] = []
@@ -268,10 +275,10 @@ def test_the_end_of_a_run_is_remembered_though_the_answer_was_lost(
     both: tuple[Runs, Runs], proxy: Proxy
 ) -> None:
     near, far = both
-    lease = near.held("a", run="run-1")
+    lease = near.held("a", execution_id="run-1")
     proxy.lose_reply(of="release")
     assert near.engine.release(lease, ended=True)
-    assert far.engine.acquire(far.lease("a", run="run-1")) == Ended()
+    assert far.engine.acquire(far.lease("a", execution_id="run-1")) == Ended()
 
 
 def test_redis_pys_own_lock_says_no_while_its_token_holds_the_key(

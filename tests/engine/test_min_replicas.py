@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from celery_relock.compose import engine_for
-from celery_relock.core.answers import Held, Parcel, Parked, Queued
-from celery_relock.core.events import LockEvent, subscribe
-from celery_relock.core.lease import Lease, State
+from celery_relock.engine.events import LockEvent, subscribe
+from celery_relock.engine.lease import Lease, State
+from celery_relock.engine.protocol import Held, Parked, ParkRequest, Queued
 from celery_relock.errors import LockConfigError, LockUnavailable
 from celery_relock.lock import Lock
 from tests.engine.conftest import Runs
@@ -72,7 +72,7 @@ def test_it_costs_nothing_where_it_is_off_and_one_command_where_it_is_on(
     before = calls(master, "wait")
     for _ in range(3):
         lease = runs.held("a")
-        assert replica.client().hexists(f"{namespace}:{{0}}:l:a", lease.claim.run)
+        assert replica.client().hexists(f"{namespace}:{{0}}:l:a", lease.claim.execution_id)
         assert runs.release(lease)
     assert calls(master, "wait") - before == 3
 
@@ -122,16 +122,16 @@ def test_a_message_is_not_parked_unless_replicas_have_it(
     master, replica = pair
     runs = runs_of(master.url, namespace)
     holder, lease = runs.held("a"), runs.lease("a")
-    parcel = Parcel("text", "home", lease.claim.run, None, 10)
+    park_request = ParkRequest("text", "home", lease.claim.execution_id, None, 10)
     replica.pause()
     try:
         with pytest.raises(LockUnavailable, match="relock_min_replicas"):
-            runs.engine.park(lease, parcel)
+            runs.engine.park(lease, park_request)
         runs.release(lease)
         assert runs.engine.inspect("a").waiting == 0
     finally:
         replica.resume()
-    assert isinstance(runs.engine.park(runs.lease("a"), parcel), Parked)
+    assert isinstance(runs.engine.park(runs.lease("a"), park_request), Parked)
     assert replica.client().exists(f"{namespace}:{{0}}:q:a")
     assert runs.release(holder)
 
@@ -145,7 +145,7 @@ def test_who_is_told_that_it_has_to_wait_needs_no_replicas(
     replica.pause()
     try:
         claim = runs.lease("a").claim
-        assert isinstance(runs.engine.store.acquire(claim, 5.0, "inbox"), Queued)
+        assert isinstance(runs.engine.backend.acquire(claim, 5.0, "inbox"), Queued)
         assert runs.release(holder), "nor does a give-back"
     finally:
         replica.resume()
@@ -162,7 +162,7 @@ def test_a_renewal_that_replicas_do_not_have_is_none_and_the_loss_is_told(
     try:
         wait_for(lambda: lost, timeout=15, what="the loss")
         assert lease.lost
-        assert [event.run for event in lost] == [lease.claim.run]
+        assert [event.execution_id for event in lost] == [lease.claim.execution_id]
     finally:
         replica.resume()
     runs.release(lease)
@@ -208,7 +208,7 @@ def test_a_turn_in_good_times_is_had(pair: tuple[RedisServer, RedisServer], name
     assert one.release(holder)
     thread.join(20)
     assert isinstance(answers[0], Held), answers
-    assert replica.client().hexists(f"{namespace}:{{0}}:l:a", waiter.claim.run)
+    assert replica.client().hexists(f"{namespace}:{{0}}:l:a", waiter.claim.execution_id)
     assert two.release(waiter)
 
 
@@ -216,7 +216,7 @@ SPLIT = """
 import logging
 logging.disable()
 from celery_relock.compose import engine_for
-from celery_relock.core.answers import Held
+from celery_relock.engine.protocol import Held
 from celery_relock.errors import LockConfigError, LockUnavailable
 from celery_relock.lock import Lock
 mine = engine_for(URL, NAMESPACE, None, None, (NEEDED, 0.3))
@@ -259,7 +259,7 @@ def test_a_master_that_was_cut_off_gives_nobody_a_lock_that_another_has(
     program.send_signal(signal.SIGCONT)
     (said,) = programs.finish(_told(program))
     assert said == then
-    assert two.engine.store.renew(held.beats()) == [True]
+    assert two.engine.backend.renew(held.renewals()) == [True]
     assert not held.lost
     two.release(held)
 
@@ -274,7 +274,7 @@ WORK = """
 import logging, redis
 logging.disable()
 from celery_relock.compose import engine_for
-from celery_relock.core.answers import Held
+from celery_relock.engine.protocol import Held
 from celery_relock.errors import LockUnavailable
 register = redis.Redis(port=PORT)
 mine = engine_for(URL, NAMESPACE, None, None, (1, 0.3))

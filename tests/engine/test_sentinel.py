@@ -16,9 +16,9 @@ import pytest
 import redis
 
 from celery_relock.compose import engine_for
-from celery_relock.core.answers import Held, Parcel, Parked, Queued
-from celery_relock.core.events import LockEvent, subscribe
-from celery_relock.core.lease import State
+from celery_relock.engine.events import LockEvent, subscribe
+from celery_relock.engine.lease import State
+from celery_relock.engine.protocol import Held, Parked, ParkRequest, Queued
 from celery_relock.errors import LockUnavailable
 from celery_relock.store import finder
 from celery_relock.store.connection import Connections
@@ -122,7 +122,9 @@ def test_a_failover_is_waited_for_and_what_is_held_renewed_and_waited_for_outliv
     assert one.release(given_back)
     assert one.engine.extend(held, 20.0)
     assert service.moved_from(old).port != old.port
-    assert [hold.run for hold in two.engine.inspect("a").holds] == [held.claim.run]
+    assert [hold.execution_id for hold in two.engine.inspect("a").holds] == [
+        held.claim.execution_id
+    ]
     assert two.engine.inspect("b").holds == ()
     assert one.release(held)
     thread.join(30)
@@ -148,7 +150,7 @@ def test_a_hold_is_renewed_through_a_failover_by_itself(
     wait_for(lambda: held.deadline > deadline or held.lost, timeout=40, what="a renewal")
     assert not held.lost
     assert lost == []
-    ours = lambda: new.client().hexists(f"{namespace}:{{0}}:l:a", held.claim.run)  # noqa: E731
+    ours = lambda: new.client().hexists(f"{namespace}:{{0}}:l:a", held.claim.execution_id)  # noqa: E731
     assert wait_for(ours, what="the hold on the new master")
     assert runs.release(held)
 
@@ -157,14 +159,14 @@ def test_a_hold_is_renewed_through_a_failover_by_itself(
 def test_what_was_parked_outlives_a_failover(service: Watched, namespace: str, how: str) -> None:
     one, two = runs_of(service, namespace), runs_of(service, namespace)
     holder, parked = one.held("a", lease=60.0), two.lease("a")
-    parcel = Parcel("text", "home", parked.claim.run, None, 10)
-    assert isinstance(two.engine.park(parked, parcel), Parked)
+    park_request = ParkRequest("text", "home", parked.claim.execution_id, None, 10)
+    assert isinstance(two.engine.park(parked, park_request), Parked)
     take_away(service, how)
-    assert isinstance(two.engine.park(two.lease("a"), parcel), Parked), "during the failover"
+    assert isinstance(two.engine.park(two.lease("a"), park_request), Parked), "during the failover"
     assert two.engine.inspect("a").waiting == 2
     assert one.release(holder)
-    (message,) = two.engine.store.resume("home", "by").messages
-    assert message.run == parked.claim.run
+    (message,) = two.engine.backend.resume("home", "by").messages
+    assert message.execution_id == parked.claim.execution_id
 
 
 def test_a_hold_that_the_new_master_does_not_know_is_told_as_lost(
@@ -181,7 +183,7 @@ def test_a_hold_that_the_new_master_does_not_know_is_told_as_lost(
     service.unfreeze()
     service.moved_from(master)
     wait_for(lambda: lost, timeout=40, what="the loss")
-    assert [event.run for event in lost] == [held.claim.run]
+    assert [event.execution_id for event in lost] == [held.claim.execution_id]
     assert held.lost
     assert not before.lost
     assert runs.release(held) is False
@@ -238,10 +240,10 @@ def test_who_listens_at_a_replica_hears_of_no_turn_that_it_does_not_get(
 ) -> None:
     """A replica repeats what its master publishes, who counts but its own listeners."""
     runs = runs_of(service, namespace)
-    store: Any = runs.engine.store
+    backend: Any = runs.engine.backend
     holder = runs.held("a")
     waiter = runs.lease("a").claim
-    assert isinstance(store.acquire(waiter, 30.0, "elsewhere"), Queued)
+    assert isinstance(backend.acquire(waiter, 30.0, "elsewhere"), Queued)
     (replica, *_) = service.others()
     line = Line(Connections(pool_from_url(replica.url)).make(), f"{namespace}:{{0}}:i:elsewhere")
     assert runs.release(holder)
@@ -405,8 +407,8 @@ def test_sentinels_that_are_gone_or_silent_cost_a_moment_once(
     service.freeze(service.sentinels[1])
     runs = runs_of(service, namespace, client=False)
     runs.release(runs.held("a"))
-    store: Any = runs.engine.store
-    store.close()
+    backend: Any = runs.engine.backend
+    backend.close()
     started = time.monotonic()
     runs.release(runs.held("a"))
     assert time.monotonic() - started < 0.5, "who was silent is asked last"

@@ -13,7 +13,7 @@ import redis
 from redis.sentinel import Sentinel
 
 from celery_relock.compose import engine_for
-from celery_relock.core.answers import Held
+from celery_relock.engine.protocol import Held
 from celery_relock.errors import LockConfigError, LockUnavailable
 from celery_relock.lock import Lock
 from celery_relock.store.pools import pool_from_url
@@ -107,19 +107,19 @@ def test_a_way_of_the_clients_own_to_tell_the_address_is_kept(
 
 
 def test_a_store_is_the_same_however_it_is_reached(service: Watched, namespace: str) -> None:
-    by_url = engine_for(service.url, namespace, None, service.transport).store
+    by_url = engine_for(service.url, namespace, None, service.transport).backend
     turned = ";".join(reversed(service.url.split(";"))).replace("127.0.0.1", "localhost")
     stores = [
-        engine_for(turned, namespace, None, service.transport).store,
-        engine_for(client_of(service), namespace).store,
-        engine_for(lambda: client_of(service), namespace).store,
+        engine_for(turned, namespace, None, service.transport).backend,
+        engine_for(client_of(service), namespace).backend,
+        engine_for(lambda: client_of(service), namespace).backend,
     ]
-    for store in stores:
-        assert store == by_url
-        assert store.id == by_url.id
+    for backend in stores:
+        assert backend == by_url
+        assert backend.id == by_url.id
     other = {**service.transport, "master_name": "other"}
-    assert engine_for(service.url, namespace, None, other).store != by_url
-    assert engine_for(client_of(service, db=1), namespace).store != by_url
+    assert engine_for(service.url, namespace, None, other).backend != by_url
+    assert engine_for(client_of(service, db=1), namespace).backend != by_url
     assert engine_for(client_of(service), namespace) is engine_for(client_of(service), namespace)
 
 

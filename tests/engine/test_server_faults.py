@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_relock.core.answers import Busy, Held
-from celery_relock.core.events import LockEvent, subscribe
-from celery_relock.core.lease import State
+from celery_relock.engine.events import LockEvent, subscribe
+from celery_relock.engine.lease import State
+from celery_relock.engine.protocol import Conflict, Held
 from celery_relock.errors import LockUnavailable
 from tests.engine.conftest import Runs
 from tests.support import RedisServer, wait_for
@@ -67,7 +67,7 @@ def test_a_restart_with_empty_data_is_told_by_the_next_renewal(
     server.restart(keep_data=False)
     wait_for(lambda: lost, timeout=5)
     assert lost[0].names == ("a",)
-    assert lost[0].run == lease.claim.run
+    assert lost[0].execution_id == lease.claim.execution_id
     assert lease.lost
     assert one.release(lease) is False
     assert len(lost) == 1
@@ -82,8 +82,10 @@ def test_a_restart_with_empty_data_is_told_at_give_back_if_no_renewal_came_befor
     server.restart(keep_data=False)
     other = two.held("a")
     assert one.release(lease) is False
-    assert [event.run for event in lost] == [lease.claim.run]
-    assert [hold.run for hold in two.engine.inspect("a").holds] == [other.claim.run]
+    assert [event.execution_id for event in lost] == [lease.claim.execution_id]
+    assert [hold.execution_id for hold in two.engine.inspect("a").holds] == [
+        other.claim.execution_id
+    ]
     assert two.release(other)
 
 
@@ -122,7 +124,7 @@ def test_older_data_has_no_hold_taken_since_and_its_holder_is_told(
     newcomer = two.held("a", lease=60.0)
     assert newcomer.fences > holder.fences
     wait_for(lambda: lost)
-    assert [event.run for event in lost] == [holder.claim.run]
+    assert [event.execution_id for event in lost] == [holder.claim.execution_id]
     assert two.release(newcomer)
 
 
@@ -135,7 +137,7 @@ def test_older_data_has_a_hold_given_back_since_until_its_lease_ends(
     assert one.release(holder)
     _as_it_was(server)
     waiter = two.lease("a")
-    assert isinstance(two.engine.acquire(waiter), Busy)
+    assert isinstance(two.engine.acquire(waiter), Conflict)
     assert isinstance(two.engine.acquire(waiter, 20.0), Held)
     assert waiter.fences > holder.fences
     assert two.release(waiter)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from celery_relock.core.answers import Busy, Held, Message, Parcel, Parked
-from celery_relock.core.lease import State
+from celery_relock.engine.lease import State
+from celery_relock.engine.protocol import Conflict, Held, Message, Parked, ParkRequest
 from tests.engine.conftest import Runs
 from tests.support import RedisServer, leftovers, wait_for
 from tests.support.redis_server import bundled_redis_server, bundled_valkey_server
@@ -42,7 +42,7 @@ class Outbox:
         self.runs: list[str] = []
 
     def send(self, message: Message) -> None:
-        self.runs.append(message.run)
+        self.runs.append(message.execution_id)
 
 
 def test_a_lock_is_held_by_one_and_renewed_and_given_back(
@@ -53,7 +53,7 @@ def test_a_lock_is_held_by_one_and_renewed_and_given_back(
     renewed = holder.renewed
     wait_for(lambda: holder.renewed > renewed)
     newcomer = two.lease("a")
-    assert isinstance(two.engine.acquire(newcomer), Busy)
+    assert isinstance(two.engine.acquire(newcomer), Conflict)
     assert one.release(holder)
     assert two.release(two.held("a"))
     assert leftovers(server.client(), namespace) == [f"{namespace}:{{0}}:meta"]
@@ -81,13 +81,13 @@ def test_what_is_parked_outlives_a_killed_server_and_is_sent_on(
     one.engine.parking.sender = outbox
     holder = one.held("a", lease=60.0)
     parked = two.lease("a")
-    answer = two.engine.park(parked, Parcel("text", "h", "task", None, 10))
+    answer = two.engine.park(parked, ParkRequest("text", "h", "task", None, 10))
     assert isinstance(answer, Parked), answer
     server.kill()
     server.restart(keep_data=True)
     assert one.release(holder)
-    assert outbox.runs == [parked.claim.run]
-    arrived = two.lease("a", run=parked.claim.run)
+    assert outbox.runs == [parked.claim.execution_id]
+    arrived = two.lease("a", execution_id=parked.claim.execution_id)
     assert isinstance(two.engine.acquire(arrived), Held)
     assert arrived.fences > holder.fences
     assert two.release(arrived)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import redis
 
-from celery_relock.core.answers import Busy, Held
-from celery_relock.core.lease import Lease, State
+from celery_relock.engine.lease import Lease, State
+from celery_relock.engine.protocol import Conflict, Held
 from tests.engine.conftest import Runs
 from tests.support import leftovers, wait_for
 from tests.support.companion import running
@@ -44,7 +44,9 @@ def test_all_are_taken_with_one_fence_and_given_back_together(
     assert len(lease.fences) == 3
     assert len(set(lease.fences)) == 1
     for name in "abc":
-        assert [hold.run for hold in one.engine.inspect(name).holds] == [lease.claim.run]
+        assert [hold.execution_id for hold in one.engine.inspect(name).holds] == [
+            lease.claim.execution_id
+        ]
     assert one.release(lease)
     assert leftovers(client, namespace) == [f"{namespace}:{{0}}:meta"]
 
@@ -54,7 +56,7 @@ def test_none_is_taken_while_one_is_held(runs: Callable[..., Runs]) -> None:
     holder = one.held("b")
     lease = two.lease("a", "b", "c")
     answer = two.engine.acquire(lease)
-    assert isinstance(answer, Busy)
+    assert isinstance(answer, Conflict)
     assert (answer.name, answer.owner) == ("b", holder.claim.owner)
     assert two.engine.inspect("a").holds == two.engine.inspect("c").holds == ()
     two.release(lease)
@@ -85,7 +87,7 @@ def test_a_newcomer_for_one_does_not_overtake_a_waiter_for_two(runs: Callable[..
     lease = two.lease("a", "b")
     thread = waiting(two, lease)
     newcomer = one.lease("a")
-    assert isinstance(one.engine.acquire(newcomer), Busy)
+    assert isinstance(one.engine.acquire(newcomer), Conflict)
     one.release(newcomer)
     one.release(holder)
     thread.join(5)
@@ -114,7 +116,7 @@ def test_a_lock_that_was_entered_keeps_its_fence_while_the_other_is_waited_for(
     one, two = runs(), runs()
     outer = one.held("a", owner="flow")
     stranger = two.held("b")
-    inner = one.lease("a", "b", owner="flow", lineage=(outer.claim.run,))
+    inner = one.lease("a", "b", owner="flow", ancestors=(outer.claim.execution_id,))
     thread = waiting(one, inner)
     two.release(stranger)
     thread.join(5)
@@ -123,7 +125,9 @@ def test_a_lock_that_was_entered_keeps_its_fence_while_the_other_is_waited_for(
     assert inner.fences[1] > stranger.fences[0]
     assert inner.reentered == (True, False)
     assert one.release(inner)
-    assert [hold.run for hold in two.engine.inspect("a").holds] == [outer.claim.run]
+    assert [hold.execution_id for hold in two.engine.inspect("a").holds] == [
+        outer.claim.execution_id
+    ]
     assert one.release(outer)
 
 
@@ -133,7 +137,7 @@ def test_a_waiter_for_two_that_gives_up_leaves_both_queues(
     one, two = runs(), runs()
     holder = one.held("a")
     lease = two.lease("a", "b")
-    assert isinstance(two.engine.acquire(lease, 0.1), Busy)
+    assert isinstance(two.engine.acquire(lease, 0.1), Conflict)
     two.release(lease)
     free = one.held("b")
     one.release(free)
@@ -181,7 +185,7 @@ def test_processes_and_threads_that_want_any_two_of_three_never_deadlock(
 def test_a_repeat_of_the_claim_holds_the_same(runs: Callable[..., Runs]) -> None:
     one = runs()
     lease = one.held("a", "b")
-    again = one.engine.store.acquire(lease.claim)
+    again = one.engine.backend.acquire(lease.claim)
     assert isinstance(again, Held)
     assert again.fences == lease.fences
     assert one.release(lease)

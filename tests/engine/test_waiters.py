@@ -13,9 +13,9 @@ from contextlib import ExitStack, contextmanager
 import pytest
 import redis
 
-from celery_relock.core import engine as engine_module
-from celery_relock.core.answers import Busy, Held
-from celery_relock.core.lease import Lease, State
+from celery_relock.engine import engine as engine_module
+from celery_relock.engine.lease import Lease, State
+from celery_relock.engine.protocol import Conflict, Held
 from tests.engine.conftest import Runs
 from tests.support import RedisServer, leftovers, wait_for
 from tests.support.companion import Companion, running
@@ -167,7 +167,7 @@ def test_a_newcomer_does_not_overtake_whoever_waits(runs: Callable[..., Runs]) -
     for barger in bargers:
         barger.join(10)
     assert first.entered.is_set()
-    assert all(isinstance(answer, Busy) for answer in seen)
+    assert all(isinstance(answer, Conflict) for answer in seen)
     first.finish()
 
 
@@ -175,7 +175,7 @@ def test_re_entry_never_queues(runs: Callable[..., Runs]) -> None:
     one, two = runs(), runs()
     outer = one.held("a", owner="flow")
     waiter = Waiter(two).start()
-    inner = one.held("a", owner="flow", lineage=(outer.claim.run,))
+    inner = one.held("a", owner="flow", ancestors=(outer.claim.execution_id,))
     assert (inner.fences, inner.reentered) == (outer.fences, (True,))
     one.release(outer)
     assert not waiter.entered.wait(0.1)
@@ -211,7 +211,7 @@ def test_a_waiter_out_of_time_leaves_nothing(
     lease = two.lease("a")
     answer = two.engine.acquire(lease, 0.3)
     assert 0.3 <= time.monotonic() - started < 1
-    assert isinstance(answer, Busy)
+    assert isinstance(answer, Conflict)
     assert answer.owner == holder.claim.owner
     assert two.release(lease)
     assert two.engine.inspect("a").waiting == 0
@@ -349,7 +349,9 @@ def test_a_waiter_that_was_frozen_asks_again_and_takes_nothing_it_lost(
         second = two.held("a", wait=5.0)
         program.resume()
         queued(one, 1)
-        assert [hold.run for hold in one.engine.inspect("a").holds] == [second.claim.run]
+        assert [hold.execution_id for hold in one.engine.inspect("a").holds] == [
+            second.claim.execution_id
+        ]
         two.release(second)
         assert program.line() == "in"
         held = one.engine.inspect("a").holds
@@ -391,7 +393,7 @@ def test_a_grant_that_overtakes_the_answer_is_heard_at_once(
     one, two = runs(), runs()
     two.ready()
     holder = one.held("a")
-    acquire = two.engine.store.acquire
+    acquire = two.engine.backend.acquire
 
     def slow_answer(*arguments: object, **options: object) -> object:
         answer = acquire(*arguments, **options)  # type: ignore[arg-type]
@@ -399,7 +401,7 @@ def test_a_grant_that_overtakes_the_answer_is_heard_at_once(
         time.sleep(0.1)  # the message of the grant comes in, while the answer is still on its way
         return answer
 
-    monkeypatch.setattr(two.engine.store, "acquire", slow_answer)
+    monkeypatch.setattr(two.engine.backend, "acquire", slow_answer)
     started = time.monotonic()
     lease = two.held("a", wait=5.0)
     assert time.monotonic() - started < 0.5

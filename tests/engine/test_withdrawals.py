@@ -7,11 +7,11 @@ from typing import Any
 
 import redis
 
-from celery_relock.core.answers import Parcel, Parked
+from celery_relock.engine.protocol import Parked, ParkRequest
 from tests.support import programs, wait_for
 from tests.support.proxy import Proxy
 
-PARCEL = Parcel("its message", "home", "task")
+PARCEL = ParkRequest("its message", "home", "task")
 
 
 def test_runs_that_end_while_redis_is_away_leave_the_line_when_it_is_back(
@@ -24,7 +24,7 @@ def test_runs_that_end_while_redis_is_away_leave_the_line_when_it_is_back(
         assert isinstance(process.engine.park(lease, PARCEL), Parked)
     proxy.refuse()
     for lease in parked:
-        process.engine.parking.withdraw_later(lease.claim.run)
+        process.engine.parking.withdraw_later(lease.claim.execution_id)
     assert other.engine.inspect("a").waiting == 3
     proxy.accept()
     wait_for(lambda: other.engine.inspect("a").waiting == 0, what="an empty line")
@@ -37,11 +37,11 @@ def test_one_that_cannot_be_withdrawn_at_all_does_not_keep_back_those_behind_it(
     process, other = runs(), runs()
     holder, lease = other.held("a"), process.lease("a")
     process.engine.park(lease, PARCEL)
-    bad = process.lease("a").claim.run
+    bad = process.lease("a").claim.execution_id
     client.hset(f"{namespace}:{{0}}:parked", bad, "of somebody else")
     client.set(f"{namespace}:{{0}}:l:of somebody else", "no lock")
     process.engine.parking.withdraw_later(bad)
-    process.engine.parking.withdraw_later(lease.claim.run)
+    process.engine.parking.withdraw_later(lease.claim.execution_id)
     wait_for(lambda: other.engine.inspect("a").waiting == 0, what="an empty line")
     other.release(holder)
 
@@ -51,7 +51,7 @@ def test_a_forked_child_withdraws_by_itself_while_its_parent_still_tries(
 ) -> None:
     said = programs.run(
         """
-        from celery_relock.core.answers import Parcel, Parked
+        from celery_relock.engine.protocol import ParkRequest, Parked
         from tests.support import wait_for
         from tests.support.proxy import Proxy
         from urllib.parse import urlsplit
@@ -61,7 +61,7 @@ def test_a_forked_child_withdraws_by_itself_while_its_parent_still_tries(
         held(holder, "a", seconds=30.0)
         mine, own = lease(first, "a"), lease(first, "a")
         for each in (mine, own):
-            assert isinstance(first.park(each, Parcel("text", "home", "task")), Parked)
+            assert isinstance(first.park(each, ParkRequest("text", "home", "task")), Parked)
         proxy.refuse()
         first.parking.withdraw_later(mine.claim.run)
         child = os.fork()

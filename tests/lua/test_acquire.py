@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from celery_relock.core.answers import Busy, Duplicate, Ended, Held, Queued
+from celery_relock.engine.protocol import Conflict, Duplicate, Ended, Held, Queued
 
 
-def claim_of(desk, run, nonce="n", *, lease=30_000, wait=0, by_owner=0, lineage="", owner="o"):
+def claim_of(
+    desk, run, attempt_id="n", *, lease=30_000, wait=0, by_owner=0, ancestors="", owner="o"
+):
     """The raw command for lock "a"."""
     keys = desk.keys.claim(("a",), run)
     place = f'{{"wait":{wait}}}' if wait else ""
-    return keys, [run, nonce, owner, lease, place, "inbox", "a person", by_owner, lineage, 1]
+    return keys, [run, attempt_id, owner, lease, place, "inbox", "a person", by_owner, ancestors, 1]
 
 
 def test_a_free_lock_is_held_with_a_fence_and_not_reentered(desk):
@@ -29,11 +31,11 @@ def test_the_fast_way_leaves_what_the_full_one_does(desk):
     full = desk.client.hgetall(desk.keys.lock("b"))
 
     def shape(fields, run):
-        expiry, fence, nonce, owner, bound = fields[run].split(b" ")
+        expiry, fence, attempt_id, owner, bound = fields[run].split(b" ")
         assert abs(int(expiry) - desk.now_ms() - 30_000) < 5_000
         assert len(fence) == 16
         assert bound == b"p"  # 2^15 ms
-        return nonce, owner, fields[b"@" + run]
+        return attempt_id, owner, fields[b"@" + run]
 
     assert len(fast) == len(full) == 2
     assert shape(fast, b"r1") == shape(full, b"r2") == (b"n", b"o", b"inbox a person")
@@ -42,7 +44,7 @@ def test_the_fast_way_leaves_what_the_full_one_does(desk):
 
 
 def test_a_stranger_is_told_who_holds_it_and_for_how_long(desk):
-    fence = desk.fence("r1", owner="o1", who="worker 1")
+    fence = desk.fence("r1", owner="o1", label="worker 1")
     desk.queue("r2")
 
     tag, index, ms, told, *rest = desk.raw("acquire", *claim_of(desk, "r3"))
@@ -50,7 +52,7 @@ def test_a_stranger_is_told_who_holds_it_and_for_how_long(desk):
     assert (tag, index, int(told), *rest) == ("BUSY", 1, fence, "o1", "- worker 1", 1, 0)
     assert 25_000 < ms <= 30_000
     answer = desk.take("r3")
-    assert answer == Busy("a", answer.remaining, fence, "o1", "worker 1", 1)
+    assert answer == Conflict("a", answer.remaining, fence, "o1", "worker 1", 1)
 
 
 def test_busy_names_the_oldest_entry(desk):
@@ -76,7 +78,7 @@ def test_a_stranger_that_waits_is_told_its_rank_and_when_to_look_again(desk):
 def test_as_many_entries_as_the_limit_get_in_and_not_one_more(desk):
     fences = [desk.fence(f"r{i}", limit=3) for i in range(3)]
 
-    assert isinstance(desk.take("r3", limit=3), Busy)
+    assert isinstance(desk.take("r3", limit=3), Conflict)
     assert len(set(fences)) == 3
 
 
@@ -103,11 +105,11 @@ def test_a_repeated_command_that_finds_its_grant_has_the_whole_lease(desk):
     desk.queue("r2", wait=2.0, inbox="p", lease=30)
     desk.give_back("r1")
     assert inbox.heard(), "granted, with what was left of the place"
-    assert desk.store.inspect("a").holds[0].remaining <= 2
+    assert desk.backend.inspect("a").holds[0].remaining <= 2
 
     desk.fence("r2", wait=2.0, inbox="p", lease=30)
 
-    assert desk.store.inspect("a").holds[0].remaining > 25
+    assert desk.backend.inspect("a").holds[0].remaining > 25
     assert desk.client.pttl(desk.keys.lock("a")) > 80_000
 
 
@@ -119,15 +121,15 @@ def test_a_repeated_command_that_is_let_in_has_the_whole_lease(desk):
 
     desk.fence("r2", wait=2.0, inbox="nobody", lease=30)
 
-    assert desk.store.inspect("a").holds[0].remaining > 25
+    assert desk.backend.inspect("a").holds[0].remaining > 25
 
 
 def test_another_attempt_of_a_run_that_holds_is_a_duplicate(desk):
-    desk.fence("r1", who="worker 1")
+    desk.fence("r1", label="worker 1")
 
-    tag, ms, who = desk.raw("acquire", *claim_of(desk, "r1", "other", by_owner=1))
+    tag, ms, label = desk.raw("acquire", *claim_of(desk, "r1", "other", by_owner=1))
 
-    assert (tag, who) == ("DUPLICATE", "- worker 1")
+    assert (tag, label) == ("DUPLICATE", "- worker 1")
     assert 25_000 < ms <= 30_000
     assert isinstance(desk.take("r1", "other", wait=6.0), Duplicate)
     assert desk.waiters() == []
@@ -135,12 +137,12 @@ def test_another_attempt_of_a_run_that_holds_is_a_duplicate(desk):
 
 def test_another_attempt_of_a_run_that_waits_is_a_duplicate(desk):
     desk.fence("r1")
-    desk.queue("r2", who="worker 2")
+    desk.queue("r2", label="worker 2")
 
     answer = desk.take("r2", "other", wait=6.0)
 
     assert isinstance(answer, Duplicate)
-    assert answer.who == "worker 2"
+    assert answer.label == "worker 2"
     assert 5 < answer.remaining <= 6
 
 
@@ -173,7 +175,7 @@ def test_an_attempt_that_does_not_wait_does_not_take_over_a_place(desk):
     desk.queue("r2")
     desk.lapse_place("r2")
 
-    assert isinstance(desk.take("r2", "other"), Busy)
+    assert isinstance(desk.take("r2", "other"), Conflict)
     assert not desk.give_back("r2", "other")
     assert desk.give_back("r2"), "it is still the first attempt's"
 
@@ -182,8 +184,8 @@ def test_a_run_that_ended_is_told_so_whatever_the_attempt(desk):
     desk.fence("r1")
     desk.give_back("r1", ended="run")
 
-    for nonce in ("n", "other"):
-        assert desk.raw("acquire", *claim_of(desk, "r1", nonce)) == ["ENDED"]
+    for attempt_id in ("n", "other"):
+        assert desk.raw("acquire", *claim_of(desk, "r1", attempt_id)) == ["ENDED"]
     assert desk.holders() == []
     assert isinstance(desk.take("r2"), Held)
 
@@ -197,17 +199,17 @@ def test_a_late_copy_of_an_attempt_that_ended_takes_nothing_and_another_attempt_
 
 
 def test_late_copies_of_several_attempts_take_nothing(desk):
-    for nonce in ("n1", "n2", "n12"):
-        desk.fence("r1", nonce)
-        desk.give_back("r1", nonce, ended="attempt")
+    for attempt_id in ("n1", "n2", "n12"):
+        desk.fence("r1", attempt_id)
+        desk.give_back("r1", attempt_id, ended="attempt")
 
-    assert [desk.take("r1", nonce) for nonce in ("n1", "n2", "n12")] == [Ended()] * 3
+    assert [desk.take("r1", attempt_id) for attempt_id in ("n1", "n2", "n12")] == [Ended()] * 3
     assert isinstance(desk.take("r1", "n"), Held), "a part of a nonce is another nonce"
 
 
 def test_a_lapsed_hold_is_out_of_the_way_to_the_millisecond(desk):
     desk.fence("r1", lease=0.05)
-    assert isinstance(desk.take("r2"), Busy)
+    assert isinstance(desk.take("r2"), Conflict)
     desk.wait_ms(51)
 
     assert isinstance(desk.take("r2"), Held)
@@ -215,9 +217,9 @@ def test_a_lapsed_hold_is_out_of_the_way_to_the_millisecond(desk):
 
 
 def test_who_waits_may_be_any_text(desk):
-    desk.fence("r1", who='"quoted" \\ {braces} é \n line')
-    desk.queue("r2", who='"quoted" \\ {braces} é \n line')
+    desk.fence("r1", label='"quoted" \\ {braces} é \n line')
+    desk.queue("r2", label='"quoted" \\ {braces} é \n line')
 
-    state = desk.store.inspect("a")
-    assert state.holds[0].who == state.waiters[0].who == '"quoted" \\ {braces} é \n line'
+    state = desk.backend.inspect("a")
+    assert state.holds[0].label == state.waiters[0].label == '"quoted" \\ {braces} é \n line'
     assert isinstance(desk.take("r3", wait=6.0), Queued)

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import redis
 
-from celery_relock.core.answers import Beat, Claim, Parcel
+from celery_relock.engine.protocol import Claim, ParkRequest, Renewal
 from celery_relock.store.connection import Connections
 from celery_relock.store.keyspace import SCHEMA, Keyspace
-from celery_relock.store.redis import RedisStore
+from celery_relock.store.redis import RedisBackend
 from celery_relock.store.scripts import Parameter, Script, scripts
 from tests.support.worker import ROOT
 
@@ -42,7 +42,7 @@ class Sent:
 def sent(monkeypatch) -> list[Sent]:
     """Fills with every script call, on its way through the store's connections."""
     calls: list[Sent] = []
-    run, run_all = Connections.run, Connections.run_all
+    run, run_all = Connections.execution_id, Connections.run_all
 
     def one(self, script, keys, args, *rest, **options):
         answer = run(self, script, keys, args, *rest, **options)
@@ -61,44 +61,44 @@ def sent(monkeypatch) -> list[Sent]:
 
 
 @pytest.fixture
-def store(redis_url: str, namespace: str) -> Iterator[RedisStore]:
+def backend(redis_url: str, namespace: str) -> Iterator[RedisBackend]:
     pool = redis.ConnectionPool.from_url(redis_url)
-    opened = RedisStore(pool, Keyspace(namespace))
+    opened = RedisBackend(pool, Keyspace(namespace))
     yield opened
     opened.close()
     pool.disconnect()
 
 
-def _claim(run: str, *names: str, nonce: str = "n1") -> Claim:
-    return Claim(run, nonce, f"owner-{run}", names, (1,) * len(names), 30.0, f"who-{run}")
+def _claim(run: str, *names: str, attempt_id: str = "n1") -> Claim:
+    return Claim(run, attempt_id, f"owner-{run}", names, (1,) * len(names), 30.0, f"who-{run}")
 
 
-def _use_every_verb(store: RedisStore) -> None:
+def _use_every_verb(backend: RedisBackend) -> None:
     """Each verb, with one lock and with several, and each of its replies."""
-    store.acquire(_claim("r1", "a"))  # HELD
-    store.acquire(_claim("r2", "a"))  # BUSY
-    store.acquire(_claim("r2", "a"), wait=20.0, inbox="inbox")  # WAIT
-    store.acquire(_claim("r1", "a", nonce="n2"))  # DUPLICATE
-    store.acquire(_claim("r3", "b", "c"))
-    store.renew([Beat("a", "r1", "n1", 30.0), Beat("b", "r3", "gone", 30.0)])
-    beats = [("a", "r1"), ("a", "r2"), ("b", "nobody")]  # HELD, WAIT, LOST
-    store.heartbeat([Beat(name, run, "n1", 30.0, 20.0) for name, run in beats])
-    store.inspect("a")
-    store.release(("b", "c"), "r3", "n1", ended="run", remember=9.0)  # RELEASED
-    store.release(("b", "c"), "r3", "n1")  # GONE
-    store.acquire(_claim("r3", "b", "c"))  # ENDED
-    store.force_release("a")
-    parcel = Parcel("text", "home", "task", most=1)
-    store.acquire(_claim("r4", "p"))
-    store.park(_claim("r5", "p"), parcel)  # PARKED
-    store.park(_claim("r6", "p"), parcel)  # FULL
-    store.resume("home", "by", ["task"])
-    store.withdraw("r5", 9.0, "home")  # WITHDRAWN
-    store.withdraw("r5", 9.0)  # GONE
-    store.acquire(_claim("r7", "x"))
-    store.acquire(_claim("r8", "y"))
-    store.acquire(_claim("inner-r7", "y")._replace(stuck=("r7",)), wait=20.0)
-    store.acquire(_claim("inner-r8", "x")._replace(stuck=("r8",)), wait=20.0)  # DEADLOCK
+    backend.acquire(_claim("r1", "a"))  # HELD
+    backend.acquire(_claim("r2", "a"))  # BUSY
+    backend.acquire(_claim("r2", "a"), wait=20.0, inbox="inbox")  # WAIT
+    backend.acquire(_claim("r1", "a", attempt_id="n2"))  # DUPLICATE
+    backend.acquire(_claim("r3", "b", "c"))
+    backend.renew([Renewal("a", "r1", "n1", 30.0), Renewal("b", "r3", "gone", 30.0)])
+    renewals = [("a", "r1"), ("a", "r2"), ("b", "nobody")]  # HELD, WAIT, LOST
+    backend.heartbeat([Renewal(name, run, "n1", 30.0, 20.0) for name, run in renewals])
+    backend.inspect("a")
+    backend.release(("b", "c"), "r3", "n1", ended="run", remember=9.0)  # RELEASED
+    backend.release(("b", "c"), "r3", "n1")  # GONE
+    backend.acquire(_claim("r3", "b", "c"))  # ENDED
+    backend.force_release("a")
+    park_request = ParkRequest("text", "home", "task", most=1)
+    backend.acquire(_claim("r4", "p"))
+    backend.park(_claim("r5", "p"), park_request)  # PARKED
+    backend.park(_claim("r6", "p"), park_request)  # FULL
+    backend.resume("home", "by", ["task"])
+    backend.withdraw("r5", 9.0, "home")  # WITHDRAWN
+    backend.withdraw("r5", 9.0)  # GONE
+    backend.acquire(_claim("r7", "x"))
+    backend.acquire(_claim("r8", "y"))
+    backend.acquire(_claim("inner-r7", "y")._replace(stuck=("r7",)), wait=20.0)
+    backend.acquire(_claim("inner-r8", "x")._replace(stuck=("r8",)), wait=20.0)  # DEADLOCK
 
 
 def _groups(parameters: tuple[Parameter, ...], count: int) -> float:
@@ -108,8 +108,8 @@ def _groups(parameters: tuple[Parameter, ...], count: int) -> float:
     return (count - len(parameters) + 1) / len(parameters[-1].label.split(", "))
 
 
-def test_the_store_calls_every_verb_with_the_keys_and_arguments_of_its_header(store, sent):
-    _use_every_verb(store)
+def test_the_store_calls_every_verb_with_the_keys_and_arguments_of_its_header(backend, sent):
+    _use_every_verb(backend)
 
     assert {call.verb for call in sent} == {*VERBS} - {"open"}  # which the next test has
     for call in sent:
@@ -131,8 +131,8 @@ def _kind_of(key: str) -> str:
     return kinds.get(short, short)
 
 
-def test_every_reply_that_a_header_announces_is_given_and_no_other(store, sent):
-    _use_every_verb(store)
+def test_every_reply_that_a_header_announces_is_given_and_no_other(backend, sent):
+    _use_every_verb(backend)
 
     seen: dict[str, set[str]] = {}
     for call in sent:
@@ -151,13 +151,13 @@ def _text(value: Any) -> bytes:
 
 
 def test_every_key_that_the_verbs_leave_or_touch_is_of_the_type_in_its_header(
-    store, sent, client, namespace
+    backend, sent, client, namespace
 ):
-    _use_every_verb(store)
-    store.acquire(_claim("r1", "a"))
-    store.acquire(_claim("r2", "a"), wait=20.0)
-    store.inspect("a")
-    store.park(_claim("r7", "p"), Parcel("text", "home", "task"))
+    _use_every_verb(backend)
+    backend.acquire(_claim("r1", "a"))
+    backend.acquire(_claim("r2", "a"), wait=20.0)
+    backend.inspect("a")
+    backend.park(_claim("r7", "p"), ParkRequest("text", "home", "task"))
 
     types = {
         _kind_of(key): client.type(key).decode().replace("zset", "sorted set")

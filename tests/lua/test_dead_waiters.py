@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_relock.core.answers import Busy, Held
+from celery_relock.engine.protocol import Conflict, Held
 from tests.support.desk import Desk
 
 
@@ -130,7 +130,7 @@ def test_a_long_row_of_the_dead_is_worked_off_in_parts(desk):
 
     desk.give_back("r1")
     assert len(desk.waiters()) == 701 - 256
-    assert isinstance(desk.take("r2"), Busy), "whether anybody alive is ahead is not known yet"
+    assert isinstance(desk.take("r2"), Conflict), "whether anybody alive is ahead is not known yet"
     assert isinstance(desk.take("r2"), Held)
     assert desk.waiters() == []
 

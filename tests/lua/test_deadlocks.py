@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from celery_relock.core.answers import Busy, Deadlocked, Held, Queued
+from celery_relock.engine.protocol import Conflict, Deadlocked, Held, Queued
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def crossed(desk):
     """r1 has x and cannot end before its inner call has y; r2 has y."""
     desk.fence("r1", names=("x",))
     desk.fence("r2", names=("y",))
-    desk.queue("in1", names=("y",), stuck=("r1",), who="the first one")
+    desk.queue("in1", names=("y",), stuck=("r1",), label="the first one")
     return desk
 
 
@@ -39,7 +39,7 @@ def test_who_waited_before_it_became_one_gives_up_its_place_when_it_asks_again(d
     desk.fence("r1", names=("x",))
     desk.fence("r2", names=("y",))
     (desk.park if parks else desk.queue)("in2", names=("x",))
-    desk.queue("in1", names=("y",), stuck=("r1",), who="the first one")
+    desk.queue("in1", names=("y",), stuck=("r1",), label="the first one")
 
     assert isinstance(ask(desk, parks=parks), Deadlocked)
     assert desk.waiters("x") == []
@@ -55,7 +55,7 @@ def test_a_parked_run_waits_like_any_other(desk):
 
 def test_three_in_a_ring_are_a_deadlock(crossed):
     crossed.fence("r3", names=("z",))
-    crossed.queue("in2", names=("z",), stuck=("r2",), who="the second one")
+    crossed.queue("in2", names=("z",), stuck=("r2",), label="the second one")
 
     answer = crossed.take("in3", wait=6.0, names=("x",), stuck=("r3",))
 
@@ -69,7 +69,7 @@ def test_whoever_waits_for_its_own_call_stack_is_a_deadlock(desk):
 
 
 def test_whoever_does_not_wait_is_told_who_holds_it(crossed):
-    assert isinstance(crossed.take("in2", names=("x",), stuck=("r2",)), Busy)
+    assert isinstance(crossed.take("in2", names=("x",), stuck=("r2",)), Conflict)
 
 
 @pytest.mark.parametrize("how", ["died", "left", "came in"])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from celery_relock.core import ids
-from celery_relock.core.answers import KEPT, Duplicate, Ended, Heir, Held
-from celery_relock.core.engine import Engine
+from celery_relock.engine import ids
+from celery_relock.engine.engine import Engine
+from celery_relock.engine.protocol import KEPT, Duplicate, Ended, Held, Successor
 from celery_relock.task import marker
 from tests.support import leftovers
 
@@ -15,20 +15,20 @@ NAME = marker.name_for("app.report", ["report:42"])
 
 @pytest.fixture
 def engine(desk) -> Engine:
-    return Engine(desk.store)
+    return Engine(desk.backend)
 
 
 def _put(engine, run, keep=60.0):
     return marker.put(engine, NAME, run, f"task-{run}", keep)
 
 
-def _arrive(engine, run, nonce=None):
-    nonce = nonce or ids.nonce()
-    return engine.store.acquire(marker.claim_for(NAME, run, f"task-{run}", 30.0, nonce))
+def _arrive(engine, run, attempt_id=None):
+    attempt_id = attempt_id or ids.new_attempt_id()
+    return engine.backend.acquire(marker.claim_for(NAME, run, f"task-{run}", 30.0, attempt_id))
 
 
-def _leave(engine, run, nonce, **options):
-    return engine.store.release([NAME], marker.hold_id(run), nonce, **options).had
+def _leave(engine, run, attempt_id, **options):
+    return engine.backend.release([NAME], marker.hold_id(run), attempt_id, **options).had
 
 
 def _remaining(engine):
@@ -38,7 +38,7 @@ def _remaining(engine):
 def test_the_first_call_gets_it_and_the_next_hears_whose_it_is(engine):
     assert _put(engine, "r1") is None
     found = _put(engine, "r2")
-    assert (found.task_id, found.run) == ("task-r1", "r1")
+    assert (found.task_id, found.execution_id) == ("task-r1", "r1")
     assert 59 < found.remaining <= 60
     assert marker.look(engine, NAME).task_id == "task-r1"
 
@@ -53,7 +53,7 @@ def test_a_run_takes_its_own_over_and_lives_as_long_as_its_lease(engine):
     assert isinstance(_arrive(engine, "r1"), Held)
     assert _remaining(engine) == [30]
     assert isinstance(_arrive(engine, "r1"), Duplicate)
-    assert _put(engine, "r2").run == "r1"
+    assert _put(engine, "r2").execution_id == "r1"
 
 
 def test_what_has_begun_is_not_dropped_by_a_sender(engine):
@@ -67,7 +67,7 @@ def test_what_has_begun_is_not_dropped_by_a_sender(engine):
 def test_a_run_that_comes_again_leaves_it_to_itself(engine, desk, namespace):
     _put(engine, "r1")
     _arrive(engine, "r1", "n1")
-    assert _leave(engine, "r1", "n1", heir=Heir(marker.hold_id("r1"), 600.0))
+    assert _leave(engine, "r1", "n1", successor=Successor(marker.hold_id("r1"), 600.0))
     assert _remaining(engine) == [600]
     assert _put(engine, "r2").task_id == "task-r1"
     assert isinstance(_arrive(engine, "r1", "n2"), Held)
@@ -80,7 +80,7 @@ def test_a_run_whose_first_attempt_was_killed_leaves_it_to_itself_all_the_same(e
     _arrive(engine, "r1", "n1")
     _leave(engine, "r1", "n1", ended="attempt", remember=60.0)
     _arrive(engine, "r1", "n2")
-    _leave(engine, "r1", "n2", heir=Heir(marker.hold_id("r1"), 600.0))
+    _leave(engine, "r1", "n2", successor=Successor(marker.hold_id("r1"), 600.0))
     assert _remaining(engine) == [600]
 
 
@@ -89,7 +89,7 @@ def test_a_run_that_is_over_gets_and_is_left_nothing(engine):
     _arrive(engine, "r1", "n1")
     # Another attempt has begun meanwhile, and the marker was to go with that.
     _leave(engine, "r1", KEPT, ended="run", remember=60.0)
-    _leave(engine, "r1", "n1", heir=Heir(marker.hold_id("r1"), 600.0))
+    _leave(engine, "r1", "n1", successor=Successor(marker.hold_id("r1"), 600.0))
     assert _remaining(engine) == []
     assert isinstance(_arrive(engine, "r1"), Ended)
 
@@ -97,7 +97,7 @@ def test_a_run_that_is_over_gets_and_is_left_nothing(engine):
 def test_a_retry_gets_it_from_the_run_before(engine):
     _put(engine, "r1")
     _arrive(engine, "r1", "n1")
-    assert _leave(engine, "r1", "n1", heir=Heir(marker.hold_id("r2"), 600.0))
+    assert _leave(engine, "r1", "n1", successor=Successor(marker.hold_id("r2"), 600.0))
     assert _put(engine, "r3").task_id == "task-r1"
     assert isinstance(_arrive(engine, "r2"), Held)
-    assert _put(engine, "r3").run == "r2"
+    assert _put(engine, "r3").execution_id == "r2"

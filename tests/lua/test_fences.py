@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_relock.core.answers import Held
+from celery_relock.engine.protocol import Held
 
 YEARS_AHEAD = 2**53 - 1000
 
@@ -15,7 +15,7 @@ def fences_by_every_way(desk):
     desk.queue("r2", inbox="p")
     desk.queue("r3", inbox="gone")
     desk.give_back("r1")
-    found.append(desk.store.inspect("a").holds[0].fence)
+    found.append(desk.backend.inspect("a").holds[0].fence)
     desk.give_back("r2")
     found.append(desk.fence("r3", wait=6.0))
     desk.give_back("r3")
@@ -81,8 +81,8 @@ def test_a_counter_that_was_lost_begins_again_with_the_time_whichever_way_comes_
         "beaten": lambda: listening.beat("r1"),
     }[way]()
 
-    [hold] = listening.store.inspect("a").holds
-    assert hold.run == "r1"
+    [hold] = listening.backend.inspect("a").holds
+    assert hold.execution_id == "r1"
     assert before < hold.fence < listening.now_ms() * 1000 + 10
 
 
@@ -104,7 +104,7 @@ def test_reentry_and_repeats_spend_no_fence(desk):
     spent = desk.client.hget(desk.keys.meta(), "fence")
 
     desk.fence("outer", owner="o")
-    desk.fence("inner", owner="o", lineage=("outer",))
+    desk.fence("inner", owner="o", ancestors=("outer",))
     desk.fence("other", owner="o", by_owner=True)
     desk.renew("outer")
     desk.take("stranger")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from celery_relock.core.answers import Held
+from celery_relock.engine.protocol import Held
 
 
 def test_all_holds_are_taken_and_told_of(desk):
     one, two = desk.listen("p1"), desk.listen("p2")
-    fence = desk.fence("outer", "n1", owner="o", inbox="p1", who="worker 1")
-    desk.fence("inner", "n2", owner="o", lineage=("outer",), inbox="p2", who="worker 2")
+    fence = desk.fence("outer", "n1", owner="o", inbox="p1", label="worker 1")
+    desk.fence("inner", "n2", owner="o", ancestors=("outer",), inbox="p2", label="worker 2")
 
     keys = [desk.keys.meta(), desk.keys.lock("a")]
     reply = desk.raw("force_release", keys, [""])
@@ -25,18 +25,18 @@ def test_all_holds_are_taken_and_told_of(desk):
 def test_one_run_alone_can_be_taken_out(desk):
     inbox = desk.listen("p")
     desk.fence("outer", owner="o", inbox="p")
-    desk.fence("inner", owner="o", lineage=("outer",), inbox="p")
+    desk.fence("inner", owner="o", ancestors=("outer",), inbox="p")
 
-    [taken] = desk.store.force_release("a", "inner")
+    [taken] = desk.backend.force_release("a", "inner")
 
-    assert (taken.run, taken.owner) == ("inner", "o")
+    assert (taken.execution_id, taken.owner) == ("inner", "o")
     assert desk.holders() == ["outer"]
     assert inbox.heard() == ["lost inner n"]
 
 
 def test_what_was_taken_away_is_not_renewed_or_given_back(desk):
     desk.fence("r1")
-    desk.store.force_release("a")
+    desk.backend.force_release("a")
 
     assert not desk.renew("r1")
     assert not desk.give_back("r1")
@@ -47,7 +47,7 @@ def test_the_next_waiter_gets_in(desk):
     desk.fence("r1")
     desk.queue("r2", inbox="p")
 
-    desk.store.force_release("a")
+    desk.backend.force_release("a")
 
     assert desk.holders() == ["r2"]
     assert inbox.heard()[0].startswith("granted r2 ")
@@ -56,10 +56,10 @@ def test_the_next_waiter_gets_in(desk):
 def test_nobody_gets_in_while_another_hold_of_the_entry_lives(desk):
     desk.listen("p")
     desk.fence("outer", owner="o")
-    desk.fence("inner", owner="o", lineage=("outer",))
+    desk.fence("inner", owner="o", ancestors=("outer",))
     desk.queue("r2", inbox="p")
 
-    desk.store.force_release("a", "outer")
+    desk.backend.force_release("a", "outer")
 
     assert desk.holders() == ["inner"]
 
@@ -68,14 +68,14 @@ def test_what_has_lapsed_is_not_told_of(desk):
     desk.fence("r1", lease=0.04)
     desk.wait_ms(41)
 
-    assert desk.store.force_release("a") == ()
+    assert desk.backend.force_release("a") == ()
     assert isinstance(desk.take("r2"), Held)
 
 
 def test_waiters_and_idle_locks_are_left_alone(desk):
-    assert desk.store.force_release("a") == ()
+    assert desk.backend.force_release("a") == ()
     desk.fence("r1")
     desk.queue("r2")
 
-    assert desk.store.force_release("a", "r2") == ()
+    assert desk.backend.force_release("a", "r2") == ()
     assert desk.waiters() == ["r2"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from celery_relock.core.answers import Beat, Held, Queued
+from celery_relock.engine.protocol import Held, Queued, Renewal
 
 
-def beats(desk, *claims):
+def renewals(desk, *claims):
     """The raw reply for (lock, run, nonce, wait ms, lease ms)."""
     keys = [desk.keys.meta(), *(desk.keys.lock(claim[0]) for claim in claims)]
     return desk.raw("heartbeat", keys, [value for claim in claims for value in claim[1:]])
@@ -16,11 +16,11 @@ def test_a_waiter_keeps_its_place_and_is_told_its_rank(desk):
     desk.queue("r2", wait=0.2)
     desk.queue("r3")
 
-    [[tag, rank, ms]] = beats(desk, ("a", "r2", "n", 6000, 30_000))
+    [[tag, rank, ms]] = renewals(desk, ("a", "r2", "n", 6000, 30_000))
 
     assert (tag, rank) == ("WAIT", 0)
     assert 15_000 < ms <= 20_000
-    assert desk.store.inspect("a").waiters[0].remaining > 5
+    assert desk.backend.inspect("a").waiters[0].remaining > 5
     assert desk.beat("r3").rank == 1
 
 
@@ -30,10 +30,10 @@ def test_a_grant_whose_message_was_missed_is_found_and_has_the_whole_lease(desk)
     desk.queue("r2", inbox="p", wait=2.0)
     desk.give_back("r1")
     fence = int(inbox.heard()[0].split(" ")[3])
-    assert desk.store.inspect("a").holds[0].remaining <= 2
+    assert desk.backend.inspect("a").holds[0].remaining <= 2
 
-    assert beats(desk, ("a", "r2", "n", 6000, 30_000)) == [["HELD", str(fence)]]
-    assert 25 < desk.store.inspect("a").holds[0].remaining <= 30
+    assert renewals(desk, ("a", "r2", "n", 6000, 30_000)) == [["HELD", str(fence)]]
+    assert 25 < desk.backend.inspect("a").holds[0].remaining <= 30
 
 
 def test_a_waiter_that_looks_finds_a_lock_that_lapsed(desk):
@@ -64,8 +64,8 @@ def test_a_place_that_ran_out_is_lost(desk):
     assert isinstance(desk.beat("r2", wait=0.05), Queued)
     desk.wait_ms(51)
 
-    assert beats(desk, ("a", "r2", "n", 6000, 30_000)) == [["LOST"]]
-    assert beats(desk, ("a", "nobody", "n", 6000, 30_000)) == [["LOST"]]
+    assert renewals(desk, ("a", "r2", "n", 6000, 30_000)) == [["LOST"]]
+    assert renewals(desk, ("a", "nobody", "n", 6000, 30_000)) == [["LOST"]]
 
 
 def test_another_nonce_has_no_place_and_keeps_none(desk):
@@ -73,14 +73,14 @@ def test_another_nonce_has_no_place_and_keeps_none(desk):
     desk.queue("r2", "mine", wait=2.0)
 
     assert desk.beat("r2", "other") is None
-    assert desk.store.inspect("a").waiters[0].remaining <= 2
+    assert desk.backend.inspect("a").waiters[0].remaining <= 2
 
 
 def test_another_nonce_has_no_hold_and_extends_none(desk):
     desk.fence("r1", "mine", lease=2.0)
 
     assert desk.beat("r1", "other") is None
-    assert desk.store.inspect("a").holds[0].remaining <= 2
+    assert desk.backend.inspect("a").holds[0].remaining <= 2
 
 
 def test_a_grant_that_ran_out_is_lost_and_not_brought_back(desk):
@@ -98,7 +98,7 @@ def test_a_hold_is_never_made_shorter(desk):
     desk.fence("r1", lease=30)
 
     assert isinstance(desk.beat("r1", lease=1.0), Held)
-    assert desk.store.inspect("a").holds[0].remaining > 25
+    assert desk.backend.inspect("a").holds[0].remaining > 25
 
 
 def test_all_places_of_a_call_are_kept_before_anybody_gets_in(desk):
@@ -109,8 +109,8 @@ def test_all_places_of_a_call_are_kept_before_anybody_gets_in(desk):
     desk.lapse("r1")
 
     # r3 is looked after first; r2, ahead of it, gets in with the life that this call gave it.
-    answers = desk.store.heartbeat(
-        [Beat("a", "r3", "n", 30.0, 20.0), Beat("a", "r2", "n", 30.0, 20.0)]
+    answers = desk.backend.heartbeat(
+        [Renewal("a", "r3", "n", 30.0, 20.0), Renewal("a", "r2", "n", 30.0, 20.0)]
     )
 
     assert isinstance(answers[0], Queued)
@@ -126,7 +126,7 @@ def test_locks_of_one_call_do_not_mix(desk):
     desk.queue("r4", names=("b",))
     desk.lapse("r2", "b")
 
-    reply = beats(
+    reply = renewals(
         desk,
         ("a", "r3", "n", 6000, 30_000),
         ("b", "r4", "n", 6000, 30_000),
@@ -140,9 +140,9 @@ def test_a_heartbeat_sent_twice_says_the_same(desk):
     desk.fence("r1")
     desk.queue("r2")
     desk.lapse("r1")
-    first = beats(desk, ("a", "r2", "n", 6000, 30_000))
+    first = renewals(desk, ("a", "r2", "n", 6000, 30_000))
 
-    assert beats(desk, ("a", "r2", "n", 6000, 30_000)) == first
+    assert renewals(desk, ("a", "r2", "n", 6000, 30_000)) == first
     assert first[0][0] == "HELD"
 
 

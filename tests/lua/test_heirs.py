@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_relock.core.answers import Busy, Heir
+from celery_relock.engine.protocol import Conflict, Successor
 
 OWNER = {"owner": "workflow"}
 
@@ -15,43 +15,45 @@ def fence(desk):
 
 
 def _leave(desk, *heirs, keep=30.0):
-    return desk.store.release(("a",), "step", "n", "run", 60.0, heir=Heir(" ".join(heirs), keep))
+    return desk.backend.release(
+        ("a",), "step", "n", "run", 60.0, successor=Successor(" ".join(heirs), keep)
+    )
 
 
 def test_all_heirs_share_the_entry_until_the_last_has_given_back(desk, fence):
     _leave(desk, "one", "two")
     assert desk.fence("one", **OWNER) == desk.fence("two", **OWNER) == fence
-    desk.store.release(("a",), "one", "n", ended="run", remember=60.0)
-    assert isinstance(desk.take("stranger"), Busy)
-    desk.store.release(("a",), "two", "n", ended="run", remember=60.0)
+    desk.backend.release(("a",), "one", "n", ended="run", remember=60.0)
+    assert isinstance(desk.take("stranger"), Conflict)
+    desk.backend.release(("a",), "two", "n", ended="run", remember=60.0)
     assert desk.fence("stranger") > fence
 
 
 def test_an_heir_that_is_in_already_keeps_the_hold_that_it_has(desk, fence):
-    joined = desk.fence("quick", lineage=("step",), **OWNER)
+    joined = desk.fence("quick", ancestors=("step",), **OWNER)
     _leave(desk, "quick", "slow")
     assert joined == fence
     # A kept hold in its place would be given back by nobody.
-    desk.store.release(("a",), "quick", "n", ended="run", remember=60.0)
+    desk.backend.release(("a",), "quick", "n", ended="run", remember=60.0)
     assert desk.holders() == ["slow"]
 
 
 @pytest.mark.parametrize("ended", ["run", "attempt"])
 def test_an_heir_that_is_over_or_was_killed_gets_nothing(desk, fence, ended):
-    desk.fence("quick", lineage=("step",), **OWNER)
-    desk.store.release(("a",), "quick", "n", ended=ended, remember=60.0)
+    desk.fence("quick", ancestors=("step",), **OWNER)
+    desk.backend.release(("a",), "quick", "n", ended=ended, remember=60.0)
     _leave(desk, "quick")
     assert desk.fence("stranger") > fence
 
 
 def test_heirs_that_never_come_hold_the_lock_for_the_gap_alone(desk, fence):
     _leave(desk, "one", "two", keep=0.2)
-    assert isinstance(desk.take("stranger"), Busy)
+    assert isinstance(desk.take("stranger"), Conflict)
     desk.wait_ms(250)
     assert desk.fence("stranger") > fence
 
 
 def test_a_step_that_had_lost_its_hold_leaves_nothing(desk, fence):
-    desk.store.force_release("a")
+    desk.backend.force_release("a")
     assert not _leave(desk, "one").had
     assert desk.fence("stranger") > fence

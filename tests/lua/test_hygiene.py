@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from celery_relock.core import ids
-from celery_relock.core.answers import Held
+from celery_relock.engine import ids
+from celery_relock.engine.protocol import Held
 from celery_relock.errors import LockConfigError
 from tests.support import leftovers
 
@@ -16,9 +16,11 @@ def others(desk):
 
 
 def test_a_held_lock_is_one_key_of_at_most_300_bytes(bare):
-    run, owner, nonce = ids.new_id(), ids.new_id(), ids.nonce()
-    who = "x" * 55
-    bare.fence(run, nonce, owner=owner, names=("account:42",), who=who, inbox=ids.nonce())
+    run, owner, attempt_id = ids.new_id(), ids.new_id(), ids.new_attempt_id()
+    label = "x" * 55
+    bare.fence(
+        run, attempt_id, owner=owner, names=("account:42",), label=label, inbox=ids.new_attempt_id()
+    )
 
     assert others(bare) == [bare.keys.lock("account:42")]
     key = bare.keys.lock("account:42")
@@ -44,7 +46,7 @@ def test_an_idle_lock_is_no_key(bare):
     bare.fence("r1")
     bare.queue("r2", inbox="gone")
     bare.queue("r3", names=("a", "b"), inbox="gone")
-    bare.fence("inner", lineage=("r1",), owner="r1")
+    bare.fence("inner", ancestors=("r1",), owner="r1")
     for run, names in [("inner", "a"), ("r1", "a"), ("r2", "a"), ("r3", "ab")]:
         bare.give_back(run, names=tuple(names))
 
@@ -69,14 +71,14 @@ def test_a_lock_has_a_lifetime_whichever_way_it_was_taken(bare, way):
     bare.listen("p")
     bare.take("r1", names=("a", "b") if way == "full" else ("a",), lease=3)
     if way == "joined":
-        bare.fence("r2", owner="r1", lineage=("r1",), lease=300)
+        bare.fence("r2", owner="r1", ancestors=("r1",), lease=300)
     if way in ("granted", "beaten"):
         bare.queue("r2", inbox="p")
         bare.give_back("r1")
     if way == "beaten":
         bare.beat("r2", lease=300)
 
-    longest = max(hold.remaining for hold in bare.store.inspect("a").holds) * 1000
+    longest = max(hold.remaining for hold in bare.backend.inspect("a").holds) * 1000
     assert longest + 50_000 < bare.client.pttl(bare.keys.lock("a")) <= longest + 60_100
 
 
@@ -100,7 +102,7 @@ def test_a_flushed_script_cache_is_not_noticed(desk):
         lambda: desk.renew("r1"),
         lambda: desk.beat("r2"),
         lambda: desk.holders(),
-        lambda: desk.store.force_release("a", "nobody"),
+        lambda: desk.backend.force_release("a", "nobody"),
         lambda: desk.give_back("r1"),
     ):
         desk.client.script_flush()
@@ -127,8 +129,8 @@ def test_somebody_elses_key_is_an_error_and_stays_as_it_is(bare, what, verb):
         "queue": lambda: bare.take("r1", wait=6.0),
         "two": lambda: bare.take("r1", names=("b", "a"), wait=6.0),
         "beat": lambda: bare.beat("r1"),
-        "force": lambda: bare.store.force_release("a"),
-        "inspect": lambda: bare.store.inspect("a"),
+        "force": lambda: bare.backend.force_release("a"),
+        "inspect": lambda: bare.backend.inspect("a"),
         "release": lambda: bare.give_back("r1"),
     }
 

@@ -79,7 +79,7 @@ class NodeDesk(Desk):
     def __init__(self, cluster: ClusterServers, namespace: str) -> None:
         node = cluster.master_of(Keyspace(namespace).meta())
         super().__init__(node.url, namespace)
-        self.store: Any = cluster.store(namespace, buckets=1)
+        self.backend: Any = cluster.backend(namespace, buckets=1)
 
     def raw(self, verb: str, keys: list[str], args: list[Any]) -> Any:
         script = sharded()[verb]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_relock.core.answers import HoldInfo, LockState, WaiterInfo
+from celery_relock.engine.protocol import HoldInfo, LockState, WaiterInfo
 from celery_relock.errors import LockConfigError
 from celery_relock.store.keyspace import SCHEMA, Keyspace
 
@@ -17,11 +17,11 @@ def everything(desk):
 
 
 def test_holders_and_waiters_are_told_in_order(desk):
-    fence = desk.fence("r1", "n1", owner="o", who="worker 1")
-    desk.queue("r2", "n2", who="worker 2")
+    fence = desk.fence("r1", "n1", owner="o", label="worker 1")
+    desk.queue("r2", "n2", label="worker 2")
     desk.queue("r3", "n3")
 
-    state = desk.store.inspect("a")
+    state = desk.backend.inspect("a")
 
     assert [hold._replace(remaining=0) for hold in state.holds] == [
         HoldInfo("r1", 0, fence, "n1", "o", "worker 1")
@@ -42,14 +42,14 @@ def test_what_has_lapsed_is_not_told_of_and_nothing_is_changed(desk):
     desk.lapse_place("r2")
     before = everything(desk)
 
-    assert desk.store.inspect("a") == LockState((), (), 1), "its place is still there"
+    assert desk.backend.inspect("a") == LockState((), (), 1), "its place is still there"
     assert everything(desk) == before
 
 
 def test_an_idle_lock_has_nothing_to_tell_and_gets_no_key(bare):
     before = everything(bare)
 
-    assert bare.store.inspect("a") == LockState((), (), 0)
+    assert bare.backend.inspect("a") == LockState((), (), 0)
     assert everything(bare) == before
 
 
@@ -58,9 +58,9 @@ def test_only_so_many_waiters_are_told_of(desk):
     for i in range(1, 6):
         desk.queue(f"r{i}")
 
-    state = desk.store.inspect("a", most=2)
+    state = desk.backend.inspect("a", most=2)
 
-    assert [waiter.run for waiter in state.waiters] == ["r1", "r2"]
+    assert [waiter.execution_id for waiter in state.waiters] == ["r1", "r2"]
     assert state.waiting == 5
 
 

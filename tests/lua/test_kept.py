@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from celery_relock.core.answers import Busy, Duplicate, Ended, Heir, Held, Parcel, Queued
-from celery_relock.core.answers import Claim as ClaimOf
+from celery_relock.engine.protocol import Claim as ClaimOf
+from celery_relock.engine.protocol import (
+    Conflict,
+    Duplicate,
+    Ended,
+    Held,
+    ParkRequest,
+    Queued,
+    Successor,
+)
 
 OWNER = {"owner": "workflow"}
 
 
-def _keep(desk, run="first", heir="next", keep=30.0, names=("a",), ended="run"):
-    return desk.store.release(names, run, "n", ended, 60.0, heir=Heir(heir, keep))
+def _keep(desk, execution_id="first", successor="next", keep=30.0, names=("a",), ended="run"):
+    return desk.backend.release(
+        names, execution_id, "n", ended, 60.0, successor=Successor(successor, keep)
+    )
 
 
 @pytest.fixture
@@ -23,7 +33,7 @@ def kept(desk):
 
 
 def test_the_heir_enters_with_the_same_fence_and_a_stranger_does_not(desk, kept):
-    assert isinstance(desk.take("stranger"), Busy)
+    assert isinstance(desk.take("stranger"), Conflict)
     assert desk.fence("next", **OWNER) == kept
     assert desk.holders() == ["next"]
 
@@ -49,7 +59,7 @@ def test_a_kept_hold_ends_by_itself(desk):
 
 def test_the_lease_of_the_heir_is_its_own_and_not_that_of_the_countdown(desk, kept):
     desk.take("next", lease=5.0, **OWNER)
-    [hold] = desk.store.inspect("a").holds
+    [hold] = desk.backend.inspect("a").holds
     assert hold.remaining <= 5.0
 
 
@@ -85,24 +95,24 @@ def test_a_run_that_has_lost_its_hold_leaves_nothing(desk):
 
 def test_a_hold_that_was_re_entered_is_kept_in_its_entry(desk):
     fence = desk.fence("outer", **OWNER)
-    assert desk.fence("first", lineage=("outer",), **OWNER) == fence
+    assert desk.fence("first", ancestors=("outer",), **OWNER) == fence
     _keep(desk)
     desk.give_back("outer")
-    assert isinstance(desk.take("stranger"), Busy)
+    assert isinstance(desk.take("stranger"), Conflict)
     assert desk.fence("next", **OWNER) == fence
 
 
 def test_all_of_several_locks_are_kept(desk):
     held = desk.take("first", names=("a", "b"), **OWNER)
     _keep(desk, names=("a", "b"))
-    assert isinstance(desk.take("stranger", names=("b",)), Busy)
+    assert isinstance(desk.take("stranger", names=("b",)), Conflict)
     assert desk.take("next", names=("a", "b"), **OWNER).fences == held.fences
 
 
 def test_an_heir_of_two_locks_of_which_one_was_taken_by_force_gets_that_one_anew(desk):
     held = desk.take("first", names=("a", "b"), **OWNER)
     _keep(desk, names=("a", "b"))
-    desk.store.force_release("b")
+    desk.backend.force_release("b")
     fences = desk.take("next", names=("a", "b"), **OWNER).fences
     assert fences[0] == held.fences[0]
     assert fences[1] > held.fences[1]
@@ -111,9 +121,9 @@ def test_an_heir_of_two_locks_of_which_one_was_taken_by_force_gets_that_one_anew
 def test_nothing_is_taken_when_the_heir_finds_one_lock_kept_and_another_held(desk):
     desk.take("first", names=("a", "b"), **OWNER)
     _keep(desk, names=("a", "b"))
-    desk.store.force_release("b")
+    desk.backend.force_release("b")
     desk.fence("stranger", names=("b",))
-    assert isinstance(desk.take("next", names=("a", "b"), **OWNER), Busy)
+    assert isinstance(desk.take("next", names=("a", "b"), **OWNER), Conflict)
     # Still kept, not taken: another attempt of the heir is no duplicate.
     assert isinstance(desk.take("next", "another", names=("a",), **OWNER), Held)
 
@@ -143,8 +153,10 @@ def test_an_heir_that_waits_and_was_not_reached_is_let_in_by_its_heartbeat(desk)
 def test_the_message_of_an_heir_that_is_parked_is_sent_on(desk):
     fence = desk.fence("first", **OWNER)
     claim = ClaimOf("next", "n", "workflow", ("a",), (1,), 30.0)
-    desk.store.park(claim, Parcel("its message", "broker", "task"))
-    back = desk.store.release(("a",), "first", "n", "run", 60.0, "broker", Heir("next", 30.0))
+    desk.backend.park(claim, ParkRequest("its message", "broker", "task"))
+    back = desk.backend.release(
+        ("a",), "first", "n", "run", 60.0, "broker", Successor("next", 30.0)
+    )
     assert [message.text for message in back.messages] == ["its message"]
     assert desk.fence("next", "another", **OWNER) == fence
     assert desk.waiters() == []
@@ -161,5 +173,5 @@ def test_the_limit_counts_a_kept_entry(desk):
     desk.fence("first", limit=2, **OWNER)
     _keep(desk)
     desk.fence("second", limit=2)
-    assert isinstance(desk.take("third", limit=2), Busy)
+    assert isinstance(desk.take("third", limit=2), Conflict)
     assert isinstance(desk.take("next", limit=2, **OWNER), Held)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_relock.core.answers import Busy, Full, Held, Message, Parked
+from celery_relock.engine.protocol import Conflict, Full, Held, Message, Parked
 
 TEXT = 'a "message" \\ with\tall of it: ü ✓ 🐘 \u2028 {}'
 
@@ -102,10 +102,10 @@ def test_whoever_is_on_its_way_counts_as_an_entry(desk):
     desk.give_back("r1")
     assert desk.out() == ["r3"]
 
-    assert isinstance(desk.take("new", limit=2), Busy)
+    assert isinstance(desk.take("new", limit=2), Conflict)
     desk.give_back("r2")
     assert isinstance(desk.take("new", limit=2), Held), "one is promised, the other is free"
-    assert isinstance(desk.take("newer", limit=2), Busy)
+    assert isinstance(desk.take("newer", limit=2), Conflict)
     assert isinstance(desk.take("r3", limit=2), Held)
 
 
@@ -175,7 +175,7 @@ def test_a_newcomer_finds_that_a_message_got_lost_and_calls_for_it(desk):
     desk.give_back("r1")
     desk.lapse_place("r2", back=1)
 
-    assert isinstance(desk.take("r3"), Busy)
+    assert isinstance(desk.take("r3"), Conflict)
 
     assert ear.heard() == ["parked r2 h"]
     assert desk.resume() == ["r2"]
@@ -249,7 +249,7 @@ def test_without_a_give_back_a_look_finds_that_the_lock_is_free(desk, by):
         desk.lapse("r1")
         desk.all_due()
     else:
-        desk.store.force_release("a")
+        desk.backend.force_release("a")
 
     assert desk.resume() == ["r2"]
 
@@ -379,7 +379,7 @@ def test_who_waits_in_a_process_enters_when_what_was_sent_on_does_not_come(desk)
 
     place = desk.place("r2")
     desk.lapse_place("r2", first=place["first"] - 5000)
-    assert isinstance(desk.take("r6"), Busy), "a newcomer does not overtake"
+    assert isinstance(desk.take("r6"), Conflict), "a newcomer does not overtake"
     desk.beat("r4")
     assert desk.holders() == ["r4"]
     assert desk.waiters() == ["r2", "r3", "r5"]
@@ -399,4 +399,4 @@ def test_a_newcomer_does_not_overtake_a_parked_run_that_others_may_pass(desk):
         desk.give_back(run)
     desk.lapse_place("r2", first=desk.place("r2")["first"] - 5000)
 
-    assert isinstance(desk.take("r4", limit=2), Busy)
+    assert isinstance(desk.take("r4", limit=2), Conflict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_relock.core.answers import Busy, Duplicate, Ended, Held, Parked, Queued
+from celery_relock.engine.protocol import Conflict, Duplicate, Ended, Held, Parked, Queued
 
 AB = ("a", "b")
 
@@ -31,12 +31,12 @@ def test_whoever_comes_back_too_early_stays_parked_and_keeps_its_ticket(sent):
     before = sent.client.zscore(sent.keys.queue("a"), "r3")
 
     answer = sent.take("r3", "early")
-    assert isinstance(answer, Busy)
+    assert isinstance(answer, Conflict)
     assert answer.parked
     assert sent.leave("r3", "early") == Parked(1)
 
     assert sent.client.zscore(sent.keys.queue("a"), "r3") == before
-    assert isinstance(sent.take("stranger"), Busy)
+    assert isinstance(sent.take("stranger"), Conflict)
     assert not sent.take("stranger").parked
 
 
@@ -68,8 +68,8 @@ def test_a_message_that_arrives_twice_runs_once(sent):
 
 
 def test_a_second_arrival_before_its_turn_takes_the_place_over(sent):
-    assert isinstance(sent.take("r3", "one"), Busy)
-    assert isinstance(sent.take("r3", "two"), Busy)
+    assert isinstance(sent.take("r3", "one"), Conflict)
+    assert isinstance(sent.take("r3", "two"), Conflict)
     assert sent.waiters() == ["r2", "r3"]
 
 
@@ -103,7 +103,7 @@ def test_the_death_of_a_run_hands_out_the_copy_behind_it(sent, end):
     if end == "attempt":
         sent.give_back("r2", "one", ended="attempt")
     elif end == "force":
-        sent.store.force_release("a")
+        sent.backend.force_release("a")
     else:
         sent.lapse("r2")
         sent.all_due()
@@ -160,7 +160,7 @@ def test_the_run_that_lost_one_of_its_locks_asks_again_and_its_copy_stays(desk):
 
     assert isinstance(desk.take("r1", names=AB, limit=2), Held)
 
-    assert {hold.nonce for name in AB for hold in desk.store.inspect(name).holds} == {"n"}
+    assert {hold.attempt_id for name in AB for hold in desk.backend.inspect(name).holds} == {"n"}
     assert (desk.waiters("a"), desk.waiters("b")) == (["r1"], ["r1"])
 
 
@@ -181,15 +181,15 @@ def test_a_copy_does_not_come_in_with_its_owner_while_its_run_is_in(desk):
 
 def test_a_copy_of_an_inner_run_joins_again_what_the_outer_one_holds(desk):
     desk.fence("outer", owner="o")
-    desk.fence("inner", owner="o", lineage=("outer",))
+    desk.fence("inner", owner="o", ancestors=("outer",))
     desk.park("stranger")
-    desk.park("inner", "copy", owner="o", lineage=("outer",))
+    desk.park("inner", "copy", owner="o", ancestors=("outer",))
 
     desk.lapse("inner")
     desk.all_due()
 
     assert desk.resume() == ["inner"], "it need not wait for the outer one"
-    answer = desk.take("inner", "back", owner="o", lineage=("outer",))
+    answer = desk.take("inner", "back", owner="o", ancestors=("outer",))
     assert answer.reentered == (True,)
 
 
@@ -205,11 +205,11 @@ def test_a_copy_has_one_ticket_for_all_its_locks(desk):
     """Or it would wait for another run that wants both, and that one for it."""
     desk.fence("outer", owner="o")
     desk.fence("stranger", names=("b",))
-    desk.queue("inner", "one", names=AB, owner="o", lineage=("outer",))
+    desk.queue("inner", "one", names=AB, owner="o", ancestors=("outer",))
     desk.park("both", names=AB)
     desk.lapse_place("inner", "b")
 
-    desk.park("inner", "two", names=AB, owner="o", lineage=("outer",))
+    desk.park("inner", "two", names=AB, owner="o", ancestors=("outer",))
 
     assert desk.waiters("a") == desk.waiters("b") == ["inner", "both"]
     scores = {desk.client.zscore(desk.keys.queue(name), "inner") for name in AB}
@@ -219,9 +219,9 @@ def test_a_copy_has_one_ticket_for_all_its_locks(desk):
 def test_a_copy_of_a_run_that_is_in_one_lock_and_waits_for_another_is_not_parked(desk):
     desk.fence("outer", owner="o")
     desk.fence("stranger", names=("b",))
-    desk.queue("inner", "one", names=AB, owner="o", lineage=("outer",))
+    desk.queue("inner", "one", names=AB, owner="o", ancestors=("outer",))
 
-    answer = desk.leave("inner", "two", names=AB, owner="o", lineage=("outer",))
+    answer = desk.leave("inner", "two", names=AB, owner="o", ancestors=("outer",))
 
     assert isinstance(answer, Duplicate)
     assert isinstance(desk.beat("inner", "one", "b"), Queued)
@@ -232,12 +232,12 @@ def test_a_run_that_is_parked_is_in_none_of_its_locks(desk):
     desk.fence("outer", owner="o")
     desk.fence("stranger", names=("b",))
 
-    desk.park("inner", names=AB, owner="o", lineage=("outer",))
+    desk.park("inner", names=AB, owner="o", ancestors=("outer",))
 
     assert desk.holders("a") == ["outer"]
     desk.give_back("stranger", names=("b",))
     assert desk.out() == ["inner"]
-    answer = desk.take("inner", "back", names=AB, owner="o", lineage=("outer",))
+    answer = desk.take("inner", "back", names=AB, owner="o", ancestors=("outer",))
     assert answer.reentered == (True, False)
 
 
@@ -376,4 +376,4 @@ def test_for_several_locks_that_come_free_at_once_the_message_goes_out_once(desk
     desk.give_back("r1", names=AB)
 
     assert desk.out() == ["both"]
-    assert isinstance(desk.take("x", names=("b",)), Busy), "promised in each"
+    assert isinstance(desk.take("x", names=("b",)), Conflict), "promised in each"

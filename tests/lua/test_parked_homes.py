@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_relock.core.answers import Busy, Ended, Held
+from celery_relock.engine.protocol import Conflict, Ended, Held
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_what_was_owed_for_too_long_waits_for_its_turn_again(two):
 def test_what_nobody_could_send_is_promised_and_called_for_again(two):
     ear = two.listen("parked")
     two.give_back("r1", home="")
-    assert isinstance(two.take("r3"), Busy)
+    assert isinstance(two.take("r3"), Conflict)
 
     two.lapse_place("r2", back=1)
     two.all_due()

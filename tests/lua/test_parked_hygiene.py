@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from celery_relock.core.answers import Message, Parked
+from celery_relock.engine.protocol import Message, Parked
 from tests.support import leftovers
 from tests.support.desk import Desk
 from tests.support.worker import ROOT
@@ -153,9 +153,9 @@ def commands(desk):
     yield lambda: desk.give_back("first", "back", ended="run")
     yield lambda: desk.take("p0", "back")
     yield lambda: desk.withdraw("p5")
-    yield lambda: desk.store.force_release("a")
+    yield lambda: desk.backend.force_release("a")
     yield lambda: desk.resume()
-    yield lambda: desk.store.inspect("a", 5)
+    yield lambda: desk.backend.inspect("a", 5)
 
 
 def test_no_command_walks_through_ten_thousand_parked_runs(desk, script_server):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_relock.core.answers import Busy, Held, Queued
+from celery_relock.engine.protocol import Conflict, Held, Queued
 
 
 def words(messages):
@@ -43,9 +43,9 @@ def test_a_grant_says_which_run_attempt_and_fence(desk):
 
     desk.give_back("r1")
 
-    hold = desk.store.inspect("a").holds[0]
+    hold = desk.backend.inspect("a").holds[0]
     assert inbox.heard() == [f"granted r2 its-nonce {hold.fence}"]
-    assert (hold.run, hold.nonce, hold.owner) == ("r2", "its-nonce", "r2")
+    assert (hold.execution_id, hold.attempt_id, hold.owner) == ("r2", "its-nonce", "r2")
 
 
 def test_a_grant_has_a_new_fence(desk):
@@ -55,7 +55,7 @@ def test_a_grant_has_a_new_fence(desk):
 
     desk.give_back("r1")
 
-    assert desk.store.inspect("a").holds[0].fence > before
+    assert desk.backend.inspect("a").holds[0].fence > before
 
 
 def test_a_grant_lives_for_what_is_left_of_the_place(desk):
@@ -65,7 +65,7 @@ def test_a_grant_lives_for_what_is_left_of_the_place(desk):
     desk.wait_ms(50)
     desk.give_back("r1")
 
-    assert 2 < desk.store.inspect("a").holds[0].remaining < 2.96
+    assert 2 < desk.backend.inspect("a").holds[0].remaining < 2.96
     assert desk.waiters() == []
     assert desk.client.exists(desk.keys.waiters("a"), desk.keys.queue("a")) == 0
 
@@ -88,7 +88,7 @@ def test_a_newcomer_does_not_overtake_a_waiter_that_is_held_up(desk):
     desk.queue("strict", limit=1, inbox="p")
 
     answer = desk.take("r3", limit=2)
-    assert isinstance(answer, Busy)
+    assert isinstance(answer, Conflict)
     assert answer.waiting == 1
     assert desk.queue("r3", limit=2) == 1
 
@@ -99,7 +99,7 @@ def test_a_newcomer_finds_a_lock_that_lapsed_and_lets_the_waiter_in_first(desk):
     desk.queue("r2", inbox="p")
     desk.lapse("r1")
 
-    assert isinstance(desk.take("r3"), Busy)
+    assert isinstance(desk.take("r3"), Conflict)
     assert desk.holders() == ["r2"]
     assert words(inbox.heard()) == [["granted", "r2"]]
 
@@ -126,7 +126,7 @@ def test_queued_runs_of_an_owner_come_in_with_it(desk, joiner):
     assert (
         told == [["granted", "first"], ["granted", "second"]][: 2 if joiner == "reachable" else 1]
     )
-    assert len({hold.fence for hold in desk.store.inspect("a").holds}) == 1
+    assert len({hold.fence for hold in desk.backend.inspect("a").holds}) == 1
     assert desk.waiters() == ["between", "not-asked", "other-owner"]
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from celery_relock.core.answers import Busy, Ended, Held
+from celery_relock.engine.protocol import Conflict, Ended, Held
 
 
-def given_back(desk, run, nonce="n", ended="", remember=60_000, names=("a",)):
+def given_back(desk, run, attempt_id="n", ended="", remember=60_000, names=("a",)):
     """The raw reply."""
     more = ["", "", 0]
-    return desk.raw("release", desk.keys.claim(names, run), [run, nonce, ended, remember, *more])
+    return desk.raw(
+        "release", desk.keys.claim(names, run), [run, attempt_id, ended, remember, *more]
+    )
 
 
 def test_a_hold_is_given_back_once_and_then_gone(desk):
@@ -71,26 +73,26 @@ def test_a_waiter_that_leaves_the_head_lets_in_those_whom_it_held_up(desk):
 
 def test_the_end_of_an_inner_hold_leaves_the_outer_one(desk):
     fence = desk.fence("outer", owner="o")
-    desk.fence("inner", owner="o", lineage=("outer",))
+    desk.fence("inner", owner="o", ancestors=("outer",))
 
     assert desk.give_back("inner")
-    assert isinstance(desk.take("stranger"), Busy)
-    assert desk.fence("again", owner="o", lineage=("outer",)) == fence
+    assert isinstance(desk.take("stranger"), Conflict)
+    assert desk.fence("again", owner="o", ancestors=("outer",)) == fence
 
 
 def test_the_end_of_the_outer_hold_leaves_the_entry_to_the_inner_one(desk):
     fence = desk.fence("outer", owner="o")
-    desk.fence("inner", owner="o", lineage=("outer",))
+    desk.fence("inner", owner="o", ancestors=("outer",))
 
     assert desk.give_back("outer")
-    assert isinstance(desk.take("stranger"), Busy)
-    assert desk.store.inspect("a").holds[0].fence == fence
+    assert isinstance(desk.take("stranger"), Conflict)
+    assert desk.backend.inspect("a").holds[0].fence == fence
 
 
 def test_a_queued_run_gets_in_only_with_the_end_of_the_last_hold_of_the_entry(desk):
     desk.listen("p")
     desk.fence("outer", owner="o")
-    desk.fence("inner", owner="o", lineage=("outer",))
+    desk.fence("inner", owner="o", ancestors=("outer",))
     desk.queue("next", inbox="p")
 
     desk.give_back("outer")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_relock.core.answers import Beat
+from celery_relock.engine.protocol import Renewal
 
 
 def renewed(desk, *claims):
@@ -14,12 +14,18 @@ def renewed(desk, *claims):
 
 
 def test_a_hold_lives_for_a_whole_lease_from_now(desk):
-    fence = desk.fence("r1", lease=0.2, owner="o", who="w")
+    fence = desk.fence("r1", lease=0.2, owner="o", label="w")
     assert renewed(desk, ("a", "r1", "n", 30_000)) == [1]
     desk.wait_ms(201)
 
-    [hold] = desk.store.inspect("a").holds
-    assert (hold.run, hold.fence, hold.nonce, hold.owner, hold.who) == ("r1", fence, "n", "o", "w")
+    [hold] = desk.backend.inspect("a").holds
+    assert (hold.execution_id, hold.fence, hold.attempt_id, hold.owner, hold.label) == (
+        "r1",
+        fence,
+        "n",
+        "o",
+        "w",
+    )
     assert 25 < hold.remaining <= 30
 
 
@@ -27,7 +33,7 @@ def test_a_lease_can_be_made_shorter(desk):
     desk.fence("r1", lease=30)
 
     assert desk.renew("r1", lease=1.0)
-    assert desk.store.inspect("a").holds[0].remaining <= 1
+    assert desk.backend.inspect("a").holds[0].remaining <= 1
 
 
 def test_a_hold_that_has_lapsed_is_lost_though_nobody_has_looked(desk):
@@ -46,12 +52,12 @@ def test_a_late_renewal_does_not_bring_back_what_was_given_back(desk):
     assert desk.client.exists(desk.keys.lock("a")) == 0
 
 
-@pytest.mark.parametrize("nonce", ["other", "min", "mine mine", "", "%S+"])
-def test_another_nonce_extends_nothing(desk, nonce):
+@pytest.mark.parametrize("attempt_id", ["other", "min", "mine mine", "", "%S+"])
+def test_another_nonce_extends_nothing(desk, attempt_id):
     desk.fence("r1", "mine", lease=2.0)
 
-    assert renewed(desk, ("a", "r1", nonce, 30_000)) == [0]
-    assert desk.store.inspect("a").holds[0].remaining <= 2
+    assert renewed(desk, ("a", "r1", attempt_id, 30_000)) == [0]
+    assert desk.backend.inspect("a").holds[0].remaining <= 2
 
 
 def test_a_waiter_is_no_hold(desk):
@@ -83,7 +89,7 @@ def test_more_than_one_batch_comes_back_in_order(desk):
     for name in names[::7]:
         desk.lapse("r1", name)
 
-    kept = desk.store.renew([Beat(name, "r1", "n", 30.0) for name in names])
+    kept = desk.backend.renew([Renewal(name, "r1", "n", 30.0) for name in names])
 
     assert kept == [i % 7 != 0 for i in range(250)]
 
@@ -104,7 +110,7 @@ def test_a_key_that_somebody_overwrote_costs_the_others_nothing(desk):
 
 def test_the_key_outlives_the_longest_lease_in_it(desk):
     desk.fence("long", owner="o", lease=200)
-    desk.fence("short", owner="o", lineage=("long",), lease=2)
+    desk.fence("short", owner="o", ancestors=("long",), lease=2)
     desk.renew("short", lease=2)
     assert desk.client.pttl(desk.keys.lock("a")) > 200_000
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from celery_relock.core.answers import Busy, Duplicate, Held, Queued
+from celery_relock.engine.protocol import Conflict, Duplicate, Held, Queued
 from tests.support import wait_for
 
 HOUR = 3_600_000
@@ -39,7 +39,7 @@ def test_a_lease_ends_after_twice_its_length_at_the_most(desk, set_back):
     set_back()
 
     answer = desk.take("other")
-    assert isinstance(answer, Busy)
+    assert isinstance(answer, Conflict)
     assert answer.remaining <= 0.6
     desk.wait_ms(600)
 
@@ -60,7 +60,7 @@ def test_so_does_one_that_was_written_in_another_way(desk, set_back, way):
         assert isinstance(desk.take("dead", names=("a", "b"), lease=0.3), Held)
     set_back()
 
-    assert isinstance(answer := desk.take("other"), Busy)
+    assert isinstance(answer := desk.take("other"), Conflict)
     assert 0.0 < answer.remaining <= 0.6
 
 
@@ -68,14 +68,14 @@ def test_who_looks_is_told_so(desk, set_back):
     desk.fence("dead", lease=30.0)
     set_back()
 
-    (hold,) = desk.store.inspect("a").holds
+    (hold,) = desk.backend.inspect("a").holds
     assert 30.0 <= hold.remaining <= 60.0
 
 
 def test_a_live_holder_has_its_whole_lease(desk, set_back):
     desk.fence("alive", lease=30.0)
     set_back()
-    assert isinstance(desk.take("other"), Busy)
+    assert isinstance(desk.take("other"), Conflict)
 
     assert desk.renew("alive", lease=30.0)
 
@@ -84,15 +84,15 @@ def test_a_lease_of_many_hours_is_left_alone(desk, set_back):
     desk.fence("alive", lease=100_000.0)
     set_back()
 
-    assert desk.store.inspect("a").holds[0].remaining > 100_000
-    assert isinstance(desk.take("other"), Busy)
+    assert desk.backend.inspect("a").holds[0].remaining > 100_000
+    assert isinstance(desk.take("other"), Conflict)
 
 
-@pytest.mark.parametrize("beats", [False, True])
-def test_a_place_lives_for_as_long_as_it_was_given(desk, set_back, beats):
+@pytest.mark.parametrize("renewals", [False, True])
+def test_a_place_lives_for_as_long_as_it_was_given(desk, set_back, renewals):
     desk.fence("holder")
-    desk.queue("waiter", "dead", wait=30.0 if beats else 0.3, inbox="nobody")
-    if beats:
+    desk.queue("waiter", "dead", wait=30.0 if renewals else 0.3, inbox="nobody")
+    if renewals:
         desk.beat("waiter", "dead", wait=0.3)
     set_back()
 

@@ -6,13 +6,13 @@ import itertools
 
 import pytest
 
-from celery_relock.core.answers import Beat, Busy, Held
+from celery_relock.engine.protocol import Conflict, Held, Renewal
 
 AB = ("a", "b")
 
 
 def both(desk, run):
-    return desk.store.heartbeat([Beat(name, run, "n", 30.0, 6.0) for name in AB])
+    return desk.backend.heartbeat([Renewal(name, run, "n", 30.0, 6.0) for name in AB])
 
 
 def test_all_are_held_with_one_fence(desk):
@@ -31,7 +31,7 @@ def test_if_one_is_taken_none_is_held(desk, taken):
 
     answer = desk.take("r2", names=AB)
 
-    assert isinstance(answer, Busy)
+    assert isinstance(answer, Conflict)
     assert answer.name == taken
     assert desk.holders("b" if taken == "a" else "a") == []
 
@@ -68,7 +68,7 @@ def test_a_waiter_gets_all_when_the_last_is_free(desk):
 
     assert desk.holders("a") == desk.holders("b") == ["both"]
     [message] = inbox.heard()
-    fences = {hold.fence for name in AB for hold in desk.store.inspect(name).holds}
+    fences = {hold.fence for name in AB for hold in desk.backend.inspect(name).holds}
     assert message == f"granted both n {' '.join(str(fence) for fence in fences)} {max(fences)}"
     assert desk.waiters("a") == desk.waiters("b") == []
 
@@ -77,7 +77,7 @@ def test_nobody_overtakes_a_waiter_that_waits_for_another_lock(desk):
     desk.fence("r1", names=("b",))
     desk.queue("both", names=AB)
 
-    assert isinstance(desk.take("r2", names=("a",)), Busy)
+    assert isinstance(desk.take("r2", names=("a",)), Conflict)
     assert desk.queue("r2", names=("a",)) == 1
 
 
@@ -178,7 +178,7 @@ def test_each_lock_has_its_own_limit(desk):
 
     assert isinstance(desk.take("r2", names=("a",), limit=2), Held)
     answer = desk.take("r3", names=AB, limits=(3, 1))
-    assert isinstance(answer, Busy)
+    assert isinstance(answer, Conflict)
     assert answer.name == "b"
     desk.queue("r4", names=AB, limits=(3, 1))
     desk.give_back("r1", names=AB)

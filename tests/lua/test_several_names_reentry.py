@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from celery_relock.core.answers import Beat, Busy, Duplicate, Held, Queued
+from celery_relock.engine.protocol import Conflict, Duplicate, Held, Queued, Renewal
 
 AB = ("a", "b")
 
 
 def both(desk, run):
-    return desk.store.heartbeat([Beat(name, run, "n", 30.0, 6.0) for name in AB])
+    return desk.backend.heartbeat([Renewal(name, run, "n", 30.0, 6.0) for name in AB])
 
 
 def test_without_waiting_nothing_is_joined_when_another_is_taken(desk):
     desk.fence("outer", names=("a",), owner="o")
     desk.fence("stranger", names=("b",))
 
-    answer = desk.take("inner", names=AB, owner="o", lineage=("outer",))
+    answer = desk.take("inner", names=AB, owner="o", ancestors=("outer",))
 
-    assert isinstance(answer, Busy)
+    assert isinstance(answer, Conflict)
     assert answer.name == "b"
     assert desk.holders("a") == ["outer"]
 
@@ -27,7 +27,7 @@ def test_a_joined_lock_is_kept_while_the_other_is_waited_for(desk):
     outer = desk.fence("outer", names=("a",), owner="o")
     desk.fence("stranger", names=("b",))
 
-    desk.queue("inner", names=AB, owner="o", lineage=("outer",), inbox="p")
+    desk.queue("inner", names=AB, owner="o", ancestors=("outer",), inbox="p")
     assert desk.holders("a") == ["inner", "outer"]
     assert desk.waiters("a") == []
     assert [type(line) for line in both(desk, "inner")] == [Held, Queued]
@@ -36,14 +36,14 @@ def test_a_joined_lock_is_kept_while_the_other_is_waited_for(desk):
     first, second = both(desk, "inner")
     assert first.fences == (outer,)
     assert second.fences[0] > outer
-    answer = desk.take("inner", names=AB, owner="o", lineage=("outer",), wait=6.0)
+    answer = desk.take("inner", names=AB, owner="o", ancestors=("outer",), wait=6.0)
     assert answer == Held((*first.fences, *second.fences), (True, False))
 
 
 def test_giving_back_while_waiting_gives_back_what_was_joined(desk):
     desk.fence("outer", names=("a",), owner="o")
     desk.fence("stranger", names=("b",))
-    desk.queue("inner", names=AB, owner="o", lineage=("outer",))
+    desk.queue("inner", names=AB, owner="o", ancestors=("outer",))
 
     reply = desk.raw("release", desk.keys.claim(AB, "inner"), ["inner", "n", "", 0, "", "", 0])
 
@@ -57,20 +57,20 @@ def test_a_claim_that_may_join_meanwhile_has_one_place_for_the_rest(desk):
     desk.fence("stranger", names=("b",))
     desk.queue("inner", names=AB, owner="o", limits=(2, 1))
     # The second time it says where it comes from.
-    again = desk.take("inner", names=AB, owner="o", limits=(2, 1), lineage=("outer",), wait=6.0)
+    again = desk.take("inner", names=AB, owner="o", limits=(2, 1), ancestors=("outer",), wait=6.0)
 
     assert isinstance(again, Queued)
     assert (desk.waiters("a"), desk.waiters("b")) == ([], ["inner"])
     desk.give_back("stranger", names=("b",))
     assert isinstance(desk.beat("inner", name="b"), Held)
-    assert len({hold.fence for hold in desk.store.inspect("a").holds}) == 1
+    assert len({hold.fence for hold in desk.backend.inspect("a").holds}) == 1
 
 
 def test_a_claim_that_may_join_meanwhile_is_not_held_up_by_its_own_place(desk):
     desk.fence("outer", names=("a",), owner="o")
     desk.queue("inner", names=AB, owner="o")
 
-    answer = desk.take("inner", names=AB, owner="o", lineage=("outer",), wait=6.0)
+    answer = desk.take("inner", names=AB, owner="o", ancestors=("outer",), wait=6.0)
 
     assert answer.reentered == (True, False)
     assert desk.waiters("a") == desk.waiters("b") == []
@@ -80,7 +80,7 @@ def test_another_attempt_that_wants_more_than_the_dead_one_takes_one_new_ticket(
     desk.listen("p")
     outer = desk.fence("outer", names=("b",), owner="o")
     desk.fence("stranger", names=("a",))
-    desk.queue("inner", "n1", names=AB, owner="o", lineage=("outer",))
+    desk.queue("inner", "n1", names=AB, owner="o", ancestors=("outer",))
     desk.queue("rival", names=AB, inbox="p")
     desk.lapse_place("inner")
     desk.lapse("inner", "b")
@@ -93,13 +93,13 @@ def test_another_attempt_that_wants_more_than_the_dead_one_takes_one_new_ticket(
     assert desk.holders("a") == desk.holders("b") == ["rival"]
     desk.give_back("rival", names=AB)
     assert desk.holders("a") == desk.holders("b") == ["inner"]
-    assert desk.store.inspect("b").holds[0].fence > outer
+    assert desk.backend.inspect("b").holds[0].fence > outer
 
 
 def test_an_attempt_that_is_turned_away_leaves_no_place(desk):
     desk.fence("outer", names=("b",), owner="o")
     desk.fence("stranger", names=("a",))
-    desk.queue("inner", "n1", names=AB, owner="o", lineage=("outer",))
+    desk.queue("inner", "n1", names=AB, owner="o", ancestors=("outer",))
     desk.lapse_place("inner")
 
     assert isinstance(desk.take("inner", "n2", names=AB, owner="o", wait=6.0), Duplicate)
@@ -116,4 +116,4 @@ def test_a_waiter_that_enters_by_owner_joins_one_lock_and_enters_the_other(desk)
 
     assert desk.holders("a") == ["both", "single"]
     assert desk.holders("b") == ["both"]
-    assert len({hold.fence for hold in desk.store.inspect("a").holds}) == 1
+    assert len({hold.fence for hold in desk.backend.inspect("a").holds}) == 1

@@ -11,12 +11,12 @@ PLAIN = ["r2", "r3", "r4"]
 
 def test_the_grant_goes_to_the_channel_and_the_hold_names_the_process(desk):
     thread, process = desk.listen("p-1"), desk.listen("p")
-    in_a_row(desk, "r2", who="who r2")
+    in_a_row(desk, "r2", label="who r2")
     desk.give_back("r1")
 
     assert granted(thread.heard()) == ["r2"]
     assert desk.client.hget(desk.keys.lock("a"), "@r2") == b"p who r2"
-    desk.store.force_release("a")
+    desk.backend.force_release("a")
     assert process.heard() == ["lost r2 n"]
     assert thread.heard() == []
 
@@ -142,7 +142,7 @@ def test_behind_a_simple_head_the_others_get_in_by_their_own_limit(desk):
 def test_where_another_holds_too_nobody_gets_in_before_that_has_ended(desk):
     desk.listen("p-1")
     in_a_row(desk, "r2")
-    desk.fence("inner", owner="r1", lineage=("r1",))
+    desk.fence("inner", owner="r1", ancestors=("r1",))
 
     desk.give_back("r1")
     assert desk.holders() == ["inner"]
@@ -183,7 +183,7 @@ def test_a_place_from_before_the_clock_was_set_back_lets_a_grant_live_no_longer_
     desk.client.hset(key, "r2", text.replace(str(expiry), str(expiry + 3_600_000)))
     desk.give_back("r1")
 
-    assert desk.store.inspect("a").holds[0].run == "r2"
+    assert desk.backend.inspect("a").holds[0].execution_id == "r2"
     assert float(desk.client.hget(desk.keys.lock("a"), "r2").split()[0]) < expiry + 5_000
 
 

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 import pytest
 
-from celery_relock.core.answers import Claim, Deadlocked, Duplicate, Ended, Heir, Held, Queued
+from celery_relock.engine.protocol import (
+    Claim,
+    Deadlocked,
+    Duplicate,
+    Ended,
+    Held,
+    Queued,
+    Successor,
+)
 from celery_relock.errors import LockConfigError
 from tests.support.ears import Ears
 from tests.support.simple import in_a_row, simple, wait
@@ -25,7 +33,7 @@ def test_who_waits_for_one_lock_behind_one_run_is_simple_and_knows_its_rank(desk
     [
         {"limits": (2,)},
         {"by_owner": True},
-        {"lineage": ("r9",)},
+        {"ancestors": ("r9",)},
         {"stuck": ("r9",)},
         {"names": ("a", "b"), "limits": (1, 1)},
     ],
@@ -139,13 +147,13 @@ def test_a_ring_of_waiting_runs_is_seen_by_who_may_be_stuck(desk):
     wait(desk, "r1-in", names=("b",), stuck=("r1",))
     claim = Claim("r2-in", "n", "r2-in", ("a",), (1,), 30.0, stuck=("r2",))
 
-    assert isinstance(desk.store.acquire(claim, 6.0, "p", "p-1"), Deadlocked)
+    assert isinstance(desk.backend.acquire(claim, 6.0, "p", "p-1"), Deadlocked)
 
 
 def test_what_is_kept_for_one_who_waits_goes_to_it_before_another_waits_behind(desk):
     desk.fence("r1")
     wait(desk, "r2", channel="away")
-    desk.store.release(("a",), "r1", "n", "run", 60.0, heir=Heir("r2", 30.0))
+    desk.backend.release(("a",), "r1", "n", "run", 60.0, successor=Successor("r2", 30.0))
     assert desk.waiters() == ["r2"], "nobody hears there"
     ears = Ears(desk, ["away"])
     wait(desk, "r3")

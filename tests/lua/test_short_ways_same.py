@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from celery_relock.core.answers import Beat, Claim, Heir, Queued
+from celery_relock.engine.protocol import Claim, Queued, Renewal, Successor
 from celery_relock.store.scripts import Script, scripts
 from tests.support.desk import Desk
 from tests.support.long import LONG
@@ -38,7 +38,7 @@ def both(script_server, namespace):
     def open_both() -> Twins:
         which = (f"{namespace}-{way}-{len(opened)}" for way in ("short", "long"))
         desks = [Desk(script_server.url, each) for each in which]
-        desks[1].store._scripts = {**scripts(), **long}
+        desks[1].backend._scripts = {**scripts(), **long}
         opened.append(Twins(*(Twin(desk, CHANNELS) for desk in desks)))
         return opened[-1]
 
@@ -86,9 +86,9 @@ class History:
             names=self.wants[run],
             limits=(2 if self.spicy() else 1,) * len(self.wants[run]),
             lease=some([300.0, 700.0]),
-            who=f"who {run}",
+            label=f"who {run}",
             by_owner=self.spicy(),
-            lineage=(some(RUNS),) if self.spicy() else (),
+            ancestors=(some(RUNS),) if self.spicy() else (),
             stuck=(some(RUNS),) if self.spicy() else (),
         )
 
@@ -108,24 +108,24 @@ class History:
         answer = self.ask(
             f"wait {wait} {channel}",
             claim,
-            lambda twin: twin.desk.store.acquire(claim, wait, "p", channel),
+            lambda twin: twin.desk.backend.acquire(claim, wait, "p", channel),
         )
-        if isinstance(answer, Queued) and claim.run not in before:
+        if isinstance(answer, Queued) and claim.execution_id not in before:
             self.took["waits"] += 1
-            place = self.short.places(claim.names[0]).get(claim.run, {})
+            place = self.short.places(claim.names[0]).get(claim.execution_id, {})
             self.took["short waits"] += place.get("simple", False)
 
     def take(self) -> None:
         claim = self.claim()
-        self.ask("take", claim, lambda twin: twin.desk.store.acquire(claim, 0.0, "p"))
+        self.ask("take", claim, lambda twin: twin.desk.backend.acquire(claim, 0.0, "p"))
 
     def park(self) -> None:
         more = (claim := self.claim())._asdict()
-        del more["run"], more["stuck"]
-        self.ask("park", claim, lambda twin: twin.desk.leave(claim.run, **more))
+        del more["execution_id"], more["stuck"]
+        self.ask("park", claim, lambda twin: twin.desk.leave(claim.execution_id, **more))
 
     def ask(self, what: str, claim: Claim, command: Callable[[Twin], Any]) -> Any:
-        self.twins.bury(claim.run)
+        self.twins.bury(claim.execution_id)
         return self.twins.do(f"{what} {claim}", command, claim.names)
 
     def end(self) -> None:
@@ -140,13 +140,13 @@ class History:
     def give_up(self) -> None:
         """Somebody leaves the queue, or gives back what it may not have."""
         run = self.random.choice(RUNS)
-        nonce = (not self.spicy() and self.nonce_of(run)) or self.random.choice(["n", "n2"])
-        self.release(run, nonce, self.random.choice(NAMES) if self.spicy() else "a", "", False)
+        attempt_id = (not self.spicy() and self.nonce_of(run)) or self.random.choice(["n", "n2"])
+        self.release(run, attempt_id, self.random.choice(NAMES) if self.spicy() else "a", "", False)
 
-    def release(self, run: str, nonce: str, name: str, ended: str, heir: bool) -> None:
+    def release(self, run: str, attempt_id: str, name: str, ended: str, successor: bool) -> None:
         self.twins.bury(run)
         names = NAMES if self.spicy() else (name,)
-        to = Heir(self.random.choice(RUNS), 400.0) if heir else None
+        to = Successor(self.random.choice(RUNS), 400.0) if successor else None
         # Whether a lease had run out unseen is for the holder's own clock to say.
         lapsed = any(
             run in twin.locks[each][0] and run not in twin.holds(each)
@@ -158,13 +158,13 @@ class History:
 
         def command(twin: Twin) -> Any:
             looks.append(_long_grants(self.short))
-            found = twin.desk.store.release(
-                names, run, nonce, ended=ended, remember=900.0, home=HOME, heir=to
+            found = twin.desk.backend.release(
+                names, run, attempt_id, ended=ended, remember=900.0, home=HOME, successor=to
             )
             return found._replace(had=None) if lapsed else found
 
         before = self.short.holds(name)
-        self.twins.do(f"release {run} {nonce} {names} {ended} {to}", command)
+        self.twins.do(f"release {run} {attempt_id} {names} {ended} {to}", command)
         if run in before and self.short.holds(name).keys() - before.keys():
             self.took["hand-overs"] += 1
             self.took["short hand-overs"] += looks[0] == looks[1]
@@ -173,13 +173,13 @@ class History:
         name = self.random.choice(NAMES) if self.spicy() else "a"
         if waiting := self.short.places(name):
             run = self.random.choice(list(waiting))
-            beat = Beat(name, run, waiting[run]["nonce"], 300.0, 50.0)
-            self.twins.do(f"beat {beat}", lambda twin: twin.desk.store.heartbeat([beat])[0])
+            beat = Renewal(name, run, waiting[run]["nonce"], 300.0, 50.0)
+            self.twins.do(f"beat {beat}", lambda twin: twin.desk.backend.heartbeat([beat])[0])
 
     def renew(self) -> None:
-        name, run = self.random.choice(NAMES), self.random.choice(RUNS)
-        beat = Beat(name, run, "n", self.random.choice([300.0, 700.0]))
-        self.twins.do(f"renew {beat}", lambda twin: twin.desk.store.renew([beat]))
+        name, execution_id = self.random.choice(NAMES), self.random.choice(RUNS)
+        beat = Renewal(name, execution_id, "n", self.random.choice([300.0, 700.0]))
+        self.twins.do(f"renew {beat}", lambda twin: twin.desk.backend.renew([beat]))
 
     def die(self) -> None:
         """A process that waits does not beat any more."""
@@ -206,7 +206,7 @@ class History:
 
     def force(self) -> None:
         name = self.random.choice(NAMES)
-        self.twins.do(f"force {name}", lambda twin: len(twin.desk.store.force_release(name)))
+        self.twins.do(f"force {name}", lambda twin: len(twin.desk.backend.force_release(name)))
 
     def resume(self) -> None:
         due, by = self.random.random() < 0.5, f"by{len(self.twins.story)}"
@@ -214,7 +214,7 @@ class History:
         def command(twin: Twin) -> Any:
             if due:
                 twin.desk.all_due()
-            return twin.desk.store.resume(HOME, by)
+            return twin.desk.backend.resume(HOME, by)
 
         self.twins.do(f"resume {due}", command)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from celery_relock.core.answers import Beat, Busy, Claim, Duplicate, Held, Parked, Queued
+from celery_relock.engine.protocol import Claim, Conflict, Duplicate, Held, Parked, Queued, Renewal
 from tests.property import snapshot
 from tests.property.invariants import Invariants
 from tests.property.model import Reply
@@ -33,21 +33,23 @@ class Driver(Invariants):
     entry_of: dict[int, int]
 
     def _acquire(
-        self, run: str, nonce: str, *, inbox: str, waits: bool = True, by_owner: bool = False,
-        lineage: tuple[str, ...] = (), copies: int = 1, home: str = "", deadline: bool = False,
+        self, run: str, attempt_id: str, *, inbox: str, waits: bool = True, by_owner: bool = False,
+        ancestors: tuple[str, ...] = (), copies: int = 1, home: str = "", deadline: bool = False,
     ) -> None:  # fmt: skip
         """With a home the run is parked, if it has to wait."""
         names = self.wants[run]
         limits = tuple(self.limits[name] for name in names)
-        claim = Claim(run, nonce, self.owners[run], names, limits, LIFE, "", by_owner, lineage)
+        claim = Claim(
+            run, attempt_id, self.owners[run], names, limits, LIFE, "", by_owner, ancestors
+        )
 
         def ask() -> Any:
             if not home:
-                return self.desk.store.acquire(claim, LIFE if waits else 0.0, inbox)
+                return self.desk.backend.acquire(claim, LIFE if waits else 0.0, inbox)
             patience = LIFE if deadline else None
             how = {"home": home, "patience": patience, "owner": claim.owner, "by_owner": by_owner}
             return self.desk.leave(
-                run, nonce, names=names, limits=limits, lease=LIFE, lineage=lineage, **how
+                run, attempt_id, names=names, limits=limits, lease=LIFE, ancestors=ancestors, **how
             )
 
         def answers_agree(real: Any, expected: Reply) -> None:
@@ -64,7 +66,7 @@ class Driver(Invariants):
             run,
         )
 
-    def _release(self, run: str, nonce: str, ended: str, copies: int, home: str = "") -> None:
+    def _release(self, run: str, attempt_id: str, ended: str, copies: int, home: str = "") -> None:
         names = self.wants[run]
         lapsed = any(run in self.now[name].lapsed for name in names)
 
@@ -74,17 +76,17 @@ class Driver(Invariants):
 
         self._both(
             lambda: self.desk.give_back(
-                run, nonce, names=names, ended=ended, remember=LIFE, home=home
+                run, attempt_id, names=names, ended=ended, remember=LIFE, home=home
             ),
-            lambda: self.model.release(run, nonce, names, ended, home),
+            lambda: self.model.release(run, attempt_id, names, ended, home),
             answers_agree,
             copies,
             run,
         )
         for name in names:
             hold, place = self.now[name].holds.get(run), self.now[name].queue.get(run)
-            assert hold is None or hold.nonce != nonce
-            assert place is None or place["nonce"] != nonce or place.get("parked")
+            assert hold is None or hold.attempt_id != attempt_id
+            assert place is None or place["nonce"] != attempt_id or place.get("parked")
 
     def _withdraw(self, run: str, home: str, copies: int) -> None:
         self._both(
@@ -106,7 +108,7 @@ class Driver(Invariants):
         return found
 
     def _heartbeat(self, nonce_of: dict[str, str], copies: int) -> None:
-        beats = [(name, run, nonce_of[run]) for run in nonce_of for name in self.wants[run]]
+        renewals = [(name, run, nonce_of[run]) for run in nonce_of for name in self.wants[run]]
 
         def answers_agree(real: list[Any], expected: list[Reply]) -> None:
             assert [self._told_beat(answer) for answer in real] == expected
@@ -114,8 +116,8 @@ class Driver(Invariants):
                 self.invariant_12_who_looks_needs_no_message(run, nonce_of[run])
 
         self._both(
-            lambda: self.desk.store.heartbeat([Beat(*beat, LIFE, LIFE) for beat in beats]),
-            lambda: self.model.heartbeat(beats),
+            lambda: self.desk.backend.heartbeat([Renewal(*beat, LIFE, LIFE) for beat in renewals]),
+            lambda: self.model.heartbeat(renewals),
             answers_agree,
             copies,
         )
@@ -158,8 +160,8 @@ class Driver(Invariants):
 
     def _the_messages_are_the_models(self, found: list[str] | None = None) -> None:
         out = self.desk.messages()
-        assert [m.run for m in out] + (found or []) == self.model.out
-        assert all(m.text == f"text of {m.run}" for m in out)
+        assert [m.execution_id for m in out] + (found or []) == self.model.out
+        assert all(m.text == f"text of {m.execution_id}" for m in out)
         for inbox, ear in self.ears.items():
             heard = [text.split(" ") for text in ear.heard() if text.startswith("granted ")]
             real = [(*m[:3], [self.entry_of[int(fence)] for fence in m[3:]]) for m in heard]
@@ -169,7 +171,7 @@ class Driver(Invariants):
     def _told(self, answer: Any) -> Reply:
         if isinstance(answer, Held):
             return ("HELD", [self.entry_of[f] for f in answer.fences], list(answer.reentered))
-        if isinstance(answer, Busy):
+        if isinstance(answer, Conflict):
             return ("BUSY", answer.name, answer.owner, answer.waiting, answer.parked)
         if isinstance(answer, Parked):
             return ("PARKED",)
@@ -192,13 +194,13 @@ class Driver(Invariants):
             waiting = {r: p for n in NAMES for r, p in self.model.queues[n].items() if not p.dead}
             for run, place in waiting.items():
                 if not place.parked:
-                    self._heartbeat({run: place.nonce}, 1)
+                    self._heartbeat({run: place.attempt_id}, 1)
             for home in HOMES:
                 for run in self._resume(home, f"last{number}", [], all_is_due=True):
                     self._acquire(run, f"last{number}", inbox="gone", waits=False)
             for name in NAMES:
                 for run, hold in list(self.model.holds[name].items()):
-                    self._release(run, hold.nonce, "", 1)
+                    self._release(run, hold.attempt_id, "", 1)
             for run in list(self.model.parked()):
                 self._lose_message(run)
             if not waiting and not any(self.model.holds[name] for name in NAMES):

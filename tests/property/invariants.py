@@ -6,10 +6,10 @@ from typing import Any
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from celery_relock.core.answers import (
+from celery_relock.engine.protocol import (
     Answer,
-    Busy,
     Claim,
+    Conflict,
     Duplicate,
     Ended,
     Held,
@@ -38,15 +38,15 @@ class Invariants(RuleBasedStateMachine):
     @invariant()
     def redis_has_what_the_model_has(self) -> None:
         for name, lock in self.now.items():
-            real = {run: (hold.nonce, hold.owner) for run, hold in lock.holds.items()}
+            real = {run: (hold.attempt_id, hold.owner) for run, hold in lock.holds.items()}
             model = self.model.holds[name].items()
-            assert real == {run: (hold.nonce, hold.owner) for run, hold in model}
+            assert real == {run: (hold.attempt_id, hold.owner) for run, hold in model}
             waiting = [
                 (run, facts["nonce"], facts["expiry"] == 1, facts.get("parked", False))
                 for run, facts in lock.queue.items()
             ]
             places = self.model.queues[name].items()
-            assert waiting == [(run, p.nonce, p.dead, p.parked) for run, p in places]
+            assert waiting == [(run, p.attempt_id, p.dead, p.parked) for run, p in places]
         self.sound = True
 
     @invariant()
@@ -114,25 +114,25 @@ class Invariants(RuleBasedStateMachine):
             return
         for name in claim.names:
             entries = self._admitting(claim, name)
-            if not entries or claim.run in self.before[name].holds:
+            if not entries or claim.execution_id in self.before[name].holds:
                 continue
-            if isinstance(answer, Busy):
+            if isinstance(answer, Conflict):
                 assert answer.name != name
-            if isinstance(answer, (Busy, Parked)):
+            if isinstance(answer, (Conflict, Parked)):
                 assert len(claim.names) > 1
                 continue
-            fence = self.now[name].holds[claim.run].fence
+            fence = self.now[name].holds[claim.execution_id].fence
             # Its place may have come to the head in this very call: then the entry is its own.
-            assert fence == max(entries) or claim.run in self.before[name].queue
+            assert fence == max(entries) or claim.execution_id in self.before[name].queue
 
     def invariant_03_siblings_exclude_each_other(self, claim: Claim, answer: Answer) -> None:
         """Who shares an owner, and no more than that, gets an entry of its own."""
         if claim.by_owner or not isinstance(answer, (Held, Queued)):
             return
         for name in claim.names:
-            before, hold = self.before[name], self.now[name].holds.get(claim.run)
-            asked_before = before.queue.get(claim.run, {}).get("by_owner", False)
-            if hold and claim.run not in before.holds and not asked_before:
+            before, hold = self.before[name], self.now[name].holds.get(claim.execution_id)
+            asked_before = before.queue.get(claim.execution_id, {}).get("by_owner", False)
+            if hold and claim.execution_id not in before.holds and not asked_before:
                 joined = hold.fence in before.fences
                 assert not joined or self._admitting(claim, name)
 
@@ -148,12 +148,14 @@ class Invariants(RuleBasedStateMachine):
 
     def invariant_05_a_duplicate_is_no_reentry(self, claim: Claim, answer: Answer) -> None:
         for name in claim.names:
-            hold, place = (getattr(self.before[name], x).get(claim.run) for x in ("holds", "queue"))
-            other = hold is not None and hold.nonce != claim.nonce
+            hold, place = (
+                getattr(self.before[name], x).get(claim.execution_id) for x in ("holds", "queue")
+            )
+            other = hold is not None and hold.attempt_id != claim.attempt_id
             waits = bool(place) and place["expiry"] > 1 and not place.get("parked")
-            if other or (waits and place["nonce"] != claim.nonce):
+            if other or (waits and place["nonce"] != claim.attempt_id):
                 assert isinstance(answer, (Duplicate, Ended, Parked))
-                assert hold == self.now[name].holds.get(claim.run)
+                assert hold == self.now[name].holds.get(claim.execution_id)
 
     def invariant_05_who_was_withdrawn_has_no_place(self, run: str, had: bool) -> None:
         for name, lock in self.now.items():
@@ -171,10 +173,10 @@ class Invariants(RuleBasedStateMachine):
             assert lock.holds == self.before[name].holds
             assert lock.lapsed == self.before[name].lapsed
 
-    def invariant_12_who_looks_needs_no_message(self, run: str, nonce: str) -> None:
+    def invariant_12_who_looks_needs_no_message(self, run: str, attempt_id: str) -> None:
         """A heartbeat of a waiter leaves it waiting only for somebody who is there."""
         for name, lock in self.now.items():
-            if run not in lock.queue or lock.queue[run]["nonce"] != nonce:
+            if run not in lock.queue or lock.queue[run]["nonce"] != attempt_id:
                 continue
             here = lock.queue[run]
             if here["expiry"] == 1 or here.get("names") or here.get("parked"):
@@ -193,5 +195,5 @@ class Invariants(RuleBasedStateMachine):
         return [
             hold.fence
             for run, hold in self.before[name].holds.items()
-            if hold.owner == claim.owner and (claim.by_owner or run in claim.lineage)
+            if hold.owner == claim.owner and (claim.by_owner or run in claim.ancestors)
         ]

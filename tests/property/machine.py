@@ -20,7 +20,7 @@ RUNS = tuple(f"r{i}" for i in range(6))
 INBOXES = ("steady", "flaky", "gone")
 
 runs, inboxes = st.sampled_from(RUNS), st.sampled_from(INBOXES)
-nonces = st.sampled_from(["n1", "n1", "n2", "n3"])
+attempt_ids = st.sampled_from(["n1", "n1", "n2", "n3"])
 lineages = st.lists(runs, max_size=2, unique=True).map(tuple)
 picks = st.integers(0, 30)
 copies = st.sampled_from([1, 1, 2])  # how often a command arrives
@@ -57,56 +57,56 @@ class LockMachine(Driver):
 
     # Commands
 
-    @rule(run=runs, nonce=nonces, waits=st.booleans(), inbox=inboxes, by_owner=st.booleans(),
-          lineage=lineages, copies=copies)  # fmt: skip
-    def acquire(self, run: str, nonce: str, **how: Any) -> None:
-        self._acquire(run, nonce, **how)
+    @rule(execution_id=runs, attempt_id=attempt_ids, waits=st.booleans(), inbox=inboxes, by_owner=st.booleans(),
+          ancestors=lineages, copies=copies)  # fmt: skip
+    def acquire(self, run: str, attempt_id: str, **how: Any) -> None:
+        self._acquire(run, attempt_id, **how)
 
-    @rule(run=runs, inbox=inboxes, copies=copies)
+    @rule(execution_id=runs, inbox=inboxes, copies=copies)
     def come_and_wait(self, run: str, inbox: str, copies: int) -> None:
         self._acquire(run, "n1", inbox=inbox, copies=copies)
 
     @somebody_waits
-    @rule(pick=picks, lineage=lineages, by_owner=st.booleans(), waits=st.booleans())
+    @rule(pick=picks, ancestors=lineages, by_owner=st.booleans(), waits=st.booleans())
     def ask_again(self, pick: int, **how: Any) -> None:
         """A waiter's command is sent once more, perhaps knowing more of where it comes from."""
         _, run, place = self._pick(self.model.queues, pick)
-        self._acquire(run, place.nonce, inbox=place.inbox, **how)
+        self._acquire(run, place.attempt_id, inbox=place.inbox, **how)
 
     @somebody_holds
     @rule(pick=picks, ended=st.sampled_from(["", "", "attempt", "run"]), copies=copies, home=homes)
     def finish(self, pick: int, ended: str, copies: int, home: str) -> None:
         _, run, hold = self._pick(self.model.holds, pick)
-        self._release(run, hold.nonce, ended, copies, home)
+        self._release(run, hold.attempt_id, ended, copies, home)
 
     @somebody_waits
     @rule(pick=picks, ended=ends, copies=copies, home=homes)
     def cancel(self, pick: int, ended: str, copies: int, home: str) -> None:
         _, run, place = self._pick(self.model.queues, pick)
-        self._release(run, place.nonce, ended, copies, home)
+        self._release(run, place.attempt_id, ended, copies, home)
 
-    @rule(run=runs, nonce=nonces, ended=ends, copies=copies)
-    def release_late(self, run: str, nonce: str, ended: str, copies: int) -> None:
-        self._release(run, nonce, ended, copies)
+    @rule(execution_id=runs, attempt_id=attempt_ids, ended=ends, copies=copies)
+    def release_late(self, run: str, attempt_id: str, ended: str, copies: int) -> None:
+        self._release(run, attempt_id, ended, copies)
 
-    @rule(run=runs, nonce=nonces, home=st.sampled_from(HOMES), deadline=st.booleans(),
-          by_owner=st.booleans(), lineage=lineages, copies=copies)  # fmt: skip
-    def park(self, run: str, nonce: str, **how: Any) -> None:
-        self._acquire(run, nonce, inbox="-", **how)
+    @rule(execution_id=runs, attempt_id=attempt_ids, home=st.sampled_from(HOMES), deadline=st.booleans(),
+          by_owner=st.booleans(), ancestors=lineages, copies=copies)  # fmt: skip
+    def park(self, run: str, attempt_id: str, **how: Any) -> None:
+        self._acquire(run, attempt_id, inbox="-", **how)
 
     @somebody_holds
-    @rule(pick=picks, home=st.sampled_from(HOMES), lineage=lineages)
+    @rule(pick=picks, home=st.sampled_from(HOMES), ancestors=lineages)
     def park_a_copy(self, pick: int, **how: Any) -> None:
         _, run, hold = self._pick(self.model.holds, pick)
-        self._acquire(run, "n1" if hold.nonce != "n1" else "n2", inbox="-", **how)
+        self._acquire(run, "n1" if hold.attempt_id != "n1" else "n2", inbox="-", **how)
 
     @somebody_is_parked
-    @rule(pick=picks, nonce=nonces, lineage=lineages, by_owner=st.booleans(), copies=copies,
+    @rule(pick=picks, attempt_id=attempt_ids, ancestors=lineages, by_owner=st.booleans(), copies=copies,
           home=homes, waits=st.booleans())  # fmt: skip
-    def arrive(self, pick: int, nonce: str, **how: Any) -> None:
+    def arrive(self, pick: int, attempt_id: str, **how: Any) -> None:
         """A parked message comes to a worker: one that was sent, or one sent before."""
         parked = list(self.model.parked())
-        self._acquire(parked[pick % len(parked)], nonce, inbox="flaky", **how)
+        self._acquire(parked[pick % len(parked)], attempt_id, inbox="flaky", **how)
 
     @somebody_is_parked
     @rule(home=st.sampled_from(HOMES), by=st.sampled_from(["b1", "b2"]),
@@ -119,30 +119,30 @@ class LockMachine(Driver):
     def withdraw(self, pick: int, home: str, copies: int) -> None:
         self._withdraw(RUNS[pick % len(RUNS)], home, copies)
 
-    @rule(run=runs, nonce=nonces)
-    def renew(self, run: str, nonce: str) -> None:
+    @rule(execution_id=runs, attempt_id=attempt_ids)
+    def renew(self, run: str, attempt_id: str) -> None:
         for name in self.wants[run]:
-            kept = self._send(partial(self.desk.renew, run, nonce, name, LIFE))
+            kept = self._send(partial(self.desk.renew, run, attempt_id, name, LIFE))
             self.invariant_09_a_renewal_brings_nothing_back()
-            assert kept == self.model.renew(run, nonce, name)
+            assert kept == self.model.renew(run, attempt_id, name)
 
     @somebody_waits
     @rule(which=st.lists(picks, min_size=1, max_size=3), copies=copies)
     def heartbeat(self, which: list[int], copies: int) -> None:
         found = (self._pick(self.model.queues, pick) for pick in which)
-        self._heartbeat({run: place.nonce for _, run, place in found}, copies)
+        self._heartbeat({run: place.attempt_id for _, run, place in found}, copies)
 
-    @rule(run=runs, nonce=nonces)
-    def beat_late(self, run: str, nonce: str) -> None:
-        self._heartbeat({run: nonce}, 1)
+    @rule(execution_id=runs, attempt_id=attempt_ids)
+    def beat_late(self, run: str, attempt_id: str) -> None:
+        self._heartbeat({run: attempt_id}, 1)
 
     @somebody_holds
     @rule(pick=picks, whole=st.booleans())
     def force_release(self, pick: int, whole: bool) -> None:
         name, run, _ = self._pick(self.model.holds, pick)
         only = "" if whole else run
-        taken = self._send(lambda: self.desk.store.force_release(name, only))
-        assert {hold.run for hold in taken} == self.model.force_release(name, only)
+        taken = self._send(lambda: self.desk.backend.force_release(name, only))
+        assert {hold.execution_id for hold in taken} == self.model.force_release(name, only)
         self._every_entry_is_one_fence()
         self._the_messages_are_the_models()
 
@@ -187,7 +187,7 @@ class LockMachine(Driver):
         self.model.reachable = set(self.ears)
         self.before = self.now
 
-    @rule(run=runs)
+    @rule(execution_id=runs)
     def an_end_is_forgotten(self, run: str) -> None:
         self.desk.client.delete(f"{self.desk.keys.prefix(0)}d:{run}")
         self.model.ended.pop(run, None)

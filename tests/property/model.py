@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from celery_relock.core.answers import Claim
+from celery_relock.engine.protocol import Claim
 from tests.property.parking import Hold, ParkedRuns, Place
 
 Reply = tuple[Any, ...]
@@ -34,11 +34,11 @@ class Model(ParkedRuns):
         self, claim: Claim, wait: bool, inbox: str, home: str = "", deadline: bool = False
     ) -> Reply:
         """With a home it parks, and else waits, or not."""
-        run, names = claim.run, claim.names
-        self._begin("", f"{run} {claim.nonce}")
+        run, names = claim.execution_id, claim.names
+        self._begin("", f"{run} {claim.attempt_id}")
         limits = dict(zip(names, claim.limits, strict=True))
-        place = Place(claim.nonce, claim.owner, inbox, claim.by_owner, limits, home=home)
-        place.lineage = claim.lineage if home else ()
+        place = Place(claim.attempt_id, claim.owner, inbox, claim.by_owner, limits, home=home)
+        place.ancestors = claim.ancestors if home else ()
         if refusal := self._refusal(claim, place, deadline):
             return refusal
         is_in = bool(self._holds_of(claim))
@@ -58,22 +58,22 @@ class Model(ParkedRuns):
         if blocked and home:
             return self._park(run, place, deadline)
         for name, entry in joins.items():
-            self.holds[name][run] = Hold(claim.nonce, claim.owner, entry)
+            self.holds[name][run] = Hold(claim.attempt_id, claim.owner, entry)
         return self._wait(run, place, blocked[0]) if blocked else self._enter(claim, wanted)
 
     def _refusal(self, claim: Claim, place: Place, deadline: bool) -> Reply | None:
-        ended = self.ended[claim.run]
+        ended = self.ended[claim.execution_id]
         if RUN_ENDED in ended:
-            self._withdraw(claim.run)
-        if ended & {RUN_ENDED, claim.nonce}:
+            self._withdraw(claim.execution_id)
+        if ended & {RUN_ENDED, claim.attempt_id}:
             return ("ENDED",)
         if self._another_attempt_waits(claim):
             return ("DUPLICATE",)
-        if all(hold.nonce == claim.nonce for hold in self._holds_of(claim)):
+        if all(hold.attempt_id == claim.attempt_id for hold in self._holds_of(claim)):
             return None
         if place.parked:
-            self._leave_places_but_for(claim.run, list(claim.names), is_in=False)
-            return self._park(claim.run, place, deadline, first=True)
+            self._leave_places_but_for(claim.execution_id, list(claim.names), is_in=False)
+            return self._park(claim.execution_id, place, deadline, first=True)
         return ("DUPLICATE",)
 
     def _wait(self, run: str, place: Place, name: str) -> Reply:
@@ -85,27 +85,31 @@ class Model(ParkedRuns):
     def _enter(self, claim: Claim, wanted: list[str]) -> Reply:
         self.last_entry += bool(wanted)
         for name in wanted:
-            self.holds[name][claim.run] = Hold(claim.nonce, claim.owner, self.last_entry)
-        entries = [self.holds[name][claim.run].entry for name in claim.names]
-        return ("HELD", entries, [self._shared(name, claim.run) for name in claim.names])
+            self.holds[name][claim.execution_id] = Hold(
+                claim.attempt_id, claim.owner, self.last_entry
+            )
+        entries = [self.holds[name][claim.execution_id].entry for name in claim.names]
+        return ("HELD", entries, [self._shared(name, claim.execution_id) for name in claim.names])
 
-    def release(self, run: str, nonce: str, names: Iterable[str], ended: str, home: str) -> bool:
-        self._begin(home, f"{run} {nonce}")
+    def release(
+        self, run: str, attempt_id: str, names: Iterable[str], ended: str, home: str
+    ) -> bool:
+        self._begin(home, f"{run} {attempt_id}")
         had_something = False
         for name in names:
             hold, place = self.holds[name].get(run), self.queues[name].get(run)
-            if hold and hold.nonce == nonce:
+            if hold and hold.attempt_id == attempt_id:
                 del self.holds[name][run]
                 had_something = True
             taken_back = place and not place.arrived and ended != "killed"
-            mine = place and place.nonce == nonce and (not place.parked or taken_back)
+            mine = place and place.attempt_id == attempt_id and (not place.parked or taken_back)
             if place and (mine or (place.parked and ended == "run")):
                 self._leave(run, place)
                 had_something = True
         for name in names:
             self.promote(name)
         if ended:
-            self.ended[run].add(RUN_ENDED if ended == "run" else nonce)
+            self.ended[run].add(RUN_ENDED if ended == "run" else attempt_id)
         return had_something
 
     def withdraw(self, run: str, home: str) -> bool:
@@ -114,23 +118,23 @@ class Model(ParkedRuns):
             self.ended[run].add(RUN_ENDED)
         return found
 
-    def renew(self, run: str, nonce: str, name: str) -> bool:
-        return run in self.holds[name] and self.holds[name][run].nonce == nonce
+    def renew(self, run: str, attempt_id: str, name: str) -> bool:
+        return run in self.holds[name] and self.holds[name][run].attempt_id == attempt_id
 
-    def heartbeat(self, beats: list[tuple[str, str, str]]) -> list[Reply]:
+    def heartbeat(self, renewals: list[tuple[str, str, str]]) -> list[Reply]:
         """For (lock, run, nonce)."""
         self._begin()
         kept = []
-        for name, run, nonce in beats:
+        for name, run, attempt_id in renewals:
             place = self.queues[name].get(run)
-            alive = place and place.nonce == nonce and not place.dead and not place.parked
+            alive = place and place.attempt_id == attempt_id and not place.dead and not place.parked
             kept.append(place if alive else None)
-        for (name, run, _), place in zip(beats, kept, strict=True):
+        for (name, run, _), place in zip(renewals, kept, strict=True):
             if place and run not in self.holds[name]:
                 self.promote(name, caller=run)
                 if run not in self.holds[name] and place.by_owner:
                     self._admit(run, place, first_in=None, caller=run)
-        return [self._beat_reply(*beat, place) for beat, place in zip(beats, kept, strict=True)]
+        return [self._beat_reply(*beat, place) for beat, place in zip(renewals, kept, strict=True)]
 
     def force_release(self, name: str, only: str) -> set[str]:
         self._begin()
@@ -192,10 +196,10 @@ class Model(ParkedRuns):
         if None in entries.values():
             self.last_entry += 1
         for name, joined in entries.items():
-            self.holds[name][run] = Hold(place.nonce, place.owner, joined or self.last_entry)
+            self.holds[name][run] = Hold(place.attempt_id, place.owner, joined or self.last_entry)
         if run != caller:
             told = [self.holds[name][run].entry for name in entries]
-            self.messages.append((place.inbox, "granted", run, place.nonce, told))
+            self.messages.append((place.inbox, "granted", run, place.attempt_id, told))
         return True
 
     def _admission(
@@ -214,7 +218,7 @@ class Model(ParkedRuns):
         return entries
 
     def _entry_for(self, name: str, claim: Claim) -> int | None:
-        return self._joinable(name, claim.owner, claim.by_owner, claim.lineage)
+        return self._joinable(name, claim.owner, claim.by_owner, claim.ancestors)
 
     def _busy(self, name: str, run: str) -> Reply:
         holds, line = self.holds[name].values(), self.queues[name]
@@ -223,18 +227,22 @@ class Model(ParkedRuns):
         return ("BUSY", name, owner, len(line), parked)
 
     def _holds_of(self, claim: Claim) -> list[Hold]:
-        return [self.holds[n][claim.run] for n in claim.names if claim.run in self.holds[n]]
+        return [
+            self.holds[n][claim.execution_id]
+            for n in claim.names
+            if claim.execution_id in self.holds[n]
+        ]
 
     def _another_attempt_waits(self, claim: Claim) -> bool:
-        places = [self.queues[name].get(claim.run) for name in claim.names]
+        places = [self.queues[name].get(claim.execution_id) for name in claim.names]
         return any(
-            place and place.nonce != claim.nonce and not place.dead and not place.parked
+            place and place.attempt_id != claim.attempt_id and not place.dead and not place.parked
             for place in places
         )
 
-    def _beat_reply(self, name: str, run: str, nonce: str, kept: Place | None) -> Reply:
+    def _beat_reply(self, name: str, run: str, attempt_id: str, kept: Place | None) -> Reply:
         hold = self.holds[name].get(run)
-        if hold and hold.nonce == nonce:
+        if hold and hold.attempt_id == attempt_id:
             return ("HELD", hold.entry)
         return ("WAIT", self._rank(name, run)) if kept else ("LOST",)
 

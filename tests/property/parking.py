@@ -10,12 +10,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from celery_relock.core.answers import Claim
+from celery_relock.engine.protocol import Claim
 
 
 @dataclass
 class Hold:
-    nonce: str
+    attempt_id: str
     owner: str
     entry: int
 
@@ -24,7 +24,7 @@ class Hold:
 class Place:
     """Where a run stands in the queues of all the locks in `limits`."""
 
-    nonce: str
+    attempt_id: str
     owner: str
     inbox: str
     by_owner: bool
@@ -32,7 +32,7 @@ class Place:
     dead: bool = False
     # Of a parked run, whose message is in Redis:
     home: str = ""
-    lineage: tuple[str, ...] = ()
+    ancestors: tuple[str, ...] = ()
     arrived: bool = False
     on_its_way: bool = False
     overdue: bool = False
@@ -111,11 +111,11 @@ class ParkedRuns:
 
     def _take_over_places(self, claim: Claim, by: Place, waits: bool, is_in: bool) -> None:
         for name in claim.names:
-            place = self.queues[name].get(claim.run)
+            place = self.queues[name].get(claim.execution_id)
             if place and (not is_in if place.parked else waits and place.dead):
-                place.nonce, place.owner, place.inbox = by.nonce, by.owner, by.inbox
+                place.attempt_id, place.owner, place.inbox = by.attempt_id, by.owner, by.inbox
                 place.by_owner, place.dead, place.arrived = by.by_owner, False, place.parked
-                place.lineage = claim.lineage if place.parked else ()
+                place.ancestors = claim.ancestors if place.parked else ()
 
     def _leave_places_but_for(self, run: str, wanted: list[str], is_in: bool) -> None:
         for line in self.queues.values():
@@ -149,15 +149,15 @@ class ParkedRuns:
             self.owed[home].pop(run, None)
 
     def entry_of(self, name: str, run: str, place: Place) -> int | None:
-        return self._joinable(name, place.owner, place.by_owner, place.lineage)
+        return self._joinable(name, place.owner, place.by_owner, place.ancestors)
 
     def _joinable(
-        self, name: str, owner: str, by_owner: bool, lineage: Iterable[str]
+        self, name: str, owner: str, by_owner: bool, ancestors: Iterable[str]
     ) -> int | None:
         admitting = [
             hold.entry
             for run, hold in self.holds[name].items()
-            if hold.owner == owner and (by_owner or run in lineage)
+            if hold.owner == owner and (by_owner or run in ancestors)
         ]
         return max(admitting, default=None)
 

@@ -10,7 +10,7 @@ from tests.support.desk import Desk
 
 
 class RealHold(NamedTuple):
-    nonce: str
+    attempt_id: str
     owner: str
     fence: int
 
@@ -78,9 +78,9 @@ def _lock(
             assert run[1:] in holds, f"{run!r} has no hold"
             continue
         assert b"@" + run in holds, f"nobody knows who {run!r} is"
-        expiry, fence, nonce, owner, _ = record.decode().split(" ")
+        expiry, fence, attempt_id, owner, _ = record.decode().split(" ")
         if int(expiry) > 1:
-            found.holds[run.decode()] = RealHold(nonce, owner, int(fence))
+            found.holds[run.decode()] = RealHold(attempt_id, owner, int(fence))
         else:
             found.lapsed.add(run.decode())
     assert set(queue) == set(waiters), "the queue and what is known of the waiters differ"

@@ -10,7 +10,7 @@ import redis
 from redis.cluster import ClusterNode, RedisCluster
 from redis.crc import key_slot
 
-from celery_relock.store.cluster import BUCKETS, ClusterStore
+from celery_relock.store.cluster import BUCKETS, ClusterBackend
 from celery_relock.store.keyspace import Keyspace
 from celery_relock.store.seeds import seeds_of_url
 from tests.support.redis_server import RedisServer, _free_port
@@ -68,11 +68,13 @@ class ClusterServers:
         scheme = "rediss+cluster" if self._tls else "redis+cluster"
         return f"{scheme}://" + ",".join(f"127.0.0.1:{port}" for port in ports[:3])
 
-    def store(self, namespace: str, buckets: int = BUCKETS, patience: float = 30.0) -> ClusterStore:
+    def backend(
+        self, namespace: str, buckets: int = BUCKETS, patience: float = 30.0
+    ) -> ClusterBackend:
         """A store with connections of its own, as if it were a process of its own."""
         seeds = seeds_of_url(f"{self.url}?patience={patience}")
         keys = Keyspace(namespace, buckets)
-        return ClusterStore(seeds.nodes, seeds.options, keys, failover=seeds.failover)
+        return ClusterBackend(seeds.nodes, seeds.options, keys, failover=seeds.failover)
 
     def name_at(self, node: RedisServer, namespace: str, other_than: Sequence[str] = ()) -> str:
         """A lock name that has its bucket at a node now, and no bucket in common with others."""

@@ -7,10 +7,19 @@ from typing import Any
 
 import redis
 
-from celery_relock.core import ids
-from celery_relock.core.answers import Answer, Beat, Claim, Held, Message, Parcel, Parked, Queued
+from celery_relock.engine import ids
+from celery_relock.engine.protocol import (
+    Answer,
+    Claim,
+    Held,
+    Message,
+    Parked,
+    ParkRequest,
+    Queued,
+    Renewal,
+)
 from celery_relock.store.keyspace import Keyspace
-from celery_relock.store.redis import RedisStore
+from celery_relock.store.redis import RedisBackend
 from celery_relock.store.scripts import scripts
 from tests.support.waiting import wait_for
 
@@ -48,7 +57,7 @@ class Inbox:
 
 
 class Desk:
-    """Short names for the verbs of a RedisStore, for claims of which most is the same.
+    """Short names for the verbs of a RedisBackend, for claims of which most is the same.
 
     A claim is for lock "a", of an owner called as the run, with limit 1 and a lease of 30 s.
     """
@@ -58,7 +67,7 @@ class Desk:
             redis.Redis.from_url(url) if pool is None else redis.Redis(connection_pool=pool)
         )
         self.keys = Keyspace(namespace)
-        self.store = RedisStore(pool or redis.ConnectionPool.from_url(url), self.keys)
+        self.backend = RedisBackend(pool or redis.ConnectionPool.from_url(url), self.keys)
         self._inboxes: list[Inbox] = []
         self._out: list[Message] = []
         self.recheck: float | None = None
@@ -66,7 +75,7 @@ class Desk:
     def take(
         self,
         run: str,
-        nonce: str = "n",
+        attempt_id: str = "n",
         *,
         names: tuple[str, ...] = ("a",),
         limit: int = 1,
@@ -75,25 +84,25 @@ class Desk:
         lease: float = 30.0,
         **more: Any,
     ) -> Answer:
-        claim = _claim(run, nonce, names=names, limit=limit, lease=lease, **more)
-        return self.store.acquire(claim, wait, inbox)
+        claim = _claim(run, attempt_id, names=names, limit=limit, lease=lease, **more)
+        return self.backend.acquire(claim, wait, inbox)
 
-    def fence(self, run: str, nonce: str = "n", **more: Any) -> int:
+    def fence(self, run: str, attempt_id: str = "n", **more: Any) -> int:
         """Take one lock that must be free, or open to this run; returns its fence."""
-        answer = self.take(run, nonce, **more)
+        answer = self.take(run, attempt_id, **more)
         assert isinstance(answer, Held), answer
         return answer.fences[0]
 
-    def queue(self, run: str, nonce: str = "n", **more: Any) -> int:
+    def queue(self, run: str, attempt_id: str = "n", **more: Any) -> int:
         """Take a place in the queue of a lock that must not be free; returns the rank."""
-        answer = self.take(run, nonce, **{"wait": 6.0, **more})
+        answer = self.take(run, attempt_id, **{"wait": 6.0, **more})
         assert isinstance(answer, Queued), answer
         return answer.rank
 
     def leave(
         self,
         run: str,
-        nonce: str = "n",
+        attempt_id: str = "n",
         *,
         text: str = "",
         home: str = "h",
@@ -103,31 +112,33 @@ class Desk:
         **more: Any,
     ) -> Any:
         """Take the locks, or leave a message (`text`, or the run's name) in line for them."""
-        parcel = Parcel(text or f"text of {run}", home, task or f"t-{run}", patience, most)
-        answer = self.store.park(_claim(run, nonce, **more), parcel)
+        park_request = ParkRequest(
+            text or f"text of {run}", home, task or f"t-{run}", patience, most
+        )
+        answer = self.backend.park(_claim(run, attempt_id, **more), park_request)
         self._out += answer.messages if isinstance(answer, Parked) else ()
         return answer
 
-    def park(self, run: str, nonce: str = "n", **more: Any) -> int:
+    def park(self, run: str, attempt_id: str = "n", **more: Any) -> int:
         """Leave a message for a lock that must not be free; returns the rank."""
-        answer = self.leave(run, nonce, **more)
+        answer = self.leave(run, attempt_id, **more)
         assert isinstance(answer, Parked), answer
         return answer.rank
 
     def resume(self, home: str = "h", by: str = "", tasks: tuple[str, ...] = ()) -> list[str]:
         """Look for what is to be sent on; returns the runs whose messages were handed out."""
-        found = self.store.resume(home, by or ids.nonce(), tasks)
+        found = self.backend.resume(home, by or ids.new_attempt_id(), tasks)
         self.recheck = found.recheck
-        return [message.run for message in found.messages]
+        return [message.execution_id for message in found.messages]
 
     def withdraw(self, run: str, home: str = "", remember: float = 60.0) -> bool:
-        had, messages = self.store.withdraw(run, remember, home)
+        had, messages = self.backend.withdraw(run, remember, home)
         self._out += messages
         return had
 
     def out(self) -> list[str]:
         """The runs whose messages were handed out since the last call, but for those of resume."""
-        return [message.run for message in self.messages()]
+        return [message.execution_id for message in self.messages()]
 
     def messages(self) -> list[Message]:
         """As `out`, whole."""
@@ -137,7 +148,7 @@ class Desk:
     def give_back(
         self,
         run: str,
-        nonce: str = "n",
+        attempt_id: str = "n",
         *,
         names: tuple[str, ...] = ("a",),
         ended: str = "",
@@ -145,23 +156,28 @@ class Desk:
         home: str = "h",
     ) -> bool:
         """Give back, in a process that can send the messages of a home."""
-        had, messages = self.store.release(
-            names, run, nonce, ended=ended, remember=remember, home=home
+        had, messages = self.backend.release(
+            names, run, attempt_id, ended=ended, remember=remember, home=home
         )
         self._out += messages
         return had
 
-    def renew(self, run: str, nonce: str = "n", name: str = "a", lease: float = 30.0) -> bool:
-        return self.store.renew([Beat(name, run, nonce, lease)])[0]
+    def renew(self, run: str, attempt_id: str = "n", name: str = "a", lease: float = 30.0) -> bool:
+        return self.backend.renew([Renewal(name, run, attempt_id, lease)])[0]
 
     def beat(
-        self, run: str, nonce: str = "n", name: str = "a", wait: float = 6.0, lease: float = 30.0
+        self,
+        run: str,
+        attempt_id: str = "n",
+        name: str = "a",
+        wait: float = 6.0,
+        lease: float = 30.0,
     ) -> Held | Queued | None:
-        return self.store.heartbeat([Beat(name, run, nonce, lease, wait)])[0]
+        return self.backend.heartbeat([Renewal(name, run, attempt_id, lease, wait)])[0]
 
     def holders(self, name: str = "a") -> list[str]:
         """The runs that hold a lock, sorted."""
-        return sorted(hold.run for hold in self.store.inspect(name).holds)
+        return sorted(hold.execution_id for hold in self.backend.inspect(name).holds)
 
     def waiters(self, name: str = "a") -> list[str]:
         """The runs in the queue of a lock, dead ones too, in order."""
@@ -219,12 +235,12 @@ class Desk:
     def close(self) -> None:
         for inbox in self._inboxes:
             inbox.close()
-        self.store.close()
+        self.backend.close()
 
 
 def _claim(
     run: str,
-    nonce: str,
+    attempt_id: str,
     *,
     names: tuple[str, ...] = ("a",),
     limit: int = 1,
@@ -233,7 +249,7 @@ def _claim(
 ) -> Claim:
     more.setdefault("owner", run)
     more.setdefault("limits", (limit,) * len(names))
-    return Claim(run, nonce, names=names, lease=lease, **more)
+    return Claim(run, attempt_id, names=names, lease=lease, **more)
 
 
 def _text(reply: Any) -> Any:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from celery_relock.core.answers import Beat
-from celery_relock.core.engine import Engine
+from celery_relock.engine.engine import Engine
+from celery_relock.engine.protocol import Renewal
 from celery_relock.store.keyspace import Keyspace
 from celery_relock.store.pools import pool_from_url
-from celery_relock.store.redis import RedisStore
+from celery_relock.store.redis import RedisBackend
 
 
 class Gate:
@@ -33,8 +33,8 @@ class Gate:
         self._opened.wait(30)
 
 
-class GatedStore(RedisStore):
-    """A RedisStore whose next renewal can be stopped before it is sent, or before its answer is
+class GatedStore(RedisBackend):
+    """A RedisBackend whose next renewal can be stopped before it is sent, or before its answer is
     believed, or made to fail."""
 
     def __init__(self, url: str, namespace: str):
@@ -61,9 +61,9 @@ class GatedStore(RedisStore):
     def fail_next(self, *errors: BaseException) -> None:
         self._fail.extend(errors)
 
-    def renew(self, beats: Sequence[Beat], *, within: float | None = None) -> list[bool]:
+    def renew(self, renewals: Sequence[Renewal], *, within: float | None = None) -> list[bool]:
         if within is None:  # not the keep-alive thread
-            return super().renew(beats)
+            return super().renew(renewals)
         before, self._before = self._before, None
         after, self._after = self._after, None
         if before is not None:
@@ -71,7 +71,7 @@ class GatedStore(RedisStore):
         self.renewals += 1
         if self._fail:
             raise self._fail.pop(0)
-        answers = super().renew(beats, within=within)
+        answers = super().renew(renewals, within=within)
         if after is not None:
             after.stop()
         for gate in filter(None, (before, after)):
@@ -87,5 +87,5 @@ def _when_done(call: Callable[[], None]) -> None:
 
 
 def gated(url: str, namespace: str) -> tuple[Engine, GatedStore]:
-    store = GatedStore(url, namespace)
-    return Engine(store), store
+    backend = GatedStore(url, namespace)
+    return Engine(backend), backend

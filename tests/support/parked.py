@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery_relock import Lock, compose
-from celery_relock.core.answers import LockState
+from celery_relock.engine.protocol import LockState
 from tests.support.waiting import wait_for
 
 

@@ -19,24 +19,25 @@ import os, sys, threading, time
 URL, NAMESPACE = sys.argv[1:3]
 
 def engine(url=URL):
-    from celery_relock.core.engine import Engine
+    from celery_relock.engine.engine import Engine
     if url.startswith("redis+cluster:"):
         from celery_relock.compose import engine_for_url
         return engine_for_url(url, NAMESPACE)
     from celery_relock.store.keyspace import Keyspace
     from celery_relock.store.pools import pool_from_url
-    from celery_relock.store.redis import RedisStore
-    return Engine(RedisStore(pool_from_url(url), Keyspace(NAMESPACE)))
+    from celery_relock.store.redis import RedisBackend
+    return Engine(RedisBackend(pool_from_url(url), Keyspace(NAMESPACE)))
 
-def lease(engine, *names, seconds=1.0, run=None, owner=None, **more):
-    from celery_relock.core import ids
-    from celery_relock.core.answers import Claim
-    run = run or ids.new_id()
+def lease(engine, *names, seconds=1.0, execution_id=None, owner=None, **more):
+    from celery_relock.engine import ids
+    from celery_relock.engine.protocol import Claim
+    run = execution_id or ids.new_id()
     limits = (1,) * len(names)
-    return engine.lease(Claim(run, ids.nonce(), owner or run, names, limits, seconds, **more))
+    asked = Claim(run, ids.new_attempt_id(), owner or run, names, limits, seconds, **more)
+    return engine.lease(asked)
 
 def held(engine, *names, wait=0.0, **more):
-    from celery_relock.core.answers import Held
+    from celery_relock.engine.protocol import Held
     taken = lease(engine, *names, **more)
     answer = engine.acquire(taken, wait)
     assert isinstance(answer, Held), answer

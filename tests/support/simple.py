@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_relock.core.answers import Claim, Queued
+from celery_relock.engine.protocol import Claim, Queued
 from tests.support.desk import Desk
 
 
 def wait(desk: Desk, run: str, channel: str = "p-1", **more: Any) -> int:
     """Wait as a process does whose threads have a channel each; returns the rank."""
     facts: dict[str, Any] = {"owner": run, "names": ("a",), "limits": (1,), "lease": 30.0, **more}
-    answer = desk.store.acquire(Claim(run, "n", **facts), 6.0, "p", channel)
+    answer = desk.backend.acquire(Claim(run, "n", **facts), 6.0, "p", channel)
     assert isinstance(answer, Queued), answer
     return answer.rank
 

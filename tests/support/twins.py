@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from celery_relock.core.answers import Busy, Held, Parked, Queued, Resumed
+from celery_relock.engine.protocol import Conflict, Held, Parked, Queued, Resumed
 from tests.support.desk import Desk
 from tests.support.ears import Ears
 
@@ -110,9 +110,9 @@ class Twin:
         found["stuck"] = {hold: json.loads(text) for hold, text in stuck.items()}
         for name in NAMES:
             holds, places = self.holds(name), self.places(name)
-            who = {f"@{run}": self.locks[name][0].get(f"@{run}") for run in holds}
+            label = {f"@{run}": self.locks[name][0].get(f"@{run}") for run in holds}
             found[name] = {
-                "holds": {run: self._hold(*record) for run, record in holds.items()} | who,
+                "holds": {run: self._hold(*record) for run, record in holds.items()} | label,
                 "line": list(places),
                 "places": {run: _place(place) for run, place in places.items()},
                 "messages": self.locks[name][3],
@@ -136,8 +136,8 @@ class Twin:
                 found[f"{kind}:{name}"] = "ends" if left > 0 else left
         return found
 
-    def _hold(self, expiry: str, fence: str, nonce: str, owner: str, bound: str) -> Any:
-        return Near(int(expiry)), self._numbers[int(fence)], nonce, owner, bound
+    def _hold(self, expiry: str, fence: str, attempt_id: str, owner: str, bound: str) -> Any:
+        return Near(int(expiry)), self._numbers[int(fence)], attempt_id, owner, bound
 
     def told(self, answer: Any, names: tuple[str, ...]) -> Any:
         """An answer, to be compared; ranks without the dead, where that is to be known."""
@@ -147,7 +147,7 @@ class Twin:
             return "WAIT", self._alive(names, answer.rank), Near(answer.recheck * 1000)
         if isinstance(answer, Parked):
             return "PARKED", self._alive(names, answer.rank), answer.messages
-        if isinstance(answer, Busy):
+        if isinstance(answer, Conflict):
             number = self._numbers.get(answer.fence)
             plain = answer._replace(remaining=0, fence=0, waiting=0)
             waiting = self._alive((answer.name,), answer.waiting)

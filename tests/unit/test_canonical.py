@@ -19,8 +19,8 @@ import pydantic
 import pytest
 from kombu.utils import json
 
-from celery_relock.core import canonical
 from celery_relock.errors import LockConfigError
+from celery_relock.naming import canonical
 
 
 class Plain(enum.Enum):

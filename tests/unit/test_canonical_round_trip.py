@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kombu.utils import json
 
-from celery_relock.core.names import NameRule
+from celery_relock.naming.names import NameRule
 
 
 class Text(str, enum.Enum):

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_relock.core import events
-from celery_relock.core.events import LockEvent, Work
+from celery_relock.engine import events
+from celery_relock.engine.events import LockEvent, Work
 from celery_relock.errors import LockLost
 
 LOST = LockEvent("lost", ("a", "b"), "run", "workflow", 17, "it was taken", 12.5)

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_relock.core import ids
+from celery_relock.engine import ids
 
 URL_SAFE = re.compile(r"[A-Za-z0-9_-]+")
 
 
-@pytest.mark.parametrize(("make", "length"), [(ids.new_id, 22), (ids.nonce, 8)])
+@pytest.mark.parametrize(("make", "length"), [(ids.new_id, 22), (ids.new_attempt_id, 8)])
 def test_random_ids_have_their_length_and_do_not_repeat(make, length: int) -> None:
     made = {make() for _ in range(10_000)}
 
@@ -28,7 +28,7 @@ def test_a_forked_child_draws_other_ids_than_its_parent() -> None:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(writer, f"{ids.new_id()} {ids.nonce()}".encode())
+        os.write(writer, f"{ids.new_id()} {ids.new_attempt_id()}".encode())
         os._exit(0)
     os.waitpid(child, 0)
     theirs = os.read(reader, 100).decode().split()
@@ -36,7 +36,7 @@ def test_a_forked_child_draws_other_ids_than_its_parent() -> None:
     os.close(writer)
 
     assert len(theirs) == 2
-    assert not {ids.new_id(), ids.nonce()} & set(theirs)
+    assert not {ids.new_id(), ids.new_attempt_id()} & set(theirs)
 
 
 def test_a_uuid_becomes_the_base64_of_its_bytes() -> None:
@@ -70,7 +70,12 @@ def test_only_the_canonical_text_of_a_uuid_is_taken_for_one() -> None:
 
 
 def test_an_id_that_is_short_already_comes_back_unchanged() -> None:
-    for made in (ids.new_id(), ids.nonce(), ids.short(str(uuid.uuid4())), ids.short("x" * 100)):
+    for made in (
+        ids.new_id(),
+        ids.new_attempt_id(),
+        ids.short(str(uuid.uuid4())),
+        ids.short("x" * 100),
+    ):
         assert ids.short(made) == made
 
 

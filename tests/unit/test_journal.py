@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from celery_relock.core import journal as journals
-from celery_relock.core.answers import Released
-from celery_relock.core.engine import Engine
-from celery_relock.core.journal import Entry, Journal
-from celery_relock.core.reaper import Reaper
+from celery_relock.engine import journal as journals
+from celery_relock.engine.engine import Engine
+from celery_relock.engine.journal import Entry, Journal
+from celery_relock.engine.protocol import Released
+from celery_relock.engine.reaper import Reaper
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_a_process_is_alive_until_it_is_a_zombie_and_a_reused_pid_is_another_pro
 def test_a_process_that_cannot_be_looked_at_is_not_called_dead():
     program = """
 import os, resource
-from celery_relock.core import journal
+from celery_relock.engine import journal
 name = journal.process_name(os.getpid())
 resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
 try:
@@ -175,13 +175,13 @@ class _Store:
         self.id = name
         self.released: list[str] = []
 
-    def release(self, names, run, nonce, **_):
-        self.released.append(nonce)
+    def release(self, names, run, attempt_id, **_):
+        self.released.append(attempt_id)
         return Released(True)
 
 
-def _reaper(store: _Store) -> Reaper:
-    return Reaper(Engine(store))  # type: ignore[arg-type]
+def _reaper(backend: _Store) -> Reaper:
+    return Reaper(Engine(backend))  # type: ignore[arg-type]
 
 
 def test_the_reaper_takes_only_what_the_dead_noted_for_its_own_store(folder, journal):
@@ -190,10 +190,10 @@ def test_the_reaper_takes_only_what_the_dead_noted_for_its_own_store(folder, jou
     mine = folder / journals.process_name(os.getpid())
     dead = folder / "1-1"
     dead.write_bytes(mine.read_bytes())
-    store = _Store("store")
+    backend = _Store("store")
 
-    assert _reaper(store).look() == 1
-    assert store.released == ["nonce1"]
+    assert _reaper(backend).look() == 1
+    assert backend.released == ["nonce1"]
     assert dead.exists()  # the other store's reaper may come
     assert _reaper(_Store("another")).look() == 1
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from celery_relock.core.options import OPTION_NAMES, LockOptions
 from celery_relock.errors import LockConfigError
+from celery_relock.options import OPTION_NAMES, LockOptions
 
 
 def declare(**declared: Any) -> LockOptions:

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from celery_relock.core import outage
-from celery_relock.core.outage import Outage
+from celery_relock.engine import outage
+from celery_relock.engine.outage import Outage
 from celery_relock.errors import LockUnavailable
 
 

@@ -15,7 +15,7 @@ import redis.lock
 
 import celery_relock
 from celery_relock import errors
-from celery_relock.core.hold import Hold
+from celery_relock.engine.hold import Hold
 from tests.support.worker import ROOT
 
 NAMES = ["Lock", "LockedTask", "locked"]

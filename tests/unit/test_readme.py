@@ -14,8 +14,8 @@ from celery import _state, chain
 from redis.exceptions import LockError
 
 from celery_relock import Lock, errors, locked
-from celery_relock.core.options import OPTION_NAMES, LockOptions
 from celery_relock.errors import LockConfigError, RelockError
+from celery_relock.options import OPTION_NAMES, LockOptions
 from celery_relock.task.settings import option_defaults, store_settings
 from tests.support import Journal, RedisServer, Worker, wait_for
 

@@ -16,8 +16,8 @@ import pydantic
 import pytest
 from kombu.utils import json
 
-from celery_relock.core.template import Template
 from celery_relock.errors import LockConfigError
+from celery_relock.naming.template import Template
 
 
 class Colour(enum.Enum):

@@ -92,7 +92,7 @@ def asks_in_a_thread(self, account):
 def loses_its_lock(self, account):
     engine = engine_for_url(app.conf.relock_url, app.conf.relock_namespace)
     before = everything(self.lock)
-    engine.store.force_release(f"account:{account}")
+    engine.backend.force_release(f"account:{account}")
     for _ in range(100):
         if self.lock.lost:
             break

@@ -240,6 +240,6 @@ def meets_its_siblings(self, account):
 @locked()
 def tells_its_lineage(self, account, again):
     """Sends itself `again` times and waits for none."""
-    journal.add("lineage", account=account, again=again, ids=self.request.relock.get("lineage"))
+    journal.add("lineage", account=account, again=again, ids=self.request.relock.get("ancestors"))
     if again:
         tells_its_lineage.delay(account, again - 1)

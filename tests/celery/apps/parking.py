@@ -36,8 +36,8 @@ def hold(self, account):
 
 def take(self: Any, account: str, seconds: float = 0.0) -> str:
     with section(journal, self.lock):
-        run = self.request.headers["relock"]["run"] if self.request.headers else ""
-        journal.add("took", account=account, id=self.request.id, run=run)
+        run = self.request.headers["relock"]["execution_id"] if self.request.headers else ""
+        journal.add("took", account=account, id=self.request.id, execution_id=run)
         time.sleep(seconds)
         return str(self.request.id)
 

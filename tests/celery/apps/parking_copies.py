@@ -7,7 +7,7 @@ from typing import Any
 from celery.signals import task_postrun, worker_init
 
 from celery_relock import LockedTask
-from celery_relock.core.engine import Engine
+from celery_relock.engine.engine import Engine
 from tests.celery.apps.private import make_app
 from tests.support import Journal
 from tests.support.sections import section
@@ -39,12 +39,12 @@ tasks = {
 _park = Engine.park
 
 
-def _stops_before_it_parks(self: Engine, lease: Any, parcel: Any) -> Any:
+def _stops_before_it_parks(self: Engine, lease: Any, park_request: Any) -> Any:
     account = lease.claim.names[0].partition(":")[2]
     if account.startswith("gated"):
         journal.add("parks", account=account)
         journal.wait_for(lambda events: any(e.name == f"park {account}" for e in events), 30)
-    return _park(self, lease, parcel)
+    return _park(self, lease, park_request)
 
 
 @worker_init.connect

@@ -11,8 +11,8 @@ from celery.signals import worker_init
 from kombu import Queue
 
 from celery_relock import LockedTask
-from celery_relock.core.engine import Engine
-from celery_relock.store.redis import RedisStore
+from celery_relock.engine.engine import Engine
+from celery_relock.store.redis import RedisBackend
 from celery_relock.task.declaration import declaration
 from celery_relock.task.sending import CelerySender
 from tests.celery.apps.private import make_app
@@ -92,7 +92,7 @@ def holds_without_a_broker(self, account):
     stand("free", account)
 
 
-_send, _park, _ask_to_park = CelerySender.send, Engine.park, RedisStore.park
+_send, _park, _ask_to_park = CelerySender.send, Engine.park, RedisBackend.park
 
 
 def _dies_before_it_sends(self: Any, message: Any) -> None:
@@ -102,15 +102,15 @@ def _dies_before_it_sends(self: Any, message: Any) -> None:
     _send(self, message)
 
 
-def _takes_long_to_park(self: Engine, lease: Any, parcel: Any) -> Any:
-    answer = _park(self, lease, parcel)
+def _takes_long_to_park(self: Engine, lease: Any, park_request: Any) -> Any:
+    answer = _park(self, lease, park_request)
     if "limited" in lease.claim.names[0]:
         journal.add("parked")
         time.sleep(10)
     return answer
 
 
-def _dies_when_it_is_parked(self: RedisStore, claim: Any, *args: Any) -> Any:
+def _dies_when_it_is_parked(self: RedisBackend, claim: Any, *args: Any) -> Any:
     answer = _ask_to_park(self, claim, *args)
     if "unheard" in claim.names[0] and not journal.events("died"):
         journal.add("died")
@@ -122,5 +122,5 @@ def _dies_when_it_is_parked(self: RedisStore, claim: Any, *args: Any) -> Any:
 def _break(**_: Any) -> None:
     """In the worker alone, not in the test process."""
     CelerySender.send = _dies_before_it_sends  # type: ignore[method-assign]
-    RedisStore.park = _dies_when_it_is_parked  # type: ignore[method-assign]
+    RedisBackend.park = _dies_when_it_is_parked  # type: ignore[method-assign]
     Engine.park = _takes_long_to_park  # type: ignore[method-assign]

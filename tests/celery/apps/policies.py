@@ -8,7 +8,7 @@ from typing import Any
 from celery import chain, chord, group
 
 from celery_relock import LockedTask
-from celery_relock.core.options import POLICIES
+from celery_relock.options import POLICIES
 from tests.celery.apps.private import make_app
 from tests.support import Journal
 

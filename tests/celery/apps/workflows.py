@@ -15,7 +15,7 @@ from celery.exceptions import Ignore, Reject
 from celery.signals import after_task_publish, before_task_publish
 
 from celery_relock import Lock, LockedTask, locked
-from celery_relock.core import callstack
+from celery_relock.engine import reentrancy
 from celery_relock.task import sections
 from celery_relock.task.giveback import give_back
 from tests.celery.apps.private import make_app
@@ -76,7 +76,7 @@ def entry(task: Any) -> tuple[int, bool]:
 def inside(task: Any, account: str, name: str) -> Iterator[None]:
     fence, unbroken = entry(task)
     told = {"account": account, "fence": fence, "step": name, "unbroken": unbroken}
-    journal.add("enter", **told, holds=callstack.runs())
+    journal.add("enter", **told, holds=reentrancy.runs())
     try:
         yield
     finally:

@@ -14,9 +14,9 @@ from typing import Any
 import redis
 from celery.signals import task_postrun, worker_init
 
-from celery_relock.core.answers import Held, Parked
-from celery_relock.core.engine import Engine
-from celery_relock.store.redis import RedisStore
+from celery_relock.engine.engine import Engine
+from celery_relock.engine.protocol import Held, Parked
+from celery_relock.store.redis import RedisBackend
 from celery_relock.task.sending import CelerySender
 from tests.support import Journal
 
@@ -72,7 +72,7 @@ class Steps:
 
     def _wrap_engine(self) -> None:
         arrive, release = Engine.acquire, Engine.release
-        acquire, park = RedisStore.acquire, RedisStore.park
+        acquire, park = RedisBackend.acquire, RedisBackend.park
 
         def arriving(engine: Any, lease: Any, *args: Any, **kwargs: Any) -> Any:
             self._journal.add("arrived", task=lease.work.id, main=self._main)
@@ -80,11 +80,11 @@ class Steps:
             return arrive(engine, lease, *args, **kwargs)
 
         # In the store: nothing has been done yet with what the server said.
-        def acquiring(store: Any, *args: Any, **kwargs: Any) -> Any:
-            return self._answered(acquire(store, *args, **kwargs))
+        def acquiring(backend: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._answered(acquire(backend, *args, **kwargs))
 
-        def parking(store: Any, *args: Any, **kwargs: Any) -> Any:
-            return self._answered(park(store, *args, **kwargs))
+        def parking(backend: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._answered(park(backend, *args, **kwargs))
 
         def releasing(engine: Any, lease: Any, **kwargs: Any) -> Any:
             held = bool(lease.fences)
@@ -94,7 +94,7 @@ class Steps:
             return answer
 
         _replace(Engine, acquire=arriving, release=releasing)
-        _replace(RedisStore, acquire=acquiring, park=parking)
+        _replace(RedisBackend, acquire=acquiring, park=parking)
 
     def _answered(self, answer: Any) -> Any:
         if isinstance(answer, Held | Parked):

@@ -1,11 +1,13 @@
-"""What the store is asked, and what it can answer: plain values, each verb with its own.
+"""What a backend is asked, and what it can answer: plain values, each verb with its own; and the
+verbs themselves, each atomic and safe to send twice.
 
 "Held by somebody else" is an answer here. Only a store that cannot answer raises.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
 
 
 class Claim(NamedTuple):
@@ -24,15 +26,15 @@ class Claim(NamedTuple):
         stuck: run ids of holds that cannot end before this run has got in.
     """
 
-    run: str
-    nonce: str
+    execution_id: str
+    attempt_id: str
     owner: str
     names: tuple[str, ...]
     limits: tuple[int, ...]
     lease: float
-    who: str = ""
+    label: str = ""
     by_owner: bool = False
-    lineage: tuple[str, ...] = ()
+    ancestors: tuple[str, ...] = ()
     stuck: tuple[str, ...] = ()
 
 
@@ -55,7 +57,7 @@ class Queued(NamedTuple):
     repeated: bool = False
 
 
-class Busy(NamedTuple):
+class Conflict(NamedTuple):
     """A lock is not to be had now.
 
     Attributes:
@@ -73,7 +75,7 @@ class Busy(NamedTuple):
     remaining: float
     fence: int
     owner: str
-    who: str
+    label: str
     waiting: int
     parked: bool = False
     repeated: bool = False
@@ -83,7 +85,7 @@ class Duplicate(NamedTuple):
     """Another attempt of the same run lives, for `remaining` seconds more unless it is renewed."""
 
     remaining: float
-    who: str
+    label: str
     repeated: bool = False
 
 
@@ -101,11 +103,11 @@ class Deadlocked(NamedTuple):
     path: tuple[str, ...]
 
 
-Answer: TypeAlias = Held | Queued | Busy | Duplicate | Ended | Deadlocked
-Outcome: TypeAlias = Held | Busy | Duplicate | Ended | Deadlocked
+Answer: TypeAlias = Held | Queued | Conflict | Duplicate | Ended | Deadlocked
+Outcome: TypeAlias = Held | Conflict | Duplicate | Ended | Deadlocked
 
 
-class Parcel(NamedTuple):
+class ParkRequest(NamedTuple):
     """A message that is to be parked, with what the queue needs to know of it.
 
     Attributes:
@@ -126,7 +128,7 @@ class Parcel(NamedTuple):
 class Message(NamedTuple):
     """A parked message that whoever gets it has to send on. It stays parked until its run is in."""
 
-    run: str
+    execution_id: str
     name: str
     text: str
 
@@ -145,7 +147,7 @@ class Full(NamedTuple):
     parked: int
 
 
-class Heir(NamedTuple):
+class Successor(NamedTuple):
     """The runs that a hold is kept for, in its entry and under the nonce `KEPT`.
 
     Attributes:
@@ -154,7 +156,7 @@ class Heir(NamedTuple):
         keep: seconds after which they end if it has not come; nothing makes them longer.
     """
 
-    run: str
+    execution_id: str
     keep: float
 
 
@@ -175,12 +177,12 @@ class Resumed(NamedTuple):
     recheck: float | None
 
 
-class Beat(NamedTuple):
+class Renewal(NamedTuple):
     """One line of a renewal or heartbeat: a run's share of one lock. `wait` is 0 for a hold."""
 
     name: str
-    run: str
-    nonce: str
+    execution_id: str
+    attempt_id: str
     lease: float
     wait: float = 0.0
 
@@ -190,30 +192,30 @@ class Notice(NamedTuple):
     all that can send, "parked", with the message's home for a nonce."""
 
     kind: str
-    run: str
-    nonce: str
+    execution_id: str
+    attempt_id: str
     fence: int = 0
 
 
 class HoldInfo(NamedTuple):
     """A live hold as `inspect` tells it. `remaining` in seconds; the fence is its µs of entry."""
 
-    run: str
+    execution_id: str
     remaining: float
     fence: int
-    nonce: str
+    attempt_id: str
     owner: str
-    who: str
+    label: str
 
 
 class WaiterInfo(NamedTuple):
     """A live waiter as `inspect` tells it, first in line first. A parked one needs no life."""
 
-    run: str
+    execution_id: str
     remaining: float
-    nonce: str
+    attempt_id: str
     owner: str
-    who: str
+    label: str
     parked: bool = False
 
 
@@ -223,3 +225,107 @@ class LockState(NamedTuple):
     holds: tuple[HoldInfo, ...]
     waiters: tuple[WaiterInfo, ...]
     waiting: int
+
+
+class Backend(Protocol):
+    """Where locks live. Every verb raises LockUnavailable when the server cannot be asked and
+    LockConfigError when it must not be (somebody else's key, an old server, no permission)."""
+
+    @property
+    def id(self) -> str:
+        """The same in every process that has the same locks; tells no address and no password."""
+
+    @property
+    def replicated(self) -> bool:
+        """Holds count when replicas have them: one that a message told of, when it is renewed."""
+
+    def route(self, names: Sequence[str]) -> object:
+        """What renewals of these locks share: those with another route are sent by another call,
+        which does not fail with this one."""
+
+    def acquire(
+        self, claim: Claim, wait: float = 0.0, inbox: str = "-", channel: str = ""
+    ) -> Answer:
+        """Take all locks of the claim, or none. With `wait` seconds > 0 queue for them: the place
+        lives that long without a heartbeat, and the grant is announced to `channel`, by default to
+        `inbox`, as a loss of the hold will be."""
+
+    def park(
+        self, claim: Claim, park_request: ParkRequest, inbox: str = "-"
+    ) -> Held | Parked | Full | Duplicate | Deadlocked | Ended:
+        """As `acquire`, but leave a message in the queue. A copy of a run that is in is parked
+        behind it."""
+
+    def release(
+        self,
+        names: Sequence[str],
+        execution_id: str,
+        attempt_id: str,
+        ended: str = "",
+        remember: float = 0.0,
+        home: str = "",
+        successor: Successor | None = None,
+        waited: bool = False,
+    ) -> Released:
+        """Give back what the attempt has, or its places.
+
+        `ended` is "", "run" or "attempt": what shall count as ended for `remember` seconds;
+        "killed" is an attempt that leaves the message that it parked.
+        `home`: parked messages of this broker that may go on are handed out to the caller.
+        `heir`: the run that is to go on with the holds.
+        `waited`: the attempt has waited, so others are likely to: the next one is to be told before
+        the caller is answered."""
+
+    def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
+        """The parked messages of a broker that are to be sent on now; `tasks` (short ids) in any
+        case. `by` is the id of this call, for its repetition."""
+
+    def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
+        """Take a parked message out of its queues for good; the run counts as ended."""
+
+    def renew(self, renewals: Sequence[Renewal], *, within: float | None = None) -> list[bool]:
+        """Extend holds; False for each that is lost. `within`: the keep-alive thread calls, and
+        waits so many seconds for an answer at the most."""
+
+    def heartbeat(
+        self, renewals: Sequence[Renewal], *, within: float | None = None
+    ) -> list[Held | Queued | None]:
+        """Keep places in queues and find grants; None for each that is neither queued nor holding.
+        `within` as for `renew`."""
+
+    def inspect(self, name: str, most: int = 100) -> LockState:
+        """Who holds a lock and who waits for it."""
+
+    def force_release(self, name: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
+        """Take the lock from its holders, or from one run, and tell them. Returns those holds."""
+
+    def dangers(self) -> list[str]:
+        """What of the server's settings could lose parked messages, a sentence each."""
+
+    def listen(self, inbox: str, ready: Callable[[], None], hear: Callable[[Notice], None]) -> None:
+        """Hear the inbox's notices for ever. `ready` is called at each (re)connection, because what
+        was sent meanwhile is gone. Returns only by an exception."""
+
+    def line(self, channel: str) -> Line | None:
+        """A channel for the one thread that waits. None where there is no such thing."""
+
+
+class Line(Protocol):
+    """One subscription."""
+
+    def hear(self, seconds: float) -> Notice | None:
+        """The next notice, None if none came in time. Raises LockUnavailable: it is gone."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+class Sender(Protocol):
+    """Sends parked messages to one broker."""
+
+    @property
+    def home(self) -> str:
+        """Which broker, without its password."""
+
+    def send(self, message: Message) -> None:
+        """Send it on. Raises whatever the broker's client raises."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
 
-from ..errors import LockConfigError
 from .checks import Check, count, either, flag, function, key, none, seconds, word
+from .errors import LockConfigError
 
 # How long a run may wait in its worker slot when lock_max_wait does not say, in seconds.
 _PATIENCE = 60.0

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from . import process
-from .answers import Beat, Claim, Heir
 from .events import NO_TASK, LockEvent, Work, tell, wanted
 from .journal import Entry
-from .threads import Bell, Guard
+from .platform import Bell, Guard
+from .protocol import Claim, Renewal, Successor
 
 if TYPE_CHECKING:
-    from .store import LockStore
+    from .protocol import Backend
 
 # Taken off every lease on this side, so that a hold ends here before it ends on the server.
 MARGIN = 0.05
@@ -59,21 +59,41 @@ class Lease:
     """
 
     __slots__ = (
-        "_early", "bell", "claim", "deadline", "due", "fences", "heir", "holder", "listen",
-        "listen_at", "on_lost", "pid", "rank", "reentered", "renewed", "renews", "repeated",
-        "shared", "state", "store", "wait", "waited", "work",
+        "_early",
+        "backend",
+        "bell",
+        "claim",
+        "deadline",
+        "due",
+        "fences",
+        "holder",
+        "listen",
+        "listen_at",
+        "on_lost",
+        "pid",
+        "rank",
+        "reentered",
+        "renewed",
+        "renews",
+        "repeated",
+        "shared",
+        "state",
+        "successor",
+        "wait",
+        "waited",
+        "work",
     )  # fmt: skip
 
     def __init__(
         self,
         claim: Claim,
-        store: LockStore,
+        backend: Backend,
         wait: float,
         on_lost: Callable[[str], None] | None = None,
         listen: Callable[[], None] | None = None,
     ) -> None:
         self.claim = claim
-        self.store = store
+        self.backend = backend
         self.wait = wait
         self.on_lost = on_lost
         self.listen = listen
@@ -87,7 +107,7 @@ class Lease:
         self.listen_at = math.inf
         self.holder: weakref.ref[object] | None = None
         self.work: Work | None = None
-        self.heir: Heir | None = None
+        self.successor: Successor | None = None
         self.rank = 0
         self.pid = process.pid
         self.bell = Bell()
@@ -136,13 +156,13 @@ class Lease:
             if self.state is State.WAITING:
                 self._expect(sent, recheck)
 
-    def let_in(self, nonce: str, fences: tuple[int, ...], sent: float | None = None) -> bool:
+    def let_in(self, attempt_id: str, fences: tuple[int, ...], sent: float | None = None) -> bool:
         """The server let a waiter in, for a whole lease if a command sent at `sent` found that.
 
         True if its state changed. Not if the news is of an attempt that another has followed.
         """
         with _guard.lock:
-            if nonce != self.claim.nonce:
+            if attempt_id != self.claim.attempt_id:
                 return False
             if self.state is State.ASKED:
                 self._early = fences
@@ -165,10 +185,10 @@ class Lease:
         self.state = State.HELD if in_time else State.ASKED
         self.fences = fences
 
-    def again(self, nonce: str) -> None:
+    def again(self, attempt_id: str) -> None:
         """The attempt is over and nothing of it is left: the next one has another nonce."""
         with _guard.lock:
-            self.claim = self.claim._replace(nonce=nonce)
+            self.claim = self.claim._replace(attempt_id=attempt_id)
             self.fences = self._early = ()
             self.repeated = False
             self.state = State.NEW
@@ -226,22 +246,29 @@ class Lease:
             late = self.state is State.HELD and time.monotonic() >= self.deadline
             return late or self.state is State.LOST
 
-    def beats(self) -> list[Beat]:
+    def renewals(self) -> list[Renewal]:
         """What the keep-alive sends for it: one beat for each lock name."""
         claim, wait = self.claim, self.wait if self.state is State.WAITING else 0.0
-        return [Beat(name, claim.run, claim.nonce, claim.lease, wait) for name in claim.names]
+        return [
+            Renewal(name, claim.execution_id, claim.attempt_id, claim.lease, wait)
+            for name in claim.names
+        ]
 
     def entry(self) -> Entry:
         """What the journal notes of it."""
         of, work = self.claim, self.work or NO_TASK
         told = of.owner, work.name, work.id
-        return Entry(self.store.id, of.run, of.nonce, of.names, *told)
+        return Entry(self.backend.id, of.execution_id, of.attempt_id, of.names, *told)
 
     def tell(self, kind: str, reason: str = "", since: float = 0.0) -> None:
         """Tell whoever wants to know what happened to it."""
         if wanted(kind):
             of, fence = self.claim, max(self.fences, default=0)
-            tell(LockEvent(kind, of.names, of.run, of.owner, fence, reason, since, self.work))
+            tell(
+                LockEvent(
+                    kind, of.names, of.execution_id, of.owner, fence, reason, since, self.work
+                )
+            )
 
     def sleep(self, seconds: float) -> None:
         """Wait for the bell, at most so long."""

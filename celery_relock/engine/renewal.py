@@ -17,11 +17,10 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeAlias
 
-from .answers import Held, Queued
 from .lease import LONG, Lease, State
 from .outage import outages
-from .store import LockStore
-from .threads import Aside, native_lock, start_native_thread
+from .platform import Aside, native_lock, start_native_thread
+from .protocol import Backend, Held, Queued
 
 logger = logging.getLogger("celery_relock")
 
@@ -31,7 +30,7 @@ _TOGETHER = 0.25
 # other end is gone in silence; the lower one, for a server that is only slow.
 _SHORTEST, _LONGEST = 0.2, 5.0
 
-_Route: TypeAlias = tuple[LockStore, object]
+_Route: TypeAlias = tuple[Backend, object]
 _aside = Aside()
 
 
@@ -54,7 +53,7 @@ class KeepAlive:
 
     def add(self, lease: Lease) -> None:
         """Look after a lease from now on. Again after each change that makes it due sooner."""
-        self._leases[lease.claim.run, lease.claim.nonce] = lease
+        self._leases[lease.claim.execution_id, lease.claim.attempt_id] = lease
         self._used = True
         if not self._running:
             self._start()
@@ -63,18 +62,18 @@ class KeepAlive:
 
     def discard(self, lease: Lease) -> None:
         """Stop looking after a lease. What is on its way for it is ignored when it comes back."""
-        self._leases.pop((lease.claim.run, lease.claim.nonce), None)
+        self._leases.pop((lease.claim.execution_id, lease.claim.attempt_id), None)
 
-    def find(self, run: str, nonce: str) -> Lease | None:
-        return self._leases.get((run, nonce))
+    def find(self, execution_id: str, attempt_id: str) -> Lease | None:
+        return self._leases.get((execution_id, attempt_id))
 
     def leases(self) -> list[Lease]:
         return list(self._leases.values())
 
-    def look_now(self, store: LockStore) -> None:
+    def look_now(self, backend: Backend) -> None:
         """A wake-up may have been missed: look after every waiter of the store at once."""
         for lease in self.leases():
-            if lease.store is store and lease.state is State.WAITING:
+            if lease.backend is backend and lease.state is State.WAITING:
                 lease.due = 0.0
         self._ring()
 
@@ -127,7 +126,7 @@ class KeepAlive:
                 lease.listen_at = math.inf
                 lease.listen()
             if lease.due <= now + _TOGETHER * (lease.wait or lease.claim.lease) / 3:
-                route = lease.store, lease.store.route(lease.claim.names)
+                route = lease.backend, lease.backend.route(lease.claim.names)
                 held, waiting = routes.setdefault(route, ([], []))
                 if lease.state is State.HELD:
                     held.append(lease)
@@ -159,27 +158,27 @@ class KeepAlive:
             lease.due = again + min(1.0, (lease.wait or lease.claim.lease) / 15)
         self._tell_losses()  # what comes next may take as long
 
-    def _renew(self, store: LockStore, leases: list[Lease]) -> None:
-        shares = [(lease, lease.beats()) for lease in leases]
+    def _renew(self, backend: Backend, leases: list[Lease]) -> None:
+        shares = [(lease, lease.renewals()) for lease in leases]
         sent = time.monotonic()
-        every = [beat for _, beats in shares for beat in beats]
-        answers = iter(store.renew(every, within=self._patience(sent)))
-        for lease, beats in shares:
-            kept = [next(answers) for _ in beats]
-            if lease.claim.nonce != beats[0].nonce:
+        every = [beat for _, renewals in shares for beat in renewals]
+        answers = iter(backend.renew(every, within=self._patience(sent)))
+        for lease, renewals in shares:
+            kept = [next(answers) for _ in renewals]
+            if lease.claim.attempt_id != renewals[0].attempt_id:
                 continue  # of an attempt that has been given back, and followed by another one
             if not all(kept):
                 self._lose(lease, "the server does not have the hold any more")
-            elif not lease.renew(sent, beats[0].lease) and lease.lost:
+            elif not lease.renew(sent, renewals[0].lease) and lease.lost:
                 self._lose(lease, "its renewal was answered after the lease had run out")
 
-    def _heartbeat(self, store: LockStore, leases: list[Lease]) -> None:
-        shares = [(lease, lease.beats()) for lease in leases]
+    def _heartbeat(self, backend: Backend, leases: list[Lease]) -> None:
+        shares = [(lease, lease.renewals()) for lease in leases]
         sent = time.monotonic()
-        every = [beat for _, beats in shares for beat in beats]
-        answers = iter(store.heartbeat(every, within=self._patience(sent)))
-        for lease, beats in shares:
-            _told(lease, beats[0].nonce, sent, [next(answers) for _ in beats])
+        every = [beat for _, renewals in shares for beat in renewals]
+        answers = iter(backend.heartbeat(every, within=self._patience(sent)))
+        for lease, renewals in shares:
+            _told(lease, renewals[0].attempt_id, sent, [next(answers) for _ in renewals])
 
     def _patience(self, now: float) -> float:
         """How long to wait for an answer: half the time to the next deadline, of whatever store.
@@ -212,7 +211,7 @@ def lose(
 
 def granted(
     lease: Lease,
-    nonce: str,
+    attempt_id: str,
     fences: tuple[int, ...],
     *,
     sent: float | None = None,
@@ -220,15 +219,17 @@ def granted(
 ) -> None:
     """The server let a waiter in: by a message, or as a heartbeat sent at `sent` found."""
     with_all = fences if len(fences) == len(lease.claim.names) else fences * len(lease.claim.names)
-    if lease.let_in(nonce, with_all, sent):
+    if lease.let_in(attempt_id, with_all, sent):
         lease.bell.ring(from_native_thread=native)
         keepalive.add(lease)  # it may be due sooner
 
 
-def _told(lease: Lease, nonce: str, sent: float, answers: Iterable[Held | Queued | None]) -> None:
+def _told(
+    lease: Lease, attempt_id: str, sent: float, answers: Iterable[Held | Queued | None]
+) -> None:
     """A heartbeat came back for a lease that waits, or waited when it was sent."""
     answers = tuple(answers)
-    if lease.claim.nonce != nonce:
+    if lease.claim.attempt_id != attempt_id:
         return
     if any(answer is None for answer in answers):
         # The place is gone: the waiter has to ask again. A grant announced meanwhile stands for
@@ -237,7 +238,7 @@ def _told(lease: Lease, nonce: str, sent: float, answers: Iterable[Held | Queued
             lease.bell.ring(from_native_thread=True)
     elif all(isinstance(answer, Held) for answer in answers):
         fences = tuple(answer.fences[0] for answer in answers if isinstance(answer, Held))
-        granted(lease, nonce, fences, sent=sent, native=True)
+        granted(lease, attempt_id, fences, sent=sent, native=True)
         # Its message came first: then this answer still says that it has a whole lease.
         lease.renew(sent, lease.claim.lease)
     else:

@@ -24,7 +24,7 @@ from typing import Any
 
 from ..errors import LockLost
 from .lease import Lease
-from .threads import Guard, wakes_across_threads
+from .platform import Guard, wakes_across_threads
 
 _SIGNAL = getattr(signal, "SIGURG", None)
 # eventlet's hub cannot be woken by another thread, so it has a look now and then, in seconds.

@@ -23,7 +23,7 @@ def new_id() -> str:
     return base64_text(os.urandom(16))
 
 
-def nonce() -> str:
+def new_attempt_id() -> str:
     """6 random bytes as 8 characters of url-safe base64."""
     return base64_text(os.urandom(6))
 

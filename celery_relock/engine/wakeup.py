@@ -9,25 +9,24 @@ from collections.abc import Callable
 
 from ..errors import LockConfigError, LockUnavailable
 from . import ids, process
-from .answers import Notice
 from .direct import DirectBell
 from .events import logger
-from .keepalive import granted, keepalive, lose
 from .lease import Lease
-from .store import LockStore
-from .threads import Bell, green, native_lock, start_native_thread, wakes_across_threads
+from .platform import Bell, green, native_lock, start_native_thread, wakes_across_threads
+from .protocol import Backend, Notice
+from .renewal import granted, keepalive, lose
 
 
 class Inbox:
     """One inbox: opened by the first wait or the first long hold, and anew after a fork."""
 
-    def __init__(self, store: LockStore) -> None:
-        self._store = store
+    def __init__(self, backend: Backend) -> None:
+        self._store = backend
         self._pid = 0
         self._reset()
 
     def _reset(self) -> None:
-        self._name = ids.nonce()
+        self._name = ids.new_attempt_id()
         self._started = self._listening = self._refused = False
         self._tried = threading.Event()
         self._starting = native_lock()
@@ -146,11 +145,11 @@ class Inbox:
         keepalive.look_now(self._store)
 
     def _hear(self, notice: Notice) -> None:
-        lease = keepalive.find(notice.run, notice.nonce)
-        if lease is None or lease.store is not self._store:
+        lease = keepalive.find(notice.execution_id, notice.attempt_id)
+        if lease is None or lease.backend is not self._store:
             return
         if notice.kind == "granted":
-            granted(lease, notice.nonce, (notice.fence,))
+            granted(lease, notice.attempt_id, (notice.fence,))
         elif notice.kind == "lost":
             lose(lease, "it was taken away by force")
             keepalive.discard(lease)

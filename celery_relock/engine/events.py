@@ -49,7 +49,7 @@ class LockEvent:
 
     kind: str
     names: tuple[str, ...]
-    run: str
+    execution_id: str
     owner: str
     fence: int = 0
     reason: str = ""
@@ -148,7 +148,7 @@ def _facts(event: LockEvent) -> dict[str, object]:
     facts: dict[str, object] = {
         "lock_event": event.kind,
         "lock_names": list(event.names),
-        "lock_run": event.run,
+        "lock_run": event.execution_id,
         "lock_owner": event.owner,
         "lock_fence": event.fence,
         "lock_reason": event.reason,

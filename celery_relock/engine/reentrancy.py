@@ -14,7 +14,7 @@ from contextvars import ContextVar
 
 from . import process
 from .lease import Lease, State
-from .store import LockStore
+from .protocol import Backend
 
 _stack: ContextVar[tuple[Lease, ...]] = ContextVar("relock_stack", default=())
 
@@ -33,11 +33,11 @@ def pop(lease: Lease) -> None:
     _stack.set(() if alone else tuple([each for each in stack if each is not lease]))
 
 
-def holding(store: LockStore | None, name: str) -> Lease | None:
+def holding(backend: Backend | None, name: str) -> Lease | None:
     """The innermost lease of this call stack that covers the lock name, at any store for None; it
     may be lost."""
     for lease in reversed(_stack.get()):
-        if store in (None, lease.store) and name in lease.claim.names and _counts(lease):
+        if backend in (None, lease.backend) and name in lease.claim.names and _counts(lease):
             return lease
     return None
 
@@ -53,7 +53,7 @@ def innermost() -> Lease | None:
 def runs() -> tuple[str, ...]:
     """The run ids of all that this call stack holds, the innermost first."""
     held = [lease for lease in reversed(_stack.get()) if _counts(lease) and not lease.lost]
-    return tuple(lease.claim.run for lease in held)
+    return tuple(lease.claim.execution_id for lease in held)
 
 
 def stuck() -> tuple[str, ...]:
@@ -61,7 +61,7 @@ def stuck() -> tuple[str, ...]:
     stack = _stack.get()
     if not stack:
         return ()
-    return tuple([each.claim.run for each in stack if _counts(each) and _is_stuck(each)])
+    return tuple([each.claim.execution_id for each in stack if _counts(each) and _is_stuck(each)])
 
 
 def _is_stuck(lease: Lease) -> bool:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from ..errors import RelockError
 from . import events, journal
-from .answers import Heir
 from .engine import Engine
+from .protocol import Successor
 
 logger = logging.getLogger("celery_relock")
 
@@ -38,7 +38,7 @@ class Reaper:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._store = engine.store
+        self._store = engine.backend
         self._watched: dict[str, int] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -98,18 +98,18 @@ class Reaper:
         it is left to do."""
         freed, left = 0, 0
         for entry in journal.read(path):
-            if entry.store != self._store.id:
+            if entry.backend != self._store.id:
                 left += 1
                 continue
             try:
                 had, messages = self._store.release(
                     entry.names,
-                    entry.run,
-                    entry.nonce,
+                    entry.execution_id,
+                    entry.attempt_id,
                     ended="killed",
                     remember=REMEMBER_DEAD,
                     home=self._engine.parking.home,
-                    heir=Heir(entry.heirs, entry.keep) if entry.heirs else None,
+                    successor=Successor(entry.heirs, entry.keep) if entry.heirs else None,
                 )
                 self._engine.parking.forward(messages)
             except RelockError as error:
@@ -126,7 +126,7 @@ class Reaper:
 
 
 def _tell(entry: journal.Entry, process: str) -> None:
-    reason = f"its holder, process {process} of this host, is dead (run {entry.run})"
+    reason = f"its holder, process {process} of this host, is dead (run {entry.execution_id})"
     work = events.Work(None, entry.task_name, entry.task_id)
-    told = ("reclaimed", entry.names, entry.run, entry.owner, 0, reason, 0.0, work)
+    told = ("reclaimed", entry.names, entry.execution_id, entry.owner, 0, reason, 0.0, work)
     events.tell(events.LockEvent(*told))

@@ -33,9 +33,9 @@ class Entry(NamedTuple):
     and the task tell what it was for, "" where that is not known. `heirs` and `keep`: to whom it is
     left, and for how many seconds (see `Heir`)."""
 
-    store: str
-    run: str
-    nonce: str
+    backend: str
+    execution_id: str
+    attempt_id: str
     names: tuple[str, ...]
     owner: str = ""
     task_name: str = ""
@@ -63,16 +63,16 @@ class Journal:
 
     def add(self, entry: Entry) -> None:
         """Note a claim before it is sent: what was never granted is freed in vain, and no harm."""
-        if not self.on or entry.nonce in self._slots:
+        if not self.on or entry.attempt_id in self._slots:
             return
         if not self._opened:
             self._open()
-        store, run, nonce, names, *told, keep = entry
-        text = "\n".join((store, run, nonce, *told, f"{keep:g}", *names)).encode()
+        backend, execution_id, attempt_id, names, *told, keep = entry
+        text = "\n".join((backend, execution_id, attempt_id, *told, f"{keep:g}", *names)).encode()
         if self._map is None or len(text) > _SLOT - 2 or not self._free:
             return
         slot = self._free.pop()
-        self._slots[entry.nonce] = slot
+        self._slots[entry.attempt_id] = slot
         start = slot * _SLOT
         self._map[start + 2 : start + 2 + len(text)] = text
         # The length last: until it is there the slot counts as empty.
@@ -80,19 +80,19 @@ class Journal:
 
     def change(self, entry: Entry) -> None:
         """Note something else of a claim that is noted; if there is no room, it stays as it was."""
-        before = self._slots.pop(entry.nonce, None)
+        before = self._slots.pop(entry.attempt_id, None)
         if before is None or self._map is None:
             return
         self.add(entry)
-        if entry.nonce not in self._slots:
-            self._slots[entry.nonce] = before
+        if entry.attempt_id not in self._slots:
+            self._slots[entry.attempt_id] = before
             return
         self._map[before * _SLOT : before * _SLOT + 2] = b"\0\0"
         self._free.append(before)
 
-    def remove(self, nonce: str) -> None:
+    def remove(self, attempt_id: str) -> None:
         """Forget a claim, when its locks have been given back."""
-        slot = self._slots.pop(nonce, None)
+        slot = self._slots.pop(attempt_id, None)
         if slot is not None and self._map is not None:
             self._map[slot * _SLOT : slot * _SLOT + 2] = b"\0\0"
             self._free.append(slot)
@@ -160,11 +160,13 @@ def read(path: Path) -> Iterator[Entry]:
             length = int.from_bytes(data[start : start + 2], "big")
             record = data[start + 2 : start + 2 + length]
             if 0 < length <= _SLOT - 2 and len(record) == length:
-                store, run, nonce, *rest = record.decode(errors="replace").split("\n")
+                backend, execution_id, attempt_id, *rest = record.decode(errors="replace").split(
+                    "\n"
+                )
                 with contextlib.suppress(ValueError):  # of another version, or overwritten
                     owner, task, task_id, heirs, keep, *names = rest
                     told = owner, task, task_id, heirs, float(keep)
-                    yield Entry(store, run, nonce, tuple(names), *told)
+                    yield Entry(backend, execution_id, attempt_id, tuple(names), *told)
 
 
 journal = Journal()

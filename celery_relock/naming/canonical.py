@@ -22,8 +22,8 @@ from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 from uuid import UUID
 
+from ..engine import ids
 from ..errors import LockConfigError
-from . import ids
 
 MAX_DEPTH = 100
 

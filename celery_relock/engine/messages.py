@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from . import process
-from .answers import Answer, Busy, Duplicate
+from .protocol import Answer, Conflict, Duplicate
 
 # With the inbox's id in front, a holder's text of this length keeps the record of its lock in
 # Redis's compact encoding (hash-max-listpack-value, 64 bytes).
 _ROOM = 55
 
 
-def who_am_i(work: str, task_id: str = "") -> str:
+def label_of(work: str, task_id: str = "") -> str:
     """`work[id] host:pid` in at most 55 bytes: the task that holds a lock, for people."""
     if not task_id:
         return _whole(work, process.pid)
@@ -25,18 +25,18 @@ def who_am_i(work: str, task_id: str = "") -> str:
 
 def describe_conflict(name: str, answer: Answer | None) -> str:
     """`the lock … is held by … since …`, from what the store answered."""
-    if isinstance(answer, Busy) and answer.fence:
+    if isinstance(answer, Conflict) and answer.fence:
         held = duration(time.time() - answer.fence / 1e6)
         return (
-            f"the lock {answer.name!r} is held by {answer.who or 'an unnamed holder'} "
+            f"the lock {answer.name!r} is held by {answer.label or 'an unnamed holder'} "
             f"(workflow {answer.owner}) for {held}, its lease has {answer.remaining:.0f} s left"
             + (f", {answer.waiting} wait for it" if answer.waiting else "")
         )
-    if isinstance(answer, Busy):
+    if isinstance(answer, Conflict):
         return f"the lock {answer.name!r} is promised to {answer.waiting} that wait for it already"
     if isinstance(answer, Duplicate):
         return (
-            f"another copy of this run holds or awaits the lock {name!r} ({answer.who}), "
+            f"another copy of this run holds or awaits the lock {name!r} ({answer.label}), "
             f"for {answer.remaining:.0f} s more if it has died"
         )
     return f"the lock {name!r} is held by somebody else"

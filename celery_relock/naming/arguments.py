@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from celery.local import Proxy
 from kombu.utils.json import JSONEncoder
 
-from ..core.canonical import register_plain
+from .canonical import register_plain
 
 # Types that an application registered with kombu, and lazy texts of Django: as they are sent.
 register_plain(JSONEncoder().default)

@@ -17,8 +17,12 @@ import time
 from collections.abc import Callable
 
 from . import ids, process
-from .answers import (
+from .journal import journal
+from .lease import Lease, State
+from .parking import Parking
+from .protocol import (
     Answer,
+    Backend,
     Claim,
     Deadlocked,
     Duplicate,
@@ -27,16 +31,12 @@ from .answers import (
     Held,
     LockState,
     Outcome,
-    Parcel,
     Parked,
+    ParkRequest,
     Queued,
 )
-from .inbox import Inbox
-from .journal import journal
-from .keepalive import keepalive, lose
-from .lease import Lease, State
-from .parking import Parking
-from .store import LockStore
+from .renewal import keepalive, lose
+from .wakeup import Inbox
 
 # A place in the queue lives so long without a heartbeat, in seconds: what a dead waiter can cost.
 WAITER_LEASE = 6.0
@@ -47,16 +47,16 @@ REMEMBER_ATTEMPT = 60.0
 class Engine:
     """Locks over one store. One per store and process; it survives a fork."""
 
-    def __init__(self, store: LockStore) -> None:
-        self.store = store
-        self.parking = Parking(store)
-        self._inbox = Inbox(store)
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.parking = Parking(backend)
+        self._inbox = Inbox(backend)
 
     def lease(self, claim: Claim, on_lost: Callable[[str], None] | None = None) -> Lease:
         """A lease for the claim; nothing is sent. `on_lost` is called from another thread."""
         wait = min(claim.lease, WAITER_LEASE)
         listen = None if self._inbox.started else self._inbox.start
-        return Lease(claim, self.store, wait, on_lost, listen)
+        return Lease(claim, self.backend, wait, on_lost, listen)
 
     def acquire(self, lease: Lease, wait: float | None = 0.0) -> Outcome:
         """Take the locks of a lease, waiting in line for at most `wait` seconds (None: no bound).
@@ -121,7 +121,7 @@ class Engine:
         if before is State.HELD and (lost or not had):
             lost = True
             lease.tell("lost", "found at give-back", time.monotonic() - lease.renewed)
-        elif before is State.HELD and lease.heir is None:
+        elif before is State.HELD and lease.successor is None:
             lease.tell("released")
         return not (lost or before is State.LOST)
 
@@ -135,7 +135,7 @@ class Engine:
         try:
             lease.claim = before._replace(lease=length)
             sent = time.monotonic()
-            kept = not lease.lost and all(self.store.renew(lease.beats()))
+            kept = not lease.lost and all(self.backend.renew(lease.renewals()))
         except BaseException:
             lease.claim = before
             raise
@@ -151,26 +151,26 @@ class Engine:
         return False
 
     def park(
-        self, lease: Lease, parcel: Parcel
+        self, lease: Lease, park_request: ParkRequest
     ) -> Held | Parked | Full | Duplicate | Deadlocked | Ended:
         """Take the locks of a lease, or leave a message in line for them, which `release` takes
         back. Raises as `acquire` does."""
         sent = self._begin(lease)
-        answer = self.store.park(lease.claim, parcel, self._inbox.name)
+        answer = self.backend.park(lease.claim, park_request, self._inbox.name)
         if isinstance(answer, Held):
             self._enter(lease, answer, sent)
             lease.tell("acquired")
         else:
             # What has been parked is no longer this process's.
             lease.switch(State.NEW, State.ASKED)
-            journal.remove(lease.claim.nonce)
+            journal.remove(lease.claim.attempt_id)
         if isinstance(answer, Parked):
             self.parking.forward(answer.messages)
         return answer
 
     def inspect(self, name: str) -> LockState:
         """Who holds a lock and who waits for it, by the server's clock."""
-        return self.store.inspect(name)
+        return self.backend.inspect(name)
 
     def _begin(self, lease: Lease) -> float:
         lease.switch(State.ASKED, State.NEW)
@@ -184,7 +184,7 @@ class Engine:
             # Before it is sent: the message of the grant may overtake the answer that says "wait".
             keepalive.add(lease)
         place = lease.wait if queue else 0.0, self._inbox.name, lease.bell.channel
-        answer = self.store.acquire(lease.claim, *place)
+        answer = self.backend.acquire(lease.claim, *place)
         if isinstance(answer, Held):
             self._enter(lease, answer, sent)
             return answer
@@ -200,7 +200,7 @@ class Engine:
             if not lease.repeated:
                 # Else it stays "asked": a copy may still come, and take the lock for nobody.
                 lease.switch(State.NEW, State.ASKED)
-                journal.remove(lease.claim.nonce)
+                journal.remove(lease.claim.attempt_id)
         return answer
 
     def _enter(self, lease: Lease, answer: Held, sent: float) -> None:
@@ -224,14 +224,23 @@ class Engine:
         keepalive.discard(lease)
         self._give_back(lease, "attempt" if lease.repeated else "", REMEMBER_ATTEMPT)
         # A copy of that give-back may come late, so what is asked for next has another nonce.
-        lease.again(ids.nonce())
+        lease.again(ids.new_attempt_id())
         return False
 
     def _give_back(self, lease: Lease, ended: str, remember: float) -> bool:
         of, home = lease.claim, self.parking.home
-        what = of.names, of.run, of.nonce, ended, remember, home, lease.heir, lease.waited
-        back = self.store.release(*what)
-        journal.remove(of.nonce)
+        what = (
+            of.names,
+            of.execution_id,
+            of.attempt_id,
+            ended,
+            remember,
+            home,
+            lease.successor,
+            lease.waited,
+        )
+        back = self.backend.release(*what)
+        journal.remove(of.attempt_id)
         if back.messages:
             self.parking.forward(back.messages)
         return back.had
@@ -239,11 +248,11 @@ class Engine:
     def _confirmed(self, lease: Lease) -> bool:
         """Learn what a grant's message does not say. The others are confirmed by their renewal."""
         claim, sent = lease.claim, time.monotonic()
-        if lease.renews and not (claim.by_owner or claim.lineage or self.store.replicated):
+        if lease.renews and not (claim.by_owner or claim.ancestors or self.backend.replicated):
             return True
         lease.waited = False  # a command more now, so one less when it is given back
         # Sent again it tells the entry it joined, one for each lock, and begins the whole lease.
-        answer = self.store.acquire(claim, 0.0, self._inbox.name)
+        answer = self.backend.acquire(claim, 0.0, self._inbox.name)
         if not isinstance(answer, Held):
             return False
         lease.fences, lease.reentered, _ = answer

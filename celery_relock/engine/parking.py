@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from ..errors import LockUnavailable
 from . import events, ids, process
-from .answers import Message
-from .store import LockStore, Sender
+from .protocol import Backend, Message, Sender
 
 logger = logging.getLogger("celery_relock")
 
@@ -25,8 +24,8 @@ class Parking:
         sender: sends them to their broker; None where nobody can (a `Lock` without an app).
     """
 
-    def __init__(self, store: LockStore) -> None:
-        self._store = store
+    def __init__(self, backend: Backend) -> None:
+        self._store = backend
         self.sender: Sender | None = None
         self._reset()
 
@@ -65,22 +64,22 @@ class Parking:
         Raises:
             LockUnavailable, LockConfigError: see `LockStore`.
         """
-        found = self._store.resume(self.home, ids.nonce(), tasks)
+        found = self._store.resume(self.home, ids.new_attempt_id(), tasks)
         self.forward(found.messages)
         return found.recheck
 
-    def withdraw(self, run: str, remember: float = 3600.0) -> bool:
+    def withdraw(self, execution_id: str, remember: float = 3600.0) -> bool:
         """Take a run's message out of the line for good. False if it was not parked."""
-        had, messages = self._store.withdraw(run, remember, self.home)
+        had, messages = self._store.withdraw(execution_id, remember, self.home)
         self.forward(messages)
         return had
 
-    def withdraw_later(self, run: str) -> None:
+    def withdraw_later(self, execution_id: str) -> None:
         """The same as soon as Redis can be asked again, from another thread."""
         if self._pid != process.pid:
             self._reset()  # what a forked child has a copy of, its parent's thread takes out
         with self._guard:
-            self._over.append(run)
+            self._over.append(execution_id)
             if len(self._over) > 1:
                 return
         threading.Thread(target=self._clear, name="relock-withdraw", daemon=True).start()

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
-from ..core import callstack, ids
+from ..engine import ids, reentrancy
 
 #: So many ids are passed on, the nearest ancestors first: a task that sends itself for ever must
 #: not make its message longer each time.
@@ -28,5 +28,5 @@ def parse(value: Any) -> tuple[str, ...]:
 
 def extended(inherited: Iterable[str]) -> tuple[str, ...]:
     """The lineage of what this call stack publishes: all that it holds, then its own lineage."""
-    held = callstack.runs()
+    held = reentrancy.runs()
     return tuple(islice(dict.fromkeys((*held, *inherited)), MOST)) if held else tuple(inherited)

@@ -11,10 +11,9 @@ from collections.abc import Callable
 
 from ..errors import LockConfigError, LockUnavailable
 from . import ids
-from .answers import Notice
-from .keepalive import keepalive
-from .store import Line, LockStore
-from .threads import Bell
+from .platform import Bell
+from .protocol import Backend, Line, Notice
+from .renewal import keepalive
 
 # What another thread finds out of a lease that waits here, it learns so much later, in seconds.
 _LOOK = 0.25
@@ -32,10 +31,10 @@ class DirectBell(Bell):
 
     __slots__ = ("_hear", "_line", "_store", "channel")
 
-    def __init__(self, store: LockStore, hear: Callable[[Notice], None]) -> None:
+    def __init__(self, backend: Backend, hear: Callable[[Notice], None]) -> None:
         super().__init__()
-        self.channel = ids.nonce()
-        self._store = store
+        self.channel = ids.new_attempt_id()
+        self._store = backend
         self._hear = hear
         self._line: Line | None = None
         self._open()

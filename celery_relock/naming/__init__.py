@@ -1,0 +1,1 @@
+"""From a call of a task to the names of its locks."""
