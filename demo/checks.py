@@ -9,7 +9,7 @@ from demo.timeline import Event
 
 def never_two(events: Sequence[Event]) -> bool:
     """Whether at every moment all who were in under one lock were in by the same entry."""
-    return all(len(set(label.values())) < 2 for now in _inside(events) for label in now.values())
+    return all(len(set(who.values())) < 2 for now in _inside(events) for who in now.values())
 
 
 def side_by_side(events: Sequence[Event]) -> bool:
@@ -34,9 +34,9 @@ def first_come_first_served(events: Sequence[Event], slack: float = 0.5) -> bool
     waiting: dict[str, Event] = {}
     for event in events:
         if event.what == "asks":
-            waiting[event.label] = event
+            waiting[event.who] = event
         elif event.what == "in" and not event.again:
-            mine = waiting.pop(event.label)
+            mine = waiting.pop(event.who)
             others = (other for other in waiting.values() if other.lock == mine.lock)
             if any(other.at < mine.at - slack for other in others):
                 return False
@@ -48,7 +48,7 @@ def _inside(events: Sequence[Event]) -> Iterator[dict[str, dict[str, int]]]:
     now: dict[str, dict[str, int]] = {}
     for event in events:
         if event.what == "in":
-            now.setdefault(event.lock, {})[event.label] = event.fence
+            now.setdefault(event.lock, {})[event.who] = event.fence
         elif event.what != "asks":
-            now.get(event.lock, {}).pop(event.label, None)
+            now.get(event.lock, {}).pop(event.who, None)
         yield now

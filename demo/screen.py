@@ -54,7 +54,7 @@ class Screen:
 
     def event(self, event: Event) -> None:
         self._start = self._start or event.at
-        before = " " * (self._room * self._lanes.index(event.label))
+        before = " " * (self._room * self._lanes.index(event.who))
         line = Text(f"{_INDENT}{event.at - self._start:5.2f} s  ", style="dim")
         line.append(before + _told(event), style=f"not dim {_STYLES[event.what]}")
         self._console.print(line)
@@ -66,13 +66,13 @@ class Screen:
         signs = {"asks": self._signs[0], "in": self._signs[1]}
         scale = cells / max(last - first, 0.001)
         self.say()
-        for label in self._lanes:
+        for who in self._lanes:
             bar = [" "] * cells
-            own = [event for event in events if event.label == label]
+            own = [event for event in events if event.who == who]
             for one, two in pairwise(own):
                 begin, end = round((one.at - first) * scale), round((two.at - first) * scale)
                 bar[begin:end] = [signs.get(one.what, " ")] * (end - begin)
-            line = Text(f"{_INDENT}{label:<{_CLOCK}}")
+            line = Text(f"{_INDENT}{who:<{_CLOCK}}")
             for cell in bar:
                 line.append(cell, style="green" if cell == signs["in"] else "yellow")
             line.rstrip()

@@ -32,15 +32,13 @@ class Steps:
 
     def taking_turns(self) -> None:
         orders = {"order A": 42, "order B": 42, "order C": 7}
-        self._screen.lanes({label: f"account {account}" for label, account in orders.items()})
-        for label, account in orders.items():
-            two = [task.si(account=account, label=label) for task in (tasks.reserve, tasks.charge)]
+        self._screen.lanes({who: f"account {account}" for who, account in orders.items()})
+        for who, account in orders.items():
+            two = [task.si(account=account, who=who) for task in (tasks.reserve, tasks.charge)]
             chain(two * 2 if account == 42 else two).delay()
         events = list(self._watch(lambda: len(self._of("out")) == 10))
         self._finish()
-        turns = [
-            event.label[-1] for event in events if event.what == "in" and event.lock == ACCOUNT
-        ]
+        turns = [event.who[-1] for event in events if event.what == "in" and event.lock == ACCOUNT]
         self._check(
             first_come_first_served(events), f"they went in as they had asked: {' '.join(turns)}"
         )
@@ -48,10 +46,10 @@ class Steps:
 
     def calling_a_locked_task(self) -> None:
         self._screen.lanes({"transfer": "", "fee": "called by transfer", "stranger": ""})
-        tasks.transfer.delay(account=42, label="transfer", inner="fee")
+        tasks.transfer.delay(account=42, who="transfer", inner="fee")
         for event in self._watch(lambda: bool(self._of("out", "stranger"))):
-            if event.label == "fee" and event.what == "in":
-                tasks.charge.delay(account=42, label="stranger")
+            if event.who == "fee" and event.what == "in":
+                tasks.charge.delay(account=42, who="stranger")
         self._finish()
         outer, inner = self._of("in", "transfer")[0], self._of("in", "fee")[0]
         self._check(
@@ -65,10 +63,10 @@ class Steps:
 
     def failing(self) -> None:
         self._screen.lanes({"audit": "will fail", "next": ""})
-        result = tasks.audit.delay(account=42, label="audit")
+        result = tasks.audit.delay(account=42, who="audit")
         for event in self._watch(lambda: bool(self._of("out", "next"))):
-            if event.label == "audit" and event.what == "in":
-                tasks.charge.delay(account=42, label="next")
+            if event.who == "audit" and event.what == "in":
+                tasks.charge.delay(account=42, who="next")
         self._finish()
         free = max(self._of("fails")[0].at, self._of("asks", "next")[0].at)
         gap = self._of("in", "next")[0].at - free
@@ -79,10 +77,10 @@ class Steps:
     def dying(self) -> None:
         lease, kept = 2, False
         self._screen.lanes({"report": f"lease of {lease} s", "next": ""})
-        tasks.report.delay(account=42, label="report")
+        tasks.report.delay(account=42, who="report")
         for event in self._watch(lambda: bool(self._of("out", "next"))):
-            if event.label == "report" and event.what == "in":
-                tasks.charge.delay(account=42, label="next")
+            if event.who == "report" and event.what == "in":
+                tasks.charge.delay(account=42, who="next")
                 time.sleep(1.5 * lease)
                 kept = Lock(tasks.URL, ACCOUNT).locked() and not self._of("in", "next")
                 # By the worker, which may be on another host.
@@ -110,10 +108,8 @@ class Steps:
         self._check(never_two(self._events), "never two at once in one account")
         self._check(fences_increase(self._events), "each entry's fence is above the last one's")
 
-    def _of(self, what: str, label: str = "") -> list[Event]:
-        return [
-            event for event in self._events if event.what == what and label in ("", event.label)
-        ]
+    def _of(self, what: str, who: str = "") -> list[Event]:
+        return [event for event in self._events if event.what == what and who in ("", event.who)]
 
     def _check(self, good: bool, text: str) -> None:
         self._screen.verdict(good, text)

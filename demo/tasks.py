@@ -29,9 +29,9 @@ def tell_ready(**_: Any) -> None:
 
 
 @control_command()  # type: ignore[untyped-decorator]
-def kill_9(state: Any, pid: int, label: str, lock: str) -> None:
+def kill_9(state: Any, pid: int, who: str, lock: str) -> None:
     """Kill a process of this worker, as the system does when memory is short."""
-    timeline.tell("killed", label, note=f"kill -9 {pid}", lock=lock)
+    timeline.tell("killed", who, note=f"kill -9 {pid}", lock=lock)
     os.kill(pid, signal.SIGKILL)
 
 
@@ -48,48 +48,48 @@ class AccountTask(LockedTask):
 
 
 @contextmanager
-def at_work(task: Any, label: str) -> Iterator[None]:
+def at_work(task: Any, who: str) -> Iterator[None]:
     """Tell when the work under the lock begins and how it ends."""
     lock = task.lock
     told = {"lock": lock.name, "fence": lock.fence, "note": task.__name__}
     where = {"pid": os.getpid(), "node": task.request.hostname}
-    timeline.tell("in", label, again=lock.reentered, **told, **where)
+    timeline.tell("in", who, again=lock.reentered, **told, **where)
     try:
         yield
     except Exception as error:
-        timeline.tell("fails", label, **{**told, "note": type(error).__name__})
+        timeline.tell("fails", who, **{**told, "note": type(error).__name__})
         raise
-    timeline.tell("out", label, **told)
+    timeline.tell("out", who, **told)
 
 
 @app.task(base=AccountTask, bind=True)
-def reserve(self: Any, account: int, label: str) -> None:
-    with at_work(self, label):
+def reserve(self: Any, account: int, who: str) -> None:
+    with at_work(self, who):
         time.sleep(0.6)
 
 
 @app.task(base=AccountTask, bind=True)
-def charge(self: Any, account: int, label: str) -> None:
-    with at_work(self, label):
+def charge(self: Any, account: int, who: str) -> None:
+    with at_work(self, who):
         time.sleep(0.6)
 
 
 @app.task(base=AccountTask, bind=True)
-def transfer(self: Any, account: int, label: str, inner: str) -> None:
-    with at_work(self, label):
+def transfer(self: Any, account: int, who: str, inner: str) -> None:
+    with at_work(self, who):
         time.sleep(0.8)
-        charge(account, label=inner)
+        charge(account, who=inner)
         time.sleep(0.8)
 
 
 @app.task(base=AccountTask, bind=True)
-def audit(self: Any, account: int, label: str) -> None:
-    with at_work(self, label):
+def audit(self: Any, account: int, who: str) -> None:
+    with at_work(self, who):
         time.sleep(0.8)
         raise ValueError("the books do not add up")
 
 
 @app.task(base=AccountTask, bind=True, lock_ttl=2)
-def report(self: Any, account: int, label: str) -> None:
-    with at_work(self, label):
+def report(self: Any, account: int, who: str) -> None:
+    with at_work(self, who):
         time.sleep(60)

@@ -29,7 +29,7 @@ class Event:
 
     at: float
     what: str
-    label: str = ""
+    who: str = ""
     lock: str = ""
     fence: int = 0
     again: bool = False
@@ -43,8 +43,8 @@ class Timeline:
         self._client = redis.Redis.from_url(url)
         self._last = "0"
 
-    def tell(self, what: str, label: str = "", **more: Any) -> None:
-        self._client.xadd(_KEY, {"event": json.dumps({"what": what, "who": label, **more})})
+    def tell(self, what: str, who: str = "", **more: Any) -> None:
+        self._client.xadd(_KEY, {"event": json.dumps({"what": what, "who": who, **more})})
 
     def skip(self) -> None:
         """Pass over all that has been told so far."""

@@ -90,7 +90,7 @@ def test_retry_comes_back_until_the_lock_is_free_and_counts_as_no_retry(worker, 
     assert result.get(timeout=30) >= 2
     deliveries = _deliveries(worker.journal.events(), result.id)
     assert [e.data.get("attempts", 0) for e in deliveries] == list(range(len(deliveries)))
-    assert len({e["run"] for e in deliveries}) == 1
+    assert len({e["execution_id"] for e in deliveries}) == 1
     assert len({e["since"] for e in deliveries[1:]}) == 1
     assert _seen(worker, account)["retries"] == 0
     assert len(_entries(worker, account)) == 2

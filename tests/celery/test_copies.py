@@ -35,7 +35,7 @@ class Message:
         )
         self._headers = dict(self._sent.headers)
         if with_header:
-            self._headers["relock"] = {"v": 1, "run": ids.new_id()}
+            self._headers["relock"] = {"v": 2, "execution_id": ids.new_id()}
 
     def deliver(self):
         with self.app.producer_pool.acquire() as producer:

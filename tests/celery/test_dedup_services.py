@@ -51,7 +51,7 @@ def _stored(stores, name, count):
 
 
 def test_the_last_step_of_a_chain_runs(stores, other, queued):
-    steps = chain(other.module.first.s(queued), other.module.backend(queued, 3).set(immutable=True))
+    steps = chain(other.module.first.s(queued), other.module.store(queued, 3).set(immutable=True))
     assert steps.apply_async().get(timeout=20) == 3
     assert stores.module.stores.marked(queued)
 
@@ -64,7 +64,7 @@ def test_the_body_of_a_chord_runs(stores, other):
 
 
 def test_a_link_is_called(stores, other, queued):
-    link = other.module.backend(queued, 4).set(immutable=True)
+    link = other.module.store(queued, 4).set(immutable=True)
     other.module.first.apply_async((queued,), link=link)
     assert _stored(stores, queued, 1) == [4]
 

@@ -238,4 +238,4 @@ def test_a_lineage_does_not_grow_without_end(family, account):
 def test_without_a_lock_the_header_has_no_lineage():
     published = {"id": "some-id"}
     Context().run(headers._write, headers=published)
-    assert set(published[headers.NAME]) == {"v", "run"}
+    assert set(published[headers.NAME]) == {"v", "execution_id"}

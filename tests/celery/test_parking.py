@@ -128,7 +128,7 @@ def test_many_runs_run_once_each_and_in_order(worker, account, name, held, clien
     wait_until_parked(worker, name, 30)
     line = [waiter.execution_id for waiter in state_of(worker, name).waiters]
     held.release()
-    assert _took(worker, account, 30, 20, of="run") == line
+    assert _took(worker, account, 30, 20, of="execution_id") == line
     assert len(sections(worker.journal.events(), name)) == 30
     namespace = worker.module.app.conf.relock_namespace
     wait_for(lambda: not _without_an_end(client, namespace, account))

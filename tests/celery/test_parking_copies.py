@@ -28,7 +28,7 @@ class Message:
         self.account, self.id = account + uuid.uuid4().hex, str(uuid.uuid4())
         self.name = f"account:{self.account}"
         self._sent = self.app.amqp.create_task_message(self.id, name, (self.account,), {})
-        self._sent.headers["relock"] = {"v": 1, "run": ids.new_id()}
+        self._sent.headers["relock"] = {"v": 2, "execution_id": ids.new_id()}
 
     @property
     def result(self):

@@ -80,7 +80,7 @@ class Case:
         return self.made(lambda canvas: canvas)
 
     def locked(self):
-        return self.made(lambda canvas: locked(canvas, key=f"shape:{self.execution_id}"))
+        return self.made(lambda canvas: locked(canvas, key=f"shape:{self.run}"))
 
     def made(self, lock):
         return SHAPES[self.name](self.maker(lock))

@@ -19,7 +19,7 @@ journal = Journal.from_env()
 
 def tell(run: str, name: str) -> None:
     held = [fence for section in sections.active() for fence in section.carried.fences]
-    journal.add("step", execution_id=run, name=name, fences=held)
+    journal.add("step", run=run, name=name, fences=held)
 
 
 @app.task
