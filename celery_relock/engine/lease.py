@@ -6,8 +6,8 @@ import enum
 import math
 import time
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from . import process
 from .events import NO_TASK, LockEvent, Work, tell, wanted
@@ -25,6 +25,7 @@ LONG = 1.0
 
 # One for all leases of the process: held for two lines, and only where threads may meet.
 _guard = Guard()
+_T = TypeVar("_T")
 
 
 class State(enum.Enum):
@@ -120,6 +121,17 @@ class Lease:
                 return False
             self.state = to
             return True
+
+    def narrow(self, kept: Sequence[bool]) -> None:
+        """Of its locks it has only these any more; the others were released."""
+        claim = self.claim
+
+        def of(values: tuple[_T, ...]) -> tuple[_T, ...]:
+            return tuple(each for each, is_kept in zip(values, kept, strict=True) if is_kept)
+
+        with _guard.lock:
+            self.claim = claim._replace(names=of(claim.names), limits=of(claim.limits))
+            self.fences, self.reentered = of(self.fences), of(self.reentered)
 
     def give_up(self) -> State:
         """Nothing renews it from now on. Returns the state that it leaves."""

@@ -15,6 +15,9 @@ from .canonical import register_plain
 # Types that an application registered with kombu, and lazy texts of Django: as they are sent.
 register_plain(JSONEncoder().default)
 
+# Autoretry, pydantic=True and the lock itself pass arguments on as they are.
+_PASS_ON = ("celery.", "celery_relock.")
+
 _signatures: WeakKeyDictionary[Any, inspect.Signature] = WeakKeyDictionary()
 
 
@@ -81,8 +84,8 @@ def _is_told_exactly(function: Any) -> bool:
     """
     while (wrapped := getattr(function, "__wrapped__", None)) is not None:
         code = getattr(function, "__func__", function)
-        if not getattr(code, "__globals__", {}).get("__name__", "").startswith("celery."):
-            return False  # autoretry and pydantic=True pass arguments on as they are
+        if not getattr(code, "__globals__", {}).get("__name__", "").startswith(_PASS_ON):
+            return False
         function = wrapped
     return not hasattr(function, "__signature__")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -26,9 +27,10 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         @app.task(base=LockedTask, lock_key="account:{account_id}")
         def charge(account_id, amount): ...
 
-    The lock lies around the most derived `__call__`, so a subclass's own `__call__`, `run`,
-    `before_start` and `on_*` stay as they are. It is given back before Celery publishes the next
-    step of a chain or stores the result: whoever sees the result finds the lock free.
+    The lock lies around `run`, whoever calls it and by whatever `__call__`: a subclass's own
+    `__call__`, `before_start` and `on_*` stay as they are, and so does what another library puts
+    around them. It is released before Celery publishes the next step of a chain or stores the
+    result: whoever sees the result finds the lock free.
 
     Every option is in the README's table. Each is checked when the task is declared.
     """
@@ -54,12 +56,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        _guard(cls)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # Looked up at each call: a worker replaces Task.__call__ after this class was made, and
-        # the one from before would run the body under a copy of its request.
-        return super().__call__(*args, **kwargs)
+        _lock_run(cls)
 
     def apply_async(
         self,
@@ -113,7 +110,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
     def on_bound(cls, app: Celery) -> None:
         """Called by Celery when the task gets its app: the moment at which it is declared."""
         super().on_bound(app)
-        _guard(cls)  # the setting task_annotations may have wrapped __call__ meanwhile
+        _lock_run(cls)  # the setting task_annotations may have put something in its place
         if cls.run is not Task.run:
             declaration(cls)
             starting.defer(cls)
@@ -139,27 +136,35 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         return hold
 
 
-def _guard(cls: type[LockedTask]) -> None:
-    """Put the lock around the class's `__call__`, its own or that of a mixin in front of it."""
-    call = cls.__call__
-    if getattr(call, "__code__", None) is not _GUARD_CODE:
-        cls.__call__ = _guarded(call)  # type: ignore[method-assign]
+def _lock_run(cls: type[LockedTask]) -> None:
+    """Put the lock around the class's `run`, its own or that of a mixin."""
+    run = inspect.getattr_static(cls, "run")
+    if run is not Task.run and getattr(run, "__code__", None) is not _CODE:
+        cls.run = _locked(run)
 
 
-def _guarded(call: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(call)
-    def __call__(self: LockedTask, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        # Reached by super() from a subclass: that one's guard is around this already.
-        if type(self).__call__ is not __call__:
-            return call(self, *args, **kwargs)
+def _locked(body: Any) -> Callable[..., Any]:
+    function = getattr(body, "__func__", body)  # of a staticmethod
+
+    @wraps(function)
+    def run(self: LockedTask, *args: Any, **kwargs: Any) -> Any:
+        call = body.__get__(self, type(self)) if hasattr(body, "__get__") else body
         try:
-            return guard.run(self, call, args, kwargs)
+            return guard.run(self, run, call, args, kwargs)
         except Aside as aside:
             raise aside.with_traceback(None) from None
 
-    return __call__
+    if isinstance(body, staticmethod):
+        # What shows its signature drops the first parameter, as of any method.
+        try:
+            shown = inspect.signature(function)
+        except ValueError:
+            return run
+        me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        both = shown.replace(parameters=[me, *shown.parameters.values()])
+        run.__signature__ = both  # type: ignore[attr-defined]
+    return run
 
 
-# What tells a guard from another function: a wrapper of one may copy its name and attributes.
-_GUARD_CODE = _guarded(Task.__call__).__code__
-_guard(LockedTask)
+# What tells ours from another function: a wrapper of it may copy its name and attributes.
+_CODE = _locked(Task.run).__code__

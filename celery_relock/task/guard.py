@@ -8,7 +8,6 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple
 
-from celery._state import _task_stack
 from celery.exceptions import Reject
 
 from ..engine import ids, reentrancy
@@ -21,6 +20,7 @@ from ..errors import LockLost
 from ..naming.arguments import bind
 from ..options import LockOptions
 from . import arrival, headers, retries, sections, starting, telling
+from . import owner as owner_of
 from .attempt import Attempt
 from .declaration import Declaration, declaration
 from .giveback import give_back
@@ -29,11 +29,11 @@ from .owner import owner, running_request
 
 
 class _Entered(NamedTuple):
-    """A call that is inside: its task, the id that it runs for ("" for a direct call), its hold."""
+    """A call that is inside: its task, which `run` it came by, its hold."""
 
     task: Any
-    message_id: str
-    hold: Hold
+    run: Callable[..., Any]
+    hold: Hold | None
 
 
 _inside: ContextVar[tuple[_Entered, ...]] = ContextVar("relock_inside", default=())
@@ -42,34 +42,55 @@ _inside: ContextVar[tuple[_Entered, ...]] = ContextVar("relock_inside", default=
 def current(task: Any) -> Hold | None:
     """The hold of the innermost call of this task on the call stack."""
     for entered in reversed(_inside.get()):
-        if entered.task is task:
+        if entered.task is task and entered.hold is not None:
             hold: Hold = entered.hold
             return hold
     return None
 
 
-def run(task: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call the task under the locks that it declared, and in the sections it is a step of."""
-    return sections.around(task, partial(_run, task, call, args, kwargs))
+def run(
+    task: Any,
+    by: Callable[..., Any],
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Call the task's body under the locks that it declared, and in the sections it is a step of.
+
+    Args:
+        by: the locked `run` that was called. A body that calls the one of its base class
+            (`super().run()`) comes by another one, and is inside already.
+    """
+    inside = _inside.get()
+    if inside and inside[-1].task is task and inside[-1].run is not by:
+        return call(*args, **kwargs)
+    request = owner_of.request_of(task)
+    return sections.around(task, request, partial(_run, task, by, request, call, args, kwargs))
 
 
-def _run(task: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run(
+    task: Any,
+    by: Callable[..., Any],
+    request: Any | None,
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
     declared = declaration(type(task))
-    request = _request_of(task)
     message = None if request is None or request.is_eager else request
     if declared.rule.off:
         starting.tell(task, message)
-        return call(task, *args, **kwargs)
+        with _shown(_Entered(task, by, None)):
+            return call(*args, **kwargs)
     arguments = bind(task, args, kwargs)
     if arguments is None:
-        # The call does not fit the body, whose own TypeError says so best. Not by `call`: one that
-        # adds arguments of its own would run the body without the lock that they name.
-        return task.run(*args, **kwargs)
+        # The call does not fit the body, whose own TypeError says so best.
+        return call(*args, **kwargs)
 
     def body(hold: Hold) -> Any:
         starting.tell(task, message)
-        with _shown(_Entered(task, "" if request is None else request.id, hold)):
-            return call(task, *args, **kwargs)
+        with _shown(_Entered(task, by, hold)):
+            return call(*args, **kwargs)
 
     names = declared.rule.names(arguments)
 
@@ -119,7 +140,7 @@ def _run_locked(
         unbroken = retries.unbroken(message, options, lease)
         hold = Hold(claim.owner, [*shares, *_shares(lease, held)], unbroken)
         try:
-            kept = retries.keeping(task, message, options, lease)
+            kept = retries.keeping(task, message, engine, options, lease)
             with kept, _interrupted(options, lease, hold):
                 result = body(hold)
         except Exception as error:
@@ -133,7 +154,9 @@ def _run_locked(
         # An id made from the task id must not be remembered: whoever sends that id again on purpose
         # would be taken for a late copy.
         ended = over and message is not None and headers.read(message).own
-        if not sections.owns(lease):
+        if retries.is_open(lease):
+            reentrancy.pop(lease)
+        elif not sections.owns(lease):
             try:
                 reentrancy.pop(lease)
                 give_back(engine, lease, ended=ended)
@@ -141,20 +164,6 @@ def _run_locked(
                 # A signal's exception may have come before the line above had begun.
                 if lease.state in (State.HELD, State.LOST):
                     give_back(engine, lease, ended=ended)
-
-
-def _request_of(task: Any) -> Any | None:
-    """The request that this very call runs for, as a message or by `apply()`; None if it is direct.
-
-    A task that calls itself finds its own request, or a copy of it, and has entered with it before.
-    """
-    request = task.request_stack.top
-    if request is None or not request.id or _task_stack.top is not task:
-        return None
-    for entered in _inside.get():
-        if entered.task is task and entered.message_id == request.id:
-            return None
-    return request
 
 
 def _covered(declared: Declaration, name: str) -> Lease | None:

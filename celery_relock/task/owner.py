@@ -16,6 +16,8 @@ from celery._state import _task_stack
 from ..engine import ids, reentrancy
 from ..errors import LockConfigError
 
+_BEGUN = "relock_begun"
+
 OwnerOption: TypeAlias = str | Callable[[Any], object]
 
 
@@ -26,6 +28,28 @@ def running_request() -> Any | None:
             if request.id:
                 return request
     return None
+
+
+def request_of(task: Any) -> Any | None:
+    """The request that the body of a task begins for, as a message or by `apply()`; None if it is
+    called directly. Asked once for each call: the next one that asks is called from inside.
+
+    Whatever stands between the tracer and the body may have pushed copies of the request, or put
+    something else on Celery's stack of tasks, so nothing else is looked at.
+    """
+    stack = task.request_stack.stack
+    request = next((each for each in reversed(stack) if each.id), None)
+    if request is None or getattr(request, _BEGUN, False):
+        return None
+    for each in stack:
+        if each.id == request.id:
+            setattr(each, _BEGUN, True)
+    return request
+
+
+def has_begun(request: Any) -> bool:
+    """Whether the body of this request's task was reached by way of its lock."""
+    return bool(getattr(request, _BEGUN, False))
 
 
 def workflow() -> str | None:

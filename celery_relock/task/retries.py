@@ -10,62 +10,124 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from datetime import datetime, timezone
 from typing import Any
 
-from celery.exceptions import Retry
-from celery.signals import before_task_publish, task_revoked
+from celery.exceptions import Ignore, Reject, Retry
+from celery.signals import before_task_publish, task_postrun, task_revoked
 from celery.utils.time import maybe_iso8601
 
 from ..engine import events
+from ..engine.engine import Engine
 from ..engine.lease import Lease
 from ..engine.protocol import KEPT, Successor
 from ..errors import RelockError
+from ..naming.arguments import bind
 from ..options import LockOptions
 from . import headers as run_headers
 from .declaration import declaration
+from .giveback import give_back
 
 logger = logging.getLogger("celery_relock")
 
 
 class _Legacy:
-    """What a running body leaves to its retry: the retry's `run` id, and `eta`, when it is due."""
+    """What a running body leaves to its retry: its `execution_id`, `eta`, when it is due, and the
+    names that it needs. `open`: the body has ended, and the retry is not sent yet."""
 
-    __slots__ = ("eta", "execution_id", "lease", "message", "task")
+    __slots__ = (
+        "engine",
+        "eta",
+        "execution_id",
+        "lease",
+        "margin",
+        "message",
+        "needed",
+        "open",
+        "task",
+    )
 
-    def __init__(self, task: Any, message: Any, lease: Lease) -> None:
+    def __init__(
+        self, task: Any, message: Any, engine: Engine, lease: Lease, margin: float
+    ) -> None:
         self.task = task
         self.message = message
+        self.engine = engine
         self.lease = lease
+        self.margin = margin
         self.execution_id = ""
         self.eta: datetime | None = None
+        self.needed: tuple[str, ...] = ()
+        self.open = False
+
+    def leave(self) -> None:
+        """Leave the lease to the retry, if it was sent; not the names that it does not need."""
+        if not self.execution_id:
+            return
+        claim = self.lease.claim
+        kept = tuple(name in self.needed for name in claim.names)
+        if not all(kept):
+            rest = [name for name, is_kept in zip(claim.names, kept, strict=True) if not is_kept]
+            with suppress(RelockError):  # their lease ends them
+                back = self.engine.backend.release(rest, claim.execution_id, claim.attempt_id)
+                self.engine.parking.forward(back.messages)
+            self.lease.narrow(kept)
+        if any(kept):
+            self.lease.successor = Successor(self.execution_id, _seconds_to(self) + self.margin)
 
 
 _legacy: ContextVar[_Legacy | None] = ContextVar("relock_legacy", default=None)
 
 
 def keeping(
-    task: Any, message: Any | None, options: LockOptions, lease: Lease
+    task: Any, message: Any | None, engine: Engine, options: LockOptions, lease: Lease
 ) -> AbstractContextManager[None]:
     """Around a body: if it ends with the retry that it sent, the lease is left to that."""
     if message is None or not options.keep_on_retry:
         return nullcontext()
-    return _keeping(_Legacy(task, message, lease), options.gap_ttl)
+    return _keeping(_Legacy(task, message, engine, lease, options.gap_ttl))
 
 
 @contextmanager
-def _keeping(legacy: _Legacy, margin: float) -> Iterator[None]:
-    token = _legacy.set(legacy)
+def _keeping(legacy: _Legacy) -> Iterator[None]:
+    _legacy.set(legacy)
     try:
         yield
     except Retry:
-        if legacy.execution_id:
-            legacy.lease.successor = Successor(legacy.execution_id, _seconds_to(legacy) + margin)
+        legacy.leave()
+        raise
+    except Exception as error:
+        # Celery's autoretry lies around the lock and sends the retry when this error reaches it.
+        legacy.open = _is_autoretried(legacy.task, error)
         raise
     finally:
-        _legacy.reset(token)
+        if not legacy.open:
+            _legacy.set(None)
+
+
+def is_open(lease: Lease) -> bool:
+    """Whether a lease waits for what Celery's autoretry makes of its body's error."""
+    legacy = _legacy.get()
+    return legacy is not None and legacy.open and legacy.lease is lease
+
+
+def _is_autoretried(task: Any, error: Exception) -> bool:
+    never = (Ignore, Reject, *getattr(task, "dont_autoretry_for", ()))
+    return isinstance(error, tuple(getattr(task, "autoretry_for", ()))) and not isinstance(
+        error, never
+    )
+
+
+def _close(task_id: str = "", **_: Any) -> None:
+    """The message is over: the retry was sent, or there is none."""
+    legacy = _legacy.get()
+    if legacy is None or not legacy.open or legacy.message.id != task_id:
+        return
+    _legacy.set(None)
+    legacy.leave()
+    give_back(legacy.engine, legacy.lease, ended=run_headers.read(legacy.message).own)
 
 
 def unbroken(message: Any | None, options: LockOptions, lease: Lease) -> bool:
@@ -104,7 +166,22 @@ def _write(headers: Any = None, body: Any = None, **_: Any) -> None:
         return
     header, lease = headers[run_headers.NAME], legacy.lease
     legacy.execution_id, legacy.eta = header["execution_id"], maybe_iso8601(fields.get("eta"))
-    header["kept"] = [list(each) for each in zip(lease.claim.names, lease.fences, strict=True)]
+    legacy.needed = _names_of(legacy.task, fields, body)
+    kept = zip(lease.claim.names, lease.fences, strict=True)
+    header["kept"] = [[name, fence] for name, fence in kept if name in legacy.needed]
+
+
+def _names_of(task: Any, fields: Any, body: Any) -> tuple[str, ...]:
+    """The locks that a retry needs, by its own arguments."""
+    if isinstance(body, tuple):
+        args, kwargs = body[0], body[1]
+    else:
+        args, kwargs = fields.get("args"), fields.get("kwargs")
+    try:
+        arguments = bind(task, args or (), kwargs or {})
+        return () if arguments is None else declaration(type(task)).rule.names(arguments)
+    except (RelockError, TypeError):
+        return ()  # it says so itself when it runs
 
 
 def _free(sender: Any = None, request: Any = None, terminated: bool = False, **_: Any) -> None:
@@ -127,3 +204,4 @@ def _free(sender: Any = None, request: Any = None, terminated: bool = False, **_
 # After the header itself, which `headers` writes.
 before_task_publish.connect(_write, weak=False, dispatch_uid="celery_relock.kept")
 task_revoked.connect(_free, weak=False, dispatch_uid="celery_relock.kept")
+task_postrun.connect(_close, weak=False, dispatch_uid="celery_relock.kept")

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-from celery._state import _task_stack
 from celery.exceptions import Ignore, Reject, Retry
 from celery.signals import task_postrun
 
@@ -84,10 +83,9 @@ def is_unbroken(lease: Lease) -> bool:
     return all(section.carried.unbroken for section in _active.get() if section.lease is lease)
 
 
-def around(task: Any, call: Callable[[], Any]) -> Any:
+def around(task: Any, message: Any | None, call: Callable[[], Any]) -> Any:
     """Make the call of a task, inside of the sections that its message belongs to."""
-    message = _message_of(task)
-    if message is None:
+    if message is None or message.is_eager:
         return call()
     try:
         _enter(task, message)
@@ -132,15 +130,6 @@ def open_for(message: Any | None, engine: Engine, lease: Lease, options: LockOpt
 def owns(lease: Lease) -> bool:
     """Whether a lease is given back, or left to others, as that of a section."""
     return any(section.lease is lease for section in _active.get())
-
-
-def _message_of(task: Any) -> Any | None:
-    """The message that this very call runs for; None if it is called inside of that."""
-    request = task.request_stack.top
-    if request is None or not request.id or request.is_eager or _task_stack.top is not task:
-        return None
-    inside = any(section.message.id == request.id for section in _active.get())
-    return None if inside else request
 
 
 def _enter(task: Any, message: Any) -> None:

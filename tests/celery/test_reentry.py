@@ -92,9 +92,9 @@ def test_items_of_a_starmap_message_take_the_lock_one_after_another(reentry, acc
     assert items[0]["fence"] < items[1]["fence"]
 
 
-def test_run_is_the_body_alone_and_takes_no_lock(reentry, account):
-    result = reentry.module.runs_the_body_of_another.delay(account).get(timeout=20)
-    assert result["inner"] == {"holds": 0}
+def test_a_call_of_run_itself_acquires_the_lock_too(reentry, account):
+    result = reentry.module.calls_run_of_another.delay(account).get(timeout=20)
+    assert result["inner"] == {"holds": 1}
 
 
 def test_of_two_locks_the_one_that_a_caller_has_is_entered_and_the_other_is_taken(reentry, account):

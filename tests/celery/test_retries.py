@@ -158,3 +158,14 @@ def test_a_retry_that_never_comes_frees_the_lock_with_the_end_of_its_lease(modul
     running.wait_for_log(rf"{sent.id}\] retry: ")
     running.close()
     assert 2.0 <= _free_within(running, account, 10) <= 3.5
+
+
+def test_a_retry_with_other_arguments_keeps_only_the_names_that_it_needs(worker, account):
+    second, third = f"{account}-second", f"{account}-third"
+    sent = worker.module.moves_on.delay(account, second, third)
+    wait_for(lambda: sent.state == "RETRY", 10)
+    assert not _lock(worker, account).locked(), "nobody comes back for it"
+    assert _lock(worker, second).locked()
+    sent.get(timeout=20)
+    assert not _lock(worker, second).locked()
+    assert not _lock(worker, third).locked()

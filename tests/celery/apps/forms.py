@@ -201,14 +201,15 @@ def autoretried(self, account):
 
 
 @app.task(
+    bind=True,
     base=LockedTask,
     lock_key=KEY,
     lock_on_conflict="raise",
     autoretry_for=(LockConflict,),
-    retry_kwargs={"countdown": 0},
+    retry_kwargs={"countdown": 0.3, "max_retries": 100},
 )
-def conflict_is_not_autoretried(account):
-    return look(account)
+def autoretried_after_a_conflict(self, account):
+    return self.request.retries
 
 
 @app.task(base=LockedTask, lock_key=KEY, bind=True)

@@ -131,13 +131,13 @@ def fails(account):
 
 
 @app.task(base=LockedTask, lock_key=KEY)
-def runs_the_body_of_another(account):
-    """`run` is the body alone: nothing takes a lock."""
-    return told(lambda: body_alone.run(account))
+def calls_run_of_another(account):
+    """`run` is what the lock lies around."""
+    return told(lambda: another.run(account))
 
 
 @app.task(base=LockedTask, lock_key="other:{account}")
-def body_alone(account):
+def another(account):
     return {"holds": holds(f"other:{account}")}
 
 

@@ -113,3 +113,16 @@ def goes_on(self, account):
 @app.task(base=LockedTask, bind=True, lock_key=KEY, lock_on_conflict="block")
 def stranger(self, account):
     enter(self, account)
+
+
+@app.task(
+    base=LockedTask,
+    bind=True,
+    lock_key=["account:{account}", "account:{second}"],
+    lock_keep_on_retry=True,
+)
+def moves_on(self, account, second, third):
+    """Its retry needs other locks than it has."""
+    journal.add("moves", account=account, names=list(self.lock.names), retries=self.request.retries)
+    if not self.request.retries:
+        raise self.retry(args=(second, third, ""), kwargs={}, countdown=2, max_retries=1)
