@@ -1,0 +1,215 @@
+"""A worker beside a companion, and one scenario on it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from celery_relock import Lock
+from tests.company.companions import Companion
+from tests.support import Worker, reaper, wait_for
+from tests.support.journal import Event
+from tests.support.worker import ROOT, _environment
+
+MODULE = "tests.company.app"
+SLOTS = 2
+# As soon as the dead child of one scenario is missed, the next one has both slots again. What frees
+# the lock is asked for within seconds, so Celery's own five would not show in it.
+LOOK_EVERY = {"RELOCK_TEST_LOOK_EVERY": "0.5"}
+
+
+class Company:
+    """One companion in one pool: its worker, started when it is first wanted."""
+
+    def __init__(self, companion: Companion, pool: str, url: str, folder: Path):
+        self.companion, self.pool, self.url = companion, pool, url
+        self.namespace = f"company{uuid.uuid4().hex[:12]}"
+        self.database = folder / f"{self.namespace}.sqlite3"
+        self._worker: Worker | None = None
+        self._processes: list[Process] = []
+        if "django" in companion.instruments:
+            self.run("tests.company.migrate")
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {**LOOK_EVERY, "RELOCK_COMPANY_DATABASE": str(self.database)}
+
+    @property
+    def worker(self) -> Worker:
+        if self._worker is None:
+            self._worker = Worker(
+                MODULE,
+                self.url,
+                self.namespace,
+                pool=self.pool,
+                concurrency=SLOTS,
+                arguments=self.companion.arguments,
+                env=self.env,
+                program=self.companion.program(),
+            )
+        return self._worker
+
+    def celery(self, *arguments: str, env: dict[str, str] | None = None) -> Process:
+        """Start `celery -A … <arguments>` beside the companion: beat, Flower."""
+        program = self.companion.program()[:-1]
+        command = [*program, "celery", "-A", MODULE, *arguments]
+        process = Process(command, self._own(env), self.database.with_suffix(".log"))
+        self._processes.append(process)
+        return process
+
+    def run(self, module: str) -> None:
+        command = [*self.companion.program()[:-1], module]
+        subprocess.run(command, cwd=ROOT, env=self._own(), check=True, timeout=60)
+
+    def idle(self) -> bool:
+        """Whether both slots are free and nothing waits for one."""
+        worker = self.worker
+        if self.pool == "prefork" and len(worker.children()) < SLOTS:
+            return False
+        # Of this one worker: the answer comes as soon as it is there.
+        ask = worker.module.app.control.inspect([f"{self.namespace}@127.0.0.1"], timeout=2)
+        return all(answer and not any(answer.values()) for answer in (ask.active(), ask.reserved()))
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.close()
+        self._processes.clear()
+        if self._worker is not None:
+            worker, self._worker = self._worker, None
+            worker.close()
+            print(worker.log())
+
+    def _own(self, env: dict[str, str] | None = None) -> dict[str, str]:
+        names = {"RELOCK_TEST_URL": self.url, "RELOCK_TEST_NAMESPACE": self.namespace}
+        return _environment({**names, **self.env, **(env or {})})
+
+
+class Process:
+    """Another program; its output is in a file."""
+
+    def __init__(self, command: list[str], env: dict[str, str], log: Path):
+        self._log = log
+        with log.open("ab") as output:
+            self._process = reaper.start(
+                command,
+                cwd=ROOT,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def close(self) -> None:
+        reaper.end(self._process)
+        print(self.log())
+
+
+class Bench:
+    """One scenario: a lock name of its own, and what its tasks have told.
+
+    Attributes:
+        key: the lock name, the first argument of every task, and the mark of its events.
+        tasks: the module of the tasks; what is sent by it goes to this worker.
+    """
+
+    def __init__(self, company: Company):
+        self.company = company
+        self.worker = company.worker
+        self.tasks: ModuleType = self.worker.module
+        self.key = f"lock-{uuid.uuid4().hex[:8]}"
+
+    def events(self, name: str, key: str | None = None) -> list[Event]:
+        every = self.worker.journal.events(name)
+        return [event for event in every if event["key"] == (key or self.key)]
+
+    def wait_for(
+        self, name: str, count: int = 1, timeout: float = 10.0, key: str | None = None
+    ) -> list[Event]:
+        """So many events of this scenario; the test fails at once when a body has raised."""
+
+        def there(every: list[Event]) -> bool:
+            own = [event for event in every if event["key"] == (key or self.key)]
+            for event in own:
+                if event.name == "raised":
+                    pytest.fail(f"the body of {event['id']} raised {event['error']}")
+            return sum(event.name == name for event in own) >= count
+
+        self.worker.journal.wait_for(there, timeout)
+        return self.events(name, key)
+
+    def open_gate(self) -> None:
+        self.worker.journal.add("gate", key=self.key)
+
+    def lock(self) -> Lock:
+        return Lock(self.company.url, self.key, namespace=self.company.namespace)
+
+    def hold(self, task: str = "work", arguments: tuple[Any, ...] = (1,), **options: Any) -> str:
+        """Send a task that stops at the gate with the lock; its id when it is there."""
+        ours = getattr(self.tasks, task).apply_async((self.key, *arguments), **options)
+        self.wait_for("begin")
+        self.assert_held()
+        return str(ours.id)
+
+    def relay(self, task: str, times: int = 1, **options: Any) -> Event:
+        """Send a task by way of another, without a lock, in the worker; what that one tells."""
+        mark = f"relay-{uuid.uuid4().hex[:8]}"
+        self.tasks.relay.apply_async((mark, task, self.key, times), **options)
+        return self.wait_for("sent", key=mark)[0]
+
+    def assert_held(self) -> None:
+        assert self.lock().locked(), "the body runs and its lock is not held"
+
+    def assert_free(self, within: float) -> None:
+        lock = self.lock()
+        assert lock.acquire(blocking_timeout=within), f"the lock was not free within {within} s"
+        lock.release()
+
+    def others_are_served(self, timeout: float = 5.0) -> None:
+        """An unrelated task comes to its end: what was sent before it has been dealt with, and one
+        slot is free."""
+        other = f"other-{uuid.uuid4().hex[:8]}"
+        self.tasks.free.delay(other)
+        begun = len(self.events("begin"))
+
+        def there(every: list[Event]) -> bool:
+            ended = any(event.name == "end" and event["key"] == other for event in every)
+            return ended or len(self.events("begin")) > begun
+
+        self.worker.journal.wait_for(there, timeout)
+        assert len(self.events("begin")) == begun, "a second body runs beside the holder's"
+
+    def assert_one_after_another(self, count: int, key: str | None = None) -> None:
+        """So many bodies have begun and ended, and never two at once."""
+        self.wait_for("end", count, key=key)
+        names = [
+            event.name
+            for event in self.worker.journal.events()
+            if event["key"] == (key or self.key) and event.name in ("begin", "end")
+        ]
+        assert names == ["begin", "end"] * count, "two bodies ran at once"
+
+    def finish(self) -> None:
+        """Leave the worker to the next scenario: idle, or not at all."""
+        self.open_gate()
+        try:
+            wait_for(self.company.idle, 10, "the worker to be idle")
+        except AssertionError:
+            self.company.close()
+
+
+def matches(pattern: str, process: Process) -> Callable[[], bool]:
+    return lambda: process.ended or re.search(pattern, process.log()) is not None
