@@ -7,8 +7,10 @@ is collected.
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Iterator
 from importlib.metadata import version
+from typing import Any
 
 import pytest
 
@@ -22,15 +24,28 @@ if any(importlib.util.find_spec(name) is None for name in ("ddtrace", "flower", 
     collect_ignore_glob.append("test_*.py")
 
 PAIRS = [
-    pytest.param(
-        (companion, pool),
-        id=f"{companion.name}, {pool}",
-        # One worker for all its scenarios, also when pytest-xdist deals them out.
-        marks=pytest.mark.xdist_group(f"{companion.name}, {pool}"),
-    )
+    pytest.param((companion, pool), id=f"{companion.name}, {pool}")
     for companion in COMPANIONS
     for pool in companion.pools[: None if LONG else 1]
 ]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadgroup` all scenarios of one companion go to one process, to one worker.
+
+    pytest-xdist 3.8 has marks for that, which do nothing with pytest 9.2.
+    """
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByCompanion(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            found = re.search(r"\[(.+?, \w+)[-\]]", nodeid)
+            return found.group(1) if found else nodeid
+
+    return ByCompanion(config, log)
 
 
 def pytest_report_header() -> list[str]:

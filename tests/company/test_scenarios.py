@@ -46,9 +46,8 @@ def test_the_body_sees_its_lock(bench: Bench) -> None:
 
 def test_calls_of_one_key_come_one_after_another_and_others_beside_them(bench: Bench) -> None:
     others = [f"{bench.key}-{n}" for n in range(4)]
-    for other in others:
-        bench.tasks.work.delay(bench.key, seconds=0.05)
-        bench.tasks.work.delay(other, seconds=0.05)
+    for key in [bench.key] * 4 + others:
+        bench.tasks.work.delay(key, seconds=0.05)
     bench.assert_one_after_another(4)
     for other in others:
         bench.wait_for("end", key=other)
