@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import re
+import json
+import socket
+import sqlite3
 import subprocess
 import uuid
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
 
 import pytest
 
@@ -64,6 +69,18 @@ class Company:
         self._processes.append(process)
         return process
 
+    def flower(self) -> Flower:
+        port = free_port()
+        process = self.celery("flower", f"--port={port}", "--address=127.0.0.1")
+        return Flower(process, f"http://127.0.0.1:{port}")
+
+    def result_state(self, task_id: str) -> str | None:
+        """What django-celery-results has written."""
+        query = "select status from django_celery_results_taskresult where task_id = ?"
+        with closing(sqlite3.connect(self.database, timeout=10)) as database:
+            found = database.execute(query, (task_id,)).fetchone()
+        return found and str(found[0])
+
     def run(self, module: str) -> None:
         command = [*self.companion.program()[:-1], module]
         subprocess.run(command, cwd=ROOT, env=self._own(), check=True, timeout=60)
@@ -118,6 +135,31 @@ class Process:
         print(self.log())
 
 
+class Flower:
+    def __init__(self, process: Process, url: str):
+        self._process, self._url = process, url
+        wait_for(lambda: process.ended or self._ask("/api/workers") is not None, 20, "Flower")
+
+    def state(self, task_id: str) -> str | None:
+        found = self._ask(f"/api/task/info/{task_id}")
+        return found and found.get("state")
+
+    def _ask(self, path: str) -> dict[str, Any] | None:
+        try:
+            with urlopen(self._url + path, timeout=10) as answer:
+                return dict(json.load(answer))
+        except HTTPError as error:
+            error.close()
+            return None
+        except URLError:
+            return None
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
 class Bench:
     """One scenario: a lock name of its own, and what its tasks have told.
 
@@ -148,8 +190,16 @@ class Bench:
                     pytest.fail(f"the body of {event['id']} raised {event['error']}")
             return sum(event.name == name for event in own) >= count
 
-        self.worker.journal.wait_for(there, timeout)
+        self._wait(there, timeout, f"no {name!r}, or fewer than {count}")
         return self.events(name, key)
+
+    def _wait(self, there: Callable[[list[Event]], bool], timeout: float, missing: str) -> None:
+        try:
+            self.worker.journal.wait_for(there, timeout)
+        except AssertionError:
+            own = [event for event in self.worker.journal.events() if event["key"] == self.key]
+            lines = "\n".join(f"  {event}" for event in own)
+            raise AssertionError(f"after {timeout} s {missing}\n{lines}") from None
 
     def open_gate(self) -> None:
         self.worker.journal.add("gate", key=self.key)
@@ -164,11 +214,32 @@ class Bench:
         self.assert_held()
         return str(ours.id)
 
-    def relay(self, task: str, times: int = 1, **options: Any) -> Event:
+    def relay(self, task: str, times: int = 1, key: str | None = None, **options: Any) -> Event:
         """Send a task by way of another, without a lock, in the worker; what that one tells."""
         mark = f"relay-{uuid.uuid4().hex[:8]}"
-        self.tasks.relay.apply_async((mark, task, self.key, times), **options)
+        self.tasks.relay.apply_async((mark, task, key or self.key, times), **options)
         return self.wait_for("sent", key=mark)[0]
+
+    def carried(self) -> set[str]:
+        """The companions that carry a trace from a sender to a task without a lock."""
+        key = f"plain-{uuid.uuid4().hex[:8]}"
+        sent = self.relay("free", key=key)
+        (begun,) = self.wait_for("begin", key=key)
+        return {name for name, trace in sent["traces"].items() if begun["traces"][name] == trace}
+
+    def start_beat(self) -> Process:
+        """A beat that sends `work` with this key, again and again."""
+        scheduler = ("-s", str(self.company.database.with_suffix(".beat")))
+        if "django" in self.company.companion.instruments:
+            scheduler = ("-S", "django_celery_beat.schedulers:DatabaseScheduler")
+        arguments = ("beat", "--pidfile=", "--loglevel", "INFO", "--max-interval", "1", *scheduler)
+        return self.company.celery(*arguments, env={"RELOCK_COMPANY_BEAT": self.key})
+
+    def start_flower(self) -> Flower:
+        """A Flower that hears the worker."""
+        flower = self.company.flower()
+        wait_for(lambda: flower.state(self.tasks.free.delay("for Flower").id), 20, "Flower's ear")
+        return flower
 
     def assert_held(self) -> None:
         assert self.lock().locked(), "the body runs and its lock is not held"
@@ -189,7 +260,7 @@ class Bench:
             ended = any(event.name == "end" and event["key"] == other for event in every)
             return ended or len(self.events("begin")) > begun
 
-        self.worker.journal.wait_for(there, timeout)
+        self._wait(there, timeout, "an unrelated task was not run: the slots are taken")
         assert len(self.events("begin")) == begun, "a second body runs beside the holder's"
 
     def assert_one_after_another(self, count: int, key: str | None = None) -> None:
@@ -209,7 +280,3 @@ class Bench:
             wait_for(self.company.idle, 10, "the worker to be idle")
         except AssertionError:
             self.company.close()
-
-
-def matches(pattern: str, process: Process) -> Callable[[], bool]:
-    return lambda: process.ended or re.search(pattern, process.log()) is not None

@@ -104,7 +104,13 @@ COMPANIONS = (
         traces=True,
     ),
     Companion("django", ("django-celery-results", "django-celery-beat"), ("django",)),
-    Companion("flower", ("flower",), arguments=("-E",), pools=("prefork",)),
+    Companion(
+        "flower",
+        ("flower",),
+        env={"FLOWER_UNAUTHENTICATED_API": "true"},
+        arguments=("-E",),
+        pools=("prefork",),
+    ),
     Companion(
         "celery.contrib",
         ("celery",),

@@ -20,7 +20,8 @@ from tests.support import RedisServer
 from tests.support.long import LONG
 
 collect_ignore_glob: list[str] = ["inner/*"]
-if any(importlib.util.find_spec(name) is None for name in ("ddtrace", "flower", "newrelic")):
+INSTALLED = all(importlib.util.find_spec(name) for name in ("ddtrace", "flower", "newrelic"))
+if not INSTALLED:
     collect_ignore_glob.append("test_*.py")
 
 PAIRS = [
@@ -48,7 +49,35 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByCompanion(config, log)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "beside(*names): only beside these companions")
+    config.addinivalue_line("markers", "processes: needs child processes: kills, time limits")
+    config.addinivalue_line("markers", "traces: only beside what carries traces")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what there is nothing to see of beside a companion."""
+    chosen = [item for item in items if _fits(item)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = chosen
+
+
+def _fits(item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    if callspec is None or "company" not in callspec.params:
+        return True
+    companion, pool = callspec.params["company"]
+    beside = item.get_closest_marker("beside")
+    if beside is not None and companion.name not in beside.args:
+        return False
+    if item.get_closest_marker("traces") and not companion.traces:
+        return False
+    return pool == "prefork" or not item.get_closest_marker("processes")
+
+
 def pytest_report_header() -> list[str]:
+    if not INSTALLED:
+        return ["company: not installed here; scripts/company runs its suite"]
     packages = dict.fromkeys(package for each in COMPANIONS for package in each.packages)
     return ["company: " + ", ".join(f"{package} {version(package)}" for package in packages)]
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +16,8 @@ from celery import chain
 from celery_relock import locked
 from tests.company.bench import Bench
 from tests.support import wait_for
-
-
-@pytest.fixture
-def processes(bench: Bench) -> None:
-    if bench.company.pool != "prefork":
-        pytest.skip("needs a child process to kill, or Celery's time limits")
+from tests.support.journal import Event
+from tests.support.worker import ROOT
 
 
 def test_the_companion_is_really_there(bench: Bench) -> None:
@@ -106,7 +107,7 @@ def test_a_workflow_lock_is_free_right_after_the_last_step(bench: Bench) -> None
     bench.assert_free(within=2)
 
 
-@pytest.mark.usefixtures("processes")
+@pytest.mark.processes
 def test_the_lock_of_a_killed_child_goes_to_the_next(bench: Bench) -> None:
     bench.hold("die", ())
     successor = bench.tasks.work.delay(bench.key).id
@@ -149,7 +150,7 @@ def publish_again(producer: Any, message: Any, queue: str) -> None:
     )
 
 
-@pytest.mark.usefixtures("processes")
+@pytest.mark.processes
 @pytest.mark.parametrize(("task", "seconds"), [("overlong", 2), ("endless", 5)])
 def test_the_lock_is_free_after_a_time_limit(bench: Bench, task: str, seconds: float) -> None:
     getattr(bench.tasks, task).delay(bench.key)
@@ -159,18 +160,127 @@ def test_the_lock_is_free_after_a_time_limit(bench: Bench, task: str, seconds: f
     assert not bench.events("end")
 
 
-def test_a_call_that_has_waited_runs_in_the_context_of_its_sender(bench: Bench) -> None:
-    """And not in that of the holder, which made its message come back."""
+def test_a_call_that_has_waited_runs_as_the_tenant_of_its_sender(bench: Bench) -> None:
+    """And not as that of the holder, which makes its message come back."""
     bench.hold(headers={"tenant": "T0"})
     sent = [bench.relay("work", headers={"tenant": f"T{number}"}) for number in (1, 2, 3)]
     assert [each["tenant"] for each in sent] == ["T1", "T2", "T3"]
+    assert [event["tenant"] for event in those_that_waited(bench, sent)] == ["T1", "T2", "T3"]
+
+
+@pytest.mark.traces
+def test_a_call_continues_the_trace_of_its_sender(bench: Bench) -> None:
+    carried = bench.carried()
+    if len(bench.company.companion.instruments) == 1:  # together they take each other's headers
+        assert carried == set(bench.company.companion.instruments)
+    sent = bench.relay("work")
+    (begun,) = bench.wait_for("begin")
+    assert traces_of([begun], carried) == traces_of([sent], carried)
+
+
+@pytest.mark.traces
+def test_a_call_that_has_waited_continues_the_trace_of_its_sender(bench: Bench) -> None:
+    carried = bench.carried()
+    bench.hold()
+    sent = [bench.relay("work") for _ in range(3)]
+    begun = those_that_waited(bench, sent)
+    assert traces_of(begun, carried) == traces_of(sent, carried)
+    for companion in carried:
+        assert len({event["traces"][companion] for event in begun}) == 3, "one trace for three"
+
+
+def traces_of(events: list[Event], companions: set[str]) -> list[dict[str, str]]:
+    return [{name: event["traces"].get(name) for name in companions} for event in events]
+
+
+def those_that_waited(bench: Bench, sent: list[Event]) -> list[Event]:
+    """The begins of what was sent behind the holder at the gate."""
     bench.others_are_served()
     bench.open_gate()
-    bench.assert_one_after_another(4)
+    bench.assert_one_after_another(1 + len(sent))
     begun = bench.events("begin")[1:]
     assert [event["id"] for event in begun] == [each["ids"][0] for each in sent]
-    assert [event["tenant"] for event in begun] == ["T1", "T2", "T3"]
-    if bench.company.companion.traces:
-        assert all(set(each["traces"]) == set(sent[0]["traces"]) for each in sent)
-        assert sent[0]["traces"]
-        assert [event["traces"] for event in begun] == [each["traces"] for each in sent]
+    return begun
+
+
+@pytest.mark.beside("sentry", "all tracers")
+def test_a_call_that_has_to_wait_is_no_error(bench: Bench) -> None:
+    bench.hold()
+    bench.tasks.work.delay(bench.key)
+    bench.others_are_served()
+    bench.open_gate()
+    bench.assert_one_after_another(2)
+    bench.tasks.fail.delay(bench.key)
+    (error,) = bench.wait_for("reported")
+    assert "on purpose" in error["error"]
+
+
+@pytest.mark.beside("nobody", "sentry", "all tracers", "django")
+def test_what_beat_sends_waits_its_turn(bench: Bench) -> None:
+    beat = bench.start_beat()
+    bench.wait_for("begin")
+    bench.assert_held()
+    sent = re.compile(r"Sending due task tick")
+    wait_for(lambda: beat.ended or len(sent.findall(beat.log())) >= 3, what="three ticks")
+    beat.close()
+    count = len(sent.findall(beat.log()))
+    bench.others_are_served()
+    bench.open_gate()
+    bench.assert_one_after_another(count)
+    if "sentry" in bench.company.companion.instruments:
+        # One check-in for each, told as it begins (by beat) and as it has ended.
+        told = bench.wait_for("check-in", 2 * count)
+        ended = [event["check_in"] for event in told if event["status"] == "ok"]
+        assert len(set(ended)) == count
+        assert {event["check_in"] for event in told if event["status"] != "ok"} == set(ended)
+
+
+@pytest.mark.beside("django")
+def test_the_results_are_in_the_database(bench: Bench) -> None:
+    """That of a task that has waited is its own in the end, whatever was shown meanwhile."""
+    first = bench.hold()
+    second = bench.tasks.work.delay(bench.key).id
+    bench.others_are_served()
+    assert bench.company.result_state(second) not in ("SUCCESS", "FAILURE")
+    bench.open_gate()
+    bench.assert_one_after_another(2)
+    for each in (first, second):
+        wait_for(lambda each=each: bench.company.result_state(each) == "SUCCESS", what=each)
+
+
+@pytest.mark.beside("flower")
+def test_flower_sees_locked_tasks_begin_and_end(bench: Bench) -> None:
+    flower = bench.start_flower()
+    first = bench.hold()
+    second = bench.tasks.work.delay(bench.key).id
+    wait_for(lambda: flower.state(first) == "STARTED", what="the holder in Flower")
+    bench.open_gate()
+    bench.assert_one_after_another(2)
+    for each in (first, second):
+        wait_for(lambda each=each: flower.state(each) == "SUCCESS", what=f"{each} in Flower")
+
+
+@pytest.mark.beside("flower")
+def test_flower_shows_that_a_task_waits(bench: Bench) -> None:
+    flower = bench.start_flower()
+    bench.hold()
+    second = bench.tasks.work.delay(bench.key).id
+    wait_for(lambda: flower.state(second) == "BLOCKED", 5, "the one that waits in Flower")
+
+
+@pytest.mark.beside("celery.contrib")
+def test_the_fixtures_of_celerys_pytest_plugin_run_locked_tasks(bench: Bench) -> None:
+    """`celery_app` and `celery_worker`, in a pytest of their own."""
+    case = Path(__file__).parent / "inner" / "case.py"
+    command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-c", os.devnull]
+    command += ["-p", "celery.contrib.pytest", "-p", "no:ddtrace", "-p", "no:cacheprovider"]
+    names = {"RELOCK_TEST_URL": bench.company.url, "RELOCK_TEST_NAMESPACE": bench.key}
+    done = subprocess.run(
+        [*command, str(case)],
+        env={**os.environ, **names},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
