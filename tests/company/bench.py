@@ -39,6 +39,7 @@ class Company:
         self.database = folder / f"{self.namespace}.sqlite3"
         self._worker: Worker | None = None
         self._processes: list[Process] = []
+        self._flower: Flower | None = None
         if "django" in companion.instruments:
             self.run("tests.company.migrate")
 
@@ -65,14 +66,18 @@ class Company:
         """Start `celery -A … <arguments>` beside the companion: beat, Flower."""
         program = self.companion.program()[:-1]
         command = [*program, "celery", "-A", MODULE, *arguments]
-        process = Process(command, self._own(env), self.database.with_suffix(".log"))
+        log = self.database.with_suffix(f".{len(self._processes)}.log")
+        process = Process(command, self._own(env), log)
         self._processes.append(process)
         return process
 
     def flower(self) -> Flower:
-        port = free_port()
-        process = self.celery("flower", f"--port={port}", "--address=127.0.0.1")
-        return Flower(process, f"http://127.0.0.1:{port}")
+        """One for all its scenarios."""
+        if self._flower is None:
+            port = free_port()
+            process = self.celery("flower", f"--port={port}", "--address=127.0.0.1")
+            self._flower = Flower(process, f"http://127.0.0.1:{port}")
+        return self._flower
 
     def result_state(self, task_id: str) -> str | None:
         """What django-celery-results has written."""
@@ -98,6 +103,7 @@ class Company:
         for process in self._processes:
             process.close()
         self._processes.clear()
+        self._flower = None
         if self._worker is not None:
             worker, self._worker = self._worker, None
             worker.close()
