@@ -39,7 +39,7 @@ if key := os.environ.get("RELOCK_COMPANY_BEAT"):
     # Sentry watches intervals of whole minutes alone.
     interval = Impatient(60, app=app) if "sentry" in instrument.CHOSEN else 0.5
     app.conf.beat_schedule = {
-        "tick": {"task": f"{__name__}.work", "schedule": interval, "args": (key, 1)}
+        key: {"task": f"{__name__}.work", "schedule": interval, "args": (key, 1)}
     }
 
 

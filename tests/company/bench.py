@@ -255,7 +255,7 @@ class Bench:
         assert lock.acquire(blocking_timeout=within), f"the lock was not free within {within} s"
         lock.release()
 
-    def others_are_served(self, timeout: float = 5.0) -> None:
+    def others_are_served(self, timeout: float = 10.0) -> None:
         """An unrelated task comes to its end: what was sent before it has been dealt with, and one
         slot is free."""
         other = f"other-{uuid.uuid4().hex[:8]}"

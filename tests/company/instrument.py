@@ -43,8 +43,8 @@ def _told_sentry(kind: str, told: Any) -> None:
         error = raised[-1].get("value") or str(told.get("logentry"))
         journal().add("reported", key=key, error=error)
     elif kind == "check_in":
-        key = os.environ.get("RELOCK_COMPANY_BEAT", "")
-        journal().add("check-in", key=key, check_in=told["check_in_id"], status=told["status"])
+        found = {"check_in": told["check_in_id"], "status": told["status"]}
+        journal().add("check-in", key=told["monitor_slug"], **found)
 
 
 def _opentelemetry() -> None:
