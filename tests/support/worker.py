@@ -33,6 +33,7 @@ class Worker:
         url, namespace: the Redis and the namespace that the module's app uses.
         pool, concurrency, arguments: as on Celery's command line.
         env: more environment variables for the worker and for `module`.
+        program: what runs the worker, instead of `python -m celery`.
 
     Attributes:
         module: the same module, imported afresh into the test's process with the same settings:
@@ -52,6 +53,7 @@ class Worker:
         arguments: tuple[str, ...] = (),
         env: Mapping[str, str] | None = None,
         timeout: float = 30.0,
+        program: tuple[str, ...] = (sys.executable, "-m", "celery"),
     ):
         own = {"RELOCK_TEST_URL": url, "RELOCK_TEST_NAMESPACE": namespace, **(env or {})}
         self.module = _import_afresh(module, own)
@@ -61,7 +63,7 @@ class Worker:
         self._ended = False
         self._process = reaper.start(
             [
-                *(sys.executable, "-m", "celery", "-A", module, "worker"),
+                *(*program, "-A", module, "worker"),
                 *("-P", pool, "-c", str(concurrency), "-n", f"{namespace}@127.0.0.1"),
                 *("--loglevel", "INFO", "--without-gossip", "--without-mingle", *arguments),
             ],
