@@ -50,7 +50,7 @@ class LockOptions:
         ),
     )
     reentrant: str = field(
-        default="descendants",
+        default="inline",
         metadata=_words(
             "what enters again: tasks a holder spawned; calls on the same stack; the workflow",
             *("descendants", "inline", "workflow"),

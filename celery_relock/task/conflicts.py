@@ -14,7 +14,7 @@ from celery.signals import worker_init
 from ..engine.lease import State
 from ..engine.messages import describe_conflict
 from ..engine.protocol import Conflict, Deadlocked, Duplicate, Ended, Full, Held, Parked
-from ..errors import LockConfigError, LockConflict, LockUnavailable
+from ..errors import LockConfigError, LockConflict, LockUnavailable, RelockError
 from ..options import POLICIES, LockOptions
 from . import headers, sending
 from .attempt import Attempt, ask, call_off, deadlock
@@ -78,6 +78,7 @@ def _obtain(attempt: Attempt) -> Held:
     text = describe_conflict(attempt.lease.claim.names[0], answer)
     error = _conflict(options, answer, text)
     attempt.lease.tell("conflict", str(error))
+    _warn_of_an_ancestor(attempt, answer)
     if isinstance(answer, Duplicate) and message is not None:
         return _wait_behind(attempt, answer, error)
     policy = _policy(options, answer, error)
@@ -93,6 +94,28 @@ def _obtain(attempt: Attempt) -> Held:
         return _stay(attempt, options.patience if _may_wait() else 0.0, error)
     _leave(attempt, answer)
     raise error
+
+
+def _warn_of_an_ancestor(attempt: Attempt, answer: Conflict | Duplicate) -> None:
+    """Say it once where the holder is whoever sent this task: should the holder wait for it, both
+    would wait for ever, and the server cannot see that."""
+    if attempt.message is None or not isinstance(answer, Conflict):
+        return
+    header = headers.read(attempt.message)
+    if header.attempts or not header.ancestors:
+        return
+    try:
+        holds = attempt.engine.inspect(answer.name).holds
+    except RelockError:
+        return
+    holder = next((each for each in holds if each.execution_id in header.ancestors), None)
+    if holder is not None:
+        logger.warning(
+            "%s[%s] waits for the lock %r, which its own ancestor %s holds. That is how children "
+            "exclude each other; but should the ancestor wait for this task, both wait until a "
+            "time limit: then call the task directly, or declare lock_reentrant='descendants'",
+            *(attempt.task.name, attempt.message.id, answer.name, holder.label),
+        )
 
 
 def _first_wait(attempt: Attempt) -> float:

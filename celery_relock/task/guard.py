@@ -208,7 +208,7 @@ def _claim(
         lease=options.ttl,
         label=label_of(task.name, "" if message is None else message.id),
         by_owner=options.reentrant == "workflow",
-        ancestors=headers.ancestors_here() if options.reentrant == "descendants" else (),
+        ancestors=headers.ancestors_for(options),
         stuck=reentrancy.stuck(),
     )
 

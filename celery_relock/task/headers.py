@@ -20,6 +20,7 @@ from typing import Any
 from celery.signals import before_task_publish
 
 from ..engine import ids
+from ..options import LockOptions
 from .ancestors import extended
 from .ancestors import parse as parse_ancestors
 from .owner import running_request
@@ -93,8 +94,13 @@ def read(message: Any) -> RunHeader:
     return found or RunHeader(ids.short(f"{message.id}:{message.retries}"), own=False)
 
 
+def ancestors_for(options: LockOptions) -> tuple[str, ...]:
+    """The holds that a task with these options may re-enter, though it does not run inside them."""
+    return ancestors_here() if options.reentrant == "descendants" else ()
+
+
 def ancestors_here() -> tuple[str, ...]:
-    """The lineage of the message that this call stack runs for; empty outside of tasks."""
+    """The ancestors of the message that this call stack runs for; empty outside of tasks."""
     request = running_request()
     return () if request is None else _ancestors_in(_raw(request))
 

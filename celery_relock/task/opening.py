@@ -125,7 +125,7 @@ def _take(task: Any, message: Any, spec: Mapping[str, Any]) -> None:
     if not names:
         return  # the section around this one has it
     execution_id = sections.hold_id(headers.read(message).execution_id, spec["section"])
-    label, ancestors = label_of(task.name, message.id), headers.ancestors_here()
+    label, ancestors = label_of(task.name, message.id), headers.ancestors_for(options)
     lease = engine.lease(
         _claim(execution_id, owner("root", message), names, options, label, ancestors)
     )
@@ -153,7 +153,7 @@ def held(app: Any, spec: Mapping[str, Any]) -> Iterator[None]:
     if not names:
         yield
         return
-    label, ancestors = label_of("locked()", ""), headers.ancestors_here()
+    label, ancestors = label_of("locked()", ""), headers.ancestors_for(options)
     lease = engine.lease(
         _claim(ids.new_id(), owner("root", None), names, options, label, ancestors)
     )

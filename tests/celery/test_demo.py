@@ -245,16 +245,16 @@ def test_a_given_redis_that_is_not_there_is_told() -> None:
     assert "Traceback" not in ended.stdout + ended.stderr
 
 
-def entered(label: str, fence: int, again: bool = False, lock: str = "account:42") -> Event:
-    return Event(at=0, what="in", label=label, lock=lock, fence=fence, again=again)
+def entered(who: str, fence: int, again: bool = False, lock: str = "account:42") -> Event:
+    return Event(at=0, what="in", who=who, lock=lock, fence=fence, again=again)
 
 
-def left(label: str) -> Event:
-    return Event(at=0, what="out", label=label, lock="account:42")
+def left(who: str) -> Event:
+    return Event(at=0, what="out", who=who, lock="account:42")
 
 
-def asks(label: str, at: float, lock: str = "account:42") -> Event:
-    return Event(at=at, what="asks", label=label, lock=lock)
+def asks(who: str, at: float, lock: str = "account:42") -> Event:
+    return Event(at=at, what="asks", who=who, lock=lock)
 
 
 def test_its_check_tells_turns_and_re_entry_from_an_overlap() -> None:

@@ -239,3 +239,22 @@ def test_without_a_lock_the_header_has_no_lineage():
     published = {"id": "some-id"}
     Context().run(headers._write, headers=published)
     assert set(published[headers.NAME]) == {"v", "execution_id"}
+
+
+def test_children_that_a_holder_sends_exclude_it_and_each_other_unless_asked(family, account):
+    parent = family.module.sends_six_that_count.delay(account)
+    warning = family.wait_for_log(rf"counts\[\S+\] waits for the lock .*{account}.* which its own")
+    assert warning
+    family.journal.add(f"go {account}")
+    children = parent.get(timeout=20)
+    for child in children:
+        result_of(family, child)
+    client = family.module.app.backend.client
+    assert int(client.get(f"{family.module.app.conf.relock_namespace}:{account}")) == 7
+
+
+def test_a_task_that_sends_itself_does_not_overlap_with_itself(family, account):
+    family.module.sends_itself.delay(account, 4).get(timeout=20)
+    family.journal.wait_for(
+        lambda events: any(e.name == "last" and e["account"] == account for e in events)
+    )

@@ -31,7 +31,7 @@ def test_a_task_that_declares_nothing_has_the_documented_defaults() -> None:
     assert {name: getattr(options, name) for name in OPTION_NAMES} == {
         "key": None,
         "owner": "root",
-        "reentrant": "descendants",
+        "reentrant": "inline",
         "limit": 1,
         "ttl": 30,
         "on_conflict": "wait",

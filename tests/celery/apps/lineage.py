@@ -21,6 +21,7 @@ journal = Journal.from_env()
 
 
 def locked(**options: Any) -> Any:
+    options = {"lock_reentrant": "descendants", **options}
     return app.task(base=LockedTask, lock_key=KEY, bind=True, **options)
 
 
@@ -243,3 +244,31 @@ def tells_its_lineage(self, account, again):
     journal.add("lineage", account=account, again=again, ids=self.request.relock.get("ancestors"))
     if again:
         tells_its_lineage.delay(account, again - 1)
+
+
+@app.task(base=LockedTask, lock_key=KEY)
+def counts(account):
+    """A read-modify-write, slow enough for another one to come between."""
+    before = app.backend.client.get(f"{app.conf.relock_namespace}:{account}")
+    time.sleep(0.05)
+    app.backend.client.set(f"{app.conf.relock_namespace}:{account}", int(before or 0) + 1)
+
+
+@app.task(base=LockedTask, lock_key=KEY)
+def sends_six_that_count(account):
+    sent = [counts.delay(account).id for _ in range(6)]
+    journal.wait_for(lambda events: any(e.name == f"go {account}" for e in events), timeout=15)
+    counts(account)
+    return sent
+
+
+@app.task(base=LockedTask, lock_key=KEY)
+def sends_itself(account, left):
+    key = f"{app.conf.relock_namespace}:{account}"
+    assert app.backend.client.incr(key) == 1, "two of them at once"
+    if left:
+        sends_itself.delay(account, left - 1)
+    time.sleep(0.1)
+    app.backend.client.decr(key)
+    if not left:
+        journal.add("last", account=account)
