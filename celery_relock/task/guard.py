@@ -8,8 +8,6 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple
 
-from celery.exceptions import Reject
-
 from ..engine import ids, reentrancy
 from ..engine.hold import Hold, Share
 from ..engine.interrupt import Interruption
@@ -24,7 +22,7 @@ from . import owner as owner_of
 from .attempt import Attempt
 from .declaration import Declaration, declaration
 from .giveback import give_back
-from .outcomes import Dropped, end_dropped
+from .outcomes import Dropped, end_dropped, is_acknowledged
 from .owner import owner, running_request
 
 
@@ -144,7 +142,7 @@ def _run_locked(
             with kept, _interrupted(options, lease, hold):
                 result = body(hold)
         except Exception as error:
-            over = not (isinstance(error, Reject) and error.requeue)
+            over = is_acknowledged(task, error)
             raise
         over = True
         return result

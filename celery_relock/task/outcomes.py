@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from celery.app.task import Context
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, Reject, Retry
 
 from ..engine import events
 from ..engine.protocol import Conflict
@@ -29,6 +29,20 @@ class Aside(Ignore):  # type: ignore[misc]  # Celery ships no types
 
     Celery writes out each frame of what it ignores, twice: `base` cuts those of the library off.
     """
+
+
+def is_acknowledged(task: Any, error: BaseException | None) -> bool:
+    """Whether the message of an execution that ends with this error is acknowledged for good. One
+    that is rejected may be brought back by the broker, by a dead-letter queue or a redrive, and is
+    to run again then. As `celery.worker.request.Request.on_failure` decides it."""
+    if not task.acks_late or error is None:
+        return True
+    if isinstance(error, Reject):
+        return False
+    if isinstance(error, Ignore | Retry):
+        return True
+    flag = getattr(task, "acks_on_failure", None)  # Celery >= 5.7
+    return bool(task.acks_on_failure_or_timeout if flag is None else flag)
 
 
 class Dropped(Exception):

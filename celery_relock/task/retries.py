@@ -29,6 +29,7 @@ from ..options import LockOptions
 from . import headers as run_headers
 from .declaration import declaration
 from .giveback import give_back
+from .outcomes import is_acknowledged
 
 logger = logging.getLogger("celery_relock")
 
@@ -39,6 +40,7 @@ class _Legacy:
 
     __slots__ = (
         "engine",
+        "error",
         "eta",
         "execution_id",
         "lease",
@@ -61,6 +63,7 @@ class _Legacy:
         self.eta: datetime | None = None
         self.needed: tuple[str, ...] = ()
         self.open = False
+        self.error: Exception | None = None
 
     def leave(self) -> None:
         """Leave the lease to the retry, if it was sent; not the names that it does not need."""
@@ -100,7 +103,7 @@ def _keeping(legacy: _Legacy) -> Iterator[None]:
         raise
     except Exception as error:
         # Celery's autoretry lies around the lock and sends the retry when this error reaches it.
-        legacy.open = _is_autoretried(legacy.task, error)
+        legacy.open, legacy.error = _is_autoretried(legacy.task, error), error
         raise
     finally:
         if not legacy.open:
@@ -127,7 +130,9 @@ def _close(task_id: str = "", **_: Any) -> None:
         return
     _legacy.set(None)
     legacy.leave()
-    give_back(legacy.engine, legacy.lease, ended=run_headers.read(legacy.message).own)
+    header = run_headers.read(legacy.message)
+    over = header.own and (bool(legacy.execution_id) or is_acknowledged(legacy.task, legacy.error))
+    give_back(legacy.engine, legacy.lease, ended=over)
 
 
 def unbroken(message: Any | None, options: LockOptions, lease: Lease) -> bool:

@@ -33,6 +33,7 @@ from .attempt import Attempt
 from .carried import Carried, carried_by, carried_in
 from .declaration import engine_of
 from .giveback import give_back
+from .outcomes import is_acknowledged
 
 
 class Section:
@@ -92,7 +93,8 @@ def around(task: Any, message: Any | None, call: Callable[[], Any]) -> Any:
         result = call()
     except BaseException as error:
         if _active.get():
-            _leave(message, again=isinstance(error, Reject) and error.requeue)
+            again = isinstance(error, Reject) and error.requeue
+            _leave(message, again=again, acknowledged=is_acknowledged(task, error))
         raise
     if _active.get() and not (message.chain or message.callbacks or message.chord):
         # Nothing goes on from here: it is over before anybody sees the result.
@@ -204,12 +206,12 @@ def _tell(task: Any, section: Section, fences: tuple[int, ...]) -> LockLost:
     )
 
 
-def _leave(message: Any, *, again: bool = False) -> None:
+def _leave(message: Any, *, again: bool = False, acknowledged: bool = True) -> None:
     """Leave all sections to what goes on from this message, or end them."""
     if again:
         for section in _active.get():
             section.leave_to(section.lease.claim.execution_id)
-    sections, remembered = _active.get(), headers.read(message).own
+    sections, remembered = _active.get(), acknowledged and headers.read(message).own
     _active.set(())
     for section in reversed(sections):
         lease = section.lease

@@ -165,3 +165,20 @@ def test_nothing_is_left_in_redis(client, worker):
     app = worker.module.app
     names = leftovers(client, app.conf.relock_namespace)
     assert [n for n in names if client.ttl(n) == -1 and not n.endswith(":meta")] == []
+
+
+@pytest.mark.parametrize("name", ["is_rejected", "is_requeued", "fails_unacknowledged"])
+def test_a_message_that_the_broker_brings_back_on_purpose_runs_again(worker, account, name):
+    module = worker.module
+    with module.app.connection_for_write() as connection:
+        module.resting(connection.default_channel).declare()
+    sent = getattr(module, name).apply_async((account,), queue="comes-back")
+
+    def tried(events):
+        return [e for e in events if e.name == "tried" and e["id"] == sent.id]
+
+    worker.journal.wait_for(lambda events: len(tried(events)) == 3, 20)
+    # The lock is free: nobody stands behind an execution that is over.
+    module.work.apply_async((account,), queue="classic")
+    _told(worker, "seen", account=account)
+    assert len(tried(worker.journal.events())) == 3

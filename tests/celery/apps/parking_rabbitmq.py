@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import celery
+from celery.exceptions import Reject
 from celery.signals import task_postrun, task_revoked
 from kombu import Exchange, Queue
 
@@ -32,6 +33,17 @@ if celery.VERSION[:2] >= (5, 5):  # the first that can consume from one
     app.conf.task_queues.append(
         Queue("quorum", exchange, routing_key="quorum.#", queue_arguments=arguments)
     )
+# What is rejected from "comes-back" rests for a moment and is back then.
+for name, to, more in (
+    ("comes-back", "rests", {}),
+    ("rests", "comes-back", {"x-message-ttl": 200}),
+):
+    back = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": to, **more}
+    queue = Queue(name, Exchange(""), routing_key=name, queue_arguments=back)
+    if name == "comes-back":
+        app.conf.task_queues.append(queue)
+    else:
+        resting = queue
 journal = Journal.from_env()
 
 
@@ -71,6 +83,33 @@ def work(self: Any, account: str, *rest: Any) -> str:
 def work_acked_late(self: Any, account: str) -> None:
     with section(journal, self.lock):
         journal.add("seen", account=account, id=self.request.id)
+
+
+def _third_time(self: Any, account: str, error: Exception) -> str:
+    """Each try of one message is told; the first two end with the error."""
+    with section(journal, self.lock):
+        journal.add("tried", account=account, id=self.request.id)
+    if sum(e.name == "tried" and e["account"] == account for e in journal.events("tried")) < 3:
+        raise error
+    return account
+
+
+REJECTED = {"acks_late": True, "base": LockedTask, "bind": True, "lock_key": KEY}
+
+
+@app.task(**REJECTED)
+def is_rejected(self: Any, account: str) -> str:
+    return _third_time(self, account, Reject("not yet", requeue=False))
+
+
+@app.task(**REJECTED)
+def is_requeued(self: Any, account: str) -> str:
+    return _third_time(self, account, Reject("not yet", requeue=True))
+
+
+@app.task(**REJECTED, acks_on_failure_or_timeout=False)
+def fails_unacknowledged(self: Any, account: str) -> str:
+    return _third_time(self, account, ValueError("not yet"))
 
 
 @app.task
