@@ -255,11 +255,16 @@ class Bench:
         assert lock.acquire(blocking_timeout=within), f"the lock was not free within {within} s"
         lock.release()
 
+    def send_free(self) -> str:
+        """Send an unrelated task without a lock; the mark of its events."""
+        other = f"other-{uuid.uuid4().hex[:8]}"
+        self.tasks.free.delay(other)
+        return other
+
     def others_are_served(self, timeout: float = 10.0) -> None:
         """An unrelated task comes to its end: what was sent before it has been dealt with, and one
         slot is free."""
-        other = f"other-{uuid.uuid4().hex[:8]}"
-        self.tasks.free.delay(other)
+        other = self.send_free()
         begun = len(self.events("begin"))
 
         def there(every: list[Event]) -> bool:

@@ -188,6 +188,28 @@ def test_a_call_that_has_waited_continues_the_trace_of_its_sender(bench: Bench) 
         assert len({event["traces"][companion] for event in begun}) == 3, "one trace for three"
 
 
+@pytest.mark.traces
+def test_a_call_without_a_trace_that_has_waited_gets_none_from_the_holder(bench: Bench) -> None:
+    """As beat or a script sends it. New Relic adds its headers to whatever a task publishes."""
+    begun = []
+    for _ in range(3):  # without a lock: whose traces does each companion begin anew?
+        begun += bench.wait_for("begin", key=bench.send_free())
+    anew = {
+        name
+        for name in bench.company.companion.instruments
+        if len({event["traces"].get(name) for event in begun}) == 3
+    }
+    bench.hold()
+    sent = [bench.tasks.work.delay(bench.key).id for _ in range(3)]
+    bench.others_are_served()
+    bench.open_gate()
+    bench.assert_one_after_another(4)
+    every = bench.events("begin")
+    assert [event["id"] for event in every[1:]] == sent
+    shared = {name for name in anew if len({event["traces"].get(name) for event in every}) < 4}
+    assert not shared
+
+
 def traces_of(events: list[Event], companions: set[str]) -> list[dict[str, str]]:
     return [{name: event["traces"].get(name) for name in companions} for event in events]
 
