@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .lock import Lock as Lock
-    from .task.base import LockedTask as LockedTask
-    from .task.workflow import locked as locked
+    from .task import LockedTask as LockedTask
+    from .workflow.locked import locked as locked
 
 __all__ = ["Lock", "LockedTask", "locked"]
 
 # LockedTask by way of the module that makes workers know the canvases of `locked`.
-_HOMES = {"Lock": ".lock", "LockedTask": ".task.workflow", "locked": ".task.workflow"}
+_HOMES = {"Lock": ".lock", "LockedTask": ".workflow.locked", "locked": ".workflow.locked"}
 
 
 def __getattr__(name: str) -> Any:

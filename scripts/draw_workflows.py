@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from celery import chain, group
 
 from celery_relock import locked
-from celery_relock.task.declaration import engine_of
+from celery_relock.declaration import engine_of
 from tests.support import RedisServer, Worker, find_redis_server
 
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"

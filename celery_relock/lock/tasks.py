@@ -26,13 +26,13 @@ def in_task() -> bool:
 
 def workflow() -> str | None:
     """The workflow of the task that runs here, None under a direct call."""
-    from ..task import owner
+    from ..worker import owner
 
     return owner.workflow()
 
 
 def work() -> Work | None:
     """The task that runs here, as events tell of it."""
-    from ..task import telling
+    from ..worker import events as telling
 
     return telling.work_for(sys.modules["celery._state"]._task_stack.top, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_relock import LockedTask
-from celery_relock.task.declaration import declaration
+from celery_relock.declaration import declaration
 from tests.support import RedisServer
 
 CANVASES = [

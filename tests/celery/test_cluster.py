@@ -10,10 +10,10 @@ import pytest
 from celery import Celery, chain
 
 from celery_relock import compose
+from celery_relock.declaration import engine_of
 from celery_relock.errors import LockConfigError
 from celery_relock.store.cluster import BUCKETS
 from celery_relock.store.keyspace import Keyspace
-from celery_relock.task.declaration import engine_of
 from tests.support import leftovers, wait_for
 from tests.support.cluster import ClusterServers
 from tests.support.sections import sections

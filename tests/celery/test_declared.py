@@ -8,9 +8,9 @@ import pytest
 from celery import Celery, Task
 
 from celery_relock import LockedTask
+from celery_relock.declaration import declaration
 from celery_relock.engine import ids
 from celery_relock.errors import LockConfigError, LockConflict, RelockError
-from celery_relock.task.declaration import declaration
 from tests.celery.apps.private import make_app
 from tests.support import Worker
 

@@ -14,9 +14,9 @@ from kombu import Connection
 from kombu.exceptions import OperationalError
 
 from celery_relock import LockedTask, compose
+from celery_relock.dedup import marker
 from celery_relock.errors import DuplicateTask, LockConfigError, LockUnavailable
-from celery_relock.task import marker
-from celery_relock.task.outcomes import is_dropped
+from celery_relock.worker.states import is_dropped
 from tests.support import leftovers, wait_for
 
 DAY = 86_400.0

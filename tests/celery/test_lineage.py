@@ -10,7 +10,7 @@ from celery.beat import ScheduleEntry, Scheduler
 
 from celery_relock import Lock
 from celery_relock.engine import ids
-from celery_relock.task import ancestors, headers
+from celery_relock.worker import ancestors, headers
 from tests.support.sections import sections
 
 CONCURRENCY = 4

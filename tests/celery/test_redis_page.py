@@ -14,8 +14,8 @@ import pytest
 from celery import Celery
 
 from celery_relock import LockedTask, errors
-from celery_relock.task.declaration import engine_of
-from celery_relock.task.settings import store_settings
+from celery_relock.declaration import engine_of
+from celery_relock.settings import store_settings
 from tests.engine.test_connections_acl import PASSWORD, least
 from tests.support import RedisServer, wait_for
 from tests.support.cluster import ClusterServers

@@ -15,7 +15,7 @@ from celery.canvas import StampingVisitor
 
 from celery_relock import Lock, locked
 from celery_relock.errors import LockConfigError, LockConflict, LockDeadlock
-from celery_relock.task import marks
+from celery_relock.workflow import marks
 
 
 @pytest.fixture(scope="module")

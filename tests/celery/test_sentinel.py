@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import pytest
 
-from celery_relock.task.declaration import engine_of
-from celery_relock.task.settings import store_settings
+from celery_relock.declaration import engine_of
+from celery_relock.settings import store_settings
 from tests.engine.test_sentinel import take_away
 from tests.support import Worker
 from tests.support.journal import Event

@@ -14,7 +14,7 @@ from celery import Celery
 
 from celery_relock.errors import LockConfigError
 from celery_relock.options import OPTION_NAMES
-from celery_relock.task.settings import option_defaults, store_settings
+from celery_relock.settings import option_defaults, store_settings
 
 
 @pytest.fixture(autouse=True)
@@ -166,7 +166,7 @@ def test_a_module_named_in_the_environment_configures(tmp_path: Path) -> None:
     (tmp_path / "shop_settings.py").write_text('relock_url = "redis://h/7"\nrelock_max_wait = 3\n')
     program = (
         "from celery import Celery\n"
-        "from celery_relock.task.settings import option_defaults, store_settings\n"
+        "from celery_relock.settings import option_defaults, store_settings\n"
         "app = Celery('shop')\n"
         "app.config_from_envvar('SHOP_SETTINGS')\n"
         "print(store_settings(app).url, option_defaults(app))\n"

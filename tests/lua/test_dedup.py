@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from celery_relock.dedup import marker
 from celery_relock.engine import ids
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.protocol import KEPT, Duplicate, Ended, Held, Successor
-from celery_relock.task import marker
 from tests.support import leftovers
 
 NAME = marker.name_for("app.report", ["report:42"])

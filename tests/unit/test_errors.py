@@ -14,7 +14,7 @@ from celery.utils.serialization import get_pickleable_exception
 from redis.exceptions import LockError, LockNotOwnedError
 
 import celery_relock.lock
-import celery_relock.task.base
+import celery_relock.task
 from celery_relock import errors
 from celery_relock.errors import LockConflict, LockLost, RelockError
 

@@ -16,7 +16,7 @@ from redis.exceptions import LockError
 from celery_relock import Lock, errors, locked
 from celery_relock.errors import LockConfigError, RelockError
 from celery_relock.options import OPTION_NAMES, LockOptions
-from celery_relock.task.settings import option_defaults, store_settings
+from celery_relock.settings import option_defaults, store_settings
 from tests.support import Journal, RedisServer, Worker, wait_for
 
 ROOT = Path(__file__).parents[2]

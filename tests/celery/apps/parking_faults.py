@@ -11,10 +11,10 @@ from celery.signals import worker_init
 from kombu import Queue
 
 from celery_relock import LockedTask
+from celery_relock.declaration import declaration
 from celery_relock.engine.engine import Engine
 from celery_relock.store.redis import RedisBackend
-from celery_relock.task.declaration import declaration
-from celery_relock.task.sending import CelerySender
+from celery_relock.worker.sending import CelerySender
 from tests.celery.apps.private import make_app
 from tests.support import Journal
 

@@ -8,8 +8,8 @@ from typing import Any
 from celery import current_task
 
 from celery_relock import Lock, LockedTask
-from celery_relock.task.declaration import declaration
-from celery_relock.task.owner import workflow
+from celery_relock.declaration import declaration
+from celery_relock.worker.owner import workflow
 from tests.celery.apps.private import make_app
 from tests.support import Journal
 from tests.support.sections import section

@@ -8,7 +8,7 @@ from typing import Any
 from celery import Task
 
 from celery_relock import LockedTask
-from celery_relock.task import sections
+from celery_relock.workflow import steps as sections
 from tests.celery.apps.private import make_app
 from tests.support import Journal
 

@@ -16,8 +16,8 @@ from celery.signals import after_task_publish, before_task_publish
 
 from celery_relock import Lock, LockedTask, locked
 from celery_relock.engine import reentrancy
-from celery_relock.task import sections
-from celery_relock.task.giveback import give_back
+from celery_relock.worker.release import give_back
+from celery_relock.workflow import steps as sections
 from tests.celery.apps.private import make_app
 from tests.support import Journal
 

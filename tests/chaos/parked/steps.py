@@ -17,7 +17,7 @@ from celery.signals import task_postrun, worker_init
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.protocol import Held, Parked
 from celery_relock.store.redis import RedisBackend
-from celery_relock.task.sending import CelerySender
+from celery_relock.worker.sending import CelerySender
 from tests.support import Journal
 
 #: In the order in which a run that has to wait comes by, twice by the first.

@@ -15,16 +15,17 @@ from celery import states
 from celery.result import EagerResult
 from celery.utils import uuid
 
+from ..declaration import Declaration, declaration
 from ..engine import ids
 from ..engine.engine import Engine
 from ..engine.protocol import KEPT
 from ..errors import DuplicateTask, LockConfigError, LockUnavailable, RelockError
 from ..naming.arguments import bind, signature_of
 from ..options import LockOptions, checked
-from . import canvas, marker, planned, sending
-from .declaration import Declaration, declaration
+from ..worker import sending
+from ..worker.states import Dropped
+from . import canvas, marker, planned
 from .marker import Found, Marker
-from .outcomes import Dropped
 from .planned import Planned
 
 logger = logging.getLogger("celery_relock")

@@ -14,7 +14,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from ..engine import events
 from ..engine.protocol import Conflict
 from ..errors import LockConflict, RelockError
-from .marks import MEMBER
+from ..workflow.marks import MEMBER
 from .sending import ignores_result
 
 logger = logging.getLogger("celery_relock")

@@ -16,8 +16,9 @@ from uuid import NAMESPACE_OID, uuid5
 from celery.canvas import Signature, _chain, group, maybe_signature
 
 from ..errors import LockConfigError
-from . import marks, opening
-from .opening import ENTER
+from . import enter as opening
+from . import marks
+from .enter import ENTER
 
 # What a message is sent with, when, and for whom: for the one that enters and not for the members.
 _SENDING = (

@@ -11,14 +11,14 @@ from weakref import WeakKeyDictionary
 
 from celery.local import Proxy
 
-from .. import compose
-from ..engine.engine import Engine
-from ..errors import LockConfigError
-from ..naming.arguments import signature_of
-from ..naming.names import NameRule
-from ..options import LockOptions
-from .sending import CelerySender
+from . import compose
+from .engine.engine import Engine
+from .errors import LockConfigError
+from .naming.arguments import signature_of
+from .naming.names import NameRule
+from .options import LockOptions
 from .settings import option_defaults, store_settings
+from .worker.sending import CelerySender
 
 _PREFIX = "lock_"
 _KEPT = "__relock__"

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from celery import Task
 
-from ..engine.hold import Hold
-from ..errors import RelockError
-
-# reaping and stepping connect to the worker's signals.
-from . import dedup, guard, handing, reaping, starting, stepping  # noqa: F401
 from .declaration import declaration, forget
-from .outcomes import Aside
+from .dedup import client as dedup
+from .engine.hold import Hold
+from .errors import RelockError
+from .worker import execution as guard
+from .worker import reaping, starting  # noqa: F401  # connects to the worker's signals
+from .worker.states import Aside
+from .workflow import handing, stepping  # noqa: F401  # as above
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from ..errors import LockConfigError
-from ..options import OPTION_NAMES, unknown
+from .errors import LockConfigError
+from .options import OPTION_NAMES, unknown
 
 _PREFIX = "relock_"
 _STORE_SETTINGS = (

@@ -18,10 +18,10 @@ from ..errors import LockConfigError, LockConflict, LockUnavailable, RelockError
 from ..options import POLICIES, LockOptions
 from . import headers, sending
 from .attempt import Attempt, ask, call_off, deadlock
-from .outcomes import Aside, Dropped, show_blocked
 from .owner import running_request
 from .patience import FIRST, LONGEST, left_of, look_after, pause_for
 from .sending import sent_again
+from .states import Aside, Dropped, show_blocked
 
 logger = logging.getLogger("celery_relock")
 

@@ -8,6 +8,8 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple
 
+from ..declaration import Declaration, declaration
+from ..dedup import worker as arrival
 from ..engine import ids, reentrancy
 from ..engine.hold import Hold, Share
 from ..engine.interrupt import Interruption
@@ -17,13 +19,15 @@ from ..engine.protocol import Claim, Held
 from ..errors import LockLost
 from ..naming.arguments import bind
 from ..options import LockOptions
-from . import arrival, headers, retries, sections, starting, telling
+from ..workflow import steps as sections
+from . import events as telling
+from . import headers, starting
 from . import owner as owner_of
+from . import retry as retries
 from .attempt import Attempt
-from .declaration import Declaration, declaration
-from .giveback import give_back
-from .outcomes import Dropped, end_dropped, is_acknowledged
 from .owner import owner, running_request
+from .release import give_back
+from .states import Dropped, end_dropped, is_acknowledged
 
 
 class _Entered(NamedTuple):

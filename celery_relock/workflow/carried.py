@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ..engine.lease import Lease
 from ..errors import RelockError
 from ..options import LockOptions
-from . import headers
+from ..worker import headers
 
 _OPTIONS = ("ttl", "gap_ttl", "on_gap", "on_conflict", "max_wait")
 

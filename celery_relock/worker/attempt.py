@@ -17,8 +17,8 @@ from ..engine.protocol import KEPT, Conflict, Deadlocked, Duplicate, Ended, Held
 from ..errors import LockDeadlock, RelockError
 from ..options import LockOptions
 from . import headers
-from .outcomes import Aside
 from .sending import stores_no_result
+from .states import Aside
 
 logger = logging.getLogger("celery_relock")
 

@@ -19,6 +19,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.signals import before_task_publish, task_postrun, task_revoked
 from celery.utils.time import maybe_iso8601
 
+from ..declaration import declaration
 from ..engine import events
 from ..engine.engine import Engine
 from ..engine.lease import Lease
@@ -27,9 +28,8 @@ from ..errors import RelockError
 from ..naming.arguments import bind
 from ..options import LockOptions
 from . import headers as run_headers
-from .declaration import declaration
-from .giveback import give_back
-from .outcomes import is_acknowledged
+from .release import give_back
+from .states import is_acknowledged
 
 logger = logging.getLogger("celery_relock")
 

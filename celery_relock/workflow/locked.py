@@ -13,9 +13,10 @@ from ..errors import LockConfigError
 from ..naming.arguments import bind, signature_of
 from ..naming.names import NameRule, check_name
 from ..options import LockOptions
-from . import marks, members, opening
-from .base import LockedTask as LockedTask
-from .opening import ENTER
+from ..task import LockedTask as LockedTask
+from . import enter as opening
+from . import marks, members
+from .enter import ENTER
 
 _OPTIONS = ("ttl", "gap_ttl", "on_gap", "on_conflict", "max_wait", "limit")
 _ROUTE = ("queue", "exchange", "routing_key", "priority")

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from celery.signals import before_task_publish
 
+from ..worker import headers as run_headers
+from ..worker.owner import running_request
 from . import canvas, marker
-from . import headers as run_headers
 from .marker import Marker
-from .owner import running_request
 
 
 class Planned(NamedTuple):

@@ -11,21 +11,25 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.result import EagerResult
 from celery.signals import task_revoked
 
+from ..declaration import engine_of
 from ..engine import ids, reentrancy
 from ..engine.engine import Engine
 from ..engine.messages import label_of
 from ..engine.protocol import Claim
 from ..errors import LockConfigError
 from ..options import LockOptions
-from . import conflicts, handing, headers, marks, sections, telling, together
-from .attempt import Attempt
-from .base import LockedTask
+from ..settings import option_defaults
+from ..task import LockedTask
+from ..worker import conflict as conflicts
+from ..worker import events as telling
+from ..worker import headers
+from ..worker.attempt import Attempt
+from ..worker.owner import owner
+from ..worker.release import give_back
+from ..worker.states import Dropped, end_dropped
+from . import handing, marks, together
+from . import steps as sections
 from .carried import carried_by
-from .declaration import engine_of
-from .giveback import give_back
-from .outcomes import Dropped, end_dropped
-from .owner import owner
-from .settings import option_defaults
 
 ENTER = "celery_relock.enter"
 _PLACES = ("queue", "exchange", "routing_key")

@@ -11,7 +11,7 @@ from typing import Any
 from celery.app.task import Context
 from celery.canvas import maybe_signature
 
-from .outcomes import results_of
+from ..worker.states import results_of
 
 
 def send(app: Any, message: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -11,13 +11,14 @@ from typing import Any
 from celery.signals import after_task_publish, before_task_publish, task_revoked
 from celery.utils.time import maybe_iso8601
 
+from ..declaration import engine_of
 from ..engine.protocol import KEPT
 from ..errors import RelockError
-from . import headers as run_headers
-from . import marks, sections
+from ..worker import headers as run_headers
+from ..worker.owner import running_request
+from . import marks
+from . import steps as sections
 from .carried import carried_in
-from .declaration import engine_of
-from .owner import running_request
 
 # For how long a step that was revoked is known to be over, in seconds.
 _REMEMBER = 3600.0

@@ -20,6 +20,7 @@ from typing import Any
 from celery.exceptions import Ignore, Reject, Retry
 from celery.signals import task_postrun
 
+from ..declaration import engine_of
 from ..engine import events, ids, reentrancy
 from ..engine.engine import Engine
 from ..engine.journal import journal
@@ -28,12 +29,14 @@ from ..engine.messages import label_of
 from ..engine.protocol import Claim, Held, Successor
 from ..errors import LockConflict, LockLost
 from ..options import LockOptions
-from . import conflicts, headers, marks, telling
-from .attempt import Attempt
+from ..worker import conflict as conflicts
+from ..worker import events as telling
+from ..worker import headers
+from ..worker.attempt import Attempt
+from ..worker.release import give_back
+from ..worker.states import is_acknowledged
+from . import marks
 from .carried import Carried, carried_by, carried_in
-from .declaration import engine_of
-from .giveback import give_back
-from .outcomes import is_acknowledged
 
 
 class Section:

@@ -2,7 +2,7 @@
 
 Whether and how Celery notices a death is left aside: a child that is killed makes no signal at all
 when its message is requeued, and a hard time limit calls the failure hooks while the child is still
-alive. What counts is that the process is gone (`core.reaper`).
+alive. What counts is that the process is gone (`engine.reaper`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 from celery.signals import worker_init, worker_ready, worker_shutdown
 
+from ..declaration import locked_tasks
 from ..engine.journal import journal
 from ..engine.reaper import Reaper
 from ..errors import RelockError
-from .declaration import locked_tasks
 from .resuming import Forwarder
 
 logger = logging.getLogger("celery_relock")

@@ -12,9 +12,10 @@ from typing import Any
 
 from celery.signals import celeryd_after_setup
 
-from . import handing, sections
-from .declaration import is_locked, locked_tasks
-from .owner import request_of
+from ..declaration import is_locked, locked_tasks
+from ..worker.owner import request_of
+from . import handing
+from . import steps as sections
 
 _KEEPS = "_relock_keeps_sections"
 

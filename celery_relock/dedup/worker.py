@@ -16,19 +16,20 @@ from typing import Any
 from celery.exceptions import Reject, Retry
 from celery.signals import before_task_publish, task_revoked
 
+from ..declaration import Declaration, declaration
 from ..engine import ids
 from ..engine.hold import Hold
 from ..engine.lease import State
 from ..engine.protocol import KEPT, Conflict, Ended, Successor
 from ..errors import LockUnavailable, RelockError
-from . import canvas, dedup, marker
-from . import headers as run_headers
-from .attempt import Late
-from .declaration import Declaration, declaration
-from .dedup import Call
-from .giveback import give_back
+from ..worker import headers as run_headers
+from ..worker.attempt import Late
+from ..worker.release import give_back
+from ..worker.states import Aside, end_dropped
+from . import canvas, marker
+from . import client as dedup
+from .client import Call
 from .marker import Marker
-from .outcomes import Aside, end_dropped
 
 logger = logging.getLogger("celery_relock")
 

@@ -1,0 +1,1 @@
+"""`lock_dedup`: a call that is queued or runs is not sent a second time."""

@@ -1,0 +1,1 @@
+"""What happens to the message of a locked task in a worker."""

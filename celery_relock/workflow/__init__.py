@@ -1,0 +1,1 @@
+"""`locked(canvas, key=…)`: one permit for a whole workflow."""
