@@ -13,8 +13,8 @@ from .declaration import declaration, forget
 from .dedup import client as dedup
 from .engine.hold import Hold
 from .errors import RelockError
+from .worker import company, reaping, starting  # noqa: F401  # connects to the worker's signals
 from .worker import execution as guard
-from .worker import reaping, starting  # noqa: F401  # connects to the worker's signals
 from .worker.states import Aside
 from .workflow import handing, stepping  # noqa: F401  # as above
 
@@ -115,6 +115,10 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         if cls.run is not Task.run:
             declaration(cls)
             starting.defer(cls)
+
+    def _relock_declares(self) -> bool:
+        """Whether this task takes a lock."""
+        return not declaration(type(self)).rule.off
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)

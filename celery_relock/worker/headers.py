@@ -21,6 +21,7 @@ from celery.signals import before_task_publish
 
 from ..engine import ids
 from ..options import LockOptions
+from . import company
 from .ancestors import extended
 from .ancestors import parse as parse_ancestors
 from .owner import running_request
@@ -151,9 +152,10 @@ def _kept(raw: Any) -> tuple[tuple[str, int], ...]:
     return tuple(every) if fits else ()
 
 
-def _write(headers: Any = None, body: Any = None, **_: Any) -> None:
+def _write(sender: Any = None, headers: Any = None, body: Any = None, **_: Any) -> None:
     if not isinstance(headers, dict):
         return
+    company.on_publish(sender)
     fields = headers if "id" in headers else body if isinstance(body, dict) else {}
     resent = _resent.get()
     # Another handler of this signal may publish messages of its own meanwhile.

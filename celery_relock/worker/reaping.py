@@ -16,6 +16,7 @@ from ..declaration import locked_tasks
 from ..engine.journal import journal
 from ..engine.reaper import Reaper
 from ..errors import RelockError
+from . import company
 from .resuming import Forwarder
 
 logger = logging.getLogger("celery_relock")
@@ -29,6 +30,7 @@ def _begin(**_: Any) -> None:
 
 
 def _start(sender: Any, **_: Any) -> None:
+    company.tell(sender.app)
     locked = locked_tasks(sender.app)
     if not locked:
         return
