@@ -58,6 +58,14 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         _lock_run(cls)
+        if "__call__" in vars(cls):
+            cls.__call__ = _checked(cls.__call__)  # type: ignore[method-assign]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # Looked up at each call: a worker replaces Task.__call__ after this class was made.
+        result = super().__call__(*args, **kwargs)
+        company.see_that_it_began(self)
+        return result
 
     def apply_async(
         self,
@@ -146,6 +154,18 @@ def _lock_run(cls: type[LockedTask]) -> None:
     run = inspect.getattr_static(cls, "run")
     if run is not Task.run and getattr(run, "__code__", None) is not _CODE:
         cls.run = _locked(run)
+
+
+def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A class's own `__call__`, which may have ended without a call of `run`."""
+
+    @wraps(call)
+    def __call__(self: LockedTask, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        result = call(self, *args, **kwargs)
+        company.see_that_it_began(self)
+        return result
+
+    return __call__
 
 
 def _locked(body: Any) -> Callable[..., Any]:

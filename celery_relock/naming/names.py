@@ -156,9 +156,8 @@ class _Task:
         if missing := [name for name in template.names if name in self.unnamed]:
             raise LockConfigError(
                 f"{self.where}: lock_key {source!r} reads {missing[0]!r}, whose default is None: "
-                "all calls without a value would share one lock, so such a call is refused. Give it a "
-                f"default that names something, or no default; or name it: lock_key=lambda "
-                f"{missing[0]}: …"
+                "all calls without a value would share one lock, and are refused. Give the "
+                f"argument another default, or write lock_key=lambda {missing[0]}: …"
             )
         for literal in filter(str.strip, template.literals):
             check_name(literal, self.where)

@@ -75,22 +75,38 @@ def on_publish(name: str) -> None:
         warn_of_missing_base(task)
 
 
+def see_that_it_began(task: Any) -> None:
+    """After a locked task was called: its body was reached by way of its lock.
+
+    Raises:
+        LockConfigError: it was not.
+    """
+    request = task.request_stack.top
+    if request is not None and request.id and not has_begun(request) and task._relock_declares():
+        raise _error_of(task, request)
+
+
 def _check(task_id: str = "", task: Any = None, state: str = "", **_: Any) -> None:
+    """The last net, for what does not even call the task: too late for who waits for the result."""
     declares = getattr(task, "_relock_declares", None)
     request = getattr(task, "request", None)
     if declares is None or state != SUCCESS or request is None or request.is_eager:
         return
     if request.id != task_id or has_begun(request) or not declares():
         return
-    error = LockConfigError(
-        f"{task.name}[{task_id}] ended without its lock: its body, or something in its place, was "
-        f"not called by way of the task's run. In between stand: {', '.join(_between(task))}. "
-        "Let them call run, or take them off this task"
-    )
+    error = _error_of(task, request)
     logger.critical("%s", error)
     # Celery keeps the result of a success against any later state.
     task.backend.forget(task_id)
     task.backend.mark_as_failure(task_id, error, request=request)
+
+
+def _error_of(task: Any, request: Any) -> LockConfigError:
+    return LockConfigError(
+        f"{task.name}[{request.id}] ended without its lock: its body, or something in its place, "
+        f"was not called by way of the task's run. In between stand: {', '.join(_between(task))}. "
+        "Let them call run, or take them off this task"
+    )
 
 
 def _between(task: Any) -> Iterator[str]:

@@ -8,6 +8,7 @@ import uuid
 import pytest
 
 from celery_relock.errors import LockConfigError
+from tests.support import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +26,20 @@ def test_a_task_that_ends_without_its_lock_fails_and_says_what_stands_between(
     worker, account, name
 ):
     sent = getattr(worker.module, name).delay(account)
-    worker.wait_for_log(rf"{name}\[{sent.id}\] ended without its lock")
     with pytest.raises(LockConfigError, match=r"In between stand: .*tests\.worker\.apps\.bypass"):
         sent.get(timeout=20)
+
+
+@pytest.mark.parametrize("name", ["instrumented", "answers_itself"])
+def test_so_does_one_that_is_applied_here_and_now(worker, account, name):
+    with pytest.raises(LockConfigError, match="ended without its lock"):
+        getattr(worker.module, name).apply((account,)).get()
+
+
+def test_one_that_is_not_even_called_is_a_failure_in_the_end(worker, account):
+    sent = worker.module.called_by_another_way.delay(account)
+    worker.wait_for_log(rf"called_by_another_way\[{sent.id}\] ended without its lock")
+    wait_for(lambda: worker.module.app.AsyncResult(sent.id).state == "FAILURE")
 
 
 @pytest.mark.parametrize("name", ["locked", "takes_no_lock"])
