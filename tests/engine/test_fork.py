@@ -37,7 +37,7 @@ def test_a_forked_child_holds_nothing_and_its_parent_keeps_everything(
             os._exit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         assert not mine.lost
-        assert [hold.run for hold in first.inspect("a").holds] == [mine.claim.run]
+        assert [hold.execution_id for hold in first.inspect("a").holds] == [mine.claim.execution_id]
         say(first.release(mine))
         """,
         redis_url,

@@ -89,7 +89,7 @@ def test_a_greenlet_that_computes_for_three_leases_keeps_its_lock(
         until = time.monotonic() + 3.2
         while time.monotonic() < until:
             pass
-        say(own.lost, [hold.run for hold in first.inspect("a").holds] == [own.claim.run])
+        say(own.lost, [hold.execution_id for hold in first.inspect("a").holds] == [own.claim.execution_id])
         say(first.release(own))
         """,
         redis_url,
@@ -140,7 +140,7 @@ def test_a_greenlet_whose_lock_is_lost_is_interrupted_and_its_neighbour_is_not(
         def body(name, lose):
             own = held(first, name, seconds=1.2)
             if lose:
-                first.store.force_release(name)
+                first.backend.force_release(name)
             try:
                 with Interruption(own, lambda: LockLost("it is lost")):
                     time.sleep(2.0)
@@ -215,7 +215,7 @@ def test_a_loss_is_told_while_a_greenlet_holds_the_lock_of_the_log(
         logging.getLogger("celery_relock").addHandler(out)
         first = engine()
         gone, kept = held(first, "gone"), held(first, "kept")
-        first.store.force_release("gone")
+        first.backend.force_release("gone")
         with out.lock:                 # as a greenlet that is in the middle of writing a line
             until = time.monotonic() + 2.5
             while time.monotonic() < until:
@@ -241,7 +241,7 @@ def test_gevent_that_is_loaded_but_not_at_work_changes_nothing(
         from celery_relock.errors import LockLost
         first = engine()
         own = held(first, "a", seconds=0.9)
-        first.store.force_release("a")
+        first.backend.force_release("a")
         import logging; logging.disable()
         try:
             with Interruption(own, lambda: LockLost("it is lost")):

@@ -57,12 +57,12 @@ class LockMachine(Driver):
 
     # Commands
 
-    @rule(execution_id=runs, attempt_id=attempt_ids, waits=st.booleans(), inbox=inboxes, by_owner=st.booleans(),
+    @rule(run=runs, attempt_id=attempt_ids, waits=st.booleans(), inbox=inboxes, by_owner=st.booleans(),
           ancestors=lineages, copies=copies)  # fmt: skip
     def acquire(self, run: str, attempt_id: str, **how: Any) -> None:
         self._acquire(run, attempt_id, **how)
 
-    @rule(execution_id=runs, inbox=inboxes, copies=copies)
+    @rule(run=runs, inbox=inboxes, copies=copies)
     def come_and_wait(self, run: str, inbox: str, copies: int) -> None:
         self._acquire(run, "n1", inbox=inbox, copies=copies)
 
@@ -85,11 +85,11 @@ class LockMachine(Driver):
         _, run, place = self._pick(self.model.queues, pick)
         self._release(run, place.attempt_id, ended, copies, home)
 
-    @rule(execution_id=runs, attempt_id=attempt_ids, ended=ends, copies=copies)
+    @rule(run=runs, attempt_id=attempt_ids, ended=ends, copies=copies)
     def release_late(self, run: str, attempt_id: str, ended: str, copies: int) -> None:
         self._release(run, attempt_id, ended, copies)
 
-    @rule(execution_id=runs, attempt_id=attempt_ids, home=st.sampled_from(HOMES), deadline=st.booleans(),
+    @rule(run=runs, attempt_id=attempt_ids, home=st.sampled_from(HOMES), deadline=st.booleans(),
           by_owner=st.booleans(), ancestors=lineages, copies=copies)  # fmt: skip
     def park(self, run: str, attempt_id: str, **how: Any) -> None:
         self._acquire(run, attempt_id, inbox="-", **how)
@@ -119,7 +119,7 @@ class LockMachine(Driver):
     def withdraw(self, pick: int, home: str, copies: int) -> None:
         self._withdraw(RUNS[pick % len(RUNS)], home, copies)
 
-    @rule(execution_id=runs, attempt_id=attempt_ids)
+    @rule(run=runs, attempt_id=attempt_ids)
     def renew(self, run: str, attempt_id: str) -> None:
         for name in self.wants[run]:
             kept = self._send(partial(self.desk.renew, run, attempt_id, name, LIFE))
@@ -132,7 +132,7 @@ class LockMachine(Driver):
         found = (self._pick(self.model.queues, pick) for pick in which)
         self._heartbeat({run: place.attempt_id for _, run, place in found}, copies)
 
-    @rule(execution_id=runs, attempt_id=attempt_ids)
+    @rule(run=runs, attempt_id=attempt_ids)
     def beat_late(self, run: str, attempt_id: str) -> None:
         self._heartbeat({run: attempt_id}, 1)
 
@@ -187,7 +187,7 @@ class LockMachine(Driver):
         self.model.reachable = set(self.ears)
         self.before = self.now
 
-    @rule(execution_id=runs)
+    @rule(run=runs)
     def an_end_is_forgotten(self, run: str) -> None:
         self.desk.client.delete(f"{self.desk.keys.prefix(0)}d:{run}")
         self.model.ended.pop(run, None)
