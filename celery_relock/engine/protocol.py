@@ -39,14 +39,18 @@ class Claim(NamedTuple):
 
 
 class Held(NamedTuple):
-    """The run has all locks. One fence and one flag for each name of the claim.
+    """The execution holds all locks. One fencing token and one flag for each name of the claim.
 
-    `repeated`: the command was sent more than once, so a copy of it may still be on its way.
+    Attributes:
+        repeated: the command was sent more than once, so a copy of the command may still come.
+        sent: `time.monotonic()` just before the try was sent that the server answered. The lease
+            counts from then. 0 if the backend does not tell.
     """
 
     fences: tuple[int, ...]
     reentered: tuple[bool, ...]
     repeated: bool = False
+    sent: float = 0.0
 
 
 class Queued(NamedTuple):

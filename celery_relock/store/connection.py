@@ -37,6 +37,17 @@ _OWN = (RedisError, OSError, ValueError, TypeError, AttributeError)
 _FRESH = 1.0
 
 
+class Tries(int):
+    """How often a command was sent; `at`: when the try was sent that was answered."""
+
+    at: float
+
+    def __new__(cls, count: int, at: float) -> Tries:
+        made = super().__new__(cls, count)
+        made.at = at
+        return made
+
+
 class Connections:
     """Runs scripts over connections of its own, made by the pool's factory.
 
@@ -109,6 +120,7 @@ class Connections:
                 if not kept and self._check is not None:
                     self._check(link)
                 sent += 1
+                at = time.monotonic()
                 reply = send(link, *what)
             except RelockError:
                 link.disconnect()
@@ -134,7 +146,7 @@ class Connections:
                 raise
             else:
                 self._keep(link, started, brief)
-                return reply, sent
+                return reply, Tries(sent, at)
 
     def _terms(self, now: float, within: float | None) -> tuple[float, float | None, bool]:
         # After a failure the next caller does not go through all the patience again: giving back a

@@ -101,7 +101,9 @@ class RedisBackend:
             place["patience"] = max(_ms(park_request.patience), 0)
         return replies.parked(claim, *self._ask(claim, place, inbox))
 
-    def _ask(self, claim: Claim, place: dict[str, Any], inbox: str) -> tuple[Any, bool]:
+    def _ask(
+        self, claim: Claim, place: dict[str, Any], inbox: str
+    ) -> tuple[Any, bool, float]:
         if place and claim.stuck:
             place["stuck"] = claim.stuck
         keys = self._keys.claim(claim.names, claim.execution_id)
@@ -119,7 +121,7 @@ class RedisBackend:
         ]
         send = wire.one if place else wire.one_eagerly
         reply, sent = self._work.run(self._scripts["acquire"], keys, args, send)
-        return reply, sent > 1
+        return reply, sent > 1, getattr(sent, "at", 0.0)
 
     def release(
         self,

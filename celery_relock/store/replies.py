@@ -25,14 +25,14 @@ from ..engine.protocol import (
 )
 
 
-def answer(claim: Claim, reply: list[Any], repeated: bool) -> Answer:
+def answer(claim: Claim, reply: list[Any], repeated: bool, sent: float = 0.0) -> Answer:
     """Of `acquire`."""
     tag = reply[0]
     if tag == b"HELD":
         if len(reply) == 3:  # one lock, as nearly always
-            return Held((int(reply[1]),), (reply[2] == 1,), repeated)
+            return Held((int(reply[1]),), (reply[2] == 1,), repeated, sent)
         fences = tuple([int(fence) for fence in reply[1::2]])
-        return Held(fences, tuple([joined == 1 for joined in reply[2::2]]), repeated)
+        return Held(fences, tuple([joined == 1 for joined in reply[2::2]]), repeated, sent)
     if tag == b"WAIT":
         return Queued(reply[1], reply[2] / 1000, repeated)
     if tag == b"BUSY":
@@ -48,14 +48,14 @@ def answer(claim: Claim, reply: list[Any], repeated: bool) -> Answer:
 
 
 def parked(
-    claim: Claim, reply: list[Any], repeated: bool
+    claim: Claim, reply: list[Any], repeated: bool, sent: float = 0.0
 ) -> Held | Parked | Full | Duplicate | Deadlocked | Ended:
     """Of `acquire` with a message."""
     if reply[0] == b"PARKED":
         return Parked(reply[1], messages(reply[2:]))
     if reply[0] == b"FULL":
         return Full(claim.names[reply[1] - 1], reply[2])
-    found = answer(claim, reply, repeated)
+    found = answer(claim, reply, repeated, sent)
     assert isinstance(found, Held | Duplicate | Deadlocked | Ended), found
     return found
 
@@ -126,11 +126,14 @@ def _waiter(facts: list[Any]) -> WaiterInfo:
     )
 
 
-def notice(data: bytes | str) -> Notice:
-    """What was published to an inbox."""
-    text = data.decode() if isinstance(data, bytes) else data
-    kind, execution_id, attempt_id, *fence = text.split(" ")
-    return Notice(kind, execution_id, attempt_id, int(fence[0]) if fence else 0)
+def notice(data: bytes | str) -> Notice | None:
+    """What was published to an inbox; None for what no script of ours publishes."""
+    try:
+        text = data.decode() if isinstance(data, bytes) else data
+        kind, execution_id, attempt_id, *fence = text.split(" ")
+        return Notice(kind, execution_id, attempt_id, int(fence[0]) if fence else 0)
+    except ValueError:  # also what is no UTF-8, and a number of too many digits
+        return None
 
 
 def _who(text: bytes) -> str:
