@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Callable
 
+from ..errors import LockUnavailable
 from . import ids, process
 from .journal import journal
 from .lease import Lease, State
@@ -24,6 +25,7 @@ from .protocol import (
     Answer,
     Backend,
     Claim,
+    Conflict,
     Deadlocked,
     Duplicate,
     Ended,
@@ -42,6 +44,8 @@ from .wakeup import Inbox
 WAITER_LEASE = 6.0
 # For how long an attempt stays refused after it ended, when a copy of its claim may be on its way.
 REMEMBER_ATTEMPT = 60.0
+# How often a park asks for a lock that it is given and whose lease has run out when it hears of it.
+_TRIES = 3
 
 
 class Engine:
@@ -74,11 +78,16 @@ class Engine:
                 answer = self._ask(lease, queue)
                 if isinstance(answer, Queued) and self._stand_in_line(lease, until):
                     answer = Held(lease.fences, lease.reentered)
-                if isinstance(answer, Held):
+                if isinstance(answer, Held) and lease.state is State.HELD and not lease.lost:
                     lease.tell("acquired")
                     return answer
                 left = until - time.monotonic()
-                if isinstance(answer, Queued):
+                if isinstance(answer, Held):
+                    # The lease ran out before the answer came. Asked again, it begins anew.
+                    if left <= 0:
+                        self._drop(lease)
+                        return Conflict(lease.claim.names[0], 0.0, 0, "", "", 0)
+                elif isinstance(answer, Queued):
                     queue = left > 0  # without a wait it tells who is in the way
                 elif isinstance(answer, Ended | Deadlocked) or left <= 0:
                     return answer
@@ -155,10 +164,17 @@ class Engine:
     ) -> Held | Parked | Full | Duplicate | Deadlocked | Ended:
         """Take the locks of a lease, or leave a message in line for them, which `release` takes
         back. Raises as `acquire` does."""
-        sent = self._begin(lease)
-        answer = self.backend.park(lease.claim, park_request, self._inbox.name)
+        for _ in range(_TRIES):
+            sent = self._begin(lease)
+            answer = self.backend.park(lease.claim, park_request, self._inbox.name)
+            if not isinstance(answer, Held) or self._enter(lease, answer, sent):
+                break
+        else:
+            raise LockUnavailable(
+                f"each answer took longer than the lease of {lease.claim.lease:g} s lasts",
+                name=lease.claim.names[0],
+            )
         if isinstance(answer, Held):
-            self._enter(lease, answer, sent)
             lease.tell("acquired")
         else:
             # What has been parked is no longer this process's.
@@ -203,11 +219,14 @@ class Engine:
                 journal.remove(lease.claim.attempt_id)
         return answer
 
-    def _enter(self, lease: Lease, answer: Held, sent: float) -> None:
-        lease.fences, lease.reentered, repeated = answer
-        lease.repeated = lease.repeated or repeated
-        lease.take(sent)
+    def _enter(self, lease: Lease, answer: Held, sent: float) -> bool:
+        """The server let it in. False: the lease had run out before the answer came."""
+        lease.fences, lease.reentered = answer.fences, answer.reentered
+        lease.repeated = lease.repeated or answer.repeated
+        if not lease.take(answer.sent or sent):
+            return False
         keepalive.add(lease)
+        return True
 
     def _stand_in_line(self, lease: Lease, until: float) -> bool:
         """Wait for the grant. False: the time is over, or the place was lost; nothing is held."""
@@ -219,13 +238,16 @@ class Engine:
             lease.sleep(min(left, lease.wait / 3))
         if lease.state is State.HELD and not lease.lost and self._confirmed(lease):
             return True
-        # Out of time, or frozen for longer than the place lived: whatever is left of it goes back.
+        self._drop(lease)
+        return False
+
+    def _drop(self, lease: Lease) -> None:
+        """Out of time, or frozen for too long: whatever the attempt has on the server goes back."""
         lease.switch(State.ASKED, State.HELD, State.LOST)
         keepalive.discard(lease)
         self._give_back(lease, "attempt" if lease.repeated else "", REMEMBER_ATTEMPT)
-        # A copy of that give-back may come late, so what is asked for next has another nonce.
+        # A copy of that release may come late, so what is asked for next is another attempt.
         lease.again(ids.new_attempt_id())
-        return False
 
     def _give_back(self, lease: Lease, ended: str, remember: float) -> bool:
         of, home = lease.claim, self.parking.home
@@ -255,5 +277,5 @@ class Engine:
         answer = self.backend.acquire(claim, 0.0, self._inbox.name)
         if not isinstance(answer, Held):
             return False
-        lease.fences, lease.reentered, _ = answer
-        return lease.renew(sent, claim.lease)
+        lease.fences, lease.reentered = answer.fences, answer.reentered
+        return lease.renew(answer.sent or sent, claim.lease)

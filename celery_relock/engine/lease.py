@@ -141,11 +141,12 @@ class Lease:
             return before
 
     def take(self, sent: float) -> bool:
-        """The server let the run in, in answer to a claim that was sent at `sent`."""
-        self._believe(sent, self.claim.lease)
-        if self.listen is not None:
-            self.listen_at = sent + LONG
-        return self.switch(State.HELD, State.ASKED)
+        """The server let the run in, in answer to a claim that was sent at `sent`.
+
+        False if the lease had run out before the answer came: then nothing is held.
+        """
+        with _guard.lock:
+            return self.state is State.ASKED and self._hold(sent)
 
     def stand(self, sent: float, recheck: float) -> bool:
         """The server gave the run a place, in answer to a claim that was sent at `sent`.
@@ -181,7 +182,7 @@ class Lease:
             if self.state is not State.WAITING:
                 return False
             if sent is not None:
-                self._believe(sent, self.claim.lease)
+                self.renewed = sent
             self._enter(fences, known=sent is not None or len(self.claim.names) == 1)
             return True
 
@@ -191,11 +192,21 @@ class Lease:
             # The message does not say which of several locks it has joined: a heartbeat does.
             self.due = 0.0
             return
-        # Frozen for longer than its place lived, the waiter may have lost what it was given; as
-        # nobody has been told yet that it holds, it just asks once more.
-        in_time = time.monotonic() < self.deadline
-        self.state = State.HELD if in_time else State.ASKED
         self.fences = fences
+        # The grant came after the last command that found the place: its whole lease counts from
+        # then at the earliest. Frozen for longer than that, the waiter may have lost what it was
+        # given; as nobody has been told yet that it holds, it just asks once more.
+        if not self._hold(self.renewed):
+            self.state = State.ASKED
+
+    def _hold(self, sent: float) -> bool:
+        self._believe(sent, self.claim.lease)
+        if time.monotonic() >= self.deadline:
+            return False
+        if self.listen is not None:
+            self.listen_at = sent + LONG
+        self.state = State.HELD
+        return True
 
     def again(self, attempt_id: str) -> None:
         """The attempt is over and nothing of it is left: the next one has another nonce."""
@@ -223,7 +234,6 @@ class Lease:
         self.due = sent + length / 3 if self.renews else math.inf
 
     def _expect(self, sent: float, recheck: float) -> None:
-        # A grant begins with what is left of the place's life, so the same deadline covers both.
         self.renewed = sent
         self.deadline = sent + self.wait - self.wait * MARGIN
         self.due = sent + self.wait / 3

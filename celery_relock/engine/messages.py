@@ -32,6 +32,8 @@ def describe_conflict(name: str, answer: Answer | None) -> str:
             f"(workflow {answer.owner}) for {held}, its lease has {answer.remaining:.0f} s left"
             + (f", {answer.waiting} wait for it" if answer.waiting else "")
         )
+    if isinstance(answer, Conflict) and not answer.waiting:
+        return f"the lock {answer.name!r} was acquired, but its lease ended before the answer came"
     if isinstance(answer, Conflict):
         return f"the lock {answer.name!r} is promised to {answer.waiting} that wait for it already"
     if isinstance(answer, Duplicate):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import BinaryIO
@@ -56,6 +57,7 @@ class Proxy:
         url: of Redis, through the proxy.
         seen: the script calls that came by, in their order.
         deaf: True swallows everything that is published, as if the messages were lost.
+        delay: seconds by which each answer is late.
     """
 
     def __init__(self, port: int):
@@ -64,6 +66,7 @@ class Proxy:
         self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
         self.seen: list[str] = []
         self.deaf = False
+        self.delay = 0.0
         self._open = True
         self._lock = threading.Lock()
         self._rules: list[_Rule] = []
@@ -176,6 +179,7 @@ class Proxy:
             reply = read_value(answered)
             if rule is not None:
                 return
+            time.sleep(self.delay)
             client.sendall(reply)
 
     def _push(self, answered: BinaryIO, client: socket.socket) -> None:

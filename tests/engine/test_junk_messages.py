@@ -1,0 +1,71 @@
+"""Whatever is published to an inbox raises out of nothing and ends no subscription (B10)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from celery_relock.engine.lease import State
+from celery_relock.engine.protocol import Held
+from tests.engine.conftest import Runs
+from tests.support import wait_for
+
+JUNK = [
+    b"x",
+    b"granted",
+    b"granted a b c",
+    b"granted a b \xff",
+    b"\xff\xfe\x00",
+    "granted a b ²".encode(),
+    b"granted a b " + b"9" * 5000,
+    b"lost",
+    b"lost a",
+    b"  ",
+    b"granted  ",
+    b"\r\n\r\n$5\r\n",
+    b"x" * 100_000,
+]
+
+
+def channels(client: redis.Redis, namespace: str) -> list[bytes]:
+    return client.pubsub_channels(f"{namespace}:*:i:*")
+
+
+@pytest.mark.parametrize("waiters", [1, 2], ids=["one waiter", "two waiters"])
+def test_junk_on_the_channel_does_not_reach_who_waits(
+    runs: Callable[..., Runs], client: redis.Redis, namespace: str, waiters: int
+) -> None:
+    one, two = runs(), runs()
+    first = one.held("a")
+    leases = [two.lease("a") for _ in range(waiters)]
+    answers: list[Any] = []
+
+    def wait(lease: Any) -> None:
+        try:
+            answers.append(two.engine.acquire(lease, 20.0))
+        except BaseException as error:
+            answers.append(error)
+        finally:
+            two.release(lease)
+
+    threads = [threading.Thread(target=wait, args=(lease,)) for lease in leases]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: all(x.state is State.WAITING for x in leases), what="the waiters")
+    wait_for(lambda: channels(client, namespace), what="the inbox")
+    before = sorted(channels(client, namespace))
+    run, attempt = leases[0].claim.execution_id, leases[0].claim.attempt_id
+    forged = [f"granted {run} {attempt} x".encode(), f"granted {run}".encode()]
+    for channel in before:
+        for text in JUNK + forged:
+            client.publish(channel, text)
+    assert not answers
+    assert sorted(channels(client, namespace)) == before, "the subscriptions go on"
+    one.release(first)
+    for thread in threads:
+        thread.join(10)
+    assert [type(answer) for answer in answers] == [Held] * waiters

@@ -1,0 +1,117 @@
+"""An `acquire` never comes home with a lease that has run out already (B1)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from celery_relock.engine import events
+from celery_relock.engine.events import LockEvent
+from celery_relock.engine.protocol import Conflict, Held
+from tests.engine.conftest import Runs
+from tests.support import RedisServer, wait_for
+from tests.support.proxy import Proxy
+
+
+@pytest.fixture
+def told() -> Iterator[list[LockEvent]]:
+    heard: list[LockEvent] = []
+    end = events.subscribe(heard.append)
+    yield heard
+    end()
+
+
+@pytest.fixture
+def frozen(own_redis: Callable[..., RedisServer]) -> Iterator[Callable[[float], str]]:
+    """A server, and a way to freeze it for some seconds from now on."""
+    server = own_redis()
+
+    def freeze(seconds: float) -> None:
+        os.kill(server.pid, signal.SIGSTOP)
+        thaw = threading.Timer(seconds, os.kill, (server.pid, signal.SIGCONT))
+        thaw.start()
+
+    freeze.url = server.url  # type: ignore[attr-defined]
+    yield freeze
+    os.kill(server.pid, signal.SIGCONT)
+
+
+def test_a_server_frozen_for_longer_than_the_lease_is_asked_again(
+    runs: Callable[..., Runs], frozen: Any, told: list[LockEvent]
+) -> None:
+    one = runs(frozen.url)
+    one.release(one.held("warm"))
+    frozen(1.5)
+    lease = one.lease("a", lease=1.0)
+    answer = one.engine.acquire(lease, 10.0)
+    assert isinstance(answer, Held), answer
+    assert not lease.lost
+    assert lease.remaining > 0.5
+    assert [event.kind for event in told if "a" in event.names] == ["acquired"]
+    assert one.release(lease)
+
+
+def test_a_lapsed_lease_is_a_conflict_where_no_time_is_left_and_leaves_nothing(
+    runs: Callable[..., Runs], frozen: Any, told: list[LockEvent]
+) -> None:
+    one, two = runs(frozen.url), runs(frozen.url)
+    one.release(one.held("warm"))
+    frozen(1.5)
+    lease = one.lease("a", lease=1.0)
+    answer = one.engine.acquire(lease)
+    assert isinstance(answer, Conflict), answer
+    assert not [event.kind for event in told if "a" in event.names]
+    two.release(two.held("a"))
+    assert one.release(lease), "nothing was held, so nothing was lost"
+
+
+def test_a_lease_counts_from_the_try_that_was_answered(
+    runs: Callable[..., Runs], proxy: Proxy
+) -> None:
+    one = runs(proxy.url, socket_timeout=0.6)
+    one.release(one.held("warm"))
+    proxy.hold("acquire")  # the first try gets no answer
+    began = time.monotonic()
+    lease = one.held("a", lease=2.0)
+    took = time.monotonic() - began
+    assert took > 0.5, "the first try was to be in vain"
+    assert lease.renewed > began + 0.5
+    assert lease.remaining > 1.5
+    one.release(lease)
+
+
+def test_slow_answers_never_give_a_lock_that_is_lost(
+    runs: Callable[..., Runs], proxy: Proxy
+) -> None:
+    """Each answer takes longer than the lease: whoever asks is told of a conflict, not of a lock."""
+    one, two = runs(proxy.url), runs()
+    one.release(one.held("warm"))
+    proxy.delay = 0.4
+    lease = one.lease("a", lease=0.3)
+    assert isinstance(one.engine.acquire(lease, 1.0), Conflict)
+    proxy.delay = 0.0
+    one.release(lease)
+    wait_for(lambda: not two.engine.inspect("a").holds, what="the end of what came too late")
+
+
+def test_who_waited_and_was_frozen_through_its_lease_does_not_hold(
+    runs: Callable[..., Runs], redis_url: str
+) -> None:
+    one, two = runs(), runs()
+    first = one.held("a")
+    waiter = two.lease("a", lease=1.0)
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(two.engine.acquire(waiter, 10.0)))
+    thread.start()
+    wait_for(lambda: one.engine.inspect("a").waiting == 1, what="the waiter")
+    one.release(first)
+    thread.join(10)
+    assert isinstance(answers[0], Held)
+    assert not waiter.lost
+    two.release(waiter)
