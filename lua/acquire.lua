@@ -50,61 +50,7 @@ if is_free then
   return { 'HELD', fence, 0 }
 end
 
--- Uses: lib/base
-
--- Nearly every wait, written out as well: for one lock that another run has alone, behind nobody but
--- others of this kind. `simple` at a place says that it and all ahead of it are (see lib/queue): no
--- more than one of them is let in at a time, and none by an entry that it could join.
-local function wait_simply()
-  local wait, channel = string.match(place, '^{"wait": (%d+), "channel": "([%w_-]+)"}$')
-  if not wait or by_owner or lineage ~= '' or options[10] ~= '1' then
-    return nil
-  end
-  if redis.call('EXISTS', tombstone, prefix .. 'parked') ~= 0 then
-    return nil
-  end
-  wait = tonumber(wait)
-  local micros = Base.micros()
-  local now = math.floor(micros / 1000)
-  local holds = redis.call('HGETALL', first)
-  local expiry, held_by, bound = string.match(holds[2] or '', '^(%d+) %d+ (%S+) %S+ (%l)$')
-  local left = tonumber(expiry or 0) - now
-  -- What is kept for a run that waits already may be had by that one now.
-  local alone = #holds == 4 and holds[3] == '@' .. holds[1] and holds[1] ~= run and held_by ~= '-'
-  if not alone or left <= 0 or left > Base.longest(bound) then
-    return nil
-  end
-  local waiters = prefix .. 'w:' .. string.sub(first, string.len(prefix) + 3)
-  local last = redis.call('ZREVRANGE', queue, 0, 0, 'WITHSCORES')
-  local head = redis.call('ZRANGE', queue, 0, 0)[1]
-  local known = redis.call('HMGET', waiters, run, last[1] or run, head or run)
-  if known[1] or head and not (Base.is_simple(known[2]) and Base.is_alive(known[3], now)) then
-    return nil
-  end
-  local ticket = math.max(micros, tonumber(last[2] or 0) + 1)
-  redis.call('ZADD', queue, string.format('%.0f', ticket), run)
-  redis.call('HSET', waiters, run, cjson.encode({
-    simple = true,
-    expiry = now + wait,
-    life = wait,
-    nonce = nonce,
-    owner = owner,
-    channel = channel,
-    inbox = inbox,
-    who = who,
-    by_owner = false,
-    limits = { 1 },
-  }))
-  Base.outlive(queue, waiters, wait)
-  return { 'WAIT', redis.call('ZCARD', queue) - 1, left }
-end
-
-local place_taken = #keys == 3 and wait_simply()
-if place_taken then
-  return place_taken
-end
-
--- Uses: lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns, lib/claim
+-- Uses: lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns, lib/claim
 
 local call = Call.begin(meta)
 local locks, limits = {}, {}
@@ -202,7 +148,7 @@ end
 local function held()
   local reply = { 'HELD' }
   for _, lock in ipairs(locks) do
-    -- A grant out of the queue lives for what was left of the place; this reply promises the lease.
+    -- Asked again, its lease begins anew: this reply promises the whole of it.
     Holds.extend(lock, run, call.now + lease)
     local fence = lock.holds[run].fence
     table.insert(reply, fence)

@@ -36,47 +36,7 @@ if is_mine and redis.call('EXISTS', queue) == 0 then
   return { 'RELEASED', 1 }
 end
 
--- Uses: lib/base
-
--- As in acquire, where nobody waits but simply: the first in line gets what this run has alone.
-local function hand_over()
-  local waiters = prefix .. 'w:' .. name
-  local head = redis.call('ZRANGE', queue, 0, 0)[1]
-  local last = redis.call('ZREVRANGE', queue, 0, 0)[1]
-  local known = redis.call('HMGET', waiters, head, last, run)
-  local simple = Base.is_simple(known[1]) and Base.is_simple(known[2]) and not known[3]
-  if not simple or redis.call('HLEN', first) ~= 2 then
-    return false
-  end
-  local micros = Base.micros()
-  local now = math.floor(micros / 1000)
-  local waiter = cjson.decode(known[1])
-  local left = waiter.expiry - now
-  if left <= 0 or left > waiter.life then
-    return false
-  end
-  local fence = Base.next_fence(meta, micros)
-  local message = table.concat({ 'granted', head, waiter.nonce, fence }, ' ')
-  if redis.pcall('PUBLISH', prefix .. 'i:' .. waiter.channel, message) == 0 then
-    return false
-  end
-  redis.call('ZREM', queue, head)
-  redis.call('HDEL', waiters, head)
-  local hold = { expiry = waiter.expiry, fence = fence, nonce = waiter.nonce, owner = waiter.owner }
-  redis.call('HSET', first, head, Base.record(hold, now), '@' .. head, waiter.inbox .. ' ' .. waiter.who)
-  redis.call('HDEL', first, run, '@' .. run)
-  redis.call('PEXPIRE', first, left + Base.GRACE)
-  return true
-end
-
-if is_mine and hand_over() then
-  if ended == 'run' then
-    redis.call('SET', tombstone, '*', 'PX', remember)
-  end
-  return { 'RELEASED', 1 }
-end
-
--- Uses: lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
+-- Uses: lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
 
 local locks = {}
 local call = Call.begin(meta)

@@ -37,16 +37,6 @@ function Base.outlive(queue, waiters, life)
   end
 end
 
--- Of a waiter's record, as text: in JSON text a quotation mark has a backslash before it.
-function Base.is_simple(record)
-  return record and string.find(record, '"simple":true', 1, true) ~= nil
-end
-
--- Whether somebody, who does not lie parked, waits there still.
-function Base.is_alive(record, now)
-  return tonumber(record and string.match(record, '"expiry":(%d+)') or 0) > now
-end
-
 function Base.longest(bound)
   return bound == 'z' and math.huge or 2 ^ (string.byte(bound) - 97)
 end

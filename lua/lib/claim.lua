@@ -37,6 +37,7 @@ function Claim.take_over_places(me)
       waiter.nonce, waiter.inbox, waiter.who = me.nonce, me.inbox, me.who
       waiter.owner, waiter.by_owner = me.owner, me.by_owner
       waiter.channel = me.asked and me.asked.channel
+      waiter.lease = me.lease
       waiter.life = me.asked and me.asked.wait or me.lease
       waiter.expiry = me.call.now + waiter.life
       waiter.lineage = waiter.parked and me.lineage
@@ -80,6 +81,7 @@ local function place_for(me, wanted)
   return {
     expiry = me.call.now + (asked.wait or me.lease),
     life = asked.wait or me.lease,
+    lease = me.lease,
     nonce = me.nonce,
     owner = me.owner,
     channel = asked.channel,

@@ -76,21 +76,6 @@ function Queue.write(call, lock, run, waiter)
   Base.outlive(lock.queue, lock.waiters, waiter.expiry - call.now)
 end
 
--- The place of a run that is not simple is ahead of others now: those that were, are no longer. They are
--- next to each other, as the simple ones are at the front.
-local function mix(call, lock, run)
-  local rank = redis.call('ZRANK', lock.queue, run)
-  for i = rank + 1, rank + Queue.MOST do
-    local other = redis.call('ZRANGE', lock.queue, i, i)[1]
-    local waiter = other and Queue.waiter(lock, other)
-    if not waiter or not waiter.simple then
-      return
-    end
-    waiter.simple = nil
-    Queue.write(call, lock, other, waiter)
-  end
-end
-
 local function ticket_behind_all(call, locks)
   local ticket = call.micros
   for _, lock in ipairs(locks) do
@@ -115,10 +100,7 @@ function Queue.enter(call, locks, run, waiter, before_all)
   local ticket = before_all and ticket_before_all(call, locks) or ticket_behind_all(call, locks)
   for _, lock in ipairs(locks) do
     -- NX: whoever comes back, by a repeated command or as a new attempt of a dead one, keeps its place.
-    local added = redis.call('ZADD', lock.queue, 'NX', string.format('%.0f', ticket), run)
-    if added == 0 or before_all then
-      mix(call, lock, run)
-    end
+    redis.call('ZADD', lock.queue, 'NX', string.format('%.0f', ticket), run)
     Queue.write(call, lock, run, waiter)
   end
 end

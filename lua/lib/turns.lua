@@ -50,9 +50,8 @@ local function reached(call, run, waiter, fences)
   return redis.pcall('PUBLISH', call.prefix .. 'i:' .. (waiter.channel or waiter.inbox), message) ~= 0
 end
 
--- The hold's first lease is what is left of the waiter's: a waiter that has died meanwhile, and all
--- the dead behind it, hold up the others for one waiter's lease in total. False: it could not be
--- told and keeps its place. The run that asks now needs no message, the reply tells it.
+-- The hold has its whole lease from here on: its holder may be slow to hear of it. False: it could
+-- not be told and keeps its place. The run that asks now needs no message, the reply tells it.
 local function let_in(call, lock, run, waiter, fences, caller)
   local fence
   for i, joined in ipairs(fences) do
@@ -64,7 +63,7 @@ local function let_in(call, lock, run, waiter, fences, caller)
   end
   Queue.leave(call, lock, run, waiter)
   for i, each in ipairs(Queue.wanted(call, lock, waiter)) do
-    local hold = { expiry = waiter.expiry, fence = fences[i], nonce = waiter.nonce, owner = waiter.owner }
+    local hold = { expiry = call.now + waiter.lease, fence = fences[i], nonce = waiter.nonce, owner = waiter.owner }
     Holds.write(each, run, hold, waiter.inbox .. ' ' .. waiter.who)
   end
   return true

@@ -42,7 +42,7 @@ class Sent:
 def sent(monkeypatch) -> list[Sent]:
     """Fills with every script call, on its way through the store's connections."""
     calls: list[Sent] = []
-    run, run_all = Connections.execution_id, Connections.run_all
+    run, run_all = Connections.run, Connections.run_all
 
     def one(self, script, keys, args, *rest, **options):
         answer = run(self, script, keys, args, *rest, **options)

@@ -77,12 +77,12 @@ def test_all_the_dead_go_at_once(desk):
     assert desk.client.exists(desk.keys.waiters("a")) == 0
 
 
-def test_frozen_waiters_that_are_connected_cost_one_place_in_total(desk):
+def test_frozen_waiters_that_are_connected_cost_one_lease_in_total(desk):
     desk.listen("frozen")
     desk.listen("p")
     desk.fence("r1")
     for i in range(5):
-        desk.queue(f"frozen{i}", inbox="frozen", wait=0.3)
+        desk.queue(f"frozen{i}", inbox="frozen", wait=0.3, lease=0.3)
     desk.queue("r2", inbox="p")
     desk.give_back("r1")
     assert desk.holders() == ["frozen0"]

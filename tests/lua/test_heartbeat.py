@@ -27,7 +27,7 @@ def test_a_waiter_keeps_its_place_and_is_told_its_rank(desk):
 def test_a_grant_whose_message_was_missed_is_found_and_has_the_whole_lease(desk):
     inbox = desk.listen("p")
     desk.fence("r1")
-    desk.queue("r2", inbox="p", wait=2.0)
+    desk.queue("r2", inbox="p", wait=2.0, lease=2.0)
     desk.give_back("r1")
     fence = int(inbox.heard()[0].split(" ")[3])
     assert desk.backend.inspect("a").holds[0].remaining <= 2
@@ -86,7 +86,7 @@ def test_another_nonce_has_no_hold_and_extends_none(desk):
 def test_a_grant_that_ran_out_is_lost_and_not_brought_back(desk):
     desk.listen("p")
     desk.fence("r1")
-    desk.queue("r2", inbox="p", wait=0.05)
+    desk.queue("r2", inbox="p", wait=0.05, lease=0.05)
     desk.give_back("r1")
     desk.wait_ms(51)
 

@@ -54,7 +54,7 @@ def test_so_does_one_that_was_written_in_another_way(desk, set_back, way):
     elif way == "granted":
         desk.listen("p")
         desk.fence("before")
-        desk.queue("dead", wait=0.3, inbox="p")
+        desk.queue("dead", wait=0.3, lease=0.3, inbox="p")
         desk.give_back("before")
     else:
         assert isinstance(desk.take("dead", names=("a", "b"), lease=0.3), Held)

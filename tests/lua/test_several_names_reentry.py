@@ -37,7 +37,7 @@ def test_a_joined_lock_is_kept_while_the_other_is_waited_for(desk):
     assert first.fences == (outer,)
     assert second.fences[0] > outer
     answer = desk.take("inner", names=AB, owner="o", ancestors=("outer",), wait=6.0)
-    assert answer[:2] == ((*first.fences, *second.fences), (True, False))
+    assert answer == Held((*first.fences, *second.fences), (True, False))
 
 
 def test_giving_back_while_waiting_gives_back_what_was_joined(desk):

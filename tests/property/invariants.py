@@ -32,6 +32,7 @@ class Invariants(RuleBasedStateMachine):
     parking: RealParking
     limits: dict[str, int]
     highest_fence: int
+    least_end: float
     known_fences: set[int]
     sound = False
 
@@ -70,6 +71,13 @@ class Invariants(RuleBasedStateMachine):
     def invariant_01_at_most_so_many_entries_as_the_limit(self) -> None:
         for name, lock in self.now.items():
             assert len(lock.fences) <= self.limits[name]
+
+    @invariant()
+    def a_new_hold_has_its_whole_lease(self) -> None:
+        """However it was acquired: at once, by a grant, by joining a permit, out of the park."""
+        for name, lock in self.now.items():
+            for run in lock.holds.keys() - self.before[name].holds.keys():
+                assert lock.ends[run] + 1 >= self.least_end, f"{run} at {name}"
 
     @invariant()
     def invariant_10_every_new_fence_is_the_highest(self) -> None:
@@ -141,7 +149,7 @@ class Invariants(RuleBasedStateMachine):
         first, second = answers
         assert type(first) is type(second), answers
         if isinstance(first, (Held, Ended)):
-            assert first[:2] == second[:2]
+            assert first == second
         for name in self.now if run else ():
             assert self.now[name].holds.get(run) == self.before[name].holds.get(run)
             assert (run in self.now[name].queue) == (run in self.before[name].queue)

@@ -17,11 +17,12 @@ class RealHold(NamedTuple):
 
 @dataclass
 class RealLock:
-    """Live holds by run, the runs in the queue in order with what is known of each, and whether
+    """Live holds by run and when each lease ends, the runs in the queue in order with what is known of each, and whether
     each key that exists has a lifetime."""
 
     holds: dict[str, RealHold] = field(default_factory=dict)
     lapsed: set[str] = field(default_factory=set)
+    ends: dict[str, int] = field(default_factory=dict)
     queue: dict[str, dict[str, Any]] = field(default_factory=dict)
     messages: dict[str, str] = field(default_factory=dict)
     lifetimes: dict[str, int] = field(default_factory=dict)
@@ -81,6 +82,7 @@ def _lock(
         expiry, fence, attempt_id, owner, _ = record.decode().split(" ")
         if int(expiry) > 1:
             found.holds[run.decode()] = RealHold(attempt_id, owner, int(fence))
+            found.ends[run.decode()] = int(expiry)
         else:
             found.lapsed.add(run.decode())
     assert set(queue) == set(waiters), "the queue and what is known of the waiters differ"

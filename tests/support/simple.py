@@ -1,4 +1,4 @@
-"""Waiting as most do: places that the scripts mark as simple."""
+"""Waiting as most do: for one lock, behind one holder."""
 
 from __future__ import annotations
 
@@ -16,13 +16,8 @@ def wait(desk: Desk, run: str, channel: str = "p-1", **more: Any) -> int:
     return answer.rank
 
 
-def simple(desk: Desk, name: str = "a") -> list[str]:
-    """The runs whose places have the mark, in order."""
-    return [run for run in desk.waiters(name) if desk.place(run, name).get("simple")]
-
-
 def kill(desk: Desk, run: str) -> None:
-    """Its place lapses and is else as it was, to the byte: the mark is looked for in the text."""
+    """Its place lapses and is else as it was."""
     key, before = desk.keys.waiters("a"), desk.place(run)["expiry"]
     text = desk.client.hget(key, run).decode()
     desk.client.hset(key, run, text.replace(f'"expiry":{before}', '"expiry":1'))

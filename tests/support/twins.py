@@ -88,8 +88,7 @@ class Twin:
     def kill(self, run: str, name: str) -> None:
         """The place of a run lapses, wherever it is, and is else as it was."""
         place = self.places(name)[run]
-        # As the scripts write it: what marks a simple place is looked for in the text.
-        text = json.dumps({**place, "expiry": 1}, separators=(",", ":"))
+        text = json.dumps({**place, "expiry": 1})
         for each in place.get("names") or [name]:
             self.desk.client.hset(self.desk.keys.waiters(each), run, text)
 
@@ -235,7 +234,7 @@ def _place(place: dict[str, Any]) -> dict[str, Any]:
     times = {
         key: Near(place[key]) for key in ("expiry", "back", "first", "deadline") if key in place
     }
-    return {**{key: value for key, value in place.items() if key != "simple"}, **times}
+    return {**place, **times}
 
 
 def _text(reply: Any) -> Any:

@@ -1,7 +1,4 @@
-"""The short way through `acquire`: who waits by it, and who does not.
-
-That it comes to the same as the long way is for test_short_ways_same.py.
-"""
+"""Waiting for one lock, in a process."""
 
 from __future__ import annotations
 
@@ -18,54 +15,13 @@ from celery_relock.engine.protocol import (
 )
 from celery_relock.errors import LockConfigError
 from tests.support.ears import Ears
-from tests.support.simple import in_a_row, simple, wait
+from tests.support.simple import in_a_row, wait
 
 PLAIN = ["r2", "r3", "r4"]
 
 
-def test_who_waits_for_one_lock_behind_one_run_is_simple_and_knows_its_rank(desk):
+def test_who_waits_knows_its_rank(desk):
     assert in_a_row(desk, *PLAIN) == [0, 1, 2]
-    assert simple(desk) == PLAIN
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"limits": (2,)},
-        {"by_owner": True},
-        {"ancestors": ("r9",)},
-        {"stuck": ("r9",)},
-        {"names": ("a", "b"), "limits": (1, 1)},
-    ],
-    ids=lambda more: next(iter(more)),
-)
-def test_who_asks_for_more_is_not_simple_and_nobody_behind_it(desk, more):
-    in_a_row(desk, "r2")
-    wait(desk, "r3", **more)
-    wait(desk, "r4")
-
-    assert desk.waiters() == PLAIN
-    assert simple(desk) == ["r2"]
-
-
-def test_where_two_hold_nobody_is_simple(desk):
-    desk.fence("r1", limit=2)
-    desk.fence("other", limit=2)
-    wait(desk, "r2")
-
-    assert simple(desk) == []
-
-
-@pytest.mark.parametrize("where", ["here", "elsewhere"])
-def test_where_somebody_is_parked_nobody_becomes_simple(desk, where):
-    name = "a" if where == "here" else "b"
-    desk.fence("r1")
-    desk.fence("other", names=("b",))
-    desk.park("parked", names=(name,))
-    wait(desk, "r2")
-
-    assert simple(desk) == []
-    assert desk.client.pttl(desk.keys.queue(name)) == -1
 
 
 def test_who_has_the_lock_or_waits_already_gets_no_second_place(desk):
@@ -119,7 +75,7 @@ def test_tickets_increase_though_the_clock_does_not(desk):
     wait(desk, "r3")
     wait(desk, "r2")
 
-    assert desk.waiters() == simple(desk) == ["r4", "r3", "r2"], "not by their names"
+    assert desk.waiters() == ["r4", "r3", "r2"], "not by their names"
 
 
 def test_what_is_somebody_elses_beside_a_hold_is_an_error(desk):
