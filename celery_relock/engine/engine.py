@@ -138,21 +138,19 @@ class Engine:
         """Make a held lease `length` seconds long, from now and at every renewal. False if lost.
 
         Raises:
-            LockUnavailable: the server could not be told; the lease is as it was.
+            LockUnavailable: the server could not be told; the lease is as long as it was.
         """
-        before = lease.claim
+        before, sent = lease.claim, time.monotonic()
         try:
             lease.claim = before._replace(lease=length)
-            sent = time.monotonic()
-            kept = not lease.lost and all(self.backend.renew(lease.renewals()))
+            exactly = [each._replace(longer=False) for each in lease.renewals()]
+            kept = not lease.lost and all(self.backend.renew(exactly))
         except BaseException:
             lease.claim = before
+            lease.doubt(sent, length)
+            keepalive.add(lease)
             raise
-        # A renewal of the keep-alive's that crossed this one may be the server's last word, with
-        # the old length: the shorter one counts until it has renewed once more, which is due now.
-        certain = min(before.lease, length) if lease.renews else length
-        if kept and lease.renew(sent, certain):
-            lease.due = sent if lease.renews else lease.due
+        if kept and lease.renew(sent, length):
             keepalive.add(lease)
             return True
         lose(lease, "the server does not have the hold any more")

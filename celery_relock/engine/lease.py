@@ -219,14 +219,21 @@ class Lease:
     def renew(self, sent: float, length: float) -> bool:
         """The server extended the hold to `length` seconds by a command that was sent at `sent`.
 
-        False if the answer came after the deadline: what was called lost once stays lost. The
-        length is that of the command, as `extend` may have changed the claim's meanwhile.
+        False if the answer came after the deadline: what was called lost once stays lost.
         """
         with _guard.lock:
             if self.state is not State.HELD or time.monotonic() >= self.deadline:
                 return False
-            self._believe(sent, length)
+            # A renewal that was on its way when `extend` set another length tells nothing of that.
+            if length == self.claim.lease:
+                self._believe(sent, length)
             return True
+
+    def doubt(self, sent: float, length: float) -> None:
+        """Nobody knows whether the server set this length, by a command that was sent at `sent`."""
+        with _guard.lock:
+            self.deadline = min(self.deadline, sent + length - length * MARGIN)
+            self.due = min(self.due, sent) if self.renews else math.inf
 
     def _believe(self, sent: float, length: float) -> None:
         self.renewed = sent
@@ -272,7 +279,7 @@ class Lease:
         """What the keep-alive sends for it: one beat for each lock name."""
         claim, wait = self.claim, self.wait if self.state is State.WAITING else 0.0
         return [
-            Renewal(name, claim.execution_id, claim.attempt_id, claim.lease, wait)
+            Renewal(name, claim.execution_id, claim.attempt_id, claim.lease, wait, longer=True)
             for name in claim.names
         ]
 

@@ -191,13 +191,19 @@ class Resumed(NamedTuple):
 
 
 class Renewal(NamedTuple):
-    """One line of a renewal or heartbeat: a run's share of one lock. `wait` is 0 for a hold."""
+    """One line of a renewal or heartbeat: an execution's share of one lock.
+
+    Attributes:
+        wait: seconds that a place lives; 0 for a hold.
+        longer: whether the lease is only ever made longer, never shorter.
+    """
 
     name: str
     execution_id: str
     attempt_id: str
     lease: float
     wait: float = 0.0
+    longer: bool = False
 
 
 class Notice(NamedTuple):

@@ -165,7 +165,9 @@ class RedisBackend:
         for part in _batches(renewals):
             keys = [self._keys.lock(beat.name) for beat in part]
             args = [
-                x for beat in part for x in (beat.execution_id, beat.attempt_id, _text(beat.lease))
+                x
+                for b in part
+                for x in (b.execution_id, b.attempt_id, _text(b.lease), str(int(b.longer)))
             ]
             calls.append((keys, args))
         lines = self._lane(within).run_all(self._scripts["renew"], calls, within)

@@ -89,7 +89,9 @@ def heartbeats(
 def _renewal(keys: Keyspace, part: Sequence[Renewal]) -> Call:
     locks = [keys.lock(beat.name) for beat in part]
     return locks, [
-        x for beat in part for x in (beat.execution_id, beat.attempt_id, _text(beat.lease))
+        x
+        for b in part
+        for x in (b.execution_id, b.attempt_id, _text(b.lease), str(int(b.longer)))
     ]
 
 

@@ -89,7 +89,7 @@ def test_a_greenlet_that_computes_for_three_leases_keeps_its_lock(
         until = time.monotonic() + 3.2
         while time.monotonic() < until:
             pass
-        say(own.lost, [hold.execution_id for hold in first.inspect("a").holds] == [own.claim.execution_id])
+        say(own.lost, [h.execution_id for h in first.inspect("a").holds] == [own.claim.execution_id])
         say(first.release(own))
         """,
         redis_url,

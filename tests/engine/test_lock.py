@@ -228,7 +228,7 @@ def test_a_renewed_lock_keeps_the_length_it_was_extended_to(lock: MakeLock) -> N
     one = lock(timeout=1)
     one.acquire()
     one.extend(30, replace_ttl=True)
-    wait_for(lambda: one.remaining > 25)
+    assert one.remaining > 25, "certain as soon as the server has said yes"
     time.sleep(0.5)
     assert server_remaining(one) > 25
     one.release()
@@ -243,6 +243,20 @@ def test_a_failed_extend_leaves_it_as_it_was(proxy: Proxy, namespace: str, lock:
     assert one._lease.claim.lease == 20
     proxy.accept()
     one.release()
+
+
+def test_an_extend_without_an_answer_is_not_believed_where_it_shortens(
+    proxy: Proxy, namespace: str, lock: MakeLock
+) -> None:
+    one = lock(proxy.url, timeout=30, renew=False)
+    one.acquire()
+    for _ in range(20):  # executed each time, and answered never
+        proxy.lose_reply("renew")
+    with pytest.raises(LockUnavailable):
+        one.extend(3, replace_ttl=True)
+    assert server_remaining(lock()) <= 3
+    assert one.remaining <= 3
+    proxy.refuse()
 
 
 def server_remaining(one: Lock) -> float:

@@ -10,7 +10,7 @@ from celery_relock.engine.protocol import Renewal
 def renewed(desk, *claims):
     """The raw reply for (lock, run, nonce, lease ms)."""
     keys = [desk.keys.lock(claim[0]) for claim in claims]
-    return desk.raw("renew", keys, [value for claim in claims for value in claim[1:]])
+    return desk.raw("renew", keys, [value for claim in claims for value in (*claim[1:], 0)])
 
 
 def test_a_hold_lives_for_a_whole_lease_from_now(desk):
@@ -34,6 +34,15 @@ def test_a_lease_can_be_made_shorter(desk):
 
     assert desk.renew("r1", lease=1.0)
     assert desk.backend.inspect("a").holds[0].remaining <= 1
+
+
+def test_a_renewal_that_is_only_to_make_it_longer_makes_no_lease_shorter(desk):
+    desk.fence("r1", lease=30)
+
+    assert desk.backend.renew([Renewal("a", "r1", "n", 1.0, longer=True)]) == [True]
+    assert desk.backend.inspect("a").holds[0].remaining > 29
+    assert desk.backend.renew([Renewal("a", "r1", "n", 60.0, longer=True)]) == [True]
+    assert desk.backend.inspect("a").holds[0].remaining > 59
 
 
 def test_a_hold_that_has_lapsed_is_lost_though_nobody_has_looked(desk):
