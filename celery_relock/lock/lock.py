@@ -149,13 +149,26 @@ class Lock(Hand):
     def extend(self, additional_time: float, replace_ttl: bool = False) -> bool:
         """Make the lease `additional_time` seconds longer, or with `replace_ttl` exactly so long.
 
+        Where this `Lock` has re-entered what an outer holder has (the task it runs in), the lease is
+        the outer holder's and stays as it is: renewed for as long as that one works.
+
         Raises:
             LockNotTaken: this thread does not hold the lock.
             LockNotOwned: it is lost.
+            LockConfigError: the outer holder's lease is not renewed, and ends before that.
         """
-        lease = self._grip("extended").lease
+        grip = self._grip("extended")
+        lease = grip.lease
         length = additional_time if replace_ttl else lease.remaining + additional_time
         check_length(length, f"extend({additional_time!r}) makes it {length:g} s", self.name)
+        if grip.borrowed:
+            self._still_ours(lease)
+            if not lease.renews and length > lease.remaining:
+                raise LockConfigError(
+                    f"the lock {self.name!r} is held by an outer Lock(renew=False): extend that one",
+                    name=self.name,
+                )
+            return True
         if not self._engine.extend(lease, length):
             raise self._not_owned("was lost before it was extended")
         return True

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import redis
 
+from celery_relock.engine import reentrancy
+from celery_relock.errors import LockConfigError
 from celery_relock.lock import Lock, LockNotTaken
 from tests.support.companion import running
 
@@ -174,6 +176,39 @@ def test_a_lock_in_a_task_re_enters_what_the_task_holds_by_whatever_client(
     assert by_url[2] is by_client[2] is True
     assert after[0] is True  # its leaving did not free the task's
     assert not lock().locked()
+
+
+@pytest.mark.parametrize("extend", [(2,), (2, True), (500,), (500, True)])
+def test_a_lock_in_a_task_never_changes_the_tasks_lease(
+    task: Callable[..., Any], lock: MakeLock, extend: tuple[Any, ...]
+) -> None:
+    def lease() -> tuple[float, float]:
+        outer = reentrancy.innermost()
+        (hold,) = lock()._engine.inspect("a").holds
+        return outer.claim.lease, round(hold.remaining / 5)
+
+    def body() -> Any:
+        before = lease()
+        with lock() as inner:
+            assert inner.extend(*extend)
+            assert inner.reacquire()
+            assert inner.remaining > 25
+        return before, lease()
+
+    before, after = task(body)
+    assert before == after == (30.0, 6)
+
+
+def test_a_lock_inside_one_that_is_not_renewed_says_who_can_be_extended(
+    task: Callable[..., Any], lock: MakeLock
+) -> None:
+    def body() -> None:
+        with lock(name="b", timeout=5, renew=False), lock(name="b") as inner:
+            assert inner.extend(1, replace_ttl=True)
+            with pytest.raises(LockConfigError, match="extend that one"):
+                inner.extend(60)
+
+    task(body)
 
 
 def test_a_task_that_is_called_inside_a_block_enters_its_lock_by_whatever_client(
