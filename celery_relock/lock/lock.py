@@ -149,8 +149,8 @@ class Lock(Hand):
     def extend(self, additional_time: float, replace_ttl: bool = False) -> bool:
         """Make the lease `additional_time` seconds longer, or with `replace_ttl` exactly so long.
 
-        Where this `Lock` has re-entered what an outer holder has (the task it runs in), the lease is
-        the outer holder's and stays as it is: renewed for as long as that one works.
+        Where this `Lock` has re-entered what an outer holder has (the task it runs in), the lease
+        is the outer holder's and stays as it is: renewed for as long as the outer one works.
 
         Raises:
             LockNotTaken: this thread does not hold the lock.

@@ -96,7 +96,8 @@ class NodeLine(Line):
                 except (OSError, redis.RedisError) as error:
                     raise LockUnavailable(f"the inbox lost its connection: {error}") from error
                 if word[0] in (b"smessage", b"message") and word[2]:
-                    yield replies.notice(word[2])
+                    if (notice := replies.notice(word[2])) is not None:
+                        yield notice
                 elif word[0] == b"sunsubscribe":
                     raise LockUnavailable("the inbox's slot has moved")
 
