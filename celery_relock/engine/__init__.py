@@ -1,4 +1,5 @@
-"""The lock engine: what a lock is, who may enter, how a hold is kept and lost.
+"""The lock engine: what a lock is, who may acquire and re-enter, how a hold is kept and lost.
 
-Standard library only; it knows neither Celery nor Redis. `store.LockStore` is the seam to Redis.
+Standard library only: the engine knows neither Celery nor Redis. `protocol.Backend` is the seam to
+Redis.
 """

@@ -1,4 +1,4 @@
-"""Take locks and give them back: the one state machine of a claim, from asking to giving back.
+"""Acquire locks, wait for them, park for them and release them: the state machine of a claim.
 
     lease = engine.lease(claim)
     try:
@@ -6,8 +6,8 @@
     finally:
         engine.release(lease)
 
-The lease exists before anything is sent and `release` may be called in any state, so an exception
-that lands anywhere in between (a time limit's signal, say) cannot leak a hold.
+The lease exists before anything is sent, and `release` may be called in any state. So an exception
+that lands anywhere in between (the signal of a time limit, say) cannot leak a hold.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 
 from ..errors import LockUnavailable
-from . import ids, process
-from .journal import journal
+from . import ids, platform
+from .crash import journal
 from .lease import Lease, State
 from .parking import Parking
 from .protocol import (
@@ -40,20 +40,28 @@ from .protocol import (
 from .renewal import keepalive, lose
 from .wakeup import Inbox
 
-# A place in the queue lives so long without a heartbeat, in seconds: what a dead waiter can cost.
+# A place in the queue lives so long without a heartbeat, in seconds. A dead waiter holds up those
+# behind it for no longer.
 WAITER_LEASE = 6.0
-# For how long an attempt stays refused after it ended, when a copy of its claim may be on its way.
+# For how many seconds an attempt stays refused after it ended, when a copy of its claim may still
+# come.
 REMEMBER_ATTEMPT = 60.0
-# How often a park asks for a lock that it is given and whose lease has run out when it hears of it.
+# How often a park asks again for a lock whose lease had run out when the answer came.
 _TRIES = 3
 
 
 class Engine:
-    """Locks over one store. One per store and process; it survives a fork."""
+    """Locks over one backend. A process has one engine for each backend, also after a fork.
 
-    def __init__(self, backend: Backend) -> None:
+    Args:
+        remember: for how many seconds an execution that has ended is remembered (a tombstone in the
+            backend), so that a late copy of its message is told that there is nothing to do.
+    """
+
+    def __init__(self, backend: Backend, remember: float = 3600.0) -> None:
         self.backend = backend
-        self.parking = Parking(backend)
+        self.remember = remember
+        self.parking = Parking(backend, remember)
         self._inbox = Inbox(backend)
 
     def lease(self, claim: Claim, on_lost: Callable[[str], None] | None = None) -> Lease:
@@ -63,13 +71,15 @@ class Engine:
         return Lease(claim, self.backend, wait, on_lost, listen)
 
     def acquire(self, lease: Lease, wait: float | None = 0.0) -> Outcome:
-        """Take the locks of a lease, waiting in line for at most `wait` seconds (None: no bound).
+        """Acquire the locks of a lease, waiting in the queue for at most `wait` seconds (None:
+        without bound).
 
         Returns:
-            Held, or after the time is over what stood in the way. Ended and Deadlocked at once.
+            Held, never for a lease that has run out already; or after the wait what stood in the
+            way. Ended and Deadlocked at once.
 
         Raises:
-            LockUnavailable, LockConfigError: see `LockStore`. Nothing is held then.
+            LockUnavailable, LockConfigError: see `Backend`. Nothing is held then.
         """
         until = math.inf if wait is None else time.monotonic() + wait
         queue = (wait is None or wait > 0) and self._inbox.listening
@@ -87,46 +97,50 @@ class Engine:
                     self._drop(lease)
                     return Conflict(lease.claim.names[0], 0.0, 0, "", "", 0)
             elif isinstance(answer, Queued):
-                queue = left > 0  # without a wait it tells who is in the way
+                queue = left > 0  # asked without a wait, the answer names who is in the way
             elif isinstance(answer, Ended | Deadlocked) or left <= 0:
                 return answer
             elif isinstance(answer, Duplicate):
-                # It renews, ends or lapses without a message to us: a look now and then.
+                # The other attempt renews, ends or lapses without a message to us: look now and
+                # then.
                 time.sleep(min(max(answer.remaining, 0.05), lease.wait / 3, left))
             else:
                 self._inbox.listen()
                 queue = True
 
-    def release(self, lease: Lease, *, ended: bool = False, remember: float = 3600.0) -> bool:
-        """Give back what the lease has, or leave it to its heir; in any state, and repeatedly.
+    def release(self, lease: Lease, *, ended: bool = False, remember: float | None = None) -> bool:
+        """Release what the lease has, or leave the hold to its successor. May be called in any
+        state, and repeatedly.
 
         Args:
-            ended: the run is over, so a late copy of it is to be told so for `remember` seconds.
+            ended: the execution is over, so a late copy of its message is told so for `remember`
+                seconds (by default the engine's).
 
         Returns:
-            False if a hold had been lost before it was given back.
+            False if a hold had been lost before it was released.
 
         Raises:
             LockUnavailable: the server could not be told. The end of the lease frees the lock.
         """
         # A forked child has a copy of its parent's leases, and no say in them.
-        if lease.state in (State.NEW, State.RELEASED) or lease.pid != process.pid:
+        if lease.state in (State.NEW, State.RELEASED) or lease.pid != platform.pid:
             return True
         lost = lease.lost
         try:
-            # Before it is sent: a renewal that comes back empty from now on is no loss.
+            # Before the command is sent: a renewal that finds nothing from now on is no loss.
             before = lease.give_up()
             keepalive.discard(lease)
             doubtful = lease.repeated or before is State.ASKED
             what = "run" if ended else "attempt" if doubtful else ""
-            had = self._give_back(lease, what, remember if ended else REMEMBER_ATTEMPT)
+            remember = self.remember if remember is None else remember
+            had = self._release(lease, what, remember if ended else REMEMBER_ATTEMPT)
         except BaseException:
-            # Perhaps given back and perhaps not: nothing renews it, and it may be tried again.
+            # Perhaps released, perhaps not: nothing renews the lease, and the caller may try again.
             lease.switch(State.ASKED, State.RELEASED)
             raise
         if before is State.HELD and (lost or not had):
             lost = True
-            lease.tell("lost", "found at give-back", time.monotonic() - lease.renewed)
+            lease.tell("lost", "found at the release", time.monotonic() - lease.renewed)
         elif before is State.HELD and lease.successor is None:
             lease.tell("released")
         return not (lost or before is State.LOST)
@@ -157,8 +171,8 @@ class Engine:
     def park(
         self, lease: Lease, park_request: ParkRequest
     ) -> Held | Parked | Full | Duplicate | Deadlocked | Ended:
-        """Take the locks of a lease, or leave a message in line for them, which `release` takes
-        back. Raises as `acquire` does."""
+        """Acquire the locks of a lease, or park a message for them, which `release` takes back.
+        Raises as `acquire` does."""
         for _ in range(_TRIES):
             sent = self._begin(lease)
             answer = self.backend.park(lease.claim, park_request, self._inbox.name)
@@ -172,7 +186,7 @@ class Engine:
         if isinstance(answer, Held):
             lease.tell("acquired")
         else:
-            # What has been parked is no longer this process's.
+            # A parked message is no longer this process's.
             lease.switch(State.NEW, State.ASKED)
             journal.remove(lease.claim.attempt_id)
         if isinstance(answer, Parked):
@@ -180,7 +194,7 @@ class Engine:
         return answer
 
     def inspect(self, name: str) -> LockState:
-        """Who holds a lock and who waits for it, by the server's clock."""
+        """Who holds a lock and who waits for the lock, by the server's clock."""
         return self.backend.inspect(name)
 
     def _begin(self, lease: Lease) -> float:
@@ -192,7 +206,7 @@ class Engine:
     def _ask(self, lease: Lease, queue: bool) -> Answer:
         sent = self._begin(lease)
         if queue:
-            # Before it is sent: the message of the grant may overtake the answer that says "wait".
+            # Before the command is sent: the message of a grant may overtake the answer "wait".
             keepalive.add(lease)
         place = lease.wait if queue else 0.0, self._inbox.name
         answer = self.backend.acquire(lease.claim, *place)
@@ -209,13 +223,14 @@ class Engine:
         else:
             keepalive.discard(lease)
             if not lease.repeated:
-                # Else it stays "asked": a copy may still come, and take the lock for nobody.
+                # Else the state stays "asked": a copy of the command may still come, and acquire
+                # the lock for nobody.
                 lease.switch(State.NEW, State.ASKED)
                 journal.remove(lease.claim.attempt_id)
         return answer
 
     def _enter(self, lease: Lease, answer: Held, sent: float) -> bool:
-        """The server let it in. False: the lease had run out before the answer came."""
+        """The server granted the claim. False: the lease had run out before the answer came."""
         lease.fences, lease.reentered = answer.fences, answer.reentered
         lease.repeated = lease.repeated or answer.repeated
         if not lease.take(answer.sent or sent):
@@ -224,7 +239,7 @@ class Engine:
         return True
 
     def _stand_in_line(self, lease: Lease, until: float) -> bool:
-        """Wait for the grant. False: the time is over, or the place was lost; nothing is held."""
+        """Wait for the grant. False: the wait is over, or the place was lost; nothing is held."""
         while lease.state is State.WAITING:
             left = until - time.monotonic()
             if left <= 0 and lease.switch(State.ASKED, State.WAITING):
@@ -237,14 +252,14 @@ class Engine:
         return False
 
     def _drop(self, lease: Lease) -> None:
-        """Out of time, or frozen for too long: whatever the attempt has on the server goes back."""
+        """Out of time, or frozen for too long: release whatever the attempt has on the server."""
         lease.switch(State.ASKED, State.HELD, State.LOST)
         keepalive.discard(lease)
-        self._give_back(lease, "attempt" if lease.repeated else "", REMEMBER_ATTEMPT)
-        # A copy of that release may come late, so what is asked for next is another attempt.
+        self._release(lease, "attempt" if lease.repeated else "", REMEMBER_ATTEMPT)
+        # A copy of that release may come late, so what follows is another attempt.
         lease.again(ids.new_attempt_id())
 
-    def _give_back(self, lease: Lease, ended: str, remember: float) -> bool:
+    def _release(self, lease: Lease, ended: str, remember: float) -> bool:
         of, home = lease.claim, self.parking.home
         what = (
             of.names,
@@ -262,11 +277,13 @@ class Engine:
         return back.had
 
     def _confirmed(self, lease: Lease) -> bool:
-        """Learn what a grant's message does not say. The others are confirmed by their renewal."""
+        """Ask for what the message of a grant does not say, where that matters. Every other grant
+        is confirmed by its first renewal."""
         claim, sent = lease.claim, time.monotonic()
         if lease.renews and not (claim.by_owner or claim.ancestors or self.backend.replicated):
             return True
-        # Sent again it tells the entry it joined, one for each lock, and begins the whole lease.
+        # Sent again, the command tells the permit that was joined at each lock, and renews the
+        # lease.
         answer = self.backend.acquire(claim, 0.0, self._inbox.name)
         if not isinstance(answer, Held):
             return False

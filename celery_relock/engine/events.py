@@ -1,15 +1,20 @@
-"""What happens to locks, told to whoever wants to know: the log by default."""
+"""What happens to locks, told to whoever wants to know (the log by default), and the sentences
+about who holds what, for errors, logs and the command line."""
 
 from __future__ import annotations
 
 import logging
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..errors import LockLost
+from . import platform
+from .protocol import Answer, Conflict, Duplicate
 
 logger = logging.getLogger("celery_relock")
 
@@ -20,7 +25,7 @@ class Work(NamedTuple):
     Attributes:
         task: the task object, None where it is not known (a process that is dead).
         name: of the task.
-        id: of the message that runs, "" without one.
+        id: of the message that is executed, "" without a message.
         node: the worker's node name, "" if unknown.
     """
 
@@ -35,13 +40,13 @@ NO_TASK = Work(None, "", "")
 
 @dataclass(frozen=True, slots=True)
 class LockEvent:
-    """Something that happened to a run's lock.
+    """Something that happened to an execution's lock.
 
     Attributes:
         kind: "acquired", "released", "conflict", "lost" or "reclaimed".
         names: the lock names.
-        run, owner: short ids.
-        fence: of the entry, 0 if there is none.
+        execution_id, owner: short ids.
+        fence: the fencing token of the permit, 0 if there is none.
         reason: a sentence for people, "" where the kind says it all.
         since: seconds since the last good renewal, for "lost".
         work: the task that the lock is for, None outside of tasks.
@@ -59,13 +64,13 @@ class LockEvent:
 
 Listener = Callable[[LockEvent], None]
 
-# For an operator: what happens to every lock is for debugging, what keeps a run waiting is worth a
-# line, and a warning is what should not happen.
+# For an operator: what happens to every lock is for debugging, what keeps an execution waiting is
+# worth a line, and a warning is what should not happen.
 _LEVELS = {"acquired": logging.DEBUG, "released": logging.DEBUG, "conflict": logging.INFO}
 
 
 class _Subscription:
-    """An object of its own for each: the same listener may be there twice, and be ended once."""
+    """One call of `subscribe`: the same listener may be there twice, and be ended once."""
 
     __slots__ = ("listener", "wants")
 
@@ -81,8 +86,8 @@ _thrown_in: tuple[type[Exception], ...] = (LockLost,)
 def subscribe(
     listener: Listener, wants: Callable[[str], bool] = lambda kind: True
 ) -> Callable[[], None]:
-    """Call `listener` at every event whose kind it `wants`, maybe from another thread. Returns what
-    ends it."""
+    """Call `listener` at every event whose kind it `wants`, maybe from another thread. Returns a
+    function that ends the subscription."""
     ours = _Subscription(listener, wants)
     _subscriptions.append(ours)
 
@@ -94,26 +99,28 @@ def subscribe(
 
 
 def let_through(kind: type[Exception]) -> None:
-    """An exception that arrives from outside wherever a thread is, as a time limit's does. It is
-    meant for the work, so a listener that it happens to hit does not keep it."""
+    """Name an exception that arrives from outside wherever a thread is, as a time limit's does.
+    Such an exception is meant for the work, so a listener that is hit by chance does not keep
+    it."""
     global _thrown_in
     _thrown_in = (*_thrown_in, kind)
 
 
 def is_thrown_in(error: BaseException) -> bool:
-    """Whether an exception is such a one, or ends the process or the greenlet."""
+    """Whether an exception arrived from outside (`let_through`), or ends the process or
+    greenlet."""
     return isinstance(error, _thrown_in) or not isinstance(error, Exception)
 
 
 def wanted(kind: str) -> bool:
-    """Whether anybody would hear of such an event; most locks are taken without anybody looking."""
+    """Whether anybody would hear of an event of this kind. Most locks nobody watches."""
     if logger.isEnabledFor(_LEVELS.get(kind, logging.WARNING)):
         return True
     return bool(_subscriptions) and any(each.wants(kind) for each in _subscriptions)
 
 
 def tell(event: LockEvent) -> None:
-    """Log the event and call the listeners. A lock does not fail by being watched: what a listener
+    """Log the event and call the listeners. No lock fails because somebody watches: what a listener
     raises is logged."""
     level = _LEVELS.get(event.kind, logging.WARNING)
     if logger.isEnabledFor(level):
@@ -158,3 +165,77 @@ def _facts(event: LockEvent) -> dict[str, object]:
         # By the names under which Celery's own formatter for tasks has them.
         facts |= {"task_id": event.work.id, "task_name": event.work.name}
     return facts
+
+
+# With the inbox's id in front, a label of this length keeps the record of the lock in Redis's
+# compact encoding (hash-max-listpack-value, 64 bytes).
+_ROOM = 55
+
+
+def label_of(work: str, task_id: str = "") -> str:
+    """`work[id] host:pid` in at most 55 bytes: the task that holds a lock, for people."""
+    if not task_id:
+        return _whole(work, platform.pid)
+    where, room = _here(platform.pid)
+    return f"{_last(f'{work}[{task_id[:8]}]', room)} {where}"
+
+
+def describe_conflict(name: str, answer: Answer | None) -> str:
+    """`the lock … is held by … for …`, from what the backend answered."""
+    if isinstance(answer, Conflict) and answer.fence:
+        held = duration(time.time() - answer.fence / 1e6)
+        return (
+            f"the lock {answer.name!r} is held by {answer.label or 'an unnamed holder'} "
+            f"(workflow {answer.owner}) for {held}, its lease has {answer.remaining:.0f} s left"
+            + (f", {answer.waiting} wait for it" if answer.waiting else "")
+        )
+    if isinstance(answer, Conflict) and not answer.waiting:
+        return f"the lock {answer.name!r} was acquired, but its lease ended before the answer came"
+    if isinstance(answer, Conflict):
+        return f"the lock {answer.name!r} is promised to {answer.waiting} that wait for it already"
+    if isinstance(answer, Duplicate):
+        return (
+            f"another copy of this execution holds or awaits the lock {name!r} ({answer.label}), "
+            f"for {answer.remaining:.0f} s more if it has died"
+        )
+    return f"the lock {name!r} is held by somebody else"
+
+
+def describe_deadlock(path: Sequence[str]) -> str:
+    """`waiting for … would never end: …`, from the path of a `Deadlocked`."""
+    parts = [f"the lock {path[0]!r} is held by"]
+    for waiter, name in zip(path[1::2], path[2::2], strict=True):
+        parts.append(
+            f"{waiter or 'an unnamed execution'}, which waits for {name!r}, which is held by"
+        )
+    return f"waiting would never end: {' '.join(parts)} this very call stack"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: `12.3 s`, `3m12s`, `2h05m`."""
+    seconds = max(0.0, round(seconds, 1))
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    return f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+@lru_cache(maxsize=16)
+def _whole(work: str, pid: int) -> str:
+    where, room = _here(pid)
+    return f"{_last(work, room)} {where}"
+
+
+@lru_cache(maxsize=1)
+def _here(pid: int) -> tuple[str, int]:
+    """`host:pid`, and how many bytes are left beside it."""
+    where = _last(f"{socket.gethostname()}:{pid}", 22)
+    return where, _ROOM - 1 - len(where.encode())
+
+
+def _last(text: str, room: int) -> str:
+    """At most so many bytes of a text. The end says most: of a dotted task name, of `host:pid`."""
+    raw = text.encode()
+    return text if len(raw) <= room else "~" + raw[-(room - 1) :].decode(errors="ignore")

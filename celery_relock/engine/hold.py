@@ -1,4 +1,4 @@
-"""What the work under a lock sees of it: its fence, and whether it still holds."""
+"""What the work under a lock sees of it: the fencing token, and whether the lock is still held."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from .lease import Lease
 
 
 class Share(NamedTuple):
-    """One lock of a hold: the lease that covers it, its fence, and whether it was re-entered."""
+    """One lock of a hold: the lease that covers the lock, the fencing token, and whether the lock
+    was re-entered."""
 
     name: str
     lease: Lease
@@ -20,7 +21,8 @@ class Share(NamedTuple):
 
 
 class Hold:
-    """A run's hold, as `self.lock` shows it. With several locks it speaks for all of them."""
+    """An execution's hold, as `self.lock` shows it. With several locks it speaks for all of
+    them."""
 
     __slots__ = ("_shares", "_unbroken", "owner")
 
@@ -41,38 +43,39 @@ class Hold:
 
     @property
     def fences(self) -> dict[str, int]:
-        """The fence of each lock name."""
+        """The fencing token of each lock name."""
         return {share.name: share.fence for share in self._shares}
 
     @property
     def fence(self) -> int:
-        """The number of the entry, higher than that of every entry before it.
+        """The fencing token: a number, higher than the token of every permit before this one.
 
-        Pass it to what you protect and let that refuse any number lower than the highest it has
-        seen: nothing else stops a holder that was paused for longer than its lease (Kleppmann,
-        "How to do distributed locking", 2016). 0 where the run goes on unprotected.
+        Pass the token to what you protect, and refuse there any token lower than the highest one
+        seen so far: nothing else stops a holder that was paused for longer than its lease
+        (Kleppmann, "How to do distributed locking", 2016). 0 where the work goes on unprotected.
         """
         return max((share.fence for share in self._shares), default=0)
 
     @property
     def reentered(self) -> bool:
-        """Whether every lock was held already by an ancestor or a caller of this run."""
+        """Whether an ancestor or a caller of this execution held every lock already."""
         return bool(self._shares) and all(share.reentered for share in self._shares)
 
     @property
     def protected(self) -> bool:
-        """False if the run goes on without a lock: Redis was away and the task said "run"."""
+        """False if the work goes on without a lock: Redis was away and the task said "run"."""
         return bool(self._shares)
 
     @property
     def continuous(self) -> bool:
-        """Whether nobody else can have been in since the workflow entered: False if this hold is
-        lost, or what was kept for this retry had ended before it came."""
+        """Whether nobody else can have held the lock since the workflow acquired it: False if this
+        hold is lost, or if the hold that was kept for this retry had ended before the retry
+        came."""
         return self._unbroken and not self.lost
 
     @property
     def lost(self) -> bool:
-        """Whether a lock ended before the work did. Never goes back to False."""
+        """Whether a lock was lost before the work ended. Never goes back to False."""
         return any(share.lease.lost for share in self._shares)
 
     @property
@@ -84,7 +87,7 @@ class Hold:
         """Call before anything that must not happen without the lock.
 
         Raises:
-            LockLost: it has ended. Stop, or let the fence decide.
+            LockLost: a lock is lost. Stop, or let the fencing token decide.
         """
         if self.lost:
             raise self.lost_error()
@@ -96,7 +99,7 @@ class Hold:
         return LockLost(
             f"the lock {share.name!r} (fence {share.fence}) was lost: its last renewal was "
             f"{ago:.1f} s ago. Somebody else may hold it now; do not write without comparing the "
-            "fence",
+            "fencing token",
             name=share.name,
             owner=self.owner,
             remaining=0.0,

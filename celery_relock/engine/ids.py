@@ -1,4 +1,4 @@
-"""Short ids: a record with ids of 22 bytes keeps Redis's compact encoding, one of 36 may not."""
+"""Short ids: records with ids of 22 bytes keep Redis's compact encoding, ids of 36 may not."""
 
 from __future__ import annotations
 

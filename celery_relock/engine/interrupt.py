@@ -1,19 +1,20 @@
-"""Interrupt the body of a run whose lock is lost (`lock_on_lost="raise"`).
+"""Interrupt the body of an execution whose lock is lost (`lock_on_lost="raise"`).
 
-The keep-alive thread finds the loss; the body runs elsewhere. How to get at it depends on where:
+The keep-alive thread finds the loss; the body runs elsewhere. How to reach the body depends on
+where:
 
-- main thread (prefork, solo): a signal whose handler raises, the one way that also ends a blocking
-  call (PEP 475). SIGURG, because one that comes too late is ignored by default;
-- another thread: an asynchronous exception, which lands at the next bytecode;
-- a greenlet: its hub throws it in, when the body lets another greenlet run.
+- in the main thread (prefork, solo): a signal whose handler raises. Only a signal also ends a call
+  that blocks (PEP 475). SIGURG, because a signal that comes too late is ignored by default;
+- in a greenlet: the hub throws the error in, when the body lets another greenlet run.
 
-All of them arrive some time later. So what arrives asks in the body's own thread (`claim`) whether
-the body still runs and has not heard of it yet.
+Any other thread has no such way, and asking for one there is an error (`LockConfigError`).
+
+Both ways take some time. So whatever arrives asks in the body's own thread (`claim`) whether the
+body still runs and has not heard of the loss yet.
 """
 
 from __future__ import annotations
 
-import ctypes
 import enum
 import signal
 import sys
@@ -22,13 +23,11 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-from ..errors import LockLost
+from ..errors import LockConfigError, LockLost
 from .lease import Lease
-from .platform import Guard, wakes_across_threads
+from .platform import Guard, green
 
 _SIGNAL = getattr(signal, "SIGURG", None)
-# eventlet's hub cannot be woken by another thread, so it has a look now and then, in seconds.
-_LOOK_EVERY = 0.2
 
 
 class _Stage(enum.Enum):
@@ -39,9 +38,11 @@ class _Stage(enum.Enum):
 
 
 class Interruption:
-    """Around a body: raises `error()` in it when the lease is lost, at most once and only inside.
+    """Around a body: raises `error()` in the body when the lease is lost, at most once and only
+    inside. A loss that was found before the body begins is raised at once.
 
-    A loss that was found before the body begins is raised at once.
+    Raises:
+        LockConfigError: nothing can interrupt a body in this thread.
     """
 
     def __init__(self, lease: Lease, error: Callable[[], LockLost]) -> None:
@@ -50,7 +51,7 @@ class Interruption:
         self._stage = _Stage.OUTSIDE
         self._thread = 0
         self._told: LockLost | None = None
-        self._way = _Way()
+        self._way: _Way
 
     def __enter__(self) -> None:
         self._thread = threading.get_ident()
@@ -72,20 +73,19 @@ class Interruption:
             self._leave()
         except LockLost as late:
             self._leave()
-            # It was on its way when the body ended, whose outcome stands; unless it is for an outer
-            # body, which this one is a part of.
-            if late is not self._told and not isinstance(late, _Arrival):
+            # The error was on its way when the body ended, and the outcome of the body stands;
+            # unless the error is for an outer body, which this body is a part of.
+            if late is not self._told:
                 raise
 
     def _leave(self) -> None:
         with _guard.lock:
             self._stage = _Stage.OUTSIDE
         # What is on its way lands in the calls that follow, and is caught in `__exit__`.
-        self._way.close()
         self._forget()
         for outer in _bodies.get(self._thread, ()):
-            # Signals and exceptions do not queue: what was meant for an outer body may have been
-            # taken for the news to this one.
+            # Signals do not queue: what was meant for an outer body may have been taken for the
+            # news to this body.
             outer._send()
 
     def _forget(self) -> None:
@@ -108,7 +108,7 @@ class Interruption:
                 self._way.send()
 
     def claim(self) -> LockLost | None:
-        """In the body's own thread: what is to be raised there now, if anything is."""
+        """In the body's own thread: the error that is to be raised there now, if any."""
         if self._stage is not _Stage.FIRED:
             return None
         self._stage = _Stage.RAISED
@@ -116,52 +116,44 @@ class Interruption:
         self._forget()
         return self._told
 
-    @property
-    def thread(self) -> int:
-        return self._thread
-
 
 # The bodies of each thread, the innermost last.
 _bodies: dict[int, list[Interruption]] = {}
 _guard = Guard()
 
 
-def _claim_here() -> LockLost | None:
-    """For the innermost body of this thread that has been fired at."""
-    for body in reversed(_bodies.get(threading.get_ident(), [])):
-        if (error := body.claim()) is not None:
-            return error
-    return None
+def can_interrupt() -> bool:
+    """Whether a body that runs here, in this thread or greenlet, could be interrupted."""
+    return green() or (
+        _SIGNAL is not None and threading.current_thread() is threading.main_thread()
+    )
 
 
 class _Way:
-    """How the news gets into a body's thread. Neither call switches threads or greenlets."""
+    """How the news gets into a body's thread. Sending switches neither threads nor greenlets."""
 
     def send(self) -> None:
-        """On the way with it. Called by any thread."""
-
-    def close(self) -> None:
-        """The body has ended."""
+        """Send the news on its way. Called by any thread."""
+        raise NotImplementedError
 
 
 def _way_to(body: Interruption) -> _Way:
-    if not wakes_across_threads():
-        return _EventletHub(body)
-    gevent = sys.modules.get("gevent.monkey")
-    if gevent is not None and gevent.is_module_patched("threading"):
-        return _GeventHub(body)
-    if _SIGNAL is not None and threading.current_thread() is threading.main_thread():
-        return _Signal()
-    return _AsyncException(body.thread)
+    if not can_interrupt():
+        raise LockConfigError(
+            'lock_on_lost="raise" cannot interrupt a body in a thread that is not the main thread '
+            'of its process: use a prefork, solo or gevent pool, or lock_on_lost="flag" and '
+            "`self.lock.check()`"
+        )
+    return _Hub(body) if green() else _Signal()
 
 
 class _Signal(_Way):
     def __init__(self) -> None:
-        global _others
+        global _replaced
         assert _SIGNAL is not None
         if signal.getsignal(_SIGNAL) is not _on_signal:
-            # For good: taken away again, a signal that is late would be an error of its own.
-            _others = signal.signal(_SIGNAL, _on_signal)
+            # For good: without the handler a signal that is late would be an error of its own.
+            _replaced = signal.signal(_SIGNAL, _on_signal)
         self._thread = threading.get_ident()
 
     def send(self) -> None:
@@ -169,44 +161,25 @@ class _Signal(_Way):
         signal.pthread_kill(self._thread, _SIGNAL)
 
 
-_others: Any = None
+# The handler that was there before.
+_replaced: Any = None
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
-    global _others
-    if (error := _claim_here()) is not None:
-        raise error
-    before, _others = _others, None  # should that handler call this one, which it replaced
+    global _replaced
+    # For the innermost body of this thread that has been fired at.
+    for body in reversed(_bodies.get(threading.get_ident(), [])):
+        if (error := body.claim()) is not None:
+            raise error
+    before, _replaced = _replaced, None  # should that handler call this one in turn
     try:
         if callable(before):
             before(number, frame)
     finally:
-        _others = before
+        _replaced = before
 
 
-class _AsyncException(_Way):
-    def __init__(self, thread: int) -> None:
-        self._thread = thread
-
-    def send(self) -> None:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(self._thread), ctypes.py_object(_Arrival)
-        )
-
-
-class _Arrival(LockLost):
-    """An asynchronous exception is sent as a class. Where it arrives and is made, it becomes the
-    error of the body there; one that still is of this class came too late for any body."""
-
-    def __new__(cls, made: LockLost | None = None) -> Any:
-        # Up to Python 3.11 an exception whose class is not the one that was sent is made once more.
-        return made or _claim_here() or super().__new__(cls)
-
-    def __init__(self) -> None:
-        super().__init__("a lock was lost when the work under it had just ended")
-
-
-class _GeventHub(_Way):
+class _Hub(_Way):
     def __init__(self, body: Interruption) -> None:
         self._body = body
         self._greenlet = sys.modules["greenlet"].getcurrent()
@@ -214,22 +187,6 @@ class _GeventHub(_Way):
 
     def send(self) -> None:
         self._hub.loop.run_callback_threadsafe(_throw, self._body, self._greenlet)
-
-
-class _EventletHub(_Way):
-    def __init__(self, body: Interruption) -> None:
-        self._body = body
-        self._greenlet = sys.modules["greenlet"].getcurrent()
-        self._hub = sys.modules["eventlet.hubs"].get_hub()
-        self._timer: Any = None
-        self._look()
-
-    def _look(self) -> None:
-        self._timer = self._hub.schedule_call_global(_LOOK_EVERY, self._look)
-        _throw(self._body, self._greenlet)
-
-    def close(self) -> None:
-        self._timer.cancel()
 
 
 def _throw(body: Interruption, greenlet: Any) -> None:

@@ -1,4 +1,9 @@
-"""A lease: one run's claim on its locks while it waits for them, holds them, or has lost them."""
+"""A lease: one execution's claim on its locks while it waits for them, holds them, or has lost
+them.
+
+How long a lease counts: from just before the command was sent that the server answered, as the
+server cannot have counted from any earlier moment, and less a margin.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +14,16 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from . import process
+from . import platform
+from .crash import Entry
 from .events import NO_TASK, LockEvent, Work, tell, wanted
-from .journal import Entry
 from .platform import Bell, Guard
 from .protocol import Claim, Renewal, Successor
 
 if TYPE_CHECKING:
     from .protocol import Backend
 
-# Taken off every lease on this side, so that a hold ends here before it ends on the server.
+# The share of every lease by which a hold ends here before it ends on the server.
 MARGIN = 0.05
 # A hold this old, in seconds, is worth a connection on which its process hears of its loss.
 LONG = 1.0
@@ -33,29 +38,29 @@ class State(enum.Enum):
     ASKED = "asked"  #: a claim is on its way; the server may have granted it
     WAITING = "waiting"  #: has a place in the queue
     HELD = "held"
-    LOST = "lost"  #: ended before its run did
-    RELEASED = "released"  #: given back, or about to be: nothing renews it any more
+    LOST = "lost"  #: ended before its work did
+    RELEASED = "released"  #: released, or about to be: nothing renews it any more
 
 
 class Lease:
     """The state of one claim in this process. Times are this process's monotonic seconds.
 
     The waiter's thread, the keep-alive thread and the inbox's thread all meet here: every change of
-    state is made under one guard, and only one of them wins.
+    state is made under one guard, and only one of the threads wins.
 
     Attributes:
-        claim, store: what is asked for, and where.
+        claim, backend: what is asked for, and where.
         wait: seconds that a place in the queue lives without a heartbeat.
         deadline: when this side stops believing in the hold (or in a grant while it waits).
-        renewed: when the last good answer was asked for.
-        due: when the keep-alive thread next looks after it.
+        renewed: when the last command was sent that the server answered well.
+        due: when the keep-alive thread next looks after the lease.
         renews: False lets the hold end by itself.
         on_lost: called once with the reason when the hold is lost, from whatever thread finds out.
-        listen: called once when the hold is `LONG`; from then on the process hears of its loss.
-        shared: another thread may give it back.
-        holder: who gives it back; when that object is gone, nothing renews it any more.
-        work: the task that it is for, None outside of tasks.
-        heir: the run that it is left to, instead of being given back.
+        listen: called once when the hold is `LONG`; from then on the process hears of a loss.
+        shared: another thread may release the lock.
+        holder: the object that releases the lock; when it is gone, nothing renews the lease.
+        work: the task that the lock is for, None outside of tasks.
+        successor: the execution that the hold is left to, instead of being released.
     """
 
     __slots__ = (
@@ -108,7 +113,7 @@ class Lease:
         self.work: Work | None = None
         self.successor: Successor | None = None
         self.rank = 0
-        self.pid = process.pid
+        self.pid = platform.pid
         self.bell = Bell()
         self._early: tuple[int, ...] = ()
 
@@ -132,14 +137,14 @@ class Lease:
             self.fences, self.reentered = of(self.fences), of(self.reentered)
 
     def give_up(self) -> State:
-        """Nothing renews it from now on. Returns the state that it leaves."""
+        """Nothing renews the lease from now on. Returns the state before."""
         with _guard.lock:
             before = self.state
             self.state = State.NEW if before is State.NEW else State.RELEASED
             return before
 
     def take(self, sent: float) -> bool:
-        """The server let the run in, in answer to a claim that was sent at `sent`.
+        """The server granted the claim, in answer to a command that was sent at `sent`.
 
         False if the lease had run out before the answer came: then nothing is held.
         """
@@ -147,10 +152,10 @@ class Lease:
             return self.state is State.ASKED and self._hold(sent)
 
     def stand(self, sent: float, recheck: float) -> bool:
-        """The server gave the run a place, in answer to a claim that was sent at `sent`.
+        """The server gave the claim a place in the queue, in answer to a command sent at `sent`.
 
         In `recheck` seconds the next lease of the lock ends, which is worth a look; 0 if none does.
-        The message that lets the run in comes on another connection and may have been faster.
+        The message of the grant comes on another connection and may have been faster.
         """
         with _guard.lock:
             if self.state is not State.ASKED:
@@ -168,9 +173,9 @@ class Lease:
                 self._expect(sent, recheck)
 
     def let_in(self, attempt_id: str, fences: tuple[int, ...], sent: float | None = None) -> bool:
-        """The server let a waiter in, for a whole lease if a command sent at `sent` found that.
+        """The server granted a waiter its lock, as a message says or a heartbeat sent at `sent`.
 
-        True if its state changed. Not if the news is of an attempt that another has followed.
+        True if the state changed. Not if the news is of an attempt that another has followed.
         """
         with _guard.lock:
             if attempt_id != self.claim.attempt_id:
@@ -187,13 +192,13 @@ class Lease:
     def _enter(self, fences: tuple[int, ...], known: bool) -> None:
         self._early = ()
         if not known:
-            # The message does not say which of several locks it has joined: a heartbeat does.
+            # The message does not say which of several permits were joined: a heartbeat does.
             self.due = 0.0
             return
         self.fences = fences
-        # The grant came after the last command that found the place: its whole lease counts from
-        # then at the earliest. Frozen for longer than that, the waiter may have lost what it was
-        # given; as nobody has been told yet that it holds, it just asks once more.
+        # The server granted the lock after the last command that found the place, so the whole
+        # lease counts from that command at the earliest. A waiter that was frozen for longer may
+        # have lost the lock again; nobody has been told yet that it holds, so it asks once more.
         if not self._hold(self.renewed):
             self.state = State.ASKED
 
@@ -207,7 +212,7 @@ class Lease:
         return True
 
     def again(self, attempt_id: str) -> None:
-        """The attempt is over and nothing of it is left: the next one has another nonce."""
+        """Nothing of the attempt is left on the server: what comes next is another attempt."""
         with _guard.lock:
             self.claim = self.claim._replace(attempt_id=attempt_id)
             self.fences = self._early = ()
@@ -217,18 +222,19 @@ class Lease:
     def renew(self, sent: float, length: float) -> bool:
         """The server extended the hold to `length` seconds by a command that was sent at `sent`.
 
-        False if the answer came after the deadline: what was called lost once stays lost.
+        False if the answer came after the deadline: a lease that was called lost stays lost.
         """
         with _guard.lock:
             if self.state is not State.HELD or time.monotonic() >= self.deadline:
                 return False
-            # A renewal that was on its way when `extend` set another length tells nothing of that.
+            # A renewal that was on its way when `extend` set another length says nothing of the new
+            # length.
             if length == self.claim.lease:
                 self._believe(sent, length)
             return True
 
     def doubt(self, sent: float, length: float) -> None:
-        """Nobody knows whether the server set this length, by a command that was sent at `sent`."""
+        """A command sent at `sent` was to set this length, and nobody knows whether it did."""
         with _guard.lock:
             self.deadline = min(self.deadline, sent + length - length * MARGIN)
             self.due = min(self.due, sent) if self.renews else math.inf
@@ -247,15 +253,15 @@ class Lease:
 
     @property
     def next_look(self) -> float:
-        """When the keep-alive has to look after it; never for what neither holds nor waits."""
+        """When the keep-alive has to look after the lease; never if it neither holds nor waits."""
         if self.state is State.HELD:
             return min(self.due, self.deadline, self.listen_at)
         return self.due if self.state is State.WAITING else math.inf
 
     @property
     def remaining(self) -> float:
-        """Seconds for which the hold is certain if nothing renews it; 0 when it is not held."""
-        if self.state is not State.HELD or self.pid != process.pid:
+        """Seconds for which the hold is certain if nothing renews it; 0 if nothing is held."""
+        if self.state is not State.HELD or self.pid != platform.pid:
             return 0.0
         return max(0.0, self.deadline - time.monotonic())
 
@@ -265,7 +271,7 @@ class Lease:
 
         A forked child has a copy of its parent's leases and none of the holds.
         """
-        if self.pid != process.pid:
+        if self.pid != platform.pid:
             return True
         if self.state is State.HELD and time.monotonic() < self.deadline:
             return False
@@ -274,7 +280,7 @@ class Lease:
             return late or self.state is State.LOST
 
     def renewals(self) -> list[Renewal]:
-        """What the keep-alive sends for it: one beat for each lock name."""
+        """What the keep-alive sends for the lease: one renewal for each lock name."""
         claim, wait = self.claim, self.wait if self.state is State.WAITING else 0.0
         return [
             Renewal(name, claim.execution_id, claim.attempt_id, claim.lease, wait, longer=True)
@@ -282,13 +288,13 @@ class Lease:
         ]
 
     def entry(self) -> Entry:
-        """What the journal notes of it."""
+        """What the journal notes of the lease."""
         of, work = self.claim, self.work or NO_TASK
         told = of.owner, work.name, work.id
         return Entry(self.backend.id, of.execution_id, of.attempt_id, of.names, *told)
 
     def tell(self, kind: str, reason: str = "", since: float = 0.0) -> None:
-        """Tell whoever wants to know what happened to it."""
+        """Tell whoever wants to know what happened to the lease."""
         if wanted(kind):
             of, fence = self.claim, max(self.fences, default=0)
             tell(
@@ -298,5 +304,5 @@ class Lease:
             )
 
     def sleep(self, seconds: float) -> None:
-        """Wait for the bell, at most so long."""
+        """Wait for the bell, at most so long, while the lease waits."""
         self.bell.wait(seconds, lambda: self.state is State.WAITING)

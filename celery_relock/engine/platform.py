@@ -1,4 +1,4 @@
-"""Native threads and locks, also where gevent or eventlet has replaced the usual ones.
+"""Threads of the operating system, forks and gevent.
 
 A greenlet that computes without pause starves every other greenlet of its thread. A lease must be
 renewed all the same, so the keep-alive needs a thread of the operating system.
@@ -15,11 +15,26 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+#: The id of this process, also in a forked child, without a question to the kernel at each look.
+pid = os.getpid()
+
+
+def _forked() -> None:
+    global pid
+    pid = os.getpid()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def green() -> bool:
+    """Whether gevent has replaced threads by greenlets."""
+    gevent = sys.modules.get("gevent.monkey")
+    return gevent is not None and bool(gevent.is_module_patched("threading"))
+
 
 def _original(name: str) -> Any:
-    """`_thread`'s own attribute, from before any monkey-patching."""
-    if not wakes_across_threads():
-        return getattr(sys.modules["eventlet.patcher"].original("_thread"), name)
+    """An attribute of `_thread` from before gevent replaced it."""
     if "gevent.monkey" in sys.modules:
         return sys.modules["gevent.monkey"].get_original("_thread", name)
     return getattr(_thread, name)
@@ -35,9 +50,9 @@ def start_native_thread(target: Callable[[], None]) -> None:
 
 
 def _without_signals(target: Callable[[], None]) -> None:
-    # A signal that a thread takes is handled in the main one, whose blocking call then goes on: a
-    # soft time limit would wait for its end. The C library lets another thread have it whenever the
-    # main one is just starting a thread.
+    # A signal that a thread takes is handled in the main thread, whose blocking call then goes on:
+    # a soft time limit would wait for the end of that call. The C library lets another thread have
+    # the signal whenever the main thread is just starting a thread.
     if hasattr(signal, "pthread_sigmask"):
         faults = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - faults)
@@ -53,7 +68,7 @@ class Guard:
     """`with guard.lock:` around a few instructions.
 
     A signal handler may run in the middle of them and come back here, so the same thread may enter
-    again. A forked child gets a new lock: the thread that had it may not have come along.
+    again. A forked child gets a new lock: the thread that had the old lock may not have come along.
     """
 
     __slots__ = ("lock",)
@@ -66,39 +81,28 @@ class Guard:
         self.lock = _original("RLock")()
 
 
-def green() -> bool:
-    """Whether gevent or eventlet has replaced threads by greenlets."""
-    gevent = sys.modules.get("gevent.monkey")
-    patched = gevent is not None and gevent.is_module_patched("threading")
-    return patched or not wakes_across_threads()
-
-
-def wakes_across_threads() -> bool:
-    """Whether another OS thread may set an Event. Not one of eventlet: each thread has its hub."""
-    patcher = sys.modules.get("eventlet.patcher")
-    return not (patcher is not None and patcher.is_monkey_patched("thread"))
-
-
 class Bell:
-    """Wakes a thread or greenlet that waits. A hint: it looks for itself, now and then unasked."""
+    """Wakes a thread or greenlet that waits. A ring is a hint: the waiter looks for itself, now and
+    then unasked."""
 
     __slots__ = ("_event",)
 
     def __init__(self) -> None:
         self._event: threading.Event | None = None  # few leases ever wait
 
-    def ring(self, *, from_native_thread: bool = False) -> None:
-        event = self._event
-        if event is not None and not (from_native_thread and not wakes_across_threads()):
-            event.set()
+    def ring(self) -> None:
+        """Wake whoever waits. Called by any thread."""
+        if self._event is not None:
+            self._event.set()
 
     def wait(self, seconds: float, still: Callable[[], bool]) -> None:
-        """At most so long, and not at all unless there is `still` something to wait for."""
+        """Wait for a ring, at most so long, and not at all unless there is `still` something to
+        wait for."""
         if self._event is None:
             self._event = threading.Event()
         # Asked after the event is there: whoever rang before found none.
         if still() and self._event.wait(seconds):
-            # The caller looks for itself next, so no ring is lost; and it may wait once more.
+            # The caller looks for itself next, so no ring is lost; and the caller may wait again.
             self._event.clear()
 
 
@@ -106,7 +110,7 @@ class Aside:
     """Makes calls, one after another, in a native thread of its own that ends when none is left.
 
     For what the keep-alive thread has to say: a log handler or a listener may take its time, or
-    wait for a lock that a greenlet of another thread will never give to this one.
+    wait for a lock that a greenlet of another thread will never release to this thread.
     """
 
     def __init__(self) -> None:
@@ -114,7 +118,7 @@ class Aside:
         os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
-        # Should one call never return, what comes after it must not fill the memory.
+        # Should one call never return, the calls after it must not fill the memory.
         self._calls: deque[Callable[[], None]] = deque(maxlen=100_000)
         self._busy = False
 

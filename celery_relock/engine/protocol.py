@@ -1,7 +1,7 @@
-"""What a backend is asked, and what it can answer: plain values, each verb with its own; and the
-verbs themselves, each atomic and safe to send twice.
+"""What a backend is asked and what it answers: plain values, and the verbs, each atomic and safe to
+send twice.
 
-"Held by somebody else" is an answer here. Only a store that cannot answer raises.
+"Held by somebody else" is an answer here. Only a backend that cannot answer raises.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 
 class Claim(NamedTuple):
-    """What a run asks for. Ids have at most 22 characters and no space (see `ids`).
+    """What an execution asks for. Ids have at most 22 characters and no space (see `ids`).
 
     Attributes:
-        run: the execution of one message.
-        nonce: this attempt to execute the run.
+        execution_id: the execution of one message.
+        attempt_id: this attempt to execute the message.
         owner: who may re-enter.
-        names: the lock names, sorted; all are taken or none.
-        limits: entries at the same time, one for each name.
-        lease: seconds a hold lives without renewal.
-        who: the holder for people, at most 55 bytes if memory matters.
-        by_owner: whether every run of the owner may re-enter.
-        lineage: run ids of holds that this run's ancestors have.
-        stuck: run ids of holds that cannot end before this run has got in.
+        names: the lock names, sorted; all are acquired or none.
+        limits: permits at the same time, one number for each name.
+        lease: seconds that a hold lives without renewal.
+        label: the holder for people, at most 55 bytes if memory matters.
+        by_owner: whether every execution of the owner may re-enter.
+        ancestors: the executions whose holds this execution may re-enter.
+        stuck: the executions whose holds cannot end before this execution has its locks.
     """
 
     execution_id: str
@@ -63,7 +63,8 @@ class Held(NamedTuple):
 
 
 class Queued(NamedTuple):
-    """The run waits. `rank` counts who is ahead, in `recheck` s the next lease ends (or 0)."""
+    """The execution waits: `rank` others are ahead, and in `recheck` seconds the next lease ends (0
+    if none does)."""
 
     rank: int
     recheck: float
@@ -71,16 +72,18 @@ class Queued(NamedTuple):
 
 
 class Conflict(NamedTuple):
-    """A lock is not to be had now.
+    """Somebody else holds a lock.
 
     Attributes:
         name: the lock in the way.
-        remaining: seconds its holder's lease still lasts if it is not renewed; 0 if unknown.
-        fence: of the oldest entry; the server's time in µs when it began. 0 if unknown.
-        owner: of that entry, "" if unknown.
-        who: that holder for people, "" if unknown.
-        waiting: how many runs queue for the lock.
-        parked: whether this run's message is in the queue.
+        remaining: seconds until the holder's lease ends if nothing renews it; 0 if unknown.
+        fence: the fencing token of the oldest permit: the server's time in µs when the permit
+        began.
+            0 if unknown.
+        owner: of that permit, "" if unknown.
+        label: the holder for people, "" if unknown.
+        waiting: how many executions are in the queue.
+        parked: whether this execution's message is in the queue.
         repeated: as for `Held`.
     """
 
@@ -95,7 +98,7 @@ class Conflict(NamedTuple):
 
 
 class Duplicate(NamedTuple):
-    """Another attempt of the same run lives, for `remaining` seconds more unless it is renewed."""
+    """Another attempt of the same execution lives, for `remaining` seconds more without renewal."""
 
     remaining: float
     label: str
@@ -103,14 +106,16 @@ class Duplicate(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The run has ended already; this is a late copy of it."""
+    """The execution has ended already; this is a late copy of its message."""
 
 
 class Deadlocked(NamedTuple):
     """To wait would never end.
 
-    `path`: a lock, for people who has it, the lock that this one waits for, and so on in turns, to
-    a lock that is held on the asking run's own call stack.
+    Attributes:
+        path: a lock, the label of its holder, the lock that this holder waits for, and so on in
+        turns,
+            to a lock that the asking execution's own call stack holds.
     """
 
     path: tuple[str, ...]
@@ -121,14 +126,14 @@ Outcome: TypeAlias = Held | Conflict | Duplicate | Ended | Deadlocked
 
 
 class ParkRequest(NamedTuple):
-    """A message that is to be parked, with what the queue needs to know of it.
+    """A message that is to be parked, and what the queue needs to know about the message.
 
     Attributes:
-        message: text that its `home` can send.
-        home: the broker that it is to be sent to; tells no password.
+        message: text that a sender for `home` can publish.
+        home: the broker that the message is to be sent to; tells no password.
         task: short id of the task, which a revoke names.
-        patience: seconds after which it is sent on, lock or not; None without end.
-        most: how many may be parked at one lock.
+        patience: seconds after which the message is resumed, lock or not; None without end.
+        most: how many messages may be parked at one lock.
     """
 
     message: str
@@ -139,7 +144,8 @@ class ParkRequest(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A parked message that whoever gets it has to send on. It stays parked until its run is in."""
+    """A parked message that its receiver has to resume. It stays parked until its execution has the
+    lock."""
 
     execution_id: str
     name: str
@@ -147,7 +153,7 @@ class Message(NamedTuple):
 
 
 class Parked(NamedTuple):
-    """The message is in the queue, `rank` are ahead of it. `messages` are to be sent on."""
+    """The message is in the queue, `rank` others are ahead. `messages` are to be resumed."""
 
     rank: int
     messages: tuple[Message, ...] = ()
@@ -161,12 +167,13 @@ class Full(NamedTuple):
 
 
 class Successor(NamedTuple):
-    """The runs that a hold is kept for, in its entry and under the nonce `KEPT`.
+    """The executions that a hold is left to: kept for them, in the same permit, as attempt `KEPT`.
 
     Attributes:
-        run: the one that is to come; several with spaces between. One that is in the entry already,
-            or over, needs nothing.
-        keep: seconds after which they end if it has not come; nothing makes them longer.
+        execution_id: the execution that is to come; several with spaces between. Nothing is kept
+        for an
+            execution that is in the permit already, or over.
+        keep: seconds after which a kept hold ends if nobody came; nothing makes it longer.
     """
 
     execution_id: str
@@ -177,14 +184,14 @@ KEPT = "-"
 
 
 class Released(NamedTuple):
-    """What was given back: whether the attempt had anything, and the messages to send on."""
+    """What was released: whether the attempt had anything, and the messages to resume."""
 
     had: bool
     messages: tuple[Message, ...] = ()
 
 
 class Resumed(NamedTuple):
-    """The messages to send on now, and in how many seconds (or None) to look again."""
+    """The messages to resume now, and in how many seconds (or None) to look again."""
 
     messages: tuple[Message, ...]
     recheck: float | None
@@ -207,8 +214,8 @@ class Renewal(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """A message in a process's inbox: `kind` is "granted" (with a fence) or "lost"; in the inbox of
-    all that can send, "parked", with the message's home for a nonce."""
+    """A message in a process's inbox: `kind` is "granted" (with a fencing token) or "lost"; in the
+    inbox of all that can send, "parked", with the home of the parked message as attempt."""
 
     kind: str
     execution_id: str
@@ -217,7 +224,8 @@ class Notice(NamedTuple):
 
 
 class HoldInfo(NamedTuple):
-    """A live hold as `inspect` tells it. `remaining` in seconds; the fence is its µs of entry."""
+    """A live hold as `inspect` tells it. `remaining` in seconds; the fencing token is the time in
+    µs when the permit began."""
 
     execution_id: str
     remaining: float
@@ -228,7 +236,8 @@ class HoldInfo(NamedTuple):
 
 
 class WaiterInfo(NamedTuple):
-    """A live waiter as `inspect` tells it, first in line first. A parked one needs no life."""
+    """A live waiter as `inspect` tells it, in the order of the queue. Parked ones need no
+    heartbeat."""
 
     execution_id: str
     remaining: float
@@ -256,22 +265,22 @@ class Backend(Protocol):
 
     @property
     def replicated(self) -> bool:
-        """Holds count when replicas have them: one that a message told of, when it is renewed."""
+        """Whether a hold counts only when replicas have it."""
 
     def route(self, names: Sequence[str]) -> object:
-        """What renewals of these locks share: those with another route are sent by another call,
-        which does not fail with this one."""
+        """What renewals of these locks share. Renewals with another route are sent by another call,
+        which does not fail with this call."""
 
     def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Answer:
-        """Take all locks of the claim, or none. With `wait` seconds > 0 queue for them: the place
-        lives that long without a heartbeat, and the grant is announced to `inbox`, as a loss of
-        the hold will be."""
+        """Acquire all locks of the claim, or none. With `wait` seconds > 0 queue for them: the
+        place lives that long without a heartbeat, and `inbox` hears of the grant, and later of a
+        forced release."""
 
     def park(
         self, claim: Claim, park_request: ParkRequest, inbox: str = "-"
     ) -> Held | Parked | Full | Duplicate | Deadlocked | Ended:
-        """As `acquire`, but leave a message in the queue. A copy of a run that is in is parked
-        behind it."""
+        """As `acquire`, but leave a message in the queue. A copy of an execution that holds the
+        lock is parked behind that execution."""
 
     def release(
         self,
@@ -283,35 +292,41 @@ class Backend(Protocol):
         home: str = "",
         successor: Successor | None = None,
     ) -> Released:
-        """Give back what the attempt has, or its places.
+        """Release what the attempt has: its holds or its places.
 
-        `ended` is "", "run" or "attempt": what shall count as ended for `remember` seconds;
-        "killed" is an attempt that leaves the message that it parked.
-        `home`: parked messages of this broker that may go on are handed out to the caller.
-        `heir`: the run that is to go on with the holds."""
+        Args:
+            ended: "", "run" (the execution) or "attempt": what counts as ended for `remember`
+                seconds; "killed" is an attempt that leaves the message that it parked.
+            home: the caller can resume parked messages of this broker, and gets those whose turn
+            has
+                come.
+            successor: the execution that the holds are left to.
+        """
 
     def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
-        """The parked messages of a broker that are to be sent on now; `tasks` (short ids) in any
-        case. `by` is the id of this call, for its repetition."""
+        """The parked messages of a broker that are to be resumed now; those of `tasks` (short ids)
+        in any case. `by` is the id of this call, for its repetition."""
 
     def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
-        """Take a parked message out of its queues for good; the run counts as ended."""
+        """Take a parked message out of its queues for good; the execution counts as ended."""
 
     def renew(self, renewals: Sequence[Renewal], *, within: float | None = None) -> list[bool]:
-        """Extend holds; False for each that is lost. `within`: the keep-alive thread calls, and
-        waits so many seconds for an answer at the most."""
+        """Renew holds; False for each that is lost. `within`: the keep-alive thread calls, and
+        waits so many seconds for an answer at the most. A lock that cannot be renewed (somebody
+        else's key) hurts no other renewal."""
 
     def heartbeat(
         self, renewals: Sequence[Renewal], *, within: float | None = None
     ) -> list[Held | Queued | None]:
-        """Keep places in queues and find grants; None for each that is neither queued nor holding.
-        `within` as for `renew`."""
+        """Keep places in queues and find grants; None for each that neither waits nor holds.
+        `within`, and other people's keys, as for `renew`."""
 
     def inspect(self, name: str, most: int = 100) -> LockState:
-        """Who holds a lock and who waits for it."""
+        """Who holds a lock and who waits for the lock."""
 
     def force_release(self, name: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
-        """Take the lock from its holders, or from one run, and tell them. Returns those holds."""
+        """Release the lock of its holders, or of one execution, by force, and tell them. Returns
+        their holds."""
 
     def dangers(self) -> list[str]:
         """What of the server's settings could lose parked messages, a sentence each."""
@@ -322,11 +337,11 @@ class Backend(Protocol):
 
 
 class Sender(Protocol):
-    """Sends parked messages to one broker."""
+    """Publishes parked messages to one broker."""
 
     @property
     def home(self) -> str:
         """Which broker, without its password."""
 
     def send(self, message: Message) -> None:
-        """Send it on. Raises whatever the broker's client raises."""
+        """Publish the message. Raises whatever the broker's client raises."""

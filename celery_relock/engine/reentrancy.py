@@ -1,18 +1,18 @@
-"""The leases that the running call stack holds: what inline re-entry is decided by.
+"""The leases that the running call stack holds: inline re-entry is decided by them.
 
-Whoever calls and whoever is called cannot run at the same time, so an inner call may always enter
-what an outer one holds; to let it wait would be a deadlock with itself.
+Whoever calls and whoever is called cannot run at the same time, so an inner call may always
+re-enter what an outer call holds; to let the inner call wait would be a deadlock with itself.
 
 A context variable, because greenlets and threads each have a context of their own, and a coroutine
-that runs inside a locked body sees the body's. Celery does not reset contexts between tasks, so a
-lease that has been given back no longer counts, wherever it was left behind.
+that runs inside a locked body sees the context of the body. Celery does not reset contexts between
+tasks, so a lease that has been released no longer counts, wherever it was left behind.
 """
 
 from __future__ import annotations
 
 from contextvars import ContextVar
 
-from . import process
+from . import platform
 from .lease import Lease, State
 from .protocol import Backend
 
@@ -21,21 +21,21 @@ _stack: ContextVar[tuple[Lease, ...]] = ContextVar("relock_stack", default=())
 
 def push(lease: Lease) -> None:
     """Let everything that is called from here on re-enter the lease."""
-    # What was given back in another thread is still on this one's stack: it must not pile up.
+    # What another thread has released is still on this thread's stack: it must not pile up.
     stack = _stack.get()
     _stack.set((*filter(_counts, stack), lease) if stack else (lease,))
 
 
 def pop(lease: Lease) -> None:
-    """Take the lease off again, in whatever order."""
+    """Take the lease off the stack again, in whatever order."""
     stack = _stack.get()
     alone = len(stack) == 1 and stack[0] is lease
     _stack.set(() if alone else tuple([each for each in stack if each is not lease]))
 
 
 def holding(backend: Backend | None, name: str) -> Lease | None:
-    """The innermost lease of this call stack that covers the lock name, at any store for None; it
-    may be lost."""
+    """The innermost lease of this call stack that covers the lock name, at any backend for None.
+    The lease may be lost."""
     for lease in reversed(_stack.get()):
         if backend in (None, lease.backend) and name in lease.claim.names and _counts(lease):
             return lease
@@ -43,7 +43,7 @@ def holding(backend: Backend | None, name: str) -> Lease | None:
 
 
 def innermost() -> Lease | None:
-    """The lease that was taken last on this call stack."""
+    """The lease that this call stack acquired last."""
     for lease in reversed(_stack.get()):
         if _counts(lease):
             return lease
@@ -51,13 +51,14 @@ def innermost() -> Lease | None:
 
 
 def runs() -> tuple[str, ...]:
-    """The run ids of all that this call stack holds, the innermost first."""
+    """The executions whose locks this call stack holds, the innermost first."""
     held = [lease for lease in reversed(_stack.get()) if _counts(lease) and not lease.lost]
     return tuple(lease.claim.execution_id for lease in held)
 
 
 def stuck() -> tuple[str, ...]:
-    """The run ids of those leases that cannot end before what is called here returns."""
+    """The executions among them whose holds cannot end before the call that is made here
+    returns."""
     stack = _stack.get()
     if not stack:
         return ()
@@ -65,10 +66,10 @@ def stuck() -> tuple[str, ...]:
 
 
 def _is_stuck(lease: Lease) -> bool:
-    # Another thread may give it back; nobody renews it; whoever would give it back is gone.
+    # Not stuck: another thread may release it, nobody renews it, or its holder is gone.
     dropped = lease.holder is not None and lease.holder() is None
     return lease.renews and not lease.shared and not dropped
 
 
 def _counts(lease: Lease) -> bool:
-    return lease.state in (State.HELD, State.LOST) and lease.pid == process.pid
+    return lease.state in (State.HELD, State.LOST) and lease.pid == platform.pid

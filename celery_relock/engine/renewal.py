@@ -1,9 +1,9 @@
-"""Keeps every lease of this process alive, and says so when one is lost.
+"""Keeps every lease of this process alive, and tells when a lease is lost.
 
-One native daemon thread, started with the first lease that needs it and reset after a fork, looks
-after all stores of the process: holds are renewed and places in queues kept at a third of their
-life, in batches. It waits for nobody but the server, and not long for that: what it has to say is
-said by another thread.
+One native daemon thread, started with the first lease that needs renewal and reset after a fork,
+looks after all backends of the process: it renews holds and keeps places in queues at a third of
+their life, in batches. The thread waits for nobody but the server, and not long for the server:
+another thread says what there is to say.
 """
 
 from __future__ import annotations
@@ -12,22 +12,89 @@ import logging
 import math
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from types import TracebackType
 from typing import TypeAlias
 
+from ..errors import RelockError
+from .events import logger
 from .lease import LONG, Lease, State
-from .outage import outages
 from .platform import Aside, native_lock, start_native_thread
 from .protocol import Backend, Held, Queued
 
-logger = logging.getLogger("celery_relock")
+Say: TypeAlias = Callable[[Callable[[], None]], None]
 
-# How early a lease may be renewed so that it shares a call with another one.
+# How often an outage that goes on is told again, in seconds.
+_EVERY = 60.0
+# After so many seconds without a try nobody knows whether an outage went on: the next failure is
+# another outage.
+_APART = 10.0
+
+
+class Outage:
+    """Something that is tried again and again, while it fails: `with outage:` around each try.
+
+    The log tells the first failure, one more each minute, and the end; every other failure is for
+    debugging. No `Exception` gets out.
+
+    Args:
+        what: what is the matter, in a sentence.
+        say: makes the calls that log, which may take long.
+    """
+
+    __slots__ = ("_failed_at", "_said_at", "_say", "_since", "_tried_at", "_what")
+
+    def __init__(self, what: str, say: Say = lambda call: call()) -> None:
+        self._what = what
+        self._say = say
+        self._since: float | None = None
+        self._failed_at = self._said_at = -math.inf
+        self._tried_at = 0.0
+
+    def __enter__(self) -> None:
+        self._tried_at = time.monotonic()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        if isinstance(error, Exception):
+            self._goes_on(error)
+            return True
+        if error is None and self._since is not None:
+            took = self._failed_at - self._since
+            self._say(partial(logger.info, "over, it lasted %.1f s: %s", took, self._what))
+            self._since = None
+        return False
+
+    def _goes_on(self, error: Exception) -> None:
+        now = time.monotonic()
+        if self._since is None or self._tried_at - self._failed_at > _APART:
+            self._since, self._said_at = self._tried_at, -math.inf
+        self._failed_at = now
+        level = logging.DEBUG
+        if now - self._said_at >= _EVERY:
+            level, self._said_at = logging.WARNING, now
+        # What a server does needs no traceback, and what nobody has thought of does.
+        trace = None if isinstance(error, RelockError) else error
+        text = "%s, trying again: %s"
+        self._say(partial(logger.log, level, text, self._what, error, exc_info=trace))
+
+
+def outages(what: str, say: Say) -> defaultdict[object, Outage]:
+    """One outage for each of several things that may fail apart from each other."""
+    return defaultdict(lambda: Outage(what, say))
+
+
+# How early a lease may be renewed to share a call with another lease.
 _TOGETHER = 0.25
-# Bounds of the time that one answer may take, in seconds. The upper one is for a connection whose
-# other end is gone in silence; the lower one, for a server that is only slow.
+# Bounds of the time that an answer may take, in seconds: the upper bound for a connection whose
+# other end is gone in silence, the lower bound for a server that is only slow.
 _SHORTEST, _LONGEST = 0.2, 5.0
 
 _Route: TypeAlias = tuple[Backend, object]
@@ -35,7 +102,7 @@ _aside = Aside()
 
 
 class KeepAlive:
-    """The registry of this process's leases and the thread that looks after them."""
+    """The registry of this process's leases and the thread that looks after the leases."""
 
     def __init__(self) -> None:
         self._reset()
@@ -52,7 +119,8 @@ class KeepAlive:
         self._outages = outages("leases could not be renewed", _aside)
 
     def add(self, lease: Lease) -> None:
-        """Look after a lease from now on. Again after each change that makes it due sooner."""
+        """Look after a lease from now on. Call again after a change that makes the lease due
+        sooner."""
         self._leases[lease.claim.execution_id, lease.claim.attempt_id] = lease
         self._used = True
         if not self._running:
@@ -61,7 +129,7 @@ class KeepAlive:
             self._ring()
 
     def discard(self, lease: Lease) -> None:
-        """Stop looking after a lease. What is on its way for it is ignored when it comes back."""
+        """Stop looking after a lease. Answers that are on their way for it are ignored."""
         self._leases.pop((lease.claim.execution_id, lease.claim.attempt_id), None)
 
     def find(self, execution_id: str, attempt_id: str) -> Lease | None:
@@ -71,7 +139,7 @@ class KeepAlive:
         return list(self._leases.values())
 
     def look_now(self, backend: Backend) -> None:
-        """A wake-up may have been missed: look after every waiter of the store at once."""
+        """A wake-up may have been missed: look after every waiter of the backend at once."""
         for lease in self.leases():
             if lease.backend is backend and lease.state is State.WAITING:
                 lease.due = 0.0
@@ -93,8 +161,8 @@ class KeepAlive:
                     raise
 
     def _live(self) -> None:
-        """The thread. Only the end of the process ends it: not an error, and not an exception from
-        outside (`PyThreadState_SetAsyncExc`), which may even land in the handler of another one."""
+        """The thread. Only the end of the process ends it: no error does, and no exception that
+        somebody throws in from outside, which may even land in the handler of another exception."""
         try:
             while True:
                 try:
@@ -145,7 +213,7 @@ class KeepAlive:
             if lease.state is State.HELD and lease.lost:
                 self._lose(lease, "no renewal came through before the lease ran out")
             elif lease.holder is not None and lease.holder() is None:
-                self._lose(lease, "it was dropped without being given back")
+                self._lose(lease, "it was dropped without being released")
 
     def _guarded(self, look: Callable[..., None], route: _Route, leases: list[Lease]) -> None:
         if not leases:
@@ -166,7 +234,7 @@ class KeepAlive:
         for lease, renewals in shares:
             kept = [next(answers) for _ in renewals]
             if lease.claim.attempt_id != renewals[0].attempt_id:
-                continue  # of an attempt that has been given back, and followed by another one
+                continue  # of an attempt that was released, and that another has followed
             if not all(kept):
                 self._lose(lease, "the server does not have the hold any more")
             elif not lease.renew(sent, renewals[0].lease) and lease.lost:
@@ -181,10 +249,10 @@ class KeepAlive:
             _told(lease, renewals[0].attempt_id, sent, [next(answers) for _ in renewals])
 
     def _patience(self, now: float) -> float:
-        """How long to wait for an answer: half the time to the next deadline, of whatever store.
+        """How long to wait for an answer: half the time to the next deadline, of whatever backend.
 
         Else a server that hangs would keep this thread from telling a loss in time, and from
-        renewing what another one has. Half: a new connection shall have its chance, too."""
+        renewing what other servers have. Half, so that a new connection has its chance, too."""
         left = min((d - now for lease in self.leases() if (d := lease.deadline) > now), default=1e9)
         return min(max(left / 2, _SHORTEST), _LONGEST)
 
@@ -198,7 +266,7 @@ def lose(
 ) -> None:
     """Mark a held lease as lost and tell everybody, once. `say` makes calls that may take long."""
     if not lease.switch(State.LOST, State.HELD):
-        return  # it is being given back: the loss is no longer news
+        return  # it is being released: the loss is no longer news
     since = time.monotonic() - lease.renewed
     if lease.on_lost is not None:
         try:
@@ -215,31 +283,30 @@ def granted(
     fences: tuple[int, ...],
     *,
     sent: float | None = None,
-    native: bool = False,
 ) -> None:
-    """The server let a waiter in: by a message, or as a heartbeat sent at `sent` found."""
+    """The server granted a waiter its lock: a message says so, or a heartbeat sent at `sent`."""
     with_all = fences if len(fences) == len(lease.claim.names) else fences * len(lease.claim.names)
     if lease.let_in(attempt_id, with_all, sent):
-        lease.bell.ring(from_native_thread=native)
+        lease.bell.ring()
         keepalive.add(lease)  # it may be due sooner
 
 
 def _told(
     lease: Lease, attempt_id: str, sent: float, answers: Iterable[Held | Queued | None]
 ) -> None:
-    """A heartbeat came back for a lease that waits, or waited when it was sent."""
+    """A heartbeat came back for a lease that waits, or waited when the heartbeat was sent."""
     answers = tuple(answers)
     if lease.claim.attempt_id != attempt_id:
         return
     if any(answer is None for answer in answers):
-        # The place is gone: the waiter has to ask again. A grant announced meanwhile stands for
-        # itself, it was written after this answer.
+        # The place is gone: the waiter has to ask again. A grant that was announced meanwhile
+        # stands: the server made it after this answer.
         if lease.switch(State.ASKED, State.WAITING):
-            lease.bell.ring(from_native_thread=True)
+            lease.bell.ring()
     elif all(isinstance(answer, Held) for answer in answers):
         fences = tuple(answer.fences[0] for answer in answers if isinstance(answer, Held))
-        granted(lease, attempt_id, fences, sent=sent, native=True)
-        # Its message came first: then this answer still says that it has a whole lease.
+        granted(lease, attempt_id, fences, sent=sent)
+        # The message came first: then this answer still says that the hold has a whole lease.
         lease.renew(sent, lease.claim.lease)
     else:
         queued = [answer for answer in answers if isinstance(answer, Queued)]

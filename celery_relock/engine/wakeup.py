@@ -1,24 +1,27 @@
-"""The inbox of this process at a store: where it hears of grants, and of holds taken by force."""
+"""The inbox of this process at a backend: where the process hears of grants and of forced releases.
+
+A message is a hint. Whoever waits looks for itself at every heartbeat, so a message that is lost,
+forged or garbled delays by a heartbeat at the most.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 from ..errors import LockConfigError
-from . import ids, process
+from . import ids, platform
 from .events import logger
-from .platform import native_lock, start_native_thread, wakes_across_threads
+from .platform import native_lock, start_native_thread
 from .protocol import Backend, Notice
 from .renewal import granted, keepalive, lose
 
 
 class Inbox:
-    """One inbox: opened by the first wait or the first long hold, and anew after a fork."""
+    """Opened by the first wait or the first long hold of this process, and anew after a fork."""
 
     def __init__(self, backend: Backend) -> None:
-        self._store = backend
+        self._backend = backend
         self._pid = 0
         self._reset()
 
@@ -27,53 +30,47 @@ class Inbox:
         self._started = self._listening = self._refused = False
         self._tried = threading.Event()
         self._starting = native_lock()
-        self._pid = process.pid
+        self._pid = platform.pid
 
     @property
     def name(self) -> str:
-        if self._pid != process.pid:
+        if self._pid != platform.pid:
             self._reset()
         return self._name
 
     @property
     def listening(self) -> bool:
-        return self._listening and self._pid == process.pid
+        return self._listening and self._pid == platform.pid
 
     @property
     def started(self) -> bool:
-        return self._started and self._pid == process.pid
+        return self._started and self._pid == platform.pid
 
     def start(self) -> None:
-        """Begin to listen, without waiting for it; called by the keep-alive thread."""
-        if wakes_across_threads():
-            self._begin(start_native_thread)
-
-    def listen(self, timeout: float = 2.0) -> None:
-        """Be reachable for all that wait."""
-        self._begin(start_native_thread if wakes_across_threads() else _start_thread)
-        self._tried.wait(timeout)
-
-    def _begin(self, start: Callable[[Callable[[], None]], None]) -> None:
+        """Begin to listen, without waiting for the subscription."""
         name = self.name
         with self._starting:
             first, self._started = not self._started, True
         if not first:
             return
         try:
-            # Without the lock: under eventlet this switches greenlets, and the next one to want a
-            # native lock would stop the whole thread.
-            start(lambda: self._listen(name))
+            start_native_thread(lambda: self._listen(name))
         except BaseException:
             self._started = False
             raise
+
+    def listen(self, timeout: float = 2.0) -> None:
+        """Begin to listen, and wait for the subscription, or for the failure of a first try."""
+        self.start()
+        self._tried.wait(timeout)
 
     def _listen(self, name: str) -> None:
         pause = 0.1
         try:
             while True:
                 try:
-                    self._store.listen(name, self._connected, self._hear)
-                except Exception as error:  # noqa: BLE001  # whatever it is, it is tried again
+                    self._backend.listen(name, self._connected, self._hear)
+                except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
                     pause = 0.1 if self._listening else min(pause * 2, 5.0)
                     self._listening = False
                     self._tried.set()
@@ -83,24 +80,20 @@ class Inbox:
                     logger.debug("the inbox lost its connection and opens it again: %s", error)
                     time.sleep(pause)
         finally:
-            # An exception from outside ended the thread: the next one who waits starts another.
+            # An exception from outside ended the thread: whoever waits next starts another thread.
             self._started = self._listening = False
 
     def _connected(self) -> None:
         self._listening = True
         self._tried.set()
-        keepalive.look_now(self._store)
+        keepalive.look_now(self._backend)
 
     def _hear(self, notice: Notice) -> None:
         lease = keepalive.find(notice.execution_id, notice.attempt_id)
-        if lease is None or lease.backend is not self._store:
+        if lease is None or lease.backend is not self._backend:
             return
         if notice.kind == "granted":
             granted(lease, notice.attempt_id, (notice.fence,))
         elif notice.kind == "lost":
-            lose(lease, "it was taken away by force")
+            lose(lease, "it was released by force")
             keepalive.discard(lease)
-
-
-def _start_thread(target: Callable[[], None]) -> None:
-    threading.Thread(target=target, name="relock-inbox", daemon=True).start()

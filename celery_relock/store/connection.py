@@ -17,7 +17,7 @@ from redis.connection import PythonRespSerializer
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as ReadTimeout
 
-from ..engine import process
+from ..engine import platform
 from ..errors import RelockError
 from . import wire
 from .busy_poll import BusyPoll
@@ -69,7 +69,7 @@ class Connections:
         self._check = check
         self._patience = patience
         self._failed_at = -1e9
-        self._pid = process.pid
+        self._pid = platform.pid
         self._idle: deque[tuple[float, Any]] = deque()
 
     def run(
@@ -160,8 +160,8 @@ class Connections:
         return since >= patience
 
     def _take(self, now: float) -> tuple[Any, bool]:
-        if self._pid != process.pid:
-            self._idle, self._pid = deque(), process.pid
+        if self._pid != platform.pid:
+            self._idle, self._pid = deque(), platform.pid
         while True:
             try:
                 since, link = self._idle.pop()

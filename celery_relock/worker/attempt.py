@@ -11,8 +11,8 @@ from celery.states import READY_STATES, RETRY
 
 from ..engine import events, ids
 from ..engine.engine import Engine
+from ..engine.events import describe_deadlock
 from ..engine.lease import Lease
-from ..engine.messages import describe_deadlock
 from ..engine.protocol import KEPT, Conflict, Deadlocked, Duplicate, Ended, Held
 from ..errors import LockDeadlock, RelockError
 from ..options import LockOptions

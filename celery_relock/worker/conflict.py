@@ -11,8 +11,8 @@ from typing import Any
 from celery.exceptions import Retry, SoftTimeLimitExceeded
 from celery.signals import worker_init
 
+from ..engine.events import describe_conflict
 from ..engine.lease import State
-from ..engine.messages import describe_conflict
 from ..engine.protocol import Conflict, Deadlocked, Duplicate, Ended, Full, Held, Parked
 from ..errors import LockConfigError, LockConflict, LockUnavailable, RelockError
 from ..options import POLICIES, LockOptions

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from ..declaration import Declaration, declaration
 from ..dedup import worker as arrival
 from ..engine import ids, reentrancy
+from ..engine.events import label_of
 from ..engine.hold import Hold, Share
 from ..engine.interrupt import Interruption
 from ..engine.lease import Lease, State
-from ..engine.messages import label_of
 from ..engine.protocol import Claim, Held
 from ..errors import LockLost
 from ..naming.arguments import bind

@@ -2,7 +2,7 @@
 
 Whether and how Celery notices a death is left aside: a child that is killed makes no signal at all
 when its message is requeued, and a hard time limit calls the failure hooks while the child is still
-alive. What counts is that the process is gone (`engine.reaper`).
+alive. What counts is that the process is gone (`engine.crash`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any
 from celery.signals import worker_init, worker_ready, worker_shutdown
 
 from ..declaration import locked_tasks
-from ..engine.journal import journal
-from ..engine.reaper import Reaper
+from ..engine.crash import Reaper, journal
 from ..errors import RelockError
 from . import company
 from .resuming import Forwarder
@@ -41,7 +40,7 @@ def _start(sender: Any, **_: Any) -> None:
             "this worker frees no locks of killed processes and sends no parked runs on: %s", error
         )
         return
-    for watcher in (Reaper(engine), Forwarder(engine)):
+    for watcher in (Reaper(engine.backend, engine.parking), Forwarder(engine)):
         watcher.start()
         _watchers.append(watcher)
 

@@ -18,8 +18,8 @@ from celery.signals import task_revoked
 
 from ..engine import ids
 from ..engine.engine import Engine
-from ..engine.outage import Outage
 from ..engine.protocol import Notice
+from ..engine.renewal import Outage
 from ..errors import RelockError
 from . import headers
 

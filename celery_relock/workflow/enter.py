@@ -14,7 +14,7 @@ from celery.signals import task_revoked
 from ..declaration import engine_of
 from ..engine import ids, reentrancy
 from ..engine.engine import Engine
-from ..engine.messages import label_of
+from ..engine.events import label_of
 from ..engine.protocol import Claim
 from ..errors import LockConfigError
 from ..options import LockOptions

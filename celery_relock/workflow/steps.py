@@ -22,10 +22,10 @@ from celery.signals import task_postrun
 
 from ..declaration import engine_of
 from ..engine import events, ids, reentrancy
+from ..engine.crash import journal
 from ..engine.engine import Engine
-from ..engine.journal import journal
+from ..engine.events import label_of
 from ..engine.lease import Lease
-from ..engine.messages import label_of
 from ..engine.protocol import Claim, Held, Successor
 from ..errors import LockConflict, LockLost
 from ..options import LockOptions
@@ -59,7 +59,7 @@ class Section:
         self.until = max(self.until, due)
         if journal.on and (successor := self.successor()):
             entry = self.lease.entry()
-            journal.change(entry._replace(heirs=successor.execution_id, keep=successor.keep))
+            journal.change(entry._replace(successors=successor.execution_id, keep=successor.keep))
 
     def successor(self) -> Successor | None:
         """Those that it is left to, and for how long."""

@@ -1,8 +1,6 @@
-"""Locks under gevent and eventlet, whose greenlets share a thread that may be busy for seconds."""
+"""Locks under gevent, whose greenlets share a thread that may be busy for seconds."""
 
 from __future__ import annotations
-
-import pytest
 
 from tests.support import programs
 
@@ -14,22 +12,8 @@ def spawn(call, *args): return gevent.spawn(call, *args)
 def join(one): return one.get(timeout=20)
 """
 
-EVENTLET = """
-import warnings; warnings.simplefilter("ignore")
-import eventlet; eventlet.monkey_patch()
-import logging
-logging.disable()
-def spawn(call, *args): return eventlet.spawn(call, *args)
-def join(one): return one.wait()
-"""
 
-both = pytest.mark.parametrize("green", [GEVENT, EVENTLET], ids=["gevent", "eventlet"])
-
-
-@both
-def test_greenlets_take_a_lock_in_turn_while_others_go_on(
-    green: str, redis_url: str, namespace: str
-) -> None:
+def test_greenlets_take_a_lock_in_turn_while_others_go_on(redis_url: str, namespace: str) -> None:
     said = programs.run(
         """
         first, inside, most, ticks = engine(), 0, 0, 0
@@ -57,14 +41,13 @@ def test_greenlets_take_a_lock_in_turn_while_others_go_on(
         """,
         redis_url,
         namespace,
-        first=green,
+        first=GEVENT,
     )
     assert said == ["1 True True"]
 
 
-@both
 def test_a_lock_goes_from_one_process_to_a_greenlet_of_another(
-    green: str, redis_url: str, namespace: str
+    redis_url: str, namespace: str
 ) -> None:
     program = """
         first = engine()
@@ -74,13 +57,12 @@ def test_a_lock_goes_from_one_process_to_a_greenlet_of_another(
             assert first.release(own)
         say("done")
         """
-    processes = [programs.start(program, redis_url, namespace, first=green) for _ in range(3)]
+    processes = [programs.start(program, redis_url, namespace, first=GEVENT) for _ in range(3)]
     assert [programs.finish(process) for process in processes] == [["done"]] * 3
 
 
-@both
 def test_a_greenlet_that_computes_for_three_leases_keeps_its_lock(
-    green: str, redis_url: str, namespace: str
+    redis_url: str, namespace: str
 ) -> None:
     said = programs.run(
         """
@@ -89,19 +71,19 @@ def test_a_greenlet_that_computes_for_three_leases_keeps_its_lock(
         until = time.monotonic() + 3.2
         while time.monotonic() < until:
             pass
-        say(own.lost, [h.execution_id for h in first.inspect("a").holds] == [own.claim.execution_id])
+        here = [hold.execution_id for hold in first.inspect("a").holds]
+        say(own.lost, here == [own.claim.execution_id])
         say(first.release(own))
         """,
         redis_url,
         namespace,
-        first=green,
+        first=GEVENT,
     )
     assert said == ["False True", "True"]
 
 
-@both
 def test_a_greenlet_may_enter_again_by_its_owner_and_strangers_may_not(
-    green: str, redis_url: str, namespace: str
+    redis_url: str, namespace: str
 ) -> None:
     said = programs.run(
         """
@@ -122,14 +104,13 @@ def test_a_greenlet_may_enter_again_by_its_owner_and_strangers_may_not(
         """,
         redis_url,
         namespace,
-        first=green,
+        first=GEVENT,
     )
     assert said == ["True True", "True"]
 
 
-@both
 def test_a_greenlet_whose_lock_is_lost_is_interrupted_and_its_neighbour_is_not(
-    green: str, redis_url: str, namespace: str
+    redis_url: str, namespace: str
 ) -> None:
     said = programs.run(
         """
@@ -158,15 +139,12 @@ def test_a_greenlet_whose_lock_is_lost_is_interrupted_and_its_neighbour_is_not(
         """,
         redis_url,
         namespace,
-        first=green,
+        first=GEVENT,
     )
     assert said == ["it is lost", "True", "to the end"]
 
 
-@both
-def test_nothing_is_thrown_at_a_greenlet_after_its_body(
-    green: str, redis_url: str, namespace: str
-) -> None:
+def test_nothing_is_thrown_at_a_greenlet_after_its_body(redis_url: str, namespace: str) -> None:
     said = programs.run(
         """
         import random
@@ -198,14 +176,13 @@ def test_nothing_is_thrown_at_a_greenlet_after_its_body(
         """,
         redis_url,
         namespace,
-        first=green,
+        first=GEVENT,
     )
     assert said == ["True True 200"]
 
 
-@both
 def test_a_loss_is_told_while_a_greenlet_holds_the_lock_of_the_log(
-    green: str, redis_url: str, namespace: str
+    redis_url: str, namespace: str
 ) -> None:
     said = programs.run(
         """
@@ -226,7 +203,7 @@ def test_a_loss_is_told_while_a_greenlet_holds_the_lock_of_the_log(
         """,
         redis_url,
         namespace,
-        first=green,
+        first=GEVENT,
     )
     assert "True False" in said
 

@@ -89,7 +89,8 @@ def test_a_lease_counts_from_the_try_that_was_answered(
 def test_slow_answers_never_give_a_lock_that_is_lost(
     runs: Callable[..., Runs], proxy: Proxy
 ) -> None:
-    """Each answer takes longer than the lease: whoever asks is told of a conflict, not of a lock."""
+    """Each answer takes longer than the lease: whoever asks is told of a conflict, not of a
+    lock."""
     one, two = runs(proxy.url), runs()
     one.release(one.held("warm"))
     proxy.delay = 0.4

@@ -177,7 +177,7 @@ def test_a_block_whose_lock_was_lost_only_logs_if_asked_to(
     one = lock(raise_on_release_error=False)
     with one:
         one._engine.backend.force_release("a")
-    assert "'a' was lost before it was given back" in caplog.text
+    assert "'a' was lost before it was released" in caplog.text
 
 
 def test_what_the_block_raises_stands_though_the_lock_was_lost(lock: MakeLock) -> None:

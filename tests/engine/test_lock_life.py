@@ -105,7 +105,7 @@ def test_what_was_dropped_is_told_and_forgotten(
     assert lease in keepalive.leases()
     del one
     wait_for(lambda: lease not in keepalive.leases())
-    wait_for(lambda: "it was dropped without being given back" in caplog.text)
+    wait_for(lambda: "it was dropped without being released" in caplog.text)
 
 
 class Stop(BaseException):

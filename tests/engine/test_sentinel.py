@@ -25,7 +25,7 @@ from celery_relock.store.connection import Connections
 from celery_relock.store.line import Line
 from celery_relock.store.pools import pool_from_url
 from tests.engine.conftest import Runs
-from tests.engine.test_green import EVENTLET, GEVENT
+from tests.engine.test_green import GEVENT
 from tests.support import RedisServer, programs, wait_for
 from tests.support.long import LONG
 from tests.support.sentinel import Watched
@@ -338,13 +338,7 @@ def test_who_waited_for_longer_than_a_place_lives_gets_in_line_again(
     assert two.release(waiter)
 
 
-# The short form leaves out eventlet, whose waits test_green has.
-@pytest.mark.parametrize(
-    "green", [GEVENT, *([EVENTLET] if LONG else [])], ids=["gevent", "eventlet"][: 1 + LONG]
-)
-def test_greenlets_hold_and_wait_through_a_failover(
-    green: str, service: Watched, namespace: str
-) -> None:
+def test_greenlets_hold_and_wait_through_a_failover(service: Watched, namespace: str) -> None:
     program = programs.start(
         """
         first, got = engine(), []
@@ -363,7 +357,7 @@ def test_greenlets_hold_and_wait_through_a_failover(
         """,
         f"{service.url}?master_name={service.service}",
         namespace,
-        first=green,
+        first=GEVENT,
     )
     assert program.stdout is not None
     assert program.stdout.readline() == "waiting 1\n"

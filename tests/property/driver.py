@@ -14,8 +14,8 @@ from tests.support.desk import Desk, Inbox
 
 NAMES = ("a", "b")
 HOMES = ("h1", "h2")
-# Seconds of a place and of a hold: nothing lapses unless a rule says so. They differ, as a hold that
-# got the life of its place would else look right (field test, B2).
+# Seconds of a place and of a hold: nothing lapses unless a rule says so. They differ, as a hold
+# that got the life of its place would else look right (field test, B2).
 LIFE, LEASE = 1000.0, 3000.0
 
 

@@ -57,8 +57,8 @@ class LockMachine(Driver):
 
     # Commands
 
-    @rule(run=runs, attempt_id=attempt_ids, waits=st.booleans(), inbox=inboxes, by_owner=st.booleans(),
-          ancestors=lineages, copies=copies)  # fmt: skip
+    @rule(run=runs, attempt_id=attempt_ids, waits=st.booleans(), inbox=inboxes,
+          by_owner=st.booleans(), ancestors=lineages, copies=copies)  # fmt: skip
     def acquire(self, run: str, attempt_id: str, **how: Any) -> None:
         self._acquire(run, attempt_id, **how)
 
@@ -101,8 +101,8 @@ class LockMachine(Driver):
         self._acquire(run, "n1" if hold.attempt_id != "n1" else "n2", inbox="-", **how)
 
     @somebody_is_parked
-    @rule(pick=picks, attempt_id=attempt_ids, ancestors=lineages, by_owner=st.booleans(), copies=copies,
-          home=homes, waits=st.booleans())  # fmt: skip
+    @rule(pick=picks, attempt_id=attempt_ids, ancestors=lineages, by_owner=st.booleans(),
+          copies=copies, home=homes, waits=st.booleans())  # fmt: skip
     def arrive(self, pick: int, attempt_id: str, **how: Any) -> None:
         """A parked message comes to a worker: one that was sent, or one sent before."""
         parked = list(self.model.parked())

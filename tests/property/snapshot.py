@@ -17,8 +17,8 @@ class RealHold(NamedTuple):
 
 @dataclass
 class RealLock:
-    """Live holds by run and when each lease ends, the runs in the queue in order with what is known of each, and whether
-    each key that exists has a lifetime."""
+    """Live holds by run and when each lease ends, the runs in the queue in order with what is known
+    of each, and whether each key that exists has a lifetime."""
 
     holds: dict[str, RealHold] = field(default_factory=dict)
     lapsed: set[str] = field(default_factory=set)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from celery_relock.engine.messages import describe_conflict, duration, label_of
+from celery_relock.engine.events import describe_conflict, duration, label_of
 from celery_relock.engine.protocol import Conflict, Duplicate
 
 
@@ -56,7 +56,7 @@ def test_a_lock_that_nobody_has_but_others_were_first() -> None:
 def test_a_duplicate_is_told_as_another_copy_of_the_run() -> None:
     text = describe_conflict("a", Duplicate(8.2, "shop.pay web:7"))
     assert text == (
-        "another copy of this run holds or awaits the lock 'a' (shop.pay web:7), "
+        "another copy of this execution holds or awaits the lock 'a' (shop.pay web:7), "
         "for 8 s more if it has died"
     )
 

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from celery_relock.engine import journal as journals
+from celery_relock.engine import crash as journals
+from celery_relock.engine.crash import Entry, Journal, Reaper
 from celery_relock.engine.engine import Engine
-from celery_relock.engine.journal import Entry, Journal
 from celery_relock.engine.protocol import Released
-from celery_relock.engine.reaper import Reaper
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture
@@ -56,10 +56,10 @@ def test_what_a_claim_was_for_is_written_with_it(folder, journal):
 def test_whom_a_claim_is_left_to_is_written_in_its_place(folder, journal):
     journal.add(_entry(1))
     journal.add(_entry(2))
-    left = _entry(1)._replace(heirs="next other", keep=300.5)
+    left = _entry(1)._replace(successors="next other", keep=300.5)
     journal.change(left)
     journal.change(_entry(3))  # never noted
-    journal.change(_entry(2)._replace(heirs="x" * 1000))  # no room: it stays as it was
+    journal.change(_entry(2)._replace(successors="x" * 1000))  # no room: it stays as it was
 
     assert sorted(_written(folder)) == [left, _entry(2)]
     journal.remove("nonce1")
@@ -151,7 +151,8 @@ def test_a_process_is_alive_until_it_is_a_zombie_and_a_reused_pid_is_another_pro
 def test_a_process_that_cannot_be_looked_at_is_not_called_dead():
     program = """
 import os, resource
-from celery_relock.engine import journal
+from celery_relock.engine import crash as journal
+from tests.support import wait_for
 name = journal.process_name(os.getpid())
 resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
 try:
@@ -181,7 +182,8 @@ class _Store:
 
 
 def _reaper(backend: _Store) -> Reaper:
-    return Reaper(Engine(backend))  # type: ignore[arg-type]
+    engine = Engine(backend)  # type: ignore[arg-type]
+    return Reaper(engine.backend, engine.parking)
 
 
 def test_the_reaper_takes_only_what_the_dead_noted_for_its_own_store(folder, journal):
@@ -218,3 +220,31 @@ def test_where_no_journals_can_be_there_is_no_reaper(tmp_path, monkeypatch):
     reaper.start()
 
     assert reaper._thread is None
+
+
+@pytest.mark.parametrize("how", ["no such call", "not allowed", "as usual"])
+def test_the_dead_are_found_at_once_without_pidfds_too(folder, journal, monkeypatch, how):
+    if how == "no such call":
+        monkeypatch.delattr(os, "pidfd_open")
+    elif how == "not allowed":  # as in gVisor, or under seccomp
+        monkeypatch.setattr(os, "pidfd_open", lambda pid: os.open("/none", os.O_RDONLY))
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    journal.add(_entry(1))
+    mine = folder / journals.process_name(os.getpid())
+    of_child = folder / journals.process_name(child.pid)
+    of_child.write_bytes(mine.read_bytes())
+    mine.rename(folder.parent / "aside")
+    backend = _Store("store")
+    reaper = _reaper(backend)
+    try:
+        reaper.start()
+        time.sleep(0.3)
+        assert not backend.released
+        child.kill()
+        died = time.monotonic()
+        wait_for(lambda: backend.released == ["nonce1"], 5.0, what="the end of its hold")
+        assert time.monotonic() - died < 1.5
+    finally:
+        reaper.stop()
+        child.kill()
+        child.wait()

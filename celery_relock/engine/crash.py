@@ -1,0 +1,308 @@
+"""Locks of processes that died: what each process holds, and who frees it.
+
+A process that is killed cannot release anything, and its leases take their time. So each process of
+a worker keeps a journal, a small file of what it holds, mapped into memory: a write copies some
+bytes, and the page stays when the process is gone. A reaper on the same host frees what the dead
+have left, by execution and attempt, so the reaper never frees what somebody else holds by now.
+
+Only a shortcut: where there is no /proc, no room or no right to write, the leases end the holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import select
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import RelockError
+from . import events
+from .parking import Parking
+from .protocol import Backend, Successor
+
+logger = logging.getLogger("celery_relock")
+
+_SLOT = 512
+_SLOTS = 128
+# To be raised with every change of the records: what one version has written, a reaper of another
+# would take for empty and throw away, and a host has both while workers are replaced.
+_FORMAT = 3
+
+
+class Entry(NamedTuple):
+    """One claim of a process.
+
+    Attributes:
+        backend: which Redis and namespace (see `Backend.id`).
+        owner, task_name, task_id: what the claim was for, "" where nobody knows.
+        successors, keep: the executions that the hold is left to, and for how many seconds (see
+            `Successor`).
+    """
+
+    backend: str
+    execution_id: str
+    attempt_id: str
+    names: tuple[str, ...]
+    owner: str = ""
+    task_name: str = ""
+    task_id: str = ""
+    successors: str = ""
+    keep: float = 0.0
+
+
+class Journal:
+    """The claims of this process. A forked child begins with an empty one of its own.
+
+    Attributes:
+        on: whether claims are noted. Off until a worker starts: elsewhere nobody would read them.
+    """
+
+    def __init__(self) -> None:
+        self.on = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._map: mmap.mmap | None = None
+        self._opened = False
+        self._free: list[int] = []
+        self._slots: dict[str, int] = {}
+
+    def add(self, entry: Entry) -> None:
+        """Note a claim before it is sent: to free what was never granted does no harm."""
+        if not self.on or entry.attempt_id in self._slots:
+            return
+        if not self._opened:
+            self._open()
+        backend, execution_id, attempt_id, names, *told, keep = entry
+        text = "\n".join((backend, execution_id, attempt_id, *told, f"{keep:g}", *names)).encode()
+        if self._map is None or len(text) > _SLOT - 2 or not self._free:
+            return
+        slot = self._free.pop()
+        self._slots[entry.attempt_id] = slot
+        start = slot * _SLOT
+        self._map[start + 2 : start + 2 + len(text)] = text
+        # The length last: until it is there the slot counts as empty.
+        self._map[start : start + 2] = len(text).to_bytes(2, "big")
+
+    def change(self, entry: Entry) -> None:
+        """Note something else of a claim that is noted; without room the old note stays."""
+        before = self._slots.pop(entry.attempt_id, None)
+        if before is None or self._map is None:
+            return
+        self.add(entry)
+        if entry.attempt_id not in self._slots:
+            self._slots[entry.attempt_id] = before
+            return
+        self._map[before * _SLOT : before * _SLOT + 2] = b"\0\0"
+        self._free.append(before)
+
+    def remove(self, attempt_id: str) -> None:
+        """Forget a claim, when its locks have been released."""
+        slot = self._slots.pop(attempt_id, None)
+        if slot is not None and self._map is not None:
+            self._map[slot * _SLOT : slot * _SLOT + 2] = b"\0\0"
+            self._free.append(slot)
+
+    def _open(self) -> None:
+        self._opened = True
+        try:
+            path = folder() / process_name(os.getpid())
+            with path.open("w+b") as file:
+                file.truncate(_SLOT * _SLOTS)
+                self._map = mmap.mmap(file.fileno(), _SLOT * _SLOTS)
+            self._free = list(range(_SLOTS))
+        except (OSError, ValueError) as error:
+            logger.debug("no journal, so only leases free the locks of a killed process: %s", error)
+
+
+def folder() -> Path:
+    """Where the processes that can see each other keep their journals.
+
+    By boot and pid namespace: a process of another container is not ours to call dead.
+
+    Raises:
+        OSError: there is no /proc, or the folder cannot be made or belongs to somebody else.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
+    space = Path("/proc/self/ns/pid").readlink().name.strip("pid:[]")
+    path = Path(tempfile.gettempdir()) / f"relock-{os.getuid()}" / f"{boot}-{space}-{_FORMAT}"
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
+    if path.parent.stat().st_uid != os.getuid():
+        raise OSError(f"{path.parent} belongs to somebody else")
+    return path
+
+
+def process_name(pid: int) -> str:
+    """`<pid>-<start time>`: a pid may be used again, a pid and its start time never.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    # The name of the program is in brackets and may hold anything (proc(5)); start is field 22.
+    return f"{pid}-{stat.rpartition(')')[2].split()[19]}"
+
+
+def alive(name: str) -> bool:
+    """Whether the process with this `process_name` runs. A zombie does not.
+
+    Raises:
+        OSError: nobody can tell. To take the process for dead would free its locks under it.
+    """
+    pid = name.partition("-")[0]
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return f"{pid}-{stat[19]}" == name and stat[0] not in "ZX"
+
+
+def read(path: Path) -> Iterator[Entry]:
+    """The claims in a process's journal, which may be broken off anywhere."""
+    # Suppressed alone: anything else must not look like an empty journal.
+    with contextlib.suppress(FileNotFoundError):
+        data = path.read_bytes()
+        for start in range(0, len(data), _SLOT):
+            length = int.from_bytes(data[start : start + 2], "big")
+            record = data[start + 2 : start + 2 + length]
+            if 0 < length <= _SLOT - 2 and len(record) == length:
+                lines = record.decode(errors="replace").split("\n")
+                with contextlib.suppress(ValueError):  # of another version, or overwritten
+                    backend, execution_id, attempt_id, *rest = lines
+                    owner, task, task_id, successors, keep, *names = rest
+                    told = owner, task, task_id, successors, float(keep)
+                    yield Entry(backend, execution_id, attempt_id, tuple(names), *told)
+
+
+# How often the reaper looks at the journals, in seconds: with pidfds it hears of a death by itself,
+# and looks for processes that have just begun to acquire locks; without them it looks for the dead.
+LOOK_EVERY, LOOK_OFTEN = 1.0, 0.2
+# For how long a claim of a dead process is refused, in seconds: its command may come late.
+REMEMBER_DEAD = 60.0
+# When a journal that nobody came for is thrown away, in seconds: all its leases have long ended.
+FORGET_AFTER = 86_400.0
+
+
+class Reaper:
+    """Frees what dead processes of this host have left behind, as soon as they are dead.
+
+    A worker's main process has one reaper. How a process died does not matter, nor whether Celery
+    noticed: the reaper looks whether the process is gone. A child that is about to be killed (a
+    hard time limit) is not gone yet, and its lock is not freed under it.
+
+    Args:
+        backend: whose locks to free. Journals name other backends' locks, too; these stay for their
+            own reapers.
+        parking: sends what is parked for a lock that the reaper frees.
+    """
+
+    def __init__(self, backend: Backend, parking: Parking) -> None:
+        self._backend = backend
+        self._parking = parking
+        self._watched: dict[str, int] = {}
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin; the first look frees what died before. Without journals it does nothing."""
+        try:
+            folder()
+        except OSError as error:
+            logger.debug("no journals here, so leases free the locks of the dead: %s", error)
+            return
+        self._thread = threading.Thread(target=self._live, name="relock-reaper", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End within a second."""
+        self._stop.set()
+
+    def _live(self) -> None:
+        poll = select.poll()
+        often = not hasattr(os, "pidfd_open")
+        while not self._stop.is_set():
+            try:
+                self.look(poll)
+                # Ends early when a process dies that is watched.
+                poll.poll((LOOK_OFTEN if often else LOOK_EVERY) * 1000)
+            except Exception:
+                logger.exception("the reaper failed and goes on")
+                self._stop.wait(LOOK_EVERY)
+
+    def look(self, poll: select.poll | None = None) -> int:
+        """Free what the dead hold, and watch the living. Returns how many claims were freed."""
+        freed = 0
+        for path in folder().iterdir():
+            if alive(path.name):
+                if poll is not None and path.name not in self._watched:
+                    self._watch(path.name, poll)
+            else:
+                self._unwatch(path.name, poll)
+                freed += self._bury(path)
+        return freed
+
+    def _watch(self, name: str, poll: select.poll) -> None:
+        try:
+            self._watched[name] = os.pidfd_open(int(name.partition("-")[0]))
+        except (OSError, AttributeError):
+            # Gone this moment; or the kernel, a sandbox or this build of Python has no pidfds. Then
+            # the next look at /proc finds out.
+            return
+        poll.register(self._watched[name], select.POLLIN)
+
+    def _unwatch(self, name: str, poll: select.poll | None) -> None:
+        descriptor = self._watched.pop(name, None)
+        if descriptor is not None:
+            if poll is not None:
+                poll.unregister(descriptor)
+            os.close(descriptor)
+
+    def _bury(self, path: Path) -> int:
+        """Free what a dead process held, or leave a hold to its successors. The journal goes when
+        nothing is left to do."""
+        freed, left = 0, 0
+        for entry in read(path):
+            if entry.backend != self._backend.id:
+                left += 1
+                continue
+            try:
+                had, messages = self._backend.release(
+                    entry.names,
+                    entry.execution_id,
+                    entry.attempt_id,
+                    ended="killed",
+                    remember=REMEMBER_DEAD,
+                    home=self._parking.home,
+                    successor=Successor(entry.successors, entry.keep) if entry.successors else None,
+                )
+                self._parking.forward(messages)
+            except RelockError as error:
+                logger.warning("cannot free %s of a dead process yet: %s", entry.names, error)
+                left += 1
+                continue
+            if had:
+                freed += 1
+                _tell(entry, path.name.partition("-")[0])
+        # What is left is another backend's, whose reaper may never come.
+        if not left or time.time() - path.stat().st_mtime > FORGET_AFTER:
+            path.unlink(missing_ok=True)
+        return freed
+
+
+def _tell(entry: Entry, process: str) -> None:
+    reason = f"its holder, process {process} of this host, is dead (execution {entry.execution_id})"
+    work = events.Work(None, entry.task_name, entry.task_id)
+    told = ("reclaimed", entry.names, entry.execution_id, entry.owner, 0, reason, 0.0, work)
+    events.tell(events.LockEvent(*told))
+
+
+journal = Journal()
+os.register_at_fork(after_in_child=journal._reset)

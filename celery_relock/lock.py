@@ -1,0 +1,465 @@
+"""A lock outside of tasks, or anywhere in one: a context manager with the interface of redis-py's
+lock.
+
+with Lock("redis://localhost", "account:42") as lock:
+    write(fence=lock.fence)
+
+client.lock("account:42", timeout=30, lock_class=Lock)
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import threading
+import weakref
+from contextlib import suppress
+from types import SimpleNamespace, TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from redis.exceptions import LockError, LockNotOwnedError
+
+from . import compose
+from .engine import ids, platform, reentrancy
+from .engine.events import describe_conflict, describe_deadlock, label_of
+from .engine.lease import Lease, State
+from .engine.protocol import Answer, Claim, Deadlocked, Held
+from .errors import (
+    LockConfigError,
+    LockConflict,
+    LockDeadlock,
+    LockLost,
+    LockUnavailable,
+    RelockError,
+)
+from .naming.names import check_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from redis import Redis
+
+    from .engine.events import Work
+
+__all__ = ["Lock", "LockNotAcquired", "LockNotOwned", "LockNotTaken"]
+
+logger = logging.getLogger("celery_relock")
+
+DEFAULT_LEASE = 30.0
+_Token: TypeAlias = "str | bytes | None"
+# The shortest lease, in seconds: Redis is told leases in these units.
+_SHORTEST = 0.001
+
+
+class _AsInRedisPy(RelockError):
+    def __init__(
+        self,
+        message: str,
+        name: str | None = None,
+        owner: str | None = None,
+        remaining: float | None = None,
+    ) -> None:
+        super().__init__(message, name, owner, remaining)
+        #: As redis-py calls it.
+        self.lock_name = name
+
+
+class LockNotAcquired(_AsInRedisPy, LockConflict, LockError):
+    """The lock could not be acquired in the time allowed. Also redis-py's `LockError`."""
+
+
+class LockNeverFree(_AsInRedisPy, LockDeadlock, LockError):
+    """To wait for the lock would never end. Also redis-py's `LockError`."""
+
+
+class LockNotTaken(_AsInRedisPy, LockError):
+    """This thread has not acquired the lock, or has released it. Also redis-py's `LockError`."""
+
+
+class LockNotOwned(_AsInRedisPy, LockLost, LockNotOwnedError):
+    """This thread acquired the lock and has lost it since. Also redis-py's `LockNotOwnedError`."""
+
+
+class Grip:
+    """A thread's hold on a `Lock`. When the thread or the `Lock` ends, the grip goes, and nothing
+    renews the lease any more. (By a weak reference and not in `__del__`: a time limit's signal that
+    struck there would be swallowed.)"""
+
+    __slots__ = ("__weakref__", "borrowed", "depth", "lease", "length", "thread")
+
+    def __init__(self, lease: Lease, borrowed: bool = False) -> None:
+        self.lease = lease
+        self.length = lease.claim.lease
+        self.depth = 1
+        #: The lease is an outer holder's, who releases it.
+        self.borrowed = borrowed
+        #: The thread that acquired the lock, where other threads find the grip as well.
+        self.thread = threading.current_thread() if lease.shared else None
+        if not borrowed:
+            lease.holder = weakref.ref(self)
+
+
+class Lock:
+    """A named lock with the interface of `redis.lock.Lock`, and what redis-py's lock lacks: the
+    lease is renewed while the holder lives, waiters are served in turn, and a holder can re-enter.
+
+    Who re-enters: the same object in the same thread; every `Lock` with the same `owner`; inside a
+    Celery task, a `Lock` for whatever the task's own call stack holds. Two objects without an owner
+    exclude each other, as redis-py's do.
+
+    Args:
+        redis: a client of redis-py, the URL of a Redis, or a function that makes a client.
+        name: the lock name. A `LockedTask` with the same name is excluded by it, and the other way.
+        timeout: seconds that the lock outlives its holder's death (its lease), 30 by default.
+        sleep: not used, there is no polling; accepted because redis-py's Lock has it.
+        blocking: whether to wait by default.
+        blocking_timeout: seconds to wait at most; None waits as long as it takes.
+        thread_local: False lets another thread release what this thread acquired.
+        raise_on_release_error: False logs a lock that was lost inside `with` instead of raising.
+        owner, limit: who may re-enter (any text), and how many permits the lock has.
+        renew: False lets the lock end `timeout` seconds after the acquire, as redis-py's does.
+        namespace: prefix of all keys; that of the Celery app's `relock_namespace`.
+        min_replicas: how many replicas have to have the hold; as `relock_min_replicas`.
+
+    Attributes:
+        local: each thread's grip; with `thread_local=False` one grip for all of them.
+
+    Raises:
+        LockConfigError: a value that cannot be used.
+    """
+
+    def __init__(
+        self,
+        redis: Redis | str | Callable[[], Redis],
+        name: str | bytes,
+        timeout: float | None = None,
+        sleep: float = 0.1,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+        *,
+        owner: str | None = None,
+        limit: int = 1,
+        renew: bool = True,
+        namespace: str = compose.NAMESPACE,
+        min_replicas: int = 0,
+    ) -> None:
+        self.name = check_name(as_text(name), "Lock")
+        self.timeout = timeout
+        self.blocking = blocking
+        self.blocking_timeout = blocking_timeout
+        self.raise_on_release_error = raise_on_release_error
+        self._owner = None if owner is None else ids.short(owner)
+        self._limit = limit
+        self._renew = renew
+        self._engine = compose.engine_for(redis, namespace, replicas=(min_replicas, 1.0))
+        self.local: Any = threading.local() if thread_local else SimpleNamespace()
+        self._shared = not thread_local
+        if timeout is not None:
+            check_length(timeout, f"timeout={timeout!r}", self.name)
+        if limit < 1:
+            raise LockConfigError(f"limit={limit!r}: give at least 1", name=self.name)
+
+    def acquire(
+        self,
+        sleep: float | None = None,
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+        token: _Token = None,
+    ) -> bool:
+        """Acquire the lock, or re-enter what this thread holds.
+
+        Args:
+            sleep, token: not needed; accepted because redis-py's Lock has them. A token becomes
+                the id of the hold.
+
+        Returns:
+            False if somebody else held the lock until the time was over.
+
+        Raises:
+            LockNotOwned: this thread acquired the lock before and has lost it since.
+            LockNeverFree: to wait without a bound would never end: its holder waits for this
+                thread, or is this thread by another object.
+            LockUnavailable: Redis cannot be asked.
+        """
+        if not (self.blocking if blocking is None else blocking):
+            wait: float | None = 0.0
+        else:
+            wait = self.blocking_timeout if blocking_timeout is None else blocking_timeout
+        return isinstance(self._take(wait, token), Held)
+
+    def release(self) -> None:
+        """Release the lock; after re-entries the last release counts.
+
+        Raises:
+            LockNotTaken: this thread does not hold the lock.
+            LockNotOwned: the lock was lost meanwhile.
+            LockUnavailable: Redis cannot be told. The end of the lease frees the lock, or another
+                `release`.
+        """
+        grip = self._own_grip() or self._grip("released")
+        if grip.depth > 1:
+            grip.depth -= 1
+            return
+        if grip.borrowed:
+            self.local.grip = None  # the outer hold goes on
+            return
+        try:
+            # Before the command is sent: with thread_local=False another thread may acquire the
+            # lock before this call returns.
+            self.local.grip = None
+            reentrancy.pop(grip.lease)
+            kept = self._engine.release(grip.lease)
+        except BaseException:
+            self.local.grip = grip  # the caller can try again
+            raise
+        if not kept:
+            raise self._not_owned("was lost before it was released")
+
+    def extend(self, additional_time: float, replace_ttl: bool = False) -> bool:
+        """Make the lease `additional_time` seconds longer, or with `replace_ttl` exactly so long.
+
+        Where this `Lock` has re-entered what an outer holder has (the task it runs in), the lease
+        is the outer holder's and stays as it is: renewed for as long as the outer one works.
+
+        Raises:
+            LockNotTaken: this thread does not hold the lock.
+            LockNotOwned: the lock is lost.
+            LockConfigError: the outer holder's lease is not renewed, and ends before that.
+        """
+        grip = self._grip("extended")
+        lease = grip.lease
+        length = additional_time if replace_ttl else lease.remaining + additional_time
+        check_length(length, f"extend({additional_time!r}) makes it {length:g} s", self.name)
+        if grip.borrowed:
+            self._still_ours(lease)
+            if not lease.renews and length > lease.remaining:
+                raise LockConfigError(
+                    f"the lock {self.name!r} is held by an outer Lock(renew=False): extend that",
+                    name=self.name,
+                )
+            return True
+        if not self._engine.extend(lease, length):
+            raise self._not_owned("was lost before it was extended")
+        return True
+
+    def reacquire(self) -> bool:
+        """Set the lease back to its full length. Raises as `extend` does."""
+        return self.extend(self._grip("extended").length, replace_ttl=True)
+
+    def __enter__(self) -> Lock:
+        wait = self.blocking_timeout if self.blocking else 0.0
+        answer = self._take(wait, None)
+        if not isinstance(answer, Held):
+            text = f"{describe_conflict(self.name, answer)}; not acquired within {wait or 0:g} s"
+            raise LockNotAcquired(text, name=self.name)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        before = None
+        try:
+            before = self._standing()
+            self.release()
+        except (LockError, LockUnavailable) as failure:
+            # What the block itself raised says more.
+            if self.raise_on_release_error and error is None:
+                raise
+            logger.warning("at the end of its block: %s", failure)
+        except BaseException:
+            # A signal's exception, on any line of the above. Nobody comes back for what is left:
+            # while this object lives, the lock would be renewed, and re-entered. (An exception that
+            # strikes before the first line finds no context manager in its way.)
+            if before in (None, self._standing()):
+                with suppress(RelockError):
+                    self.release()
+            raise
+
+    def _take(self, wait: float | None, token: _Token) -> Answer:
+        grip = self._own_grip()
+        if grip is not None and (again := self._enter_again(grip)) is not None:
+            return again
+        working = in_task()
+        outer = reentrancy.holding(None, self.name) if working and self._owner is None else None
+        if outer is not None and outer.backend is self._engine.backend:
+            self._still_ours(outer)
+            self.local.grip = Grip(outer, borrowed=True)
+            return Held(outer.fences, outer.reentered)
+        owner = self._owner or (outer.claim.owner if outer else workflow() if working else None)
+        lease = self._engine.lease(self._claim(token, owner, outer, ends=wait is not None))
+        lease.renews, lease.shared = self._renew, self._shared
+        lease.work = work() if working else None
+        try:
+            answer = self._engine.acquire(lease, wait)
+            if isinstance(answer, Held):
+                reentrancy.push(lease)
+                self.local.grip = Grip(lease)
+                return answer
+        except BaseException:
+            # A signal's exception may land on any line above.
+            reentrancy.pop(lease)
+            with suppress(RelockError):
+                self._engine.release(lease)
+            raise
+        lease.tell("conflict", describe_conflict(self.name, answer))
+        self._engine.release(lease)
+        if isinstance(answer, Deadlocked):
+            raise LockNeverFree(describe_deadlock(answer.path), name=self.name)
+        return answer
+
+    def _claim(self, token: _Token, owner: str | None, outer: Lease | None, ends: bool) -> Claim:
+        execution_id = ids.new_id() if token is None else ids.short(as_text(token))
+        return Claim(
+            execution_id=execution_id,
+            # An execution for each attempt is as random as an attempt has to be.
+            attempt_id=execution_id[:8] if token is None else ids.new_attempt_id(),
+            owner=owner or execution_id,
+            names=(self.name,),
+            limits=(self._limit,),
+            lease=DEFAULT_LEASE if self.timeout is None else float(self.timeout),
+            label=label_of("Lock"),
+            by_owner=self._owner is not None,
+            # Acquired by way of another client: the server finds the hold by its execution.
+            ancestors=(outer.claim.execution_id,) if outer else (),
+            # A wait with a bound ends by its bound, as redis-py's does.
+            stuck=() if ends else reentrancy.stuck(),
+        )
+
+    def locked(self) -> bool:
+        """Whether anybody holds the lock."""
+        return bool(self._engine.inspect(self.name).holds)
+
+    def owned(self) -> bool:
+        """Whether this thread holds the lock, and the server agrees."""
+        lease = self._lease
+        if lease is None or lease.lost:
+            return False
+        ours = lease.claim.execution_id, lease.claim.attempt_id
+        return any(
+            (hold.execution_id, hold.attempt_id) == ours
+            for hold in self._engine.inspect(self.name).holds
+        )
+
+    @property
+    def fence(self) -> int:
+        """The fencing token, 0 if the lock is not held here. See `Hold.fence`."""
+        lease = self._lease
+        return 0 if lease is None else lease.fences[lease.claim.names.index(self.name)]
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lock was acquired here and has been lost since."""
+        lease = self._lease
+        return lease is not None and lease.lost
+
+    @property
+    def remaining(self) -> float:
+        """Seconds for which the hold is certain; 0 if the lock is not held here."""
+        lease = self._lease
+        return 0.0 if lease is None else lease.remaining
+
+    def check(self) -> None:
+        """Call before anything that must not happen without the lock.
+
+        Raises:
+            LockNotTaken: the lock is not held here.
+            LockNotOwned: the lock is lost.
+        """
+        self._still_ours(self._grip("relied on").lease)
+
+    @property
+    def _lease(self) -> Lease | None:
+        """The lease of this thread's hold, lost or not."""
+        grip = self._own_grip()
+        return grip.lease if grip and grip.lease.state in (State.HELD, State.LOST) else None
+
+    def _enter_again(self, grip: Grip) -> Held | None:
+        lease = grip.lease
+        if lease.state is State.ASKED:
+            self._engine.release(lease)  # what could not be released stands in our own way
+        elif lease.state in (State.HELD, State.LOST) and (
+            not self._shared or grip.thread is threading.current_thread()
+        ):
+            self._still_ours(lease)
+            grip.depth += 1
+            return Held(lease.fences, lease.reentered)
+        return None
+
+    def _own_grip(self) -> Grip | None:
+        grip: Grip | None = getattr(self.local, "grip", None)
+        # A forked child does not hold what its parent holds.
+        return None if grip is None or grip.lease.pid != platform.pid else grip
+
+    def _standing(self) -> tuple[Grip | None, int]:
+        """This thread's grip, and how many times it has entered."""
+        grip = self._own_grip()
+        return grip, 0 if grip is None else grip.depth
+
+    def _grip(self, verb: str) -> Grip:
+        grip = self._own_grip()
+        if grip is None:
+            text = f"the lock {self.name!r} is not held by this thread, so it cannot be {verb}"
+            raise LockNotTaken(text, name=self.name)
+        return grip
+
+    def _still_ours(self, lease: Lease) -> None:
+        if lease.lost:
+            raise self._not_owned(
+                "was lost: nobody renewed it in time, or it was released by force"
+            )
+
+    def _not_owned(self, what: str) -> LockNotOwned:
+        return LockNotOwned(f"the lock {self.name!r} {what}", name=self.name)
+
+
+def check_length(seconds: float, where: str, name: str) -> None:
+    """Raises LockConfigError for what cannot be the length of a lease."""
+    if not math.isfinite(seconds) or seconds < _SHORTEST:
+        raise LockConfigError(f"{where}: give a lease of {_SHORTEST} s or more", name=name)
+
+
+def as_text(value: str | bytes) -> str:
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            raise LockConfigError(f"{value!r:.200} is not UTF-8 text") from error
+    if not isinstance(value, str):
+        raise LockConfigError(f"text is needed, not {value!r:.200}")
+    return value
+
+
+def in_task() -> bool:
+    """Whether a Celery task runs here, called directly or by a worker. Celery is not loaded just to
+    say no."""
+    celery = sys.modules.get("celery._state")
+    if celery is None:
+        return False
+    try:
+        local = celery._task_stack._local
+        found = local.__storage__.get(local.__ident_func__())
+    except AttributeError:
+        return bool(celery._task_stack.stack)
+    # As `_task_stack.stack`, without the exception inside, which takes longer than everything else
+    # before a lock is asked for.
+    return bool(found and found.get("stack"))
+
+
+def workflow() -> str | None:
+    """The workflow of the task that runs here, None under a direct call."""
+    from .worker import owner
+
+    return owner.workflow()
+
+
+def work() -> Work | None:
+    """The task that runs here, as events tell of it."""
+    from .worker import events as telling
+
+    return telling.work_for(sys.modules["celery._state"]._task_stack.top, None)
