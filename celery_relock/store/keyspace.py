@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from ..errors import LockConfigError
 
-SCHEMA = 1
+SCHEMA = 2
 # Longer names are cut and a digest of the whole is put behind. What is cut is longer than any name
 # that is kept, so the two kinds cannot meet.
 _LONGEST, _CUT = 120, 104

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -124,60 +124,20 @@ def scripts() -> Mapping[str, Script]:
     return {name: parse(name, text, fragments) for name, text in _read(folder).items()}
 
 
-# A message stays within the nodes of its slot. A server before 7.0, or a user without the
-# permission, publishes as everywhere. Either way it is heard at more nodes than at this one, whose
-# listeners are counted: who is not let in, as nobody hears here, must hear of no grant elsewhere.
-# So somebody has to hear an empty message first.
-_PUBLISH = """local function send(channel, message)
-  local heard = redis.pcall('SPUBLISH', channel, message)
-  if type(heard) == 'table' and heard.err then
-    heard = redis.pcall('PUBLISH', channel, message)
-  end
-  return heard
-end
-
-local function publish(channel, message)
-  if string.sub(message, 1, 7) == 'granted' and send(channel, '') == 0 then
-    return 0
-  end
-  return send(channel, message)
-end
-"""
-
-
-# Replicas repeat what the master publishes, to listeners that the master does not count.
-_ASK_FIRST = """local function publish(channel, message)
-  if string.sub(message, 1, 7) == 'granted' and redis.pcall('PUBLISH', channel, '') == 0 then
-    return 0
-  end
-  return redis.pcall('PUBLISH', channel, message)
-end
-"""
-
-
 @cache
 def with_replicas() -> Mapping[str, Script]:
-    """The same where the master moves: a listener may still be at the one before, a replica now."""
-    return {name: _publishing(script, _ASK_FIRST) for name, script in scripts().items()}
+    """The same where the master moves."""
+    return _variant("sentinel")
 
 
 @cache
 def sharded() -> Mapping[str, Script]:
     """The same for a cluster: the last key of one that `finds_keys` is there to be absent."""
-    return {name: _sharded(script) for name, script in scripts().items()}
+    return _variant("cluster")
 
 
-def _sharded(script: Script) -> Script:
-    script = _publishing(script, _PUBLISH)
-    source = "KEYS[#KEYS] = nil\n" + script.source if script.finds_keys else script.source
-    return _with(script, source)
-
-
-def _publishing(script: Script, how: str) -> Script:
-    source = script.source.replace("redis.pcall('PUBLISH', ", "publish(")
-    return script if source == script.source else _with(script, how + source)
-
-
-def _with(script: Script, source: str) -> Script:
-    sha = hashlib.sha1(source.encode()).hexdigest()
-    return replace(script, source=source, sha=sha, call=_call(sha))
+def _variant(where: str) -> Mapping[str, Script]:
+    folder = Path(__file__).parent.parent / "lua"
+    fragments = {f"lib/{name}": text for name, text in _read(folder / "lib").items()}
+    fragments["lib/publish"] = fragments[f"lib/publish_{where}"]
+    return {name: parse(name, text, fragments) for name, text in _read(folder).items()}
