@@ -1,41 +1,42 @@
--- acquire: Take one or more locks for a run, all or none, or queue for them.
--- KEYS[1] meta: hash, the bucket's fence and layout
--- KEYS[2] tombstone: string, how the run ended, if it did
+-- acquire: Acquire one or more locks for an execution, all or none, or queue for them.
+-- KEYS[1] meta: hash, the bucket's fencing token and layout
+-- KEYS[2] tombstone: string, how the execution ended, if it did
 -- KEYS[3..] lock: hash, the holds of a lock; one key per lock
--- ARGV[1] run: id, the execution of one message
--- ARGV[2] nonce: id, this attempt to execute the run
+-- ARGV[1] execution: id, the execution of one message
+-- ARGV[2] attempt: id, this attempt to execute the message
 -- ARGV[3] owner: id, who may re-enter
 -- ARGV[4] lease: ms, life of the hold without renewal
--- ARGV[5] place: text, how to queue as JSON: `wait` and `channel`, or `message` and what belongs to it; empty does not
--- ARGV[6] inbox: id, the process that hears of losses
--- ARGV[7] who: text, the holder for people
--- ARGV[8] by_owner: 1 or 0, whether every run of the owner may re-enter
--- ARGV[9] lineage: ids with spaces between, the holds of the run's ancestors
--- ARGV[10..] limit: count, entries at the same time; one per lock
--- Reply {HELD, fence, reentered, …}: the run has all locks; a pair per lock
+-- ARGV[5] place: text, how to queue as JSON: `wait`, or `message` and what belongs to it; empty does not
+-- ARGV[6] inbox: id, the process that hears of grants and losses
+-- ARGV[7] label: text, the holder for people
+-- ARGV[8] by_owner: 1 or 0, whether every execution of the owner may re-enter
+-- ARGV[9] ancestors: ids with spaces between, the executions whose holds may be re-entered
+-- ARGV[10..] limit: count, permits at the same time; one per lock
+-- Reply {HELD, fence, reentered, …}: the execution has all locks; a pair per lock
 -- Reply {WAIT, rank, ms}: queued at this rank; look again after ms, when the next lease ends
--- Reply {PARKED, rank, run, name, message, …}: the message is in the queue at this rank; messages to send
+-- Reply {PARKED, rank, execution, name, message, …}: the message is in the queue at this rank; messages to resume
 -- Reply {FULL, index, count}: so many are parked at the lock with this index already
--- Reply {BUSY, index, ms, fence, owner, who, waiting, parked}: a lock that is not to be had; is the run parked?
--- Reply {DEADLOCK, lock, who, …}: waiting would never end: who has the lock waits for the next one, and so on
--- Reply {DUPLICATE, ms, who}: another attempt of the same run lives, for ms more if it is not renewed
--- Reply {ENDED}: the run, or this attempt, has ended already
--- Keeps: at most `limit` live entries; re-entry never waits; nobody overtakes; sent twice it acts once
+-- Reply {BUSY, index, ms, fence, owner, label, waiting, parked}: somebody else holds this lock; is the execution parked?
+-- Reply {DEADLOCK, lock, label, …}: waiting would never end: the holder of the lock waits for the next lock, and so on
+-- Reply {DUPLICATE, ms, label}: another attempt of the same execution lives, for ms more without renewal
+-- Reply {ENDED}: the execution, or this attempt, has ended already
+-- Keeps: at most `limit` live permits; re-entry never waits; nobody overtakes; sent twice it acts once
+-- Uses: lib/publish
 
 local meta, tombstone, first = KEYS[1], KEYS[2], KEYS[3]
-local run, nonce, owner = ARGV[1], ARGV[2], ARGV[3]
+local execution, attempt, owner = ARGV[1], ARGV[2], ARGV[3]
 local lease, place = tonumber(ARGV[4]), ARGV[5]
-local inbox, who = ARGV[6], ARGV[7]
-local by_owner, lineage = ARGV[8] == '1', ARGV[9]
+local inbox, label = ARGV[6], ARGV[7]
+local by_owner, ancestors = ARGV[8] == '1', ARGV[9]
 local keys, options = KEYS, ARGV
 
 local prefix = string.sub(meta, 1, -5)
 local queue = prefix .. 'q:' .. string.sub(first, string.len(prefix) + 3)
 local is_free = #keys == 3 and redis.call('EXISTS', tombstone, first, queue) == 0
 
--- One lock that nobody has and nobody waits for, and a run that is not over: nearly every call, so
--- it is written out. It takes a third of the time of what follows, as to define functions is most of
--- that, and comes to the same: what is known of a fence, and of a record's end, is in lib/base.
+-- The short way: one lock that nobody holds and nobody waits for. Nearly every call is of this kind, and
+-- this takes a third of the time of what follows, as to define functions is most of that time. It does
+-- the same (tests/lua/test_short_ways_same.py); next_fence and record are explained in lib/base.
 if is_free then
   local time = redis.call('TIME')
   local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -44,8 +45,8 @@ if is_free then
   redis.call('HSET', meta, 'fence', fence)
   local _, exponent = math.frexp(lease)
   local expiry, bound = math.floor(micros / 1000) + lease, string.char(97 + math.min(exponent, 25))
-  local record = string.format('%.0f %s %s %s %s', expiry, fence, nonce, owner, bound)
-  redis.call('HSET', first, run, record, '@' .. run, inbox .. ' ' .. who)
+  local record = string.format('%.0f %s %s %s %s', expiry, fence, attempt, owner, bound)
+  redis.call('HSET', first, execution, record, '@' .. execution, inbox .. ' ' .. label)
   redis.call('PEXPIRE', first, lease + 60000)
   return { 'HELD', fence, 0 }
 end
@@ -53,124 +54,124 @@ end
 -- Uses: lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns, lib/claim
 
 local call = Call.begin(meta)
+call.by = execution .. ' ' .. attempt
 local locks, limits = {}, {}
 for i = 3, #keys do
-  locks[i - 2] = Holds.open(call, keys[i])
-  limits[i - 2] = tonumber(options[i + 7])
-  locks[i - 2].index = i - 2
-  locks[i - 2].queued = redis.call('EXISTS', locks[i - 2].queue) == 1
+  local lock = Holds.open(call, keys[i])
+  lock.index_of_claim = i - 2
+  lock.queued = redis.call('EXISTS', lock.queue) == 1
+  locks[i - 2], limits[i - 2] = lock, tonumber(options[i + 7])
 end
 
 -- How to queue, if at all: in a process that has heartbeats, or as a message (see lib/parked).
 local asked = place ~= '' and cjson.decode(place) or nil
-call.by = run .. ' ' .. nonce
 
 local me = {
   call = call,
-  run = run,
-  nonce = nonce,
+  execution = execution,
+  attempt = attempt,
   owner = owner,
   lease = lease,
   inbox = inbox,
-  who = who,
+  label = label,
   by_owner = by_owner,
-  lineage = lineage,
+  ancestors = ancestors,
   locks = locks,
   limits = limits,
   asked = asked,
 }
 
-local function take(lock, fence)
-  local hold = { expiry = call.now + lease, fence = fence, nonce = nonce, owner = owner }
-  Holds.write(lock, run, hold, inbox .. ' ' .. who)
+local function hold(lock, fence)
+  local new = { expiry = call.now + lease, fence = fence, attempt = attempt, owner = owner }
+  Holds.write(lock, execution, new, inbox .. ' ' .. label)
 end
 
 local function busy(index)
   local lock = locks[index]
   local waiting = redis.call('ZCARD', lock.queue)
-  local parked = redis.call('HEXISTS', lock.messages, run)
-  local hold, holder = Holds.oldest(lock)
-  if not hold then
+  local parked = redis.call('HEXISTS', lock.messages, execution)
+  local oldest, holder = Holds.oldest(lock)
+  if not oldest then
     return { 'BUSY', index, 0, '', '', '', waiting, parked }
   end
   local text = redis.call('HGET', lock.key, '@' .. holder) or ''
-  return { 'BUSY', index, hold.expiry - call.now, hold.fence, hold.owner, text, waiting, parked }
+  return { 'BUSY', index, oldest.expiry - call.now, oldest.fence, oldest.owner, text, waiting, parked }
 end
 
 local function parked_at(lock)
-  return { 'PARKED', redis.call('ZRANK', lock.queue, run), unpack(call.messages) }
+  return { 'PARKED', redis.call('ZRANK', lock.queue, execution), unpack(call.messages) }
 end
 
--- A run that is parked has no process, so it does not join an entry before all locks are to be had.
+-- A parked execution has no process, so it joins no permit before all its locks are free.
 local function park(wanted, index)
   local full, parked = Claim.full(me, wanted.locks)
   Claim.leave_other_places(me, full and {} or wanted.locks)
   if full then
-    return { 'FULL', full.index, parked }
+    return { 'FULL', full.index_of_claim, parked }
   end
   Claim.park(me, wanted)
   return parked_at(locks[index])
 end
 
--- Sorts the locks: what the run may join now, and what it wants as a new entry; the index of the
--- first that is not to be had.
+-- Sorts the locks: the permits that the execution may join now (by index, the token), the locks for
+-- which it wants a new permit, and the index of the first lock that is not free.
 local function sort_out()
   local ahead = {}
   for i, lock in ipairs(locks) do
-    ahead[i] = lock.queued and Turns.promote(call, lock, run)
+    ahead[i] = lock.queued and Turns.promote(call, lock, execution)
   end
-  -- Only now: whoever was let in by one of the queues may have taken, or be, any of these.
-  local entered, wanted, blocked = {}, { locks = {}, limits = {} }, nil
+  -- Only now: whoever one of the queues let in may hold, or be, any of these.
+  local joined, wanted, blocked = {}, { locks = {}, limits = {} }, nil
   for i, lock in ipairs(locks) do
-    local mine = lock.holds[run] and not Holds.kept(lock, run)
-    entered[i] = not mine and Queue.entry_of(lock, run, me) or nil
-    if not mine and not entered[i] then
+    local mine = lock.holds[execution] and not Holds.kept(lock, execution)
+    joined[i] = not mine and Queue.permit_of(lock, execution, me) or nil
+    if not mine and not joined[i] then
       table.insert(wanted.locks, lock)
       table.insert(wanted.limits, limits[i])
-      if ahead[i] or lock.entries + (lock.promised or 0) >= limits[i] then
+      if ahead[i] or lock.permits + (lock.promised or 0) >= limits[i] then
         blocked = blocked or i
       end
     end
   end
-  return entered, wanted, blocked
+  return joined, wanted, blocked
 end
 
-local function enter_anew(wanted)
+local function begin_permits(wanted)
   if #wanted == 0 then
     return
   end
   local fence = Base.next_fence(meta, call.micros)
   for _, lock in ipairs(wanted) do
-    take(lock, fence)
+    hold(lock, fence)
   end
 end
 
 local function held()
   local reply = { 'HELD' }
   for _, lock in ipairs(locks) do
-    -- Asked again, its lease begins anew: this reply promises the whole of it.
-    Holds.extend(lock, run, call.now + lease)
-    local fence = lock.holds[run].fence
+    -- Asked again, a lease begins anew: this reply promises the whole lease.
+    Holds.extend(lock, execution, call.now + lease)
+    local fence = lock.holds[execution].fence
     table.insert(reply, fence)
-    -- Not alone in its entry: true for a repeat of the command as well.
+    -- Not alone in its permit: true for a repeat of the command as well.
     table.insert(reply, lock.fences[fence] > 1 and 1 or 0)
   end
   return reply
 end
 
--- The reply to a run, or an attempt, that is not to go on.
+-- The reply to an execution, or an attempt, that is not to go on.
 local function refusal()
   -- A command may arrive after its own release, when the client sent it again on a new connection.
   local ended = redis.call('GET', tombstone)
   if ended == '*' then
-    -- Where the run is over, so is its message, wherever that may be parked.
-    Turns.withdraw(call, run)
+    -- When an execution is over, so is its message, wherever the message may be parked.
+    Turns.withdraw(call, execution)
   end
-  if ended == '*' or ended and string.find(ended, ' ' .. nonce .. ' ', 1, true) then
+  if ended == '*' or ended and string.find(ended, ' ' .. attempt .. ' ', 1, true) then
     return { 'ENDED' }
   end
-  local left, text, is_in = Claim.other_attempt(me)
-  if left and is_in and asked and asked.message then
+  local left, text, holds = Claim.other_attempt(me)
+  if left and holds and asked and asked.message then
     Claim.leave_other_places(me, locks)
     Claim.park(me, { locks = locks, limits = limits }, true)
     return parked_at(locks[1])
@@ -184,7 +185,7 @@ if refused then
 end
 -- Only now: an attempt that is turned away must not leave a place behind.
 Claim.take_over_places(me)
-local entered, wanted, blocked = sort_out()
+local joined, wanted, blocked = sort_out()
 if blocked and not asked then
   return busy(blocked)
 end
@@ -197,12 +198,13 @@ if blocked and asked.message then
   return park(wanted, blocked)
 end
 Claim.leave_other_places(me, blocked and wanted.locks or {})
-for i, fence in pairs(entered) do
-  take(locks[i], fence)
+for i, fence in pairs(joined) do
+  hold(locks[i], fence)
 end
 if blocked then
   Claim.wait(me, wanted)
-  return { 'WAIT', redis.call('ZRANK', locks[blocked].queue, run), Holds.next_lapse(call, locks[blocked]) }
+  local lock = locks[blocked]
+  return { 'WAIT', redis.call('ZRANK', lock.queue, execution), Holds.next_lapse(call, lock) }
 end
-enter_anew(wanted.locks)
+begin_permits(wanted.locks)
 return held()

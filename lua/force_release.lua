@@ -1,27 +1,27 @@
--- force_release: Take a lock away from its holders, tell them, and let the next ones in.
--- KEYS[1] meta: hash, the bucket's fence and layout
+-- force_release: Release a lock of its holders by force, tell them, and let the next ones in.
+-- KEYS[1] meta: hash, the bucket's fencing token and layout
 -- KEYS[2] lock: hash, the holds of the lock
--- ARGV[1] run: id, only this run's hold; empty takes all
--- Reply {{run, fence, owner, who}, …}: the holds that were taken away
--- Keeps: whoever loses its hold is told at once; the next ones get in
--- Uses: lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
+-- ARGV[1] execution: id, only this execution's hold; empty releases all
+-- Reply {{execution, fence, owner, label}, …}: the holds that were released
+-- Keeps: whoever loses its hold hears of it at once; the next ones get in
+-- Uses: lib/publish, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
 
 local meta, key = KEYS[1], KEYS[2]
 local only = ARGV[1]
 local call = Call.begin(meta)
+Base.write_without_memory(call.prefix)
 local lock = Holds.open(call, key)
 
 local reply = {}
-for run, hold in pairs(lock.holds) do
-  if only == '' or only == run then
-    local who = redis.call('HGET', key, '@' .. run) or ''
-    reply[#reply + 1] = { run, hold.fence, hold.owner, who }
-    local inbox = call.prefix .. 'i:' .. string.match(who, '^(%S*)')
-    redis.pcall('PUBLISH', inbox, table.concat({ 'lost', run, hold.nonce }, ' '))
-  end
+local holds = only == '' and Holds.some(lock, math.huge) or { [only] = lock.holds[only] }
+for execution, hold in pairs(holds) do
+  local label = redis.call('HGET', key, '@' .. execution) or ''
+  reply[#reply + 1] = { execution, hold.fence, hold.owner, label }
+  local inbox = call.prefix .. 'i:' .. string.match(label, '^(%S*)')
+  publish(inbox, table.concat({ 'lost', execution, hold.attempt }, ' '))
 end
-for _, taken in ipairs(reply) do
-  Holds.drop(lock, taken[1])
+for _, released in ipairs(reply) do
+  Holds.drop(lock, released[1])
 end
 if redis.call('EXISTS', lock.queue) == 1 then
   Turns.promote(call, lock)

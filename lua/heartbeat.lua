@@ -1,58 +1,75 @@
--- heartbeat: Keep the places of waiting runs, and find the grants whose message was missed.
--- KEYS[1] meta: hash, the bucket's fence and layout
+-- heartbeat: Keep the places of those who wait, and find the grants whose message was missed.
+-- KEYS[1] meta: hash, the bucket's fencing token and layout
 -- KEYS[2..] lock: hash, the holds of a lock; one key per waiter
--- ARGV[1..] run, nonce, wait, lease: id, id, ms, ms; four per lock key
--- Reply {{HELD, fence}, …}: the run has the lock, for a whole lease from now
+-- ARGV[1..] execution, attempt, wait, lease: id, id, ms, ms; four per lock key
+-- Reply {{HELD, fence}, …}: the execution has the lock, for a whole lease from now
 -- Reply {{WAIT, rank, ms}, …}: still queued; look again after ms, when the next lease ends
--- Reply {{LOST}, …}: no hold and no place: the lease ran out
--- Keeps: a lost wake-up delays by one heartbeat; a dead holder is found by whoever waits
--- Uses: lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
+-- Reply {{LOST}, …}: no hold and no place: the lease ran out, or somebody else's key is in the way
+-- Keeps: a lost wake-up delays by one heartbeat; a dead holder is found by whoever waits; a foreign key hurts its own lock alone
+-- Uses: lib/publish, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
 
 local meta, keys, claims = KEYS[1], KEYS, ARGV
 local call = Call.begin(meta)
+Base.write_without_memory(call.prefix)
 
-local function keep_place(lock, run, nonce, wait)
-  local waiter = Queue.waiter(lock, run)
-  -- What is parked has no process; a beat that comes late must not get the lock for nobody.
-  if not waiter or waiter.parked or waiter.nonce ~= nonce or waiter.expiry <= call.now then
-    return nil
+local function keep_place(beat)
+  local lock = Holds.open(call, beat.key)
+  local waiter = Queue.waiter(lock, beat.execution)
+  beat.lock = lock
+  -- A parked execution has no process; a beat that comes late must not acquire the lock for nobody.
+  if waiter and not waiter.parked and waiter.attempt == beat.attempt and waiter.expiry > call.now then
+    waiter.expiry, waiter.life = call.now + beat.wait, beat.wait
+    Queue.write(call, lock, beat.execution, waiter)
+    Deadlock.keep(call, beat.execution, waiter)
+    beat.waiter = waiter
   end
-  waiter.expiry, waiter.life = call.now + wait, wait
-  Queue.write(call, lock, run, waiter)
-  return waiter
 end
 
--- First all places are kept, then the heads get in: else a head of this very call would look dead.
-local beats = {}
-for i = 2, #keys do
-  local lock = Holds.open(call, keys[i])
-  local run, nonce = claims[4 * i - 7], claims[4 * i - 6]
-  local wait, lease = tonumber(claims[4 * i - 5]), tonumber(claims[4 * i - 4])
-  local waiter = keep_place(lock, run, nonce, wait)
-  beats[i - 1] = { lock = lock, run = run, nonce = nonce, lease = lease, waiter = waiter }
-end
-
-for _, beat in ipairs(beats) do
-  if beat.waiter and (not beat.lock.holds[beat.run] or Holds.kept(beat.lock, beat.run)) then
-    Turns.promote(call, beat.lock, beat.run)
-    if not beat.lock.holds[beat.run] or Holds.kept(beat.lock, beat.run) then
-      Turns.rejoin(call, beat.lock, beat.run, beat.waiter)
+local function promote(beat)
+  local function has_it()
+    return beat.lock.holds[beat.execution] and not Holds.kept(beat.lock, beat.execution)
+  end
+  if beat.waiter and not has_it() then
+    Turns.promote(call, beat.lock, beat.execution)
+    if not has_it() then
+      Turns.rejoin(call, beat.lock, beat.execution, beat.waiter)
     end
   end
 end
 
--- Last the replies: a run that wants several locks may have got the first with the last.
-local reply = {}
-for i, beat in ipairs(beats) do
-  local lock, run = beat.lock, beat.run
-  local hold = lock.holds[run]
-  if hold and hold.nonce == beat.nonce then
-    Holds.extend(lock, run, call.now + beat.lease)
-    reply[i] = { 'HELD', hold.fence }
+local function answer(beat)
+  local lock, execution = beat.lock, beat.execution
+  local hold = lock.holds[execution]
+  if hold and hold.attempt == beat.attempt then
+    Holds.extend(lock, execution, call.now + beat.lease)
+    beat.reply = { 'HELD', hold.fence }
   elseif beat.waiter then
-    reply[i] = { 'WAIT', redis.call('ZRANK', lock.queue, run), Holds.next_lapse(call, lock) }
-  else
-    reply[i] = { 'LOST' }
+    beat.reply = { 'WAIT', redis.call('ZRANK', lock.queue, execution), Holds.next_lapse(call, lock) }
   end
+end
+
+local beats, reply = {}, {}
+for i = 2, #keys do
+  beats[i - 1] = {
+    key = keys[i],
+    execution = claims[4 * i - 7],
+    attempt = claims[4 * i - 6],
+    wait = tonumber(claims[4 * i - 5]),
+    lease = tonumber(claims[4 * i - 4]),
+    reply = { 'LOST' },
+  }
+end
+-- First all places are kept, then the heads get in: else a head of this very call would look dead. Last
+-- the replies: an execution that wants several locks may have got the first lock with the last.
+for _, step in ipairs({ keep_place, promote, answer }) do
+  for _, beat in ipairs(beats) do
+    -- pcall: a key that somebody else wrote must cost the others neither lease nor place.
+    if not beat.failed and not pcall(step, beat) then
+      beat.failed, beat.reply = true, { 'LOST' }
+    end
+  end
+end
+for i, beat in ipairs(beats) do
+  reply[i] = beat.reply
 end
 return reply

@@ -1,5 +1,5 @@
 -- open: Agree on the layout of the keys, or refuse.
--- KEYS[1] meta: hash, the first bucket's fence and layout
+-- KEYS[1] meta: hash, the first bucket's fencing token and layout
 -- ARGV[1] schema: number, of this client's layout
 -- ARGV[2] buckets: count, that this client spreads its locks over
 -- Reply {OK}: the layout is this client's

@@ -1,35 +1,35 @@
--- release: Give back a run's holds, or its places in the queues, and let the next ones in.
--- KEYS[1] meta: hash, the bucket's fence and layout
--- KEYS[2] tombstone: string, how the run ended
+-- release: Release an execution's holds, or its places in the queues, and let the next ones in.
+-- KEYS[1] meta: hash, the bucket's fencing token and layout
+-- KEYS[2] tombstone: string, how the execution ended
 -- KEYS[3..] lock: hash, the holds of a lock; one key per lock
--- ARGV[1] run: id, the execution of one message
--- ARGV[2] nonce: id, the attempt that took the locks
--- ARGV[3] ended: `run`, `attempt` or empty, what a tombstone shall say has ended; `killed` is an attempt
+-- ARGV[1] execution: id, the execution of one message
+-- ARGV[2] attempt: id, the attempt that acquired the locks
+-- ARGV[3] ended: `run`, `attempt` or empty, what has ended and leaves a tombstone; `killed` is an attempt
 -- ARGV[4] remember: ms, life of the tombstone
 -- ARGV[5] home: text, the broker that the caller can send parked messages to; empty sends none
--- ARGV[6] heir: ids with spaces between, the runs that the holds are kept for; empty gives them back
--- ARGV[7] keep: ms, for how long they are kept for each
--- Reply {RELEASED, count, run, name, message, …}: so many holds and places were given back; messages to send
--- Reply {GONE, run, name, message, …}: the attempt had none: released before, or lost; messages to send
--- Keeps: only the attempt that took a lock gives it back; a kept hold stays in its entry; sent twice it acts once; the next ones get in
+-- ARGV[6] successors: ids with spaces between, the executions that the holds are left to; empty leaves none
+-- ARGV[7] keep: ms, for how long the holds are kept for each
+-- Reply {RELEASED, count, execution, name, message, …}: so many holds and places were released; messages to resume
+-- Reply {GONE, execution, name, message, …}: the attempt had none: released before, or lost; messages to resume
+-- Keeps: only the attempt that acquired a lock releases it; a kept hold stays in its permit; sent twice it acts once; the next ones get in
+-- Uses: lib/publish
 
 local meta, tombstone, first = KEYS[1], KEYS[2], KEYS[3]
-local run, nonce = ARGV[1], ARGV[2]
+local execution, attempt = ARGV[1], ARGV[2]
 local ended, remember = ARGV[3], tonumber(ARGV[4])
-local home, heir, keep = ARGV[5], ARGV[6], tonumber(ARGV[7])
+local home, successors, keep = ARGV[5], ARGV[6], tonumber(ARGV[7])
 local keys = KEYS
 
 local prefix = string.sub(meta, 1, -5)
 local name = string.sub(first, string.len(prefix) + 3)
-local queue = prefix .. 'q:' .. name
 
--- As in acquire: one lock. Whether its lease had run out just now, unseen by anybody, is for the
--- holder's own clock to say.
-local alone = #keys == 3 and heir == '' and (ended == '' or ended == 'run')
-local record = alone and redis.call('HGET', first, run)
-local is_mine = record and string.match(record, '^%d+ %d+ (%S+) ') == nonce
-if is_mine and redis.call('EXISTS', queue) == 0 then
-  redis.call('HDEL', first, run, '@' .. run)
+-- The short way, as in acquire: one small lock that nobody waits for. Whether the lease had run out just
+-- now, unseen by anybody, is for the holder's own clock to say.
+local alone = #keys == 3 and successors == '' and (ended == '' or ended == 'run')
+local record = alone and redis.call('HGET', first, execution)
+local is_mine = record and string.match(record, '^%d+ %d+ (%S+) ') == attempt
+if is_mine and redis.call('EXISTS', prefix .. 'q:' .. name, prefix .. 'e:' .. name) == 0 then
+  redis.call('HDEL', first, execution, '@' .. execution)
   if ended == 'run' then
     redis.call('SET', tombstone, '*', 'PX', remember)
   end
@@ -38,74 +38,83 @@ end
 
 -- Uses: lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
 
-local locks = {}
 local call = Call.begin(meta)
-call.home, call.by = home, run .. ' ' .. nonce
-for i = 3, #keys do
-  locks[i - 2] = Holds.open(call, keys[i])
-end
+call.home, call.by = home, execution .. ' ' .. attempt
+Base.write_without_memory(prefix)
 
--- An heir may have been quicker: it has joined the entry by its lineage, or is over, or was killed.
--- A run that leaves it to itself lives, whatever became of an attempt before this one.
-local function leave_to_heirs(lock, hold, who)
-  for each in string.gmatch(heir, '%S+') do
+-- A successor may have been quicker: it has joined the permit as a descendant, or is over, or was
+-- killed. An execution that leaves a hold to itself lives, whatever became of an attempt before.
+local function leave_to_successors(lock, hold, label)
+  for each in string.gmatch(successors, '%S+') do
     local how = redis.call('GET', call.prefix .. 'd:' .. each)
-    if not lock.holds[each] and (not how or each == run and how ~= '*') then
-      local kept = { expiry = call.now + keep, fence = hold.fence, nonce = Holds.KEPT, owner = hold.owner }
-      Holds.write(lock, each, kept, who)
+    if not lock.holds[each] and (not how or each == execution and how ~= '*') then
+      local kept = { expiry = call.now + keep, fence = hold.fence, attempt = Holds.KEPT, owner = hold.owner }
+      Holds.write(lock, each, kept, label)
     end
   end
 end
 
-local function give_back(lock)
-  local hold = lock.holds[run]
-  local held = hold and hold.nonce == nonce
+local function release(lock)
+  local hold = lock.holds[execution]
+  local held = hold and hold.attempt == attempt
   if held then
-    local who = heir ~= '' and redis.call('HGET', lock.key, '@' .. run) or ''
-    Holds.drop(lock, run)
-    leave_to_heirs(lock, hold, who)
+    local label = successors ~= '' and redis.call('HGET', lock.key, '@' .. execution) or ''
+    Holds.drop(lock, execution)
+    leave_to_successors(lock, hold, label)
   end
-  local waiter = redis.call('EXISTS', lock.queue) == 1 and Queue.waiter(lock, run)
-  -- A message outlives the attempt that it was sent on for, but not the one that parked it and takes
-  -- that back, as it heard no answer; one that was killed then does not. With the run a copy behind
-  -- it ends as well.
+  local waiter = redis.call('EXISTS', lock.queue) == 1 and Queue.waiter(lock, execution)
+  -- A message outlives the attempt for which it was resumed. The attempt that parked the message, and
+  -- heard no answer, takes it back; unless that attempt was killed. With the execution a copy that is
+  -- parked behind it ends as well.
   local parked_it = waiter and waiter.parked and not waiter.arrived and ended ~= 'killed'
-  local mine = waiter and waiter.nonce == nonce and (not waiter.parked or parked_it)
+  local mine = waiter and waiter.attempt == attempt and (not waiter.parked or parked_it)
   local leaves = mine or waiter and waiter.parked and ended == 'run'
   if leaves then
-    Queue.leave(call, lock, run, waiter)
+    Queue.leave(call, lock, execution, waiter)
   end
   return (held or leaves) and 1 or 0
 end
 
--- An attempt adds itself to those that have ended: a copy of any of them may be on its way. A run
--- that has ended stays so.
-local function remember_end()
-  local before = redis.call('GET', tombstone)
-  if ended == 'run' then
-    redis.call('SET', tombstone, '*', 'PX', remember)
-  elseif ended ~= '' and before ~= '*' then
-    redis.call('SET', tombstone, (before or ' ') .. nonce .. ' ', 'PX', remember)
-  end
-end
-
-local released = 0
-for _, lock in ipairs(locks) do
-  released = released + give_back(lock)
-end
-
--- After all of them: a run that waits for several of these locks must find every one given back.
-for _, lock in ipairs(locks) do
+local function let_in(lock)
   if redis.call('EXISTS', lock.queue) == 1 then
     Turns.promote(call, lock)
-    for each in string.gmatch(heir, '%S+') do
+    for each in string.gmatch(successors, '%S+') do
       Turns.inherit(call, lock, each)
     end
   end
 end
 
+-- An attempt adds itself to those that have ended: a copy of any of them may be on its way. An
+-- execution that has ended stays so.
+local function remember_end()
+  local before = redis.call('GET', tombstone)
+  if ended == 'run' then
+    redis.call('SET', tombstone, '*', 'PX', remember)
+  elseif ended ~= '' and before ~= '*' then
+    redis.call('SET', tombstone, (before or ' ') .. attempt .. ' ', 'PX', remember)
+  end
+end
+
+local locks, released, failure = {}, 0, nil
+for i = 3, #keys do
+  -- pcall: a key that somebody else wrote must not keep the other locks of the execution.
+  local fine, found = pcall(function()
+    local lock = Holds.open(call, keys[i])
+    released = released + release(lock)
+    return lock
+  end)
+  locks[#locks + 1] = fine and found or nil
+  failure = failure or not fine and found
+end
+-- After all of them: an execution that waits for several of these locks must find all of them released.
+for _, lock in ipairs(locks) do
+  let_in(lock)
+end
 if ended ~= '' then
   remember_end()
+end
+if failure and released == 0 then
+  error(failure, 0)
 end
 if released > 0 then
   return { 'RELEASED', released, unpack(call.messages) }

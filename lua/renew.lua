@@ -1,36 +1,37 @@
--- renew: Extend the leases of up to a hundred holds.
--- KEYS[1..] lock: hash, the holds of a lock; one key per hold to extend
--- ARGV[1..] run, nonce, lease, longer: id, id, ms, 1 or 0: whether only ever longer; four per key
--- Reply {1 or 0, …}: per key, 1 extended, 0 lost
--- Keeps: a hold that was released, or whose lease has run out, is never brought back
+-- renew: Renew the leases of up to a hundred holds.
+-- KEYS[1..] lock: hash, the holds of a lock; one key per hold to renew
+-- ARGV[1..] execution, attempt, lease, longer: id, id, ms, 1 or 0: whether only ever longer; four per key
+-- Reply {1 or 0, …}: per key, 1 renewed, 0 lost
+-- Keeps: a hold that was released, or whose lease has run out, is never brought back; a foreign key hurts its own lock alone
 -- Uses: lib/base
 
 local keys, claims = KEYS, ARGV
 local now = math.floor(Base.micros() / 1000)
 
+local function renew(key, execution, attempt, lease, longer)
+  local hold = Base.parse(redis.call('HGET', key, execution))
+  if not hold or hold.attempt ~= attempt or hold.expiry <= now then
+    return 0
+  end
+  -- A renewal that was on its way when the holder asked for a longer lease must not undo the longer
+  -- lease. A hold that would outlive all its leases was written before the clock was set back.
+  local kept = longer and hold.expiry > now + lease and hold.expiry <= now + Base.longest(hold.bound)
+  hold.expiry = kept and hold.expiry or now + lease
+  redis.call('HSET', key, execution, Base.record(hold, now))
+  -- The index of a lock with many holds, see lib/holds.
+  local prefix, name = string.match(key, '^(.-}:)l:(.*)$')
+  local ends, fences, owners = prefix .. 'e:' .. name, prefix .. 'f:' .. name, prefix .. 'o:' .. name
+  redis.call('ZADD', ends, 'XX', string.format('%.0f', hold.expiry), execution)
+  Base.outlive(lease, key, ends, fences, owners)
+  return 1
+end
+
+Base.write_without_memory(string.match(keys[1], '^.-}:'))
 local reply = {}
 for i, key in ipairs(keys) do
-  local run, nonce, lease = claims[4 * i - 3], claims[4 * i - 2], tonumber(claims[4 * i - 1])
-  -- pcall: one key that somebody overwrote must not cost the other holds their renewal.
-  local record = redis.pcall('HGET', key, run)
-  local text = type(record) == 'string' and record or ''
-  local expiry, fence, held_by, owner, bound = string.match(text, '^(%d+) (%d+) (%S+) (%S+) (%l)$')
-  if held_by == nonce and tonumber(expiry) > now then
-    local ends, before = now + lease, tonumber(expiry)
-    -- A renewal that was on its way when the holder asked for a longer lease must not undo that. What
-    -- would end later than any lease of this hold was written before the clock was set back.
-    if claims[4 * i] == '1' and before > ends and before <= now + Base.longest(bound) then
-      ends = before
-    end
-    local hold = { expiry = ends, fence = fence, nonce = nonce, owner = owner }
-    redis.call('HSET', key, run, Base.record(hold, now))
-    -- Only ever longer: another hold of this lock may have a longer lease than this one.
-    if redis.call('PTTL', key) < lease + 1000 then
-      redis.call('PEXPIRE', key, lease + Base.GRACE)
-    end
-    reply[i] = 1
-  else
-    reply[i] = 0
-  end
+  local execution, attempt, lease = claims[4 * i - 3], claims[4 * i - 2], tonumber(claims[4 * i - 1])
+  -- pcall: one key that somebody else wrote must not cost the other holds their renewal.
+  local fine, renewed = pcall(renew, key, execution, attempt, lease, claims[4 * i] == '1')
+  reply[i] = fine and renewed or 0
 end
 return reply

@@ -1,20 +1,20 @@
--- resume: Hand out the parked messages that are to be sent on now.
--- KEYS[1] meta: hash, the bucket's fence and layout
--- KEYS[2] due: sorted set, when to look at which lock, and at which run
+-- resume: Hand out the parked messages that are to be resumed now.
+-- KEYS[1] meta: hash, the bucket's fencing token and layout
+-- KEYS[2] due: sorted set, when to look at which lock, and at which execution
 -- ARGV[1] home: text, the broker that the caller can send to
 -- ARGV[2] by: id, of this call
--- ARGV[3] most: count, locks and runs to look at
+-- ARGV[3] most: count, locks and executions to look at
 -- ARGV[4] tasks: ids with spaces between, tasks whose message is wanted at once, lock or not
--- Reply {ms, run, name, message, …}: when the next look is due, -1 for never; messages to send
--- Keeps: what is parked is sent on, whoever was to do it and has died
--- Uses: lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
+-- Reply {ms, execution, name, message, …}: when the next look is due, -1 for never; messages to resume
+-- Keeps: what is parked is resumed, though whoever was to do so has died; a foreign key hurts its own lock alone
+-- Uses: lib/publish, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
 
 local meta, due = KEYS[1], KEYS[2]
 local home, by, most, tasks = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local call = Call.begin(meta)
 call.home, call.by = home, by
 
--- A clock that was set back puts off what is due: all of it is brought forward by as much.
+-- A clock that was set back puts off what is due: everything is brought forward by as much.
 local function mind_the_clock()
   if redis.call('EXISTS', due) == 0 then
     redis.call('HDEL', meta, 'clock')
@@ -32,7 +32,7 @@ local function mind_the_clock()
   end
 end
 
--- What stops a lock from being looked at any more is that nothing is parked there.
+-- A lock is looked at again as long as somebody is parked there (Parked.schedule).
 local function look_at_lock(name)
   local lock = Holds.open(call, call.prefix .. 'l:' .. name)
   redis.call('ZREM', due, 'l ' .. name)
@@ -41,40 +41,49 @@ local function look_at_lock(name)
   end
 end
 
-local function send_on(run)
-  local lock, waiter = Parked.find(call, run)
-  local wanted = lock and (not Parked.on_its_way(call, waiter) or Parked.is_owed(call, run, waiter))
-  if lock and (not wanted or Parked.hand_out(call, lock, run, waiter)) then
-    redis.call('ZADD', due, string.format('%.0f', waiter.back), 'r ' .. run)
+local function resume(execution)
+  local lock, waiter = Parked.find(call, execution)
+  local wanted = lock and (not Parked.on_its_way(call, waiter) or Parked.is_owed(call, execution, waiter))
+  if lock and (not wanted or Parked.hand_out(call, lock, execution, waiter)) then
+    redis.call('ZADD', due, string.format('%.0f', waiter.back), 'r ' .. execution)
   else
-    redis.call('ZREM', due, 'r ' .. run)
+    redis.call('ZREM', due, 'r ' .. execution)
   end
 end
 
--- Whoever found its turn could not send it. Who is no longer on the way is found in the line.
+-- Whoever found the turn of this execution could not send its message. What is no longer on its way is
+-- found in the queue.
 local owed = call.prefix .. 'owed:' .. home
-for _, run in ipairs(redis.call('ZRANGE', owed, 0, most - 1)) do
-  redis.call('ZREM', owed, run)
-  local lock, waiter = Parked.find(call, run)
+local function settle(execution)
+  redis.call('ZREM', owed, execution)
+  local lock, waiter = Parked.find(call, execution)
   if lock and Parked.on_its_way(call, waiter) then
-    Parked.hand_out(call, lock, run, waiter)
+    Parked.hand_out(call, lock, execution, waiter)
   end
 end
+
+-- pcall: a key that somebody else wrote must not keep the other locks from being looked at; its own is
+-- looked at again a little later.
+local function safely(step, what, member)
+  if not pcall(step, what) and member then
+    redis.call('ZADD', due, string.format('%.0f', call.now + Base.GRACE), member)
+  end
+end
+
+for _, execution in ipairs(redis.call('ZRANGE', owed, 0, most - 1)) do
+  safely(settle, execution)
+end
 for task in string.gmatch(tasks, '%S+') do
-  local run = redis.call('HGET', call.prefix .. 'parked', '#' .. task)
-  if run then
-    send_on(run)
+  local execution = redis.call('HGET', call.prefix .. 'parked', '#' .. task)
+  if execution then
+    safely(resume, execution)
   end
 end
 mind_the_clock()
 local now = string.format('%.0f', call.now)
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, most)) do
   local kind, what = string.sub(member, 1, 1), string.sub(member, 3)
-  if kind == 'l' then
-    look_at_lock(what)
-  else
-    send_on(what)
-  end
+  safely(kind == 'l' and look_at_lock or resume, what, member)
 end
 
 local pause, next_due = -1, redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')

@@ -1,4 +1,4 @@
--- lib/base: the server's time, the next fence, the record of a hold: what the shortest way needs as well.
+-- lib/base: the server's time, the next fencing token, the record of a hold.
 
 local Base = {}
 
@@ -10,10 +10,17 @@ function Base.micros()
   return tonumber(time[1]) * 1000000 + tonumber(time[2])
 end
 
--- Strictly above every fence before it, also after the counter was lost (time has moved on) and after
--- the clock was set back (the counter is kept). '%.0f': tostring() would round to 14 digits.
--- Spent before anybody is told of it: a server that may not write (no memory, a replica) stops the
--- script here, while no message is out.
+-- A server without memory refuses a script's first write if that write may need memory, and no write
+-- after one that was allowed. A first write that deletes is allowed, so whoever has a hold or a place
+-- keeps it and can release it. (Redis 6.2 to 7.x and Valkey; the key never exists.)
+function Base.write_without_memory(prefix)
+  redis.call('DEL', prefix .. '-')
+end
+
+-- Higher than every fencing token before it, also after the counter was lost (time has moved on) and
+-- after the clock was set back (the counter is kept); not if both happen at once. '%.0f': tostring()
+-- would round to 14 digits. Spent before anybody hears of the token: a server that may not write stops
+-- the script here, while no message is out.
 function Base.next_fence(meta, micros)
   local last = tonumber(redis.call('HGET', meta, 'fence') or 0)
   local fence = string.format('%.0f', math.max(last + 1, micros))
@@ -21,20 +28,11 @@ function Base.next_fence(meta, micros)
   return fence
 end
 
--- At the end of a hold's record: no lease of it was longer than 2^n ms, n as a letter; `z` says nothing.
--- What would live longer than that from now was written before the clock was set back.
+-- At the end of a hold's record: no lease of this hold was longer than 2^n ms, n as a letter; `z` says
+-- nothing. A hold that would live longer than that from now was written before the clock was set back.
 function Base.bound(lease)
   local _, exponent = math.frexp(lease)
   return string.char(97 + math.min(exponent, 25))
-end
-
--- A queue outlives its last heartbeat by a moment and no more, should every waiter die at once.
--- Only ever longer: another waiter may have a longer life than this one.
-function Base.outlive(queue, waiters, life)
-  if redis.call('PTTL', queue) < life + 1000 then
-    redis.call('PEXPIRE', waiters, life + Base.GRACE)
-    redis.call('PEXPIRE', queue, life + Base.GRACE)
-  end
 end
 
 function Base.longest(bound)
@@ -43,5 +41,32 @@ end
 
 function Base.record(hold, now)
   local bound = Base.bound(hold.expiry - now)
-  return string.format('%.0f %s %s %s %s', hold.expiry, hold.fence, hold.nonce, hold.owner, bound)
+  return string.format('%.0f %s %s %s %s', hold.expiry, hold.fence, hold.attempt, hold.owner, bound)
+end
+
+-- The hold that a record tells of; nil for what no script of ours wrote.
+function Base.parse(record)
+  local expiry, fence, attempt, owner, bound =
+    string.match(record or '', '^(%d+) (%d+) (%S+) (%S+) (%l)$')
+  if not expiry then
+    return nil
+  end
+  return { expiry = tonumber(expiry), fence = fence, attempt = attempt, owner = owner, bound = bound }
+end
+
+-- Keys outlive what is in them by a moment and no more, should nobody look again. Only ever longer:
+-- something else in them may have a longer life than this.
+function Base.outlive(life, first, ...)
+  if redis.call('PTTL', first) < life + 1000 then
+    for _, key in ipairs({ first, ... }) do
+      redis.call('PEXPIRE', key, life + Base.GRACE)
+    end
+  end
+end
+
+-- The waiter that a record tells of; nil for none, and for what no script of ours wrote.
+function Base.decoded(record)
+  local fine, waiter = pcall(cjson.decode, record or '')
+  local is_ours = fine and type(waiter) == 'table' and waiter.attempt and tonumber(waiter.expiry)
+  return is_ours and waiter or nil
 end

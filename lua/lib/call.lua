@@ -1,4 +1,4 @@
--- lib/call: what every decision needs to know: the server's time, the bucket, what is to be sent.
+-- lib/call: what every decision needs to know: the server's time, the bucket, what is to be resumed.
 
 local Call = {}
 

@@ -1,56 +1,57 @@
--- lib/deadlock: whether a wait would never end, because who is waited for waits in turn.
+-- lib/deadlock: whether a wait would never end, because the holder waits in turn.
 
 local Deadlock = {}
 
--- Holds that are looked at before a wait counts as one that ends, and waiters that are noted for one
--- hold: a section may have thousands, and one that is missed is at worst a deadlock that is not told.
+-- Holds that are looked at before a wait counts as a wait that ends, and waiters that are noted for one
+-- hold: a workflow may have thousands, and one that is missed is at worst a deadlock that is not told.
 local MOST, NOTED = 100, 16
--- What is noted is held against the queues before it is believed, so it may stay behind for a while.
-local LIFE = 86400000
+-- A note is held against the queue before it is believed. The note of a waiter lives as long as its
+-- place; that of a parked execution, which has no heartbeat, for a day.
+local DAY = 86400000
 
-local function waits_of(call, hold)
-  local record = redis.call('HGET', call.prefix .. 'stuck', hold)
-  return record and cjson.decode(record) or {}
+-- For a hold, by its execution: who has to acquire which lock before the hold can end.
+local function notes(call, execution)
+  return call.prefix .. 's:' .. execution
 end
 
--- `waiter.stuck` has the holds that cannot end before this waiter has got in: those of its own call
--- stack, and of its section.
-function Deadlock.note(call, run, waiter, name)
+local function life(call, waiter)
+  return waiter.parked and DAY or waiter.expiry - call.now
+end
+
+-- `waiter.stuck` has the holds that cannot end before this waiter has its locks: those of its own call
+-- stack, and of its workflow lock.
+function Deadlock.note(call, execution, waiter, name)
   for _, hold in ipairs(waiter.stuck or {}) do
-    local waits, noted = waits_of(call, hold), 0
-    for _ in pairs(waits) do
-      noted = noted + 1
-    end
-    if noted < NOTED then
-      waits[run] = name
-      redis.call('HSET', call.prefix .. 'stuck', hold, cjson.encode(waits))
-      redis.call('PEXPIRE', call.prefix .. 'stuck', LIFE)
+    local key = notes(call, hold)
+    if redis.call('HLEN', key) < NOTED then
+      redis.call('HSET', key, execution, name)
+      Base.outlive(life(call, waiter), key)
     end
   end
 end
 
-function Deadlock.forget(call, run, waiter)
+-- A heartbeat has kept the place, so the notes live on.
+function Deadlock.keep(call, execution, waiter)
   for _, hold in ipairs(waiter.stuck or {}) do
-    local waits = waits_of(call, hold)
-    waits[run] = nil
-    if next(waits) then
-      redis.call('HSET', call.prefix .. 'stuck', hold, cjson.encode(waits))
-    else
-      redis.call('HDEL', call.prefix .. 'stuck', hold)
-    end
+    Base.outlive(life(call, waiter), notes(call, hold))
   end
 end
 
--- The place of a run that is said to wait for a lock, if it still does.
-local function waiter_of(call, run, name)
-  local record = redis.call('HGET', call.prefix .. 'w:' .. name, run)
-  local waiter = record and cjson.decode(record)
+function Deadlock.forget(call, execution, waiter)
+  for _, hold in ipairs(waiter.stuck or {}) do
+    redis.call('HDEL', notes(call, hold), execution)
+  end
+end
+
+-- The place of an execution that is said to wait for a lock, if it still does.
+local function waiter_of(call, execution, name)
+  local waiter = Base.decoded(redis.call('HGET', call.prefix .. 'w:' .. name, execution))
   return waiter and (waiter.parked or waiter.expiry > call.now) and waiter
 end
 
 local lock_path
 
--- From a hold on: the steps by which it comes back to the run that asks, if it does.
+-- From a hold on: the steps by which it comes back to the execution that asks, if it does.
 local function hold_path(call, search, hold)
   search.left = search.left - 1
   if search.mine[hold] then
@@ -60,13 +61,15 @@ local function hold_path(call, search, hold)
     return nil
   end
   search.seen[hold] = true
-  for run, name in pairs(waits_of(call, hold)) do
-    local waiter = waiter_of(call, run, name)
-    for i, wanted in ipairs(waiter and (waiter.names or { name }) or {}) do
+  local waits = redis.call('HGETALL', notes(call, hold))
+  for i = 1, #waits, 2 do
+    local name = waits[i + 1]
+    local waiter = waiter_of(call, waits[i], name)
+    for number, wanted in ipairs(waiter and (waiter.names or { name }) or {}) do
       local lock = Holds.open(call, call.prefix .. 'l:' .. wanted)
-      local path = lock_path(call, search, lock, waiter.limits[i])
+      local path = lock_path(call, search, lock, waiter.limits[number])
       if path then
-        table.insert(path, 1, waiter.who)
+        table.insert(path, 1, waiter.label)
         return path
       end
     end
@@ -74,30 +77,28 @@ local function hold_path(call, search, hold)
   return nil
 end
 
--- A lock is stuck if each of its entries is, by one of its holds at least.
+-- A lock is stuck if each of its permits is stuck, by at least one of the holds in the permit.
 function lock_path(call, search, lock, limit)
-  if lock.entries < limit then
+  if lock.permits < limit or lock.permits > MOST then
     return nil
   end
-  local path, stuck = nil, {}
-  for run, hold in pairs(lock.holds) do
-    local found = not stuck[hold.fence] and hold_path(call, search, run)
+  local path, stuck, permits = nil, {}, 0
+  for execution, hold in pairs(Holds.some(lock, MOST)) do
+    local found = not stuck[hold.fence] and hold_path(call, search, execution)
     if found then
-      stuck[hold.fence] = true
+      stuck[hold.fence], permits = true, permits + 1
       path = path or found
     end
   end
-  for fence in pairs(lock.fences) do
-    if not stuck[fence] then
-      return nil
-    end
+  if permits < lock.permits then
+    return nil
   end
   table.insert(path, 1, lock.name)
   return path
 end
 
--- The way round if waiting for these locks would never end: a lock, who has it and waits, the lock
--- that this one waits for, … back to a hold of the run that asks. Nil if it may end.
+-- The way round if waiting for these locks would never end: a lock, the label of its holder, the lock
+-- that this holder waits for, … back to a hold of the execution that asks. Nil if the wait may end.
 function Deadlock.path(call, locks, limits, stuck)
   for i, lock in ipairs(locks) do
     local search = { mine = {}, seen = {}, left = MOST }

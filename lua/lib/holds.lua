@@ -1,12 +1,121 @@
--- lib/holds: a lock is the set of its live holds; its entries are the fences among them.
+-- lib/holds: a lock is the set of its live holds; a permit is all holds with one fencing token.
 
 local Holds = {}
 
--- The nonce of a hold that is kept for a run which is still to come: no attempt has this one.
+-- The attempt of a hold that is kept for an execution which is still to come: no attempt has this id.
 Holds.KEPT = '-'
 
--- A lapsed hold is dropped before anything is decided: its lease ended by the server's clock,
--- not when somebody happened to look, and a late renewal must not find it again.
+-- So many holds are all read at once. A lock with more of them has an index beside its holds, three
+-- sorted sets, and a call reads no more than it needs: a semaphore of thousands costs as much as a
+-- small lock. The holds alone are the truth: an index that does not fit them is thrown away, and built
+-- anew from the holds.
+local FEW = 32
+
+local function foreign(lock)
+  error('RELOCK-FOREIGN ' .. lock.key)
+end
+
+local function count(lock, execution, hold)
+  if not lock.fences[hold.fence] then
+    lock.fences[hold.fence] = 0
+    lock.permits = lock.permits + 1
+  end
+  lock.fences[hold.fence] = lock.fences[hold.fence] + 1
+  lock.latest = math.max(lock.latest, hold.expiry)
+  lock.holds[execution] = hold
+end
+
+local function note(lock, execution, hold)
+  local index = lock.index
+  redis.call('ZADD', index.ends, string.format('%.0f', hold.expiry), execution)
+  redis.call('ZADD', index.fences, hold.fence, execution)
+  redis.call('ZADD', index.owners, 0, hold.owner .. ' ' .. hold.fence)
+end
+
+local function outlive_holds(lock, expiry)
+  if lock.indexed then
+    local index = lock.index
+    Base.outlive(expiry - lock.now, lock.key, index.ends, index.fences, index.owners)
+  else
+    redis.call('PEXPIREAT', lock.key, string.format('%.0f', lock.latest + Base.GRACE))
+  end
+end
+
+-- Whether there is an index that fits the holds.
+local function has_index(lock)
+  local index = lock.index
+  local there = redis.call('EXISTS', index.ends, index.fences, index.owners)
+  if there == 0 then
+    return false
+  end
+  local size = redis.call('HLEN', lock.key) / 2
+  local fits = there == 3 and redis.call('ZCARD', index.ends) == size
+  fits = fits and redis.call('ZCARD', index.fences) == size
+  local last = fits and redis.call('ZREVRANGE', index.ends, 0, 0)[1]
+  local hold = last and Base.parse(redis.call('HGET', lock.key, last))
+  if hold and hold.expiry <= lock.now + Base.longest(hold.bound) then
+    return true
+  end
+  redis.call('DEL', index.ends, index.fences, index.owners)
+  return false
+end
+
+local function open_with_index(lock)
+  local index = lock.index
+  lock.permits = redis.call('ZCARD', index.owners)
+  setmetatable(lock.holds, {
+    __index = function(_, execution)
+      local record = redis.call('HGET', lock.key, execution)
+      local hold = record and (Base.parse(record) or foreign(lock)) or nil
+      rawset(lock.holds, execution, hold)
+      return hold
+    end,
+  })
+  setmetatable(lock.fences, {
+    __index = function(_, fence)
+      local size = redis.call('ZCOUNT', index.fences, fence, fence)
+      return size > 0 and size or nil
+    end,
+  })
+  local now = string.format('%.0f', lock.now)
+  for _, execution in ipairs(redis.call('ZRANGEBYSCORE', index.ends, '-inf', now)) do
+    Holds.drop(lock, execution)
+  end
+end
+
+local function open_by_reading(lock)
+  local fields = redis.call('HGETALL', lock.key)
+  for i = 1, #fields, 2 do
+    local execution = fields[i]
+    if string.sub(execution, 1, 1) ~= '@' then
+      local hold = Base.parse(fields[i + 1]) or foreign(lock)
+      local longest = Base.longest(hold.bound)
+      if hold.expiry > lock.now + longest then
+        -- Written, as each look would put it off again. Whoever lives renews it before.
+        hold.expiry = lock.now + longest
+        local rest = string.match(fields[i + 1], ' .*$')
+        redis.call('HSET', lock.key, execution, string.format('%.0f%s', hold.expiry, rest))
+      end
+      if hold.expiry > lock.now then
+        count(lock, execution, hold)
+      else
+        redis.call('HDEL', lock.key, execution, '@' .. execution)
+      end
+    end
+  end
+  if #fields > 4 * FEW then
+    lock.indexed = true
+    for execution, hold in pairs(lock.holds) do
+      note(lock, execution, hold)
+    end
+    for _, key in pairs(lock.index) do
+      redis.call('PEXPIREAT', key, string.format('%.0f', lock.latest + Base.GRACE))
+    end
+  end
+end
+
+-- A lapsed hold is dropped before anything is decided: its lease ended by the server's clock, not when
+-- somebody happened to look, and a late renewal must not find it again.
 function Holds.open(call, key)
   if call.locks[key] then
     return call.locks[key]
@@ -19,91 +128,91 @@ function Holds.open(call, key)
     queue = call.prefix .. 'q:' .. name,
     waiters = call.prefix .. 'w:' .. name,
     messages = call.prefix .. 'm:' .. name,
+    index = {
+      ends = call.prefix .. 'e:' .. name,
+      fences = call.prefix .. 'f:' .. name,
+      owners = call.prefix .. 'o:' .. name,
+    },
+    -- Each hold by its execution; how many holds have a fencing token; how many tokens there are.
     holds = {},
-    entries = 0,
     fences = {},
+    permits = 0,
     latest = 0,
   }
-  local fields = redis.call('HGETALL', key)
-  for i = 1, #fields, 2 do
-    local run, record = fields[i], fields[i + 1]
-    if string.sub(run, 1, 1) ~= '@' then
-      local expiry, fence, nonce, owner, bound = string.match(record, '^(%d+) (%d+) (%S+) (%S+) (%l)$')
-      if not expiry then
-        error('RELOCK-FOREIGN ' .. key)
-      end
-      expiry = tonumber(expiry)
-      local longest = Base.longest(bound)
-      if expiry > call.now + longest then
-        -- Written, as each look would put it off again. Whoever lives renews it before.
-        expiry = call.now + longest
-        record = string.format('%.0f %s %s %s %s', expiry, fence, nonce, owner, bound)
-        redis.call('HSET', key, run, record)
-      end
-      if expiry > call.now then
-        Holds.count(lock, run, { expiry = expiry, fence = fence, nonce = nonce, owner = owner })
-      else
-        redis.call('HDEL', key, run, '@' .. run)
-      end
-    end
+  lock.indexed = has_index(lock)
+  if lock.indexed then
+    open_with_index(lock)
+  else
+    open_by_reading(lock)
   end
   call.locks[key] = lock
   return lock
 end
 
-function Holds.count(lock, run, hold)
-  if not lock.fences[hold.fence] then
-    lock.fences[hold.fence] = 0
-    lock.entries = lock.entries + 1
+function Holds.write(lock, execution, hold, label)
+  if lock.holds[execution] then
+    Holds.drop(lock, execution)
   end
-  lock.fences[hold.fence] = lock.fences[hold.fence] + 1
-  lock.latest = math.max(lock.latest, hold.expiry)
-  lock.holds[run] = hold
-end
-
-local function outlive_holds(lock)
-  redis.call('PEXPIREAT', lock.key, string.format('%.0f', lock.latest + Base.GRACE))
-end
-
-function Holds.write(lock, run, hold, who)
-  if lock.holds[run] then
-    Holds.drop(lock, run)
+  count(lock, execution, hold)
+  redis.call('HSET', lock.key, execution, Base.record(hold, lock.now), '@' .. execution, label)
+  if lock.indexed then
+    note(lock, execution, hold)
   end
-  Holds.count(lock, run, hold)
-  redis.call('HSET', lock.key, run, Base.record(hold, lock.now), '@' .. run, who)
-  outlive_holds(lock)
+  outlive_holds(lock, hold.expiry)
 end
 
 -- Only ever longer: the holder may have asked for more than this since.
-function Holds.extend(lock, run, expiry)
-  local hold = lock.holds[run]
+function Holds.extend(lock, execution, expiry)
+  local hold = lock.holds[execution]
   if hold.expiry < expiry then
     hold.expiry = expiry
     lock.latest = math.max(lock.latest, expiry)
-    redis.call('HSET', lock.key, run, Base.record(hold, lock.now))
-    outlive_holds(lock)
+    redis.call('HSET', lock.key, execution, Base.record(hold, lock.now))
+    if lock.indexed then
+      redis.call('ZADD', lock.index.ends, string.format('%.0f', expiry), execution)
+    end
+    outlive_holds(lock, expiry)
   end
 end
 
-function Holds.drop(lock, run)
-  local hold = lock.holds[run]
-  lock.holds[run] = nil
-  redis.call('HDEL', lock.key, run, '@' .. run)
-  lock.fences[hold.fence] = lock.fences[hold.fence] - 1
-  if lock.fences[hold.fence] == 0 then
-    lock.fences[hold.fence] = nil
-    lock.entries = lock.entries - 1
+function Holds.drop(lock, execution)
+  local hold = lock.holds[execution]
+  local others = lock.fences[hold.fence] - 1
+  redis.call('HDEL', lock.key, execution, '@' .. execution)
+  rawset(lock.holds, execution, nil)
+  rawset(lock.fences, hold.fence, others > 0 and others or nil)
+  if lock.indexed then
+    redis.call('ZREM', lock.index.ends, execution)
+    redis.call('ZREM', lock.index.fences, execution)
+  end
+  if others == 0 then
+    lock.permits = lock.permits - 1
+    if lock.indexed then
+      redis.call('ZREM', lock.index.owners, hold.owner .. ' ' .. hold.fence)
+    end
   end
 end
 
--- The hold that is kept for a run, if there is one.
-function Holds.kept(lock, run)
-  local hold = lock.holds[run]
-  return hold and hold.nonce == Holds.KEPT and hold or nil
+-- The hold that is kept for an execution, if there is one.
+function Holds.kept(lock, execution)
+  local hold = lock.holds[execution]
+  return hold and hold.attempt == Holds.KEPT and hold or nil
 end
 
--- The fence of the newest entry that an owner has among some holds.
-function Holds.entry_of(holds, owner)
+-- Every hold, or the first `most` of a lock that has more of them than are read at once.
+function Holds.some(lock, most)
+  if not lock.indexed then
+    return lock.holds
+  end
+  local found = {}
+  for _, execution in ipairs(redis.call('ZRANGE', lock.index.fences, 0, most - 1)) do
+    found[execution] = lock.holds[execution]
+  end
+  return found
+end
+
+-- The token of the newest permit that an owner has among some holds.
+function Holds.newest(holds, owner)
   local fence
   for _, hold in pairs(holds) do
     if hold.owner == owner and (not fence or tonumber(hold.fence) > tonumber(fence)) then
@@ -113,23 +222,41 @@ function Holds.entry_of(holds, owner)
   return fence
 end
 
--- The hold of the oldest entry: the one to name when somebody asks who is in the way.
+-- The token of the newest permit of an owner.
+function Holds.newest_of(lock, owner)
+  if not lock.indexed then
+    return Holds.newest(lock.holds, owner)
+  end
+  local from, to = '[' .. owner .. ' \255', '[' .. owner .. ' '
+  local last = redis.call('ZREVRANGEBYLEX', lock.index.owners, from, to, 'LIMIT', 0, 1)[1]
+  return last and string.match(last, '%d+$')
+end
+
+-- A hold of the oldest permit: the one to name when somebody asks who is in the way.
 function Holds.oldest(lock)
-  local found, run
+  if lock.indexed then
+    local execution = redis.call('ZRANGE', lock.index.fences, 0, 0)[1]
+    return execution and lock.holds[execution], execution
+  end
+  local found, execution
   for each, hold in pairs(lock.holds) do
     if not found or tonumber(hold.fence) < tonumber(found.fence) then
-      found, run = hold, each
+      found, execution = hold, each
     end
   end
-  return found, run
+  return found, execution
 end
 
 -- When the next lease ends, in ms from now: the moment at which a waiter should look again.
 function Holds.next_lapse(call, lock)
   local soonest
-  for _, hold in pairs(lock.holds) do
-    if not soonest or hold.expiry < soonest then
-      soonest = hold.expiry
+  if lock.indexed then
+    soonest = tonumber(redis.call('ZRANGE', lock.index.ends, 0, 0, 'WITHSCORES')[2])
+  else
+    for _, hold in pairs(lock.holds) do
+      if not soonest or hold.expiry < soonest then
+        soonest = hold.expiry
+      end
     end
   end
   return soonest and soonest - call.now or 0

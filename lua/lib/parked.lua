@@ -1,15 +1,16 @@
--- lib/parked: runs that wait without a process: their messages, and who sends them on.
+-- lib/parked: executions that wait without a process: their messages, and who resumes them.
 
 local Parked = {}
 
--- For so long, in ms, a message that was handed out counts as being on its way; doubled each time
+-- For so long, in ms, a message that was handed out counts as being on its way; twice as long each time
 -- that nobody came, as a broker may be slow, and up to a bound.
 local TRIP, LONGEST = 5000, 600000
--- Who has been on the way for so long no longer holds up those behind: its queue may have no worker.
+-- A message that has been on its way for so long no longer holds up those behind: its queue may have no
+-- worker.
 local OVERDUE = 60000
--- A lock with parked runs is looked at so often, in ms, whatever else was missed.
+-- Somebody looks at a lock with parked executions so often, in ms, whatever else was missed.
 local LOOK = 10000
--- No reply has more messages than this; the others are owed.
+-- No reply has more messages than this; the other messages are owed.
 Parked.MOST = 100
 
 -- Nothing is on its way for longer than LONGEST: then the clock was set back meanwhile.
@@ -18,100 +19,99 @@ function Parked.on_its_way(call, waiter)
   return left > 0 and left <= LONGEST
 end
 
--- Entries that are spoken for by a message on its way: 1 or 0.
-function Parked.promise(call, lock, run, waiter)
-  local comes_anew = math.abs(call.now - waiter.first) < OVERDUE and not Queue.entry_of(lock, run, waiter)
+-- How many permits a message on its way will need: 1 or 0.
+function Parked.promise(call, lock, execution, waiter)
+  local comes_anew = math.abs(call.now - waiter.first) < OVERDUE and not Queue.permit_of(lock, execution, waiter)
   return comes_anew and 1 or 0
 end
 
--- Whether a message on its way is to be handed out to this caller all the same: the reply to its
--- command was lost, or nobody could send it so far and this one can.
-function Parked.is_owed(call, run, waiter)
+-- Whether a message on its way is to be handed out to this caller all the same: the reply to the
+-- caller's command was lost, or nobody could send the message so far and this caller can.
+function Parked.is_owed(call, execution, waiter)
   local here = waiter.by == call.by or waiter.untold and waiter.home == call.home
-  return here and not call.given[run]
+  return here and not call.given[execution]
 end
 
-local function write(call, lock, run, waiter)
+local function write(call, lock, execution, waiter)
   for _, each in ipairs(Queue.wanted(call, lock, waiter)) do
-    Queue.write(call, each, run, waiter)
+    Queue.write(call, each, execution, waiter)
   end
 end
 
--- It is put where those who can send it look, and they are called.
-local function owe(call, lock, run, waiter)
+-- Put the message where those look who can send it, and call them.
+local function owe(call, lock, execution, waiter)
   waiter.untold = true
-  redis.call('ZADD', call.prefix .. 'owed:' .. waiter.home, 'NX', string.format('%.0f', call.micros), run)
-  redis.pcall('PUBLISH', call.prefix .. 'i:parked', 'parked ' .. run .. ' ' .. waiter.home)
-  table.insert(call.untold, { lock = lock, run = run, waiter = waiter })
+  redis.call('ZADD', call.prefix .. 'owed:' .. waiter.home, 'NX', string.format('%.0f', call.micros), execution)
+  publish(call.prefix .. 'i:parked', 'parked ' .. execution .. ' ' .. waiter.home)
+  table.insert(call.untold, { lock = lock, execution = execution, waiter = waiter })
 end
 
--- The message stays here until its run has the lock: whoever gets it to send may die, and so may
--- the broker. A caller that cannot send it to where it came from calls for one that can. False: the
+-- The message stays here until its execution has the lock: whoever is to send it may die, and so may the
+-- broker. A caller that cannot send to the message's broker calls for somebody who can. False: the
 -- message is not there any more (a server that evicts keys), so its place goes as well.
-function Parked.hand_out(call, lock, run, waiter)
+function Parked.hand_out(call, lock, execution, waiter)
   local name = waiter.names and waiter.names[1] or lock.name
-  local text = redis.call('HGET', call.prefix .. 'm:' .. name, run)
+  local text = redis.call('HGET', call.prefix .. 'm:' .. name, execution)
   if not text then
-    Queue.leave(call, lock, run, waiter)
+    Queue.leave(call, lock, execution, waiter)
     return false
   end
   waiter.first = math.min(waiter.first or call.now, call.now)
   if waiter.home == call.home and #call.messages < 3 * Parked.MOST then
     waiter.sent = (waiter.sent or 0) + 1
     waiter.by, waiter.untold = call.by, nil
-    redis.call('ZREM', call.prefix .. 'owed:' .. waiter.home, run)
-    call.given[run] = true
-    table.insert(call.messages, run)
+    redis.call('ZREM', call.prefix .. 'owed:' .. waiter.home, execution)
+    call.given[execution] = true
+    table.insert(call.messages, execution)
     table.insert(call.messages, name)
     table.insert(call.messages, text)
   else
-    owe(call, lock, run, waiter)
+    owe(call, lock, execution, waiter)
   end
   local trips = math.max((waiter.sent or 0) - 1, 0)
   waiter.back = call.now + math.min(TRIP * 2 ^ trips, LONGEST)
-  write(call, lock, run, waiter)
+  write(call, lock, execution, waiter)
   return true
 end
 
--- What this call owes to those of this home, it hands out itself.
+-- What this call owes to those who can send to this home, it hands out itself.
 function Parked.settle(call, home)
   call.home = home
   for _, each in ipairs(call.untold) do
-    local mine = each.waiter.home == home and not call.given[each.run]
+    local mine = each.waiter.home == home and not call.given[each.execution]
     if mine and #call.messages < 3 * Parked.MOST then
-      Parked.hand_out(call, each.lock, each.run, each.waiter)
+      Parked.hand_out(call, each.lock, each.execution, each.waiter)
     end
   end
 end
 
--- For a waiter in the line: whether those behind it may be looked at, and from when on it may be
--- handed out again.
-function Parked.pass(call, lock, run, waiter, caller)
-  if Queue.behind_itself(call, lock, run, waiter) then
+-- Whether those behind a parked execution in the queue may be looked at: its message is on its way.
+function Parked.pass(call, lock, execution, waiter, caller)
+  if Queue.behind_itself(call, lock, execution, waiter) then
     return true
   end
-  if run == caller or not Parked.on_its_way(call, waiter) then
+  if execution == caller or not Parked.on_its_way(call, waiter) then
     return false
   end
-  if Parked.is_owed(call, run, waiter) then
-    Parked.hand_out(call, lock, run, waiter)
+  if Parked.is_owed(call, execution, waiter) then
+    Parked.hand_out(call, lock, execution, waiter)
   end
-  Parked.count(call, lock, run, waiter)
+  Parked.count(call, lock, execution, waiter)
   return true
 end
 
--- `late`: what was not there within its first trip. It may need the very worker slot that somebody
--- behind it waits in, so it holds up only those that are parked themselves.
-function Parked.count(call, lock, run, waiter)
+-- `late`: messages that did not come back within their first trip. A late message may need the very
+-- worker slot in which somebody behind it waits, so it holds up only those that are parked themselves.
+function Parked.count(call, lock, execution, waiter)
   if waiter.parked then
-    local promise = Parked.promise(call, lock, run, waiter)
+    local promise = Parked.promise(call, lock, execution, waiter)
     lock.promised = lock.promised + promise
     lock.late = lock.late + (call.now >= waiter.first + TRIP and promise or 0)
     lock.look = math.min(lock.look, waiter.back)
   end
 end
 
--- When the next one who looks for parked runs is to look at this lock.
+-- When somebody who looks for parked executions is to look at this lock next.
 function Parked.schedule(call, lock)
   if redis.call('EXISTS', lock.messages) == 1 then
     local lapse = Holds.next_lapse(call, lock)
@@ -120,32 +120,32 @@ function Parked.schedule(call, lock)
   end
 end
 
--- A run that may wait only so long is sent on then, lock or not, to fail where tasks fail.
-local function keep_deadline(call, run, waiter)
+-- An execution whose patience ends is resumed then, lock or not, to fail where tasks fail.
+local function keep_deadline(call, execution, waiter)
   if waiter.deadline then
-    redis.call('ZADD', call.prefix .. 'due', string.format('%.0f', waiter.deadline), 'r ' .. run)
+    redis.call('ZADD', call.prefix .. 'due', string.format('%.0f', waiter.deadline), 'r ' .. execution)
   end
 end
 
--- The message and where to find it. Its place has been written by Queue.enter.
-function Parked.keep(call, locks, run, waiter, text)
+-- The message and where to find it. Queue.enter has written its place.
+function Parked.keep(call, locks, execution, waiter, text)
   for i, lock in ipairs(locks) do
-    redis.call('HSET', lock.messages, run, i == 1 and text or '')
+    redis.call('HSET', lock.messages, execution, i == 1 and text or '')
   end
-  redis.call('HSET', call.prefix .. 'parked', run, locks[1].name, '#' .. waiter.task, run)
-  keep_deadline(call, run, waiter)
+  redis.call('HSET', call.prefix .. 'parked', execution, locks[1].name, '#' .. waiter.task, execution)
+  keep_deadline(call, execution, waiter)
 end
 
--- A parked run by its id: its first lock and its place, if it has one.
-function Parked.find(call, run)
-  local name = redis.call('HGET', call.prefix .. 'parked', run)
+-- A parked execution by its id: its first lock and its place, if it has one.
+function Parked.find(call, execution)
+  local name = redis.call('HGET', call.prefix .. 'parked', execution)
   if not name then
     return nil
   end
   local lock = Holds.open(call, call.prefix .. 'l:' .. name)
-  local waiter = Queue.waiter(lock, run)
+  local waiter = Queue.waiter(lock, execution)
   if not waiter or not waiter.parked then
-    redis.call('HDEL', call.prefix .. 'parked', run)
+    redis.call('HDEL', call.prefix .. 'parked', execution)
     return nil
   end
   return lock, waiter

@@ -2,27 +2,26 @@
 
 local Queue = {}
 
--- A call never works through more places than this, so that no call stalls the server; the next
--- heartbeat, or look at parked runs, goes on from there.
+-- A call never works through more places than this, so no call stalls the server. The next heartbeat,
+-- or look at parked messages, goes on from there.
 Queue.MOST = 256
 
-function Queue.waiter(lock, run)
-  local record = redis.call('HGET', lock.waiters, run)
-  local waiter = record and cjson.decode(record)
+function Queue.waiter(lock, execution)
+  local waiter = Base.decoded(redis.call('HGET', lock.waiters, execution))
   -- The clock was set back, as for Base.bound.
   if waiter and not waiter.parked and waiter.expiry > lock.now + waiter.life then
     waiter.expiry = lock.now + waiter.life
-    redis.call('HSET', lock.waiters, run, cjson.encode(waiter))
+    redis.call('HSET', lock.waiters, execution, cjson.encode(waiter))
   end
   return waiter
 end
 
--- A parked run has no process that could die: its place is its own until it comes back.
+-- A parked execution has no process that could die: its place stays until the message comes back.
 function Queue.gone(call, waiter)
   return not waiter or not waiter.parked and waiter.expiry <= call.now
 end
 
--- All the locks that a waiter of this one wants.
+-- All the locks that a waiter of this lock wants.
 function Queue.wanted(call, lock, waiter)
   local locks = {}
   for i, name in ipairs(waiter.names or { lock.name }) do
@@ -32,13 +31,13 @@ function Queue.wanted(call, lock, waiter)
   return locks
 end
 
--- The message of a parked run goes; its places in the queues stay.
-function Queue.unpark(call, locks, run, waiter)
+-- The message of a parked execution goes; its places in the queues stay.
+function Queue.unpark(call, locks, execution, waiter)
   if not waiter or not waiter.parked then
     return
   end
   for _, lock in ipairs(locks) do
-    redis.call('HDEL', lock.messages, run)
+    redis.call('HDEL', lock.messages, execution)
     -- Whoever waits in a process has a heartbeat that makes this longer again.
     if redis.call('EXISTS', lock.messages) == 0 then
       redis.call('PEXPIRE', lock.queue, Base.GRACE)
@@ -46,34 +45,34 @@ function Queue.unpark(call, locks, run, waiter)
       redis.call('ZREM', call.prefix .. 'due', 'l ' .. lock.name)
     end
   end
-  local index = call.prefix .. 'parked'
-  redis.call('HDEL', index, run)
-  -- Another run of the task may be parked by now: a retry, while a copy of this one lies here still.
-  if redis.call('HGET', index, '#' .. waiter.task) == run then
-    redis.call('HDEL', index, '#' .. waiter.task)
+  local parked = call.prefix .. 'parked'
+  redis.call('HDEL', parked, execution)
+  -- Another execution of the task may be parked by now: a retry, while a copy still lies here.
+  if redis.call('HGET', parked, '#' .. waiter.task) == execution then
+    redis.call('HDEL', parked, '#' .. waiter.task)
   end
-  redis.call('ZREM', call.prefix .. 'due', 'r ' .. run)
-  redis.call('ZREM', call.prefix .. 'owed:' .. waiter.home, run)
+  redis.call('ZREM', call.prefix .. 'due', 'r ' .. execution)
+  redis.call('ZREM', call.prefix .. 'owed:' .. waiter.home, execution)
 end
 
-function Queue.leave(call, lock, run, waiter)
+function Queue.leave(call, lock, execution, waiter)
   local wanted = waiter and Queue.wanted(call, lock, waiter) or { lock }
   for _, each in ipairs(wanted) do
-    redis.call('ZREM', each.queue, run)
-    redis.call('HDEL', each.waiters, run)
+    redis.call('ZREM', each.queue, execution)
+    redis.call('HDEL', each.waiters, execution)
   end
-  Deadlock.forget(call, run, waiter or {})
-  Queue.unpark(call, wanted, run, waiter)
+  Deadlock.forget(call, execution, waiter or {})
+  Queue.unpark(call, wanted, execution, waiter)
 end
 
-function Queue.write(call, lock, run, waiter)
-  redis.call('HSET', lock.waiters, run, cjson.encode(waiter))
+function Queue.write(call, lock, execution, waiter)
+  redis.call('HSET', lock.waiters, execution, cjson.encode(waiter))
   if waiter.parked or redis.call('EXISTS', lock.messages) == 1 then
     redis.call('PERSIST', lock.waiters)
     redis.call('PERSIST', lock.queue)
     return
   end
-  Base.outlive(lock.queue, lock.waiters, waiter.expiry - call.now)
+  Base.outlive(waiter.expiry - call.now, lock.queue, lock.waiters)
 end
 
 local function ticket_behind_all(call, locks)
@@ -94,42 +93,46 @@ local function ticket_before_all(call, locks)
   return ticket
 end
 
--- One ticket for all the locks that a run wants: with one order over all queues the oldest run is
--- first in each of its own, so runs that want A,B and B,A cannot wait for each other.
-function Queue.enter(call, locks, run, waiter, before_all)
+-- One ticket for all the locks that an execution wants: with one order over all queues the oldest
+-- execution is first in each of its queues, so two that want A,B and B,A cannot wait for each other.
+function Queue.enter(call, locks, execution, waiter, before_all)
   local ticket = before_all and ticket_before_all(call, locks) or ticket_behind_all(call, locks)
   for _, lock in ipairs(locks) do
     -- NX: whoever comes back, by a repeated command or as a new attempt of a dead one, keeps its place.
-    redis.call('ZADD', lock.queue, 'NX', string.format('%.0f', ticket), run)
-    Queue.write(call, lock, run, waiter)
+    redis.call('ZADD', lock.queue, 'NX', string.format('%.0f', ticket), execution)
+    Queue.write(call, lock, execution, waiter)
   end
 end
 
--- Whether a run is in one of these locks.
-function Queue.is_in(locks, run)
+-- Whether an execution holds one of these locks.
+function Queue.holds_any(locks, execution)
   for _, lock in ipairs(locks) do
-    if lock.holds[run] and not Holds.kept(lock, run) then
+    if lock.holds[execution] and not Holds.kept(lock, execution) then
       return true
     end
   end
   return false
 end
 
--- Whether what is parked is a copy of a run that is in: its turn comes if that one dies.
-function Queue.behind_itself(call, lock, run, waiter)
-  return waiter.parked and Queue.is_in(Queue.wanted(call, lock, waiter), run)
+-- Whether a parked message is a copy of an execution that holds the lock: its turn comes if that
+-- execution dies.
+function Queue.behind_itself(call, lock, execution, waiter)
+  return waiter.parked and Queue.holds_any(Queue.wanted(call, lock, waiter), execution)
 end
 
--- The fence of the newest entry that lets a run in without waiting. Lineage that is forged or out of
--- date admits nobody: it must name a live hold of the same owner.
-function Queue.entry_of(lock, run, who)
-  local kept = Holds.kept(lock, run)
-  if kept or who.by_owner then
-    return kept and kept.fence or Holds.entry_of(lock.holds, who.owner)
+-- The token of the newest permit that an execution may join without waiting. Ancestors that are forged
+-- or out of date admit nobody: an ancestor must have a live hold of the same owner.
+function Queue.permit_of(lock, execution, claim)
+  local kept = Holds.kept(lock, execution)
+  if kept then
+    return kept.fence
+  end
+  if claim.by_owner then
+    return Holds.newest_of(lock, claim.owner)
   end
   local ancestors = {}
-  for ancestor in string.gmatch(who.lineage or '', '%S+') do
+  for ancestor in string.gmatch(claim.ancestors or '', '%S+') do
     ancestors[ancestor] = lock.holds[ancestor]
   end
-  return Holds.entry_of(ancestors, who.owner)
+  return Holds.newest(ancestors, claim.owner)
 end

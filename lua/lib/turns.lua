@@ -1,14 +1,14 @@
--- lib/turns: whose turn it is: who of those that wait enters, or is sent on, next.
+-- lib/turns: whose turn it is: which waiter gets the lock next, or which parked message is resumed.
 
 local Turns = {}
 
--- How many ahead of a run in the queue are about to come back and to take an entry; nil if one is
--- ahead that lets nobody pass.
-local function promised_ahead(call, lock, run)
+-- How many waiters ahead of an execution in the queue are about to come back and to need a permit; nil
+-- if a waiter is ahead that lets nobody pass.
+local function promised_ahead(call, lock, execution)
   local promised = 0
   for i = 0, Queue.MOST - 1 do
     local other = redis.call('ZRANGE', lock.queue, i, i)[1]
-    if other == run then
+    if other == execution then
       return promised
     end
     local waiter = other and Queue.waiter(lock, other)
@@ -25,17 +25,17 @@ local function promised_ahead(call, lock, run)
   return nil
 end
 
--- What a waiter may have now: for each of its locks the fence of the entry that it joins, or false
--- for an entry of its own; nil while a lock is not to be had. Where it does not join it has to be
--- first in the queue; `head` is the lock where the caller has seen to that.
-local function admission(call, lock, run, waiter, head)
+-- What a waiter may have now: for each of its locks the token of the permit that it joins, or false for
+-- a new permit; nil while one of the locks is not free. For a new permit the waiter has to be first in
+-- the queue; `head` is the lock where the caller has seen to that.
+local function admission(call, lock, execution, waiter, head)
   local fences = {}
   for i, each in ipairs(Queue.wanted(call, lock, waiter)) do
-    fences[i] = Queue.entry_of(each, run, waiter) or false
+    fences[i] = Queue.permit_of(each, execution, waiter) or false
     if not fences[i] then
       local promised = each == head and lock.promised - (waiter.parked and 0 or lock.late)
-        or promised_ahead(call, each, run)
-      if not promised or each.entries + promised >= waiter.limits[i] then
+        or promised_ahead(call, each, execution)
+      if not promised or each.permits + promised >= waiter.limits[i] then
         return nil
       end
     end
@@ -43,101 +43,106 @@ local function admission(call, lock, run, waiter, head)
   return fences
 end
 
--- No receiver: the process is gone, or for now not connected. pcall: a server that forbids the
--- channel answers with an error; then the heartbeat finds the grant.
-local function reached(call, run, waiter, fences)
-  local message = table.concat({ 'granted', run, waiter.nonce, unpack(fences) }, ' ')
-  return redis.pcall('PUBLISH', call.prefix .. 'i:' .. (waiter.channel or waiter.inbox), message) ~= 0
+-- Tell a waiter of its grant. False if nobody hears: the process is gone, or for now not connected.
+local function reached(call, execution, waiter, fences)
+  local message = table.concat({ 'granted', execution, waiter.attempt, unpack(fences) }, ' ')
+  return publish(call.prefix .. 'i:' .. waiter.inbox, message) ~= 0
 end
 
--- The hold has its whole lease from here on: its holder may be slow to hear of it. False: it could
--- not be told and keeps its place. The run that asks now needs no message, the reply tells it.
-local function let_in(call, lock, run, waiter, fences, caller)
+-- Grant a waiter its locks. The holds have their whole lease from here on: the holder may be slow to
+-- hear of the grant. False: nobody could tell the waiter, which keeps its place. The execution that
+-- asks now (`caller`) needs no message, as the reply tells it.
+local function let_in(call, lock, execution, waiter, fences, caller)
   local fence
   for i, joined in ipairs(fences) do
     fence = fence or not joined and Base.next_fence(call.meta, call.micros)
     fences[i] = joined or fence
   end
-  if run ~= caller and not reached(call, run, waiter, fences) then
+  if execution ~= caller and not reached(call, execution, waiter, fences) then
     return false
   end
-  Queue.leave(call, lock, run, waiter)
+  Queue.leave(call, lock, execution, waiter)
   for i, each in ipairs(Queue.wanted(call, lock, waiter)) do
-    local hold = { expiry = call.now + waiter.lease, fence = fences[i], nonce = waiter.nonce, owner = waiter.owner }
-    Holds.write(each, run, hold, waiter.inbox .. ' ' .. waiter.who)
+    local hold = {
+      expiry = call.now + waiter.lease,
+      fence = fences[i],
+      attempt = waiter.attempt,
+      owner = waiter.owner,
+    }
+    Holds.write(each, execution, hold, waiter.inbox .. ' ' .. waiter.label)
   end
   return true
 end
 
--- True: it needs its place no longer.
-local function enter_or_send(call, lock, run, waiter, fences, caller)
+-- Let a waiter in, or hand out its message. True: it needs its place no longer.
+local function enter_or_send(call, lock, execution, waiter, fences, caller)
   if not fences then
     return false
   end
-  if not waiter.parked or run == caller then
-    return let_in(call, lock, run, waiter, fences, caller)
+  if not waiter.parked or execution == caller then
+    return let_in(call, lock, execution, waiter, fences, caller)
   end
-  return not Parked.on_its_way(call, waiter) and not Parked.hand_out(call, lock, run, waiter)
+  return not Parked.on_its_way(call, waiter) and not Parked.hand_out(call, lock, execution, waiter)
 end
 
--- Queued runs of an owner that is in now, if they may enter by owner: they join its entry.
+-- Waiters of an owner that has just got the lock join its permit, if they may re-enter by owner.
 function Turns.join(call, lock, owner, caller)
-  for _, run in ipairs(redis.call('ZRANGE', lock.queue, 0, Queue.MOST - 1)) do
-    local waiter = Queue.waiter(lock, run)
+  for _, execution in ipairs(redis.call('ZRANGE', lock.queue, 0, Queue.MOST - 1)) do
+    local waiter = Queue.waiter(lock, execution)
     local joins = waiter and waiter.by_owner and waiter.owner == owner
-    if joins and not Queue.gone(call, waiter) and not Queue.behind_itself(call, lock, run, waiter) then
-      enter_or_send(call, lock, run, waiter, admission(call, lock, run, waiter), caller)
+    if joins and not Queue.gone(call, waiter) and not Queue.behind_itself(call, lock, execution, waiter) then
+      enter_or_send(call, lock, execution, waiter, admission(call, lock, execution, waiter), caller)
     end
   end
 end
 
--- A waiter that asks whether its owner is in by now. Only those that can be reached are let in with
--- their owner at once, and only with one that also enters by owner.
-function Turns.rejoin(call, lock, run, waiter)
-  local fences = (waiter.by_owner or Holds.kept(lock, run)) and admission(call, lock, run, waiter)
+-- A waiter that asks whether its owner holds the lock by now. Turns.join let in only those that could be
+-- told, and only with a holder that also re-enters by owner.
+function Turns.rejoin(call, lock, execution, waiter)
+  local fences = (waiter.by_owner or Holds.kept(lock, execution)) and admission(call, lock, execution, waiter)
   if fences then
-    let_in(call, lock, run, waiter, fences, run)
+    let_in(call, lock, execution, waiter, fences, execution)
   end
 end
 
--- A run that waits already when a hold is kept for it: it was quicker than the one before it.
-function Turns.inherit(call, lock, heir)
-  local waiter = Queue.waiter(lock, heir)
+-- A successor that waits already when a hold is kept for it was quicker than its predecessor.
+function Turns.inherit(call, lock, successor)
+  local waiter = Queue.waiter(lock, successor)
   if waiter and not Queue.gone(call, waiter) then
-    enter_or_send(call, lock, heir, waiter, admission(call, lock, heir, waiter), nil)
+    enter_or_send(call, lock, successor, waiter, admission(call, lock, successor, waiter), nil)
   end
 end
 
--- Nobody is in, and who was sent on does not come: perhaps there is one behind that is here.
-local function may_be_passed(lock, run, waiter, caller)
-  return waiter.parked and run ~= caller and lock.late > 0 and lock.entries == 0
+-- Nobody holds the lock, and whoever was resumed does not come: perhaps a waiter behind is here.
+local function may_be_passed(lock, execution, waiter, caller)
+  return waiter.parked and execution ~= caller and lock.late > 0 and lock.permits == 0
 end
 
--- Let the first in line enter, or hand out its message. True: somebody who is to enter before the
--- caller still waits, so the caller has to queue, or to stay there. `lock.promised` counts those who
--- are about to come back ahead of it. `caller` is the run that asks now.
+-- Grant the lock to the first in the queue, or hand out its message, and so on. True: somebody whose
+-- turn comes before the caller's still waits, so the caller has to queue, or to stay there. `caller` is
+-- the execution that asks now; `lock.promised` counts those ahead of it that are about to come back.
 local function serve(call, lock, caller)
   local passed, held_up = 0, false
   for _ = 1, Queue.MOST do
-    local run = redis.call('ZRANGE', lock.queue, passed, passed)[1]
-    if not run then
+    local execution = redis.call('ZRANGE', lock.queue, passed, passed)[1]
+    if not execution then
       return held_up
     end
-    local waiter = Queue.waiter(lock, run)
+    local waiter = Queue.waiter(lock, execution)
     if Queue.gone(call, waiter) then
-      Queue.leave(call, lock, run, waiter)
-    elseif waiter.parked and Parked.pass(call, lock, run, waiter, caller) then
+      Queue.leave(call, lock, execution, waiter)
+    elseif waiter.parked and Parked.pass(call, lock, execution, waiter, caller) then
       passed = passed + 1
     else
-      local fences = admission(call, lock, run, waiter, lock)
+      local fences = admission(call, lock, execution, waiter, lock)
       if not fences then
-        if not may_be_passed(lock, run, waiter, caller) then
-          return run ~= caller
+        if not may_be_passed(lock, execution, waiter, caller) then
+          return execution ~= caller
         end
         passed, held_up = passed + 1, true
-      elseif not enter_or_send(call, lock, run, waiter, fences, caller) then
+      elseif not enter_or_send(call, lock, execution, waiter, fences, caller) then
         passed = passed + 1
-        Parked.count(call, lock, run, waiter)
+        Parked.count(call, lock, execution, waiter)
       elseif waiter.by_owner then
         for _, each in ipairs(Queue.wanted(call, lock, waiter)) do
           Turns.join(call, each, waiter.owner, caller)
@@ -155,13 +160,13 @@ function Turns.promote(call, lock, caller)
   return ahead
 end
 
--- A parked run leaves for good, and those behind it move up. False: it is not parked.
-function Turns.withdraw(call, run)
-  local lock, waiter = Parked.find(call, run)
+-- A parked execution leaves for good, and those behind move up. False: it is not parked.
+function Turns.withdraw(call, execution)
+  local lock, waiter = Parked.find(call, execution)
   if not lock then
     return false
   end
-  Queue.leave(call, lock, run, waiter)
+  Queue.leave(call, lock, execution, waiter)
   for _, each in ipairs(Queue.wanted(call, lock, waiter)) do
     if redis.call('EXISTS', each.queue) == 1 then
       Turns.promote(call, each)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from celery_relock.engine.protocol import Conflict, Deadlocked, Held, Queued
@@ -124,16 +122,28 @@ def test_of_those_that_wait_for_one_hold_only_some_are_noted(desk):
     for i in range(20):
         desk.queue(f"in{i}", names=("y",), stuck=("r1",))
 
-    note = json.loads(desk.client.hget(f"{desk.keys.prefix(0)}stuck", "r1"))
-
-    assert len(note) == 16
+    assert desk.client.hlen(f"{desk.keys.prefix(0)}s:r1") == 16
     assert isinstance(ask(desk), Deadlocked)
 
 
 def test_when_nobody_waits_nothing_is_noted(crossed):
-    assert crossed.client.exists(f"{crossed.keys.prefix(0)}stuck") == 1
+    assert crossed.client.exists(f"{crossed.keys.prefix(0)}s:r1") == 1
 
     crossed.give_back("r2", names=("y",))
     crossed.take("in1", names=("y",), stuck=("r1",))
 
-    assert crossed.client.exists(f"{crossed.keys.prefix(0)}stuck") == 0
+    assert crossed.client.exists(f"{crossed.keys.prefix(0)}s:r1") == 0
+
+
+def test_the_notes_of_a_queue_that_expires_go_with_it(desk):
+    """B11: nobody is left to remove them."""
+    desk.fence("r1", names=("x",))
+    desk.fence("r2", names=("y",))
+    desk.queue("in1", names=("y",), stuck=("r1",), wait=2.0)
+    note = f"{desk.keys.prefix(0)}s:r1"
+
+    # Others are noted all the time: each note has an end of its own.
+    desk.queue("in2", names=("y",), stuck=("r9",), wait=900.0)
+    assert 0 < desk.client.pttl(note) <= 62_000
+    desk.beat("in1", name="y", wait=600.0)
+    assert desk.client.pttl(note) > 600_000, "a waiter that lives keeps its note"

@@ -119,7 +119,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("what", FOREIGN)
-@pytest.mark.parametrize("verb", ["take", "queue", "two", "beat", "force", "inspect", "release"])
+@pytest.mark.parametrize("verb", ["take", "queue", "two", "force", "inspect", "release"])
 def test_somebody_elses_key_is_an_error_and_stays_as_it_is(bare, what, verb):
     key = bare.keys.lock("a")
     FOREIGN[what](bare.client, key)
@@ -128,7 +128,6 @@ def test_somebody_elses_key_is_an_error_and_stays_as_it_is(bare, what, verb):
         "take": lambda: bare.take("r1"),
         "queue": lambda: bare.take("r1", wait=6.0),
         "two": lambda: bare.take("r1", names=("b", "a"), wait=6.0),
-        "beat": lambda: bare.beat("r1"),
         "force": lambda: bare.backend.force_release("a"),
         "inspect": lambda: bare.backend.inspect("a"),
         "release": lambda: bare.give_back("r1"),

@@ -148,7 +148,7 @@ def test_the_run_that_is_in_asks_once_more_and_its_copy_stays(desk, by_owner):
 
     assert desk.fence("r1", **how) == fence
     assert desk.waiters() == ["r1"]
-    assert desk.place("r1")["nonce"] == "copy"
+    assert desk.place("r1")["attempt"] == "copy"
 
 
 def test_the_run_that_lost_one_of_its_locks_asks_again_and_its_copy_stays(desk):

@@ -60,7 +60,7 @@ def test_the_keys_of_parked_runs_have_no_lifetime_and_those_of_the_blocked_have(
 
 
 def test_every_key_and_its_type_is_in_the_catalogue(desk):
-    table = CATALOGUE.read_text("utf-8").partition("## Parked runs")[0]
+    table = CATALOGUE.read_text("utf-8").partition("## Parked executions")[0]
     rows = re.findall(r"^\| `([^`]+)` \| ([a-z ]+) \|", table, re.MULTILINE)
     known = {name.split("<")[0]: kind.replace("sorted set", "zset") for name, kind in rows}
     # A lock like any other, but for its name.
@@ -69,6 +69,9 @@ def test_every_key_and_its_type_is_in_the_catalogue(desk):
     desk.park("r2", names=("a", "b"), patience=50)
     desk.queue("r3", stuck=("outer",))
     desk.fence("r4", names=("c",))
+    for number in range(40):  # so many that they have an index
+        desk.fence(f"s{number}", names=("semaphore",), limit=50)
+    desk.queue("waits", names=("semaphore",), limit=1)
     desk.give_back("r1", names=("a", "b"), ended="run", home="")
 
     found = {}

@@ -11,7 +11,7 @@ PLAIN = ["r2", "r3", "r4"]
 def again(desk, run: str, attempt_id: str = "n2", **more):
     """Another attempt, or another command, of a run."""
     facts = {"owner": run, "names": ("a",), "limits": (1,), "lease": 30.0, **more}
-    return desk.backend.acquire(Claim(run, attempt_id, **facts), 6.0, "p", "p-2")
+    return desk.backend.acquire(Claim(run, attempt_id, **facts), 6.0, "p-2")
 
 
 def test_a_place_that_is_taken_over_stays_where_it_is(desk):
@@ -20,7 +20,7 @@ def test_a_place_that_is_taken_over_stays_where_it_is(desk):
 
     assert isinstance(again(desk, "r3", by_owner=True), Queued)
     assert desk.waiters() == PLAIN
-    assert desk.place("r3")["channel"] == "p-2"
+    assert desk.place("r3")["inbox"] == "p-2"
 
 
 def test_a_place_that_is_asked_for_again_stays_where_it_is(desk):

@@ -94,7 +94,7 @@ class History:
             if hold := self.short.holds(name).get(run):
                 return hold[2]
             if place := self.short.places(name).get(run):
-                return place["nonce"]
+                return place["attempt"]
         return ""
 
     def wait(self) -> None:
@@ -103,7 +103,7 @@ class History:
         self.ask(
             f"wait {wait} {channel}",
             claim,
-            lambda twin: twin.desk.backend.acquire(claim, wait, "p", channel),
+            lambda twin: twin.desk.backend.acquire(claim, wait, channel),
         )
 
     def take(self) -> None:
@@ -157,7 +157,7 @@ class History:
         name = self.random.choice(NAMES) if self.spicy() else "a"
         if waiting := self.short.places(name):
             run = self.random.choice(list(waiting))
-            beat = Renewal(name, run, waiting[run]["nonce"], 300.0, 50.0)
+            beat = Renewal(name, run, waiting[run]["attempt"], 300.0, 50.0)
             self.twins.do(f"beat {beat}", lambda twin: twin.desk.backend.heartbeat([beat])[0])
 
     def renew(self) -> None:

@@ -88,7 +88,7 @@ class Driver(Invariants):
         for name in names:
             hold, place = self.now[name].holds.get(run), self.now[name].queue.get(run)
             assert hold is None or hold.attempt_id != attempt_id
-            assert place is None or place["nonce"] != attempt_id or place.get("parked")
+            assert place is None or place["attempt"] != attempt_id or place.get("parked")
 
     def _withdraw(self, run: str, home: str, copies: int) -> None:
         self._both(

@@ -43,7 +43,7 @@ class Invariants(RuleBasedStateMachine):
             model = self.model.holds[name].items()
             assert real == {run: (hold.attempt_id, hold.owner) for run, hold in model}
             waiting = [
-                (run, facts["nonce"], facts["expiry"] == 1, facts.get("parked", False))
+                (run, facts["attempt"], facts["expiry"] == 1, facts.get("parked", False))
                 for run, facts in lock.queue.items()
             ]
             places = self.model.queues[name].items()
@@ -161,7 +161,7 @@ class Invariants(RuleBasedStateMachine):
             )
             other = hold is not None and hold.attempt_id != claim.attempt_id
             waits = bool(place) and place["expiry"] > 1 and not place.get("parked")
-            if other or (waits and place["nonce"] != claim.attempt_id):
+            if other or (waits and place["attempt"] != claim.attempt_id):
                 assert isinstance(answer, (Duplicate, Ended, Parked))
                 assert hold == self.now[name].holds.get(claim.execution_id)
 
@@ -184,7 +184,7 @@ class Invariants(RuleBasedStateMachine):
     def invariant_12_who_looks_needs_no_message(self, run: str, attempt_id: str) -> None:
         """A heartbeat of a waiter leaves it waiting only for somebody who is there."""
         for name, lock in self.now.items():
-            if run not in lock.queue or lock.queue[run]["nonce"] != attempt_id:
+            if run not in lock.queue or lock.queue[run]["attempt"] != attempt_id:
                 continue
             here = lock.queue[run]
             if here["expiry"] == 1 or here.get("names") or here.get("parked"):

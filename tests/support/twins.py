@@ -54,11 +54,11 @@ class Twin:
         of_lock = [f"{prefix}{kind}:{name}" for name in NAMES for kind in "lqwm"]
         others = [keys.meta(), f"{prefix}parked", keys.due(), f"{prefix}owed:{HOME}"]
         ends = [keys.tombstone(run) for run in RUNS]
-        self.keys = [*of_lock, *others, f"{prefix}stuck", *ends]
+        self.keys = [*of_lock, *others, *ends]
         for key in of_lock:
             pipe.zrange(key, 0, -1, withscores=True) if ":q:" in key else pipe.hgetall(key)
         pipe.hgetall(others[0]).hgetall(others[1]).zrange(others[2], 0, -1, withscores=True)
-        pipe.zrange(others[3], 0, -1).hgetall(f"{prefix}stuck").mget(ends)
+        pipe.zrange(others[3], 0, -1).mget(ends)
         for key in self.keys:
             pipe.pttl(key)
         seconds, micros = self.desk.client.time()
@@ -67,8 +67,8 @@ class Twin:
         self.locks = {
             name: tuple(replies[4 * i : 4 * i + 4]) for i, name in enumerate(NAMES)
         }  # holds, queue, waiters, messages
-        self.bucket = replies[8:14]
-        self.lifetimes = dict(zip(self.keys, replies[14:], strict=True))
+        self.bucket = replies[8:13]
+        self.lifetimes = dict(zip(self.keys, replies[13:], strict=True))
         self._count([int(hold[1]) for name in NAMES for hold in self.holds(name).values()])
 
     def holds(self, name: str) -> dict[str, list[str]]:
@@ -103,10 +103,9 @@ class Twin:
 
     def state(self) -> dict[str, Any]:
         """All that is alive, to be compared."""
-        meta, parked, due, owed, stuck, ends = self.bucket
+        meta, parked, due, owed, ends = self.bucket
         found: dict[str, Any] = {"meta": sorted(meta), "parked": parked, "owed": owed, "ends": ends}
         found["due"] = {member: Near(score) for member, score in due}
-        found["stuck"] = {hold: json.loads(text) for hold, text in stuck.items()}
         for name in NAMES:
             holds, places = self.holds(name), self.places(name)
             label = {f"@{run}": self.locks[name][0].get(f"@{run}") for run in holds}

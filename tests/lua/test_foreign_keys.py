@@ -1,0 +1,112 @@
+"""A key that somebody else wrote, or garbled, hurts its own lock and no other (B5)."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+
+import pytest
+
+from celery_relock.engine.protocol import Held, Queued, Renewal
+from celery_relock.errors import LockConfigError
+
+KINDS = {
+    "string": lambda client, key: client.set(key, "somebody's"),
+    "list": lambda client, key: client.rpush(key, "x"),
+    "set": lambda client, key: client.sadd(key, "x"),
+    "zset": lambda client, key: client.zadd(key, {"x": 1}),
+    "hash": lambda client, key: client.hset(key, "r1", "somebody's"),
+    "stream": lambda client, key: client.xadd(key, {"x": "y"}),
+}
+KEYS = ["lock", "queue", "waiters"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("which", KEYS)
+def test_one_foreign_key_costs_the_others_of_its_batch_nothing(desk, which, kind):
+    for name in ("b", "c"):
+        desk.fence(f"holds-{name}", names=(name,))
+        desk.queue(f"waits-{name}", names=(name,))
+    desk.fence("holds-a")
+    desk.queue("waits-a")
+    key = getattr(desk.keys, which)("a")
+    desk.client.delete(key)
+    KINDS[kind](desk.client, key)
+
+    beats = [Renewal(name, f"waits-{name}", "n", 30.0, 6.0) for name in "bac"]
+    answers = desk.backend.heartbeat(beats)
+    assert isinstance(answers[0], Queued)
+    assert isinstance(answers[2], Queued)
+    kept = desk.backend.renew([Renewal(name, f"holds-{name}", "n", 30.0) for name in "bac"])
+    assert (kept[0], kept[2]) == (True, True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("which", KEYS)
+def test_one_foreign_key_keeps_nothing_from_being_resumed(desk, which, kind):
+    for name in ("a", "b"):
+        desk.fence(f"holds-{name}", names=(name,))
+        desk.park(f"parked-{name}", names=(name,))
+    desk.give_back("holds-b", names=("b",), home="")  # nobody here can send it
+    key = getattr(desk.keys, which)("a")
+    desk.client.delete(key)
+    KINDS[kind](desk.client, key)
+
+    desk.all_due()
+
+    assert "parked-b" in desk.resume()
+
+
+def test_several_names_are_released_though_one_of_them_is_somebody_elses(desk):
+    assert isinstance(desk.take("r1", names=("a", "b", "c")), Held)
+    desk.client.set(desk.keys.lock("b"), "somebody's")
+
+    assert desk.give_back("r1", names=("a", "b", "c"))
+    assert desk.holders("a") == desk.holders("c") == []
+    desk.fence("r2", names=("a",))
+
+
+def test_a_garbled_place_is_passed_over(desk):
+    desk.listen("p")
+    desk.fence("r1")
+    for number, junk in enumerate((b"{", b"[1, 2]", b"\xff", b'{"expiry": "x"}', b"null", b"")):
+        desk.queue(f"junk{number}", inbox="p")
+        desk.client.hset(desk.keys.waiters("a"), f"junk{number}", junk)
+    desk.queue("r2", inbox="p")
+
+    desk.give_back("r1")
+
+    assert desk.holders() == ["r2"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_is_written_over_a_lock_the_other_goes_on(desk, seed):
+    """Random junk over the keys of one lock, hostile names, and all verbs of the other."""
+    dice = random.Random(seed)
+    hostile = dice.choice(["{}", "l:", "}:l:x", "a\u2028b", "%d%s", "*", "-", "'\"", "é" * 40])
+    desk.fence("holds-a")
+    desk.queue("waits-a")
+    desk.park("parked-a")
+    for name in dice.sample(["lock", "queue", "waiters"], 2):
+        key = getattr(desk.keys, name)("a")
+        desk.client.delete(key)
+        dice.choice(list(KINDS.values()))(desk.client, key)
+    names = (hostile,)
+    fence = desk.fence("r1", names=names)
+    desk.queue("r2", names=names)
+    desk.park("r3", names=names)
+    for _ in range(3):
+        desk.all_due()
+        desk.resume()
+        beats = [
+            Renewal(name, run, "n", 30.0, 6.0) for name, run in (("a", "waits-a"), (hostile, "r2"))
+        ]
+        assert isinstance(desk.backend.heartbeat(beats)[1], Queued)
+        assert desk.backend.renew(
+            [Renewal("a", "holds-a", "n", 9.0), Renewal(hostile, "r1", "n", 9.0)]
+        )[1]
+    for command in (lambda: desk.take("r9"), lambda: desk.give_back("holds-a"), desk.holders):
+        with contextlib.suppress(LockConfigError):  # its own lock may say what is wrong with it
+            command()
+    desk.give_back("r1", names=names)
+    assert desk.fence("r2", names=names) > fence

@@ -1,0 +1,182 @@
+"""A lock with many holds costs what a small one costs, and is the same lock (B4)."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from celery_relock.engine.protocol import Conflict, Held, Queued, Renewal, Successor
+
+MANY = 40
+
+
+def index(desk, name="a"):
+    return [f"{desk.keys.prefix(0)}{kind}:{name}" for kind in "efo"]
+
+
+def pair_ms(desk, run, **more):
+    """The fastest of some pairs of acquire and release, as the server's own time tells."""
+    best = 1e9
+    for number in range(60):
+        began = time.perf_counter()
+        assert isinstance(desk.take(f"{run}{number}", **more), Held)
+        assert desk.give_back(f"{run}{number}", names=more.get("names", ("a",)))
+        best = min(best, time.perf_counter() - began)
+    return best * 1000
+
+
+def test_a_semaphore_of_a_thousand_costs_no_more_than_three_free_locks(desk):
+    for number in range(999):
+        desk.fence(f"h{number}", limit=1000)
+    assert len(desk.holders()) == 999
+
+    free = pair_ms(desk, "free", names=("b",))
+    full = pair_ms(desk, "one", limit=1000)
+    assert full <= 3 * free, f"{full:.3f} ms, a free lock {free:.3f} ms"
+    desk.fence("last", limit=1000)
+    assert isinstance(desk.take("one too many", limit=1000), Conflict)
+
+
+def test_five_thousand_successors_cost_no_more_than_three_free_locks(desk):
+    """Of one workflow: all in one permit, which each of them joins and leaves."""
+    desk.fence("first", owner="flow")
+    successors = " ".join(f"s{number}" for number in range(5000))
+    desk.backend.release(("a",), "first", "n", successor=Successor(successors, 300.0))
+    assert len(desk.holders()) == 5000
+
+    free = pair_ms(desk, "free", names=("b",))
+    best = 1e9
+    for number in range(100):
+        began = time.perf_counter()
+        answer = desk.take(f"s{number}", owner="flow")
+        assert isinstance(answer, Held)
+        assert answer.reentered == (True,)
+        assert desk.give_back(f"s{number}", ended="run")
+        best = min(best, time.perf_counter() - began)
+    assert best * 1000 <= 3 * free, f"{best * 1000:.3f} ms, a free lock {free:.3f} ms"
+
+
+def test_what_many_hold_is_told_and_ends_as_usual(desk):
+    first = desk.fence("h0", limit=100, owner="o0", lease=300)
+    for number in range(1, MANY):
+        desk.fence(f"h{number}", limit=100, owner=f"o{number}", lease=30 + number)
+    assert desk.client.exists(*index(desk)) == 3
+
+    answer = desk.take("other", limit=MANY, label="")
+    assert isinstance(answer, Conflict)
+    assert (answer.fence, answer.owner) == (first, "o0"), "the oldest permit"
+    waits = desk.take("other", limit=MANY, wait=6.0)
+    assert isinstance(waits, Queued)
+    assert 25 < waits.recheck <= 31, "the next lease that ends"
+    desk.client.hset(
+        desk.keys.lock("a"),
+        "h7",
+        b"1 " + desk.client.hget(desk.keys.lock("a"), "h7").split(b" ", 1)[1],
+    )
+    desk.client.zadd(index(desk)[0], {"h7": 1})
+    assert isinstance(desk.beat("other"), Held), "a lease that ran out makes room"
+    for run in desk.holders():
+        desk.give_back(run)
+    assert desk.client.exists(desk.keys.lock("a"), *index(desk)) == 0
+
+
+def test_re_entry_finds_its_permit_among_many(desk):
+    fences = {f"h{n}": desk.fence(f"h{n}", limit=100, owner=f"o{n % 7}") for n in range(MANY)}
+
+    by_owner = desk.take("inner", owner="o3", by_owner=True)
+    assert by_owner.fences == (max(fences[f"h{n}"] for n in range(MANY) if n % 7 == 3),)
+    by_ancestor = desk.take("child", owner="o1", ancestors=("h1", "h2"))
+    assert by_ancestor.fences == (fences["h1"],), "h2 is of another owner"
+    assert by_ancestor.reentered == (True,)
+    desk.give_back("h1")
+    assert isinstance(desk.take("other", limit=MANY), Conflict), "the child holds the permit"
+    desk.give_back("child")
+    assert isinstance(desk.take("other", limit=MANY), Held)
+
+
+def test_renewals_reach_the_index(desk):
+    for number in range(MANY):
+        desk.fence(f"h{number}", limit=100, lease=0.5)
+    assert desk.backend.renew([Renewal("a", "h3", "n", 60.0)]) == [True]
+    desk.wait_ms(501)
+
+    assert isinstance(desk.take("other", limit=100), Held)
+    assert desk.holders() == ["h3", "other"]
+    for key in (desk.keys.lock("a"), *index(desk)):
+        assert desk.client.pttl(key) > 100_000
+
+
+@pytest.mark.parametrize("lost", [(0,), (1,), (2,), (0, 1), (0, 1, 2)])
+def test_an_index_that_does_not_fit_is_built_anew(desk, lost):
+    for number in range(MANY):
+        desk.fence(f"h{number}", limit=100)
+    desk.client.delete(*[index(desk)[i] for i in lost])
+
+    assert isinstance(desk.take("other", limit=MANY), Conflict)
+    assert isinstance(desk.take("other", limit=MANY + 1), Held)
+    assert desk.client.exists(*index(desk)) == 3
+
+
+def test_a_lock_whose_holds_somebody_deleted_is_free(desk):
+    for number in range(MANY):
+        desk.fence(f"h{number}", limit=100)
+    desk.client.delete(desk.keys.lock("a"))
+
+    assert isinstance(desk.take("r1"), Held)
+    assert isinstance(desk.take("r2"), Conflict)
+    desk.give_back("r1")
+    assert isinstance(desk.take("r2"), Held)
+
+
+def test_a_clock_that_was_set_back_puts_off_no_end_among_many(desk):
+    key, later = desk.keys.lock("a"), 3_600_000
+    for number in range(MANY):
+        desk.fence(f"h{number}", limit=100, lease=0.3)
+    for run, record in desk.client.hgetall(key).items():
+        if not run.startswith(b"@"):
+            expiry, rest = record.split(b" ", 1)
+            desk.client.hset(key, run, b"%d %b" % (int(expiry) + later, rest))
+            desk.client.zadd(index(desk)[0], {run: int(expiry) + later})
+    answer = desk.take("other", limit=MANY)
+    assert isinstance(answer, Conflict)
+    assert answer.remaining <= 0.6
+    desk.wait_ms(600)
+    assert isinstance(desk.take("other"), Held)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_with_an_index_all_comes_to_the_same_as_without(desk, seed):
+    """Random acquires and releases: beside a lock with an index stands a model of its permits."""
+    dice, holds = random.Random(seed), {}
+    for number in range(MANY):
+        holds[f"base{number}"] = (
+            desk.fence(f"base{number}", limit=90, owner=f"o{number % 9}"),
+            f"o{number % 9}",
+        )
+    for step in range(150):
+        permits = {fence for fence, _ in holds.values()}
+        if dice.random() < 0.45 and holds:
+            run = dice.choice(list(holds))
+            assert desk.give_back(run)
+            del holds[run]
+            continue
+        owner, by_owner = f"o{dice.randrange(12)}", dice.random() < 0.5
+        ancestors = tuple(dice.sample(list(holds), min(2, len(holds))))
+        limit = dice.choice([20, 45, 90])
+        answer = desk.take(
+            f"r{step}", owner=owner, by_owner=by_owner, ancestors=ancestors, limit=limit
+        )
+        mine = [f for run, (f, o) in holds.items() if o == owner and (by_owner or run in ancestors)]
+        if mine:
+            assert answer.fences == (max(mine),)
+        elif len(permits) < limit:
+            assert isinstance(answer, Held)
+            assert answer.fences[0] > max(permits, default=0)
+        else:
+            assert isinstance(answer, Conflict)
+            assert answer.fence == min(permits)
+            continue
+        holds[f"r{step}"] = (answer.fences[0], owner)
+    assert desk.holders() == sorted(holds)
