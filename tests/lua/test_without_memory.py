@@ -1,0 +1,82 @@
+"""A server that takes no more memory, or no writes: who holds or waits goes on (B9)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from celery_relock.engine.protocol import Held, Queued, Renewal, Successor
+from celery_relock.errors import LockUnavailable
+
+
+@pytest.fixture
+def full(desk) -> Iterator[None]:
+    """Lets the server be out of memory from the call on, until the test ends."""
+    yield lambda: desk.client.config_set("maxmemory", "1")
+    desk.client.config_set("maxmemory", "0")
+
+
+def test_who_releases_frees_its_hold_and_the_next_one_gets_it(desk, full):
+    inbox = desk.listen("p")
+    desk.fence("r1")
+    desk.queue("r2", inbox="p")
+    desk.queue("r3", inbox="p")
+    full()
+
+    assert desk.give_back("r1", ended="run")
+    assert [message.split(" ")[1] for message in inbox.heard()] == ["r2"]
+    assert desk.give_back("r2", ended="attempt")
+    assert desk.holders() == ["r3"]
+    assert desk.give_back("r3")
+    assert desk.holders() == []
+
+
+def test_holds_are_renewed_and_places_kept(desk, full):
+    desk.fence("r1", lease=0.5)
+    desk.queue("r2", wait=0.5)
+    full()
+
+    for _ in range(4):
+        desk.wait_ms(200)
+        assert desk.backend.renew([Renewal("a", "r1", "n", 0.5, longer=True)]) == [True]
+        assert isinstance(desk.beat("r2", wait=0.5), Queued)
+    assert desk.backend.force_release("a", "r1")
+    assert isinstance(desk.beat("r2"), Held)
+
+
+def test_a_hold_is_left_to_its_successor_and_a_message_taken_out(desk, full):
+    fence = desk.fence("r1")
+    desk.park("r2")
+    full()
+
+    desk.backend.release(("a",), "r1", "n", successor=Successor("r3", 30.0))
+    assert desk.backend.inspect("a").holds[0].fence == fence
+    assert desk.withdraw("r2")
+    assert desk.waiters() == []
+
+
+def test_newcomers_are_told_that_the_server_takes_nothing(desk, full):
+    desk.fence("r1")
+    full()
+
+    for name in ("a", "b"):
+        with pytest.raises(LockUnavailable):
+            desk.take("r2", names=(name,), wait=6.0)
+    desk.client.config_set("maxmemory", "0")
+    assert isinstance(desk.take("r2", names=("b",)), Held)
+
+
+def test_where_nothing_may_be_written_a_release_says_so_and_can_be_repeated(desk):
+    desk.fence("r1")
+    desk.queue("r2")
+    desk.client.config_set("min-replicas-to-write", "1")
+    try:
+        with pytest.raises(LockUnavailable):
+            desk.give_back("r1")
+        with pytest.raises(LockUnavailable):
+            desk.renew("r1")
+    finally:
+        desk.client.config_set("min-replicas-to-write", "0")
+    assert desk.give_back("r1")
+    assert isinstance(desk.beat("r2"), Held)
