@@ -133,7 +133,7 @@ def _masked(url: str) -> str:
         name, colon, _ = login.partition(":")
         return f"{before}{name + colon if colon else ''}***@{host}"
     place = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    if re.search(r":(?!\d*$)(?![^\[]*\])", place) and "," not in place:
+    if not all(re.fullmatch(r"(\[.*\]|[^:]*)(:\d*)?", each) for each in place.split(",")):
         return f"{before}{place.partition(':')[0]}:***"  # no port: a password without its @
     return url
 

@@ -332,6 +332,8 @@ def test_tls_options_for_a_unix_socket_are_refused() -> None:
         ("redis://u:se/cr#e?t@h", "redis://u:***@h"),
         ("u:secret@h", "u:***@h"),
         ("redis://u:secret", "redis://u:***"),
+        ("redis://u:sec,ret", "redis://u:***"),
+        ("redis+cluster://h1:1,h2:2", "redis+cluster://h1:1,h2:2"),
         ("redis://u:secret/0", "redis://u:***"),
         ("unix:///s?password=se%40cret&db=1", "unix:///s?password=***&db=1"),
         ("unix:///s?db=1&password=se@cret", "unix:///s?db=1&password=***"),
