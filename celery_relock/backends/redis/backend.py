@@ -38,7 +38,7 @@ from ...engine.protocol import (
     Successor,
     WaiterInfo,
 )
-from ...errors import LockConfigError, RelockError
+from ...errors import LockConfigError
 from .connections import Call, Effort
 from .errors import FAULTS, check_server, translate
 from .keys import SCHEMA, Keys
@@ -138,7 +138,7 @@ class RedisBackend:
         args, now = [home, by, str(BATCH), " ".join(tasks)], time.monotonic()
         look = [b for b in self._buckets() if tasks or self._idle.get((home, b), 0.0) <= now]
         calls = [([self._keys.meta(b), self._keys.due(b)], args) for b in look]
-        outcomes = self._everywhere("resume", calls)
+        outcomes, _ = self._everywhere("resume", calls)
         pauses: list[float] = []
         messages: tuple[Message, ...] = ()
         for bucket, reply in zip(look, outcomes, strict=True):
@@ -156,9 +156,10 @@ class RedisBackend:
     def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
         keys, args = self._keys, [execution_id, _ms(remember), home]
         calls = [([keys.meta(b), keys.tombstone(execution_id, b)], args) for b in self._buckets()]
-        had, failed = False, None
+        failed = None
         messages: tuple[Message, ...] = ()
-        for reply in self._everywhere("withdraw", calls):
+        outcomes, had = self._everywhere("withdraw", calls)  # it may have done it, unheard
+        for reply in outcomes:
             if isinstance(reply, Exception):
                 failed = reply
             else:
@@ -286,7 +287,10 @@ class RedisBackend:
             of_bucket.setdefault(self._keys.bucket(renewal.name), []).append(index)
         parts = [x[i : i + BATCH] for x in of_bucket.values() for i in range(0, len(x), BATCH)]
         calls = [call([renewals[index] for index in part]) for part in parts]
-        outcomes = self.transport.run_each(script, calls, within)
+        if within is None and self.transport.buckets == 1:
+            outcomes = [self.transport.run(script, *each)[0] for each in calls]
+        else:
+            outcomes = self.transport.run_each(script, calls, within)
         for part, its_call, outcome in zip(parts, calls, outcomes, strict=True):
             lines = outcome
             if isinstance(outcome, TryAgainError) and verb == "renew":
@@ -304,19 +308,20 @@ class RedisBackend:
     def _buckets(self) -> range:
         return range(self._keys.buckets)
 
-    def _everywhere(self, verb: str, calls: Sequence[Call]) -> list[Any]:
-        """The outcomes of a verb in some buckets. On one server it is repeated as usual; in a
-        cluster what the others have handed out does not wait for a node that is away, and it raises
-        if all are errors."""
+    def _everywhere(self, verb: str, calls: Sequence[Call]) -> tuple[list[Any], bool]:
+        """The outcomes of a verb in some buckets, and whether it may have been executed before. On
+        one server it is repeated as usual; in a cluster what the others have handed out does not
+        wait for a node that is away, and it raises if all are errors."""
         if len(self._buckets()) == 1:
-            return [self._run(verb, *call)[0] for call in calls]
+            reply, repeated = self._run(verb, *calls[0])
+            return [reply], repeated
         outcomes = self.transport.run_each(self._scripts[verb], calls)
         failed = [each for each in outcomes if isinstance(each, Exception)]
         if failed and len(failed) == len(outcomes):
             raise translate(failed[0], verb) from failed[0]
         if failed:
             logger.debug("%s did not reach all of the cluster: %s", verb, failed[0])
-        return outcomes
+        return outcomes, False
 
 
 @lru_cache  # few lengths of leases
@@ -326,8 +331,6 @@ def _ms(seconds: float) -> str:
 
 
 def _reply(outcome: Any, verb: str) -> Any:
-    if isinstance(outcome, RelockError):
-        raise outcome
     if isinstance(outcome, Exception):
         raise translate(outcome, verb) from outcome
     return outcome

@@ -42,16 +42,8 @@ _SECRETS = re.compile(r"([?&][^=&#]*pass[^=&#]*=)[^&#]*", re.IGNORECASE)
 _FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 # What is taken from a URL or a client, besides `socket_…` and `ssl_…`: the rest is the client's own
 # affair, or Celery's.
-_TAKEN = (
-    "host",
-    "port",
-    "path",
-    "db",
-    "username",
-    "password",
-    "credential_provider",
-    "client_name",
-)
+_TAKEN = {"host", "port", "path", "db", "client_name"}
+_TAKEN |= {"username", "password", "credential_provider"}
 
 
 def transport_for_url(

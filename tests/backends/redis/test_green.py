@@ -89,7 +89,8 @@ def test_a_greenlet_that_computes_for_three_leases_keeps_its_lock(
         until = time.monotonic() + 3.2
         while time.monotonic() < until:
             pass
-        say(own.lost, [hold.execution_id for hold in first.inspect("a").holds] == [own.claim.execution_id])
+        held_by = [hold.execution_id for hold in first.inspect("a").holds]
+        say(own.lost, held_by == [own.claim.execution_id])
         say(first.release(own))
         """,
         redis_url,

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from celery_relock.engine.lease import State
-from celery_relock.engine.protocol import Conflict, Ended, Held
+from celery_relock.engine.protocol import Conflict, Ended, Held, Parked, ParkRequest
 from celery_relock.errors import LockUnavailable
 from tests.engine.conftest import Runs
 from tests.support import RedisServer, leftovers, wait_for
@@ -226,6 +226,7 @@ def test_a_claim_that_nobody_answered_takes_nothing_after_it_was_given_up(
 ) -> None:
     # The first answer takes longer than all the patience there is, so it is not sent again.
     near, far = runs(proxy.url, socket_timeout=2.5), runs()
+    far.release(far.held("warm-up"))  # the server has the scripts
     late = proxy.hold(of="acquire")
     lease = near.lease("a")
     with pytest.raises(LockUnavailable):
@@ -279,6 +280,18 @@ def test_the_end_of_a_run_is_remembered_though_the_answer_was_lost(
     proxy.lose_reply(of="release")
     assert near.engine.release(lease, ended=True)
     assert far.engine.acquire(far.lease("a", execution_id="run-1")) == Ended()
+
+
+def test_a_withdrawal_whose_answer_was_lost_has_had_its_message(
+    both: tuple[Runs, Runs], proxy: Proxy
+) -> None:
+    near, far = both
+    holder, parked = far.held("a"), near.lease("a")
+    assert isinstance(near.engine.park(parked, ParkRequest("text", "home", "task")), Parked)
+    proxy.lose_reply(of="withdraw")
+    assert near.engine.backend.withdraw(parked.claim.execution_id, 60.0).had
+    assert not near.engine.backend.withdraw(parked.claim.execution_id, 60.0).had
+    assert far.release(holder)
 
 
 def test_redis_pys_own_lock_says_no_while_its_token_holds_the_key(
