@@ -8,7 +8,6 @@ in time for that, gives up a slot that is on its way, and sends WAIT to any node
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 from redis.crc import key_slot
 from redis.exceptions import AskError, ConnectionError, MovedError  # noqa: A004
 
+from ...engine import ids
 from ...errors import LockConfigError
 from .connections import NONE, Call, Connections, Effort, Replicas
 from .errors import FAULTS, TooFewReplicas
@@ -125,7 +125,7 @@ class Map:
         if time.monotonic() - self._looked_at < _NEWS and self._serving:
             return self._serving
         # Not always the same first: its view may be old.
-        nodes = random.sample(self._known, len(self._known))
+        nodes = ids.chance.sample(self._known, len(self._known))
         nodes += [seed for seed in self._seeds if seed not in nodes]
         nodes.sort(key=lambda node: node == self._silent)
         failure: Exception | None = None
