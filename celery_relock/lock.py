@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from redis.exceptions import LockError, LockNotOwnedError
 
-from . import compose
+from . import engines
 from .engine import ids, platform, reentrancy
 from .engine.events import describe_conflict, describe_deadlock, label_of
 from .engine.lease import Lease, State
@@ -143,7 +143,7 @@ class Lock:
         owner: str | None = None,
         limit: int = 1,
         renew: bool = True,
-        namespace: str = compose.NAMESPACE,
+        namespace: str = engines.NAMESPACE,
         min_replicas: int = 0,
     ) -> None:
         self.name = check_name(as_text(name), "Lock")
@@ -154,7 +154,7 @@ class Lock:
         self._owner = None if owner is None else ids.short(owner)
         self._limit = limit
         self._renew = renew
-        self._engine = compose.engine_for(redis, namespace, replicas=(min_replicas, 1.0))
+        self._engine = engines.engine_for(redis, namespace, replicas=(min_replicas, 1.0))
         self.local: Any = threading.local() if thread_local else SimpleNamespace()
         self._shared = not thread_local
         if timeout is not None:

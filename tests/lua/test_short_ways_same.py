@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from celery_relock.backends.redis.scripts import Script, scripts
 from celery_relock.engine.protocol import Claim, Renewal, Successor
-from celery_relock.store.scripts import Script, scripts
 from tests.support.desk import Desk
 from tests.support.long import LONG
 from tests.support.twins import HOME, NAMES, RUNS, Twin, Twins
@@ -24,7 +23,7 @@ def without_short_ways(script: Script) -> Script:
     source = script.source.replace("#keys == 3", "#keys == 0")
     assert source != script.source, "the short ways are for one lock"
     sha = hashlib.sha1(source.encode()).hexdigest()
-    return replace(script, source=source, sha=sha, call=script.call.replace(script.sha, sha))
+    return script._replace(source=source, sha=sha)
 
 
 @pytest.fixture
