@@ -78,8 +78,7 @@ class Conflict(NamedTuple):
         name: the lock in the way.
         remaining: seconds until the holder's lease ends if nothing renews it; 0 if unknown.
         fence: the fencing token of the oldest permit: the server's time in µs when the permit
-        began.
-            0 if unknown.
+            began. 0 if unknown.
         owner: of that permit, "" if unknown.
         label: the holder for people, "" if unknown.
         waiting: how many executions are in the queue.
@@ -114,7 +113,7 @@ class Deadlocked(NamedTuple):
 
     Attributes:
         path: a lock, the label of its holder, the lock that this holder waits for, and so on in
-        turns,
+            turns,
             to a lock that the asking execution's own call stack holds.
     """
 
@@ -171,8 +170,7 @@ class Successor(NamedTuple):
 
     Attributes:
         execution_id: the execution that is to come; several with spaces between. Nothing is kept
-        for an
-            execution that is in the permit already, or over.
+            for an execution that is in the permit already, or over.
         keep: seconds after which a kept hold ends if nobody came; nothing makes it longer.
     """
 
@@ -298,8 +296,7 @@ class Backend(Protocol):
             ended: "", "run" (the execution) or "attempt": what counts as ended for `remember`
                 seconds; "killed" is an attempt that leaves the message that it parked.
             home: the caller can resume parked messages of this broker, and gets those whose turn
-            has
-                come.
+                has come.
             successor: the execution that the holds are left to.
         """
 

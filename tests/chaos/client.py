@@ -91,6 +91,10 @@ class Visitor(threading.Thread):
             entered = lock.acquire()
         except LockUnavailable:
             return False  # the server may have let it in: its outcome stays unknown
+        home = time.monotonic()
+        if entered and lock.lost and time.monotonic() - home < 0.05:
+            # Unless this process was frozen just now, it was lost before `acquire` came home.
+            raise AssertionError(f"{visit}: acquire() returned True for a lock that is lost")
         if not entered:
             self._recorder.write("refused", id=visit)
             return False

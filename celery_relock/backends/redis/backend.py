@@ -226,9 +226,7 @@ class RedisBackend:
         """Close the idle connections. The backend can still be used."""
         self.transport.close()
 
-    def _acquire(
-        self, claim: Claim, place: dict[str, Any], inbox: str
-    ) -> tuple[Any, bool, float]:
+    def _acquire(self, claim: Claim, place: dict[str, Any], inbox: str) -> tuple[Any, bool, float]:
         if place and claim.stuck:
             place["stuck"] = claim.stuck
         args = [
@@ -245,9 +243,7 @@ class RedisBackend:
         ]
         return self._run("acquire", self._keys.claim(claim.names, claim.execution_id), args)
 
-    def _run(
-        self, verb: str, keys: Sequence[str], args: Sequence[str]
-    ) -> tuple[Any, bool, float]:
+    def _run(self, verb: str, keys: Sequence[str], args: Sequence[str]) -> tuple[Any, bool, float]:
         if keys[0] not in self._agreed:
             self._agree(keys[0])
         return self.transport.run(self._scripts[verb], keys, args)
