@@ -116,6 +116,9 @@ def everything(backend: RedisBackend) -> None:
     assert backend.withdraw("r5", 60.0, "home").had
     backend.force_release("a")
     backend.resume("home", "by2")
+    for number in range(40):  # so many that the lock has an index
+        backend.acquire(claim(f"m{number}", "n", "many", owner="o", limits=(50,)))
+    assert isinstance(backend.acquire(claim("in", "n", "many", owner="o", by_owner=True)), Held)
 
 
 def test_the_page_lists_the_commands_that_the_scripts_use_and_those_of_a_connection() -> None:
