@@ -7,7 +7,7 @@ verbs themselves, each atomic and safe to send twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 
 class Claim(NamedTuple):
@@ -278,6 +278,13 @@ class Backend(Protocol):
     def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
         """Take a parked message out of its queues for good; the run counts as ended."""
 
+    def announce(self, channels: Sequence[str], worker: str, seconds: float) -> None:
+        """A worker consumes these channels, for `seconds` from now or until it says so again; with
+        0 it does no longer. `worker` is an id, another one for each start."""
+
+    def consumed(self, channel: str) -> bool:
+        """Whether a worker consumes a channel now."""
+
     def renew(self, renewals: Sequence[Renewal], *, within: float | None = None) -> list[bool]:
         """Extend holds; False for each that is lost. `within`: the keep-alive thread calls, and
         waits so many seconds for an answer at the most."""
@@ -303,11 +310,14 @@ class Backend(Protocol):
 
 
 class Sender(Protocol):
-    """Sends parked messages to one broker."""
+    """Sends parked messages to the brokers of some apps."""
+
+    def add(self, app: Any) -> None:
+        """Send this app's as well."""
 
     @property
     def home(self) -> str:
-        """Which broker, without its password."""
+        """Which apps and brokers, ids with spaces between; no passwords."""
 
     def send(self, message: Message) -> None:
         """Send it on. Raises whatever the broker's client raises."""

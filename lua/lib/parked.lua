@@ -24,10 +24,15 @@ function Parked.promise(call, lock, run, waiter)
   return comes_anew and 1 or 0
 end
 
+-- A process may have several apps, each with a broker of its own.
+local function can_send(call, home)
+  return string.find(' ' .. call.home .. ' ', ' ' .. home .. ' ', 1, true) ~= nil
+end
+
 -- Whether a message on its way is to be handed out to this caller all the same: the reply to its
 -- command was lost, or nobody could send it so far and this one can.
 function Parked.is_owed(call, run, waiter)
-  local here = waiter.by == call.by or waiter.untold and waiter.home == call.home
+  local here = waiter.by == call.by or waiter.untold and can_send(call, waiter.home)
   return here and not call.given[run]
 end
 
@@ -56,7 +61,7 @@ function Parked.hand_out(call, lock, run, waiter)
     return false
   end
   waiter.first = math.min(waiter.first or call.now, call.now)
-  if waiter.home == call.home and #call.messages < 3 * Parked.MOST then
+  if can_send(call, waiter.home) and #call.messages < 3 * Parked.MOST then
     waiter.sent = (waiter.sent or 0) + 1
     waiter.by, waiter.untold = call.by, nil
     redis.call('ZREM', call.prefix .. 'owed:' .. waiter.home, run)
@@ -73,11 +78,11 @@ function Parked.hand_out(call, lock, run, waiter)
   return true
 end
 
--- What this call owes to those of this home, it hands out itself.
-function Parked.settle(call, home)
-  call.home = home
+-- What this call owes to those of these homes, it hands out itself.
+function Parked.settle(call, homes)
+  call.home = homes
   for _, each in ipairs(call.untold) do
-    local mine = each.waiter.home == home and not call.given[each.run]
+    local mine = can_send(call, each.waiter.home) and not call.given[each.run]
     if mine and #call.messages < 3 * Parked.MOST then
       Parked.hand_out(call, each.lock, each.run, each.waiter)
     end

@@ -169,6 +169,19 @@ class RedisBackend:
             raise translate(failed, "withdraw") from failed
         return Released(had, messages)
 
+    def announce(self, channels: Sequence[str], worker: str, seconds: float) -> None:
+        self._live(channels, worker, seconds)
+
+    def consumed(self, channel: str) -> bool:
+        (count,) = self._live([channel], "", 0)
+        return bool(count)
+
+    def _live(self, channels: Sequence[str], worker: str, seconds: float) -> list[int]:
+        self._agree(self._keys.meta())
+        keys, args = [self._keys.live(channel) for channel in channels], [worker, _ms(seconds)]
+        reply: list[int] = self.transport.run(self._scripts["announce"], keys, args)[0]
+        return reply
+
     def renew(self, renewals: Sequence[Renewal], *, within: float | None = None) -> list[bool]:
         def call(part: Sequence[Renewal]) -> Call:
             keys = [self._keys.lock(each.name) for each in part]
