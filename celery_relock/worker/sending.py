@@ -12,7 +12,6 @@ from kombu.exceptions import EncodeError
 
 from ..engine import events, ids
 from ..engine.protocol import ParkRequest
-
 from . import headers, parking
 from .headers import RunHeader
 

@@ -206,7 +206,7 @@ def test_the_worker_s_own_queues_stay_as_they_are_and_are_followed(start, accoun
 @brokers
 @pytest.mark.parametrize("which", ["topic", "fanout"])
 def test_queues_that_others_share_an_exchange_with(start, account, broker, which):
-    worker = start(broker, queues=which)
+    worker = ready(start(broker, queues=which))
     app = worker.module.app
     queue = app.conf.task_queues[1]  # as its process knows it: a Broadcast has a name for each
     if which == "topic":
