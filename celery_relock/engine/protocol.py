@@ -278,6 +278,10 @@ class Backend(Protocol):
     def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
         """Take a parked message out of its queues for good; the run counts as ended."""
 
+    def arrived(self, execution_ids: Sequence[str], seconds: float) -> None:
+        """A worker has received these messages, which were parked, and no slot for them yet: they
+        are not handed out again for `seconds` from now."""
+
     def announce(self, channels: Sequence[str], worker: str, seconds: float) -> None:
         """A worker consumes these channels, for `seconds` from now or until it says so again; with
         0 it does no longer. `worker` is an id, another one for each start."""

@@ -11,9 +11,10 @@ from typing import Any
 
 from celery import bootsteps
 from celery.signals import task_revoked, worker_shutdown
-from celery.worker.state import revoked
+from celery.worker.state import active_requests, reserved_requests, revoked
 
 from ..declaration import locked_tasks
+from ..engine import ids
 from ..engine.journal import journal
 from ..engine.reaper import Reaper
 from ..errors import RelockError
@@ -53,7 +54,7 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
         # All of it before the pool forks, so that its children know.
         journal.on = True
         parking.keep(_may_be_parked)
-        w.relock_forwarder = Forwarder(engine, revoked=lambda: revoked)
+        w.relock_forwarder = Forwarder(engine, lambda: revoked, _resumed_here)
         self._watchers = Reaper(engine), w.relock_forwarder
 
     def start(self, w: Any) -> None:
@@ -79,6 +80,17 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
     def _discard(self, request: Any = None, **_: Any) -> None:
         if self._watchers is not None:
             self._watchers[1].discard(headers.read(request).execution_id)
+
+
+def _resumed_here() -> list[str]:
+    """The executions that were resumed and wait in this worker for a slot."""
+    try:
+        waiting = set(reserved_requests) - set(active_requests)
+    except RuntimeError:
+        return []  # the main thread has just received one; the next look is soon
+    found = [request.request_dict.get(parking.HEADER) for request in waiting]
+    resumed = [each for each in found if isinstance(each, dict) and each.get("attempts")]
+    return [ids.short(str(each.get("execution_id"))) for each in resumed]
 
 
 def _may_be_parked(request: Any) -> bool:

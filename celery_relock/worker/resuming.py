@@ -43,6 +43,9 @@ FOLLOW_EVERY = 0.25
 # For how long a worker counts as one that consumes a resume queue without saying so again, in
 # seconds: what is published there after it was killed is published again some seconds later.
 LIVES = 6.0
+# How long a message that this worker has received is not published once more without another word
+# of it, in seconds.
+TRIP = 5.0
 # A worker whose main loop has not come by for so many seconds consumes nothing.
 STUCK = 3.0
 # A resume queue of RabbitMQ, in ms: what nobody took goes back to the queue that it came from; then
@@ -58,11 +61,19 @@ class Forwarder:
         engine: of the app's locks; its sender publishes.
         revoked: the ids of the tasks that are revoked at the moment. Celery finds out that a task
             is revoked when a worker receives it, so one that is parked is published then.
+        received: the execution ids of messages that were parked, were resumed, and wait in this
+            worker for a slot.
     """
 
-    def __init__(self, engine: Engine, revoked: Callable[[], Iterable[str]] = tuple) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        revoked: Callable[[], Iterable[str]] = tuple,
+        received: Callable[[], Iterable[str]] = tuple,
+    ) -> None:
         self._engine = engine
         self._all_revoked = revoked
+        self._received = received
         self._bell = threading.Event()
         self._stopped = False
         self._revoked: set[str] = set()
@@ -101,6 +112,8 @@ class Forwarder:
             pause = LOOK_EVERY * ids.chance.uniform(0.8, 1.2)  # not all workers at once
             with outage:
                 self._announce()
+                if waiting := list(self._received()):
+                    self._engine.backend.arrived(waiting, TRIP)
                 due = self._look()
                 pause = pause if due is None else min(pause, due)
             self._bell.wait(pause)

@@ -78,6 +78,12 @@ function Parked.hand_out(call, lock, run, waiter)
   return true
 end
 
+-- Its worker has received it, so it needs no second copy.
+function Parked.put_off(call, lock, run, waiter, back)
+  waiter.back = math.max(waiter.back, back)
+  write(call, lock, run, waiter)
+end
+
 -- What this call owes to those of these homes, it hands out itself.
 function Parked.settle(call, homes)
   call.home = homes

@@ -96,6 +96,7 @@ def _use_every_verb(backend: RedisBackend) -> None:
     backend.resume("home", "by", ["task"])
     backend.withdraw("r5", 9.0, "home")  # WITHDRAWN
     backend.withdraw("r5", 9.0)  # GONE
+    backend.arrived(["r5"], 5.0)
     backend.announce(["home:queue"], "worker", 6.0)
     backend.consumed("home:queue")
     backend.acquire(_claim("r7", "x"))

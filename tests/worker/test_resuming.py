@@ -148,6 +148,20 @@ def test_a_rate_limit_is_not_spent_twice(start, account, broker):
     assert result.get(timeout=5) == result.id
 
 
+def test_what_waits_long_for_a_slot_is_delivered_once(start, account):
+    worker = ready(start("redis", concurrency=2))
+    lock = held(worker, account)
+    results = [worker.module.takes.delay(account) for _ in range(2)]
+    wait_until_parked(worker, lock.name, 2)
+    for _ in range(4):
+        worker.module.filler.delay(4.0)
+    worker.wait_for_log("(?s)(filler.*){4}")
+    lock.release()
+    for each in results:
+        assert each.get(timeout=25) == each.id
+    assert {len(events(worker, "received", id=each.id)) for each in results} == {2}
+
+
 @brokers
 def test_the_policy_retry_sends_the_same_message_later(start, account, broker):
     worker = start(broker)

@@ -169,6 +169,10 @@ class RedisBackend:
             raise translate(failed, "withdraw") from failed
         return Released(had, messages)
 
+    def arrived(self, execution_ids: Sequence[str], seconds: float) -> None:
+        args = [_ms(seconds), " ".join(execution_ids)]
+        self._everywhere("arrived", [([self._keys.meta(b)], args) for b in self._buckets()])
+
     def announce(self, channels: Sequence[str], worker: str, seconds: float) -> None:
         self._live(channels, worker, seconds)
 
