@@ -43,6 +43,8 @@ FOLLOW_EVERY = 0.25
 # For how long a worker counts as one that consumes a resume queue without saying so again, in
 # seconds: what is published there after it was killed is published again some seconds later.
 LIVES = 6.0
+# How often it says so, in seconds.
+ANNOUNCE_EVERY = 2.0
 # How long a message that this worker has received is not published once more without another word
 # of it, in seconds.
 TRIP = 5.0
@@ -81,6 +83,7 @@ class Forwarder:
         self._worker = ids.new_attempt_id()
         self._consumed: tuple[frozenset[str], float] = frozenset(), 0.0
         self._announced: frozenset[str] = frozenset()
+        self._announced_at = 0.0
 
     def start(self) -> None:
         """Begin; the first look publishes what was left by whoever was here before."""
@@ -125,8 +128,10 @@ class Forwarder:
             channels = frozenset()
         if gone := self._announced - channels:
             self._engine.backend.announce(sorted(gone), self._worker, 0)
-        if channels:
+        due = time.monotonic() - self._announced_at > ANNOUNCE_EVERY
+        if channels and (due or channels != self._announced):
             self._engine.backend.announce(sorted(channels), self._worker, LIVES)
+            self._announced_at = time.monotonic()
         self._announced = channels
 
     def _look(self) -> float | None:
