@@ -222,7 +222,9 @@ def test_a_long_name_stays_whole_and_a_huge_one_is_refused() -> None:
         names("x:{kind}", 1, "ä" * (MAX_NAME_BYTES // 2))
 
 
-def test_a_name_that_reads_an_argument_whose_default_is_none_is_refused_where_it_is_declared() -> None:
+def test_a_name_that_reads_an_argument_whose_default_is_none_is_refused_where_it_is_declared() -> (
+    None
+):
     def task(a: object = None) -> None: ...
 
     with pytest.raises(LockConfigError, match="reads 'a', whose default is None"):

@@ -6,7 +6,6 @@ A single server, a master under Sentinels and a cluster differ in the transport 
 from __future__ import annotations
 
 import json
-import random
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -150,7 +149,7 @@ class RedisBackend:
             if reply[0] >= 0:
                 pauses.append(reply[0] / 1000)
             elif len(self._buckets()) > 1:  # not all at the same time
-                self._idle[home, bucket] = now + random.uniform(_IDLE / 2, _IDLE)
+                self._idle[home, bucket] = now + ids.chance.uniform(_IDLE / 2, _IDLE)
         return Resumed(messages, min(pauses, default=None))
 
     def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
