@@ -18,7 +18,7 @@ from .naming.arguments import signature_of
 from .naming.names import NameRule
 from .options import LockOptions
 from .settings import option_defaults, store_settings
-from .worker.sending import CelerySender
+from .worker.parking import Outbox
 
 _PREFIX = "lock_"
 _KEPT = "__relock__"
@@ -60,7 +60,9 @@ def engine_of(app: Any) -> Engine:
         engine = engines.engine_for(
             found.url, found.namespace, found.ssl, found.transport, found.replicas
         )
-        engine.parking.sender = engine.parking.sender or CelerySender(app)
+        if engine.parking.sender is None:
+            engine.parking.sender = Outbox(engine.backend.consumed)
+        engine.parking.sender.add(app)
         _engines[app] = engine
     return _engines[app]
 

@@ -13,7 +13,7 @@ from .declaration import declaration, forget
 from .dedup import client as dedup
 from .engine.hold import Hold
 from .errors import RelockError
-from .worker import company, reaping, starting  # noqa: F401  # connects to the worker's signals
+from .worker import company, starting
 from .worker import execution as guard
 from .worker.states import Aside
 from .workflow import handing, stepping  # noqa: F401  # as above
@@ -123,6 +123,9 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         if cls.run is not Task.run:
             declaration(cls)
             starting.defer(cls)
+            # By name: a process that only sends loads nothing of a worker.
+            app.steps["worker"].add("celery_relock.worker.bootstep:Locks")
+            app.steps["consumer"].add("celery_relock.worker.resuming:ResumeQueues")
 
     def _relock_declares(self) -> bool:
         """Whether this task takes a lock."""

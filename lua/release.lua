@@ -6,7 +6,7 @@
 -- ARGV[2] attempt: id, the attempt that acquired the locks
 -- ARGV[3] ended: `run`, `attempt` or empty, what has ended and leaves a tombstone; `killed` is an attempt
 -- ARGV[4] remember: ms, life of the tombstone
--- ARGV[5] home: text, the broker that the caller can send parked messages to; empty sends none
+-- ARGV[5] homes: ids with spaces between, the brokers that the caller can send to; empty sends none
 -- ARGV[6] successors: ids with spaces between, the executions that the holds are left to; empty leaves none
 -- ARGV[7] keep: ms, for how long the holds are kept for each
 -- Reply {RELEASED, count, execution, name, message, …}: so many holds and places were released; messages to resume
@@ -17,7 +17,7 @@
 local meta, tombstone, first = KEYS[1], KEYS[2], KEYS[3]
 local execution, attempt = ARGV[1], ARGV[2]
 local ended, remember = ARGV[3], tonumber(ARGV[4])
-local home, successors, keep = ARGV[5], ARGV[6], tonumber(ARGV[7])
+local homes, successors, keep = ARGV[5], ARGV[6], tonumber(ARGV[7])
 local keys = KEYS
 
 local prefix = string.sub(meta, 1, -5)
@@ -39,7 +39,7 @@ end
 -- Uses: lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
 
 local call = Call.begin(meta)
-call.home, call.by = home, execution .. ' ' .. attempt
+call.home, call.by = homes, execution .. ' ' .. attempt
 Base.write_without_memory(prefix)
 
 -- A successor may have been quicker: it has joined the permit as a descendant, or is over, or was

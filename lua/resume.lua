@@ -1,7 +1,7 @@
 -- resume: Hand out the parked messages that are to be resumed now.
 -- KEYS[1] meta: hash, the bucket's fencing token and layout
 -- KEYS[2] due: sorted set, when to look at which lock, and at which execution
--- ARGV[1] home: text, the broker that the caller can send to
+-- ARGV[1] homes: ids with spaces between, the brokers that the caller can send to
 -- ARGV[2] by: id, of this call
 -- ARGV[3] most: count, locks and executions to look at
 -- ARGV[4] tasks: ids with spaces between, tasks whose message is wanted at once, lock or not
@@ -10,9 +10,9 @@
 -- Uses: lib/publish, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
 
 local meta, due = KEYS[1], KEYS[2]
-local home, by, most, tasks = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local homes, by, most, tasks = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local call = Call.begin(meta)
-call.home, call.by = home, by
+call.home, call.by = homes, by
 
 -- A clock that was set back puts off what is due: everything is brought forward by as much.
 local function mind_the_clock()
@@ -53,9 +53,7 @@ end
 
 -- Whoever found the turn of this execution could not send its message. What is no longer on its way is
 -- found in the queue.
-local owed = call.prefix .. 'owed:' .. home
 local function settle(execution)
-  redis.call('ZREM', owed, execution)
   local lock, waiter = Parked.find(call, execution)
   if lock and Parked.on_its_way(call, waiter) then
     Parked.hand_out(call, lock, execution, waiter)
@@ -70,8 +68,12 @@ local function safely(step, what, member)
   end
 end
 
-for _, execution in ipairs(redis.call('ZRANGE', owed, 0, most - 1)) do
-  safely(settle, execution)
+for home in string.gmatch(homes, '%S+') do
+  local owed = call.prefix .. 'owed:' .. home
+  for _, execution in ipairs(redis.call('ZRANGE', owed, 0, most - 1)) do
+    redis.call('ZREM', owed, execution)
+    safely(settle, execution)
+  end
 end
 for task in string.gmatch(tasks, '%S+') do
   local execution = redis.call('HGET', call.prefix .. 'parked', '#' .. task)
@@ -87,7 +89,11 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0
 end
 
 local pause, next_due = -1, redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
-if redis.call('EXISTS', owed) == 1 then
+local is_owed = false
+for home in string.gmatch(homes, '%S+') do
+  is_owed = is_owed or redis.call('EXISTS', call.prefix .. 'owed:' .. home) == 1
+end
+if is_owed then
   pause = 0
 elseif next_due[2] then
   pause = math.max(tonumber(next_due[2]) - call.now, 0)

@@ -7,7 +7,7 @@ send twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 
 class Claim(NamedTuple):
@@ -307,6 +307,17 @@ class Backend(Protocol):
     def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
         """Take a parked message out of its queues for good; the execution counts as ended."""
 
+    def arrived(self, execution_ids: Sequence[str], seconds: float) -> None:
+        """A worker has received these messages, which were parked, and has no slot for them yet:
+        they are not handed out again for `seconds` from now."""
+
+    def announce(self, channels: Sequence[str], worker: str, seconds: float) -> None:
+        """A worker consumes these channels, for `seconds` from now or until it says so again; with
+        0 it consumes them no longer. `worker` is an id, another id for each start."""
+
+    def consumed(self, channel: str) -> bool:
+        """Whether a worker consumes a channel now."""
+
     def renew(self, renewals: Sequence[Renewal], *, within: float | None = None) -> list[bool]:
         """Renew holds; False for each that is lost. `within`: the keep-alive thread calls, and
         waits so many seconds for an answer at the most. A lock that cannot be renewed (somebody
@@ -334,11 +345,14 @@ class Backend(Protocol):
 
 
 class Sender(Protocol):
-    """Publishes parked messages to one broker."""
+    """Publishes parked messages to the brokers of some apps."""
+
+    def add(self, app: Any) -> None:
+        """Publish this app's messages as well."""
 
     @property
     def home(self) -> str:
-        """Which broker, without its password."""
+        """Which apps and brokers, ids with spaces between; no passwords."""
 
     def send(self, message: Message) -> None:
         """Publish the message. Raises whatever the broker's client raises."""

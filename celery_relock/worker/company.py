@@ -14,7 +14,7 @@ from importlib import metadata
 from typing import Any
 
 from celery import current_app
-from celery.signals import task_postrun
+from celery.signals import task_postrun, worker_ready
 from celery.states import SUCCESS
 
 from ..errors import LockConfigError
@@ -48,6 +48,10 @@ def tell(app: Any) -> None:
         logger.info("locks in the company of %s", ", ".join(found))
     for task in app.tasks.values():
         warn_of_missing_base(task)
+
+
+def _tell(sender: Any, **_: Any) -> None:
+    tell(sender.app)
 
 
 def warn_of_missing_base(task: Any) -> None:
@@ -118,4 +122,5 @@ def _between(task: Any) -> Iterator[str]:
             yield f"{module}.{getattr(what, '__qualname__', what)}"
 
 
+worker_ready.connect(_tell, weak=False, dispatch_uid="celery_relock.company")
 task_postrun.connect(_check, weak=False, dispatch_uid="celery_relock.company")

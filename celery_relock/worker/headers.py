@@ -11,10 +11,8 @@ of its first message that turns up later is recognised as a copy of what was sen
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from celery.signals import before_task_publish
@@ -75,19 +73,6 @@ class RunHeader:
     def again(self) -> RunHeader:
         """The header for the same run's next message."""
         return replace(self, attempts=self.attempts + 1, since=self.since or time.time())
-
-
-_resent: ContextVar[tuple[RunHeader, Any] | None] = ContextVar("relock_resent", default=None)
-
-
-@contextmanager
-def resending(message: Any, header: RunHeader) -> Iterator[None]:
-    """While the message is published once more: with this header, and with the parent it has."""
-    token = _resent.set((header, message))
-    try:
-        yield
-    finally:
-        _resent.reset(token)
 
 
 def read(message: Any) -> RunHeader:
@@ -167,14 +152,6 @@ def _write(sender: Any = None, headers: Any = None, body: Any = None, **_: Any) 
         return
     company.on_publish(sender)
     fields = headers if "id" in headers else body if isinstance(body, dict) else {}
-    resent = _resent.get()
-    # Another handler of this signal may publish messages of its own meanwhile.
-    if resent is not None and fields.get("id") == resent[1].id:
-        header, message = resent
-        headers[NAME] = asdict(header)
-        if "parent_id" in headers:  # Celery would make a run that is sent again its own parent
-            headers["parent_id"] = message.parent_id
-        return
     # A predecessor's header came along with its custom headers: it is replaced, never kept.
     predecessor = headers.get(NAME)
     ancestors = _ancestors(fields, predecessor)
@@ -199,10 +176,7 @@ def _ancestors(fields: Mapping[str, Any], predecessor: Any) -> tuple[str, ...]:
 
 
 def is_retry(fields: Mapping[str, Any], request: Any) -> bool:
-    """Whether a message is the running one's own next try, and not what the task is replaced by,
-    nor a copy of it that was parked and is sent on by it."""
-    if _resent.get() is not None:
-        return False
+    """Whether a message is the running one's own next try, and not what the task is replaced by."""
     nesting = fields.get("replaced_task_nesting") or 0
     same: bool = fields.get("id") == request.id
     return same and nesting == (request.replaced_task_nesting or 0)

@@ -25,10 +25,15 @@ function Parked.promise(call, lock, execution, waiter)
   return comes_anew and 1 or 0
 end
 
+-- A process may have several apps, each with a broker of its own.
+local function can_send(call, home)
+  return string.find(' ' .. call.home .. ' ', ' ' .. home .. ' ', 1, true) ~= nil
+end
+
 -- Whether a message on its way is to be handed out to this caller all the same: the reply to the
 -- caller's command was lost, or nobody could send the message so far and this caller can.
 function Parked.is_owed(call, execution, waiter)
-  local here = waiter.by == call.by or waiter.untold and waiter.home == call.home
+  local here = waiter.by == call.by or waiter.untold and can_send(call, waiter.home)
   return here and not call.given[execution]
 end
 
@@ -57,7 +62,7 @@ function Parked.hand_out(call, lock, execution, waiter)
     return false
   end
   waiter.first = math.min(waiter.first or call.now, call.now)
-  if waiter.home == call.home and #call.messages < 3 * Parked.MOST then
+  if can_send(call, waiter.home) and #call.messages < 3 * Parked.MOST then
     waiter.sent = (waiter.sent or 0) + 1
     waiter.by, waiter.untold = call.by, nil
     redis.call('ZREM', call.prefix .. 'owed:' .. waiter.home, execution)
@@ -74,11 +79,17 @@ function Parked.hand_out(call, lock, execution, waiter)
   return true
 end
 
--- What this call owes to those who can send to this home, it hands out itself.
-function Parked.settle(call, home)
-  call.home = home
+-- Its worker has received the message, so the execution needs no second copy.
+function Parked.put_off(call, lock, execution, waiter, back)
+  waiter.back = math.max(waiter.back, back)
+  write(call, lock, execution, waiter)
+end
+
+-- What this call owes to those who can send to these homes, it hands out itself.
+function Parked.settle(call, homes)
+  call.home = homes
   for _, each in ipairs(call.untold) do
-    local mine = each.waiter.home == home and not call.given[each.execution]
+    local mine = can_send(call, each.waiter.home) and not call.given[each.execution]
     if mine and #call.messages < 3 * Parked.MOST then
       Parked.hand_out(call, each.lock, each.execution, each.waiter)
     end

@@ -96,6 +96,9 @@ def _use_every_verb(backend: RedisBackend) -> None:
     backend.resume("home", "by", ["task"])
     backend.withdraw("r5", 9.0, "home")  # WITHDRAWN
     backend.withdraw("r5", 9.0)  # GONE
+    backend.arrived(["r5"], 5.0)
+    backend.announce(["home:queue"], "worker", 6.0)
+    backend.consumed("home:queue")
     backend.acquire(_claim("r7", "x"))
     backend.acquire(_claim("r8", "y"))
     backend.acquire(_claim("inner-r7", "y")._replace(stuck=("r7",)), wait=20.0)
@@ -166,7 +169,7 @@ def test_every_key_that_the_verbs_leave_or_touch_is_of_the_type_in_its_header(
         for key in call.keys
         if client.exists(key)
     }
-    assert set(types) == {"meta", "lock", "queue", "waiters", "tombstone", "due"}
+    assert set(types) == {"meta", "lock", "queue", "waiters", "tombstone", "due", "live"}
     for script in scripts().values():
         for one in script.keys:
             assert one.text.startswith(types[one.label]), (script.name, one)

@@ -69,6 +69,7 @@ def test_every_key_and_its_type_is_in_the_catalogue(desk):
     desk.park("r2", names=("a", "b"), patience=50)
     desk.queue("r3", stuck=("outer",))
     desk.fence("r4", names=("c",))
+    desk.backend.announce(["home:queue"], "worker", 5.0)
     for number in range(40):  # so many that they have an index
         desk.fence(f"s{number}", names=("semaphore",), limit=50)
     desk.queue("waits", names=("semaphore",), limit=1)

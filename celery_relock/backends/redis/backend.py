@@ -6,7 +6,6 @@ A single server, a master under Sentinels and a cluster differ in the transport 
 from __future__ import annotations
 
 import json
-import random
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -149,7 +148,7 @@ class RedisBackend:
             if reply[0] >= 0:
                 pauses.append(reply[0] / 1000)
             elif len(self._buckets()) > 1:  # not all at the same time
-                self._idle[home, bucket] = now + random.uniform(_IDLE / 2, _IDLE)
+                self._idle[home, bucket] = now + ids.chance.uniform(_IDLE / 2, _IDLE)
         return Resumed(messages, min(pauses, default=None))
 
     def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
@@ -167,6 +166,23 @@ class RedisBackend:
         if failed is not None and not had:
             raise translate(failed, "withdraw") from failed
         return Released(had, messages)
+
+    def arrived(self, execution_ids: Sequence[str], seconds: float) -> None:
+        args = [_ms(seconds), " ".join(execution_ids)]
+        self._everywhere("arrived", [([self._keys.meta(b)], args) for b in self._buckets()])
+
+    def announce(self, channels: Sequence[str], worker: str, seconds: float) -> None:
+        self._live(channels, worker, seconds)
+
+    def consumed(self, channel: str) -> bool:
+        (count,) = self._live([channel], "", 0)
+        return bool(count)
+
+    def _live(self, channels: Sequence[str], worker: str, seconds: float) -> list[int]:
+        self._agree(self._keys.meta())
+        keys, args = [self._keys.live(channel) for channel in channels], [worker, _ms(seconds)]
+        reply: list[int] = self.transport.run(self._scripts["announce"], keys, args)[0]
+        return reply
 
     def renew(self, renewals: Sequence[Renewal], *, within: float | None = None) -> list[bool]:
         def call(part: Sequence[Renewal]) -> Call:

@@ -69,6 +69,9 @@ class Keys:
     def due(self, bucket: int = 0) -> str:
         return f"{self.prefix(bucket)}due"
 
+    def live(self, channel: str) -> str:
+        return f"{self.prefix(0)}live:{channel}"
+
     def tombstone(self, execution_id: str, bucket: int = 0) -> str:
         return f"{self.prefix(bucket)}d:{execution_id}"
 

@@ -72,7 +72,10 @@ def test_an_answer_never_goes_to_another_call_whenever_a_signal_raises(
                     reply, repeated = server.run(ECHO, [key], [str(number)])
                 finally:
                     signal.setitimer(signal.ITIMER_REAL, 0)
-            except Struck:
+            except Exception as error:
+                # redis-py 5's constructor makes another error of it (in a `finally`).
+                if not isinstance(error, Struck) and not isinstance(error.__context__, Struck):
+                    raise
                 struck += 1
             else:
                 answered += 1

@@ -116,6 +116,8 @@ def everything(backend: RedisBackend) -> None:
     assert backend.withdraw("r5", 60.0, "home").had
     backend.force_release("a")
     backend.resume("home", "by2")
+    backend.announce(["home:queue"], "worker", 5.0)
+    backend.arrived(["r5"], 5.0)
     for number in range(40):  # so many that the lock has an index
         backend.acquire(claim(f"m{number}", "n", "many", owner="o", limits=(50,)))
     assert isinstance(backend.acquire(claim("in", "n", "many", owner="o", by_owner=True)), Held)
