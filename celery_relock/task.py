@@ -16,7 +16,7 @@ from .errors import RelockError
 from .worker import company, starting
 from .worker import execution as guard
 from .worker.states import Aside
-from .workflow import handing, stepping  # noqa: F401  # as above
+from .workflow import handing
 
 if TYPE_CHECKING:
     from celery import Celery

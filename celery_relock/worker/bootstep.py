@@ -1,7 +1,7 @@
 """What a worker with locked tasks looks after beside its work: the locks of its dead, the messages
 that are parked, its resume queues.
 
-Celery finds the two steps by name (`add_steps`), so a process that only sends loads none of this.
+Celery finds the steps by name (`LockedTask.on_bound`): who only sends loads none of this.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from ..engine import ids
 from ..engine.journal import journal
 from ..engine.reaper import Reaper
 from ..errors import RelockError
-from . import headers, parking
+from ..workflow import stepping
+from . import company, headers, parking
 from .resuming import Forwarder
 
 logger = logging.getLogger("celery_relock")
@@ -40,7 +41,11 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
         w.relock_forwarder = None
 
     def include_if(self, w: Any) -> bool:
-        return bool(locked_tasks(w.app))
+        company.tell(w.app)
+        if not locked_tasks(w.app):
+            return False
+        stepping.teach(w.app)
+        return True
 
     def create(self, w: Any) -> None:
         try:

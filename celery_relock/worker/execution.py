@@ -28,7 +28,7 @@ from ..errors import LockLost
 from ..naming.arguments import bind
 from ..workflow import steps
 from . import events, headers, retry, starting
-from .attempt import Attempt
+from .attempt import Attempt, Late
 from .owner import owner, request_of, running_request
 from .release import give_back
 from .states import Dropped, end_dropped, is_acknowledged
@@ -61,8 +61,12 @@ def run(
     if inside and inside[-1].task is task and inside[-1].by is not by:
         return call(*args, **kwargs)
     execution = Execution(task, by, call, args, kwargs)
-    if execution.message is not None and steps.concerns(execution.message, execution.declared):
-        return steps.around(task, execution.message, execution.begin)
+    message = execution.message
+    if message is not None:
+        if headers.is_broadcast(task.app, message) and headers.is_of_another_receiver(message):
+            raise Late("the copy of another worker")
+        if steps.concerns(message, execution.declared):
+            return steps.around(task, message, execution.begin)
     return execution.begin()
 
 

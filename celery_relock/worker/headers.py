@@ -44,6 +44,7 @@ class RunHeader:
         kept: lock names and fences of what the run before this one left to it (see `retries`).
         sections: what the run is told of the sections that it belongs to (see `sections`).
         dedup: the name of the call's marker and when it goes (see `marker`).
+        receiver: the worker whose copy of a broadcast message it is.
         first: the id made from the task id, if the run was given one of its own since.
         v: version of this content; one that is not known is ignored.
     """
@@ -57,6 +58,7 @@ class RunHeader:
     sections: tuple[Mapping[str, Any], ...] = ()
     dedup: tuple[str, str] | None = None
     first: str = ""
+    receiver: str = ""
     v: int = VERSION
 
     @property
@@ -82,6 +84,26 @@ def read(message: Any) -> RunHeader:
         known = _parsed(message)
         setattr(message, _PARSED, known)
     return known
+
+
+def is_broadcast(app: Any, message: Any) -> bool:
+    """Whether every worker received a copy of the message (`kombu.common.Broadcast`)."""
+    name = (message.delivery_info or {}).get("exchange")
+    if not name:
+        return False
+    exchanges = [queue.exchange for queue in app.amqp.queues.values()]
+    return any(each and each.name == name and each.type == "fanout" for each in exchanges)
+
+
+def is_of_another_receiver(message: Any) -> bool:
+    """Of a broadcast message each worker's copy is an execution of its own: its header says so from
+    here on. True for a copy that another worker had parked, should it come here all the same."""
+    header = read(message)
+    if header.receiver:
+        return bool(header.receiver != message.hostname)
+    own = ids.short(f"{header.execution_id}@{message.hostname}")
+    setattr(message, _PARSED, replace(header, execution_id=own, receiver=message.hostname))
+    return False
 
 
 def _parsed(message: Any) -> RunHeader:
@@ -132,7 +154,11 @@ def parse(raw: Mapping[str, Any]) -> RunHeader | None:
     first = raw.get("first")
     first = ids.short(first) if isinstance(first, str) and first else ""
     waited = attempts, float(since)
-    return RunHeader(ids.short(execution_id), own, *waited, ancestors, kept, told, dedup, first)
+    receiver = raw.get("receiver")
+    receiver = receiver if isinstance(receiver, str) else ""
+    return RunHeader(
+        ids.short(execution_id), own, *waited, ancestors, kept, told, dedup, first, receiver
+    )
 
 
 def _pair(raw: Any) -> tuple[str, str] | None:

@@ -10,9 +10,7 @@ from __future__ import annotations
 from functools import partial, wraps
 from typing import Any
 
-from celery.signals import celeryd_after_setup
-
-from ..declaration import is_locked, locked_tasks
+from ..declaration import is_locked
 from ..worker.owner import request_of
 from . import handing
 from . import steps as sections
@@ -39,13 +37,8 @@ def keep_sections(task: Any) -> None:
     setattr(task, _KEEPS, True)
 
 
-def _teach(instance: Any = None, **_: Any) -> None:
-    if not locked_tasks(instance.app):
-        return  # nothing of ours is in use here
-    for task in instance.app.tasks.values():
+def teach(app: Any) -> None:
+    """All tasks of a worker's app, which are known by now, before its pool has begun."""
+    for task in app.tasks.values():
         if not is_locked(type(task)):
             keep_sections(task)
-
-
-# All tasks are known by now, and the pool has not begun.
-celeryd_after_setup.connect(_teach, weak=False, dispatch_uid="celery_relock.stepping")
