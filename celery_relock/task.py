@@ -16,7 +16,7 @@ from .errors import RelockError
 from .worker import execution as guard
 from .worker import reaping, starting  # noqa: F401  # connects to the worker's signals
 from .worker.states import Aside
-from .workflow import handing, stepping  # noqa: F401  # as above
+from .workflow import steps
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -104,7 +104,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         return dedup.unmark(self, args, kwargs)
 
     def on_replace(self, sig: Any) -> Any:
-        handing.replacing(self.request, sig)
+        steps.on_replace(self.request, sig)
         return super().on_replace(sig)
 
     @classmethod

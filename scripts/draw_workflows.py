@@ -143,7 +143,7 @@ def main() -> None:
     binary = find_redis_server()
     assert binary is not None, "no redis-server"
     server = RedisServer(binary=binary)
-    worker = Worker("tests.celery.apps.workflows", server.url, "pictures", concurrency=4)
+    worker = Worker("tests.workflow.apps.workflows", server.url, "pictures", concurrency=4)
     try:
         PICTURES.mkdir(exist_ok=True)
         for name, make in flows(worker.module).items():

@@ -19,7 +19,8 @@ from ..engine.protocol import Claim, Held
 from ..errors import LockLost
 from ..naming.arguments import bind
 from ..options import LockOptions
-from ..workflow import steps as sections
+from ..workflow import steps
+from . import conflict as conflicts
 from . import events as telling
 from . import headers, starting
 from . import owner as owner_of
@@ -57,7 +58,7 @@ def run(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Call the task's body under the locks that it declared, and in the sections it is a step of.
+    """Call the task's body under the locks that it declared and those of its workflow.
 
     Args:
         by: the locked `run` that was called. A body that calls the one of its base class
@@ -67,7 +68,18 @@ def run(
     if inside and inside[-1].task is task and inside[-1].run is not by:
         return call(*args, **kwargs)
     request = owner_of.request_of(task)
-    return sections.around(task, request, partial(_run, task, by, request, call, args, kwargs))
+    locked = partial(_run, task, by, request, call, args, kwargs)
+    return steps.around(task, request, locked) if _is_step(task, request) else locked()
+
+
+def _is_step(task: Any, request: Any | None) -> bool:
+    """Whether a message belongs to a workflow lock, or may begin one."""
+    if request is None or request.is_eager:
+        return False
+    declared = declaration(type(task))
+    if declared.enters_workflows or declared.options.hold == "workflow":
+        return True
+    return bool(headers.read(request).workflow_locks)
 
 
 def _run(
@@ -114,7 +126,7 @@ def _run_within(
     shares = [Share(name, lease, _fence(lease, name), True) for name, lease in outer.items()]
     missing = tuple(name for name in names if name not in outer)
     if not missing:
-        unbroken = all(map(sections.is_unbroken, outer.values()))
+        unbroken = all(map(steps.is_unbroken, outer.values()))
         return body(Hold(next(iter(outer.values())).claim.owner, shares, unbroken))
     claim = _claim(task, declared, request, missing, arguments)
     return _run_locked(task, declared, request, claim, shares, body)
@@ -134,11 +146,12 @@ def _run_locked(
     lease.work = telling.work_for(task, request)
     over = False
     try:
-        held = sections.obtain(Attempt(task, engine, lease, options, message))
+        held = conflicts.obtain(Attempt(task, engine, lease, options, message))
         if held is None:
             return body(Hold(claim.owner, ()))
         reentrancy.push(lease)
-        sections.open_for(message, engine, lease, options)
+        if message is not None and options.hold == "workflow":
+            steps.keep_for_chain(message, engine, lease, options)
         unbroken = retries.unbroken(message, options, lease)
         hold = Hold(claim.owner, [*shares, *_shares(lease, held)], unbroken)
         try:
@@ -158,7 +171,7 @@ def _run_locked(
         ended = over and message is not None and headers.read(message).own
         if retries.is_open(lease):
             reentrancy.pop(lease)
-        elif not sections.owns(lease):
+        elif options.hold != "workflow" or not steps.owns(lease):
             try:
                 reentrancy.pop(lease)
                 give_back(engine, lease, ended=ended)

@@ -20,7 +20,7 @@ from celery_relock.workflow import marks
 
 @pytest.fixture(scope="module")
 def worker(module_worker):
-    started = module_worker("tests.celery.apps.workflows", concurrency=3)
+    started = module_worker("tests.workflow.apps.workflows", concurrency=3)
     yield started
     # Results look for their Redis when they go, so they go while it is there.
     started.module.app.backend._pending_results.concrete.clear()
@@ -444,7 +444,7 @@ def test_it_may_raise_or_drop_instead_of_waiting(worker, account, step):
 
 def test_protocol_1_is_refused_with_the_reason(module_worker, account):
     worker = module_worker(
-        "tests.celery.apps.workflows",
+        "tests.workflow.apps.workflows",
         namespace=f"ns{account}",
         concurrency=1,
         env={"RELOCK_TEST_PROTOCOL": "1"},
@@ -459,7 +459,7 @@ def test_where_the_result_backend_cannot_join_a_chord_the_section_waits_for_its_
 ):
     # A task of Celery's own looks again and again whether the members are done.
     worker = module_worker(
-        "tests.celery.apps.workflows",
+        "tests.workflow.apps.workflows",
         namespace=f"ns{account}",
         concurrency=1,
         env={"RELOCK_TEST_RESULTS": f"file://{tmp_path}"},

@@ -18,7 +18,7 @@ from celery_relock.errors import LockConfigError, LockConflict
 
 @pytest.fixture(scope="module")
 def worker(module_worker):
-    started = module_worker("tests.celery.apps.workflows", concurrency=3)
+    started = module_worker("tests.workflow.apps.workflows", concurrency=3)
     yield started
     # Results look for their Redis when they go, so they go while it is there.
     started.module.app.backend._pending_results.concrete.clear()

@@ -8,7 +8,7 @@ from typing import Any
 from celery import Task
 
 from celery_relock import LockedTask
-from celery_relock.workflow import steps as sections
+from celery_relock.workflow import steps
 from tests.celery.apps.private import make_app
 from tests.support import Journal
 
@@ -18,7 +18,7 @@ journal = Journal.from_env()
 
 
 def tell(run: str, name: str) -> None:
-    held = [fence for section in sections.active() for fence in section.carried.fences]
+    held = [fence for hold in steps.active() for fence in hold.lock.fences]
     journal.add("step", run=run, name=name, fences=held)
 
 

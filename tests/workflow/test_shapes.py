@@ -40,7 +40,7 @@ def apps(module_worker):
     """The same steps as plain tasks and as locked ones, each app with a worker."""
     made = {
         name: module_worker(
-            "tests.celery.apps.shapes",
+            "tests.workflow.apps.shapes",
             namespace=f"ns{uuid.uuid4().hex[:12]}",
             concurrency=3,
             env={"RELOCK_TEST_TASK_CLS": name} if name == "every task" else {},

@@ -25,7 +25,7 @@ def workers(module_worker):
     namespace = f"ns{uuid.uuid4().hex[:12]}"
     first, second = (
         module_worker(
-            "tests.celery.apps.workflows",
+            "tests.workflow.apps.workflows",
             namespace=namespace,
             concurrency=2,
             arguments=(
