@@ -15,6 +15,7 @@ from ..errors import LockConfigError
 from ..naming.arguments import bind, signature_of
 from ..naming.names import NameRule, check_name
 from ..options import LockOptions
+from ..task import LockedTask as LockedTask  # the package's own: whoever loads it knows `enter`
 from .enter import ENTER, held
 from .steps import Step, stamp, steps_of
 
