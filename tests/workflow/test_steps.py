@@ -254,7 +254,7 @@ def test_two_holding_members_of_one_chord_take_turns_and_do_not_wait_for_its_bod
     by_fence: dict[int, list[str]] = {}
     for event in flow.mine(flow.worker.journal.events(), "enter"):
         by_fence.setdefault(event["fence"], []).append(event["step"])
-    entries = {tuple(steps) for steps in by_fence.values()}
+    permits = {tuple(steps) for steps in by_fence.values()}
     # Fence 0: the body took no lock.
-    assert entries == {("1", "1'"), ("2", "2'"), ("3",), ("4",), ("*",)}
+    assert permits == {("1", "1'"), ("2", "2'"), ("3",), ("4",), ("*",)}
     flow.is_clean()

@@ -61,7 +61,7 @@ before_task_publish.connect(_is_killed_by_what_it_sends, weak=False)
 after_task_publish.connect(lambda **_: may_die("published"), weak=False)
 
 
-def entry(task: Any) -> tuple[int, bool]:
+def permit_of(task: Any) -> tuple[int, bool]:
     """The fence under which a step runs, and whether the permit has been held all the time."""
     held = steps.active()
     found = {fence for hold in held for fence in hold.lock.fences}
@@ -76,7 +76,7 @@ def entry(task: Any) -> tuple[int, bool]:
 
 @contextmanager
 def inside(task: Any, account: str, name: str) -> Iterator[None]:
-    fence, unbroken = entry(task)
+    fence, unbroken = permit_of(task)
     told = {"account": account, "fence": fence, "step": name, "unbroken": unbroken}
     journal.add("enter", **told, holds=reentrancy.runs())
     try:
