@@ -65,8 +65,8 @@ class EnterTask(LockedTask):
     def apply(self, *_: Any, **__: Any) -> Any:
         raise LockConfigError(
             "what locked() returned is part of a larger canvas that is applied here and now "
-            "(apply(), task_always_eager), or was read from JSON before it is: nothing can hold its "
-            "lock from its first step to its last. Apply it by itself, or lock the larger canvas: "
+            "(apply(), task_always_eager), or was read from JSON before: nothing can hold its lock "
+            "from its first step to its last. Apply it by itself, or lock the larger canvas: "
             "locked(chain(…), key=…)."
         )
 

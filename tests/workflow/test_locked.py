@@ -468,6 +468,15 @@ def test_it_may_raise_or_drop_instead_of_waiting(worker, account, step):
     assert all(steps.STAMP not in each.options for each in flow.tasks), "the canvas was changed"
 
 
+def test_one_that_was_sent_by_a_worker_without_the_library_fails_with_the_reason(worker, account):
+    flow = locked(worker.module.adds.s(1), key=f"account:{account}")
+    enter, step = flow.tasks
+    # As Celery sends a task that it does not know.
+    sent = worker.module.app.send_task(enter.task, args=(5, *enter.args), chain=[step])
+    with pytest.raises(LockConfigError, match="has not loaded celery_relock"):
+        sent.get(timeout=15)
+
+
 def test_protocol_1_is_refused_with_the_reason(module_worker, account):
     worker = module_worker(
         "tests.workflow.apps.workflows",
