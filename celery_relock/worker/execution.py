@@ -68,8 +68,9 @@ def run(
     if inside and inside[-1].task is task and inside[-1].run is not by:
         return call(*args, **kwargs)
     request = owner_of.request_of(task)
-    locked = partial(_run, task, by, request, call, args, kwargs)
-    return steps.around(task, request, locked) if _is_step(task, request) else locked()
+    if not _is_step(task, request):
+        return _run(task, by, request, call, args, kwargs)
+    return steps.around(task, request, partial(_run, task, by, request, call, args, kwargs))
 
 
 def _is_step(task: Any, request: Any | None) -> bool:
