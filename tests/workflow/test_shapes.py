@@ -195,7 +195,9 @@ def test_a_shape_that_is_applied_here_is_the_same_or_refused(apps, monkeypatch, 
 )
 def test_a_shape_that_stands_in_a_group_is_the_same(apps, shape):
     case = Case(apps["plain"], shape)
-    plain = outcome(group([case.reference(), case.maker().s("z")]).apply_async)
+    # Celery merges a group into the one around it, and does not merge a chain that ends in one.
+    inner = case.led() if isinstance(case.plain(), group) else case.reference()
+    plain = outcome(group([inner, case.maker().s("z")]).apply_async)
     case = Case(apps["plain"], shape)
     send = group([case.locked(), case.maker().s("z")]).apply_async
     assert outcome(send) == plain
