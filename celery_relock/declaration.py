@@ -11,14 +11,14 @@ from weakref import WeakKeyDictionary
 
 from celery.local import Proxy
 
-from . import compose
+from . import engines
 from .engine.engine import Engine
 from .errors import LockConfigError
 from .naming.arguments import signature_of
 from .naming.names import NameRule
 from .options import LockOptions
 from .settings import option_defaults, store_settings
-from .worker.sending import CelerySender
+from .worker.parking import Outbox
 
 _PREFIX = "lock_"
 _KEPT = "__relock__"
@@ -57,10 +57,12 @@ def engine_of(app: Any) -> Engine:
     app = app._get_current_object() if isinstance(app, Proxy) else app
     if app not in _engines:
         found = store_settings(app)
-        engine = compose.engine_for(
+        engine = engines.engine_for(
             found.url, found.namespace, found.ssl, found.transport, found.replicas
         )
-        engine.parking.sender = engine.parking.sender or CelerySender(app)
+        if engine.parking.sender is None:
+            engine.parking.sender = Outbox(engine.backend.consumed)
+        engine.parking.sender.add(app)
         _engines[app] = engine
     return _engines[app]
 

@@ -59,7 +59,7 @@ def store_settings(app: Any) -> StoreSettings:
         LockConfigError: none of them is a Redis, or a `relock_…` setting cannot be used.
     """
     conf = _read(app)
-    namespace = _text(conf, "relock_namespace") or "relock"
+    namespace = _namespace(conf)
     place = _get(conf, "relock_url")
     if callable(place) or hasattr(place, "connection_pool") or hasattr(place, "nodes_manager"):
         return StoreSettings(place, None, namespace, replicas=_replicas(conf))
@@ -85,6 +85,16 @@ def option_defaults(app: Any) -> dict[str, object]:
     return {name: value for name, value in found.items() if value is not _UNSET}
 
 
+def _namespace(conf: Any) -> str:
+    value = _get(conf, "relock_namespace")
+    if value == "":
+        raise LockConfigError(
+            "settings: relock_namespace is empty. It is the prefix of all keys in Redis: give a "
+            'text, or leave it out for "relock".'
+        )
+    return _text(conf, "relock_namespace") or "relock"
+
+
 def _read(app: Any) -> Any:
     conf = app.conf
     known = {_PREFIX + name for name in (*_STORE_SETTINGS, *OPTION_NAMES)}
@@ -92,6 +102,11 @@ def _read(app: Any) -> Any:
         name = _plain(str(written), conf.prefix or "")
         if name.startswith(_PREFIX) and name not in known:
             raise LockConfigError(f"settings: {unknown(name, _PREFIX, _STORE_SETTINGS)}")
+        if name.removeprefix("lock_") in OPTION_NAMES and name.startswith("lock_"):
+            raise LockConfigError(
+                f"settings: {name} is an option of a task. The default for all tasks of the app is "
+                f"{_PREFIX}{name.removeprefix('lock_')}."
+            )
     return app.conf  # another one by now, if nobody had read a setting before
 
 

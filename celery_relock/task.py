@@ -13,8 +13,8 @@ from .declaration import declaration, forget
 from .dedup import client as dedup
 from .engine.hold import Hold
 from .errors import RelockError
+from .worker import company, starting
 from .worker import execution as guard
-from .worker import reaping, starting  # noqa: F401  # connects to the worker's signals
 from .worker.states import Aside
 from .workflow import steps
 
@@ -58,6 +58,14 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         _lock_run(cls)
+        if "__call__" in vars(cls):
+            cls.__call__ = _checked(cls.__call__)  # type: ignore[method-assign]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # Looked up at each call: a worker replaces Task.__call__ after this class was made.
+        result = super().__call__(*args, **kwargs)
+        company.see_that_it_began(self)
+        return result
 
     def apply_async(
         self,
@@ -115,6 +123,13 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         if cls.run is not Task.run:
             declaration(cls)
             starting.defer(cls)
+            # By name: a process that only sends loads nothing of a worker.
+            app.steps["worker"].add("celery_relock.worker.bootstep:Locks")
+            app.steps["consumer"].add("celery_relock.worker.resuming:ResumeQueues")
+
+    def _relock_declares(self) -> bool:
+        """Whether this task takes a lock."""
+        return not declaration(type(self)).rule.off
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -142,6 +157,18 @@ def _lock_run(cls: type[LockedTask]) -> None:
     run = inspect.getattr_static(cls, "run")
     if run is not Task.run and getattr(run, "__code__", None) is not _CODE:
         cls.run = _locked(run)
+
+
+def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A class's own `__call__`, which may have ended without a call of `run`."""
+
+    @wraps(call)
+    def __call__(self: LockedTask, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        result = call(self, *args, **kwargs)
+        company.see_that_it_began(self)
+        return result
+
+    return __call__
 
 
 def _locked(body: Any) -> Callable[..., Any]:

@@ -6,17 +6,18 @@
 -- ARGV[2] nonce: id, the attempt that took the locks
 -- ARGV[3] ended: `run`, `attempt` or empty, what a tombstone shall say has ended; `killed` is an attempt
 -- ARGV[4] remember: ms, life of the tombstone
--- ARGV[5] home: text, the broker that the caller can send parked messages to; empty sends none
+-- ARGV[5] homes: ids with spaces between, the brokers that the caller can send to; empty sends none
 -- ARGV[6] heir: ids with spaces between, the runs that the holds are kept for; empty gives them back
 -- ARGV[7] keep: ms, for how long they are kept for each
 -- Reply {RELEASED, count, run, name, message, …}: so many holds and places were given back; messages to send
 -- Reply {GONE, run, name, message, …}: the attempt had none: released before, or lost; messages to send
 -- Keeps: only the attempt that took a lock gives it back; a kept hold stays in its entry; sent twice it acts once; the next ones get in
+-- Uses: lib/publish
 
 local meta, tombstone, first = KEYS[1], KEYS[2], KEYS[3]
 local run, nonce = ARGV[1], ARGV[2]
 local ended, remember = ARGV[3], tonumber(ARGV[4])
-local home, heir, keep = ARGV[5], ARGV[6], tonumber(ARGV[7])
+local homes, heir, keep = ARGV[5], ARGV[6], tonumber(ARGV[7])
 local keys = KEYS
 
 local prefix = string.sub(meta, 1, -5)
@@ -57,7 +58,7 @@ local function hand_over()
   end
   local fence = Base.next_fence(meta, micros)
   local message = table.concat({ 'granted', head, waiter.nonce, fence }, ' ')
-  if redis.pcall('PUBLISH', prefix .. 'i:' .. waiter.channel, message) == 0 then
+  if publish(prefix .. 'i:' .. waiter.channel, message) == 0 then
     return false
   end
   redis.call('ZREM', queue, head)
@@ -80,7 +81,7 @@ end
 
 local locks = {}
 local call = Call.begin(meta)
-call.home, call.by = home, run .. ' ' .. nonce
+call.home, call.by = homes, run .. ' ' .. nonce
 for i = 3, #keys do
   locks[i - 2] = Holds.open(call, keys[i])
 end

@@ -1,18 +1,18 @@
 -- resume: Hand out the parked messages that are to be sent on now.
 -- KEYS[1] meta: hash, the bucket's fence and layout
 -- KEYS[2] due: sorted set, when to look at which lock, and at which run
--- ARGV[1] home: text, the broker that the caller can send to
+-- ARGV[1] homes: ids with spaces between, the brokers that the caller can send to
 -- ARGV[2] by: id, of this call
 -- ARGV[3] most: count, locks and runs to look at
 -- ARGV[4] tasks: ids with spaces between, tasks whose message is wanted at once, lock or not
 -- Reply {ms, run, name, message, …}: when the next look is due, -1 for never; messages to send
 -- Keeps: what is parked is sent on, whoever was to do it and has died
--- Uses: lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
+-- Uses: lib/publish, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
 
 local meta, due = KEYS[1], KEYS[2]
-local home, by, most, tasks = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local homes, by, most, tasks = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local call = Call.begin(meta)
-call.home, call.by = home, by
+call.home, call.by = homes, by
 
 -- A clock that was set back puts off what is due: all of it is brought forward by as much.
 local function mind_the_clock()
@@ -52,12 +52,14 @@ local function send_on(run)
 end
 
 -- Whoever found its turn could not send it. Who is no longer on the way is found in the line.
-local owed = call.prefix .. 'owed:' .. home
-for _, run in ipairs(redis.call('ZRANGE', owed, 0, most - 1)) do
-  redis.call('ZREM', owed, run)
-  local lock, waiter = Parked.find(call, run)
-  if lock and Parked.on_its_way(call, waiter) then
-    Parked.hand_out(call, lock, run, waiter)
+for home in string.gmatch(homes, '%S+') do
+  local owed = call.prefix .. 'owed:' .. home
+  for _, run in ipairs(redis.call('ZRANGE', owed, 0, most - 1)) do
+    redis.call('ZREM', owed, run)
+    local lock, waiter = Parked.find(call, run)
+    if lock and Parked.on_its_way(call, waiter) then
+      Parked.hand_out(call, lock, run, waiter)
+    end
   end
 end
 for task in string.gmatch(tasks, '%S+') do
@@ -78,7 +80,11 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0
 end
 
 local pause, next_due = -1, redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
-if redis.call('EXISTS', owed) == 1 then
+local is_owed = false
+for home in string.gmatch(homes, '%S+') do
+  is_owed = is_owed or redis.call('EXISTS', call.prefix .. 'owed:' .. home) == 1
+end
+if is_owed then
   pause = 0
 elseif next_due[2] then
   pause = math.max(tonumber(next_due[2]) - call.now, 0)

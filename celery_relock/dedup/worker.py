@@ -36,6 +36,11 @@ logger = logging.getLogger("celery_relock")
 Body = Callable[[Hold], Any]
 
 
+def concerns(message: Any, declared: Declaration) -> bool:
+    """Whether a message may have a dedup marker."""
+    return declared.options.dedup is not None or run_headers.read(message).dedup is not None
+
+
 def around(
     task: Any,
     declared: Declaration,

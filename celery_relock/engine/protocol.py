@@ -7,7 +7,7 @@ verbs themselves, each atomic and safe to send twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 
 class Claim(NamedTuple):
@@ -243,12 +243,10 @@ class Backend(Protocol):
         """What renewals of these locks share: those with another route are sent by another call,
         which does not fail with this one."""
 
-    def acquire(
-        self, claim: Claim, wait: float = 0.0, inbox: str = "-", channel: str = ""
-    ) -> Answer:
+    def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Answer:
         """Take all locks of the claim, or none. With `wait` seconds > 0 queue for them: the place
-        lives that long without a heartbeat, and the grant is announced to `channel`, by default to
-        `inbox`, as a loss of the hold will be."""
+        lives that long without a heartbeat, and the grant is announced to `inbox`, as a loss of
+        the hold will be."""
 
     def park(
         self, claim: Claim, park_request: ParkRequest, inbox: str = "-"
@@ -265,16 +263,13 @@ class Backend(Protocol):
         remember: float = 0.0,
         home: str = "",
         successor: Successor | None = None,
-        waited: bool = False,
     ) -> Released:
         """Give back what the attempt has, or its places.
 
         `ended` is "", "run" or "attempt": what shall count as ended for `remember` seconds;
         "killed" is an attempt that leaves the message that it parked.
         `home`: parked messages of this broker that may go on are handed out to the caller.
-        `heir`: the run that is to go on with the holds.
-        `waited`: the attempt has waited, so others are likely to: the next one is to be told before
-        the caller is answered."""
+        `heir`: the run that is to go on with the holds."""
 
     def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
         """The parked messages of a broker that are to be sent on now; `tasks` (short ids) in any
@@ -282,6 +277,17 @@ class Backend(Protocol):
 
     def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
         """Take a parked message out of its queues for good; the run counts as ended."""
+
+    def arrived(self, execution_ids: Sequence[str], seconds: float) -> None:
+        """A worker has received these messages, which were parked, and no slot for them yet: they
+        are not handed out again for `seconds` from now."""
+
+    def announce(self, channels: Sequence[str], worker: str, seconds: float) -> None:
+        """A worker consumes these channels, for `seconds` from now or until it says so again; with
+        0 it does no longer. `worker` is an id, another one for each start."""
+
+    def consumed(self, channel: str) -> bool:
+        """Whether a worker consumes a channel now."""
 
     def renew(self, renewals: Sequence[Renewal], *, within: float | None = None) -> list[bool]:
         """Extend holds; False for each that is lost. `within`: the keep-alive thread calls, and
@@ -306,26 +312,16 @@ class Backend(Protocol):
         """Hear the inbox's notices for ever. `ready` is called at each (re)connection, because what
         was sent meanwhile is gone. Returns only by an exception."""
 
-    def line(self, channel: str) -> Line | None:
-        """A channel for the one thread that waits. None where there is no such thing."""
-
-
-class Line(Protocol):
-    """One subscription."""
-
-    def hear(self, seconds: float) -> Notice | None:
-        """The next notice, None if none came in time. Raises LockUnavailable: it is gone."""
-
-    def close(self) -> None:
-        """End it."""
-
 
 class Sender(Protocol):
-    """Sends parked messages to one broker."""
+    """Sends parked messages to the brokers of some apps."""
+
+    def add(self, app: Any) -> None:
+        """Send this app's as well."""
 
     @property
     def home(self) -> str:
-        """Which broker, without its password."""
+        """Which apps and brokers, ids with spaces between; no passwords."""
 
     def send(self, message: Message) -> None:
         """Send it on. Raises whatever the broker's client raises."""

@@ -128,6 +128,7 @@ class _Task:
         self.where = f"task {name}"
         self.name = name
         self.parameters = tuple(signature.parameters)
+        self.unnamed = {p.name for p in signature.parameters.values() if p.default is None}
         self.rest = next(
             (p.name for p in signature.parameters.values() if p.kind == p.VAR_KEYWORD), None
         )
@@ -152,6 +153,12 @@ class _Task:
             template.check(self.parameters, self.name)
         if not template.names:
             check_name(source, self.where)
+        if missing := [name for name in template.names if name in self.unnamed]:
+            raise LockConfigError(
+                f"{self.where}: lock_key {source!r} reads {missing[0]!r}, whose default is None: "
+                "all calls without a value would share one lock, and are refused. Give the "
+                f"argument another default, or write lock_key=lambda {missing[0]}: …"
+            )
         for literal in filter(str.strip, template.literals):
             check_name(literal, self.where)
 
@@ -228,7 +235,7 @@ class _Call:
             hint = suggestion(name, task.parameters)
             raise LockConfigError(
                 f"{self.where} wants {name!r}, which the task does not take."
-                + (" Make it a staticmethod." if name in ("self", "cls") else hint)
+                + (_HOW_TO_GET_SELF if name in ("self", "cls") else hint)
             )
 
     def _checked(self, made: object) -> tuple[str, ...]:
@@ -239,6 +246,12 @@ class _Call:
             f"{self.where} returned {made!r:.80} ({type(made).__qualname__}). "
             "It must return a lock name, or a list of at least one."
         )
+
+
+_HOW_TO_GET_SELF = (
+    " A staticmethod gets the arguments of the call alone: take 'self' away from it, or make it a "
+    "method by taking the staticmethod away; then 'self' is the task."
+)
 
 
 def _hint(error: Exception) -> str:

@@ -193,7 +193,7 @@ def _parked(
     task, engine, lease, options, message = attempt
     bounds = {"patience": look_after(left, message), "most": options.max_parked}
     header = headers.read(message).again().made_own()
-    park_request = sending.park_request(task, engine.parking, message, header, **bounds)
+    park_request = sending.park_request(task, message, header, **bounds)
     if park_request is None:
         return None
     if header.first:

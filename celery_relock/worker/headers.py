@@ -11,22 +11,23 @@ of its first message that turns up later is recognised as a copy of what was sen
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from celery.signals import before_task_publish
 
 from ..engine import ids
 from ..options import LockOptions
+from . import company
 from .ancestors import extended
 from .ancestors import parse as parse_ancestors
 from .owner import running_request
 
 NAME = "relock"
 VERSION = 2
+# Where a request has its header, once that was read.
+_PARSED = "relock_header"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +75,16 @@ class RunHeader:
         return replace(self, attempts=self.attempts + 1, since=self.since or time.time())
 
 
-_resent: ContextVar[tuple[RunHeader, Any] | None] = ContextVar("relock_resent", default=None)
-
-
-@contextmanager
-def resending(message: Any, header: RunHeader) -> Iterator[None]:
-    """While the message is published once more: with this header, and with the parent it has."""
-    token = _resent.set((header, message))
-    try:
-        yield
-    finally:
-        _resent.reset(token)
-
-
 def read(message: Any) -> RunHeader:
     """The header that a message came with, or one made from its id if it has none of use."""
+    known: RunHeader | None = getattr(message, _PARSED, None)
+    if known is None:
+        known = _parsed(message)
+        setattr(message, _PARSED, known)
+    return known
+
+
+def _parsed(message: Any) -> RunHeader:
     raw = _raw(message)
     found = parse(raw) if isinstance(raw, Mapping) else None
     return found or RunHeader(ids.short(f"{message.id}:{message.retries}"), own=False)
@@ -151,18 +147,11 @@ def _kept(raw: Any) -> tuple[tuple[str, int], ...]:
     return tuple(every) if fits else ()
 
 
-def _write(headers: Any = None, body: Any = None, **_: Any) -> None:
+def _write(sender: Any = None, headers: Any = None, body: Any = None, **_: Any) -> None:
     if not isinstance(headers, dict):
         return
+    company.on_publish(sender)
     fields = headers if "id" in headers else body if isinstance(body, dict) else {}
-    resent = _resent.get()
-    # Another handler of this signal may publish messages of its own meanwhile.
-    if resent is not None and fields.get("id") == resent[1].id:
-        header, message = resent
-        headers[NAME] = asdict(header)
-        if "parent_id" in headers:  # Celery would make a run that is sent again its own parent
-            headers["parent_id"] = message.parent_id
-        return
     # A predecessor's header came along with its custom headers: it is replaced, never kept.
     predecessor = headers.get(NAME)
     ancestors = _ancestors(fields, predecessor)
@@ -191,10 +180,7 @@ def _ancestors(fields: Mapping[str, Any], predecessor: Any) -> tuple[str, ...]:
 
 
 def is_retry(fields: Mapping[str, Any], request: Any) -> bool:
-    """Whether a message is the running one's own next try, and not what the task is replaced by,
-    nor a copy of it that was parked and is sent on by it."""
-    if _resent.get() is not None:
-        return False
+    """Whether a message is the running one's own next try, and not what the task is replaced by."""
     nesting = fields.get("replaced_task_nesting") or 0
     same: bool = fields.get("id") == request.id
     return same and nesting == (request.replaced_task_nesting or 0)

@@ -1,9 +1,13 @@
-"""A worker sends parked messages on, whoever was to do it and has died.
+"""A turn that has come is used: who publishes parked messages in time, and where they come in.
 
-Normally whoever gives a lock back sends the next message itself. Every worker's main process looks
-as well: when somebody calls who could not send (another app, a plain `Lock`), when a lease that
-stood in the way has ended, when a message that was sent did not arrive, when the time to wait is
-over. There is no leader and no beat: the first to look gets the message.
+Normally whoever releases a lock publishes the next message itself. Every worker's main process
+looks as well (`Forwarder`): when somebody calls who could not (another app, a plain `Lock`), when a
+lease that stood in the way has ended, when a message that was published did not arrive, when the
+time to wait is over. There is no leader and no beat: the first to look gets the message.
+
+A message that is published to the queue that it came from stands behind that queue's backlog, and
+its lock idle. So a worker consumes, beside each of its queues, a resume queue (`ResumeQueues`), and
+the forwarder announces that in the lock Redis: what is published meanwhile goes there.
 """
 
 from __future__ import annotations
@@ -12,56 +16,96 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from celery.signals import task_revoked
+from celery import bootsteps
+from kombu import entity, messaging
 
-from ..engine import ids
+from ..engine import events, ids
 from ..engine.engine import Engine
 from ..engine.outage import Outage
 from ..engine.protocol import Notice
 from ..errors import RelockError
-from . import headers
+from .parking import SUFFIX, channel, come_back, home, resume_queue
+
+# They have no types.
+Consumer: Any = messaging.Consumer
+Exchange: Any = entity.Exchange
+Queue: Any = entity.Queue
 
 logger = logging.getLogger("celery_relock")
 
 # How often a worker looks for itself, in seconds; when something is known to be due sooner, then.
 LOOK_EVERY = 1.0
+# How soon a queue that the worker consumes, or no longer does, is followed, in seconds.
+FOLLOW_EVERY = 0.25
+# For how long a worker counts as one that consumes a resume queue without saying so again, in
+# seconds: what is published there after it was killed is published again some seconds later.
+LIVES = 6.0
+# How often it says so, in seconds.
+ANNOUNCE_EVERY = 2.0
+# How long a message that this worker has received is not published once more without another word
+# of it, in seconds.
+TRIP = 5.0
+# A worker whose main loop has not come by for so many seconds consumes nothing.
+STUCK = 3.0
+# A resume queue of RabbitMQ, in ms: what nobody took goes back to the queue that it came from; then
+# the queue itself goes. Arguments cannot change later: RabbitMQ refuses a queue with others.
+MESSAGE_TTL, EXPIRES = 600_000, 1_800_000
 
 
 class Forwarder:
-    """Looks after the parked messages of one app.
+    """Publishes the parked messages of an engine that are due, in a thread of its own, and
+    announces which resume queues this worker consumes.
 
     Args:
-        engine: of the app's locks; its sender sends them.
+        engine: of the app's locks; its sender publishes.
+        revoked: the ids of the tasks that are revoked at the moment. Celery finds out that a task
+            is revoked when a worker receives it, so one that is parked is published then.
+        received: the execution ids of messages that were parked, were resumed, and wait in this
+            worker for a slot.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        # Not at the top: whoever only sends tasks shall not load the worker.
-        from celery.worker.state import revoked
-
+    def __init__(
+        self,
+        engine: Engine,
+        revoked: Callable[[], Iterable[str]] = tuple,
+        received: Callable[[], Iterable[str]] = tuple,
+    ) -> None:
         self._engine = engine
         self._all_revoked = revoked
+        self._received = received
         self._bell = threading.Event()
         self._stopped = False
         self._revoked: set[str] = set()
         self._over: deque[str] = deque()
+        self._worker = ids.new_attempt_id()
+        self._consumed: tuple[frozenset[str], float] = frozenset(), 0.0
+        self._announced: frozenset[str] = frozenset()
+        self._announced_at = 0.0
 
     def start(self) -> None:
-        """Begin; the first look sends on what was left by whoever was here before."""
-        task_revoked.connect(self._discard, weak=False, dispatch_uid="celery_relock.resuming")
+        """Begin; the first look publishes what was left by whoever was here before."""
         for target in (self._live, self._listen):
             threading.Thread(target=target, name="relock-forwarder", daemon=True).start()
 
     def stop(self) -> None:
-        task_revoked.disconnect(dispatch_uid="celery_relock.resuming")
+        """End within a second."""
         self._stopped = True
         self._bell.set()
 
-    def _discard(self, request: Any = None, **_: Any) -> None:
-        """A run was revoked or has expired: if it was parked, its place is free."""
-        self._over.append(headers.read(request).execution_id)
+    def discard(self, execution_id: str) -> None:
+        """An execution was revoked or has expired: if it was parked, its place is free."""
+        self._over.append(execution_id)
         self._bell.set()
+
+    def consumes(self, channels: Iterable[str]) -> None:
+        """The worker consumes just these channels now. To be said again within `STUCK` seconds."""
+        before, _ = self._consumed
+        self._consumed = frozenset(channels), time.monotonic()
+        if self._consumed[0] != before:
+            self._bell.set()
 
     def _live(self) -> None:
         for warning in self._warnings():
@@ -70,17 +114,31 @@ class Forwarder:
         while not self._stopped:
             pause = LOOK_EVERY * ids.chance.uniform(0.8, 1.2)  # not all workers at once
             with outage:
+                self._announce()
+                if waiting := list(self._received()):
+                    self._engine.backend.arrived(waiting, TRIP)
                 due = self._look()
                 pause = pause if due is None else min(pause, due)
             self._bell.wait(pause)
             self._bell.clear()
 
+    def _announce(self) -> None:
+        channels, told = self._consumed
+        if time.monotonic() - told > STUCK:
+            channels = frozenset()
+        if gone := self._announced - channels:
+            self._engine.backend.announce(sorted(gone), self._worker, 0)
+        due = time.monotonic() - self._announced_at > ANNOUNCE_EVERY
+        if channels and (due or channels != self._announced):
+            self._engine.backend.announce(sorted(channels), self._worker, LIVES)
+            self._announced_at = time.monotonic()
+        self._announced = channels
+
     def _look(self) -> float | None:
         while self._over:
             self._engine.parking.withdraw(self._over[0])
             self._over.popleft()
-        # Celery finds out that a task is revoked when a worker receives it, so it is sent there.
-        revoked = set(self._all_revoked)
+        revoked = set(self._all_revoked())
         new = revoked - self._revoked
         due = self._engine.parking.resume([ids.short(task) for task in new])
         self._revoked = revoked
@@ -95,7 +153,7 @@ class Forwarder:
                 time.sleep(LOOK_EVERY)
 
     def _hear(self, notice: Notice) -> None:
-        if notice.attempt_id == self._engine.parking.home:
+        if notice.attempt_id in self._engine.parking.home.split():
             self._bell.set()
 
     def _warnings(self) -> list[str]:
@@ -103,3 +161,159 @@ class Forwarder:
             return self._engine.backend.dangers()
         except RelockError:
             return []  # who cannot reach it hears of that soon enough
+
+
+class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no types
+    """Consumes a resume queue beside each queue that the worker consumes, by a channel of its own:
+    the worker's own consumer, its queues, their order and `inspect active_queues` stay as they are.
+
+    On Redis and RabbitMQ; other brokers have none, and what is resumed goes where it came from.
+    """
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, c: Any, **_: Any) -> None:
+        self._consumer: Any = None
+        self._timer: Any = None
+        self._closing: Any = None  # the channel of a consumer that was cancelled
+        self._refused: set[str] = set()
+        self._handle: Callable[[Any], Any] | None = None
+
+    def include_if(self, c: Any) -> bool:
+        return forwarder_of(c) is not None
+
+    def start(self, c: Any) -> None:
+        if c.connection.transport.driver_type not in ("redis", "amqp"):
+            return
+        self._handle = _handler(c)
+        self._open(c)
+        # Not here: RabbitMQ would deliver before the pool is ready.
+        c.call_soon(self._sync, c)
+        self._timer = c.timer.call_repeatedly(FOLLOW_EVERY, c.call_soon, (self._sync, c))
+
+    def stop(self, c: Any) -> None:
+        # The channel stays open: what it has delivered is still to be acknowledged by it.
+        if self._timer is not None:
+            c.timer.cancel(self._timer)
+            self._timer = None
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            self._closing = consumer.channel
+            _quietly(consumer.cancel)
+        self._tell(c, ())
+
+    def shutdown(self, c: Any) -> None:
+        self.stop(c)
+        if self._closing is not None:
+            _quietly(self._closing.close)
+            self._closing = None
+
+    def _open(self, c: Any) -> None:
+        made = c.connection.channel()
+        # As wide as the worker's own; not by `initial_prefetch_count`, which is lowered for a while
+        # after a reconnect.
+        window = (c.pool.num_processes or 1) * c.prefetch_multiplier or 1
+        made.basic_qos(0, window, False)
+        self._consumer = Consumer(
+            made,
+            [],
+            accept=c.app.conf.accept_content,
+            on_decode_error=c.on_decode_error,
+            on_message=self._handle,
+        )
+
+    def _sync(self, c: Any) -> None:
+        """Follow the worker's own consumer. Called in the worker's main loop."""
+        if self._consumer is None or c.task_consumer is None:
+            return  # between two connections
+        try:
+            wanted = {queue.name for queue in c.task_consumer.queues} - self._refused
+            for queue in [each for each in self._consumer.queues if _origin(each) not in wanted]:
+                self._consumer.cancel_by_queue(queue.name)
+            for name in wanted:
+                if not self._consumer.consuming_from(resume_queue(name)):
+                    self._consume(c, name)
+            self._tell(c, [queue.name for queue in self._consumer.queues])
+        except Exception as error:
+            if events.is_thrown_in(error):
+                raise
+            # If it is the connection, the worker's own loop meets it too, and connects anew.
+            logger.debug("the resume queues are not looked after: %s", error, exc_info=True)
+
+    def _consume(self, c: Any, name: str) -> None:
+        amqp = c.connection.transport.driver_type == "amqp"
+        try:
+            self._consumer.add_queue(_queue(name, amqp))
+            self._consumer.consume()
+        except c.connection.channel_errors as error:
+            self._refused.add(name)
+            logger.warning(
+                "no resume queue beside %r: what waited for its lock goes to the end of that queue "
+                "when its turn has come (%s)",
+                *(name, error),
+            )
+            before = self._consumer
+            self._open(c)  # the broker has closed the channel
+            _quietly(before.channel.close)
+
+    def _tell(self, c: Any, queues: Iterable[str]) -> None:
+        of = home(c.app)
+        forwarder_of(c).consumes(channel(of, name) for name in queues)
+
+
+def forwarder_of(c: Any) -> Any:
+    """The forwarder of a worker, by its consumer; None if the worker has none."""
+    return getattr(c.controller, "relock_forwarder", None)
+
+
+def _queue(name: str, amqp: bool) -> Any:
+    arguments = {
+        "x-message-ttl": MESSAGE_TTL,
+        "x-expires": EXPIRES,
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": name,
+    }
+    beside = resume_queue(name)
+    return Queue(beside, Exchange(""), beside, queue_arguments=arguments if amqp else None)
+
+
+def _origin(queue: Any) -> str:
+    return str(queue.name.removesuffix(SUFFIX))
+
+
+class _Unlimited:
+    """A worker's consumer that knows no rate limits: an execution spent its token when it came
+    first, and did not run then."""
+
+    disable_rate_limits = True
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+        self.strategies = {
+            name: task.start_strategy(consumer.app, self)
+            for name, task in consumer.app.tasks.items()
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+
+def _handler(c: Any) -> Callable[[Any], Any]:
+    """What takes a message out of a resume queue: as the worker itself takes any message."""
+    take = type(c).create_task_handler(_Unlimited(c))
+
+    def handle(message: Any) -> Any:
+        come_back(message.headers, message.delivery_info)
+        return take(message)
+
+    return handle
+
+
+def _quietly(call: Callable[[], Any]) -> None:
+    """The connection may be gone already, and what was to end has ended with it."""
+    try:
+        call()
+    except Exception as error:
+        if events.is_thrown_in(error):
+            raise
+        logger.debug("%r failed: %s", call, error)

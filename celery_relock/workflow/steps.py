@@ -250,6 +250,13 @@ def keep_for_chain(message: Any, engine: Engine, lease: Lease, options: LockOpti
 # -- Around a step -------------------------------------------------------------------------------
 
 
+def concerns(message: Any, declared: Any) -> bool:
+    """Whether an execution is a step of a workflow, or begins one."""
+    if header_of.read(message).workflow_locks or declared.options.hold == "workflow":
+        return True
+    return bool(declared.enters_workflows or _active.get())
+
+
 def around(task: Any, message: Any, call: Callable[[], Any]) -> Any:
     """Execute a step, with what it locks for itself, under the holds of its workflow locks."""
     try:

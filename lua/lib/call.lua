@@ -10,7 +10,7 @@ function Call.begin(meta)
     micros = micros,
     now = math.floor(micros / 1000),
     locks = {},
-    -- Which broker the caller can send to, and its name for what it was given; see lib/parked.
+    -- Which brokers the caller can send to, and its name for what it was given; see lib/parked.
     home = '',
     by = '',
     messages = {},

@@ -24,10 +24,15 @@ function Parked.promise(call, lock, run, waiter)
   return comes_anew and 1 or 0
 end
 
+-- A process may have several apps, each with a broker of its own.
+local function can_send(call, home)
+  return string.find(' ' .. call.home .. ' ', ' ' .. home .. ' ', 1, true) ~= nil
+end
+
 -- Whether a message on its way is to be handed out to this caller all the same: the reply to its
 -- command was lost, or nobody could send it so far and this one can.
 function Parked.is_owed(call, run, waiter)
-  local here = waiter.by == call.by or waiter.untold and waiter.home == call.home
+  local here = waiter.by == call.by or waiter.untold and can_send(call, waiter.home)
   return here and not call.given[run]
 end
 
@@ -41,7 +46,7 @@ end
 local function owe(call, lock, run, waiter)
   waiter.untold = true
   redis.call('ZADD', call.prefix .. 'owed:' .. waiter.home, 'NX', string.format('%.0f', call.micros), run)
-  redis.pcall('PUBLISH', call.prefix .. 'i:parked', 'parked ' .. run .. ' ' .. waiter.home)
+  publish(call.prefix .. 'i:parked', 'parked ' .. run .. ' ' .. waiter.home)
   table.insert(call.untold, { lock = lock, run = run, waiter = waiter })
 end
 
@@ -56,7 +61,7 @@ function Parked.hand_out(call, lock, run, waiter)
     return false
   end
   waiter.first = math.min(waiter.first or call.now, call.now)
-  if waiter.home == call.home and #call.messages < 3 * Parked.MOST then
+  if can_send(call, waiter.home) and #call.messages < 3 * Parked.MOST then
     waiter.sent = (waiter.sent or 0) + 1
     waiter.by, waiter.untold = call.by, nil
     redis.call('ZREM', call.prefix .. 'owed:' .. waiter.home, run)
@@ -73,11 +78,17 @@ function Parked.hand_out(call, lock, run, waiter)
   return true
 end
 
--- What this call owes to those of this home, it hands out itself.
-function Parked.settle(call, home)
-  call.home = home
+-- Its worker has received it, so it needs no second copy.
+function Parked.put_off(call, lock, run, waiter, back)
+  waiter.back = math.max(waiter.back, back)
+  write(call, lock, run, waiter)
+end
+
+-- What this call owes to those of these homes, it hands out itself.
+function Parked.settle(call, homes)
+  call.home = homes
   for _, each in ipairs(call.untold) do
-    local mine = each.waiter.home == home and not call.given[each.run]
+    local mine = can_send(call, each.waiter.home) and not call.given[each.run]
     if mine and #call.messages < 3 * Parked.MOST then
       Parked.hand_out(call, each.lock, each.run, each.waiter)
     end

@@ -10,7 +10,7 @@ import pytest
 
 from celery_relock.errors import LockUnavailable
 from tests.support import RedisServer, wait_for
-from tests.support.parked import lock_of, state_of, wait_until_parked
+from tests.support.parked import is_consumed, lock_of, state_of, wait_until_parked
 from tests.support.proxy import Proxy
 
 
@@ -72,6 +72,7 @@ def unsent(worker):
         wait_until_parked(worker, f"account:{account}")
         if how == "purged":
             app.control.cancel_consumer("quiet", reply=True, limit=1)
+            wait_for(lambda: not is_consumed(worker, "quiet"))
         worker.journal.add(f"free {account}")
         if how == "purged":
             _purge(app, "quiet")

@@ -210,6 +210,20 @@ def test_a_default_of_none_is_a_default_and_no_default_is_none() -> None:
     assert option_defaults(make()) == {}
 
 
+@pytest.mark.parametrize("read", [store_settings, option_defaults])
+def test_an_option_of_a_task_among_the_settings_is_refused_with_the_name_of_its_default(read):
+    app = make(broker_url="redis://h")
+    app.conf["lock_ttl"] = 60
+
+    with pytest.raises(LockConfigError, match=r"lock_ttl is an option of a task.* relock_ttl"):
+        read(app)
+
+
+def test_an_empty_namespace_is_refused() -> None:
+    with pytest.raises(LockConfigError, match="relock_namespace is empty"):
+        store_settings(make(broker_url="redis://h", relock_namespace=""))
+
+
 @pytest.mark.parametrize(
     ("written", "meant"),
     [

@@ -252,3 +252,27 @@ def test_parked_and_then_nobody_looks_is_never_due_again_once_all_have_left(two)
 
     assert two.resume() == []
     assert two.recheck is None
+
+
+def test_who_can_send_to_several_brokers_gets_all_of_theirs(desk):
+    for run, home in (("r2", "h"), ("r3", "other"), ("r4", "third")):
+        desk.fence(f"holds-{run}", names=(run,))
+        desk.park(run, names=(run,), home=home)
+    for run in ("r2", "r3", "r4"):
+        desk.give_back(f"holds-{run}", names=(run,), home="")
+
+    assert desk.resume("h other") == ["r2", "r3"]
+    assert desk.recheck > 0, "what is left is another's"
+    assert desk.resume("third") == ["r4"]
+
+
+def test_a_release_hands_out_for_each_broker_that_its_process_knows(two):
+    two.give_back("r1", home="other h more")
+
+    assert two.out() == ["r2"]
+
+
+def test_a_home_is_no_part_of_another_one(two):
+    two.give_back("r1", home="oh hh")
+
+    assert two.out() == []

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_relock import Lock, compose
+from celery_relock import Lock, engines
 from celery_relock.engine.protocol import LockState
+from celery_relock.worker import parking
 from tests.support.waiting import wait_for
 
 
 def state_of(worker: Any, name: str) -> LockState:
     """Holds and waiters of a lock."""
     conf = worker.module.app.conf
-    return compose.engine_for_url(conf.relock_url, conf.relock_namespace).inspect(name)
+    return engines.engine_for_url(conf.relock_url, conf.relock_namespace).inspect(name)
+
+
+def is_consumed(worker: Any, queue: str = "") -> bool:
+    """Whether a live worker consumes the resume queue beside a queue, by default the app's own."""
+    app = worker.module.app
+    engine = engines.engine_for_url(app.conf.relock_url, app.conf.relock_namespace)
+    beside = parking.resume_queue(queue or app.conf.task_default_queue)
+    return engine.backend.consumed(parking.channel(parking.home(app), beside))
 
 
 def wait_until_parked(worker: Any, name: str, count: int = 1) -> None:

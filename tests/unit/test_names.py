@@ -159,7 +159,7 @@ async def coroutine(account_id: int) -> str:
         (["a", ["b"]], "of type list"),
         (lambda acount_id: "x", "wants 'acount_id'.*Did you mean 'account_id'"),
         (lambda nope, /: "x", "wants 'nope'"),
-        (Keys.method, "wants 'self'.*staticmethod"),
+        (Keys.method, "wants 'self'.*take 'self' away"),
         (vars(Keys)["by_class"], "of type classmethod"),
         (coroutine, "coroutine function"),
         (max, "does not tell which arguments"),
@@ -220,3 +220,12 @@ def test_a_long_name_stays_whole_and_a_huge_one_is_refused() -> None:
 
     with pytest.raises(LockConfigError, match="4098 bytes, the most is 4096"):
         names("x:{kind}", 1, "ä" * (MAX_NAME_BYTES // 2))
+
+
+def test_a_name_that_reads_an_argument_whose_default_is_none_is_refused_where_it_is_declared() -> (
+    None
+):
+    def task(a: object = None) -> None: ...
+
+    with pytest.raises(LockConfigError, match="reads 'a', whose default is None"):
+        NameRule.compile("r:{a}", "app.task", inspect.signature(task))

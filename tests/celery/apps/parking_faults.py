@@ -11,10 +11,10 @@ from celery.signals import worker_init
 from kombu import Queue
 
 from celery_relock import LockedTask
+from celery_relock.backends.redis.backend import RedisBackend
 from celery_relock.declaration import declaration
 from celery_relock.engine.engine import Engine
-from celery_relock.store.redis import RedisBackend
-from celery_relock.worker.sending import CelerySender
+from celery_relock.worker.parking import Outbox
 from tests.celery.apps.private import make_app
 from tests.support import Journal
 
@@ -92,7 +92,7 @@ def holds_without_a_broker(self, account):
     stand("free", account)
 
 
-_send, _park, _ask_to_park = CelerySender.send, Engine.park, RedisBackend.park
+_send, _park, _ask_to_park = Outbox.send, Engine.park, RedisBackend.park
 
 
 def _dies_before_it_sends(self: Any, message: Any) -> None:
@@ -121,6 +121,6 @@ def _dies_when_it_is_parked(self: RedisBackend, claim: Any, *args: Any) -> Any:
 @worker_init.connect
 def _break(**_: Any) -> None:
     """In the worker alone, not in the test process."""
-    CelerySender.send = _dies_before_it_sends  # type: ignore[method-assign]
+    Outbox.send = _dies_before_it_sends  # type: ignore[method-assign]
     RedisBackend.park = _dies_when_it_is_parked  # type: ignore[method-assign]
     Engine.park = _takes_long_to_park  # type: ignore[method-assign]

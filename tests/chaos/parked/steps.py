@@ -14,10 +14,10 @@ from typing import Any
 import redis
 from celery.signals import task_postrun, worker_init
 
+from celery_relock.backends.redis.backend import RedisBackend
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.protocol import Held, Parked
-from celery_relock.store.redis import RedisBackend
-from celery_relock.worker.sending import CelerySender
+from celery_relock.worker.parking import Outbox
 from tests.support import Journal
 
 #: In the order in which a run that has to wait comes by, twice by the first.
@@ -102,14 +102,14 @@ class Steps:
         return answer
 
     def _wrap_sender(self) -> None:
-        send = CelerySender.send
+        send = Outbox.send
 
         def sending(sender: Any, message: Any) -> None:
             if self.at(BEFORE_SEND) != MESSAGE:
                 send(sender, message)
             self.at(SENT)
 
-        _replace(CelerySender, send=sending)
+        _replace(Outbox, send=sending)
 
     def _after_run(self, task_id: str = "", state: str = "", **_: Any) -> None:
         self._journal.add("over", task=task_id, state=state)

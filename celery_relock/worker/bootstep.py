@@ -1,0 +1,101 @@
+"""What a worker with locked tasks looks after beside its work: the locks of its dead, the messages
+that are parked, its resume queues.
+
+Celery finds the two steps by name (`add_steps`), so a process that only sends loads none of this.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery import bootsteps
+from celery.signals import task_revoked, worker_shutdown
+from celery.worker.state import active_requests, reserved_requests, revoked
+
+from ..declaration import locked_tasks
+from ..engine import ids
+from ..engine.journal import journal
+from ..engine.reaper import Reaper
+from ..errors import RelockError
+from . import headers, parking
+from .resuming import Forwarder
+
+logger = logging.getLogger("celery_relock")
+
+
+class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no types
+    """Runs in a worker's main process, if its app has locked tasks and a Redis for their locks.
+
+    Whether and how Celery notices a death is left aside: a child that is killed makes no signal at
+    all when its message is requeued, and a hard time limit calls the failure hooks while the child
+    is still alive. What counts is that the process is gone (`engine.reaper`).
+    """
+
+    # Started when the pool has forked: a child has no copy of these threads.
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, w: Any, **_: Any) -> None:
+        self._watchers: tuple[Reaper, Forwarder] | None = None
+        w.relock_forwarder = None
+
+    def include_if(self, w: Any) -> bool:
+        return bool(locked_tasks(w.app))
+
+    def create(self, w: Any) -> None:
+        try:
+            engine = locked_tasks(w.app)[0].engine  # one app, one Redis
+        except RelockError as error:
+            logger.warning(
+                "this worker frees no locks of killed processes and resumes no parked runs: %s",
+                error,
+            )
+            return
+        # All of it before the pool forks, so that its children know.
+        journal.on = True
+        parking.keep(_may_be_parked)
+        w.relock_forwarder = Forwarder(engine, lambda: revoked, _resumed_here)
+        self._watchers = Reaper(engine), w.relock_forwarder
+
+    def start(self, w: Any) -> None:
+        if self._watchers is None:
+            return
+        for watcher in self._watchers:
+            watcher.start()
+        task_revoked.connect(self._discard, dispatch_uid=(id(self), "revoked"))
+        # Not in `stop`: the pool ends its tasks after that.
+        worker_shutdown.connect(self._end, sender=w, dispatch_uid=(id(self), "shutdown"))
+
+    def stop(self, w: Any) -> None:
+        pass
+
+    def terminate(self, w: Any) -> None:
+        pass
+
+    def _end(self, **_: Any) -> None:
+        task_revoked.disconnect(dispatch_uid=(id(self), "revoked"))
+        for watcher in self._watchers or ():
+            watcher.stop()
+
+    def _discard(self, request: Any = None, **_: Any) -> None:
+        if self._watchers is not None:
+            self._watchers[1].discard(headers.read(request).execution_id)
+
+
+def _resumed_here() -> list[str]:
+    """The executions that were resumed and wait in this worker for a slot."""
+    try:
+        waiting = set(reserved_requests) - set(active_requests)
+    except RuntimeError:
+        return []  # the main thread has just received one; the next look is soon
+    found = [request.request_dict.get(parking.HEADER) for request in waiting]
+    resumed = [each for each in found if isinstance(each, dict) and each.get("attempts")]
+    return [ids.short(str(each.get("execution_id"))) for each in resumed]
+
+
+def _may_be_parked(request: Any) -> bool:
+    declares = getattr(request.task, "_relock_declares", None)
+    if declares is not None and declares():
+        return True
+    header = request.request_dict.get(parking.HEADER)
+    return isinstance(header, dict) and bool(header.get("workflow_locks"))

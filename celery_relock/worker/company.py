@@ -1,0 +1,126 @@
+"""What else is at work in this process, and whether it keeps a locked task from its lock.
+
+The lock lies around a task's `run`, so it does not matter who wraps `__call__`, the tracer or the
+task. Should something call the body by another way all the same, that task fails: no lock is left
+out in silence.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any
+
+from celery import current_app
+from celery.signals import task_postrun, worker_ready
+from celery.states import SUCCESS
+
+from ..errors import LockConfigError
+from ..options import OPTION_NAMES
+from .owner import has_begun
+
+logger = logging.getLogger("celery_relock")
+
+# Modules that are loaded where a library traces Celery's tasks, and the distribution of each.
+_TRACERS = {
+    "sentry_sdk.integrations.celery": "sentry-sdk",
+    "newrelic.hooks.application_celery": "newrelic",
+    "opentelemetry.instrumentation.celery": "opentelemetry-instrumentation-celery",
+    "ddtrace.contrib.internal.celery.app": "ddtrace",
+    "elasticapm.contrib.celery": "elastic-apm",
+}
+_LOCK_ATTRIBUTES = tuple(f"lock_{name}" for name in OPTION_NAMES)
+
+_looked_at: set[str] = set()
+
+
+def tracers() -> list[str]:
+    """The libraries in this process that trace tasks, each with its version."""
+    found = [name for module, name in _TRACERS.items() if module in sys.modules]
+    return [f"{name} {metadata.version(name)}" for name in found]
+
+
+def tell(app: Any) -> None:
+    """Say at a worker's start what runs beside the locks, and which tasks only look locked."""
+    if found := tracers():
+        logger.info("locks in the company of %s", ", ".join(found))
+    for task in app.tasks.values():
+        warn_of_missing_base(task)
+
+
+def _tell(sender: Any, **_: Any) -> None:
+    tell(sender.app)
+
+
+def warn_of_missing_base(task: Any) -> None:
+    """Warn, once for each task, of one that was declared with options of a lock and has none."""
+    if task.name in _looked_at:
+        return
+    _looked_at.add(task.name)
+    if hasattr(type(task), "_relock_declares"):
+        return
+    written = [name for name in _LOCK_ATTRIBUTES if hasattr(task, name)]
+    if written:
+        logger.warning(
+            "the task %s is declared with %s and takes NO LOCK, because its base is not "
+            "LockedTask: write @app.task(base=LockedTask, %s=…)",
+            *(task.name, ", ".join(written), written[0]),
+        )
+
+
+def on_publish(name: str) -> None:
+    """A task is about to be sent, perhaps for the first time."""
+    if name in _looked_at:
+        return
+    task = current_app._tasks.get(name)
+    if task is not None:
+        warn_of_missing_base(task)
+
+
+def see_that_it_began(task: Any) -> None:
+    """After a locked task was called: its body was reached by way of its lock.
+
+    Raises:
+        LockConfigError: it was not.
+    """
+    request = task.request_stack.top
+    if request is not None and request.id and not has_begun(request) and task._relock_declares():
+        raise _error_of(task, request)
+
+
+def _check(task_id: str = "", task: Any = None, state: str = "", **_: Any) -> None:
+    """The last net, for what does not even call the task: too late for who waits for the result."""
+    declares = getattr(task, "_relock_declares", None)
+    request = getattr(task, "request", None)
+    if declares is None or state != SUCCESS or request is None or request.is_eager:
+        return
+    if request.id != task_id or has_begun(request) or not declares():
+        return
+    error = _error_of(task, request)
+    logger.critical("%s", error)
+    # Celery keeps the result of a success against any later state.
+    task.backend.forget(task_id)
+    task.backend.mark_as_failure(task_id, error, request=request)
+
+
+def _error_of(task: Any, request: Any) -> LockConfigError:
+    return LockConfigError(
+        f"{task.name}[{request.id}] ended without its lock: its body, or something in its place, "
+        f"was not called by way of the task's run. In between stand: {', '.join(_between(task))}. "
+        "Let them call run, or take them off this task"
+    )
+
+
+def _between(task: Any) -> Iterator[str]:
+    """What is around a task, for people."""
+    yield from tracers()
+    for what in (type(task).__call__, vars(task).get("run"), vars(type(task)).get("run")):
+        module = getattr(what, "__module__", None)
+        if module and not module.startswith(("celery.", "celery_relock.")):
+            yield f"{module}.{getattr(what, '__qualname__', what)}"
+
+
+worker_ready.connect(_tell, weak=False, dispatch_uid="celery_relock.company")
+task_postrun.connect(_check, weak=False, dispatch_uid="celery_relock.company")

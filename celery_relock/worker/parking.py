@@ -1,0 +1,521 @@
+"""A message that has to wait for its lock: kept as it was received, written down, and published
+again to the broker of its own app.
+
+    task_received (main process)        keep: the raw message travels along in the task's request
+    a child, its lock is held           parked_text(app, kept(request), header), stored in Redis
+    whoever's release lets it go on     Outbox.send: publish(app, text, queue=…)
+
+What is published is what was received, to the byte, but for our own header. No task, signature,
+`apply_async` or receiver of `before_task_publish` has a part in it, nor a context variable of the
+process that happens to publish it: that one runs for somebody else.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping
+from contextvars import Context
+from datetime import datetime, timedelta, timezone
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, ref
+
+from celery import Celery
+from celery.local import Proxy
+from celery.signals import task_received
+from kombu import serialization as _serialization
+from kombu.common import Broadcast
+from kombu.compression import compress as _compress
+from kombu.exceptions import EncodeError
+from kombu.utils import json as _json
+
+from ..engine import ids
+from ..engine.protocol import Message
+from ..errors import RelockError
+
+# They have types, and not for all of it.
+serialization: Any = _serialization
+json: Any = _json
+compress: Any = _compress
+
+logger = logging.getLogger("celery_relock")
+
+# A message of more bytes is not parked: it stays with the broker, which is made for it.
+LARGEST = 1_000_000
+#: The header of ours that is renewed when a message is published again.
+HEADER = "relock"
+#: On a message in a resume queue: [exchange, routing key, the broker's own marks] that it had.
+ORIGIN = "relock_origin"
+#: What the name of a resume queue has behind the name of the queue that it stands beside.
+SUFFIX = ".resumed"
+
+# In the properties of a request: Celery sends those nowhere. A key of the request itself would
+# become a header of each retry.
+_KEY = "relock_kept"
+# Properties of a received message that the broker's client writes anew, or takes as arguments.
+_WRITTEN_ANEW = ("delivery_info", "delivery_tag", "body_encoding", "application_headers", _KEY)
+_ARGUMENTS = ("content_type", "content_encoding", "priority", "delivery_mode", "expiration")
+# What RabbitMQ notes on a message that it has dead-lettered. It drops one that is to go to a queue
+# named there, without a word.
+_DEATH = ("x-death", "x-first-death-", "x-last-death-")
+
+
+class Kept(NamedTuple):
+    """A message as it was received.
+
+    Attributes:
+        body: as the sender's serializer wrote it; decompressed.
+        content_type, content_encoding: of the body.
+        headers: all of them.
+        properties: the others; of RabbitMQ with content type, encoding and headers once more.
+        exchange, routing_key: where the sender sent it.
+        queue: where it was received, "" if that cannot be told.
+    """
+
+    body: bytes | str
+    content_type: str
+    content_encoding: str
+    headers: Mapping[str, Any]
+    properties: Mapping[str, Any]
+    exchange: str
+    routing_key: str
+    queue: str = ""
+
+    def __repr__(self) -> str:
+        return f"<Kept: {len(self.body)} bytes>"  # masked arguments must not get into logs
+
+
+class _Raw:
+    """The parts of a message that a request does not have. Not a tuple: Celery's `saferepr` would
+    look inside."""
+
+    __slots__ = ("body", "content_encoding", "content_type", "headers", "queue")
+
+    def __init__(
+        self, body: Any, content_type: str, content_encoding: str, headers: Any, queue: str
+    ) -> None:
+        self.body = body
+        self.content_type = content_type
+        self.content_encoding = content_encoding
+        self.headers = headers
+        self.queue = queue
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        parts = (self.body, self.content_type, self.content_encoding, self.headers, self.queue)
+        return _Raw, parts
+
+    def __repr__(self) -> str:
+        return f"<message of {len(self.body)} bytes>"
+
+
+def keep(wanted: Callable[[Any], bool]) -> None:
+    """Keep messages from now on, in this process: a worker's main process, before its pool.
+
+    Args:
+        wanted: of a `celery.worker.request.Request`, whether its message may be parked. It is
+            asked for each message that the worker receives.
+    """
+
+    def receive(sender: Any, request: Any, **_: Any) -> None:
+        if wanted(request):
+            _keep(sender, request)
+
+    task_received.disconnect(dispatch_uid="celery_relock.keep")
+    task_received.connect(receive, weak=False, dispatch_uid="celery_relock.keep")
+
+
+def _keep(consumer: Any, request: Any) -> None:
+    message, told = request.message, request.request_dict
+    # It was in a resume queue that nobody consumed any more, and RabbitMQ brought it back.
+    come_back(message.headers, told["delivery_info"])
+    told.pop(ORIGIN, None)
+    info = told["delivery_info"]
+    queue = _queue_of(consumer, info.get("exchange") or "", info.get("routing_key") or "")
+    raw = _Raw(message.body, message.content_type, message.content_encoding, message.headers, queue)
+    # A copy: the dict is kombu's.
+    told["properties"] = {**told["properties"], _KEY: raw}
+
+
+def come_back(headers: dict[str, Any], delivery_info: dict[str, Any]) -> None:
+    """A message that has come by way of a resume queue is to say that it came where it was sent to
+    first: else a retry of it would be sent to the resume queue."""
+    origin = headers.pop(ORIGIN, None)
+    if not isinstance(origin, list | tuple) or len(origin) != 3:
+        return
+    exchange, routing_key, marks = origin
+    delivery_info.update(exchange=exchange, routing_key=routing_key)
+    if isinstance(marks, Mapping):
+        headers.update(marks)
+
+
+def _queue_of(consumer: Any, exchange: str, routing_key: str) -> str:
+    """The queue that a worker received a message from: Redis does not tell it. "" if there are
+    several that it can have come from."""
+    found = [
+        queue.name
+        for queue in getattr(consumer.task_consumer, "queues", ())
+        if _delivers(queue, exchange, routing_key)
+    ]
+    return str(found[0]) if len(found) == 1 else ""
+
+
+def _delivers(queue: Any, exchange: str, routing_key: str) -> bool:
+    if not exchange:
+        return bool(queue.name == routing_key)
+    if queue.exchange is None or queue.exchange.name != exchange:
+        return False
+    if queue.exchange.type == "direct":
+        return bool(queue.routing_key == routing_key)
+    if queue.exchange.type == "topic":
+        return _fits(queue.routing_key.split("."), routing_key.split("."))
+    return True
+
+
+def _fits(pattern: list[str], words: list[str]) -> bool:
+    """Whether a topic's pattern matches: `*` is one word, `#` any number of them."""
+    if not pattern:
+        return not words
+    if pattern[0] == "#":
+        return any(_fits(pattern[1:], words[start:]) for start in range(len(words) + 1))
+    return bool(words) and pattern[0] in ("*", words[0]) and _fits(pattern[1:], words[1:])
+
+
+def kept(request: Any) -> Kept | None:
+    """The message that a task's request (`celery.app.task.Context`) was made from; None if it was
+    not kept: a call without a message, or a `Task.Strategy` that sends no `task_received`."""
+    properties = request.properties or {}
+    raw = properties.get(_KEY)
+    if not isinstance(raw, _Raw):
+        return None
+    info = request.delivery_info or {}
+    return Kept(
+        raw.body,
+        raw.content_type,
+        raw.content_encoding,
+        raw.headers,
+        {name: value for name, value in properties.items() if name != _KEY},
+        info.get("exchange") or "",
+        info.get("routing_key") or "",
+        raw.queue,
+    )
+
+
+def rebuilt(task: Any, request: Any) -> Kept:
+    """A message like the one that a task's request was made from, for when it was not kept: the
+    same task, arguments and options, in protocol 2 and by a serializer of our choice.
+
+    Raises:
+        EncodeError: no serializer that the app accepts can write the arguments.
+    """
+    app, info = task.app, request.delivery_info or {}
+    hard, soft = request.timelimit or (None, None)
+    stamps = {name: (request.stamps or {}).get(name) for name in request.stamped_headers or ()}
+    headers, _, body, _ = app.amqp.as_task_v2(
+        request.id,
+        task.name,
+        request.args,
+        request.kwargs,
+        eta=request.eta,
+        group_id=request.group,
+        group_index=request.group_index,
+        expires=request.expires,
+        retries=request.retries,
+        chord=request.chord,
+        callbacks=request.callbacks,
+        errbacks=request.errbacks,
+        reply_to=request.reply_to,
+        time_limit=hard,
+        soft_time_limit=soft,
+        root_id=request.root_id,
+        parent_id=request.parent_id,
+        shadow=request.shadow,
+        chain=request.chain,
+        origin=request.origin,
+        ignore_result=vars(request).get("ignore_result"),
+        argsrepr=request.get("argsrepr"),
+        kwargsrepr=request.get("kwargsrepr"),
+        stamped_headers=request.stamped_headers,
+        replaced_task_nesting=request.replaced_task_nesting,
+        **stamps,
+    )
+    headers.update(request.headers or {})
+    content_type, content_encoding, written = _written(task, request, body)
+    return Kept(
+        written,
+        content_type,
+        content_encoding,
+        headers,
+        {
+            "correlation_id": request.correlation_id or request.id,
+            "reply_to": request.reply_to or "",
+            "priority": info.get("priority"),
+            **(request.properties or {}),
+        },
+        info.get("exchange") or "",
+        info.get("routing_key") or "",
+    )
+
+
+def _written(task: Any, request: Any, body: Any) -> tuple[str, str, bytes | str]:
+    """Written as it was received, if that is told, or else as the task or its app would."""
+    conf, known = task.app.conf, serialization.registry.type_to_name
+    first = (request.properties or {}).get("content_type"), task.serializer, conf.task_serializer
+    names = [known.get(name, name) for name in (*first, *(conf.accept_content or ())) if name]
+    problem: Exception | None = None
+    for name in dict.fromkeys(names):
+        try:
+            written: tuple[str, str, bytes | str] = serialization.dumps(body, serializer=name)
+            return written
+        except EncodeError as error:
+            problem = error
+    raise problem or EncodeError("the app accepts no serializer")
+
+
+def parked_text(
+    app: Celery,
+    kept: Kept,
+    header: Mapping[str, Any] | None,
+    *,
+    largest: int | None = LARGEST,
+) -> str | None:
+    """A message as JSON text, for `ParkRequest.message` and `publish`.
+
+    Args:
+        app: whose message it is.
+        header: our header for the message when it comes again; None leaves what it has.
+        largest: bytes that the text may have; None for one that is published at once.
+
+    Returns:
+        None, and a warning is logged, if it is too large for Redis, or has a header or property
+        that no broker would have sent.
+    """
+    headers = {name: value for name, value in kept.headers.items() if name != ORIGIN}
+    if header is not None:
+        headers[HEADER] = dict(header)
+    properties = {k: v for k, v in kept.properties.items() if k not in _WRITTEN_ANEW}
+    body, binary = _as_text(kept.body, kept.content_encoding)
+    content = {
+        "v": 1,
+        "home": home(app),
+        "body": body,
+        "binary": binary,
+        "type": kept.content_type,
+        "encoding": kept.content_encoding,
+        "headers": _without_our_deaths(headers),
+        "properties": properties,
+        "exchange": kept.exchange,
+        "routing_key": kept.routing_key,
+        "queue": kept.queue,
+    }
+    try:
+        text: str = json.dumps(content, ensure_ascii=False)
+        fits = largest is None or len(text.encode()) <= largest
+        why = "" if fits else f"is larger than {largest} bytes"
+    except (TypeError, ValueError) as error:
+        text, why = "", f"cannot be written ({error})"
+    if why:
+        name = headers.get("task", "a task")
+        logger.warning("a message of %s %s, so it is not written down", name, why)
+    return None if why else text
+
+
+def _as_text(body: bytes | str, encoding: str) -> tuple[str, bool]:
+    """The body as text, and whether that is base64: what is UTF-8 comes back as it was."""
+    raw = body if isinstance(body, bytes) else body.encode(encoding or "utf-8")
+    try:
+        return raw.decode(), False
+    except UnicodeDecodeError:
+        return b64encode(raw).decode(), True
+
+
+def _without_our_deaths(headers: dict[str, Any]) -> dict[str, Any]:
+    """Without what RabbitMQ noted when it brought the message back from a resume queue, and without
+    its count of deliveries: this is another message."""
+    headers.pop("x-delivery-count", None)
+    deaths = headers.get("x-death")
+    if not isinstance(deaths, list):
+        return headers
+    theirs = [each for each in deaths if not _is_ours(each)]
+    if theirs:
+        return {**headers, "x-death": theirs}
+    return {name: value for name, value in headers.items() if not name.startswith(_DEATH)}
+
+
+def _is_ours(death: Any) -> bool:
+    return isinstance(death, Mapping) and str(death.get("queue", "")).endswith(SUFFIX)
+
+
+def queue_in(text: str) -> str:
+    """The queue that a written message was received from, "" if that is not known."""
+    return str(json.loads(text).get("queue") or "")
+
+
+def publish(
+    app: Celery, text: str, *, queue: str | None = None, delay: float | None = None
+) -> None:
+    """Publish a message that `parked_text` wrote, where it was published first.
+
+    Args:
+        app: whose message it is; the broker is its.
+        queue: to this queue instead, with where it came from in a header (see `come_back`).
+        delay: seconds after which a worker is to run it, None for at once.
+
+    Raises whatever the broker's client raises; `EncodeError`, `DecodeError`, `ContentDisallowed`
+    for a delay of a protocol 1 message that this process cannot read and write.
+    """
+    # The process publishes in the middle of somebody else's task: what that one has set (a trace,
+    # a tenant) is not for this message.
+    Context().run(_publish, app, json.loads(text), queue, delay)
+
+
+def _publish(app: Celery, found: dict[str, Any], queue: str | None, delay: float | None) -> None:
+    headers, properties = found["headers"], found["properties"]
+    body: bytes = b64decode(found["body"]) if found["binary"] else found["body"].encode()
+    exchange, routing_key, declare = found["exchange"], found["routing_key"], []
+    if delay is not None:
+        body = _delayed(app, found, body, delay)
+    if queue is None:
+        declare = _declared(app, exchange, routing_key)
+    else:
+        marks = {name: headers.pop(name) for name in list(headers) if name.startswith(_DEATH)}
+        headers[ORIGIN] = [exchange, routing_key, marks]
+        exchange, routing_key = "", queue
+    if headers.get("compression"):
+        body, _ = compress(body, headers["compression"])  # kombu decompressed it
+    expiration = properties.get("expiration")
+    with app.amqp.producer_pool.acquire(block=True) as producer:
+        # RabbitMQ refuses a message in the name of another user than who sends it.
+        if properties.get("user_id") != producer.connection.userid:
+            properties.pop("user_id", None)
+        producer.publish(
+            body,
+            exchange=exchange,
+            routing_key=routing_key,
+            declare=declare,
+            content_type=found["type"],
+            content_encoding=found["encoding"],
+            headers=headers,
+            priority=properties.get("priority"),  # None too: the default is 0
+            delivery_mode=properties.get("delivery_mode"),
+            # Milliseconds as text; the argument is in seconds, and cut off.
+            expiration=None if expiration is None else (int(expiration) + 0.5) / 1000,
+            retry=app.conf.task_publish_retry,
+            retry_policy=dict(app.conf.task_publish_retry_policy),
+            **{name: value for name, value in properties.items() if name not in _ARGUMENTS},
+        )
+
+
+def _delayed(app: Celery, found: dict[str, Any], body: bytes, delay: float) -> bytes:
+    eta = (datetime.now(timezone.utc) + timedelta(seconds=delay)).isoformat()
+    if "task" in found["headers"]:
+        found["headers"]["eta"] = eta
+        return body
+    # Protocol 1 has it in the body.
+    kind, encoding = found["type"], found["encoding"]
+    accepted = serialization.prepare_accept_content(app.conf.accept_content)
+    content = {**serialization.loads(body, kind, encoding, accept=accepted), "eta": eta}
+    name = serialization.registry.type_to_name.get(kind, kind)
+    _, _, written = serialization.dumps(content, serializer=name)
+    return written if isinstance(written, bytes) else written.encode(encoding)
+
+
+def _declared(app: Celery, exchange: str, routing_key: str) -> list[Any]:
+    """What to declare first, as Celery does when it sends.
+
+    Kombu's virtual transports (Redis, SQS …) take an exchange for a direct one until this process
+    has declared it: by a topic exchange the message would reach no queue, and be lost.
+    """
+    for queue in app.amqp.queues.values():
+        if not _delivers(queue, exchange, routing_key):
+            continue
+        if exchange and queue.exchange.type != "direct":
+            return [queue.exchange]
+        return [] if isinstance(queue, Broadcast) else [queue]
+    return []
+
+
+_homes: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+
+def home(app: Celery) -> str:
+    """Which app and broker a message is of; tells no address and no password. The same in every
+    process of the app: by name, too, as another app on this broker may have other queues."""
+    app = app._get_current_object() if isinstance(app, Proxy) else app
+    if app not in _homes:
+        with app.connection_for_write() as connection:
+            place = connection.as_uri()  # without the password
+        _homes[app] = ids.digest(repr((app.main, place)).encode())
+    return _homes[app]
+
+
+class Outbox:
+    """Sends what was parked in one Redis, each message to the broker of its own app. One for an
+    engine: apps share those, and their brokers they do not.
+
+    Args:
+        consumed: whether a live worker consumes a resume queue, by its `channel`.
+    """
+
+    # A worker announces what it consumes for some seconds, so an answer is good for one.
+    _GOOD_FOR = 1.0
+
+    def __init__(self, consumed: Callable[[str], bool]) -> None:
+        self._consumed = consumed
+        self._apps: list[ref[Celery]] = []
+        self._answers: dict[str, tuple[float, bool]] = {}
+
+    def add(self, app: Celery) -> None:
+        """Send this app's messages as well."""
+        app = app._get_current_object() if isinstance(app, Proxy) else app
+        if all(known() is not app for known in self._apps):
+            self._apps.append(ref(app))
+
+    @property
+    def home(self) -> str:
+        """The homes of all its apps, with spaces between."""
+        return " ".join(dict.fromkeys(map(home, self._living())))
+
+    def send(self, message: Message) -> None:
+        """Publish a message, to the resume queue beside the queue that it came from if a live
+        worker consumes that.
+
+        Raises:
+            RelockError: its app is not one of this process, so it stays parked.
+
+        Raises whatever the broker's client raises.
+        """
+        found = json.loads(message.text)
+        app = next((app for app in self._living() if home(app) == found["home"]), None)
+        if app is None:
+            raise RelockError("its app is not one of this process")
+        beside = found["queue"] and resume_queue(found["queue"])
+        taken = beside and self._is_consumed(channel(found["home"], beside))
+        publish(app, message.text, queue=beside if taken else None)
+
+    def _living(self) -> list[Celery]:
+        return [app for known in self._apps if (app := known()) is not None]
+
+    def _is_consumed(self, channel: str) -> bool:
+        asked, answer = self._answers.get(channel, (0.0, False))
+        if not asked or time.monotonic() - asked > self._GOOD_FOR:
+            if len(self._answers) > 1000:
+                self._answers.clear()  # queues come and go
+            asked = time.monotonic()
+            try:
+                answer = self._consumed(channel)
+            except RelockError:
+                answer = False  # the queue that it came from is always right
+            self._answers[channel] = asked, answer
+        return answer
+
+
+def resume_queue(queue: str) -> str:
+    """The name of the resume queue beside a queue."""
+    return queue + SUFFIX
+
+
+def channel(home: str, queue: str) -> str:
+    """What the consumers of a resume queue are announced under: two brokers may have queues of the
+    same name."""
+    return f"{home}:{queue}"

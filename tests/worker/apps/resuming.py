@@ -1,0 +1,118 @@
+"""Tasks that wait for a lock beside a backlog; what a worker receives goes to the journal."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextvars import ContextVar
+from typing import Any
+
+from celery.signals import before_task_publish, task_received
+from kombu import Exchange, Queue
+from kombu.common import Broadcast
+
+from celery_relock import LockedTask
+from tests.celery.apps.private import make_app
+from tests.support import Journal
+from tests.support.sections import section
+
+KEY = "account:{account}"
+
+settings: dict[str, Any] = {"worker_cancel_long_running_tasks_on_connection_loss": False}
+if broker := os.environ.get("RELOCK_TEST_BROKER"):
+    settings |= {"broker_url": broker, "broker_transport_options": {}}
+app = make_app(__name__, **settings)
+default = app.conf.task_default_queue
+if queues := os.environ.get("RELOCK_TEST_QUEUES"):
+    by_topic = Exchange(f"{default}-topic", type="topic")
+    app.conf.task_create_missing_queues = False
+    app.conf.task_queues = {
+        "topic": [Queue(default), Queue(f"{default}-topic", by_topic, routing_key="a.#")],
+        "fanout": [Queue(default), Broadcast(f"{default}-fanout")],
+    }[queues]
+journal = Journal.from_env()
+tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
+
+
+@before_task_publish.connect(weak=False)
+def stamp(headers: Any = None, **_: Any) -> None:
+    headers["x-tenant"] = tenant.get()
+
+
+@task_received.connect(weak=False)
+def received(request: Any, **_: Any) -> None:
+    info = request.message.delivery_info
+    journal.add("received", id=request.id, key=info["routing_key"], exchange=info["exchange"])
+
+
+def stand(gate: str, account: str) -> None:
+    journal.wait_for(lambda events: any(e.name == f"{gate} {account}" for e in events), 60)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY)
+def hold(self: Any, account: str) -> None:
+    """Holds the lock until the test says that it may go."""
+    tenant.set("holder")
+    with section(journal, self.lock):
+        journal.add("held", account=account)
+        stand("free", account)
+
+
+def take(self: Any, account: str, seconds: float) -> str:
+    request = self.request
+    with section(journal, self.lock):
+        journal.add(
+            "took",
+            account=account,
+            id=request.id,
+            tenant=(request.headers or {}).get("x-tenant"),
+            exchange=request.delivery_info["exchange"],
+            key=request.delivery_info["routing_key"],
+            host=request.hostname,
+            headers=sorted(request.headers or {}),
+        )
+        time.sleep(seconds)
+    return str(request.id)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY)
+def takes(self: Any, account: str, seconds: float = 0.0) -> str:
+    return take(self, account, seconds)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, acks_late=True)
+def takes_late(self: Any, account: str, seconds: float = 0.0) -> str:
+    return take(self, account, seconds)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, rate_limit="6/m")
+def takes_seldom(self: Any, account: str) -> str:
+    return take(self, account, 0.0)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY)
+def retries(self: Any, account: str) -> str:
+    took = take(self, account, 0.0)
+    if not self.request.retries:
+        raise self.retry(countdown=0)
+    return took
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_on_conflict="retry")
+def asks_again(self: Any, account: str) -> str:
+    return take(self, account, 0.0)
+
+
+@app.task(base=LockedTask, bind=True, lock_key="{queue}:" + KEY)
+def takes_here(self: Any, account: str, queue: str = "") -> str:
+    return take(self, account, 0.0)
+
+
+@app.task
+def filler(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+@app.task
+def note(name: str) -> None:
+    journal.add("noted", name=name)

@@ -1,0 +1,62 @@
+"""No lock is left out in silence, whatever else is at work in the process."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+
+import pytest
+
+from celery_relock.errors import LockConfigError
+from tests.support import wait_for
+
+
+@pytest.fixture(scope="module")
+def worker(module_worker):
+    return module_worker("tests.worker.apps.bypass", concurrency=1)
+
+
+@pytest.fixture
+def account():
+    return uuid.uuid4().hex
+
+
+@pytest.mark.parametrize("name", ["instrumented", "answers_itself"])
+def test_a_task_that_ends_without_its_lock_fails_and_says_what_stands_between(
+    worker, account, name
+):
+    sent = getattr(worker.module, name).delay(account)
+    with pytest.raises(LockConfigError, match=r"In between stand: .*tests\.worker\.apps\.bypass"):
+        sent.get(timeout=20)
+
+
+@pytest.mark.parametrize("name", ["instrumented", "answers_itself"])
+def test_so_does_one_that_is_applied_here_and_now(worker, account, name):
+    with pytest.raises(LockConfigError, match="ended without its lock"):
+        getattr(worker.module, name).apply((account,)).get()
+
+
+def test_one_that_is_not_even_called_is_a_failure_in_the_end(worker, account):
+    sent = worker.module.called_by_another_way.delay(account)
+    worker.wait_for_log(rf"called_by_another_way\[{sent.id}\] ended without its lock")
+    wait_for(lambda: worker.module.app.AsyncResult(sent.id).state == "FAILURE")
+
+
+@pytest.mark.parametrize("name", ["locked", "takes_no_lock"])
+def test_a_task_that_went_through_its_lock_or_has_none_does_not(worker, account, name):
+    assert getattr(worker.module, name).delay(account).get(timeout=20)
+
+
+def test_a_task_with_options_of_a_lock_and_another_base_is_named_when_it_is_first_sent(
+    worker, account, caplog
+):
+    with caplog.at_level(logging.WARNING, "celery_relock"):
+        worker.module.looks_locked.delay(account)
+        worker.module.looks_locked.delay(account)
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "looks_locked is declared with lock_key, lock_ttl and takes NO LOCK" in warning
+    assert "base=LockedTask" in warning
+
+
+def test_it_is_named_when_a_worker_starts(worker):
+    worker.wait_for_log(r"looks_locked is declared with lock_key, lock_ttl and takes NO LOCK")

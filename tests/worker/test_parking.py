@@ -1,0 +1,379 @@
+"""What is resumed is what was received: the message, and nothing of who resumes it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import uuid
+from base64 import b64decode
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from types import SimpleNamespace
+
+import pytest
+from celery import Celery, chain, chord, group
+from celery.app.task import Context
+from kombu.exceptions import EncodeError
+
+from celery_relock.worker import parking
+from celery_relock.worker.parking import Kept, kept, parked_text, publish
+from tests.support import wait_for
+
+
+def _soon():
+    return (datetime.now(timezone.utc) + timedelta(seconds=60)).isoformat()
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    """A folder with a signer's certificate, and the signer; None without `cryptography`."""
+    folder = tmp_path_factory.mktemp("certificates")
+    x509 = pytest.importorskip("cryptography.x509")
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "sender")])
+    now = datetime.now(timezone.utc)
+    made = x509.CertificateBuilder().subject_name(name).issuer_name(name)
+    made = made.public_key(key.public_key()).serial_number(1)
+    made = made.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+    certificate = made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    (folder / "sender.pem").write_bytes(certificate)
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL
+    secret = key.private_bytes(*form, serialization.NoEncryption())
+    return SimpleNamespace(folder=folder, key=secret.decode(), certificate=certificate.decode())
+
+
+PLACES = [("redis", "prefork"), ("redis", "threads"), ("amqp", "prefork"), ("amqp", "threads")]
+
+
+@pytest.fixture(scope="module", params=PLACES, ids="-".join)
+def worker(request, module_worker, certificates):
+    broker, pool = request.param
+    env = {"RELOCK_TEST_CERTIFICATES": str(certificates.folder)}
+    if broker == "amqp":
+        env["RELOCK_TEST_BROKER"] = request.getfixturevalue("rabbitmq").url
+    namespace = f"ns{uuid.uuid4().hex[:12]}"
+    return module_worker("tests.worker.apps.mirror", pool=pool, env=env, namespace=namespace)
+
+
+@pytest.fixture
+def signed(certificates):
+    """The test can sign: what the worker cannot."""
+    from celery.security.serialization import register_auth
+    from kombu.serialization import registry
+
+    register_auth(certificates.key, None, certificates.certificate, str(certificates.folder))
+    yield
+    registry.unregister("auth")
+
+
+def deliveries(worker, task_id, count=2):
+    """What the worker received for a task, without the library's own header."""
+
+    def found(events):
+        return [e for e in events if e.name == "received" and e["id"] == task_id]
+
+    events = found(worker.journal.wait_for(lambda events: len(found(events)) >= count, 15))
+    raws = [pickle.loads(b64decode(event["raw"])) for event in events]
+    for raw in raws:
+        raw["headers"].pop("relock", None)
+    return raws
+
+
+def assert_the_same(worker, task_id):
+    first, second = deliveries(worker, task_id)
+    assert second == first
+    return first
+
+
+KINDS = {
+    "json": {},
+    "no priority": {"priority": None},
+    "priority": {"priority": 3},
+    "pickle": {"serializer": "pickle"},
+    "msgpack": {"serializer": "msgpack"},
+    "yaml": {"serializer": "yaml"},
+    "zlib": {"compression": "zlib"},
+    "bzip2 of pickle": {"compression": "bzip2", "serializer": "pickle"},
+    "masked": {"argsrepr": "(<secret>,)", "kwargsrepr": "{'card': '***'}"},
+    "expires": {"expires": 60},
+    "expires at": {"expires": _soon()},
+    "headers": {"headers": {"x-mine": ["a", {"b": 1}], "args": "A", "chain": "C", "hostname": "H"}},
+    "stamps": {"stamped_headers": ["stamp", "other"], "stamp": "of mine", "other": ["a", "b"]},
+    "limits": {"time_limit": 50, "soft_time_limit": 40},
+    "shadow": {"shadow": "another name"},
+    "reply to": {"reply_to": "somebody"},
+    "countdown": {"countdown": 0.1},
+    "retries": {"retries": 2},
+    "ignored result": {"ignore_result": True},
+    "not persistent": {"delivery_mode": 1},
+    "family": {"root_id": "the-root", "parent_id": "the-parent"},
+    "expiration": {"expiration": 61},
+    "properties": {"message_id": "M", "app_id": "A", "type": "T", "timestamp": 1_700_000_000},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_message_comes_again_as_it_was(worker, kind):
+    options = KINDS[kind]
+    if options.get("serializer") in ("msgpack", "yaml"):
+        pytest.importorskip(options["serializer"])
+    result = worker.module.mirror.apply_async(("ä€😀", 1.5), {"b": [None, True]}, **options)
+    first = assert_the_same(worker, result.id)
+    if kind in ("zlib", "bzip2 of pickle"):
+        assert first["headers"]["compression"]
+    if not options.get("ignore_result"):
+        assert result.get(timeout=10)[0] == "('ä€😀', 1.5)"
+
+
+def test_arguments_of_any_kind_and_size_come_again_as_they_were(worker):
+    sent = {
+        "objects": ((SimpleNamespace(a=1), {1, 2}, b"\x00\xff"), {"serializer": "pickle"}),
+        "large": (("x" * 300_000,), {}),
+        "large and binary": ((bytes(range(256)) * 1000,), {"serializer": "pickle"}),
+        "strange": (('\x00"\\\u2028\u007f',), {}),
+        "times": ((datetime(2026, 1, 1), Decimal("1.10"), uuid.UUID(int=7)), {}),
+    }
+    for args, options in sent.values():
+        assert_the_same(worker, worker.module.mirror.apply_async(args, **options).id)
+
+
+def test_a_signed_message_keeps_its_signature(worker, signed):
+    result = worker.module.mirror.apply_async(("signed",), serializer="auth")
+    assert_the_same(worker, result.id)
+    assert result.get(timeout=10)[0] == "('signed',)"
+
+
+def test_a_message_of_protocol_1_stays_one(worker):
+    app, task_id = worker.module.app, uuid.uuid4().hex
+    message = app.amqp.as_task_v1(task_id, worker.module.mirror.name, ("old",), expires=60)
+    with app.producer_or_acquire() as producer:
+        app.amqp.send_task_message(
+            producer, worker.module.mirror.name, message, headers={"x-mine": "kept"}
+        )
+    first = assert_the_same(worker, task_id)
+    assert json.loads(first["body"])["args"] == ["old"]
+    assert first["headers"] == {"x-mine": "kept"}
+
+
+def test_canvases_stay_whole(worker):
+    m = worker.module
+    whole = chord([m.mirror.s(n) for n in range(3)], m.total.s())()
+    steps = chain(m.mirror.si(1), m.mirror.si(2), m.total.s())()
+    linked = m.mirror.apply_async(link=m.note.s("linked"), link_error=m.note.s("never"))
+    grouped = group(m.mirror.si(n) for n in range(2))()
+    assert whole.get(timeout=15) == 3
+    assert steps.get(timeout=15) == 2
+    assert len(grouped.get(timeout=15)) == 2
+    linked.get(timeout=15)
+    worker.journal.wait_for("noted")
+    for result in (*whole.parent.results, *grouped.results, steps.parent, linked):
+        assert_the_same(worker, result.id)
+
+
+def test_a_retry_of_what_was_published_again_goes_on_counting(worker):
+    result = worker.module.retries.apply_async((1,), retries=1)
+    assert result.get(timeout=15) == 3
+    counts = [d["headers"]["retries"] for d in deliveries(worker, result.id, 4)]
+    assert counts[:2] == [1, 1]
+    assert counts[-1] == 3
+
+
+def test_no_publish_handler_no_override_and_no_context_has_a_part_in_it(worker):
+    assert_the_same(worker, worker.module.mirror.delay().id)
+    assert "handled" not in worker.journal.names()
+    assert "overridden" not in worker.journal.names()
+
+
+@pytest.mark.parametrize(
+    "kind", ["json", "pickle", "priority", "masked", "expires", "stamps", "limits", "shadow"]
+)
+def test_a_message_that_was_not_kept_is_built_from_the_request(worker, request, kind):
+    options = KINDS[kind]
+    result = worker.module.plain.apply_async(("ä€😀", 1.5), {"b": [None, True]}, **options)
+    first, second = deliveries(worker, result.id)
+    for each in (first, second):
+        each["body"] = _read(each)
+        each["headers"] = {k: v for k, v in each["headers"].items() if v is not None}
+        if "redis" in request.node.name:  # where a request is not told how it was written
+            del each["types"]
+    assert second == first
+    assert result.get(timeout=10)[0] == "('ä€😀', 1.5)"
+    assert "handled" not in worker.journal.names()
+
+
+def _read(raw):
+    if raw["types"][0] == "application/x-python-serialize":
+        args, kwargs, embedded = pickle.loads(raw["body"])
+    else:
+        args, kwargs, embedded = json.loads(raw["body"])
+    return list(args), kwargs, embedded
+
+
+# --- without a worker
+
+
+@pytest.fixture
+def app(redis_url, namespace, monkeypatch):
+    monkeypatch.setenv("RELOCK_TEST_URL", redis_url)
+    monkeypatch.setenv("RELOCK_TEST_NAMESPACE", namespace)
+    from tests.celery.apps.private import make_app
+
+    with make_app("of-parking") as app:
+        yield app
+
+
+def message(body=b"[[], {}, {}]", headers=(), properties=(), **facts):
+    base = {
+        "content_type": "application/json",
+        "content_encoding": "utf-8",
+        "headers": {"task": "t", "id": "i", **dict(headers)},
+        "properties": {"priority": 0, "delivery_mode": 2, **dict(properties)},
+        "exchange": "",
+        "routing_key": "q",
+    }
+    return Kept(body, **{**base, **facts})
+
+
+def published(app, queue):
+    with app.connection_for_read() as connection:
+        channel = connection.default_channel
+        wait_for(lambda: channel._size(queue))
+        return channel.basic_get(queue, no_ack=True)
+
+
+def test_a_request_without_a_message_has_none_kept():
+    assert kept(SimpleNamespace(properties=None, delivery_info=None)) is None
+    assert kept(SimpleNamespace(properties={"relock_kept": "?"}, delivery_info=None)) is None
+
+
+def test_what_is_too_large_is_refused_and_the_log_says_so(app, caplog):
+    assert parked_text(app, message(b"x" * 999_000), {}) is not None
+    assert parked_text(app, message(b"x" * parking.LARGEST), {}) is None
+    assert "larger than 1000000 bytes" in caplog.text
+    # In bytes, not in characters.
+    assert parked_text(app, message(("€" * 400_000).encode()), {}) is None
+
+
+def test_a_header_that_cannot_be_written_is_refused(app, caplog):
+    assert parked_text(app, message(headers={"x": object()}), {}) is None
+    assert "cannot be written" in caplog.text
+
+
+def test_only_our_header_is_renewed(app):
+    old = message(headers={"relock": {"v": 1, "attempts": 1}, "x": b"\xff"})
+    publish(app, parked_text(app, old, {"v": 1, "attempts": 2}), queue="q")
+    found = published(app, "q")
+    assert found.headers.pop(parking.ORIGIN) == ["", "q", {}]
+    assert found.headers == {
+        "task": "t",
+        "id": "i",
+        "relock": {"v": 1, "attempts": 2},
+        "x": b"\xff",
+    }
+    # It was the sender's mapping.
+    assert old.headers["relock"]["attempts"] == 1
+    publish(app, parked_text(app, old, None))
+    assert published(app, "q").headers["relock"] == {"v": 1, "attempts": 1}
+
+
+@pytest.mark.parametrize("sent", ["1", "999", "61000", "2147483647"])
+def test_an_expiration_stays_to_the_millisecond(app, sent):
+    publish(app, parked_text(app, message(properties={"expiration": sent}), {}))
+    assert published(app, "q").properties["expiration"] == sent
+
+
+def test_a_delay_is_an_eta_in_the_header_and_the_rest_stays(app):
+    before = datetime.now(timezone.utc)
+    text = parked_text(app, message(headers={"eta": None, "expires": "E"}), {"v": 1})
+    publish(app, text, delay=30)
+    found = published(app, "q")
+    eta = datetime.fromisoformat(found.headers["eta"])
+    assert timedelta(seconds=29) < eta - before < timedelta(seconds=32)
+    assert found.headers["expires"] == "E"
+    assert found.body == b"[[], {}, {}]"
+
+
+def test_a_delay_is_an_eta_in_the_body_of_protocol_1(app):
+    old = {"task": "t", "id": "i", "args": [1], "kwargs": {}, "eta": None, "utc": True}
+    text = parked_text(app, message(json.dumps(old).encode(), headers={}), {})
+    content = json.loads(text)
+    content["headers"] = {}
+    publish(app, json.dumps(content), delay=30)
+    found = json.loads(published(app, "q").body)
+    assert found.pop("eta")
+    del old["eta"]
+    assert found == old
+
+
+def test_what_rabbitmq_noted_about_our_queues_is_left_out_and_the_rest_kept(app):
+    ours, theirs = ({"queue": queue, "count": 1} for queue in ("q.resumed", "theirs"))
+    deaths = {"x-death": [ours, theirs], "x-first-death-queue": "theirs", "x-delivery-count": 2}
+    text = parked_text(app, message(headers=deaths), {})
+    headers = json.loads(text)["headers"]
+    assert headers["x-death"] == [theirs]
+    assert "x-delivery-count" not in headers
+    # Not where the message would be dead-lettered to a queue that is named there.
+    publish(app, text, queue="q.resumed")
+    found = published(app, "q.resumed")
+    assert not [name for name in found.headers if name.startswith("x-")]
+    info = dict(found.delivery_info)
+    parking.come_back(found.headers, info)
+    assert found.headers["x-death"] == [theirs]
+    assert found.headers["x-first-death-queue"] == "theirs"
+    assert (info["exchange"], info["routing_key"]) == ("", "q")
+    only_ours = message(headers={**deaths, "x-death": [ours]})
+    kept_headers = json.loads(parked_text(app, only_ours, {}))["headers"]
+    assert not [name for name in kept_headers if name.startswith("x-")]
+
+
+@pytest.mark.parametrize("junk", [None, 7, [], ["a", "b"], {"a": 1}])
+def test_a_forged_origin_changes_nothing(junk):
+    info = {"exchange": "e", "routing_key": "k"}
+    parking.come_back({parking.ORIGIN: junk}, info)
+    assert info == {"exchange": "e", "routing_key": "k"}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "key", "fits"),
+    [
+        ("a.b", "a.b", True),
+        ("a.*", "a.b", True),
+        ("a.*", "a.b.c", False),
+        ("a.#", "a.b.c", True),
+        ("a.#", "a", True),
+        ("#", "", True),
+        ("#.c", "a.b.c", True),
+        ("*.b.#", "a.c", False),
+    ],
+)
+def test_topics_fit_as_amqp_says(pattern, key, fits):
+    assert parking._fits(pattern.split("."), key.split(".")) is fits
+
+
+def test_the_repr_of_what_is_kept_shows_no_argument():
+    secret = message(b'[["4111 1111"], {}, {}]')
+    assert "4111" not in repr(secret)
+    assert "4111" not in repr(parking._Raw(secret.body, "", "", {}, ""))
+
+
+def test_what_cannot_be_written_from_a_request_says_so(app):
+    @app.task(bind=True)
+    def task(self, *args):
+        return None
+
+    request = Context(id="i", args=(object(),), kwargs={})
+    with pytest.raises(EncodeError):
+        parking.rebuilt(task, request)
+
+
+def test_homes_differ_by_app_and_broker_and_tell_nothing(app, redis_url):
+    here = parking.home(app)
+    assert here == parking.home(app)
+    with Celery("of-parking", broker="redis://:secret@other:6379/0") as elsewhere:
+        assert parking.home(elsewhere) != here
+        assert "secret" not in parking.home(elsewhere)
+    with Celery("another", broker=redis_url) as other:
+        assert parking.home(other) != here

@@ -1,0 +1,414 @@
+"""A turn that has come is used: what is resumed does not stand behind the backlog of its queue."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import time
+import uuid
+
+import pytest
+from kombu import Connection, Queue
+
+from celery_relock import engines
+from celery_relock.engine.protocol import Message
+from celery_relock.errors import LockUnavailable, RelockError
+from celery_relock.worker import parking
+from celery_relock.worker.parking import Outbox, channel, home
+from tests.support import Worker, wait_for
+from tests.support.parked import is_consumed, lock_of, state_of, wait_until_parked
+from tests.support.tcp import TcpProxy
+
+APP = "tests.worker.apps.resuming"
+brokers = pytest.mark.parametrize("broker", ["redis", "amqp"])
+
+
+@pytest.fixture
+def account():
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def start(request, redis_url):
+    """Start workers on one broker: `start("amqp", queues="topic")`; some for one namespace."""
+    started = []
+
+    def begin(broker, *, queues="", namespace="", **options):
+        env = options.pop("env", {})
+        if broker == "amqp":
+            env.setdefault("RELOCK_TEST_BROKER", "")
+        if env.get("RELOCK_TEST_BROKER") == "":
+            env["RELOCK_TEST_BROKER"] = request.getfixturevalue("rabbitmq").url
+        if queues:
+            env["RELOCK_TEST_QUEUES"] = queues
+        namespace = namespace or f"ns{uuid.uuid4().hex[:12]}"
+        started.append(Worker(APP, redis_url, namespace, env=env, **options))
+        return started[-1]
+
+    yield begin
+    for one in started:
+        one.close()
+        print(one.log())
+
+
+def engine_of(worker):
+    conf = worker.module.app.conf
+    return engines.engine_for_url(conf.relock_url, conf.relock_namespace)
+
+
+def ready(worker, queue=None):
+    wait_for(lambda: is_consumed(worker, queue), what="the announcement of the resume queue")
+    return worker
+
+
+def events(worker, name, **facts):
+    every = worker.journal.events(name)
+    return [event for event in every if facts.items() <= event.data.items()]
+
+
+def took(worker, account, count=1, timeout=15.0):
+    def found(_):
+        return len(events(worker, "took", account=account)) >= count
+
+    worker.journal.wait_for(found, timeout)
+    return events(worker, "took", account=account)
+
+
+def held(worker, account):
+    lock = lock_of(worker, f"account:{account}")
+    assert lock.acquire()
+    return lock
+
+
+@brokers
+def test_turns_follow_each_other_though_the_queue_has_a_backlog(start, account, broker):
+    worker = ready(start(broker, concurrency=2))
+    m, turns = worker.module, 6
+    m.hold.delay(account)
+    worker.journal.wait_for("held")
+    sent = [m.takes.delay(account) for _ in range(turns)]
+    wait_until_parked(worker, f"account:{account}", turns)
+    for _ in range(120):
+        m.filler.delay(0.1)
+    last = m.note.delay("the end of the backlog")
+    worker.journal.add(f"free {account}")
+    begun = time.time()
+    entered = took(worker, account, turns)
+    times = [begun, *(event.at for event in entered)]
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    assert max(gaps) < 1.2, gaps
+    assert not last.ready()
+    assert [event["id"] for event in entered] == [each.id for each in sent]
+    # One delivery that was parked, one that was resumed.
+    for each in sent:
+        assert len(events(worker, "received", id=each.id)) == 2
+    # It was not the resume queue that it came from, as far as anybody can tell.
+    assert {event["key"] for event in entered} == {m.app.conf.task_default_queue}
+    assert not [name for event in entered for name in event["headers"] if "origin" in name]
+
+
+@brokers
+def test_nothing_of_the_holder_is_in_what_its_release_resumes(start, account, broker):
+    worker = ready(start(broker))
+    m = worker.module
+    m.hold.delay(account)
+    worker.journal.wait_for("held")
+    for name in ("T1", "T2", "T3"):
+        token = m.tenant.set(name)
+        m.takes.delay(account)
+        m.tenant.reset(token)
+    wait_until_parked(worker, f"account:{account}", 3)
+    worker.journal.add(f"free {account}")
+    assert [event["tenant"] for event in took(worker, account, 3)] == ["T1", "T2", "T3"]
+
+
+@brokers
+def test_a_retry_goes_where_the_first_message_came_from(start, account, broker):
+    worker = ready(start(broker))
+    lock = held(worker, account)
+    result = worker.module.retries.delay(account)
+    wait_until_parked(worker, lock.name)
+    lock.release()
+    assert result.get(timeout=15) == result.id
+    default = worker.module.app.conf.task_default_queue
+    assert [event["key"] for event in took(worker, account, 2)] == [default, default]
+    came_by = [event["key"] for event in events(worker, "received", id=result.id)]
+    assert came_by == [default, default, default]  # as the library makes it look, before anybody
+
+
+@brokers
+def test_a_rate_limit_is_not_spent_twice(start, account, broker):
+    worker = ready(start(broker))
+    lock = held(worker, account)
+    result = worker.module.takes_seldom.delay(account)
+    wait_until_parked(worker, lock.name)
+    lock.release()
+    # Six a minute: another token would have been there ten seconds later.
+    assert result.get(timeout=5) == result.id
+
+
+def test_what_waits_long_for_a_slot_is_delivered_once(start, account):
+    worker = ready(start("redis", concurrency=2))
+    lock = held(worker, account)
+    results = [worker.module.takes.delay(account) for _ in range(2)]
+    wait_until_parked(worker, lock.name, 2)
+    for _ in range(4):
+        worker.module.filler.delay(4.0)
+    worker.wait_for_log("(?s)(filler.*){4}")
+    lock.release()
+    for each in results:
+        assert each.get(timeout=25) == each.id
+    assert {len(events(worker, "received", id=each.id)) for each in results} == {2}
+
+
+@brokers
+def test_the_policy_retry_sends_the_same_message_later(start, account, broker):
+    worker = start(broker)
+    lock = held(worker, account)
+    token = worker.module.tenant.set("T1")
+    result = worker.module.asks_again.apply_async((account,), argsrepr="(secret)")
+    worker.module.tenant.reset(token)
+    wait_for(lambda: len(events(worker, "received", id=result.id)) > 1)
+    lock.release()
+    assert result.get(timeout=15) == result.id
+    assert took(worker, account)[0]["tenant"] == "T1"
+
+
+@brokers
+@pytest.mark.parametrize("pool", ["threads", "solo", "gevent"])
+def test_each_pool_has_them(start, account, broker, pool):
+    worker = ready(start(broker, pool=pool, concurrency=1 if pool == "solo" else 2))
+    lock = held(worker, account)
+    results = [worker.module.takes.delay(account) for _ in range(3)]
+    wait_until_parked(worker, lock.name, 3)
+    for _ in range(40):
+        worker.module.filler.delay(0.1)
+    last = worker.module.note.delay("the end of the backlog")
+    lock.release()
+    for each in results:
+        assert each.get(timeout=10) == each.id
+    assert not last.ready()
+    assert {len(events(worker, "received", id=each.id)) for each in results} == {2}
+
+
+@brokers
+def test_the_worker_s_own_queues_stay_as_they_are_and_are_followed(start, account, broker):
+    worker = ready(start(broker))
+    app = worker.module.app
+    default = app.conf.task_default_queue
+    more, control = f"{default}-more", app.control
+
+    def queues():
+        (found,) = control.inspect(timeout=2).active_queues().values()
+        return {each["name"] for each in found}
+
+    assert queues() == {default}
+    control.add_consumer(more, reply=True)
+    ready(worker, more)
+    assert queues() == {default, more}
+    lock = held(worker, account)
+    result = worker.module.takes.apply_async((account,), queue=more)
+    wait_until_parked(worker, lock.name)
+    lock.release()
+    assert result.get(timeout=10) == result.id
+    control.cancel_consumer(more, reply=True)
+    wait_for(lambda: not is_consumed(worker, more), what="the end of the announcement")
+    assert is_consumed(worker)
+
+
+@brokers
+@pytest.mark.parametrize("which", ["topic", "fanout"])
+def test_queues_that_others_share_an_exchange_with(start, account, broker, which):
+    worker = ready(start(broker, queues=which))
+    app = worker.module.app
+    queue = app.conf.task_queues[1]  # as its process knows it: a Broadcast has a name for each
+    if which == "topic":
+        ready(worker, queue.name)
+    lock = held(worker, account)
+    key = {"routing_key": "a.b.c"} if which == "topic" else {}
+    with app.producer_or_acquire() as producer:
+        producer.maybe_declare(queue.exchange)  # Celery does not declare what is a Broadcast's
+        sent = {"queue": queue, "producer": producer, **key}
+        result = worker.module.takes.apply_async((account,), **sent)
+    wait_until_parked(worker, lock.name)
+    lock.release()
+    assert result.get(timeout=15) == result.id
+    (event,) = took(worker, account)
+    first, second = events(worker, "received", id=result.id)
+    assert first["exchange"] == queue.exchange.name
+    for again in (second, event):
+        assert (again["exchange"], again["key"]) == (first["exchange"], first["key"])
+
+
+@brokers
+def test_a_warm_shutdown_ends_what_was_resumed_and_runs_it_once(start, account, broker):
+    worker = ready(start(broker))
+    lock = held(worker, account)
+    result = worker.module.takes_late.delay(account, 2.0)
+    wait_until_parked(worker, lock.name)
+    lock.release()
+    took(worker, account)
+    assert worker.stop() == 0
+    assert not is_consumed(worker)
+    other = ready(start(broker, namespace=worker.module.app.conf.relock_namespace))
+    with pytest.raises(AssertionError):
+        took(other, account, 2, timeout=2)
+    assert result.get(timeout=5) == result.id
+
+
+@brokers
+def test_a_resume_queue_that_its_worker_has_left_loses_nothing(start, account, broker):
+    worker = ready(start(broker))
+    namespace = worker.module.app.conf.relock_namespace
+    lock = held(worker, account)
+    results = [worker.module.takes.delay(account) for _ in range(2)]
+    wait_until_parked(worker, lock.name, 2)
+    worker.kill()
+    # It still counts as one that consumes, so that is where the first message is published.
+    assert is_consumed(worker)
+    engine = engine_of(worker)
+    outbox = engine.parking.sender = Outbox(engine.backend.consumed)
+    outbox.add(worker.module.app)
+    try:
+        lock.release()
+    finally:
+        engine.parking.sender = None
+    wait_for(lambda: state_of(worker, lock.name).waiting == 2)
+    other = start(broker, namespace=namespace)
+    for each in results:
+        assert each.get(timeout=20) == each.id
+    assert len(took(other, account, 2)) == 2
+
+
+def test_without_the_right_to_a_resume_queue_a_worker_does_without(start, account, rabbitmq):
+    namespace = f"ns{uuid.uuid4().hex[:12]}"
+    with Connection(rabbitmq.url) as connection:
+        # One with other arguments: RabbitMQ refuses it as it refuses one without permission.
+        Queue(f"queue-{namespace}.resumed", durable=True)(connection.channel()).declare()
+    worker = start("amqp", namespace=namespace)
+    worker.wait_for_log("no resume queue beside")
+    lock = held(worker, account)
+    result = worker.module.takes.delay(account)
+    wait_until_parked(worker, lock.name)
+    lock.release()
+    assert result.get(timeout=10) == result.id
+    assert not is_consumed(worker)
+
+
+@brokers
+def test_a_connection_that_breaks_is_made_anew(start, account, broker, request, redis_server):
+    target = request.getfixturevalue("rabbitmq") if broker == "amqp" else redis_server
+    with TcpProxy(target.port) as proxy:
+        url = target.url.replace(str(target.port), str(proxy.port))
+        worker = ready(start(broker, env={"RELOCK_TEST_BROKER": url}))
+        proxy.cut()
+        worker.wait_for_log("Connection to broker lost", timeout=20)
+        worker.wait_for_log("(?s)(Connected to.*){2}", timeout=20)
+        ready(worker)
+        lock = held(worker, account)
+        results = [worker.module.takes.delay(account) for _ in range(3)]
+        wait_until_parked(worker, lock.name, 3)
+        for _ in range(40):
+            worker.module.filler.delay(0.1)
+        last = worker.module.note.delay("the end of the backlog")
+        lock.release()
+        for each in results:
+            assert each.get(timeout=15) == each.id
+        assert not last.ready()
+
+
+# --- which broker
+
+
+def test_apps_of_one_process_publish_to_their_own_brokers(redis_url, namespace, account):
+    both = [
+        Worker(APP.replace("resuming", "two"), redis_url, namespace, env={"RELOCK_TEST_APP": name})
+        for name in ("first", "second")
+    ]
+    try:
+        for worker, name in zip(both, ("first", "second"), strict=True):
+            app = worker.module.app
+            assert app.main == name
+        a, b = both
+        a.module.app.tasks["hold"].delay(account)
+        a.journal.wait_for("held")
+        results = [worker.module.app.tasks["takes"].delay(account) for worker in (b, a, b)]
+        wait_for(lambda: state_of(a, f"account:{account}").waiting == 3)
+        a.journal.add(f"free {account}")
+        assert [each.get(timeout=15) for each in results] == ["second", "first", "second"]
+        assert [e["app"] for e in a.journal.events("took")].count("first") == 1
+    finally:
+        for worker in both:
+            worker.close()
+
+
+def test_one_outbox_publishes_for_all_apps_of_its_process_and_for_no_other(
+    monkeypatch, redis_url, namespace
+):
+    monkeypatch.setenv("RELOCK_TEST_URL", redis_url)
+    monkeypatch.setenv("RELOCK_TEST_NAMESPACE", namespace)
+    from tests.worker.apps.two import _app
+
+    first, second, third = (_app(name) for name in ("first", "second", "third"))
+    outbox = Outbox(lambda channel: False)
+    outbox.add(first), outbox.add(second), outbox.add(second)
+    assert outbox.home.split() == [home(first), home(second)]
+    kept = parking.Kept(
+        *(b"[]", "application/json", "utf-8", {"task": "t"}, {"priority": 0}, "", "q")
+    )
+    for app in (first, second):
+        text = parking.parked_text(app, kept, {"of": app.main})
+        outbox.send(Message("e", "n", text))
+        with app.connection_for_read() as connection:
+            message = connection.default_channel.basic_get("q", no_ack=True)
+            assert message.headers["relock"] == {"of": app.main}
+            assert connection.default_channel.basic_get("q") is None
+    with pytest.raises(RelockError, match="not one of this process"):
+        outbox.send(Message("e", "n", parking.parked_text(third, kept, {})))
+
+
+def test_a_lock_redis_that_is_away_means_the_queue_that_it_came_from(app_of_two):
+
+    asked = []
+
+    def consumed(channel):
+        asked.append(channel)
+        raise LockUnavailable("away")
+
+    outbox = Outbox(consumed)
+    outbox.add(app_of_two)
+    kept = parking.Kept(
+        *(b"[]", "application/json", "utf-8", {"task": "t"}, {"priority": 0}, "", "q", "q")
+    )
+    for _ in range(3):
+        outbox.send(Message("e", "n", parking.parked_text(app_of_two, kept, {})))
+    with app_of_two.connection_for_read() as connection:
+        assert connection.default_channel._size("q") == 3
+    assert asked == [channel(home(app_of_two), "q.resumed")]  # once a second
+
+
+@pytest.fixture
+def app_of_two(monkeypatch, redis_url, namespace):
+    monkeypatch.setenv("RELOCK_TEST_URL", redis_url)
+    monkeypatch.setenv("RELOCK_TEST_NAMESPACE", namespace)
+    from tests.worker.apps.two import _app
+
+    return _app("only")
+
+
+def test_a_process_that_only_sends_loads_nothing_of_a_worker():
+    program = (
+        "import sys\n"
+        "from celery import Celery\n"
+        "from celery_relock import LockedTask\n"
+        "app = Celery('a', broker='memory://', set_as_current=False)\n"
+        "app.conf.relock_url = 'redis://127.0.0.1:1/0'\n"
+        "@app.task(base=LockedTask, lock_key='k')\n"
+        "def t(): pass\n"
+        "app.finalize()\n"
+        "print([name for name in sys.modules"
+        " if name in ('celery_relock.worker.resuming', 'celery_relock.worker.bootstep')])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
