@@ -62,6 +62,9 @@ class EnterTask(LockedTask):
         options["chain"] = [*rest, _with_arguments(first, given, kwargs or {})]
         return super().apply_async((spec,), {}, task_id, **options)
 
+    def _relock_declares(self) -> bool:
+        return True  # though it has no `lock_key`: a workflow's lock
+
     def apply(self, *_: Any, **__: Any) -> Any:
         raise LockConfigError(
             "what locked() returned is part of a larger canvas that is applied here and now "
