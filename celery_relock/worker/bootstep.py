@@ -18,7 +18,7 @@ from ..engine import ids
 from ..engine.journal import journal
 from ..engine.reaper import Reaper
 from ..errors import RelockError
-from ..workflow import stepping
+from ..workflow import steps
 from . import company, headers, parking
 from .resuming import Forwarder
 
@@ -44,7 +44,7 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
         company.tell(w.app)
         if not locked_tasks(w.app):
             return False
-        stepping.teach(w.app)
+        steps.keep_permits(w.app)
         return True
 
     def create(self, w: Any) -> None:
@@ -103,4 +103,4 @@ def _may_be_parked(request: Any) -> bool:
     if declares is not None and declares():
         return True
     header = request.request_dict.get(parking.HEADER)
-    return isinstance(header, dict) and bool(header.get("sections"))
+    return isinstance(header, dict) and bool(header.get("workflow_locks"))

@@ -27,7 +27,7 @@ from ..engine.protocol import Claim, Held
 from ..errors import LockLost
 from ..naming.arguments import bind
 from ..workflow import steps
-from . import events, headers, retry, starting
+from . import conflict, events, headers, retry, starting
 from .attempt import Attempt, Late
 from .owner import owner, request_of, running_request
 from .release import give_back
@@ -135,11 +135,12 @@ class Execution:
         lease.work = events.work_for(task, self.request)
         over = False
         try:
-            held = steps.obtain(Attempt(task, engine, lease, options, message))
+            held = conflict.obtain(Attempt(task, engine, lease, options, message))
             if held is None:
                 return body(Hold(lease.claim.owner, ()))  # lock_on_unavailable="run"
             reentrancy.push(lease)
-            steps.open_for(message, engine, lease, options)
+            if message is not None and options.hold == "workflow":
+                steps.keep_for_chain(message, engine, lease, options)
             unbroken = retry.unbroken(message, options, lease)
             hold = Hold(lease.claim.owner, [*shares, *_shares(lease, held)], unbroken)
             kept = retry.keeping(task, message, engine, options, lease)
@@ -156,7 +157,7 @@ class Execution:
         finally:
             if retry.is_open(lease):
                 reentrancy.pop(lease)
-            elif not steps.owns(lease):
+            elif options.hold != "workflow" or not steps.owns(lease):
                 self._release(lease, over)
 
     def _release(self, lease: Lease, over: bool) -> None:

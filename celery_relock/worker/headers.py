@@ -42,7 +42,7 @@ class RunHeader:
         since: the sender's clock (s since the epoch) when that first happened; 0 before.
         ancestors: execution ids of the holds that the run's ancestors have (see `ancestors`).
         kept: lock names and fences of what the run before this one left to it (see `retries`).
-        sections: what the run is told of the sections that it belongs to (see `sections`).
+        workflow_locks: those that the run belongs to (see `workflow.steps.WorkflowLock`).
         dedup: the name of the call's marker and when it goes (see `marker`).
         receiver: the worker whose copy of a broadcast message it is.
         first: the id made from the task id, if the run was given one of its own since.
@@ -55,7 +55,7 @@ class RunHeader:
     since: float = 0.0
     ancestors: tuple[str, ...] = ()
     kept: tuple[tuple[str, int], ...] = ()
-    sections: tuple[Mapping[str, Any], ...] = ()
+    workflow_locks: tuple[Mapping[str, Any], ...] = ()
     dedup: tuple[str, str] | None = None
     first: str = ""
     receiver: str = ""
@@ -148,7 +148,7 @@ def parse(raw: Mapping[str, Any]) -> RunHeader | None:
     if not isinstance(since, int | float):
         return None
     own, ancestors = raw.get("own") is not False, parse_ancestors(raw.get("ancestors"))
-    kept, told = _kept(raw.get("kept")), raw.get("sections")
+    kept, told = _kept(raw.get("kept")), raw.get("workflow_locks")
     listed = isinstance(told, list | tuple) and all(isinstance(each, Mapping) for each in told)
     told, dedup = tuple(told or ()) if listed else (), _pair(raw.get("dedup"))
     first = raw.get("first")
@@ -184,9 +184,13 @@ def _write(sender: Any = None, headers: Any = None, body: Any = None, **_: Any) 
     headers[NAME] = {"v": VERSION, "execution_id": ids.new_id()}
     if ancestors:
         headers[NAME]["ancestors"] = list(ancestors)
-    if isinstance(predecessor, Mapping) and predecessor.get("sections") and not running_request():
+    if (
+        isinstance(predecessor, Mapping)
+        and predecessor.get("workflow_locks")
+        and not running_request()
+    ):
         # Sent by a worker's main process, in the place of a run that died.
-        headers[NAME]["sections"] = predecessor["sections"]
+        headers[NAME]["workflow_locks"] = predecessor["workflow_locks"]
 
 
 def _ancestors(fields: Mapping[str, Any], predecessor: Any) -> tuple[str, ...]:
