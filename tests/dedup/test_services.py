@@ -30,7 +30,7 @@ def other(request, module_worker, stores, namespace):
 def _service(module_worker, namespace, name):
     env = {"RELOCK_TEST_SERVICE": name}
     # No namespace of their own: they are told apart by their queues.
-    return module_worker("tests.celery.apps.services", namespace=namespace, env=env)
+    return module_worker("tests.dedup.apps.services", namespace=namespace, env=env)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ DAY = 86_400.0
 
 @pytest.fixture(scope="module")
 def worker(module_worker):
-    return module_worker("tests.celery.apps.dedup", concurrency=3)
+    return module_worker("tests.dedup.apps.calls", concurrency=3)
 
 
 @pytest.fixture

@@ -187,6 +187,54 @@ def forgets_in_its_slot(self, account, *more):
     return work(self, account, *more)
 
 
+class _Gate:
+    """A result backend that stores BLOCKED when the test says so, and not before."""
+
+    def __init__(self, backend):
+        self._backend = backend
+
+    def __getattr__(self, name):
+        return getattr(self._backend, name)
+
+    def store_result(self, task_id, result, state, **more):
+        if state == "BLOCKED":
+            journal.add("at the gate", id=task_id)
+            opens = f"open {task_id}"
+            journal.wait_for(lambda events: any(e.name == opens for e in events), 30)
+        return self._backend.store_result(task_id, result, state, **more)
+
+
+class ParksThroughAGate(LockedTask):
+    abstract = True
+
+    @property
+    def backend(self):
+        return _Gate(super().backend)
+
+
+@app.task(
+    base=ParksThroughAGate,
+    bind=True,
+    lock_key=KEY,
+    lock_dedup="until_start",
+    lock_on_duplicate="replace",
+)
+def replaced_at_the_gate(self, account, *more):
+    return work(self, account, *more)
+
+
+@app.task(
+    base=ParksThroughAGate,
+    bind=True,
+    acks_late=True,
+    lock_key=KEY,
+    lock_dedup="until_start",
+    lock_on_duplicate="replace",
+)
+def replaced_late_at_the_gate(self, account, *more):
+    return work(self, account, *more)
+
+
 @app.task
 def add(x, y=0):
     return x + y
