@@ -10,9 +10,9 @@ import redis
 import redis_lock
 
 from benchmarks import redisson
-from celery_relock.compose import NAMESPACE, engine_for
 from celery_relock.engine import ids
 from celery_relock.engine.protocol import Claim
+from celery_relock.engines import NAMESPACE, engine_for
 from celery_relock.lock import Lock
 
 LEASE = 30

@@ -13,7 +13,7 @@ import redis
 
 from benchmarks.contenders import LEASE
 from benchmarks.rounds import interleave, ratios, spread, table
-from celery_relock import compose
+from celery_relock import engines
 from celery_relock.engine import ids
 from celery_relock.engine.protocol import Claim, Renewal
 
@@ -67,7 +67,7 @@ def measure(url: str, rounds: int, locks: int) -> str:
 
 
 def _renew_locks(url: str, count: int) -> Callable[[], None]:
-    backend = compose.engine_for_url(url).backend
+    backend = engines.engine_for_url(url).backend
     renewals = []
     for number in range(count):
         run, attempt_id, name = ids.new_id(), ids.new_attempt_id(), f"account:{number}"

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from celery.local import Proxy
 
-from . import compose
+from . import engines
 from .engine.engine import Engine
 from .errors import LockConfigError
 from .naming.arguments import signature_of
@@ -57,7 +57,7 @@ def engine_of(app: Any) -> Engine:
     app = app._get_current_object() if isinstance(app, Proxy) else app
     if app not in _engines:
         found = store_settings(app)
-        engine = compose.engine_for(
+        engine = engines.engine_for(
             found.url, found.namespace, found.ssl, found.transport, found.replicas
         )
         engine.parking.sender = engine.parking.sender or CelerySender(app)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from datetime import timedelta
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeAlias
 
-from .checks import Check, count, either, flag, function, key, none, seconds, word
 from .errors import LockConfigError
 
 # How long a run may wait in its worker slot when lock_max_wait does not say, in seconds.
@@ -17,12 +18,89 @@ _PATIENCE = 60.0
 POLICIES = ("wait", "block", "retry", "drop", "raise")
 
 
+# Checks of a value: each gives back what the library uses, or raises ValueError.
+Check: TypeAlias = Callable[[Any], Any]
+
+
+def _either(*checks: Check) -> Check:
+    """The first check that takes the value."""
+
+    def check(value: Any) -> Any:
+        for each in checks:
+            try:
+                return each(value)
+            except ValueError:
+                continue
+        raise ValueError(value)
+
+    return check
+
+
+def _word(*words: str) -> Check:
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or value not in words:
+            raise ValueError(value)
+        return value
+
+    return check
+
+
+def _none(value: Any) -> None:
+    if value is not None:
+        raise ValueError(value)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(value)
+    return value
+
+
+def _function(value: Any) -> Any:
+    if not callable(value):
+        raise ValueError(value)
+    return value
+
+
+def _count(value: Any) -> int:
+    """A whole number from 1. True is none."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(value)
+    return value
+
+
+def _seconds(least: float, *, above: bool = False) -> Check:
+    """A number of seconds, or a timedelta, from `least`, or above it."""
+
+    def check(value: Any) -> float:
+        number = value.total_seconds() if isinstance(value, timedelta) else value
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise ValueError(value)
+        if not math.isfinite(number) or number < least or (above and number == least):
+            raise ValueError(value)
+        return float(number)
+
+    return check
+
+
+def _key(value: Any) -> Any:
+    """Only the type: whether a lock_key fits the task is `NameRule.compile`'s to say."""
+    parts = value if isinstance(value, list | tuple) else (value,)
+    if value is None or value is False or all(map(_makes_names, parts)):
+        return value
+    raise ValueError(value)
+
+
+def _makes_names(part: Any) -> bool:
+    return isinstance(part, str | staticmethod) or callable(part)
+
+
 def _says(doc: str, allowed: str, check: Check) -> dict[str, Any]:
     return {"doc": doc, "allowed": allowed, "check": check}
 
 
 def _words(doc: str, *words: str) -> dict[str, Any]:
-    return _says(doc, ", ".join(map(repr, words)), word(*words))
+    return _says(doc, ", ".join(map(repr, words)), _word(*words))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +116,7 @@ class LockOptions:
         metadata=_says(
             "what the lock is named after; None: the task and all its arguments, False: no lock",
             'a template such as "account:{account_id}", a callable, a list of these, None, False',
-            key,
+            _key,
         ),
     )
     owner: Any = field(
@@ -46,7 +124,7 @@ class LockOptions:
         metadata=_says(
             "who may re-enter: the workflow, or this task alone",
             "'root', 'task', or a callable of the request",
-            either(word("root", "task"), function),
+            _either(_word("root", "task"), _function),
         ),
     )
     reentrant: str = field(
@@ -61,7 +139,7 @@ class LockOptions:
         metadata=_says(
             "entries at the same time",
             "a whole number from 1, or a callable of the arguments",
-            either(count, function),
+            _either(_count, _function),
         ),
     )
     ttl: float = field(
@@ -69,7 +147,7 @@ class LockOptions:
         metadata=_says(
             "lease: how long a hold lives without renewal, which comes every third of it",
             "seconds from 0.5, or a timedelta",
-            seconds(0.5),
+            _seconds(0.5),
         ),
     )
     on_conflict: Any = field(
@@ -77,7 +155,7 @@ class LockOptions:
         metadata=_says(
             "what a run does while somebody else holds the lock",
             "'wait', 'block', 'retry', 'drop', 'raise', or a callable",
-            either(word(*POLICIES), function),
+            _either(_word(*POLICIES), _function),
         ),
     )
     max_wait: float | None = field(
@@ -85,7 +163,7 @@ class LockOptions:
         metadata=_says(
             "how long a run may wait before LockConflict; None: no bound, in a worker slot 60 s",
             "None, seconds from 0, or a timedelta",
-            either(none, seconds(0)),
+            _either(_none, _seconds(0)),
         ),
     )
     hold: str = field(
@@ -96,7 +174,7 @@ class LockOptions:
         metadata=_says(
             "how long an entry lives while its next step, or a retry that is due, is on its way",
             "seconds above 0, or a timedelta",
-            seconds(0, above=True),
+            _seconds(0, above=True),
         ),
     )
     on_gap: str = field(
@@ -104,17 +182,17 @@ class LockOptions:
     )
     keep_on_retry: bool = field(
         default=False,
-        metadata=_says("keep the hold through the countdown of retry()", "True or False", flag),
+        metadata=_says("keep the hold through the countdown of retry()", "True or False", _flag),
     )
     max_parked: int = field(
-        default=10_000, metadata=_says("parked runs per lock", "a whole number from 1", count)
+        default=10_000, metadata=_says("parked runs per lock", "a whole number from 1", _count)
     )
     dedup: Any = field(
         default=None,
         metadata=_says(
             "how long a second call for the same lock gives the first one's result",
             "None, 'until_start', 'until_done', or seconds above 0",
-            either(none, word("until_start", "until_done"), seconds(0, above=True)),
+            _either(_none, _word("until_start", "until_done"), _seconds(0, above=True)),
         ),
     )
     on_duplicate: str = field(
@@ -188,7 +266,7 @@ class LockOptions:
             wanted = inspect.signature(self.limit).parameters.values()
             takes_all = any(each.kind is each.VAR_KEYWORD for each in wanted)
             names = arguments if takes_all else [p.name for p in wanted if p.name in arguments]
-            return count(self.limit(**{name: arguments[name] for name in names}))
+            return _count(self.limit(**{name: arguments[name] for name in names}))
         except Exception as error:
             raise LockConfigError(
                 f"task {self.task}: the callable in lock_limit must return a whole number from 1, "

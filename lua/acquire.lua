@@ -21,6 +21,7 @@
 -- Reply {DUPLICATE, ms, who}: another attempt of the same run lives, for ms more if it is not renewed
 -- Reply {ENDED}: the run, or this attempt, has ended already
 -- Keeps: at most `limit` live entries; re-entry never waits; nobody overtakes; sent twice it acts once
+-- Uses: lib/publish
 
 local meta, tombstone, first = KEYS[1], KEYS[2], KEYS[3]
 local run, nonce, owner = ARGV[1], ARGV[2], ARGV[3]

@@ -4,7 +4,7 @@
 -- ARGV[1] run: id, only this run's hold; empty takes all
 -- Reply {{run, fence, owner, who}, …}: the holds that were taken away
 -- Keeps: whoever loses its hold is told at once; the next ones get in
--- Uses: lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
+-- Uses: lib/publish, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
 
 local meta, key = KEYS[1], KEYS[2]
 local only = ARGV[1]
@@ -17,7 +17,7 @@ for run, hold in pairs(lock.holds) do
     local who = redis.call('HGET', key, '@' .. run) or ''
     reply[#reply + 1] = { run, hold.fence, hold.owner, who }
     local inbox = call.prefix .. 'i:' .. string.match(who, '^(%S*)')
-    redis.pcall('PUBLISH', inbox, table.concat({ 'lost', run, hold.nonce }, ' '))
+    publish(inbox, table.concat({ 'lost', run, hold.nonce }, ' '))
   end
 end
 for _, taken in ipairs(reply) do

@@ -6,7 +6,7 @@
 -- Reply {{WAIT, rank, ms}, …}: still queued; look again after ms, when the next lease ends
 -- Reply {{LOST}, …}: no hold and no place: the lease ran out
 -- Keeps: a lost wake-up delays by one heartbeat; a dead holder is found by whoever waits
--- Uses: lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
+-- Uses: lib/publish, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
 
 local meta, keys, claims = KEYS[1], KEYS, ARGV
 local call = Call.begin(meta)

@@ -12,6 +12,7 @@
 -- Reply {RELEASED, count, run, name, message, …}: so many holds and places were given back; messages to send
 -- Reply {GONE, run, name, message, …}: the attempt had none: released before, or lost; messages to send
 -- Keeps: only the attempt that took a lock gives it back; a kept hold stays in its entry; sent twice it acts once; the next ones get in
+-- Uses: lib/publish
 
 local meta, tombstone, first = KEYS[1], KEYS[2], KEYS[3]
 local run, nonce = ARGV[1], ARGV[2]
@@ -57,7 +58,7 @@ local function hand_over()
   end
   local fence = Base.next_fence(meta, micros)
   local message = table.concat({ 'granted', head, waiter.nonce, fence }, ' ')
-  if redis.pcall('PUBLISH', prefix .. 'i:' .. waiter.channel, message) == 0 then
+  if publish(prefix .. 'i:' .. waiter.channel, message) == 0 then
     return false
   end
   redis.call('ZREM', queue, head)

@@ -7,7 +7,7 @@
 -- ARGV[4] tasks: ids with spaces between, tasks whose message is wanted at once, lock or not
 -- Reply {ms, run, name, message, …}: when the next look is due, -1 for never; messages to send
 -- Keeps: what is parked is sent on, whoever was to do it and has died
--- Uses: lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
+-- Uses: lib/publish, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
 
 local meta, due = KEYS[1], KEYS[2]
 local home, by, most, tasks = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]

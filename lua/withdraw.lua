@@ -7,7 +7,7 @@
 -- Reply {WITHDRAWN, run, name, message, …}: its place is free; messages to send
 -- Reply {GONE}: it was not parked
 -- Keeps: a revoked or expired run holds up nobody
--- Uses: lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
+-- Uses: lib/publish, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
 
 local meta, tombstone = KEYS[1], KEYS[2]
 local run, remember, home = ARGV[1], tonumber(ARGV[2]), ARGV[3]

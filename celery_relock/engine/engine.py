@@ -68,28 +68,25 @@ class Engine:
             LockUnavailable, LockConfigError: see `LockStore`. Nothing is held then.
         """
         until = math.inf if wait is None else time.monotonic() + wait
-        queue = (wait is None or wait > 0) and self._inbox.attach(lease)
-        try:
-            while True:
-                answer = self._ask(lease, queue)
-                if isinstance(answer, Queued) and self._stand_in_line(lease, until):
-                    answer = Held(lease.fences, lease.reentered)
-                if isinstance(answer, Held):
-                    lease.tell("acquired")
-                    return answer
-                left = until - time.monotonic()
-                if isinstance(answer, Queued):
-                    queue = left > 0  # without a wait it tells who is in the way
-                elif isinstance(answer, Ended | Deadlocked) or left <= 0:
-                    return answer
-                elif isinstance(answer, Duplicate):
-                    # It renews, ends or lapses without a message to us: a look now and then.
-                    time.sleep(min(max(answer.remaining, 0.05), lease.wait / 3, left))
-                else:
-                    self._inbox.open(lease)
-                    queue = True
-        finally:
-            self._inbox.detach(lease)
+        queue = (wait is None or wait > 0) and self._inbox.listening
+        while True:
+            answer = self._ask(lease, queue)
+            if isinstance(answer, Queued) and self._stand_in_line(lease, until):
+                answer = Held(lease.fences, lease.reentered)
+            if isinstance(answer, Held):
+                lease.tell("acquired")
+                return answer
+            left = until - time.monotonic()
+            if isinstance(answer, Queued):
+                queue = left > 0  # without a wait it tells who is in the way
+            elif isinstance(answer, Ended | Deadlocked) or left <= 0:
+                return answer
+            elif isinstance(answer, Duplicate):
+                # It renews, ends or lapses without a message to us: a look now and then.
+                time.sleep(min(max(answer.remaining, 0.05), lease.wait / 3, left))
+            else:
+                self._inbox.listen()
+                queue = True
 
     def release(self, lease: Lease, *, ended: bool = False, remember: float = 3600.0) -> bool:
         """Give back what the lease has, or leave it to its heir; in any state, and repeatedly.
@@ -183,7 +180,7 @@ class Engine:
         if queue:
             # Before it is sent: the message of the grant may overtake the answer that says "wait".
             keepalive.add(lease)
-        place = lease.wait if queue else 0.0, self._inbox.name, lease.bell.channel
+        place = lease.wait if queue else 0.0, self._inbox.name
         answer = self.backend.acquire(lease.claim, *place)
         if isinstance(answer, Held):
             self._enter(lease, answer, sent)
@@ -192,7 +189,7 @@ class Engine:
             lease.repeated = lease.repeated or answer.repeated
         if isinstance(answer, Queued):
             lease.reentered = (False,) * len(lease.claim.names)
-            lease.rank, lease.waited = answer.rank, True
+            lease.rank = answer.rank
             lease.stand(sent, answer.recheck)
             keepalive.add(lease)
         else:
@@ -237,7 +234,6 @@ class Engine:
             remember,
             home,
             lease.successor,
-            lease.waited,
         )
         back = self.backend.release(*what)
         journal.remove(of.attempt_id)
@@ -250,7 +246,6 @@ class Engine:
         claim, sent = lease.claim, time.monotonic()
         if lease.renews and not (claim.by_owner or claim.ancestors or self.backend.replicated):
             return True
-        lease.waited = False  # a command more now, so one less when it is given back
         # Sent again it tells the entry it joined, one for each lock, and begins the whole lease.
         answer = self.backend.acquire(claim, 0.0, self._inbox.name)
         if not isinstance(answer, Held):

@@ -56,7 +56,6 @@ class Lease:
         holder: who gives it back; when that object is gone, nothing renews it any more.
         work: the task that it is for, None outside of tasks.
         heir: the run that it is left to, instead of being given back.
-        waited: it has had a place in the queue, and needed no more than that and its grant.
     """
 
     __slots__ = (
@@ -81,7 +80,6 @@ class Lease:
         "state",
         "successor",
         "wait",
-        "waited",
         "work",
     )  # fmt: skip
 
@@ -101,7 +99,7 @@ class Lease:
         self.state = State.NEW
         self.fences: tuple[int, ...] = ()
         self.reentered: tuple[bool, ...] = ()
-        self.repeated = self.waited = False
+        self.repeated = False
         self.shared = False
         self.renews = True
         self.deadline = self.due = self.renewed = 0.0

@@ -83,8 +83,6 @@ class Bell:
     """Wakes a thread or greenlet that waits. A hint: it looks for itself, now and then unasked."""
 
     __slots__ = ("_event",)
-    #: Where the server rings it, "" for nowhere.
-    channel: str = ""
 
     def __init__(self) -> None:
         self._event: threading.Event | None = None  # few leases ever wait

@@ -243,12 +243,10 @@ class Backend(Protocol):
         """What renewals of these locks share: those with another route are sent by another call,
         which does not fail with this one."""
 
-    def acquire(
-        self, claim: Claim, wait: float = 0.0, inbox: str = "-", channel: str = ""
-    ) -> Answer:
+    def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Answer:
         """Take all locks of the claim, or none. With `wait` seconds > 0 queue for them: the place
-        lives that long without a heartbeat, and the grant is announced to `channel`, by default to
-        `inbox`, as a loss of the hold will be."""
+        lives that long without a heartbeat, and the grant is announced to `inbox`, as a loss of
+        the hold will be."""
 
     def park(
         self, claim: Claim, park_request: ParkRequest, inbox: str = "-"
@@ -265,16 +263,13 @@ class Backend(Protocol):
         remember: float = 0.0,
         home: str = "",
         successor: Successor | None = None,
-        waited: bool = False,
     ) -> Released:
         """Give back what the attempt has, or its places.
 
         `ended` is "", "run" or "attempt": what shall count as ended for `remember` seconds;
         "killed" is an attempt that leaves the message that it parked.
         `home`: parked messages of this broker that may go on are handed out to the caller.
-        `heir`: the run that is to go on with the holds.
-        `waited`: the attempt has waited, so others are likely to: the next one is to be told before
-        the caller is answered."""
+        `heir`: the run that is to go on with the holds."""
 
     def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
         """The parked messages of a broker that are to be sent on now; `tasks` (short ids) in any
@@ -305,19 +300,6 @@ class Backend(Protocol):
     def listen(self, inbox: str, ready: Callable[[], None], hear: Callable[[Notice], None]) -> None:
         """Hear the inbox's notices for ever. `ready` is called at each (re)connection, because what
         was sent meanwhile is gone. Returns only by an exception."""
-
-    def line(self, channel: str) -> Line | None:
-        """A channel for the one thread that waits. None where there is no such thing."""
-
-
-class Line(Protocol):
-    """One subscription."""
-
-    def hear(self, seconds: float) -> Notice | None:
-        """The next notice, None if none came in time. Raises LockUnavailable: it is gone."""
-
-    def close(self) -> None:
-        """End it."""
 
 
 class Sender(Protocol):

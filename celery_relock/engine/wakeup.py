@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 
-from ..errors import LockConfigError, LockUnavailable
+from ..errors import LockConfigError
 from . import ids, process
-from .direct import DirectBell
 from .events import logger
-from .lease import Lease
-from .platform import Bell, green, native_lock, start_native_thread, wakes_across_threads
+from .platform import native_lock, start_native_thread, wakes_across_threads
 from .protocol import Backend, Notice
 from .renewal import granted, keepalive, lose
 
@@ -31,9 +28,6 @@ class Inbox:
         self._tried = threading.Event()
         self._starting = native_lock()
         self._pid = process.pid
-        # The direct bell while nobody waits by it; whether there may be another one.
-        self._bells: deque[DirectBell] = deque()
-        self._may_open = not green()
 
     @property
     def name(self) -> str:
@@ -58,53 +52,6 @@ class Inbox:
         """Be reachable for all that wait."""
         self._begin(start_native_thread if wakes_across_threads() else _start_thread)
         self._tried.wait(timeout)
-
-    def attach(self, lease: Lease) -> bool:
-        """Let the lease have the direct bell if that is there and free. True: it would hear."""
-        if self._pid != process.pid:
-            self._reset()
-        if not self._bells:
-            return self._listening and not self._may_open
-        try:
-            lease.bell = self._bells.pop()
-        except IndexError:  # another thread was faster
-            return False
-        return True
-
-    def detach(self, lease: Lease) -> None:
-        """The lease waits no longer."""
-        bell = lease.bell
-        if not isinstance(bell, DirectBell):
-            return
-        lease.bell = Bell()
-        if bell.usable:
-            self._bells.append(bell)
-        else:
-            self._may_open = True
-
-    def open(self, lease: Lease) -> None:
-        """Let the lease hear of its grant. Where that fails, heartbeats find it."""
-        bell = lease.bell if lease.bell.channel else self._open_direct()
-        if bell is None:
-            self.listen()
-        else:
-            lease.bell = bell
-
-    def _open_direct(self) -> DirectBell | None:
-        with self._starting:
-            may, self._may_open = self._may_open, False
-        if not may:
-            return None
-        try:
-            bell = DirectBell(self._store, self._hear)
-        except LockConfigError:
-            return None  # nor will the next one be opened; the inbox says why
-        except BaseException as error:
-            self._may_open = True
-            if isinstance(error, LockUnavailable):
-                return None
-            raise
-        return bell if bell.usable else None
 
     def _begin(self, start: Callable[[Callable[[], None]], None]) -> None:
         name = self.name

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from redis.exceptions import LockError
 
-from .. import compose
+from .. import engines
 from ..engine import ids, reentrancy
 from ..engine.lease import Lease
 from ..engine.messages import describe_conflict, describe_deadlock, label_of
@@ -73,7 +73,7 @@ class Lock(Hand):
         owner: str | None = None,
         limit: int = 1,
         renew: bool = True,
-        namespace: str = compose.NAMESPACE,
+        namespace: str = engines.NAMESPACE,
         min_replicas: int = 0,
     ) -> None:
         self.name = check_name(as_text(name), "Lock")
@@ -84,7 +84,7 @@ class Lock(Hand):
         self._owner = None if owner is None else ids.short(owner)
         self._limit = limit
         self._renew = renew
-        self._engine = compose.engine_for(redis, namespace, replicas=(min_replicas, 1.0))
+        self._engine = engines.engine_for(redis, namespace, replicas=(min_replicas, 1.0))
         self.local: Any = threading.local() if thread_local else SimpleNamespace()
         self._shared = not thread_local
         if timeout is not None:

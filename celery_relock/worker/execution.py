@@ -1,15 +1,23 @@
-"""The way of a call through its lock: take, run the body, give back."""
+"""One execution of a locked task, from the call of its `run` to the release: the order of things.
+
+    run       which message the call is for; the workflow that it is a step of
+    begin     which locks it needs; whether its call is a duplicate
+    locked    acquire, body, release
+    body      the state STARTED, `self.lock`, and the task's own code
+
+A task that is no step of a workflow passes nothing of `workflow`, and one without `lock_dedup`
+nothing of `dedup`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..declaration import Declaration, declaration
-from ..dedup import worker as arrival
+from ..declaration import declaration
+from ..dedup import worker as dedup
 from ..engine import ids, reentrancy
 from ..engine.hold import Hold, Share
 from ..engine.interrupt import Interruption
@@ -18,34 +26,19 @@ from ..engine.messages import label_of
 from ..engine.protocol import Claim, Held
 from ..errors import LockLost
 from ..naming.arguments import bind
-from ..options import LockOptions
-from ..workflow import steps as sections
-from . import events as telling
-from . import headers, starting
-from . import owner as owner_of
-from . import retry as retries
+from ..workflow import steps
+from . import events, headers, retry, starting
 from .attempt import Attempt
-from .owner import owner, running_request
+from .owner import owner, request_of, running_request
 from .release import give_back
 from .states import Dropped, end_dropped, is_acknowledged
 
 
-class _Entered(NamedTuple):
-    """A call that is inside: its task, which `run` it came by, its hold."""
-
-    task: Any
-    run: Callable[..., Any]
-    hold: Hold | None
-
-
-_inside: ContextVar[tuple[_Entered, ...]] = ContextVar("relock_inside", default=())
-
-
 def current(task: Any) -> Hold | None:
     """The hold of the innermost call of this task on the call stack."""
-    for entered in reversed(_inside.get()):
-        if entered.task is task and entered.hold is not None:
-            hold: Hold = entered.hold
+    for execution in reversed(_inside.get()):
+        if execution.task is task and execution.hold is not None:
+            hold: Hold = execution.hold
             return hold
     return None
 
@@ -57,126 +50,171 @@ def run(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Call the task's body under the locks that it declared, and in the sections it is a step of.
+    """Call a task's body under its locks.
 
     Args:
         by: the locked `run` that was called. A body that calls the one of its base class
             (`super().run()`) comes by another one, and is inside already.
+        call: the body.
     """
     inside = _inside.get()
-    if inside and inside[-1].task is task and inside[-1].run is not by:
+    if inside and inside[-1].task is task and inside[-1].by is not by:
         return call(*args, **kwargs)
-    request = owner_of.request_of(task)
-    return sections.around(task, request, partial(_run, task, by, request, call, args, kwargs))
+    execution = Execution(task, by, call, args, kwargs)
+    if execution.message is not None and steps.concerns(execution.message, execution.declared):
+        return steps.around(task, execution.message, execution.begin)
+    return execution.begin()
 
 
-def _run(
-    task: Any,
-    by: Callable[..., Any],
-    request: Any | None,
-    call: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    declared = declaration(type(task))
-    message = None if request is None or request.is_eager else request
-    if declared.rule.off:
-        starting.tell(task, message)
-        with _shown(_Entered(task, by, None)):
-            return call(*args, **kwargs)
-    arguments = bind(task, args, kwargs)
-    if arguments is None:
-        # The call does not fit the body, whose own TypeError says so best.
-        return call(*args, **kwargs)
+class Execution:
+    """One call of a locked task's body.
 
-    def body(hold: Hold) -> Any:
-        starting.tell(task, message)
-        with _shown(_Entered(task, by, hold)):
-            return call(*args, **kwargs)
+    Attributes:
+        request: Celery's, None for a direct call; `message` is the same if a message is behind it,
+            which an eager or direct call has not, and so can be neither parked nor sent again.
+        names, arguments: of this call.
+        hold: what `self.lock` shows, once there is one.
+    """
 
-    names = declared.rule.names(arguments)
+    __slots__ = (
+        "args", "arguments", "by", "call", "declared", "hold", "kwargs", "message", "names",
+        "request", "task",
+    )  # fmt: skip
 
-    def within(inner: Callable[[Hold], Any]) -> Any:
-        return _run_within(task, declared, request, names, arguments, inner)
+    def __init__(
+        self,
+        task: Any,
+        by: Callable[..., Any],
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self.task = task
+        self.by = by
+        self.call = call
+        self.args = args
+        self.kwargs = kwargs
+        self.declared = declaration(type(task))
+        self.request = request = request_of(task)
+        self.message = None if request is None or request.is_eager else request
+        self.names: tuple[str, ...] = ()
+        self.arguments: Mapping[str, object] = {}
+        self.hold: Hold | None = None
 
-    return arrival.around(task, declared, message, names, within, body)
+    def begin(self) -> Any:
+        """Find the locks that the call needs, and run it unless it is a duplicate."""
+        rule = self.declared.rule
+        if rule.off:
+            return self.body(None)
+        arguments = bind(self.task, self.args, self.kwargs)
+        if arguments is None:
+            # The call does not fit the body, whose own TypeError says so best.
+            return self.call(*self.args, **self.kwargs)
+        self.arguments, self.names = arguments, rule.names(arguments)
+        if self.message is not None and dedup.concerns(self.message, self.declared):
+            return dedup.around(
+                self.task, self.declared, self.message, self.names, self.locked, self.body
+            )
+        return self.locked(self.body)
 
-
-def _run_within(
-    task: Any,
-    declared: Declaration,
-    request: Any | None,
-    names: tuple[str, ...],
-    arguments: Mapping[str, object],
-    body: Callable[[Hold], Any],
-) -> Any:
-    outer = {name: lease for name in names if (lease := _covered(declared, name))}
-    shares = [Share(name, lease, _fence(lease, name), True) for name, lease in outer.items()]
-    missing = tuple(name for name in names if name not in outer)
-    if not missing:
-        unbroken = all(map(sections.is_unbroken, outer.values()))
-        return body(Hold(next(iter(outer.values())).claim.owner, shares, unbroken))
-    claim = _claim(task, declared, request, missing, arguments)
-    return _run_locked(task, declared, request, claim, shares, body)
-
-
-def _run_locked(
-    task: Any,
-    declared: Declaration,
-    request: Any | None,
-    claim: Claim,
-    shares: list[Share],
-    body: Callable[[Hold], Any],
-) -> Any:
-    engine, options = declared.engine, declared.options
-    message = None if request is None or request.is_eager else request
-    lease = engine.lease(claim)
-    lease.work = telling.work_for(task, request)
-    over = False
-    try:
-        held = sections.obtain(Attempt(task, engine, lease, options, message))
-        if held is None:
-            return body(Hold(claim.owner, ()))
-        reentrancy.push(lease)
-        sections.open_for(message, engine, lease, options)
-        unbroken = retries.unbroken(message, options, lease)
-        hold = Hold(claim.owner, [*shares, *_shares(lease, held)], unbroken)
+    def locked(self, body: Callable[[Hold], Any]) -> Any:
+        """Acquire what the call stack does not hold, run the body, and release."""
+        outer = self._covered()
+        shares = [Share(name, lease, _fence(lease, name), True) for name, lease in outer.items()]
+        missing = tuple(name for name in self.names if name not in outer)
+        if not missing:
+            unbroken = all(map(steps.is_unbroken, outer.values()))
+            return body(Hold(next(iter(outer.values())).claim.owner, shares, unbroken))
+        task, message, options = self.task, self.message, self.declared.options
+        engine = self.declared.engine
+        lease = engine.lease(self._claim(missing))
+        lease.work = events.work_for(task, self.request)
+        over = False
         try:
-            kept = retries.keeping(task, message, engine, options, lease)
-            with kept, _interrupted(options, lease, hold):
-                result = body(hold)
-        except Exception as error:
-            over = is_acknowledged(task, error)
-            raise
-        over = True
-        return result
-    except Dropped as dropped:
-        return end_dropped(task, message, dropped)
-    finally:
+            held = steps.obtain(Attempt(task, engine, lease, options, message))
+            if held is None:
+                return body(Hold(lease.claim.owner, ()))  # lock_on_unavailable="run"
+            reentrancy.push(lease)
+            steps.open_for(message, engine, lease, options)
+            unbroken = retry.unbroken(message, options, lease)
+            hold = Hold(lease.claim.owner, [*shares, *_shares(lease, held)], unbroken)
+            kept = retry.keeping(task, message, engine, options, lease)
+            try:
+                with kept, _interrupted(options, lease, hold):
+                    result = body(hold)
+            except Exception as error:
+                over = is_acknowledged(task, error)
+                raise
+            over = True
+            return result
+        except Dropped as dropped:
+            return end_dropped(task, message, dropped)
+        finally:
+            if retry.is_open(lease):
+                reentrancy.pop(lease)
+            elif not steps.owns(lease):
+                self._release(lease, over)
+
+    def _release(self, lease: Lease, over: bool) -> None:
         # An id made from the task id must not be remembered: whoever sends that id again on purpose
         # would be taken for a late copy.
-        ended = over and message is not None and headers.read(message).own
-        if retries.is_open(lease):
+        ended = over and self.message is not None and headers.read(self.message).own
+        try:
             reentrancy.pop(lease)
-        elif not sections.owns(lease):
-            try:
-                reentrancy.pop(lease)
-                give_back(engine, lease, ended=ended)
-            finally:
-                # A signal's exception may have come before the line above had begun.
-                if lease.state in (State.HELD, State.LOST):
-                    give_back(engine, lease, ended=ended)
+            give_back(self.declared.engine, lease, ended=ended)
+        finally:
+            # A signal's exception may have come before the line above had begun.
+            if lease.state in (State.HELD, State.LOST):
+                give_back(self.declared.engine, lease, ended=ended)
 
+    def body(self, hold: Hold | None) -> Any:
+        """The task's own code."""
+        starting.tell(self.task, self.message)
+        self.hold = hold
+        token = _inside.set((*_inside.get(), self))
+        try:
+            return self.call(*self.args, **self.kwargs)
+        finally:
+            _inside.reset(token)
+            self.hold = None
 
-def _covered(declared: Declaration, name: str) -> Lease | None:
-    lease = reentrancy.holding(declared.engine.backend, name)
-    if lease is not None and lease.lost:
-        raise LockLost(
-            f"the lock {name!r} was lost by a caller of this task, so it cannot be entered again",
-            name=name,
-            owner=lease.claim.owner,
+    def _covered(self) -> dict[str, Lease]:
+        """The names that the call stack holds already, and by which lease."""
+        found = {}
+        for name in self.names:
+            lease = reentrancy.holding(self.declared.engine.backend, name)
+            if lease is None:
+                continue
+            if lease.lost:
+                raise LockLost(
+                    f"the lock {name!r} was lost by a caller of this task, so it cannot be "
+                    "re-entered",
+                    name=name,
+                    owner=lease.claim.owner,
+                )
+            found[name] = lease
+        return found
+
+    def _claim(self, names: tuple[str, ...]) -> Claim:
+        options, message = self.declared.options, self.message
+        limit = options.limit_for(self.arguments)
+        known = self.request or running_request()  # a direct call is found by whose it is
+        return Claim(
+            execution_id=ids.new_id() if message is None else headers.read(message).execution_id,
+            attempt_id=ids.new_attempt_id(),
+            owner=owner(options.owner, self.request, self.task.name),
+            names=names,
+            limits=(limit,) * len(names),
+            lease=options.ttl,
+            label=label_of(self.task.name, "" if known is None else known.id),
+            by_owner=options.reentrant == "workflow",
+            ancestors=headers.ancestors_for(options),
+            stuck=reentrancy.stuck(),
         )
-    return lease
+
+
+# The calls that this call stack is inside of, the innermost last.
+_inside: ContextVar[tuple[Execution, ...]] = ContextVar("relock_inside", default=())
 
 
 def _fence(lease: Lease, name: str) -> int:
@@ -190,39 +228,6 @@ def _shares(lease: Lease, answer: Held) -> Iterator[Share]:
         yield Share(name, lease, fence, reentered)
 
 
-def _claim(
-    task: Any,
-    declared: Declaration,
-    request: Any | None,
-    names: tuple[str, ...],
-    arguments: Mapping[str, object],
-) -> Claim:
-    options = declared.options
-    limit = options.limit_for(arguments)
-    sent = request is not None and not request.is_eager
-    message = request or running_request()  # a direct call is found by whose it is
-    return Claim(
-        execution_id=headers.read(request).execution_id if sent else ids.new_id(),
-        attempt_id=ids.new_attempt_id(),
-        owner=owner(options.owner, request, task.name),
-        names=names,
-        limits=(limit,) * len(names),
-        lease=options.ttl,
-        label=label_of(task.name, "" if message is None else message.id),
-        by_owner=options.reentrant == "workflow",
-        ancestors=headers.ancestors_for(options),
-        stuck=reentrancy.stuck(),
-    )
-
-
-def _interrupted(options: LockOptions, lease: Lease, hold: Hold) -> AbstractContextManager[None]:
+def _interrupted(options: Any, lease: Lease, hold: Hold) -> AbstractContextManager[None]:
+    """For `lock_on_lost="raise"`: the loss interrupts the body."""
     return Interruption(lease, hold.lost_error) if options.on_lost == "raise" else nullcontext()
-
-
-@contextmanager
-def _shown(entered: _Entered) -> Iterator[None]:
-    token = _inside.set((*_inside.get(), entered))
-    try:
-        yield
-    finally:
-        _inside.reset(token)

@@ -28,6 +28,8 @@ from .owner import running_request
 
 NAME = "relock"
 VERSION = 2
+# Where a request has its header, once that was read.
+_PARSED = "relock_header"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,14 @@ def resending(message: Any, header: RunHeader) -> Iterator[None]:
 
 def read(message: Any) -> RunHeader:
     """The header that a message came with, or one made from its id if it has none of use."""
+    known: RunHeader | None = getattr(message, _PARSED, None)
+    if known is None:
+        known = _parsed(message)
+        setattr(message, _PARSED, known)
+    return known
+
+
+def _parsed(message: Any) -> RunHeader:
     raw = _raw(message)
     found = parse(raw) if isinstance(raw, Mapping) else None
     return found or RunHeader(ids.short(f"{message.id}:{message.retries}"), own=False)

@@ -87,6 +87,14 @@ def is_unbroken(lease: Lease) -> bool:
     return all(section.carried.unbroken for section in _active.get() if section.lease is lease)
 
 
+def concerns(message: Any, declared: Any) -> bool:
+    """Whether an execution is a step of a workflow, or begins one."""
+    held: str = declared.options.hold
+    return bool(
+        headers.read(message).sections or held == "workflow" or declared.opens_sections or active()
+    )
+
+
 def around(task: Any, message: Any | None, call: Callable[[], Any]) -> Any:
     """Make the call of a task, inside of the sections that its message belongs to."""
     if message is None or message.is_eager:

@@ -41,7 +41,7 @@ end
 local function owe(call, lock, run, waiter)
   waiter.untold = true
   redis.call('ZADD', call.prefix .. 'owed:' .. waiter.home, 'NX', string.format('%.0f', call.micros), run)
-  redis.pcall('PUBLISH', call.prefix .. 'i:parked', 'parked ' .. run .. ' ' .. waiter.home)
+  publish(call.prefix .. 'i:parked', 'parked ' .. run .. ' ' .. waiter.home)
   table.insert(call.untold, { lock = lock, run = run, waiter = waiter })
 end
 

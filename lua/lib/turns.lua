@@ -47,7 +47,7 @@ end
 -- channel answers with an error; then the heartbeat finds the grant.
 local function reached(call, run, waiter, fences)
   local message = table.concat({ 'granted', run, waiter.nonce, unpack(fences) }, ' ')
-  return redis.pcall('PUBLISH', call.prefix .. 'i:' .. (waiter.channel or waiter.inbox), message) ~= 0
+  return publish(call.prefix .. 'i:' .. (waiter.channel or waiter.inbox), message) ~= 0
 end
 
 -- The hold's first lease is what is left of the waiter's: a waiter that has died meanwhile, and all

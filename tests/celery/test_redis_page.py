@@ -16,7 +16,7 @@ from celery import Celery
 from celery_relock import LockedTask, errors
 from celery_relock.declaration import engine_of
 from celery_relock.settings import store_settings
-from tests.engine.test_connections_acl import PASSWORD, least
+from tests.backends.redis.test_permissions import PASSWORD, least
 from tests.support import RedisServer, wait_for
 from tests.support.cluster import ClusterServers
 from tests.support.sentinel import Watcher

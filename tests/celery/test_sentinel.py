@@ -11,7 +11,7 @@ import pytest
 
 from celery_relock.declaration import engine_of
 from celery_relock.settings import store_settings
-from tests.engine.test_sentinel import take_away
+from tests.backends.redis.test_sentinel import take_away
 from tests.support import Worker
 from tests.support.journal import Event
 from tests.support.long import LONG

@@ -11,8 +11,8 @@ from urllib.parse import quote
 import pytest
 from celery import chain
 
-from celery_relock import Lock, compose
-from tests.engine.test_connections_acl import PASSWORD, least
+from celery_relock import Lock, engines
+from tests.backends.redis.test_permissions import PASSWORD, least
 from tests.support import RedisServer, leftovers, wait_for
 from tests.support.tls import Authority, free_port, speaks_tls
 
@@ -82,7 +82,7 @@ def held(worker):
 
 def _state(worker, name):
     conf = worker.module.app.conf
-    return compose.engine_for(conf.relock_url, conf.relock_namespace).inspect(name)
+    return engines.engine_for(conf.relock_url, conf.relock_namespace).inspect(name)
 
 
 def _told(worker, name, lock):

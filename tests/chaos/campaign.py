@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from celery_relock import compose
+from celery_relock import engines
 from tests.chaos.checker import check, entries_of, longest_wait, lost_updates
 from tests.chaos.client import GUARDED, LOCKS, PATIENCE, Settings
 from tests.chaos.faults import Faults
@@ -125,7 +125,7 @@ class Campaign:
     def _left_behind(self) -> list[str]:
         """Nobody is in or waits any more, and every key but the fence's goes by itself."""
         found = []
-        engine = compose.engine_for_url(self._server.url, self._namespace)
+        engine = engines.engine_for_url(self._server.url, self._namespace)
         for name in LOCKS:
             state = engine.inspect(name)
             if state.holds or state.waiting:

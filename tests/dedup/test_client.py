@@ -13,7 +13,7 @@ from celery.signals import before_task_publish
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
-from celery_relock import LockedTask, compose
+from celery_relock import LockedTask, engines
 from celery_relock.dedup import marker
 from celery_relock.errors import DuplicateTask, LockConfigError, LockUnavailable
 from celery_relock.worker.states import is_dropped
@@ -61,7 +61,7 @@ def _free(worker, account):
 def _mark(task, *args):
     """The marker of a call: how many seconds it lasts if nobody renews it, None without one."""
     app = task.app
-    engine = compose.engine_for_url(app.conf.relock_url, app.conf.relock_namespace)
+    engine = engines.engine_for_url(app.conf.relock_url, app.conf.relock_namespace)
     name = marker.name_for(task.name, [f"account:{args[0]}"])
     found = marker.look(engine, name)
     return None if found is None else found.remaining

@@ -11,7 +11,7 @@ import pytest
 from billiard.exceptions import WorkerLostError
 from celery.exceptions import TaskRevokedError
 
-from celery_relock import compose
+from celery_relock import engines
 from tests.celery.test_copies import Message
 from tests.support import wait_for
 
@@ -64,7 +64,7 @@ def _began(worker, account, count=1):
 def _waits_in_its_slot(task, account):
     """Its run has its marker, and is in the line for its lock."""
     conf = task.app.conf
-    engine = compose.engine_for_url(conf.relock_url, conf.relock_namespace)
+    engine = engines.engine_for_url(conf.relock_url, conf.relock_namespace)
     wait_for(lambda: engine.inspect(f"account:{account}").waiting, what="a run that waits")
 
 

@@ -15,10 +15,8 @@ from celery_relock.engine.lease import Lease
 from celery_relock.engine.protocol import Claim, Held
 from celery_relock.engine.renewal import keepalive
 from celery_relock.lock import Lock
-from celery_relock.store.keyspace import Keyspace
-from celery_relock.store.pools import pool_from_url
-from celery_relock.store.redis import RedisBackend
 from tests.support import RedisServer
+from tests.support.backends import backend_of
 from tests.support.proxy import Proxy
 
 
@@ -58,9 +56,7 @@ class Runs:
 
     def ready(self) -> None:
         """See that the next wait asks for a place at once."""
-        lease = self.lease("-")
-        self.engine._inbox.open(lease)
-        self.engine._inbox.detach(lease)
+        self.engine._inbox.listen()
 
 
 @pytest.fixture
@@ -68,7 +64,7 @@ def runs(redis_url: str, namespace: str) -> Callable[..., Runs]:
     """Make an engine: `runs()`, or `runs(proxy.url, socket_timeout=0.3)`."""
 
     def make(url: str = redis_url, **options: Any) -> Runs:
-        return Runs(Engine(RedisBackend(pool_from_url(url, **options), Keyspace(namespace))))
+        return Runs(Engine(backend_of(url, namespace, **options)))
 
     return make
 

@@ -13,7 +13,7 @@ from tests.support.companion import running
 
 HOLD = """
 here = engine()
-taken = held(here, "a", run="run-1", seconds={lease})
+taken = held(here, "a", execution_id="run-1", seconds={lease})
 say("held")
 input()
 here.release(taken, ended=True)

@@ -380,7 +380,7 @@ def test_no_thread_of_ours_takes_a_signal_that_is_meant_to_wake_the_main_one(
         redis_url,
         namespace,
     )
-    assert said == ["[]", "[]"]
+    assert set(said) == {"[]"}
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

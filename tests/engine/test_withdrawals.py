@@ -63,11 +63,11 @@ def test_a_forked_child_withdraws_by_itself_while_its_parent_still_tries(
         for each in (mine, own):
             assert isinstance(first.park(each, ParkRequest("text", "home", "task")), Parked)
         proxy.refuse()
-        first.parking.withdraw_later(mine.claim.run)
+        first.parking.withdraw_later(mine.claim.execution_id)
         child = os.fork()
         if child == 0:
-            first.store._work._pool.connection_kwargs["port"] = urlsplit(URL).port
-            first.parking.withdraw_later(own.claim.run)
+            first.backend.transport._work._options["port"] = urlsplit(URL).port
+            first.parking.withdraw_later(own.claim.execution_id)
             wait_for(lambda: engine().inspect("a").waiting == 1, what="the child's own")
             os._exit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

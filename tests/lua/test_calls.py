@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import redis
 
+from celery_relock.backends.redis.backend import RedisBackend
+from celery_relock.backends.redis.keys import SCHEMA
+from celery_relock.backends.redis.transport import Transport
 from celery_relock.engine.protocol import Claim, ParkRequest, Renewal
-from celery_relock.store.connection import Connections
-from celery_relock.store.keyspace import SCHEMA, Keyspace
-from celery_relock.store.redis import RedisBackend
-from celery_relock.store.scripts import Parameter, Script, scripts
+from tests.support.backends import backend_of
+from tests.support.lua_headers import Header as Script
+from tests.support.lua_headers import Parameter
+from tests.support.lua_headers import headers as scripts
 from tests.support.worker import ROOT
 
 VERBS = sorted(path.stem for path in (ROOT / "lua").glob("*.lua"))
@@ -42,31 +44,30 @@ class Sent:
 def sent(monkeypatch) -> list[Sent]:
     """Fills with every script call, on its way through the store's connections."""
     calls: list[Sent] = []
-    run, run_all = Connections.execution_id, Connections.run_all
+    run, run_each = Transport.run, Transport.run_each
 
     def one(self, script, keys, args, *rest, **options):
         answer = run(self, script, keys, args, *rest, **options)
-        calls.append(Sent(script.name, list(keys), list(args), answer[0]))
+        if script.name != "open":
+            calls.append(Sent(script.name, list(keys), list(args), answer[0]))
         return answer
 
     def many(self, script, batch, *rest, **options):
-        replies = run_all(self, script, batch, *rest, **options)
+        replies = run_each(self, script, batch, *rest, **options)
         for (keys, args), reply in zip(batch, replies, strict=True):
             calls.append(Sent(script.name, list(keys), list(args), reply))
         return replies
 
-    monkeypatch.setattr(Connections, "run", one)
-    monkeypatch.setattr(Connections, "run_all", many)
+    monkeypatch.setattr(Transport, "run", one)
+    monkeypatch.setattr(Transport, "run_each", many)
     return calls
 
 
 @pytest.fixture
 def backend(redis_url: str, namespace: str) -> Iterator[RedisBackend]:
-    pool = redis.ConnectionPool.from_url(redis_url)
-    opened = RedisBackend(pool, Keyspace(namespace))
+    opened = backend_of(redis_url, namespace)
     yield opened
     opened.close()
-    pool.disconnect()
 
 
 def _claim(run: str, *names: str, attempt_id: str = "n1") -> Claim:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from celery_relock.store.scripts import scripts
+from celery_relock.backends.redis.scripts import scripts
 
 A_CALL = r"redis\.p?call\('(\w+)'"
 #: Redis 7 has more functions to call than this.

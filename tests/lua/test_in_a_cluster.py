@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from celery_relock.store.keyspace import Keyspace
-from celery_relock.store.scripts import scripts, sharded
+from celery_relock.backends.redis.keys import Keys, absent
+from celery_relock.backends.redis.scripts import FOLDER, scripts
 from tests.lua import (
     test_acquire,
     test_dead_waiters,
@@ -77,13 +77,13 @@ class NodeDesk(Desk):
     """A desk at the node of the one bucket."""
 
     def __init__(self, cluster: ClusterServers, namespace: str) -> None:
-        node = cluster.master_of(Keyspace(namespace).meta())
+        node = cluster.master_of(Keys(namespace).meta())
         super().__init__(node.url, namespace)
         self.backend: Any = cluster.backend(namespace, buckets=1)
 
     def raw(self, verb: str, keys: list[str], args: list[Any]) -> Any:
-        script = sharded()[verb]
-        keys = [*keys, self.keys.absent(0)] if script.finds_keys else keys
+        script = scripts("cluster")[verb]
+        keys = [*keys, absent(keys[0])] if script.finds_keys else keys
         return _text(self.client.eval(script.source, len(keys), *keys, *args))
 
     def listen(self, process: str) -> Inbox:
@@ -105,9 +105,9 @@ def desk(cluster: ClusterServers, namespace: str) -> Iterator[Desk]:
     opened.close()
 
 
-def test_no_script_publishes_to_all_nodes_alone() -> None:
-    for name, script in scripts().items():
-        of_a_cluster = sharded()[name].source
-        assert "PUBLISH" in script.source or "PUBLISH" not in of_a_cluster
-        before, _, after = of_a_cluster.partition("redis.pcall('PUBLISH', channel, message)")
-        assert "'PUBLISH'" not in before + after
+def test_each_message_is_published_in_the_way_of_its_server() -> None:
+    for where in ("server", "sentinel", "cluster"):
+        way = (FOLDER / f"lib/publish{'' if where == 'server' else f'_{where}'}.lua").read_text()
+        for script in scripts(where).values():
+            assert "PUBLISH'" not in script.source.replace(way, "")
+            assert ("publish(" in script.source) == (way in script.source) == script.finds_keys

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from celery_relock.backends.redis.keys import SCHEMA, Keys
 from celery_relock.engine.protocol import HoldInfo, LockState, WaiterInfo
 from celery_relock.errors import LockConfigError
-from celery_relock.store.keyspace import SCHEMA, Keyspace
 
 
 def everything(desk):
@@ -83,7 +83,7 @@ def test_a_client_of_another_layout_is_told_which_one_it_met(desk, schema, bucke
 
 
 def test_a_fence_counter_without_a_layout_gets_one(desk):
-    desk.client.hset(Keyspace(desk.keys.namespace).meta(), "fence", 5)
+    desk.client.hset(Keys(desk.keys.namespace).meta(), "fence", 5)
 
     desk.take("r1")
 

@@ -9,18 +9,6 @@ from tests.support.simple import granted, in_a_row, kill, simple, wait
 PLAIN = ["r2", "r3", "r4"]
 
 
-def test_the_grant_goes_to_the_channel_and_the_hold_names_the_process(desk):
-    thread, process = desk.listen("p-1"), desk.listen("p")
-    in_a_row(desk, "r2", label="who r2")
-    desk.give_back("r1")
-
-    assert granted(thread.heard()) == ["r2"]
-    assert desk.client.hget(desk.keys.lock("a"), "@r2") == b"p who r2"
-    desk.backend.force_release("a")
-    assert process.heard() == ["lost r2 n"]
-    assert thread.heard() == []
-
-
 @pytest.mark.parametrize("more", [{}, {"by_owner": True}], ids=["short", "long"])
 def test_the_grant_has_nonce_fence_and_time_of_the_place(desk, more):
     inbox = desk.listen("p-1")

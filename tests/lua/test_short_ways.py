@@ -147,7 +147,7 @@ def test_a_ring_of_waiting_runs_is_seen_by_who_may_be_stuck(desk):
     wait(desk, "r1-in", names=("b",), stuck=("r1",))
     claim = Claim("r2-in", "n", "r2-in", ("a",), (1,), 30.0, stuck=("r2",))
 
-    assert isinstance(desk.backend.acquire(claim, 6.0, "p", "p-1"), Deadlocked)
+    assert isinstance(desk.backend.acquire(claim, 6.0, "p-1"), Deadlocked)
 
 
 def test_what_is_kept_for_one_who_waits_goes_to_it_before_another_waits_behind(desk):

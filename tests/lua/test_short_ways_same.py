@@ -7,13 +7,12 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from celery_relock.backends.redis.scripts import Script, scripts
 from celery_relock.engine.protocol import Claim, Queued, Renewal, Successor
-from celery_relock.store.scripts import Script, scripts
 from tests.support.desk import Desk
 from tests.support.long import LONG
 from tests.support.twins import HOME, NAMES, RUNS, Twin, Twins
@@ -26,7 +25,7 @@ def without_short_ways(script: Script) -> Script:
     source = script.source.replace("#keys == 3", "#keys == 0")
     assert source != script.source, "the short ways are for one lock"
     sha = hashlib.sha1(source.encode()).hexdigest()
-    return replace(script, source=source, sha=sha, call=script.call.replace(script.sha, sha))
+    return script._replace(source=source, sha=sha)
 
 
 @pytest.fixture
@@ -108,7 +107,7 @@ class History:
         answer = self.ask(
             f"wait {wait} {channel}",
             claim,
-            lambda twin: twin.desk.backend.acquire(claim, wait, "p", channel),
+            lambda twin: twin.desk.backend.acquire(claim, wait, channel),
         )
         if isinstance(answer, Queued) and claim.execution_id not in before:
             self.took["waits"] += 1

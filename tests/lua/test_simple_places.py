@@ -11,7 +11,7 @@ PLAIN = ["r2", "r3", "r4"]
 def again(desk, run: str, attempt_id: str = "n2", **more):
     """Another attempt, or another command, of a run."""
     facts = {"owner": run, "names": ("a",), "limits": (1,), "lease": 30.0, **more}
-    return desk.backend.acquire(Claim(run, attempt_id, **facts), 6.0, "p", "p-2")
+    return desk.backend.acquire(Claim(run, attempt_id, **facts), 6.0, "p-2")
 
 
 def test_a_place_that_is_taken_over_takes_the_mark_from_those_behind(desk):

@@ -10,9 +10,11 @@ import redis
 from redis.cluster import ClusterNode, RedisCluster
 from redis.crc import key_slot
 
-from celery_relock.store.cluster import BUCKETS, ClusterBackend
-from celery_relock.store.keyspace import Keyspace
-from celery_relock.store.seeds import seeds_of_url
+from celery_relock.backends.redis.backend import RedisBackend
+from celery_relock.backends.redis.cluster import Cluster
+from celery_relock.backends.redis.keys import CLUSTER_BUCKETS as BUCKETS
+from celery_relock.backends.redis.keys import Keys
+from celery_relock.backends.redis.urls import transport_for_url
 from tests.support.redis_server import RedisServer, _free_port
 from tests.support.tls import Authority
 from tests.support.waiting import wait_for
@@ -70,15 +72,17 @@ class ClusterServers:
 
     def backend(
         self, namespace: str, buckets: int = BUCKETS, patience: float = 30.0
-    ) -> ClusterBackend:
-        """A store with connections of its own, as if it were a process of its own."""
-        seeds = seeds_of_url(f"{self.url}?patience={patience}")
-        keys = Keyspace(namespace, buckets)
-        return ClusterBackend(seeds.nodes, seeds.options, keys, failover=seeds.failover)
+    ) -> RedisBackend:
+        """A backend with connections of its own, as if it were a process of its own."""
+        made = transport_for_url(f"{self.url}?patience={patience}")
+        assert isinstance(made, Cluster)
+        if buckets != BUCKETS:
+            made = Cluster(sorted(made.place), *made.made, failover=patience, buckets=buckets)
+        return RedisBackend(made, namespace)
 
     def name_at(self, node: RedisServer, namespace: str, other_than: Sequence[str] = ()) -> str:
         """A lock name that has its bucket at a node now, and no bucket in common with others."""
-        keys = Keyspace(namespace, BUCKETS)
+        keys = Keys(namespace, BUCKETS)
         taken = {keys.bucket(name) for name in other_than}
         for number in range(10_000):
             name = f"name-{number}"
@@ -87,7 +91,7 @@ class ClusterServers:
         raise AssertionError("this node has no bucket")
 
     def slot_of(self, name: str, namespace: str) -> int:
-        return int(key_slot(Keyspace(namespace, BUCKETS).lock(name).encode()))
+        return int(key_slot(Keys(namespace, BUCKETS).lock(name).encode()))
 
     def client(self, **options: Any) -> RedisCluster:
         """A client of redis-py; the caller closes it."""

@@ -7,6 +7,10 @@ from typing import Any
 
 import redis
 
+from celery_relock.backends.redis.backend import RedisBackend
+from celery_relock.backends.redis.keys import Keys
+from celery_relock.backends.redis.scripts import scripts
+from celery_relock.backends.redis.urls import transport_for_client
 from celery_relock.engine import ids
 from celery_relock.engine.protocol import (
     Answer,
@@ -18,9 +22,6 @@ from celery_relock.engine.protocol import (
     Queued,
     Renewal,
 )
-from celery_relock.store.keyspace import Keyspace
-from celery_relock.store.redis import RedisBackend
-from celery_relock.store.scripts import scripts
 from tests.support.waiting import wait_for
 
 
@@ -66,8 +67,8 @@ class Desk:
         self.client = (
             redis.Redis.from_url(url) if pool is None else redis.Redis(connection_pool=pool)
         )
-        self.keys = Keyspace(namespace)
-        self.backend = RedisBackend(pool or redis.ConnectionPool.from_url(url), self.keys)
+        self.keys = Keys(namespace)
+        self.backend = RedisBackend(transport_for_client(self.client), namespace)
         self._inboxes: list[Inbox] = []
         self._out: list[Message] = []
         self.recheck: float | None = None

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from celery_relock.backends.redis.backend import RedisBackend
+from celery_relock.backends.redis.urls import transport_for_url
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.protocol import Renewal
-from celery_relock.store.keyspace import Keyspace
-from celery_relock.store.pools import pool_from_url
-from celery_relock.store.redis import RedisBackend
 
 
 class Gate:
@@ -38,7 +37,7 @@ class GatedStore(RedisBackend):
     believed, or made to fail."""
 
     def __init__(self, url: str, namespace: str):
-        super().__init__(pool_from_url(url), Keyspace(namespace))
+        super().__init__(transport_for_url(url), namespace)
         self._before: Gate | None = None
         self._after: Gate | None = None
         self._fail: list[BaseException] = []

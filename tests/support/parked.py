@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_relock import Lock, compose
+from celery_relock import Lock, engines
 from celery_relock.engine.protocol import LockState
 from tests.support.waiting import wait_for
 
@@ -12,7 +12,7 @@ from tests.support.waiting import wait_for
 def state_of(worker: Any, name: str) -> LockState:
     """Holds and waiters of a lock."""
     conf = worker.module.app.conf
-    return compose.engine_for_url(conf.relock_url, conf.relock_namespace).inspect(name)
+    return engines.engine_for_url(conf.relock_url, conf.relock_namespace).inspect(name)
 
 
 def wait_until_parked(worker: Any, name: str, count: int = 1) -> None:

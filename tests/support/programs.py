@@ -20,13 +20,9 @@ URL, NAMESPACE = sys.argv[1:3]
 
 def engine(url=URL):
     from celery_relock.engine.engine import Engine
-    if url.startswith("redis+cluster:"):
-        from celery_relock.compose import engine_for_url
-        return engine_for_url(url, NAMESPACE)
-    from celery_relock.store.keyspace import Keyspace
-    from celery_relock.store.pools import pool_from_url
-    from celery_relock.store.redis import RedisBackend
-    return Engine(RedisBackend(pool_from_url(url), Keyspace(NAMESPACE)))
+    from celery_relock.backends.redis.backend import RedisBackend
+    from celery_relock.backends.redis.urls import transport_for_url
+    return Engine(RedisBackend(transport_for_url(url), NAMESPACE))
 
 def lease(engine, *names, seconds=1.0, execution_id=None, owner=None, **more):
     from celery_relock.engine import ids

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from celery_relock.store.scripts import scripts
+from celery_relock.backends.redis.scripts import scripts
 
 _BY_SHA = {script.sha.encode(): name for name, script in scripts().items()}
 _BY_SOURCE = {script.source.encode(): name for name, script in scripts().items()}

@@ -11,7 +11,7 @@ from tests.support.desk import Desk
 def wait(desk: Desk, run: str, channel: str = "p-1", **more: Any) -> int:
     """Wait as a process does whose threads have a channel each; returns the rank."""
     facts: dict[str, Any] = {"owner": run, "names": ("a",), "limits": (1,), "lease": 30.0, **more}
-    answer = desk.backend.acquire(Claim(run, "n", **facts), 6.0, "p", channel)
+    answer = desk.backend.acquire(Claim(run, "n", **facts), 6.0, channel)
     assert isinstance(answer, Queued), answer
     return answer.rank
 

@@ -19,7 +19,7 @@ PACKAGE = "celery_relock"
 ARROWS: dict[str, set[str]] = {
     "": {"lock", "task", "workflow"},
     "signals": {"engine"},
-    "lock": {"compose", "engine", "errors", "naming", "worker"},
+    "lock": {"engines", "engine", "errors", "naming", "worker"},
     "task": {"declaration", "dedup", "engine", "errors", "worker", "workflow"},
     "worker": {
         "declaration", "dedup", "engine", "errors", "naming", "options", "settings", "workflow",
@@ -28,13 +28,12 @@ ARROWS: dict[str, set[str]] = {
     "workflow": {
         "declaration", "engine", "errors", "naming", "options", "settings", "task", "worker",
     },
-    "declaration": {"compose", "engine", "errors", "naming", "options", "settings", "worker"},
+    "declaration": {"engines", "engine", "errors", "naming", "options", "settings", "worker"},
     "settings": {"errors", "options"},
-    "options": {"checks", "engine", "errors", "naming"},
-    "checks": set(),
+    "options": {"engine", "errors", "naming"},
     "naming": {"errors", "engine"},
-    "compose": {"engine", "store", "errors"},
-    "store": {"engine", "errors"},
+    "engines": {"engine", "backends", "errors"},
+    "backends": {"engine", "errors"},
     "engine": {"errors"},
     "errors": set(),
 }  # fmt: skip
@@ -48,8 +47,8 @@ LIBRARIES: dict[str, set[str]] = {
     "workflow": {"celery"},
     "declaration": {"celery"},
     "naming": {"celery", "kombu"},
-    "compose": {"redis"},
-    "store": {"redis"},
+    "engines": {"redis"},
+    "backends": {"redis"},
 }
 STANDARD = sys.stdlib_module_names | {"__future__"}
 
@@ -76,7 +75,7 @@ def _broken_arrows(one: Import, package: str) -> list[str]:
         return []
     if library not in LIBRARIES.get(source, set()):
         return [place]
-    # The errors of redis-py are bases of the public lock's own; the server is the store's business.
+    # The errors of redis-py are bases of the public lock's own; the server is the backend's.
     if source == "lock" and not one.typing and one.target != "redis.exceptions":
         return [f"{place}: only for types, or redis.exceptions"]
     return []
@@ -108,26 +107,26 @@ def test_every_layer_is_read():
     assert seen == set(ARROWS) - {"errors"} | (seen & {"errors"})
 
 
-def test_only_the_composition_root_imports_the_store():
+def test_only_the_composition_root_imports_a_backend():
     users = {
         one.source
         for one in imports(ROOT / PACKAGE)
-        if _layer(one.target, PACKAGE) == "store" and _layer(one.source, PACKAGE) != "store"
+        if _layer(one.target, PACKAGE) == "backends" and _layer(one.source, PACKAGE) != "backends"
     }
 
-    assert users == {f"{PACKAGE}.compose"}
+    assert users == {f"{PACKAGE}.engines"}
 
 
 GOOD = {
     "__init__.py": "def __getattr__(name):\n    from .lock import Lock\n    return Lock\n",
     "errors.py": "import os\n",
-    "lock.py": "from redis.exceptions import LockError\nfrom . import compose\n",
-    "compose.py": "import redis\nfrom .engine.engine import Engine\nfrom .store import keys\n",
+    "lock.py": "from redis.exceptions import LockError\nfrom . import engines\n",
+    "engines.py": "import redis\nfrom .engine.engine import Engine\nfrom .backends import keys\n",
     "engine/__init__.py": "",
     "engine/ids.py": "import uuid\n",
     "engine/engine.py": "from . import ids\nfrom ..errors import RelockError\n",
-    "store/__init__.py": "",
-    "store/keys.py": "import redis\nfrom ..engine.engine import Engine\n",
+    "backends/__init__.py": "",
+    "backends/keys.py": "import redis\nfrom ..engine.engine import Engine\n",
     "task.py": "from celery import Task\nfrom .engine import ids\n",
 }
 
@@ -154,28 +153,28 @@ def test_the_checker_finds_nothing_in_a_tree_that_keeps_the_rules(tmp_path):
         ("engine/ids.py", "import yaml", "engine.ids:1 imports yaml"),
         (
             "engine/ids.py",
-            "from ..store import keys",
-            "engine.ids:1 imports celery_relock.store.keys",
+            "from ..backends import keys",
+            "engine.ids:1 imports celery_relock.backends.keys",
         ),
         (
             "engine/ids.py",
             "from ..task import T",
             "engine.ids:1 imports celery_relock.task",
         ),
-        ("engine/ids.py", "from .. import compose", "engine.ids:1 imports celery_relock.compose"),
+        ("engine/ids.py", "from .. import engines", "engine.ids:1 imports celery_relock.engines"),
         ("engine/ids.py", "from celery_relock import Lock", "own names are for users"),
         (
             "engine/ids.py",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from celery import Task",
             "engine.ids:3 imports celery",
         ),
-        ("store/keys.py", "import celery", "store.keys:1 imports celery"),
-        ("store/keys.py", "from ..task import base", "imports celery_relock.task"),
+        ("backends/keys.py", "import celery", "backends.keys:1 imports celery"),
+        ("backends/keys.py", "from ..task import base", "imports celery_relock.task"),
         ("task.py", "import redis", "task:1 imports redis"),
-        ("task.py", "from .store.keys import Keys", "imports celery_relock.store.keys"),
+        ("task.py", "from .backends.keys import Keys", "imports celery_relock.backends.keys"),
         ("task.py", "from .lock import Lock", "task:1 imports celery_relock.lock"),
         ("lock.py", "from redis import Redis", "only for types, or redis.exceptions"),
-        ("lock.py", "from .store import keys", "lock:1 imports celery_relock.store.keys"),
+        ("lock.py", "from .backends import keys", "lock:1 imports celery_relock.backends.keys"),
         ("errors.py", "from .engine import ids", "errors:1 imports celery_relock.engine.ids"),
         ("helpers.py", "import os", "'helpers' is not a layer"),
         ("engine/ids.py", "from . import engine", "import cycle"),

@@ -39,10 +39,13 @@ def blocks(self: Any, account: str) -> None:
         journal.add("done", account=account)
 
 
-@app.task(base=LockedTask, bind=True, lock_key=["account:{source}", "account:{to}"], lock_ttl=6)
-def transfers(self: Any, source: str, to: str) -> None:
+@app.task(
+    base=LockedTask, bind=True, lock_key=["{{{account}}}:in", "{{{account}}}:out"], lock_ttl=6
+)
+def transfers(self: Any, account: str) -> None:
+    """Two locks that share a hash tag."""
     with inside(self.lock):
-        journal.add("done", account=f"{source} to {to}")
+        journal.add("done", account=account)
 
 
 @app.task(base=LockedTask, bind=True, lock_key="account:{account}", lock_hold="workflow")

@@ -8,7 +8,7 @@ from typing import Any
 from celery import current_task
 
 from celery_relock import LockedTask
-from celery_relock.compose import engine_for_url
+from celery_relock.engines import engine_for_url
 from celery_relock.errors import LockConflict, LockLost, RelockError
 from tests.celery.apps.private import make_app
 from tests.support import Journal

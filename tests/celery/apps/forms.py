@@ -8,7 +8,7 @@ from celery import Celery, current_task, shared_task
 from pydantic import BaseModel
 
 from celery_relock import LockedTask
-from celery_relock.compose import engine_for_url
+from celery_relock.engines import engine_for_url
 from celery_relock.errors import LockConflict, RelockError
 from tests.celery.apps.private import make_app
 from tests.support import Journal

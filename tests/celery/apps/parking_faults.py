@@ -11,9 +11,9 @@ from celery.signals import worker_init
 from kombu import Queue
 
 from celery_relock import LockedTask
+from celery_relock.backends.redis.backend import RedisBackend
 from celery_relock.declaration import declaration
 from celery_relock.engine.engine import Engine
-from celery_relock.store.redis import RedisBackend
 from celery_relock.worker.sending import CelerySender
 from tests.celery.apps.private import make_app
 from tests.support import Journal

@@ -14,9 +14,9 @@ from typing import Any
 import redis
 from celery.signals import task_postrun, worker_init
 
+from celery_relock.backends.redis.backend import RedisBackend
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.protocol import Held, Parked
-from celery_relock.store.redis import RedisBackend
 from celery_relock.worker.sending import CelerySender
 from tests.support import Journal
 

@@ -1,0 +1,423 @@
+"""The backend in Redis: each verb is one script call, its reply decoded here and nowhere else.
+
+A single server, a master under Sentinels and a cluster differ in the transport alone.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from redis.exceptions import TryAgainError
+
+from ...engine import ids
+from ...engine.events import logger
+from ...engine.protocol import (
+    Answer,
+    Claim,
+    Conflict,
+    Deadlocked,
+    Duplicate,
+    Ended,
+    Full,
+    Held,
+    HoldInfo,
+    LockState,
+    Message,
+    Notice,
+    Parked,
+    ParkRequest,
+    Queued,
+    Released,
+    Renewal,
+    Resumed,
+    Successor,
+    WaiterInfo,
+)
+from ...errors import LockConfigError
+from .connections import Call, Effort
+from .errors import FAULTS, check_server, translate
+from .keys import SCHEMA, Keys
+from .scripts import scripts
+from .transport import Transport
+
+# The knee of the curve: within a tenth of the best use of a core, and no call stalls the server
+# for a millisecond (`benchmarks/renewal.py`).
+BATCH = 100
+# When parked messages are looked for again, in seconds, where a node of a cluster could not be
+# asked, and at the latest in a bucket that had none.
+_AGAIN, _IDLE = 1.0, 5.0
+
+
+class RedisBackend:
+    """Locks in one Redis, see `engine.protocol.Backend`.
+
+    Args:
+        transport: runs the scripts.
+        namespace: the prefix of all keys.
+
+    Raises:
+        LockConfigError: the namespace cannot be used.
+    """
+
+    def __init__(self, transport: Transport, namespace: str) -> None:
+        self.transport = transport
+        self.replicated = transport.replicas.needed > 0
+        self._keys = Keys(namespace, transport.buckets)
+        self._scripts = scripts(transport.where)
+        self._agreed: set[str] = set()
+        self._idle: dict[tuple[str, int], float] = {}
+
+    @property
+    def id(self) -> str:
+        return ids.digest(repr((sorted(self.transport.place), self._keys.namespace)).encode())
+
+    # What a caller holds by way of a client of its own, the task that it calls may enter by way of
+    # the app's URL: two backends of one place have the same locks. Two lists may name other nodes
+    # of one cluster; if they have one in common they are the same.
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RedisBackend) or self._keys.namespace != other._keys.namespace:
+            return False
+        return not self.transport.place.isdisjoint(other.transport.place)
+
+    def __hash__(self) -> int:
+        return hash(self._keys.namespace)
+
+    def route(self, names: Sequence[str]) -> object:
+        return self.transport.route(self._keys.bucket(names[0]))
+
+    def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Answer:
+        # In this order: the script knows the usual wait by it.
+        place = {"wait": round(wait * 1000), "channel": inbox} if wait > 0 else {}
+        return _answer(claim, *self._acquire(claim, place, inbox))
+
+    def park(
+        self, claim: Claim, park_request: ParkRequest, inbox: str = "-"
+    ) -> Held | Parked | Full | Duplicate | Deadlocked | Ended:
+        place: dict[str, Any] = {
+            "message": park_request.message,
+            "home": park_request.home,
+            "task": park_request.task,
+            "most": park_request.most,
+        }
+        if park_request.patience is not None:
+            place["patience"] = max(round(park_request.patience * 1000), 0)
+        reply, repeated = self._acquire(claim, place, inbox)
+        if reply[0] == b"PARKED":
+            return Parked(reply[1], _messages(reply[2:]))
+        if reply[0] == b"FULL":
+            return Full(claim.names[reply[1] - 1], reply[2])
+        found = _answer(claim, reply, repeated)
+        assert isinstance(found, Held | Duplicate | Deadlocked | Ended), found
+        return found
+
+    def release(
+        self,
+        names: Sequence[str],
+        execution_id: str,
+        attempt_id: str,
+        ended: str = "",
+        remember: float = 0.0,
+        home: str = "",
+        successor: Successor | None = None,
+    ) -> Released:
+        keys, to = self._keys.claim(names, execution_id), successor or Successor("", 0.0)
+        next_one = to.execution_id, _ms(to.keep)
+        args = [execution_id, attempt_id, ended, _ms(remember), home, *next_one]
+        reply, repeated = self._run("release", keys, args)
+        if reply[0] == b"RELEASED":
+            return Released(True, _messages(reply[2:]))
+        # Sent twice, the first may have done it: then there is nothing left, as there should be.
+        return Released(repeated, _messages(reply[1:]))
+
+    def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
+        args, now = [home, by, str(BATCH), " ".join(tasks)], time.monotonic()
+        look = [b for b in self._buckets() if tasks or self._idle.get((home, b), 0.0) <= now]
+        calls = [([self._keys.meta(b), self._keys.due(b)], args) for b in look]
+        outcomes, _ = self._everywhere("resume", calls)
+        pauses: list[float] = []
+        messages: tuple[Message, ...] = ()
+        for bucket, reply in zip(look, outcomes, strict=True):
+            self._idle.pop((home, bucket), None)
+            if isinstance(reply, Exception):
+                pauses.append(_AGAIN)
+                continue
+            messages += _messages(reply[1:])
+            if reply[0] >= 0:
+                pauses.append(reply[0] / 1000)
+            elif len(self._buckets()) > 1:  # not all at the same time
+                self._idle[home, bucket] = now + random.uniform(_IDLE / 2, _IDLE)
+        return Resumed(messages, min(pauses, default=None))
+
+    def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
+        keys, args = self._keys, [execution_id, _ms(remember), home]
+        calls = [([keys.meta(b), keys.tombstone(execution_id, b)], args) for b in self._buckets()]
+        failed = None
+        messages: tuple[Message, ...] = ()
+        outcomes, had = self._everywhere("withdraw", calls)  # it may have done it, unheard
+        for reply in outcomes:
+            if isinstance(reply, Exception):
+                failed = reply
+            else:
+                had = had or reply[0] == b"WITHDRAWN"
+                messages += _messages(reply[1:])
+        if failed is not None and not had:
+            raise translate(failed, "withdraw") from failed
+        return Released(had, messages)
+
+    def renew(self, renewals: Sequence[Renewal], *, within: float | None = None) -> list[bool]:
+        def call(part: Sequence[Renewal]) -> Call:
+            keys = [self._keys.lock(each.name) for each in part]
+            return keys, [x for r in part for x in (r.execution_id, r.attempt_id, _ms(r.lease))]
+
+        found = self._in_batches("renew", renewals, call, within)
+        return [kept == 1 for kept in found]
+
+    def heartbeat(
+        self, renewals: Sequence[Renewal], *, within: float | None = None
+    ) -> list[Held | Queued | None]:
+        def call(part: Sequence[Renewal]) -> Call:
+            meta = self._keys.meta(self._keys.bucket(part[0].name))
+            args = [
+                x for r in part for x in (r.execution_id, r.attempt_id, _ms(r.wait), _ms(r.lease))
+            ]
+            return [meta, *(self._keys.lock(each.name) for each in part)], args
+
+        found = self._in_batches("heartbeat", renewals, call, within)
+        return [_place(line) for line in found]
+
+    def inspect(self, name: str, most: int = 100) -> LockState:
+        keys = [self._keys.lock(name), self._keys.queue(name), self._keys.waiters(name)]
+        self._agree(self._keys.meta(self._keys.bucket(name)))
+        reply, _ = self.transport.run(self._scripts["inspect"], keys, [str(most)])
+        holds, waiters, waiting = reply
+        return LockState(
+            tuple(_hold(*h) for h in holds), tuple(_waiter(*w) for w in waiters), waiting
+        )
+
+    def force_release(self, name: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
+        keys = [self._keys.meta(self._keys.bucket(name)), self._keys.lock(name)]
+        taken, _ = self._run("force_release", keys, [execution_id])
+        return tuple(_hold(of, 0, fence, b"", owner, label) for of, fence, owner, label in taken)
+
+    def listen(self, inbox: str, ready: Callable[[], None], hear: Callable[[Notice], None]) -> None:
+        def heard(notice: Notice) -> None:
+            self._idle.clear()  # it may tell of something parked
+            hear(notice)
+
+        self.transport.listen(lambda bucket: self._keys.inbox(inbox, bucket), ready, heard)
+
+    def dangers(self) -> list[str]:
+        try:
+            found = [_dangers_of(links.ask(_ASKED, Effort()), self.transport.replicas.needed)
+                     for links in self.transport.masters()]  # fmt: skip
+        except FAULTS as error:
+            raise translate(error, "info") from error
+        return list(dict.fromkeys(text for texts in found for text in texts))
+
+    def close(self) -> None:
+        """Close the idle connections. The backend can still be used."""
+        self.transport.close()
+
+    def _acquire(self, claim: Claim, place: dict[str, Any], inbox: str) -> tuple[Any, bool]:
+        if place and claim.stuck:
+            place["stuck"] = claim.stuck
+        args = [
+            claim.execution_id,
+            claim.attempt_id,
+            claim.owner,
+            _ms(claim.lease),
+            json.dumps(place, ensure_ascii=False) if place else "",
+            inbox,
+            claim.label,
+            "1" if claim.by_owner else "0",
+            " ".join(claim.ancestors),
+            *map(str, claim.limits),
+        ]
+        return self._run("acquire", self._keys.claim(claim.names, claim.execution_id), args)
+
+    def _run(self, verb: str, keys: Sequence[str], args: Sequence[str]) -> tuple[Any, bool]:
+        if keys[0] not in self._agreed:
+            self._agree(keys[0])
+        return self.transport.run(self._scripts[verb], keys, args)
+
+    def _agree(self, meta: str) -> None:
+        """Before this process's first command for a bucket: is the server new enough, and the
+        layout ours? And that of the first bucket: all that have a layout have asked there."""
+        for each in {self._keys.meta(), meta} - self._agreed:
+            args = [str(SCHEMA), str(self._keys.buckets)]
+            reply, _ = self.transport.run(self._scripts["open"], [each], args)
+            if reply[0] != b"OK":
+                raise LockConfigError(
+                    f"relock_namespace={self._keys.namespace!r} holds locks of another layout "
+                    f"(schema {reply[1].decode()}, {reply[2].decode()} buckets; this is schema "
+                    f"{SCHEMA}, {self._keys.buckets} buckets): run one version of celery-relock, "
+                    "or give this one a namespace of its own"
+                )
+            if not self._agreed:
+                self._look_at_server(each)
+            self._agreed.add(each)
+
+    def _look_at_server(self, key: str) -> None:
+        # Scripts go on where messages are forbidden, so that would never be told.
+        commands = [("INFO", "server"), ("PUBLISH", self._keys.inbox("-"), "")]
+        try:
+            info, heard = self.transport.at(key).ask(commands, Effort())
+        except FAULTS as error:
+            raise translate(error, "info") from error
+        check_server(_fields(info))
+        if isinstance(heard, Exception):
+            logger.warning("waiters hear of their turn late: %s", translate(heard, "publish"))
+
+    def _in_batches(
+        self,
+        verb: str,
+        renewals: Sequence[Renewal],
+        call: Callable[[Sequence[Renewal]], Call],
+        within: float | None,
+    ) -> list[Any]:
+        """One line of a reply for each renewal. A call is for one bucket, and not too long."""
+        script, found = self._scripts[verb], [None] * len(renewals)
+        of_bucket: dict[int, list[int]] = {}
+        for index, renewal in enumerate(renewals):
+            of_bucket.setdefault(self._keys.bucket(renewal.name), []).append(index)
+        parts = [x[i : i + BATCH] for x in of_bucket.values() for i in range(0, len(x), BATCH)]
+        calls = [call([renewals[index] for index in part]) for part in parts]
+        if within is None and self.transport.buckets == 1:
+            outcomes = [self.transport.run(script, *each)[0] for each in calls]
+        else:
+            outcomes = self.transport.run_each(script, calls, within)
+        for part, its_call, outcome in zip(parts, calls, outcomes, strict=True):
+            lines = outcome
+            if isinstance(outcome, TryAgainError) and verb == "renew":
+                # A slot that is on its way has some of the keys here and some there.
+                single = [call([renewals[index]]) for index in part]
+                lines = [
+                    _reply(r, verb)[0] for r in self.transport.run_each(script, single, within)
+                ]
+            elif isinstance(outcome, Exception) and within is None:
+                lines, _ = self.transport.run(script, *its_call)  # as long as it is worth to wait
+            for index, line in zip(part, _reply(lines, verb), strict=True):
+                found[index] = line
+        return found
+
+    def _buckets(self) -> range:
+        return range(self._keys.buckets)
+
+    def _everywhere(self, verb: str, calls: Sequence[Call]) -> tuple[list[Any], bool]:
+        """The outcomes of a verb in some buckets, and whether it may have been executed before. On
+        one server it is repeated as usual; in a cluster what the others have handed out does not
+        wait for a node that is away, and it raises if all are errors."""
+        if len(self._buckets()) == 1:
+            reply, repeated = self._run(verb, *calls[0])
+            return [reply], repeated
+        outcomes = self.transport.run_each(self._scripts[verb], calls)
+        failed = [each for each in outcomes if isinstance(each, Exception)]
+        if failed and len(failed) == len(outcomes):
+            raise translate(failed[0], verb) from failed[0]
+        if failed:
+            logger.debug("%s did not reach all of the cluster: %s", verb, failed[0])
+        return outcomes, False
+
+
+@lru_cache  # few lengths of leases
+def _ms(seconds: float) -> str:
+    """Whole milliseconds, as an argument of a script."""
+    return str(round(seconds * 1000))
+
+
+def _reply(outcome: Any, verb: str) -> Any:
+    if isinstance(outcome, Exception):
+        raise translate(outcome, verb) from outcome
+    return outcome
+
+
+def _answer(claim: Claim, reply: list[Any], repeated: bool) -> Answer:
+    tag = reply[0]
+    if tag == b"HELD":
+        fences = tuple([int(fence) for fence in reply[1::2]])
+        return Held(fences, tuple([joined == 1 for joined in reply[2::2]]), repeated)
+    if tag == b"WAIT":
+        return Queued(reply[1], reply[2] / 1000, repeated)
+    if tag == b"BUSY":
+        _, index, ms, fence, owner, label, waiting, parked = reply
+        name, left, number = claim.names[index - 1], ms / 1000, int(fence or 0)
+        place = parked == 1
+        return Conflict(name, left, number, owner.decode(), _label(label), waiting, place, repeated)
+    if tag == b"DUPLICATE":
+        return Duplicate(reply[1] / 1000, _label(reply[2]), repeated)
+    if tag == b"DEADLOCK":
+        return Deadlocked(tuple(part.decode(errors="replace") for part in reply[1:]))
+    return Ended()
+
+
+def _messages(parts: Sequence[bytes]) -> tuple[Message, ...]:
+    """Three values for each message that is handed out."""
+    texts = [part.decode() for part in parts]
+    return tuple(map(Message, texts[::3], texts[1::3], texts[2::3]))
+
+
+def _place(line: list[Any]) -> Held | Queued | None:
+    if line[0] == b"HELD":
+        return Held((int(line[1]),), (False,))
+    if line[0] == b"WAIT":
+        return Queued(line[1], line[2] / 1000)
+    return None
+
+
+def _hold(
+    of: bytes, ms: int, fence: bytes, attempt_id: bytes, owner: bytes, label: bytes
+) -> HoldInfo:
+    ids_of = of.decode(), attempt_id.decode(), owner.decode()
+    return HoldInfo(ids_of[0], ms / 1000, int(fence), *ids_of[1:], _label(label))
+
+
+def _waiter(
+    of: bytes, ms: int, attempt_id: bytes, owner: bytes, label: bytes, parked: int
+) -> WaiterInfo:
+    ids_of = of.decode(), attempt_id.decode(), owner.decode()
+    return WaiterInfo(ids_of[0], ms / 1000, *ids_of[1:], _label(label), parked == 1)
+
+
+def _label(text: bytes) -> str:
+    """The part for people; the first word is the holder's inbox."""
+    return text.decode(errors="replace").partition(" ")[2]
+
+
+_ASKED = [("INFO", "memory"), ("INFO", "persistence"), ("INFO", "replication"),
+          ("CONFIG", "GET", "save")]  # fmt: skip
+
+
+def _dangers_of(answers: Sequence[Any], needed: int) -> list[str]:
+    """What of a server's settings could lose parked messages. What it does not tell is not
+    complained of."""
+    memory, persistence, replication = map(_fields, answers[:3])
+    found = []
+    policy = memory.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        found.append(
+            f"the Redis of the locks may throw away locks and parked runs when its memory is full: "
+            f"maxmemory-policy is {policy}, and should be noeviction"
+        )
+    if persistence.get("aof_enabled") == "0" and answers[3] == [b"save", b""]:
+        found.append(
+            "the Redis of the locks keeps nothing on disk: parked runs are gone when it restarts. "
+            "Turn appendonly on, or use lock_on_conflict='retry', which leaves them to the broker"
+        )
+    replicas = int(replication.get("connected_slaves", needed))
+    if replicas < needed:
+        found.append(
+            f"the Redis of the locks has {replicas} replicas, and relock_min_replicas is {needed}: "
+            "while that is so, no lock can be taken"
+        )
+    return found
+
+
+def _fields(info: Any) -> dict[str, str]:
+    """What INFO says; nothing where it may not be asked."""
+    lines = info.decode().splitlines() if isinstance(info, bytes) else []
+    return dict(line.split(":", 1) for line in lines if ":" in line)

@@ -1,0 +1,318 @@
+"""Commands to the masters of a cluster: each goes to the node that serves its bucket.
+
+While a slot moves or a replica takes over, a command is refused or its answer is lost. Every verb
+may be sent twice, so it is sent again, there or elsewhere. redis-py's RedisCluster knows no bound
+in time for that, gives up a slot that is on its way, and sends WAIT to any node.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeAlias
+
+from redis.crc import key_slot
+from redis.exceptions import AskError, ConnectionError, MovedError  # noqa: A004
+
+from ...engine import ids
+from ...errors import LockConfigError
+from .connections import NONE, Call, Connections, Effort, Replicas
+from .errors import FAULTS, TooFewReplicas
+from .keys import CLUSTER_BUCKETS, absent, bucket_of
+from .scripts import Script
+from .subscription import ClusterInbox
+from .transport import Channel, Hear, Ready, Transport
+
+# How long a command is repeated, in seconds, while the cluster is there and the node is not: with
+# the default cluster-node-timeout of 15 s a replica takes over after about 20 s.
+FAILOVER = 30.0
+# How long one node may take to tell who serves what, in seconds: there are others to ask; and where
+# the keep-alive thread asks, whose time a node that hangs has used up.
+_BRIEF, _BRIEFLY = 1.0, 0.2
+# What was asked for so short a time ago, in seconds, is not asked for again.
+_NEWS = 0.05
+# How often a command is sent on at once, before it counts as one that goes round in a circle.
+_HOPS = 6
+
+
+class Node(NamedTuple):
+    """Where a node listens."""
+
+    host: str
+    port: int
+
+
+Remap: TypeAlias = "Callable[[tuple[str, int]], tuple[str, int]]"
+
+
+class Unserved(ConnectionError):
+    """No node has a slot, or none admits it."""
+
+
+class Map:
+    """The master of each bucket, learnt from whichever node answers, and corrected by the nodes
+    themselves. Nothing is locked: a look that another one crosses is as good.
+
+    Args:
+        seeds: nodes to ask at first.
+        connect: makes a connection to a node, within so many seconds.
+        remap: from the address that a node has in the cluster to the one it has from here.
+
+    Attributes:
+        version: another number after each change.
+    """
+
+    def __init__(
+        self,
+        seeds: Sequence[Node],
+        connect: Callable[[Node, float], Any],
+        buckets: int,
+        remap: Remap | None = None,
+    ) -> None:
+        self.version = 0
+        self._seeds = tuple(seeds)
+        self._connect = connect
+        self._remap = remap
+        self._slots = [key_slot(f"{{{bucket}}}".encode()) for bucket in range(buckets)]
+        self._serving: dict[int, Node] = {}
+        self._known: tuple[Node, ...] = ()
+        self._silent: Node | None = None
+        self._looked_at = -math.inf
+
+    def serving(self, bucket: int) -> Node:
+        """The master that has a bucket.
+
+        Raises:
+            RedisError, OSError: no node can be asked, or nobody has it.
+            LockConfigError: what answers is no cluster.
+        """
+        node = self._serving.get(bucket) or self.look().get(bucket)
+        if node is None:
+            raise Unserved(
+                f"nobody in the Redis cluster serves slot {self._slots[bucket]}: see CLUSTER INFO"
+            )
+        return node
+
+    def known(self, bucket: int) -> Node | None:
+        """What `serving` returns if nobody has to be asked."""
+        return self._serving.get(bucket)
+
+    def masters(self) -> dict[Node, list[int]]:
+        """Every master that has a bucket, with its buckets. Raises as `serving` does."""
+        found: dict[Node, list[int]] = {}
+        for bucket, node in sorted((self._serving or self.look()).items()):
+            found.setdefault(node, []).append(bucket)
+        return found
+
+    def told(self, bucket: int, by: Node, error: Any) -> Node:
+        """The node that one which was asked names. MOVED is kept in mind, ASK is for once."""
+        # Without a host it is that of the node that says so.
+        node = self._from_here(error.host or by.host, int(error.port))
+        if isinstance(error, MovedError) and self._serving.get(bucket) != node:
+            self._serving = {**self._serving, bucket: node}
+            self.version += 1
+        return node
+
+    def silent(self, node: Node) -> None:
+        """It did not answer: the others are asked before it."""
+        self._silent = node
+
+    def look(self, within: float = _BRIEF) -> dict[int, Node]:
+        """Ask who serves what, `within` seconds for each node; what it was before stays where
+        nobody tells. Raises as `serving` does."""
+        if time.monotonic() - self._looked_at < _NEWS and self._serving:
+            return self._serving
+        # Not always the same first: its view may be old.
+        nodes = ids.chance.sample(self._known, len(self._known))
+        nodes += [seed for seed in self._seeds if seed not in nodes]
+        nodes.sort(key=lambda node: node == self._silent)
+        failure: Exception | None = None
+        for node in nodes:
+            try:
+                self._learn(node, self._ask(node, within))
+            except FAULTS as error:
+                if "cluster support disabled" in str(error).lower():
+                    raise LockConfigError(
+                        f"{node.host}:{node.port} is no node of a Redis Cluster: set relock_url to "
+                        "redis://host:port/database for a single Redis"
+                    ) from error
+                failure = error
+            else:
+                return self._serving
+        assert failure is not None, "a cluster has a node"
+        raise failure
+
+    def _ask(self, node: Node, within: float) -> list[Any]:
+        link = self._connect(node, within)
+        try:
+            link.send_command("CLUSTER", "SLOTS", check_health=False)
+            ranges: list[Any] = link.read_response(disable_decoding=True)
+            return ranges
+        finally:
+            link.disconnect()
+
+    def _learn(self, teller: Node, ranges: Sequence[Sequence[Any]]) -> None:
+        serving, known = dict(self._serving), set()
+        for first, last, *nodes in ranges:
+            # A host that it does not know, or leaves out, is the one that was asked.
+            hosts = [(host or b"?").decode() for host, *_ in nodes]
+            there = [
+                self._from_here(teller.host if host == "?" else host, node[1])
+                for host, node in zip(hosts, nodes, strict=True)
+            ]
+            known.update(there)
+            for bucket, slot in enumerate(self._slots):
+                if first <= slot <= last:
+                    serving[bucket] = there[0]
+        self._looked_at = time.monotonic()
+        self._known = tuple(known)
+        if serving != self._serving:
+            self._serving = serving
+            self.version += 1
+
+    def _from_here(self, host: str, port: int) -> Node:
+        return Node(*self._remap((host, port))) if self._remap else Node(host, port)
+
+
+class Cluster(Transport):
+    """A Redis Cluster.
+
+    Args:
+        seeds: some of its nodes.
+        kind, options: redis-py's class of connections, and its keywords without an address.
+        remap: from a node's address in the cluster to the one that it has from here.
+        replicas: how many of a master's have to have a hold before it counts.
+        failover: for how many seconds one is waited for.
+    """
+
+    where = "cluster"
+
+    def __init__(
+        self,
+        seeds: Sequence[Node],
+        kind: type[Any],
+        options: Mapping[str, Any],
+        remap: Remap | None = None,
+        replicas: Replicas = NONE,
+        failover: float = FAILOVER,
+        buckets: int = CLUSTER_BUCKETS,
+    ) -> None:
+        self.place = frozenset(seeds)
+        self.replicas = replicas
+        self.buckets = buckets
+        self._gave_up_at = -math.inf
+        self.map = Map(seeds, lambda node, within: self._at(node).make(within), buckets, remap)
+        self.made = (kind, options)
+        self._failover = failover
+        # For commands, and for the keep-alive thread.
+        self._nodes: dict[tuple[Node, bool], Connections] = {}
+
+    def run_each(
+        self, script: Script, calls: Sequence[Call], within: float | None = None
+    ) -> list[Any]:
+        there: dict[Node, list[int]] = {}
+        outcomes: list[Any] = [None] * len(calls)
+        renewing = within is not None
+        calls = [(_whole(script, keys), args) for keys, args in calls]
+        for index, (keys, _) in enumerate(calls):
+            try:
+                there.setdefault(self.map.serving(bucket_of(keys[0])), []).append(index)
+            except FAULTS as error:
+                outcomes[index] = error
+        for node, indexes in there.items():
+            effort, part = Effort(within), [calls[index] for index in indexes]
+            try:
+                replies = self._at(node, renewing).call(script, part, effort)
+            except FAULTS as error:
+                self.map.silent(node)
+                with suppress(*FAULTS):  # for the next time
+                    self.map.look(min(within or _BRIEF, _BRIEFLY))
+                replies = [error] * len(indexes)
+            for index, reply in zip(indexes, replies, strict=True):
+                if isinstance(reply, MovedError | AskError):
+                    reply = self._follow(script, calls[index], effort, node, reply, renewing)
+                outcomes[index] = reply
+        return outcomes
+
+    def at(self, key: str) -> Connections:
+        return self._at(self.map.serving(bucket_of(key)))
+
+    def masters(self) -> list[Connections]:
+        return [self._at(node) for node in self.map.masters()]
+
+    def route(self, bucket: int) -> object:
+        return self.map.known(bucket)
+
+    def listen(self, channel: Channel, ready: Ready, hear: Hear) -> None:
+        def connect(node: Node) -> Any:
+            return self._at(node).make(_BRIEF)
+
+        ClusterInbox(self.map, connect, channel, ready, hear).listen()
+
+    def close(self) -> None:
+        for node in list(self._nodes.values()):
+            node.close()
+
+    def _at(self, node: Node, renewing: bool = False) -> Connections:
+        key = node, renewing
+        if key not in self._nodes:
+            kind, options = self.made
+            address = {"host": node.host, "port": node.port}
+            limit = _BRIEF if renewing else None
+            self._nodes[key] = Connections(kind, {**options, **address}, self.replicas, limit)
+        return self._nodes[key]
+
+    def _once(self, script: Script, call: Call, effort: Effort) -> Any:
+        call = (_whole(script, call[0]), call[1])
+        node = self.map.serving(bucket_of(call[0][0]))
+        try:
+            reply = self._at(node).call(script, [call], effort)[0]
+        except FAULTS:
+            self.map.silent(node)
+            raise
+        if isinstance(reply, MovedError | AskError):
+            return self._follow(script, call, effort, node, reply)
+        return reply
+
+    def _follow(
+        self,
+        script: Script,
+        call: Call,
+        effort: Effort,
+        node: Node,
+        said: Exception,
+        renewing: bool = False,
+    ) -> Any:
+        """The outcome of a call that was sent on to another node."""
+        for _ in range(_HOPS):
+            node, asking = self.map.told(bucket_of(call[0][0]), node, said), type(said) is AskError
+            try:
+                reply = self._at(node, renewing).call(script, [call], effort, asking)[0]
+            except FAULTS as error:
+                return error
+            if not isinstance(reply, MovedError | AskError):
+                return reply
+            said = reply
+        return Unserved(
+            "the nodes of the Redis cluster do not agree on who has this slot: see CLUSTER NODES "
+            f"at each ({said})"
+        )
+
+    def _patience(self, error: Exception) -> float:
+        """For how many seconds it is repeated; first the cluster is asked who serves what now."""
+        if isinstance(error, TooFewReplicas):
+            return self.PATIENCE  # nothing goes on that would bring more
+        try:
+            self.map.look()
+        except FAULTS:
+            return min(self.PATIENCE, self._failover)  # there is nobody who could take over
+        return self._failover
+
+
+def _whole(script: Script, keys: Sequence[str]) -> Sequence[str]:
+    # A server looks only whether the keys that a call names are there. A script that finds others
+    # while its slot moves would be stopped half-way; with a key that never exists it is refused
+    # before it begins, until the slot has arrived.
+    return [*keys, absent(keys[0])] if script.finds_keys else keys

@@ -1,0 +1,247 @@
+"""Connections that are kept, and scripts that are sent over them.
+
+They are `redis.Connection`s in a list of ours. redis-py's pools and clients hand an answer to the
+wrong caller when a time limit's signal strikes, and send again unseen; a pool's limit, its lock and
+its retries are not needed here. The recipe is in `ask`, and what is held to in all of this room:
+whoever has a connection is alone with it, it comes back only after every answer was read, and no
+int or float is given to be packed (hiredis runs signal handlers in their repr, and crashes).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import TimeoutError as AnswerTimeout
+
+from ...engine import process
+from ...errors import LockConfigError
+from .errors import FAULTS, TooFewReplicas
+from .scripts import Script
+
+Call: TypeAlias = "tuple[Sequence[str], Sequence[str]]"
+Command: TypeAlias = "tuple[str, ...]"
+
+# So many are kept while nobody uses them, the last ones used; and none but the last for longer than
+# so many seconds.
+KEPT, KEPT_FOR = 4, 60.0
+# One that was idle for so many seconds is looked at before use: the server may have gone and come
+# back. Found out only by sending, nobody could tell whether the command was executed.
+_FRESH = 1.0
+# Calls that are sent before the first answer is read: few enough for the buffers of a socket.
+_IN_FLIGHT = 4
+# A give-back is no promise: lost with a master, it lets the lease end the hold.
+_PROMISES = ("acquire", "renew", "heartbeat")
+
+
+class Replicas(NamedTuple):
+    """How many replicas have to have a hold before it counts, and how many seconds they have."""
+
+    needed: int = 0
+    timeout: float = 1.0
+
+    def checked(self) -> Replicas:
+        """Itself. Raises LockConfigError where it cannot be used."""
+        if type(self.needed) is not int or self.needed < 0:
+            raise LockConfigError(f"min_replicas={self.needed!r}: give their number, 0 for none")
+        return self
+
+
+NONE = Replicas()
+
+
+class Effort:
+    """What one command's way to its answer may take, in seconds for each answer, and has taken.
+
+    Attributes:
+        within: seconds for an answer, where they are fewer than the connection's own.
+        unheard: how often it was sent, and may have been executed, without an answer. Up to
+            `connect()` nothing is executed, and an error of the server's is an answer.
+    """
+
+    __slots__ = ("unheard", "within")
+
+    def __init__(self, within: float | None = None) -> None:
+        self.within = within
+        self.unheard = 0
+
+
+class Connections:
+    """Connections to one server. Threads and greenlets take one for the time of one exchange; a
+    forked child begins with none, and never touches the sockets that it inherited.
+
+    Args:
+        kind, options: redis-py's class of them, and its keywords.
+        replicas: how many have to have a hold before it counts.
+        limit: seconds for an answer and for a connect: those of the keep-alive thread, which has a
+            list of its own, as under gevent a socket belongs to the thread that made it.
+    """
+
+    def __init__(
+        self,
+        kind: type[Any],
+        options: Mapping[str, Any],
+        replicas: Replicas = NONE,
+        limit: float | None = None,
+    ) -> None:
+        self._kind = kind
+        self._options = dict(options)
+        self._limit = limit
+        self._pid = process.pid
+        self._idle: deque[tuple[float, Any]] = deque()
+        self._replicas = replicas
+
+    def call(
+        self, script: Script, calls: Sequence[Call], effort: Effort, asking: bool = False
+    ) -> list[Any]:
+        """The outcome of each call of a script: its reply, strings as bytes, or the error that the
+        server answered. `asking`: the slot of the one call is on its way to this node.
+
+        Raises:
+            RedisError, OSError: there is no answer, or too few replicas have what it promises.
+        """
+        found: list[Any] = []
+        for start in range(0, len(calls), _IN_FLIGHT):
+            part = calls[start : start + _IN_FLIGHT]
+            # Only the next command may go where the slot is not yet: no EVALSHA without its script.
+            replies = self._send(script, part, effort, by_sha=not asking, asking=asking)
+            if any(isinstance(reply, NoScriptError) for reply in replies):
+                # EVAL, not SCRIPT LOAD: a failover cannot come between. Twice is as good as once.
+                replies = self._send(script, part, effort, by_sha=False, asking=False)
+            found += replies
+        return found
+
+    def _send(
+        self, script: Script, calls: Sequence[Call], effort: Effort, by_sha: bool, asking: bool
+    ) -> list[Any]:
+        how = ("EVALSHA", script.sha) if by_sha else ("EVAL", script.source)
+        commands: list[Command] = [(*how, str(len(k)), *k, *args) for k, args in calls]
+        if asking:
+            commands.insert(0, ("ASKING",))
+        if not self._replicas.needed or script.name not in _PROMISES:
+            return self.ask(commands, effort)[asking:]
+        # It counts what was written on its own connection, so it goes along.
+        *replies, copies = self.ask([*commands, self._wait(effort.within)], effort)
+        if any(_promises(script, reply) for reply in replies[asking:]):
+            if isinstance(copies, Exception):
+                raise copies
+            if copies < self._replicas.needed:
+                effort.unheard += 1  # it has been executed, and does not count
+                raise TooFewReplicas(
+                    f"{copies} of {self._replicas.needed} replicas within "
+                    f"{self._replicas.timeout:g} s"
+                )
+        return replies[asking:]
+
+    def _wait(self, within: float | None) -> Command:
+        answer = min(filter(None, (within, self._limit, self._options["socket_timeout"])))
+        seconds = min(self._replicas.timeout, answer / 2)
+        return "WAIT", str(self._replicas.needed), str(max(round(seconds * 1000), 1))
+
+    def ask(self, commands: Sequence[Command], effort: Effort) -> list[Any]:
+        """Send commands together and read the answer to each; an error of the server's is one.
+
+        Raises:
+            RedisError, OSError: there is no answer to one of them.
+        """
+        while True:
+            link, idle = self._take(effort.within)
+            try:
+                if idle is None:
+                    link.connect()
+                effort.unheard += 1
+                link.send_packed_command(link.pack_commands(commands), check_health=False)
+                answers = [_read(link, effort.within) for _ in commands]
+                effort.unheard -= 1
+            except BaseException as error:
+                # Also at a signal in the middle of an answer: who came next would read the rest.
+                link.disconnect()
+                if idle is None or not isinstance(error, FAULTS):
+                    raise
+                silent = isinstance(error, AnswerTimeout | TimeoutError)
+                if silent and (effort.within or idle < _FRESH):
+                    raise
+                # It may have gone stale while nobody used it, which says nothing of the server; so
+                # may all others.
+                self.close()
+            else:
+                self._keep(link, idle is None, effort.within)
+                return answers
+
+    def make(self, within: float | None = None) -> Any:
+        """A connection that nobody keeps account of; it connects when it is used. `within`: seconds
+        for its connect and each answer, where they are fewer than its own."""
+        return self._made(within)
+
+    def fits(self, link: Any) -> bool:
+        """Whether a connection leads to where commands are to go now."""
+        return True
+
+    def close(self) -> None:
+        """Close what is idle. What is in use closes when its exchange fails."""
+        while self._idle:
+            try:
+                self._idle.pop()[1].disconnect()
+            except IndexError:  # another thread was faster
+                return
+
+    def _made(self, within: float | None, **address: Any) -> Any:
+        options = {**self._options, **address}
+        if least := min(filter(None, (within, self._limit)), default=None):
+            for name in ("socket_timeout", "socket_connect_timeout"):
+                options[name] = min(options[name], least)
+        return self._kind(**options)
+
+    def _take(self, within: float | None) -> tuple[Any, float | None]:
+        """A connection, and for how many seconds it was idle; None if it is new."""
+        if self._pid != process.pid:  # the answers to the parent's are the parent's
+            self._idle, self._pid = deque(), process.pid
+        now = time.monotonic()
+        while True:
+            try:
+                since, link = self._idle.pop()
+            except IndexError:
+                return self.make(within), None
+            if self.fits(link) and (now - since < _FRESH or _quiet(link)):
+                return link, now - since
+            link.disconnect()
+
+    def _keep(self, link: Any, new: bool, within: float | None) -> None:
+        if within and new and not self._limit:
+            link.disconnect()  # made for less time than the next one may need
+            return
+        now, idle = time.monotonic(), self._idle
+        idle.append((now, link))
+        try:
+            while len(idle) > KEPT or now - idle[0][0] > KEPT_FOR:
+                idle.popleft()[1].disconnect()
+        except IndexError:  # another thread took the last one
+            return
+
+
+def _read(link: Any, within: float | None) -> Any:
+    if within and not link.can_read(within):
+        raise AnswerTimeout(f"no answer within {within:g} s")
+    try:
+        return link.read_response(disable_decoding=True)
+    except ResponseError as error:
+        return error.with_traceback(None)  # which has the connection in it
+
+
+def _quiet(link: Any) -> bool:
+    """Whether a kept connection is as it was left: the end of one that was closed can be read."""
+    try:
+        return not link.can_read(0)
+    except FAULTS:  # what it is does not matter: another is made
+        return False
+
+
+def _promises(script: Script, reply: Any) -> bool:
+    if isinstance(reply, Exception):
+        return False
+    if script.name == "acquire":
+        return reply[0] in (b"HELD", b"PARKED")
+    return any(line == 1 or (isinstance(line, list) and line[0] == b"HELD") for line in reply)

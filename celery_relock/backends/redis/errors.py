@@ -1,0 +1,161 @@
+"""What redis-py raises, in this library's words: what is wrong, and what a person can do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import redis.exceptions as errors
+
+from ...errors import LockConfigError, LockUnavailable, RelockError
+
+# What redis-py and its sockets raise. All else is a mistake of somebody's, or was thrown in from
+# outside, such as a soft time limit: it goes on as it is.
+FAULTS = (errors.RedisError, OSError)
+
+
+class TooFewReplicas(errors.RedisError):
+    """A write was acknowledged by fewer replicas than it has to be."""
+
+
+# redis-py takes the code off the text of some errors and keeps the class; which ones differs from
+# version to version, so a code is looked for in both.
+_CLASSES = {
+    "TooFewReplicas": "TOOFEW",
+    "AuthenticationError": "NOAUTH",
+    "AuthorizationError": "NOPERM",
+    "AuthenticationWrongNumberOfArgsError": "NOAUTH",
+    "BusyLoadingError": "LOADING",
+    "OutOfMemoryError": "OOM",
+    "ReadOnlyError": "READONLY",
+    "NoPermissionError": "NOPERM",
+    "MasterDownError": "MASTERDOWN",
+    "ClusterDownError": "CLUSTERDOWN",
+    "TryAgainError": "TRYAGAIN",
+    "MovedError": "MOVED",
+    "AskError": "MOVED",
+    "ClusterCrossSlotError": "MOVED",
+    "InvalidResponse": "NOT-REDIS",
+}
+# An error inside a script comes wrapped. Redis 6.2: `Error running script (call to f_<sha>):
+# @user_script:1: @user_script: 1: -OOM command …`; since 7.0: `OOM command … script: <sha>, on
+# @user_script:1.`
+_WRAPPING = re.compile(
+    r"Error running script \(call to \w+\): |@?user_script: ?\d+: "
+    r"| script: [0-9a-f]+, on @user_script:\d+\.$"
+)
+_CODE = re.compile(r"(?:ERR )?-?([A-Z][A-Z-]+)\b")
+_TEXTS = (
+    (r"max number of clients reached", "MAXCLIENTS"),
+    (r"\[SSL.*(CERTIFICATE|WRONG_VERSION_NUMBER|UNKNOWN_CA)", "TLS"),
+    (r"unknown (redis )?command", "UNKNOWN"),
+    (r"the user executing the script can't|no permissions", "NOPERM"),
+    (r"DB index is out of range|SELECT is not allowed", "DATABASE"),
+    (r"without any password configured|no password is set|invalid password", "NOAUTH"),
+    (r"script killed by user", "KILLED"),
+    (r"WAIT cannot be used with replica", "READONLY"),  # since a moment ago
+)
+
+# code: what is wrong and what to do. Trying again later may help with these …
+_FOR_NOW = {
+    "READONLY": "this Redis is a read-only replica: a failover is going on, or the URL is not the "
+    "master's",
+    "OOM": "Redis is out of memory (maxmemory) and takes no writes: give it more, or free some",
+    "LOADING": "Redis has just started and still loads its data",
+    "MASTERDOWN": "this Redis is a replica that has lost its master",
+    "BUSY": "Redis is busy with a long script: see SCRIPT KILL, and who runs it",
+    "KILLED": "somebody stopped the script with SCRIPT KILL",
+    "NOREPLICAS": "Redis has too few replicas to take writes (min-replicas-to-write)",
+    "TOOFEW": "too few replicas have what was written (relock_min_replicas), so it does not count: "
+    "see INFO replication",
+    "UNBLOCKED": "this Redis has just become a replica",
+    "CLUSTERDOWN": "the Redis cluster is down, or nobody serves this slot",
+    "TRYAGAIN": "the Redis cluster is moving this slot",
+    "MISCONF": "Redis cannot save to its disk and takes no writes: see its log",
+    "MAXCLIENTS": "Redis has no connection left (maxclients)",
+    "NOT-REDIS": "what answers there does not speak Redis's protocol: check host and port",
+}
+# … and will not with these.
+_FOR_GOOD = {
+    "NOAUTH": "Redis refuses the login: check user and password in relock_url (or the URL that it "
+    "stands in for), special characters written as %40 and so on",
+    "NOPERM": "this Redis user may not do what locks need: give it the keys ~<namespace>:*, the "
+    "channels &<namespace>:* and the commands that docs/redis.md lists, or +@connection +@read "
+    "+@write +@scripting +@pubsub +time +info (ACL SETUSER)",
+    "WRONGTYPE": "the key of this lock is in use for something else; nothing was overwritten. Set "
+    "relock_namespace to a prefix that nobody else uses",
+    "UNKNOWN": "the server does not know a command that locks need: Redis 6.2 or newer, or Valkey, "
+    "is needed, without renamed commands",
+    "DATABASE": "Redis does not have the database that the URL names",
+    "MOVED": "this is one node of a Redis Cluster: set relock_url to "
+    "redis+cluster://host:port,host:port with some of its nodes",
+    "DENIED": "Redis is in protected mode and takes no connections from other machines",
+    "TLS": "the TLS connection failed: check rediss:// and the ssl_ options (relock_use_ssl)",
+    "NOSCRIPT": "Redis does not keep scripts",
+}
+_FOR_GOOD["WRONGPASS"] = _FOR_GOOD["NOAUTH"]
+_FOR_GOOD["RELOCK-FOREIGN"] = _FOR_GOOD["WRONGTYPE"]
+_FOR_GOOD["CROSSSLOT"] = _FOR_GOOD["ASK"] = _FOR_GOOD["MOVED"]
+
+_PASSING = frozenset(
+    (
+        *("READONLY", "LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "BUSY", "MAXCLIENTS"),
+        # After a failover the replicas need a moment to find the new master.
+        *("NOREPLICAS", "TOOFEW", "UNBLOCKED"),
+    )
+)
+
+
+def translate(error: Exception, where: str) -> RelockError:
+    """The error to raise instead: LockUnavailable where trying again later may help, else
+    LockConfigError. `where` is the verb that failed."""
+    code, said = _code(error), _WRAPPING.sub("", str(error)) or type(error).__name__
+    if code in _FOR_GOOD:
+        return LockConfigError(f"{where}: {_FOR_GOOD[code]} ({said})")
+    if code in _FOR_NOW:
+        return LockUnavailable(f"{where}: {_FOR_NOW[code]} ({said})")
+    if _is_of_the_way(error):
+        return LockUnavailable(f"{where}: Redis cannot be reached ({said})")
+    return LockConfigError(f"{where}: Redis refused the command ({error!r}: {error})")
+
+
+def passes(error: Exception) -> bool:
+    """Whether the same command may go through within seconds. After a failover READONLY and
+    MASTERDOWN are the old master's answers, and the next connection finds the new one."""
+    code = _code(error)
+    if code in _FOR_GOOD or code in _FOR_NOW:
+        return code in _PASSING
+    return _is_of_the_way(error)
+
+
+def check_server(info: Mapping[str, Any]) -> None:
+    """Hold a server's INFO against what the scripts need.
+
+    Raises:
+        LockConfigError: it is older than Redis 6.2. (Valkey reports the version of Redis that it
+            is compatible with, too.)
+    """
+    version = str(info.get("redis_version", ""))
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found and (int(found[1]), int(found[2])) < (6, 2):
+        raise LockConfigError(
+            f"Redis {version} is too old for celery-relock: it needs Redis 6.2 or newer, or Valkey"
+        )
+
+
+def _is_of_the_way(error: Exception) -> bool:
+    return isinstance(error, errors.ConnectionError | errors.TimeoutError | OSError)
+
+
+def _code(error: Exception) -> str:
+    """The code of an error of Redis's, or one of ours for what has none; "" if it is neither."""
+    for kind in type(error).__mro__:
+        if kind.__name__ in _CLASSES:
+            return _CLASSES[kind.__name__]
+    text = _WRAPPING.sub("", str(error))
+    found = _CODE.match(text)
+    if found and (found[1] in _FOR_NOW or found[1] in _FOR_GOOD):
+        return found[1]
+    said = (code for pattern, code in _TEXTS if re.search(pattern, text, re.IGNORECASE))
+    return next(said, "")

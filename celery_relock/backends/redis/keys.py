@@ -1,0 +1,116 @@
+"""Lock names to Redis keys: the one place that builds a key. `lua/README.md` has them all."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+from ...errors import LockConfigError
+
+SCHEMA = 2
+# More than there will be masters, and few enough for a look at all of them.
+CLUSTER_BUCKETS = 64
+# Longer names are cut and a digest of the whole is put behind. What is cut is longer than any name
+# that is kept, so the two kinds cannot meet.
+_LONGEST, _CUT = 120, 104
+_NAMESPACE = re.compile(r"[^\s{}\x00-\x1f]{1,60}")
+# As Redis finds it in a key: between the first brace and the next one that closes, if not empty.
+_TAG = re.compile(r"[^{]*\{([^}]+)\}")
+
+
+class Keys:
+    """The keys of one namespace.
+
+    All keys of a bucket share a hash tag, so one script call stays in one slot of a cluster. A
+    server has one bucket; in a cluster a name's own `{tag}`, or else the name, says which.
+
+    Raises:
+        LockConfigError: the namespace is empty, too long, or has spaces or braces.
+    """
+
+    def __init__(self, namespace: str, buckets: int = 1) -> None:
+        if not _NAMESPACE.fullmatch(namespace):
+            raise LockConfigError(
+                f"relock_namespace={namespace!r}: use 1 to 60 characters without spaces or braces"
+            )
+        self.namespace = namespace
+        self.buckets = buckets
+        self._fixed = lru_cache(maxsize=1024)(self._keys_of)
+
+    def bucket(self, name: str) -> int:
+        """The bucket that all keys of a lock are in."""
+        if self.buckets == 1:
+            return 0
+        tag = _TAG.match(name)
+        digest = hashlib.blake2b((tag[1] if tag else name).encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") % self.buckets
+
+    def prefix(self, bucket: int) -> str:
+        return f"{self.namespace}:{{{bucket}}}:"
+
+    def meta(self, bucket: int = 0) -> str:
+        return f"{self.prefix(bucket)}meta"
+
+    def inbox(self, process: str, bucket: int = 0) -> str:
+        return f"{self.prefix(bucket)}i:{process}"
+
+    def lock(self, name: str) -> str:
+        return self._of_lock("l", name)
+
+    def queue(self, name: str) -> str:
+        return self._of_lock("q", name)
+
+    def waiters(self, name: str) -> str:
+        return self._of_lock("w", name)
+
+    def due(self, bucket: int = 0) -> str:
+        return f"{self.prefix(bucket)}due"
+
+    def tombstone(self, execution_id: str, bucket: int = 0) -> str:
+        return f"{self.prefix(bucket)}d:{execution_id}"
+
+    def claim(self, names: Sequence[str], execution_id: str) -> list[str]:
+        """The keys of `acquire` and `release`: meta, tombstone and each lock.
+
+        Raises:
+            LockConfigError: in a cluster, the names are not all in one bucket.
+        """
+        meta, ended, locks = self._fixed(tuple(names))
+        return [meta, ended + execution_id, *locks]
+
+    def _keys_of(self, names: tuple[str, ...]) -> tuple[str, str, tuple[str, ...]]:
+        bucket = self.bucket(names[0])
+        if any(self.bucket(name) != bucket for name in names):
+            raise LockConfigError(
+                f"in a Redis Cluster the locks {', '.join(map(repr, names))} of one task lie apart "
+                "and cannot be acquired together: give their names a shared hash tag, as in "
+                '"order:{{{id}}}:stock" and "order:{{{id}}}:invoice"'
+            )
+        return self.meta(bucket), self.tombstone("", bucket), tuple(map(self.lock, names))
+
+    def _of_lock(self, kind: str, name: str) -> str:
+        return f"{self.prefix(self.bucket(name))}{kind}:{_stored(name)}"
+
+
+def bucket_of(key: str) -> int:
+    """The bucket of a key. A namespace has no braces, so the first ones are the bucket's."""
+    start = key.index("{") + 1
+    return int(key[start : key.index("}", start)])
+
+
+def absent(key: str) -> str:
+    """A key that never exists, in the bucket of this one."""
+    return key[: key.index("}") + 2] + "-"
+
+
+def _stored(name: str) -> str:
+    if len(name) <= _LONGEST // 4:
+        return name  # four bytes a character at the most
+    encoded = name.encode()
+    if len(encoded) <= _LONGEST:
+        return name
+    digest = base64.urlsafe_b64encode(hashlib.blake2b(encoded, digest_size=16).digest())
+    return encoded[:_CUT].decode(errors="ignore") + "~" + digest.decode().rstrip("=")

@@ -1,0 +1,51 @@
+"""The Lua scripts: read from `lua/`, the parts that they share put in, run by SHA.
+
+The grammar of their headers is in `lua/README.md`; a test holds each against the Python call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+FOLDER = Path(__file__).parents[2] / "lua"
+_USES = re.compile(r"^-- Uses: (?P<parts>.+)$", re.MULTILINE)
+
+
+class Script(NamedTuple):
+    """A verb. `finds_keys`: it uses keys that its call does not name."""
+
+    name: str
+    source: str
+    sha: str
+    finds_keys: bool
+
+
+@cache
+def scripts(where: str = "server") -> Mapping[str, Script]:
+    """Every verb by name, read once in a process.
+
+    Args:
+        where: `server`, `sentinel` or `cluster`. They differ in how a message is published
+            (`lib/publish*.lua`): whose listeners count depends on who else hears it.
+    """
+    parts = {f"lib/{path.stem}": path.read_text("utf-8") for path in FOLDER.glob("lib/*.lua")}
+    if where != "server":
+        parts["lib/publish"] = parts[f"lib/publish_{where}"]
+    return {path.stem: _script(path, parts) for path in sorted(FOLDER.glob("*.lua"))}
+
+
+def uses(text: str) -> list[str]:
+    """The shared parts that a script asks for, in their order."""
+    return [part.strip() for line in _USES.finditer(text) for part in line["parts"].split(",")]
+
+
+def _script(path: Path, parts: Mapping[str, str]) -> Script:
+    text = path.read_text("utf-8")
+    source = _USES.sub(lambda line: "\n".join(parts[part] for part in uses(line[0])), text)
+    sha = hashlib.sha1(source.encode()).hexdigest()
+    return Script(path.stem, source, sha, "lib/queue" in uses(text))

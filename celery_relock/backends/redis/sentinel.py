@@ -1,0 +1,250 @@
+"""Connections to the master that Sentinels name, wherever it moves.
+
+redis-py's own pool for it hands answers to the wrong caller when a signal strikes, and its look for
+the master believes the first Sentinel that answers, also one that was cut off with an old master.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from ...errors import LockConfigError, RelockError
+from .connections import Connections
+from .errors import FAULTS
+from .transport import Transport
+
+Address: TypeAlias = "tuple[str, int]"
+
+# Seconds for all Sentinels together to say where the master is.
+BUDGET = 2.0
+# How long the master's address is believed while its connections work, in seconds. After SENTINEL
+# FAILOVER the old master takes writes for up to ten seconds more, and forgets them.
+LOOK_EVERY = 2.0
+_LOOK_WITHIN, _LOOK_LATER = 0.5, 10.0
+# How long a Sentinel that was silent is not asked where another one knows.
+_SHUN = 10.0
+# A failover takes the time after which the Sentinels call a master down, and a few seconds more.
+_FAILOVER, _LONGEST = 10.0, 60.0
+
+
+class SentinelsAway(redis.ConnectionError):
+    """No Sentinel answers."""
+
+
+class MasterAway(redis.ConnectionError):
+    """The Sentinels answer, and there is no master now."""
+
+
+class Finder:
+    """Asks Sentinels where the master of a service is. Each look is on connections of its own: the
+    callers are native threads, greenlets and forked children, in which a signal may strike.
+
+    Args:
+        service: the name that the Sentinels have for the master (`master_name`).
+        hosts: the Sentinels.
+        options: of redis-py, for the connections to the Sentinels (`sentinel_kwargs`).
+        least: Sentinels that another one has to know of, to be believed (`min_other_sentinels`).
+        patience: seconds for which a failover is waited for; None goes by the Sentinels' settings.
+        manager: a redis-py `Sentinel` that has a way of its own to tell the address.
+
+    Attributes:
+        address: of the master, when it was last looked for; None before.
+
+    Raises:
+        LockConfigError: an option is none of redis-py's.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        hosts: Sequence[Address],
+        options: Mapping[str, Any] | None = None,
+        least: int = 0,
+        patience: float | None = None,
+        manager: Sentinel | None = None,
+    ) -> None:
+        self.service = service
+        self.hosts = tuple(hosts)
+        self.address: Address | None = None
+        self._options = dict(options or {})
+        self._least = least
+        self._patience = patience
+        self._manager = manager
+        self._down_after = 0.0
+        self._looked = -LOOK_EVERY
+        self._silent: dict[Address, float] = {}
+        try:
+            self._sentinel(self.hosts[0], BUDGET)
+        except (TypeError, ValueError, redis.RedisError) as error:
+            raise LockConfigError(f"sentinel_kwargs cannot be used: {error}") from error
+
+    @property
+    def asked(self) -> tuple[Any, ...]:
+        """What tells it from others."""
+        options = sorted(self._options.items(), key=repr)
+        return self.service, self.hosts, options, self._least, self._patience, type(self._manager)
+
+    @property
+    def patience(self) -> float:
+        """Seconds for which it makes sense to repeat a command while a failover goes on."""
+        if self._patience is not None:
+            return self._patience
+        return min(self._down_after + _FAILOVER, _LONGEST)
+
+    def find(self, within: float = BUDGET) -> Address:
+        """Ask for the master's address, for about so many seconds at the most.
+
+        Raises:
+            SentinelsAway, MasterAway: as it is now.
+            LockConfigError: the Sentinels do not know the service, or refuse to be asked.
+        """
+        self._looked = time.monotonic()
+        if self._manager is not None:
+            manager: Any = self._manager
+            host, port = manager.discover_master(self.service)
+            self.address = (host, port)
+            return self.address
+        votes, failures, services = self._ask_all(max(within / len(self.hosts), 0.1))
+        if not any(usable for _, _, usable, _ in votes):
+            raise self._nobody(votes, failures, services)
+        # The latest word counts. Of one epoch that of the Sentinel which leads the failover: it
+        # tells the new address while its own state, for seconds, still has the old one.
+        *_, self.address = max((epoch, moved, there) for epoch, moved, ok, there in votes if ok)
+        return self.address
+
+    def look(self) -> None:
+        """Look again if the last time is long ago; who does not answer changes nothing."""
+        now = time.monotonic()
+        if now - self._looked >= LOOK_EVERY:
+            try:
+                self.find(_LOOK_WITHIN)
+            except (*FAULTS, RelockError):
+                self._looked = now + _LOOK_LATER
+
+    def _ask_all(
+        self, each: float
+    ) -> tuple[list[tuple[int, bool, bool, Address]], dict[Address, Exception], set[str]]:
+        """What the Sentinels say (epoch, whether it has just moved, whether it can be used, where),
+        until more than half have said something that can: one may believe in an old master."""
+        votes: list[tuple[int, bool, bool, Address]] = []
+        failures: dict[Address, Exception] = {}
+        services: set[str] = set()
+        began = time.monotonic()
+        # Who was silent comes last, and just after that only where nobody else knows.
+        for host in sorted(self.hosts, key=lambda host: self._silent.get(host, 0.0)):
+            usable = sum(vote[2] for vote in votes)
+            shunned = began - self._silent.get(host, -_SHUN) < _SHUN
+            if 2 * usable > len(self.hosts) or (usable and shunned):
+                break
+            sentinel = self._sentinel(host, each)
+            (client,) = sentinel.sentinels
+            try:
+                masters: Any = client.sentinel_masters()
+                services |= masters.keys()
+                if self.service in masters:
+                    votes.append(self._vote(sentinel, masters[self.service]))
+                self._silent.pop(host, None)
+            except FAULTS as error:
+                failures[host] = error
+                self._silent[host] = time.monotonic()
+            finally:
+                client.close()
+        return votes, failures, services
+
+    def _vote(
+        self, sentinel: Sentinel, state: Mapping[str, Any]
+    ) -> tuple[int, bool, bool, Address]:
+        self._down_after = state["down-after-milliseconds"] / 1000
+        client: Any = sentinel.sentinels[0]
+        # Not by redis-py's own method for it: that of 6.4 fails.
+        told = client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service)
+        there = (state["ip"], state["port"]) if not told else (_text(told[0]), int(told[1]))
+        moved = there != (state["ip"], state["port"])
+        check: Any = sentinel.check_master_state
+        believed = state["num-other-sentinels"] >= self._least
+        usable = believed and (moved or bool(check(state, self.service)))
+        return int(state.get("config-epoch", 0)), moved, usable, there
+
+    def _sentinel(self, host: Address, timeout: float) -> Sentinel:
+        # No more than Celery's own clients send: a user of Sentinels may have few permissions.
+        options = {"protocol": 2, **self._options}
+        for name in ("socket_timeout", "socket_connect_timeout"):
+            options[name] = min(options.get(name) or timeout, timeout)
+        # redis-py 8 would try a Sentinel that is gone for seconds.
+        options["retry"] = Retry(NoBackoff(), 0)
+        return Sentinel([host], self._least, sentinel_kwargs=options)  # type: ignore[no-untyped-call]
+
+    def _nobody(
+        self,
+        votes: Sequence[tuple[int, bool, bool, Address]],
+        failures: Mapping[Address, Exception],
+        services: set[str],
+    ) -> Exception:
+        of = f"the master of {self.service!r}"
+        said = "; ".join(f"{host}:{port}: {error}" for (host, port), error in failures.items())
+        if votes:
+            *_, (host, port) = max(votes)
+            return MasterAway(
+                f"the Sentinels say that {of}, {host}:{port}, is down: a failover is going on, or "
+                f"no replica can take over; or they know too few others, and min_other_sentinels "
+                f"is {self._least}"
+            )
+        if services or not failures:
+            text = (
+                f"the Sentinels know no service {self.service!r}, but "
+                f"{', '.join(map(repr, sorted(services))) or 'none at all'}: correct master_name"
+            )
+            return MasterAway(f"{text} ({said})") if failures else LockConfigError(text)
+        refusals = redis.ResponseError, redis.AuthenticationError
+        if all(isinstance(error, refusals) for error in failures.values()):
+            return LockConfigError(
+                f"the Sentinels refuse to name {of}. Give their own password in sentinel_kwargs, "
+                "as {'password': …} (that in the URL is the master's), and the port of the "
+                "Sentinels. Their user needs +sentinel|masters and "
+                f"+sentinel|get-master-addr-by-name ({said})"
+            )
+        return SentinelsAway(f"no Sentinel answers that could name {of}: {said}")
+
+
+class ToMaster(Connections):
+    """Connections to whichever server is the master when they are made; those to the one before are
+    dropped."""
+
+    def __init__(self, finder: Finder, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._finder = finder
+
+    def make(self, within: float | None = None) -> Any:
+        host, port = self._finder.find(within or BUDGET)
+        return self._made(within, host=host, port=port)
+
+    def fits(self, link: Any) -> bool:
+        self._finder.look()
+        return (link.host, link.port) == self._finder.address
+
+
+class Watched(Transport):
+    """The server that Sentinels name. A command is repeated for as long as a failover takes."""
+
+    where = "sentinel"
+
+    def __init__(self, finder: Finder, *args: Any) -> None:
+        super().__init__(*args)
+        self._finder = finder
+
+    def _patience(self, error: Exception) -> float:
+        # Where nobody tells of a failover, none is waited for.
+        if isinstance(error, SentinelsAway):
+            return min(self.PATIENCE, self._finder.patience)
+        return self._finder.patience
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,231 @@
+"""Hearing what is published to one inbox.
+
+Not by redis-py's PubSub, which does not notice a connection whose other end is gone in silence.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import ClusterDownError, MovedError, ResponseError
+
+from ...engine.platform import native_lock, start_native_thread
+from ...engine.protocol import Notice
+from ...errors import LockUnavailable, RelockError
+from .errors import FAULTS, translate
+
+if TYPE_CHECKING:
+    from .cluster import Map, Node
+
+# A connection whose other end is gone in silence: asked after so many seconds without a word, given
+# up after so many.
+_ASK, _GIVE_UP = 15.0, 30.0
+# How often those of a cluster are held against what this process knows of it, how often it asks the
+# cluster itself, and how soon one that failed is tried again, in seconds.
+_LOOK_EVERY, _ASK_EVERY, _AGAIN = 0.5, 10.0, 2.0
+# How soon one of them sees that it is not needed any more, in seconds.
+_HEAR = 2.0
+
+
+class Subscription:
+    """One connection that hears channels, for one thread.
+
+    Args:
+        connect: makes a connection of redis-py's that nobody else uses.
+        sharded: the channels are those of a cluster, which are heard at the node of their slot. A
+            server before 7.0, or a user without the permission, hears as everywhere.
+
+    Raises:
+        LockUnavailable, LockConfigError: it cannot be had.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Any], channels: Sequence[str], sharded: bool = False
+    ) -> None:
+        self.link: Any = None
+        self._heard = self._asked = time.monotonic()
+        try:
+            self.link = connect()
+            self.link.connect()
+            if not (sharded and self._subscribe_sharded(channels)):
+                self._subscribe([("SUBSCRIBE", *channels)], len(channels))
+        except FAULTS as error:
+            self.close()
+            if isinstance(error, MovedError):
+                raise LockUnavailable(f"a slot of the inbox has moved: {error}") from error
+            raise translate(error, "listen") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def hear(self, seconds: float) -> Notice | None:
+        """The next notice, or None after so many seconds or for anything else that came.
+
+        Raises:
+            LockUnavailable: the connection is gone.
+        """
+        try:
+            if not self.link.can_read(seconds):
+                self._ask_after_silence()
+                return None
+            word = self._next()
+        except FAULTS as error:
+            raise LockUnavailable(f"the inbox lost its connection: {error}") from error
+        if word[0] == b"sunsubscribe":
+            raise LockUnavailable("a slot of the inbox has moved")
+        # An empty one asks whether anybody hears.
+        return _notice(word[2]) if word[0] in (b"message", b"smessage") and word[2] else None
+
+    def close(self) -> None:
+        if self.link is not None:
+            self.link.disconnect()
+
+    def _subscribe_sharded(self, channels: Sequence[str]) -> bool:
+        try:
+            # One command is for one slot. The first alone: it may be refused.
+            for part in (channels[:1], channels[1:]):
+                self._subscribe([("SSUBSCRIBE", channel) for channel in part], len(part))
+        except ResponseError as error:
+            if isinstance(error, MovedError | ClusterDownError):
+                raise
+            return False
+        return True
+
+    def _subscribe(self, commands: Sequence[tuple[str, ...]], count: int) -> None:
+        packed = self.link.pack_commands(commands)
+        self.link.send_packed_command(packed, check_health=False)
+        while count:
+            count -= self._next()[0] in (b"subscribe", b"ssubscribe")
+
+    def _next(self) -> Any:
+        word = self.link.read_response(disable_decoding=True)
+        self._heard = self._asked = time.monotonic()
+        return word if isinstance(word, list) else [word]
+
+    def _ask_after_silence(self) -> None:
+        now = time.monotonic()
+        if now - self._heard > _GIVE_UP:
+            raise LockUnavailable("the inbox's connection no longer answers")
+        if now - self._asked > _ASK:
+            self._asked = now
+            self.link.send_command("PING", check_health=False)
+
+
+class ClusterInbox:
+    """Hears an inbox at every master, for the buckets that it has: the scripts count who hears a
+    message, and a node knows only of its own listeners. Each is heard by a native thread; they
+    follow the buckets when slots move and when a replica takes over. Meanwhile heartbeats find what
+    was missed.
+
+    Args:
+        nodes: who has which bucket.
+        connect: makes a connection to one of them.
+        channel: the name of the inbox's channel in a bucket.
+        ready: called whenever one begins to hear.
+        hear: called with each notice.
+    """
+
+    def __init__(
+        self,
+        nodes: Map,
+        connect: Callable[[Node], Any],
+        channel: Callable[[int], str],
+        ready: Callable[[], None],
+        hear: Callable[[Notice], None],
+    ) -> None:
+        self._map = nodes
+        self._connect = connect
+        self._channel = channel
+        self._ready = ready
+        self._hear = hear
+        self._bell = native_lock()
+        self._bell.acquire()
+        self._ears: dict[Node, _Ear] = {}
+
+    def listen(self) -> None:
+        """Hear for ever.
+
+        Raises:
+            LockUnavailable, LockConfigError: nothing can be heard.
+        """
+        asked_at = 0.0
+        try:
+            while True:
+                now = time.monotonic()
+                if now - asked_at >= _ASK_EVERY or any(ear.error for ear in self._ears.values()):
+                    asked_at = now
+                    with suppress(*FAULTS):  # what is heard already is heard on
+                        self._map.look()
+                self._follow(now)
+                self._bell.acquire(timeout=_LOOK_EVERY)
+        finally:
+            for ear in self._ears.values():
+                ear.over = True
+
+    def _follow(self, now: float) -> None:
+        """See that each bucket is heard at its master."""
+        try:
+            masters = self._map.masters()
+        except FAULTS as error:
+            raise translate(error, "listen") from error
+        for node, buckets in masters.items():
+            ear = self._ears.get(node)
+            if ear is None or ear.buckets != buckets or (ear.error and now >= ear.again_at):
+                self._ears[node] = _Ear(buckets, ear)
+                start_native_thread(partial(self._be, node, self._ears[node]))
+        for node in self._ears.keys() - masters.keys():
+            self._ears.pop(node).over = True
+        errors = [ear.error for ear in self._ears.values()]
+        if errors[0] is not None and all(errors):
+            raise errors[0]
+
+    def _be(self, node: Node, ear: _Ear) -> None:
+        subscription = None
+        try:
+            channels = [self._channel(bucket) for bucket in ear.buckets]
+            subscription = Subscription(partial(self._connect, node), channels, sharded=True)
+            # Only now does the one before it end: what is heard twice does no harm.
+            ear.hears()
+            self._ready()
+            while not ear.over:
+                if (notice := subscription.hear(_HEAR)) is not None:
+                    self._hear(notice)
+        except RelockError as error:
+            ear.fails(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
+            ear.fails(LockUnavailable(f"the inbox at {node.host}:{node.port}: {error!r}"))
+        finally:
+            if subscription is not None:
+                subscription.close()
+            with suppress(RuntimeError):  # it rings already
+                self._bell.release()
+
+
+class _Ear:
+    """What is heard at one node: for which buckets, whether it is to end, and why it has ended."""
+
+    def __init__(self, buckets: Sequence[int], before: _Ear | None) -> None:
+        self.buckets = buckets
+        self.over = False
+        self.error: RelockError | None = None
+        self.again_at = 0.0
+        self._before = before
+
+    def hears(self) -> None:
+        if self._before is not None:
+            self._before.over = True
+            self._before = None
+
+    def fails(self, error: RelockError) -> None:
+        self.hears()
+        self.again_at = time.monotonic() + _AGAIN
+        self.error = error
+
+
+def _notice(data: bytes) -> Notice:
+    kind, execution_id, attempt_id, *fence = data.decode().split(" ")
+    return Notice(kind, execution_id, attempt_id, int(fence[0]) if fence else 0)

@@ -1,0 +1,398 @@
+"""From what a user writes, a URL or a client of redis-py, to connections of our own.
+
+Celery's spellings are rewritten: `redis+socket://`, `virtual_host`, `CERT_REQUIRED`, `sentinel://`
+in a row. redis-py's own reading of a URL lets mistakes pass (`/abc` is database 0, port 0 the
+default) and unquotes a query twice before its version 8, so the standard library takes it apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import redis
+import redis.cluster
+from redis.backoff import NoBackoff
+from redis.connection import URL_QUERY_ARGUMENT_PARSERS
+from redis.retry import Retry
+from redis.sentinel import Sentinel, SentinelConnectionPool
+
+from ...errors import LockConfigError
+from .cluster import FAILOVER, Cluster, Node, Remap
+from .connections import NONE, Connections, Replicas
+from .sentinel import Finder, ToMaster, Watched
+from .transport import Transport
+
+_Made = TypeVar("_Made", bound=Transport)
+
+_PARSERS: Mapping[str, Any] = URL_QUERY_ARGUMENT_PARSERS
+
+_SOCKETS = ("unix", "socket", "redis+socket")
+_SCHEMES = ("redis", "rediss", "sentinel", "redis+cluster", "rediss+cluster", *_SOCKETS)
+_EXAMPLE = "It looks like redis://:password@localhost:6379/0"
+# The next URL of a failover list; a password may have a semicolon of its own.
+_NEXT_URL = re.compile(r";(?=[\w+.-]+://)")
+_SECRETS = re.compile(r"([?&][^=&#]*pass[^=&#]*=)[^&#]*", re.IGNORECASE)
+_FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
+# What is taken from a URL or a client, besides `socket_…` and `ssl_…`: the rest is the client's own
+# affair, or Celery's.
+_TAKEN = {"host", "port", "path", "db", "client_name"}
+_TAKEN |= {"username", "password", "credential_provider"}
+
+
+def transport_for_url(
+    url: str,
+    ssl: Mapping[str, Any] | bool | None = None,
+    transport: Mapping[str, Any] | None = None,
+    replicas: Replicas = NONE,
+) -> Transport:
+    """The way to the Redis of a URL. It connects when it is first used.
+
+    Args:
+        url: `redis://`, `rediss://` (TLS), `unix:///path`, Celery's `redis+socket:///path`,
+            `redis+cluster://` or `rediss+cluster://` with nodes and commas, or `sentinel://` for
+            each Sentinel, with `;` between. Of the query, what only Celery or a redis-py client
+            needs is passed over.
+        ssl: as in Celery's `broker_use_ssl`: options whose names start with `ssl_`, or True.
+        transport: for Sentinels, as in Celery's transport options: `master_name`,
+            `sentinel_kwargs`, `min_other_sentinels`; and, also for a cluster, `patience`, the
+            seconds for which a failover is waited for.
+
+    Raises:
+        LockConfigError: the URL or an option cannot be used. The message has no password.
+    """
+    shown, first = safe_url(url), _NEXT_URL.split(url.strip())[0]
+    scheme = first.partition("://")[0].lower()
+    if scheme not in _SCHEMES:
+        raise LockConfigError(f"{shown or 'nothing'} is not the URL of a Redis. {_EXAMPLE}")
+    given = dict(transport or {})
+    if scheme == "sentinel":
+        return _of_sentinels(url, ssl, given, shown, replicas)
+    if "+cluster" in scheme:
+        return _of_cluster(url, ssl, given, shown, replicas)
+    return _server(_options(url, ssl, shown), replicas)
+
+
+def transport_for_client(
+    client: redis.Redis | redis.cluster.RedisCluster,
+    replicas: Replicas = NONE,
+) -> Transport:
+    """The way to the Redis of a client: same address, credentials, options, own connections.
+
+    Raises:
+        LockConfigError: the client leads to replicas.
+    """
+    if isinstance(client, redis.cluster.RedisCluster):
+        nodes: list[Any] = client.get_nodes()  # type: ignore[no-untyped-call]
+        seeds = sorted({Node(node.host, int(node.port)) for node in nodes})
+        pool = client.get_redis_connection(nodes[0]).connection_pool
+        return _cluster(seeds, of_pool(pool), replicas, client.nodes_manager.address_remap)
+    if isinstance(client.connection_pool, SentinelConnectionPool):
+        return _of_pool_of_sentinels(client.connection_pool, replicas)
+    return _server(of_pool(client.connection_pool), replicas)
+
+
+def of_pool(pool: redis.ConnectionPool) -> dict[str, Any]:
+    """How a pool reaches its server: class of connection, address, credentials, options."""
+    found = {
+        name: value
+        for name, value in pool.connection_kwargs.items()
+        if name in _TAKEN or name.startswith(("socket_", "ssl_"))
+    }
+    for name, seconds in (("socket_timeout", 5.0), ("socket_connect_timeout", 2.0)):
+        if found.get(name) is None:
+            found[name] = seconds  # a client may wait for ever, a lock must not
+    return {**found, "connection_class": pool.connection_class}
+
+
+def safe_url(url: str) -> str:
+    """The URL for messages and logs: passwords masked, also where it is not well formed."""
+    return ";".join(_masked(part) for part in _NEXT_URL.split(_SECRETS.sub(r"\1***", url)))
+
+
+def _masked(url: str) -> str:
+    scheme, found, rest = url.partition("://")
+    before, rest = (scheme + found, rest) if found else ("", url)
+    # Up to the last @: a password that was not escaped may have any character in it.
+    login, at, host = rest.rpartition("@")
+    if at:
+        name, colon, _ = login.partition(":")
+        return f"{before}{name + colon if colon else ''}***@{host}"
+    place = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    if not all(re.fullmatch(r"(\[.*\]|[^:]*)(:\d*)?", each) for each in place.split(",")):
+        return f"{before}{place.partition(':')[0]}:***"  # no port: a password without its @
+    return url
+
+
+def _server(options: dict[str, Any], replicas: Replicas) -> Transport:
+    kind, kwargs = _kind(options)
+    host = kwargs.get("host") or "localhost"
+    where = kwargs.get("path") or ("127.0.0.1" if host == "localhost" else host)
+    place = where, str(kwargs.get("port") or 6379), str(kwargs["db"])
+    lists = Connections(kind, kwargs, replicas), Connections(kind, kwargs, replicas, limit=1.0)
+    return _known(Transport(*lists, [place], replicas), options)
+
+
+def _watched(options: dict[str, Any], finder: Finder, replicas: Replicas) -> Watched:
+    kind, kwargs = _kind(options)
+    hosts = sorted(("127.0.0.1" if h == "localhost" else h, str(port)) for h, port in finder.hosts)
+    place = finder.service, *hosts, str(kwargs["db"])
+    work = ToMaster(finder, kind, kwargs, replicas)
+    renewals = ToMaster(finder, kind, kwargs, replicas, limit=1.0)
+    made = Watched(finder, work, renewals, [place], replicas)
+    return _known(made, options, finder.asked)
+
+
+def _cluster(
+    seeds: Sequence[Node],
+    options: dict[str, Any],
+    replicas: Replicas,
+    remap: Remap | None = None,
+    failover: float = FAILOVER,
+) -> Cluster:
+    kind, kwargs = _kind({**options, "db": 0})
+    for name in ("host", "port", "path"):
+        kwargs.pop(name, None)
+    # MOVED and ASK are errors of their own: before redis-py 6 only in this parser, gone in 8.
+    if parser := getattr(redis.cluster, "ClusterParser", None):
+        kwargs["parser_class"] = parser
+    made = Cluster(seeds, kind, kwargs, remap, replicas, failover)
+    return _known(made, options, remap, failover)
+
+
+def _known(made: _Made, options: Mapping[str, Any], *more: Any) -> _Made:
+    """The same, with what tells it from others; no password can be read in it."""
+    parts = type(made), sorted(made.place), made.replicas, sorted(options.items(), key=repr), more
+    made.fingerprint = hashlib.sha256(repr(parts).encode()).hexdigest()
+    return made
+
+
+def _kind(options: Mapping[str, Any]) -> tuple[type[Any], dict[str, Any]]:
+    """redis-py's class of connection, and its keywords: nothing below us repeats, and protocol 2 is
+    the same in every version, with no HELLO, which some proxies do not know."""
+    kwargs = {**options, "protocol": 2, "retry": Retry(NoBackoff(), 0), "encoding": "utf-8"}
+    kind = kwargs.pop("connection_class")
+    if hasattr(redis, "DriverInfo"):
+        kwargs["driver_info"] = None  # redis-py 8 reads its version from a file for each connection
+    kwargs["db"] = str(options["db"]) if options.get("db") else 0  # 0 is not sent
+    return kind, kwargs
+
+
+def _of_sentinels(
+    url: str, ssl: Any, given: dict[str, Any], shown: str, replicas: Replicas
+) -> Watched:
+    """As in Celery: login, database and options are those of the first URL, and the login is the
+    master's; `sentinel_kwargs` has one for the Sentinels."""
+    parts = _NEXT_URL.split(url.strip().rstrip(";"))
+    if any(";" in _hosts(part) or "," in _hosts(part) for part in parts):
+        raise LockConfigError(f"{shown}: write sentinel:// before each Sentinel, with ; between")
+    options, *others = [_options(part, ssl, shown) for part in parts]
+    if any(other["db"] not in (0, options["db"]) for other in others):
+        raise LockConfigError(
+            f"{shown}: Celery reads the database behind the first Sentinel alone: write it there"
+        )
+    hosts = [(each.pop("host"), each.pop("port")) for each in (options, *others)]
+    for part in parts:
+        given |= dict(parse_qsl(urlsplit(part).query))
+    service, login = given.get("master_name"), given.get("sentinel_kwargs") or {}
+    if not service or not isinstance(service, str):
+        raise LockConfigError(
+            f"{shown} needs the name that the Sentinels have for the master: write ?master_name=… "
+            "behind it, or set relock_transport_options = {'master_name': …}; where it is the URL "
+            "of the broker or the result backend, set it in their transport options"
+        )
+    if not isinstance(login, Mapping):
+        raise LockConfigError(
+            f"{shown}: sentinel_kwargs must be a dict, not {type(login).__name__}"
+        )
+    least = int(_number(given, "min_other_sentinels", 0, shown))
+    finder = Finder(service, hosts, login, least, _number(given, "patience", None, shown))
+    # A master that is silent is found out by nothing else, and there may be another one soon.
+    if "socket_timeout=" not in url:
+        options["socket_timeout"] = 2.0
+    return _watched(options, finder, replicas)
+
+
+def _of_pool_of_sentinels(pool: SentinelConnectionPool, replicas: Replicas) -> Watched:
+    if not pool.is_master:
+        raise LockConfigError(
+            f"the client for {pool.service_name!r} leads to its replicas, where nothing can be "
+            "locked: make it with Sentinel.master_for"
+        )
+    manager = pool.sentinel_manager
+    reached = [client.connection_pool.connection_kwargs for client in manager.sentinels]
+    hosts = [(each.get("host", "localhost"), each.get("port", 26379)) for each in reached]
+    own = type(manager).discover_master is not Sentinel.discover_master
+    finder = Finder(
+        pool.service_name,
+        hosts,
+        manager.sentinel_kwargs,
+        manager.min_other_sentinels,
+        manager=manager if own else None,
+    )
+    options = of_pool(pool)
+    secure = issubclass(pool.connection_class, redis.SSLConnection)
+    options["connection_class"] = redis.SSLConnection if secure else redis.Connection
+    return _watched(options, finder, replicas)
+
+
+def _of_cluster(
+    url: str, ssl: Any, given: dict[str, Any], shown: str, replicas: Replicas
+) -> Cluster:
+    scheme, _, rest = url.strip().partition("://")
+    place = re.split("[/?#]", rest.rpartition("@")[2], maxsplit=1)[0]
+    if not place or "://" in rest:
+        raise LockConfigError(
+            f"{shown} is not the URL of a cluster, such as "
+            "redis+cluster://user:password@node1:6379,node2:6379"
+        )
+    secure = scheme.lower().partition("+")[0]
+    login, tail = rest.rpartition("@")[:2], rest.rpartition("@")[2][len(place) :]
+    seeds, options = [], {}
+    for each in place.split(","):
+        options = _options(f"{secure}://{''.join(login)}{each}{tail}", ssl, shown)
+        seeds.append(Node(options["host"], options["port"]))
+    if options["db"]:
+        raise LockConfigError(f"{shown}: a cluster has the database 0 alone: leave it out")
+    given |= dict(parse_qsl(urlsplit(url).query))
+    patience = _number(given, "patience", FAILOVER, shown)
+    return _cluster(seeds, options, replicas, None, FAILOVER if patience is None else patience)
+
+
+def _options(url: str, ssl: Any, shown: str) -> dict[str, Any]:
+    """redis-py's options of one URL, and its class of connection."""
+    try:
+        parts = urlsplit(url.strip())
+        query = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+        if parts.port == 0 or parts.fragment or ";" in (parts.hostname or ""):
+            raise ValueError
+    except ValueError:  # its own text may quote the password
+        raise LockConfigError(
+            f"{shown} is not a URL. {_EXAMPLE}; in a password, write @ as %40, / as %2F, "
+            "? as %3F, # as %23, % as %25"
+        ) from None
+    found: dict[str, Any] = {
+        "socket_timeout": 5.0,
+        "socket_connect_timeout": 2.0,
+        "client_name": "celery-relock",
+    }
+    login = {"username": unquote(parts.username or ""), "password": unquote(parts.password or "")}
+    found |= {name: value or query.get(name) for name, value in login.items()}
+    found |= _converted(query, shown)
+    if "credential_provider" in found:
+        del found["username"], found["password"]
+    secure = _tls(query, ssl, parts.scheme, shown)
+    if parts.scheme in _SOCKETS:
+        if parts.hostname or not parts.path.strip("/"):
+            raise LockConfigError(
+                f"{shown} names no socket. Its path begins with a third slash: "
+                "unix:///run/redis.sock"
+            )
+        found.pop("socket_keepalive", None)
+        kind = redis.UnixDomainSocketConnection
+        return {**found, "connection_class": kind, "path": unquote(parts.path),
+                "db": _database(query, "", shown)}  # fmt: skip
+    found["host"] = parts.hostname or "localhost"
+    found["port"] = parts.port or (26379 if parts.scheme == "sentinel" else 6379)
+    found["db"] = _database(query, parts.path.strip("/"), shown)
+    if secure is None:
+        return {**found, "connection_class": redis.Connection}
+    return {**found, "connection_class": redis.SSLConnection, **secure}
+
+
+def _database(query: Mapping[str, str], path: str, shown: str) -> int:
+    text = (query.get("db") or unquote(path) or query.get("virtual_host") or "0").strip("/")
+    if not text.isdecimal():
+        raise LockConfigError(f"{shown}: the database, behind the slash, must be a number")
+    return int(text)
+
+
+def _converted(query: Mapping[str, Any], shown: str) -> dict[str, Any]:
+    """What a query says of a connection, as redis-py reads it."""
+    found: dict[str, Any] = {}
+    for name, text in query.items():
+        if name not in ("client_name", "credential_provider") and not name.startswith("socket_"):
+            continue
+        try:
+            found[name] = (
+                _provider(text) if name == "credential_provider" else _PARSERS.get(name, str)(text)
+            )
+        except (ValueError, ImportError, AttributeError) as error:
+            raise LockConfigError(f"{shown}: {name}={text!r} cannot be used") from error
+    return found
+
+
+def _provider(dotted: str) -> Any:
+    """An object that asks for credentials at each connection; Celery names its class in the URL."""
+    module, _, name = dotted.replace(":", ".").rpartition(".")
+    return getattr(import_module(module), name)()
+
+
+def _tls(
+    query: Mapping[str, str], ssl: Mapping[str, Any] | bool | None, scheme: str, shown: str
+) -> dict[str, Any] | None:
+    """The options of TLS, from the query and as the app has them; None: it is in the clear."""
+    if ssl is not None and not isinstance(ssl, Mapping | bool):
+        raise LockConfigError(
+            f"{shown}: TLS options are a dict or True, not {type(ssl).__qualname__}"
+        )
+    options: dict[str, Any] = {n: text for n, text in query.items() if n.startswith("ssl_")}
+    options |= ssl if isinstance(ssl, Mapping) else {}
+    if not (options or ssl or scheme == "rediss"):
+        return None
+    if scheme in _SOCKETS:
+        raise LockConfigError(f"{shown}: a unix socket has no TLS, so drop the TLS options")
+    if not (ssl or scheme in ("rediss", "sentinel")):
+        raise LockConfigError(f"{shown} has TLS options, so it must begin with rediss://")
+    _check_tls(options, shown)
+    # Celery's and redis-py's ways to say how the server's certificate is checked, as one.
+    given = options.get("ssl_cert_reqs", "required")
+    text = "none" if given is None else str(getattr(given, "name", given))
+    checks = options["ssl_cert_reqs"] = text.lower().removeprefix("cert_")
+    if checks not in ("required", "optional", "none"):
+        raise LockConfigError(
+            f"{shown}: ssl_cert_reqs={given!r} cannot be used. It takes 'required', 'optional' or "
+            "'none'"
+        )
+    if isinstance(check := options.get("ssl_check_hostname"), str):
+        options["ssl_check_hostname"] = _PARSERS["ssl_check_hostname"](check)
+    if checks == "none":
+        # Python refuses to compare the name in a certificate that it does not look at.
+        options["ssl_check_hostname"] = False
+    return options
+
+
+def _check_tls(options: Mapping[str, Any], shown: str) -> None:
+    known = [n for n in signature(redis.SSLConnection).parameters if n.startswith("ssl_")]
+    for name, value in options.items():
+        if name not in known:
+            raise LockConfigError(f"{shown}: no TLS option {name!r}. There are {', '.join(known)}")
+        # Else it would look as if the server were away.
+        if name in _FILES and value and not Path(value).exists():
+            raise LockConfigError(f"{shown}: {name}={value!r}: there is no such file")
+
+
+def _hosts(url: str) -> str:
+    """Host and port of a URL, also where they are not well formed."""
+    return re.split("[/?]", url.partition("://")[2].rpartition("@")[2], maxsplit=1)[0]
+
+
+def _number(given: Mapping[str, Any], name: str, default: float | None, shown: str) -> Any:
+    value = given.get(name)
+    if value is None:
+        return default
+    try:
+        if (number := float(value)) >= 0:
+            return number
+    except (TypeError, ValueError):
+        pass
+    raise LockConfigError(
+        f"{shown}: {name}={value!r}: patience (seconds) and min_other_sentinels are numbers from "
+        "0 on"
+    )

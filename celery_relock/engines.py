@@ -1,0 +1,137 @@
+"""The engines of this process: one for each Redis, way to reach it, and namespace, so that all
+locks share its connections and its inbox. Nothing else imports both the engine and a backend.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import redis
+from redis.cluster import RedisCluster
+
+from .backends.redis.backend import RedisBackend
+from .backends.redis.connections import Replicas
+from .backends.redis.transport import Transport
+from .backends.redis.urls import transport_for_client, transport_for_url
+from .engine.engine import Engine
+from .errors import LockConfigError
+
+NAMESPACE = "relock"
+# So many URLs have an engine that is kept while no lock uses it; those used last.
+MOST_URLS = 100
+
+# Keys are digests: what leads to a Redis has a password in it. An engine lives as long as one of
+# its clients does, or the function that made one, or one of its locks.
+_engines: WeakValueDictionary[str, Engine] = WeakValueDictionary()
+_by_url: dict[str, Engine] = {}
+_by_client: WeakKeyDictionary[Any, dict[tuple[Any, ...], Engine]] = WeakKeyDictionary()
+
+
+def engine_for(
+    place: object,
+    namespace: str = NAMESPACE,
+    ssl: Mapping[str, Any] | bool | None = None,
+    transport: Mapping[str, Any] | None = None,
+    replicas: tuple[int, float] = (0, 1.0),
+) -> Engine:
+    """The engine for a URL, for a client of redis-py, or for a function that makes such a client.
+
+    Args:
+        ssl, transport: TLS and Sentinel options, for a URL alone: a client has its own.
+        replicas: how many have to have a hold before it counts, and the seconds they have for it.
+
+    Raises:
+        LockConfigError: it is none of these, or its parts or the namespace cannot be used.
+    """
+    if isinstance(place, str):
+        return engine_for_url(place, namespace, ssl, transport, replicas)
+    if callable(place) and not isinstance(place, type):
+        return engine_for_factory(place, namespace, replicas)
+    return engine_for_client(place, namespace, replicas)
+
+
+def engine_for_url(
+    url: str,
+    namespace: str = NAMESPACE,
+    ssl: Mapping[str, Any] | bool | None = None,
+    transport: Mapping[str, Any] | None = None,
+    replicas: tuple[int, float] = (0, 1.0),
+) -> Engine:
+    """The engine for a Redis URL.
+
+    Raises:
+        LockConfigError: the URL or the namespace cannot be used.
+    """
+    key = _digest(url, namespace, ssl, transport, replicas)
+    # What was used last stands last.
+    found = _by_url.pop(key, None)
+    if found is None:
+        made = transport_for_url(url, ssl, transport, Replicas(*replicas).checked())
+        found = _engine(made, namespace)
+    _by_url[key] = found
+    for old in list(_by_url)[:-MOST_URLS]:
+        _by_url.pop(old, None)
+    return found
+
+
+def engine_for_factory(
+    make: Callable[[], object], namespace: str = NAMESPACE, replicas: tuple[int, float] = (0, 1.0)
+) -> Engine:
+    """The engine for a function without arguments that returns a redis-py client. It is called once
+    in a process, when its first lock is asked for; the client itself is not used.
+
+    Raises:
+        LockConfigError: it fails, or what it returns is no synchronous client of redis-py.
+    """
+    found = _of(make)
+    if (namespace, replicas) not in found:
+        try:
+            client = make()
+        except Exception as error:
+            name = getattr(make, "__qualname__", repr(make))
+            raise LockConfigError(f"{name}() makes no Redis client: {error!r}") from error
+        found[namespace, replicas] = engine_for_client(client, namespace, replicas)
+    return found[namespace, replicas]
+
+
+def engine_for_client(
+    client: object, namespace: str = NAMESPACE, replicas: tuple[int, float] = (0, 1.0)
+) -> Engine:
+    """The engine for a redis-py client: same address, credentials and options, own connections.
+    Clients come and go; those that reach a server in one way share one engine.
+
+    Raises:
+        LockConfigError: it is no synchronous client of redis-py.
+    """
+    if not isinstance(client, redis.Redis | RedisCluster):
+        kind = f"{type(client).__module__}.{type(client).__qualname__}"
+        raise LockConfigError(
+            "a lock needs a redis.Redis client or the URL of a Redis, or a function that makes a "
+            f"client, not {kind}: clients of redis.asyncio cannot be used in this release"
+        )
+    kept = client.nodes_manager if isinstance(client, RedisCluster) else client.connection_pool
+    found = _of(kept)
+    if (namespace, replicas) not in found:
+        made = transport_for_client(client, Replicas(*replicas).checked())
+        found[namespace, replicas] = _engine(made, namespace)
+    return found[namespace, replicas]
+
+
+def _of(what: Any) -> dict[tuple[Any, ...], Engine]:
+    try:
+        return _by_client.setdefault(what, {})
+    except TypeError:  # an object that has no hash, or no weak references
+        return {}
+
+
+def _engine(made: Transport, namespace: str) -> Engine:
+    # Nothing connects yet, so when two threads make one at the same time, the later is dropped.
+    key = _digest(made.fingerprint, namespace)
+    return _engines.setdefault(key, Engine(RedisBackend(made, namespace)))
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()

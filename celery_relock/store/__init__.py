@@ -1,1 +1,0 @@
-"""The only code that talks to Redis: connections, keys, scripts, and verbs turned into answers."""

@@ -1,0 +1,481 @@
+"""Locks in a Redis Cluster: each goes to its node, also while its slot goes to another one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import redis
+
+from celery_relock import errors
+from celery_relock.backends.redis.keys import CLUSTER_BUCKETS as BUCKETS
+from celery_relock.backends.redis.keys import Keys
+from celery_relock.engine import ids
+from celery_relock.engine.engine import Engine
+from celery_relock.engine.lease import Lease, State
+from celery_relock.engine.protocol import Claim, Held, Parked, ParkRequest, Queued, Renewal
+from celery_relock.engines import engine_for
+from celery_relock.lock import Lock
+from tests.backends.redis.test_permissions import least
+from tests.engine.conftest import Runs
+from tests.support import RedisServer, wait_for
+from tests.support.backends import backend_of
+from tests.support.cluster import ClusterServers
+from tests.support.tls import Authority, speaks_tls
+
+
+@pytest.fixture(scope="module")
+def cluster(redis_binary: str) -> Iterator[ClusterServers]:
+    servers = ClusterServers(redis_binary, replicas=False)
+    yield servers
+    servers.stop()
+
+
+@pytest.fixture
+def runs(cluster: ClusterServers, namespace: str) -> Callable[..., Runs]:
+    return lambda: Runs(Engine(cluster.backend(namespace)))
+
+
+def keys_at(node: RedisServer, namespace: str) -> list[str]:
+    with redis.Redis(port=node.port) as client:
+        found = [key.decode() for key in client.scan_iter(match=f"{namespace}:*", count=1000)]
+    return [key for key in found if not key.endswith("}:meta")]
+
+
+def waiting(runs: Runs, lease: Lease) -> threading.Thread:
+    """Acquire in a thread; returns when the lease stands in line."""
+    thread = threading.Thread(target=lambda: runs.engine.acquire(lease, 30.0), daemon=True)
+    thread.start()
+    wait_for(lambda: lease.state is State.WAITING)
+    return thread
+
+
+def key_of(name: str, namespace: str) -> str:
+    return Keys(namespace, BUCKETS).lock(name)
+
+
+def hears(cluster: ClusterServers, runs: Runs, node: RedisServer, name: str) -> bool:
+    """Whether an engine listens at a node for the bucket of a lock."""
+    keys: Keys = runs.engine.backend._keys  # type: ignore[attr-defined]
+    channel = keys.inbox(runs.engine._inbox.name, keys.bucket(name))
+    sharded = cluster.admin(node).info("server")["redis_version"] >= "7"
+    kind = "SHARDCHANNELS" if sharded else "CHANNELS"
+    return bool(cluster.admin(node).execute_command("PUBSUB", kind, channel))
+
+
+def other_than(cluster: ClusterServers, node: RedisServer) -> RedisServer:
+    return next(each for each in cluster.nodes if each is not node)
+
+
+def test_locks_are_spread_over_all_nodes_and_leave_nothing_behind(
+    cluster: ClusterServers, runs: Callable[..., Runs], namespace: str
+) -> None:
+    one = runs()
+    leases = [one.held(f"name-{number}") for number in range(100)]
+    assert all(len(keys_at(node, namespace)) > 10 for node in cluster.nodes)
+    assert all(one.release(lease) for lease in leases)
+    assert [keys_at(node, namespace) for node in cluster.nodes] == [[], [], []]
+
+
+def test_a_node_that_has_no_scripts_is_given_them(
+    cluster: ClusterServers, runs: Callable[..., Runs]
+) -> None:
+    one = runs()
+    for _ in range(2):
+        leases = [one.held(f"name-{number}") for number in range(12)]
+        for node in cluster.nodes:
+            cluster.admin(node).script_flush()
+        assert one.engine.backend.renew([beat for lease in leases for beat in lease.renewals()])
+        assert all(one.release(lease) for lease in leases)
+
+
+def test_a_client_of_another_layout_refuses_to_start(
+    cluster: ClusterServers, runs: Callable[..., Runs], namespace: str
+) -> None:
+    one = runs()
+    one.release(one.held("a"))
+    other = Runs(Engine(cluster.backend(namespace, buckets=16)))
+    with pytest.raises(errors.LockConfigError, match=r"64 buckets; this is schema 2, 16 buckets"):
+        other.held("a")
+
+
+def test_a_plain_url_to_a_node_says_how_to_spell_it(cluster: ClusterServers) -> None:
+    # The check of the layout looks for the first bucket, which one node has.
+    elsewhere = next(
+        node for node in cluster.nodes if node is not cluster.master_of(Keys("plain").meta())
+    )
+    with pytest.raises(errors.LockConfigError, match=r"redis\+cluster://host:port"):
+        Lock(f"redis://127.0.0.1:{elsewhere.port}/0", "a", namespace="plain").acquire()
+
+
+def test_the_url_of_a_cluster_needs_one(redis_server: RedisServer) -> None:
+    with pytest.raises(errors.LockConfigError, match="no node of a Redis Cluster: set relock_url"):
+        Lock(f"redis+cluster://127.0.0.1:{redis_server.port}", "a").acquire()
+
+
+def test_the_inbox_listens_for_each_bucket_at_its_master(
+    cluster: ClusterServers, runs: Callable[..., Runs], namespace: str
+) -> None:
+    backend, ready, heard = cluster.backend(namespace), threading.Event(), []
+
+    def listen() -> None:
+        with suppress(errors.LockUnavailable):  # the servers are stopped in the end
+            backend.listen("me", ready.set, heard.append)
+
+    threading.Thread(target=listen, daemon=True).start()
+    assert ready.wait(10)
+    names = [f"name-{number}" for number in range(40)]
+    for name in names:
+        assert isinstance(backend.acquire(claim(name), 0.0, "me"), Held)
+        assert backend.force_release(name)
+    wait_for(lambda: sorted(notice.execution_id for notice in heard) == sorted(names))
+    assert {notice.kind for notice in heard} == {"lost"}
+
+
+def claim(name: str, run: str = "") -> Claim:
+    return Claim(run or name, "n", run or name, (name,), (1,), 30.0)
+
+
+def test_a_bucket_where_nothing_was_parked_is_looked_at_again(
+    cluster: ClusterServers, namespace: str
+) -> None:
+    looks, parks = cluster.backend(namespace), cluster.backend(namespace)
+    assert looks.resume("h", "by").recheck is None
+    assert isinstance(parks.acquire(claim("a")), Held)
+    park_request = ParkRequest("text", "h", "t", patience=0.0)
+    assert isinstance(parks.park(claim("a", "waits"), park_request), Parked)
+    found = wait_for(lambda: looks.resume("h", ids.new_attempt_id()).messages, timeout=20)
+    assert [message.execution_id for message in found] == ["waits"]
+    assert looks.resume("h", "by").recheck is not None
+    assert looks.withdraw("waits", 60.0).had
+    assert parks.release(["a"], "a", "n").had
+
+
+def test_a_url_that_cannot_be_used_says_why() -> None:
+    with pytest.raises(errors.LockConfigError, match="the database 0 alone"):
+        engine_for("redis+cluster://h1:7000,h2:7000/3")
+    with pytest.raises(errors.LockConfigError, match="not the URL of a cluster"):
+        engine_for("redis+cluster://")
+    with pytest.raises(errors.LockConfigError) as problem:
+        engine_for("redis+cluster://:s3cret@h1:70000,h2")
+    assert "s3cret" not in str(problem.value)
+
+
+def test_the_names_of_one_claim_share_a_hash_tag_or_are_refused(
+    cluster: ClusterServers, runs: Callable[..., Runs]
+) -> None:
+    one = runs()
+    with pytest.raises(
+        errors.LockConfigError, match=r'shared hash tag, as in "order:\{\{\{id\}\}\}:'
+    ):
+        one.held("order:1:stock", "order:1:invoice")
+    names = "order:{1}:invoice", "order:{1}:stock"
+    both = one.held(*names)
+    other = one.lease(*names)
+    assert not isinstance(one.engine.acquire(other), Held)
+    assert one.release(both)
+    assert [one.engine.inspect(name).holds for name in names] == [(), ()]
+
+
+CLUSTER_RIGHTS = ("+cluster|slots", "+asking", "+ssubscribe", "+spublish")
+
+
+def test_the_rights_that_the_page_lists_are_enough(
+    cluster: ClusterServers, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "redis.md").read_text()
+    assert f"`{' '.join(CLUSTER_RIGHTS)}`" in page
+    rules = [rule.replace("relock", namespace) for rule in least()]
+    sharded = cluster.admin(cluster.nodes[0]).info("server")["redis_version"] >= "7"
+    rights = [
+        each for each in CLUSTER_RIGHTS if sharded or ("pub" not in each and "ssub" not in each)
+    ]
+    for node in cluster.nodes:
+        rules_here = ["on", ">few", *rules, *rights]
+        cluster.admin(node).execute_command("ACL", "SETUSER", "few", *rules_here)
+    url = cluster.url.replace("://", "://few:few@")
+    one, two = (Runs(Engine(backend_of(url, namespace))) for _ in "12")
+    holder, waiter = one.held("a", "{a}b"), two.lease("a", "{a}b")
+    thread = waiting(two, waiter)
+    slot, source = cluster.slot_of("a", namespace), cluster.master_of(key_of("a", namespace))
+    cluster.begin_move(slot, other_than(cluster, source))
+    assert one.engine.backend.renew(holder.renewals()) == [True, True]
+    cluster.end_move(slot, source, other_than(cluster, source))
+    assert one.release(holder)
+    thread.join(20)
+    assert two.release(waiter)
+    assert "hears of" not in caplog.text
+
+
+def test_without_the_right_to_ask_who_has_a_slot_it_says_so(
+    cluster: ClusterServers, namespace: str
+) -> None:
+    rules = [rule.replace("relock", namespace) for rule in least()]
+    for node in cluster.nodes:
+        cluster.admin(node).execute_command("ACL", "SETUSER", "blind", "on", ">few", *rules)
+    with pytest.raises(errors.LockConfigError, match="may not do what locks need"):
+        Lock(cluster.url.replace("://", "://blind:few@"), "a", namespace=namespace).acquire()
+
+
+def test_nodes_are_reached_by_tls(redis_binary: str, tmp_path: Path, namespace: str) -> None:
+    if not speaks_tls(redis_binary):
+        pytest.skip("this Redis was built without TLS")
+    authority = Authority(tmp_path)
+    certificate, key = authority.certificate("worker")
+    options = {
+        "ssl_ca_certs": authority.ca,
+        "ssl_certfile": certificate,
+        "ssl_keyfile": key,
+        "ssl_check_hostname": False,  # the nodes are called localhost, and tell their addresses
+    }
+    servers = ClusterServers(redis_binary, replicas=False, authority=authority)
+    try:
+        one, two = (Runs(engine_for(servers.url + q, namespace, options)) for q in ("", "?a=1"))
+        holders = [one.held(f"name-{number}") for number in range(10)]
+        waiter = two.lease("name-1")
+        thread = waiting(two, waiter)
+        assert all(one.release(holder) for holder in holders)
+        thread.join(20)
+        assert two.release(waiter)
+        with pytest.raises(errors.LockConfigError, match="the TLS connection failed"):
+            engine_for(servers.url, namespace, {**options, "ssl_check_hostname": True}).inspect("a")
+    finally:
+        servers.stop()
+
+
+def test_a_url_and_a_client_are_one_place(cluster: ClusterServers, namespace: str) -> None:
+    with cluster.client() as client:
+        assert engine_for(client, namespace).backend == engine_for(cluster.url, namespace).backend
+        assert engine_for(client, namespace).backend != engine_for(cluster.url, "other").backend
+        with client.lock("a", lock_class=Lock) as locked:
+            assert locked.fence
+
+
+def test_more_than_a_hundred_leases_of_one_bucket_are_each_told_their_own_answer(
+    cluster: ClusterServers, namespace: str
+) -> None:
+    one = Runs(Engine(cluster.backend(namespace, buckets=1)))
+    leases = [one.held(f"n{number}") for number in range(250)]
+    renewals = [beat for lease in leases for beat in lease.renewals()]
+    for number in (99, 100, 170):
+        one.engine.backend.force_release(f"n{number}")
+    kept = one.engine.backend.renew(renewals)
+    assert [number for number, alive in enumerate(kept) if not alive] == [99, 100, 170]
+    for lease in leases:
+        one.release(lease)
+
+
+def test_the_dangers_of_all_nodes_are_told(
+    cluster: ClusterServers, runs: Callable[..., Runs]
+) -> None:
+    node = cluster.admin(cluster.nodes[1])
+    node.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        found = runs().engine.backend.dangers()
+    finally:
+        node.config_set("maxmemory-policy", "noeviction")
+    assert any("allkeys-lru" in text for text in found)
+    assert sum("appendonly" in text for text in found) == 1
+
+
+def test_a_hold_and_a_waiter_live_through_every_phase_of_a_move(
+    cluster: ClusterServers, runs: Callable[..., Runs], namespace: str
+) -> None:
+    one, two = runs(), runs()
+    bucket = Keys(namespace, BUCKETS).bucket
+    beside = next(name for name in map(str, range(1000)) if bucket(name) == bucket("moves"))
+    holder, other = one.held("moves", lease=1.0), one.held(beside, lease=1.0)
+    waiter = two.lease("moves", lease=30.0)
+    thread = waiting(two, waiter)
+    slot = cluster.slot_of("moves", namespace)
+    source = cluster.master_of(key_of("moves", namespace))
+    to = other_than(cluster, source)
+
+    def renewed() -> None:
+        since = max(holder.renewed, other.renewed)
+        wait_for(lambda: min(holder.renewed, other.renewed) > since, what="a renewal")
+        assert not holder.lost
+        assert not other.lost
+
+    cluster.begin_move(slot, to)
+    renewed()
+    cluster.move_keys(slot, source, to, most=1)
+    renewed()
+    while cluster.move_keys(slot, source, to):
+        pass
+    renewed()
+    cluster.end_move(slot, source, to)
+    renewed()
+    assert one.release(other)
+    assert one.release(holder)
+    thread.join(20)
+    assert waiter.state is State.HELD
+    assert waiter.fences > holder.fences
+    assert two.release(waiter)
+
+
+def test_no_script_begins_in_a_slot_that_is_on_its_way(
+    cluster: ClusterServers, runs: Callable[..., Runs], namespace: str
+) -> None:
+    one = runs()
+    one.release(one.held("moves"))
+    slot = cluster.slot_of("moves", namespace)
+    source = cluster.begin_move(
+        slot, other_than(cluster, cluster.master_of(key_of("moves", namespace)))
+    )
+    to = other_than(cluster, source)
+    taken: list[Lease] = []
+    thread = threading.Thread(target=lambda: taken.append(one.held("moves")), daemon=True)
+    thread.start()
+    thread.join(1.0)
+    assert taken == []
+    assert keys_at(source, namespace) == keys_at(to, namespace) == []
+    cluster.end_move(slot, source, to)
+    thread.join(20)
+    assert one.release(taken[0])
+
+
+def test_holds_of_a_bucket_are_renewed_when_only_some_have_arrived(
+    cluster: ClusterServers, namespace: str
+) -> None:
+    backend, keys = cluster.backend(namespace), Keys(namespace, BUCKETS)
+    names = [n for n in map(str, range(1000)) if keys.bucket(n) == keys.bucket("0")][:3]
+    for name in names:
+        assert isinstance(backend.acquire(claim(name)), Held)
+    renewals = [Renewal(name, name, "n", 30.0) for name in (*names, "0 free")]
+    source = cluster.master_of(keys.meta(keys.bucket("0")))
+    to, slot = other_than(cluster, source), cluster.slot_of("0", namespace)
+    cluster.begin_move(slot, to)
+    cluster.move([keys.lock(names[1])], source, to)
+    assert backend.renew(renewals) == [True, True, True, False]
+    assert backend.renew(renewals, within=2.0) == [True, True, True, False]
+    cluster.end_move(slot, source, to)
+    assert backend.renew(renewals) == [True, True, True, False]
+
+
+def test_no_script_finds_half_of_what_it_needs(cluster: ClusterServers, namespace: str) -> None:
+    backend, keys = cluster.backend(namespace, patience=0.5), Keys(namespace, BUCKETS)
+    assert isinstance(backend.acquire(claim("a")), Held)
+    assert isinstance(backend.acquire(claim("a", "waits"), 30.0), Queued)
+    source = cluster.master_of(keys.lock("a"))
+    to, slot = other_than(cluster, source), cluster.slot_of("a", namespace)
+    cluster.begin_move(slot, to)
+    cluster.move([keys.queue("a"), keys.waiters("a")], source, to)
+    for verb in (
+        lambda: backend.heartbeat([Renewal("a", "waits", "n", 30.0, 30.0)]),
+        lambda: backend.force_release("a"),
+        lambda: backend.release(["a"], "a", "n", "attempt", 60.0),
+        lambda: backend.acquire(claim("a", "waits"), 30.0),
+    ):
+        with pytest.raises(errors.LockUnavailable, match="is moving this slot"):
+            verb()
+    cluster.end_move(slot, source, to)
+    assert [hold.execution_id for hold in backend.inspect("a").holds] == ["a"]
+    assert [waiter.execution_id for waiter in backend.inspect("a").waiters] == ["waits"]
+    assert backend.release(["a"], "a", "n").had
+
+
+def test_a_node_that_says_where_a_slot_is_now_is_believed(
+    cluster: ClusterServers, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = cluster.backend(namespace)
+    assert isinstance(backend.acquire(claim("a")), Held)
+    source = cluster.master_of(key_of("a", namespace))
+    to, slot = other_than(cluster, source), cluster.slot_of("a", namespace)
+    cluster.begin_move(slot, to)
+    cluster.end_move(slot, source, to)
+    monkeypatch.setattr(backend.transport.map, "look", lambda *_: pytest.fail("it asked"))
+    assert backend.release(["a"], "a", "n").had
+
+
+def test_nodes_that_send_a_command_in_a_circle_are_told_of(
+    cluster: ClusterServers, namespace: str
+) -> None:
+    backend = cluster.backend(namespace, patience=1.0)
+    source, slot = cluster.master_of(key_of("a", namespace)), cluster.slot_of("a", namespace)
+    other = other_than(cluster, source)
+    ids_of = {node: cluster.id_of(node) for node in cluster.nodes}
+    # Of the tests before this one: a slot with keys is not given away.
+    for key in cluster.ask(source, "GETKEYSINSLOT", slot, 1000):
+        cluster.admin(source).delete(key)
+    cluster.ask(source, "SETSLOT", slot, "NODE", ids_of[other])
+    try:
+        for within in (None, 0.5):
+            with pytest.raises(errors.LockUnavailable, match="do not agree on who has this slot"):
+                backend.renew([Renewal("a", "a", "n", 30.0)], within=within)
+    finally:
+        for node in cluster.nodes:
+            cluster.ask(node, "SETSLOT", slot, "NODE", ids_of[source])
+        wait_for(cluster.is_well, timeout=30)
+    assert isinstance(backend.acquire(claim("a")), Held)
+    assert backend.release(["a"], "a", "n").had
+
+
+def test_after_a_move_a_waiter_hears_of_its_turn_at_once(
+    cluster: ClusterServers, runs: Callable[..., Runs], namespace: str
+) -> None:
+    one, two = runs(), runs()
+    holder, waiter = one.held("moves"), two.lease("moves")
+    thread = waiting(two, waiter)
+    slot = cluster.slot_of("moves", namespace)
+    source = cluster.master_of(key_of("moves", namespace))
+    to = other_than(cluster, source)
+    cluster.begin_move(slot, to)
+    cluster.end_move(slot, source, to)
+    wait_for(lambda: hears(cluster, two, to, "moves"), what="the line to follow the slot")
+    started = time.monotonic()
+    one.release(holder)
+    thread.join(20)
+    assert waiter.state is State.HELD
+    print(f"granted {time.monotonic() - started:.4f} s after the give-back")
+    assert two.release(waiter)
+
+
+def test_while_slots_move_to_and_fro_every_lock_is_held_by_one_at_a_time(
+    cluster: ClusterServers, runs: Callable[..., Runs], namespace: str
+) -> None:
+    names = [f"name-{number}" for number in range(3)]
+    inside = dict.fromkeys(names, 0)
+    fences: dict[str, list[int]] = {name: [] for name in names}
+    over, done, broken = threading.Event(), dict.fromkeys(names, 0), []
+
+    def work(name: str) -> None:
+        mine = runs()
+        while not over.is_set():
+            try:
+                lease = mine.held(name, wait=30.0)
+                inside[name] += 1
+                fences[name].append(lease.fences[0])
+                if inside[name] != 1:
+                    broken.append(f"{inside[name]} in {name}")
+                done[name] += 1
+                inside[name] -= 1
+                assert mine.release(lease)
+            except BaseException as error:
+                broken.append(repr(error))
+                raise
+
+    threads = [threading.Thread(target=work, args=(name,), daemon=True) for name in names * 3]
+    for thread in threads:
+        thread.start()
+    for _ in range(4):
+        for name in names:
+            before = dict(done)
+            source = cluster.master_of(key_of(name, namespace))
+            to = other_than(cluster, source)
+            slot = cluster.slot_of(name, namespace)
+            cluster.begin_move(slot, to)
+            cluster.end_move(slot, source, to)
+            wait_for(lambda: done[name] > before[name] + 20, timeout=30, what="work to go on")  # noqa: B023
+    over.set()
+    for thread in threads:
+        thread.join(30)
+    assert broken == []
+    back = {name: [f for f in pairwise(each) if f[0] >= f[1]] for name, each in fences.items()}
+    assert not any(back.values()), back
+    print({name: len(each) for name, each in fences.items()})

@@ -1,0 +1,322 @@
+"""A replica takes over in a Redis Cluster, while locks are held, waited for and parked for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import pytest
+from redis.exceptions import ResponseError
+
+from celery_relock import errors
+from celery_relock.backends.redis.errors import passes
+from celery_relock.backends.redis.keys import CLUSTER_BUCKETS as BUCKETS
+from celery_relock.backends.redis.keys import Keys
+from celery_relock.engine.engine import Engine
+from celery_relock.engine.lease import Lease, State
+from celery_relock.engine.protocol import Claim, Held, Message, Parked, ParkRequest, Queued
+from celery_relock.engines import engine_for
+from tests.backends.redis.test_cluster import hears, key_of, waiting
+from tests.engine.conftest import Runs
+from tests.support import RedisServer, wait_for
+from tests.support.cluster import ClusterServers
+from tests.support.fenced import Fenced
+
+
+class Outbox:
+    """Takes parked messages, as a broker would."""
+
+    home = "h"
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    def send(self, message: Message) -> None:
+        self.sent.append(message.execution_id)
+
+
+@pytest.fixture(scope="module")
+def servers(redis_binary: str) -> Iterator[ClusterServers]:
+    started = ClusterServers(redis_binary)
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def cluster(servers: ClusterServers) -> Iterator[ClusterServers]:
+    """All nodes are there when a test begins."""
+    yield servers
+    for node in servers.nodes:
+        if not node.running:
+            servers.bring_back(node)
+    wait_for(servers.is_complete, timeout=30)
+
+
+@pytest.fixture
+def runs(cluster: ClusterServers, namespace: str) -> Callable[..., Runs]:
+    return lambda: Runs(Engine(cluster.backend(namespace)))
+
+
+def copied(cluster: ClusterServers, master: RedisServer) -> None:
+    """Returns when the replicas have all that was written by now."""
+    with cluster.admin(master).pipeline(transaction=False) as pipe:
+        # WAIT is about what came before on its own connection; any command brings that up to now.
+        pipe.ping()
+        pipe.execute_command("WAIT", 1, 5000)
+        assert pipe.execute()[1] >= 1
+
+
+def master_of(cluster: ClusterServers, name: str, namespace: str) -> RedisServer:
+    return cluster.master_of(key_of(name, namespace))
+
+
+def test_a_hold_that_a_replica_has_lives_through_the_death_of_its_master(
+    cluster: ClusterServers, runs: Callable[..., Runs], namespace: str
+) -> None:
+    one, two = runs(), runs()
+    holder = one.held("a", lease=12.0)
+    master = master_of(cluster, "a", namespace)
+    copied(cluster, master)
+    cluster.fail_over(master)
+    since = holder.renewed
+    wait_for(lambda: holder.renewed > since, timeout=20, what="a renewal")
+    assert not holder.lost
+    assert [hold.execution_id for hold in two.engine.inspect("a").holds] == [
+        holder.claim.execution_id
+    ]
+    assert one.release(holder)
+    after = two.held("a")
+    assert after.fences > holder.fences
+    assert two.release(after)
+
+
+def test_a_take_and_a_give_back_wait_for_the_replica(
+    cluster: ClusterServers, runs: Callable[..., Runs], namespace: str
+) -> None:
+    one = runs()
+    holder = one.held("a")
+    master = master_of(cluster, "a", namespace)
+    copied(cluster, master)
+    free = cluster.name_at(master, namespace, ["a"])
+    started = time.monotonic()
+    master.kill()
+    taken = one.held(free)
+    print(f"a take works {time.monotonic() - started:.1f} s after the master was killed")
+    assert one.release(holder)
+    assert one.release(taken)
+
+
+def test_waiters_get_in_after_their_master_has_died(
+    cluster: ClusterServers, runs: Callable[..., Runs], namespace: str
+) -> None:
+    one, two, three = runs(), runs(), runs()
+    holder, first, second = one.held("a"), two.lease("a"), three.lease("a")
+    threads = [waiting(two, first), waiting(three, second)]
+    master = master_of(cluster, "a", namespace)
+    copied(cluster, master)
+    cluster.fail_over(master)
+    started = time.monotonic()
+    assert one.release(holder)
+    threads[0].join(20)
+    print(f"the first is in {time.monotonic() - started:.2f} s after the give-back")
+    assert two.release(first)
+    threads[1].join(20)
+    assert three.release(second)
+    assert holder.fences < first.fences < second.fences
+
+
+def test_who_waits_hears_of_its_turn_from_the_new_master(
+    cluster: ClusterServers, runs: Callable[..., Runs], namespace: str
+) -> None:
+    one, two = runs(), runs()
+    holder, waiter = one.held("a"), two.lease("a")
+    thread = waiting(two, waiter)
+    replica = cluster.hand_over(master_of(cluster, "a", namespace))
+    assert master_of(cluster, "a", namespace) is replica
+    wait_for(lambda: hears(cluster, two, replica, "a"), what="the line to follow the master")
+    started = time.monotonic()
+    assert one.release(holder)
+    thread.join(20)
+    assert waiter.state is State.HELD
+    print(f"granted {time.monotonic() - started:.3f} s after the give-back")
+    assert two.release(waiter)
+
+
+def test_who_listens_at_another_node_hears_of_no_grant_that_is_none(
+    cluster: ClusterServers, namespace: str
+) -> None:
+    """A line that has not followed its bucket yet: what it hears is published all the same."""
+    backend, keys = cluster.backend(namespace), Keys(namespace, BUCKETS)
+    channel = keys.inbox("p", keys.bucket("a"))
+    master = master_of(cluster, "a", namespace)
+    sharded = cluster.admin(master).info("server")["redis_version"] >= "7"
+    ear = cluster.admin(cluster.replicas_of(master)[0]).pubsub()
+    (ear.ssubscribe if sharded else ear.subscribe)(channel)
+    wait_for(lambda: ear.get_message(timeout=1.0))
+    first, second = (Claim(run, "n", run, ("a",), (1,), 30.0) for run in ("holds", "waits"))
+    assert isinstance(backend.acquire(first), Held)
+    assert isinstance(backend.acquire(second, 30.0, "p"), Queued)
+    assert backend.release(["a"], first.execution_id, "n").had
+    assert backend.inspect("a").holds == ()
+    cluster.admin(master).execute_command("SPUBLISH" if sharded else "PUBLISH", channel, "the end")
+    heard: list[str] = []
+    while not heard or heard[-1] != "the end":
+        if (message := ear.get_message(timeout=5.0)) is not None:
+            heard.append(message["data"].decode())
+    assert [text for text in heard if text] == ["the end"]
+    ear.close()
+    backend.release(["a"], second.execution_id, "n")
+
+
+def test_a_hold_counts_when_a_replica_has_it(cluster: ClusterServers, namespace: str) -> None:
+    needing = Runs(engine_for(f"{cluster.url}?patience=3", namespace, None, None, (1, 0.3)))
+    lease = needing.held("a", "{a}b")
+    waiter = needing.lease("a")
+    thread = waiting(needing, waiter)
+    assert needing.release(lease)
+    thread.join(10)
+    assert waiter.state is State.HELD
+    master = master_of(cluster, "a", namespace)
+    (replica,) = cluster.replicas_of(master)
+    # What a master says that has become a replica since the command before.
+    with pytest.raises(ResponseError, match="WAIT") as demoted:
+        cluster.admin(replica).execute_command("WAIT", 1, 10)
+    assert passes(demoted.value)
+    replica.pause()
+    try:
+        for within in (None, 1.0):
+            with pytest.raises(errors.LockUnavailable, match="0 of 1 replicas"):
+                needing.engine.backend.renew(waiter.renewals(), within=within)
+        assert needing.release(waiter)
+        refused = needing.lease("a")
+        with pytest.raises(errors.LockUnavailable, match="0 of 1 replicas"):
+            needing.engine.acquire(refused)
+        needing.release(refused)
+        assert needing.engine.inspect("a").holds == ()
+    finally:
+        replica.resume()
+    assert needing.release(needing.held("a"))
+
+
+def test_what_is_parked_is_sent_on_by_the_new_master(
+    cluster: ClusterServers, runs: Callable[..., Runs], namespace: str
+) -> None:
+    one, two = runs(), runs()
+    two.engine.parking.sender = outbox = Outbox()
+    holder, parked = one.held("a"), two.lease("a")
+    assert isinstance(two.engine.park(parked, ParkRequest("text", "h", "t")), Parked)
+    master = master_of(cluster, "a", namespace)
+    copied(cluster, master)
+    cluster.fail_over(master)
+    assert one.release(holder)
+
+    def sent() -> bool:
+        two.engine.parking.resume()
+        return outbox.sent == [parked.claim.execution_id]
+
+    wait_for(sent, timeout=20, what="the message")
+    again = two.held("a", execution_id=parked.claim.execution_id)
+    assert two.engine.release(again, ended=True)
+    assert two.engine.parking.resume() is None
+
+
+def test_a_master_that_hangs_keeps_no_renewal_of_the_others(
+    cluster: ClusterServers, runs: Callable[..., Runs], namespace: str
+) -> None:
+    one = runs()
+    masters = {master_of(cluster, f"n{i}", namespace): f"n{i}" for i in range(40)}
+    hung, *others = masters
+    length = dict.fromkeys(others, 3.0) | {hung: 30.0}
+    leases = {node: one.held(name, lease=length[node]) for node, name in masters.items()}
+    leases[hung].due = 0.0  # it is to be renewed together with the others
+    asleep = [hung, *cluster.replicas_of(hung)]
+    cluster.set_coverage(full=False)
+    for node in asleep:
+        node.pause()
+    try:
+        since = max(lease.renewed for lease in leases.values())
+        wait_for(lambda: min(leases[node].renewed for node in others) > since + 6.0, timeout=20)
+        assert not any(leases[node].lost for node in others)
+    finally:
+        for node in asleep:
+            node.resume()
+    wait_for(cluster.is_well, timeout=30)
+    cluster.set_coverage(full=True)
+    assert all(one.release(leases[node]) for node in others)
+    one.release(leases[hung])
+
+
+def test_a_hold_whose_master_is_gone_for_good_is_lost_and_told(
+    cluster: ClusterServers, namespace: str
+) -> None:
+    one, told = Runs(Engine(cluster.backend(namespace, patience=3.0))), threading.Event()
+    lease = one.lease("a", lease=2.0)
+    lease.on_lost = lambda reason: told.set()
+    one.engine.acquire(lease)
+    master = master_of(cluster, "a", namespace)
+    replicas = cluster.replicas_of(master)
+    for node in (*replicas, master):
+        node.kill()
+    assert told.wait(10)
+    assert lease.lost
+    started = time.monotonic()
+    with pytest.raises(errors.LockUnavailable):
+        one.held("a")
+    assert time.monotonic() - started > 3.0
+    with pytest.raises(errors.LockUnavailable):
+        one.release(lease)
+    # The take has waited in vain: the give-back does not wait as long again.
+    assert time.monotonic() - started < 6.0
+    for node in (master, *replicas):
+        node.restart(keep_data=True)
+
+
+def test_under_load_no_write_gets_through_with_an_old_fence(
+    cluster: ClusterServers, runs: Callable[..., Runs], namespace: str, redis_url: str
+) -> None:
+    """Replication is asynchronous: what a master had not passed on when it died is free again. The
+    register refuses whoever comes with a lower fence than one it has seen."""
+    master = master_of(cluster, "a", namespace)
+    over, passed, refused, failed = threading.Event(), [], [], []
+    register, guard = Fenced(redis_url, namespace), threading.Lock()
+
+    def write(fence: int) -> None:
+        with guard:
+            if passed and fence < passed[-1][0]:
+                refused.append(fence)
+            else:
+                passed.append((fence, time.monotonic()))
+
+    def work() -> None:
+        mine = runs()
+        while not over.is_set():
+            try:
+                lease: Lease = mine.held("a", wait=30.0, lease=5.0)
+                write(lease.fences[0])
+                register.touch("a", lease.fences[0])
+                write(lease.fences[0])
+                mine.release(lease)
+            except errors.LockUnavailable as error:
+                failed.append(error)
+            except AssertionError as answer:  # not in time
+                failed.append(answer)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: len(passed) > 200, timeout=30)
+    killed = time.monotonic()
+    cluster.fail_over(master)
+    wait_for(lambda: passed[-1][1] > killed + 0.5 and len(passed) > 400, timeout=40)
+    last = len(passed)
+    wait_for(lambda: len(passed) > last + 200, timeout=30, what="the work to go on")
+    over.set()
+    for thread in threads:
+        thread.join(40)
+    fences = [fence for fence, _ in passed]
+    assert fences == sorted(fences)
+    gap = max(after - before for (_, before), (_, after) in pairwise(passed))
+    print(f"{len(passed)} writes, none for {gap:.1f} s; {len(refused)} refused, {failed}")
+    assert len(failed) == 0

@@ -1,0 +1,238 @@
+"""The list of connections: an answer goes to who asked, whatever strikes; its bounds hold."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from celery_relock.backends.redis import connections
+from celery_relock.backends.redis.connections import KEPT, Connections, Effort
+from celery_relock.backends.redis.scripts import Script
+from celery_relock.backends.redis.urls import transport_for_url
+from celery_relock.errors import LockUnavailable
+from tests.backends.redis.test_permissions import everything
+from tests.support import RedisServer, wait_for
+from tests.support.backends import backend_of
+from tests.support.proxy import Proxy
+
+
+def script_of(source: str) -> Script:
+    return Script("echo", source, hashlib.sha1(source.encode()).hexdigest(), False)
+
+
+# Answers what it was asked, and takes its time, so that most signals strike while one waits.
+ECHO = script_of("for i = 1, 20000 do end redis.call('INCR', KEYS[1]) return ARGV[1]")
+
+
+class Struck(Exception):
+    """By a signal, as a soft time limit's."""
+
+
+def list_of(url: str, **options: Any) -> Connections:
+    made: Any = transport_for_url(url)
+    return Connections(made.at("")._kind, made.at("")._options, **options)
+
+
+def idle_in(links: Connections) -> int:
+    return len(links._idle)
+
+
+# Some strike in a destructor, from where no exception comes out.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("fresh", [False, True], ids=["kept", "each time a new connection"])
+def test_an_answer_never_goes_to_another_call_whenever_a_signal_raises(
+    redis_url: str, namespace: str, fresh: bool
+) -> None:
+    """A pool or a client of redis-py hands the rest of an answer to whoever asks next."""
+    server, key = transport_for_url(f"{redis_url[:-1]}3"), f"{namespace}:count"
+    chance, struck, answered = random.Random(7), 0, 0
+
+    def strike(*_: object) -> None:
+        raise Struck
+
+    before = signal.signal(signal.SIGALRM, strike)
+    until, number = time.monotonic() + 4.0, 0
+    try:
+        while time.monotonic() < until:
+            number += 1
+            try:
+                signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.00005, 0.0012))
+                try:
+                    if fresh:
+                        server.close()
+                    reply, repeated = server.run(ECHO, [key], [str(number)])
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            except Struck:
+                struck += 1
+            else:
+                answered += 1
+                assert reply == str(number).encode()
+                assert not repeated
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert struck > 100
+    assert answered > 20
+    with redis.Redis.from_url(f"{redis_url[:-1]}3") as right, redis.Redis.from_url(redis_url) as no:
+        assert int(right.get(key) or 0) >= answered
+        assert not no.exists(key), "a command went to the wrong database"
+
+
+def test_so_many_are_kept_while_nobody_uses_them(redis_url: str) -> None:
+    links = list_of(f"{redis_url}?client_name=bound")
+    threads = [
+        threading.Thread(target=lambda: links.ask([("BLPOP", "never", "0.3")], Effort()))
+        for _ in range(3 * KEPT)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with redis.Redis.from_url(redis_url, protocol=2) as admin:
+
+        def connected() -> int:
+            return sum(each["name"] == "bound" for each in admin.client_list())
+
+        wait_for(lambda: connected() == KEPT, what="the others to be closed")
+    assert idle_in(links) == KEPT
+    links.close()
+
+
+def test_one_that_was_idle_for_long_is_closed_when_another_is_used(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links = list_of(redis_url)
+    taken = [links._take(None)[0] for _ in range(3)]
+    for link in taken:
+        link.connect()
+        links._keep(link, True, None)
+    monkeypatch.setattr(connections, "KEPT_FOR", 0.2)
+    time.sleep(0.3)
+    assert idle_in(links) == 3
+    links.ask([("PING",)], Effort())
+    assert idle_in(links) == 1
+
+
+def test_a_connection_that_the_server_closed_is_replaced_unnoticed(redis_url: str) -> None:
+    links, effort = list_of(f"{redis_url}?client_name=doomed"), Effort()
+    links.ask([("PING",)], effort)
+    with redis.Redis.from_url(redis_url, protocol=2) as admin:
+        for each in admin.client_list():
+            if each["name"] == "doomed":
+                admin.client_kill_filter(_id=each["id"])
+    time.sleep(1.1)  # from then on it is looked at before it is used
+    assert links.ask([("ECHO", "a")], effort) == [b"a"]
+    assert effort.unheard == 0, "it was not sent to the one that was closed"
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "new"])
+@pytest.mark.parametrize("within", [0.3, 3.0])
+def test_a_frozen_server_keeps_the_keep_alive_thread_no_longer_than_said(
+    own_redis: Callable[..., RedisServer], kept: bool, within: float
+) -> None:
+    server = own_redis()
+    links = list_of(server.url, limit=1.0)
+    if kept:
+        links.ask([("PING",)], Effort(within))
+    server.pause()
+    try:
+        started = time.monotonic()
+        with pytest.raises(redis.TimeoutError):
+            links.ask([("PING",)], Effort(within))
+        # A new connection has one second of its own, whatever is asked for.
+        limit = min(within, 1.0) if not kept else within
+        assert limit * 0.8 < time.monotonic() - started < limit + 0.4
+    finally:
+        server.resume()
+
+
+def test_a_server_that_hangs_is_waited_for_once_and_the_next_caller_waits_for_a_moment(
+    own_redis: Callable[..., RedisServer], namespace: str
+) -> None:
+    server = own_redis()
+    backend = backend_of(server.url, namespace, socket_timeout=3)
+    backend.inspect("a")
+    server.pause()
+    try:
+        for most in (3.5, 1.5):
+            started = time.monotonic()
+            with pytest.raises(LockUnavailable):
+                backend.inspect("a")
+            assert time.monotonic() - started < most
+    finally:
+        server.resume()
+    time.sleep(1.1)
+    assert backend.inspect("a").waiting == 0
+
+
+@pytest.mark.parametrize(("fault", "executed"), [("lose_reply", 2), ("lose_command", 1)])
+def test_how_often_a_command_may_have_been_executed_is_known(
+    redis_server: RedisServer, redis_url: str, namespace: str, fault: str, executed: int
+) -> None:
+    with Proxy(redis_server.port) as proxy:
+        server, key = transport_for_url(proxy.url), f"{namespace}:count"
+        assert server.run(ECHO, [key], ["1"]) == (b"1", False)
+        getattr(proxy, fault)(of="EVALSHA")
+        assert server.run(ECHO, [key], ["2"]) == (b"2", True)
+        with redis.Redis.from_url(redis_url) as client:
+            assert int(client.get(key)) == 1 + executed
+        server.close()
+
+
+def test_nothing_is_sent_and_nothing_counted_where_nobody_answers() -> None:
+    links, effort = list_of("redis://127.0.0.1:1"), Effort()
+    with pytest.raises(redis.ConnectionError):
+        links.ask([("PING",)], effort)
+    assert effort.unheard == 0
+
+
+def test_a_forked_child_uses_none_of_its_parents_connections(redis_url: str) -> None:
+    links = list_of(redis_url)
+    (mine,) = links.ask([("CLIENT", "ID")], Effort())
+    child = os.fork()
+    if child == 0:
+        (own,) = links.ask([("CLIENT", "ID")], Effort())
+        os._exit(7 if own != mine else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert links.ask([("CLIENT", "ID")], Effort()) == [mine], "the child has closed its parent's"
+
+
+def test_no_number_is_given_to_be_packed(
+    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """hiredis calls a number's repr while it packs, and crashes when a signal strikes in that."""
+    packed: list[Any] = []
+    pack = redis.Connection.pack_commands
+
+    def look(self: Any, commands: Any) -> Any:
+        packed.extend(commands)
+        return pack(self, commands)
+
+    monkeypatch.setattr(redis.Connection, "pack_commands", look)
+    backend = backend_of(f"{redis_url[:-1]}2", namespace, replicas=connections.Replicas(0))
+    everything(backend)
+    assert backend.dangers() is not None
+    assert len(packed) > 20
+    assert {type(word) for command in packed for word in command} <= {str, bytes}
+
+
+def test_no_password_can_be_read_in_what_is_shown(own_redis: Callable[..., RedisServer]) -> None:
+    server = own_redis(password="s3cret")
+    backend = backend_of(server.url, "ns")
+    backend.inspect("a")
+    shown = [backend, backend.transport, backend.transport.at(""), backend.id]
+    server.kill()
+    with pytest.raises(LockUnavailable) as caught:
+        backend.inspect("a")
+    text = " ".join(map(repr, [*shown, caught.value, caught.value.__cause__]))
+    assert "s3cret" not in f"{text} {backend.transport.fingerprint} {caught.value}"

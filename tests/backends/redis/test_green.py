@@ -1,0 +1,256 @@
+"""Locks under gevent and eventlet, whose greenlets share a thread that may be busy for seconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support import programs
+
+GEVENT = """
+from gevent import monkey; monkey.patch_all()
+import gevent, logging
+logging.disable()
+def spawn(call, *args): return gevent.spawn(call, *args)
+def join(one): return one.get(timeout=20)
+"""
+
+EVENTLET = """
+import warnings; warnings.simplefilter("ignore")
+import eventlet; eventlet.monkey_patch()
+import logging
+logging.disable()
+def spawn(call, *args): return eventlet.spawn(call, *args)
+def join(one): return one.wait()
+"""
+
+both = pytest.mark.parametrize("green", [GEVENT, EVENTLET], ids=["gevent", "eventlet"])
+
+
+@both
+def test_greenlets_take_a_lock_in_turn_while_others_go_on(
+    green: str, redis_url: str, namespace: str
+) -> None:
+    said = programs.run(
+        """
+        first, inside, most, ticks = engine(), 0, 0, 0
+
+        def work(number):
+            global inside, most
+            own = held(first, "a", wait=20.0, seconds=5.0)
+            inside += 1
+            most = max(most, inside)
+            time.sleep(0.05)
+            inside -= 1
+            assert first.release(own)
+
+        def tick():
+            global ticks
+            while True:
+                ticks += 1
+                time.sleep(0.01)
+
+        spawn(tick)
+        start = time.monotonic()
+        for one in [spawn(work, n) for n in range(10)]:
+            join(one)
+        say(most, ticks > 20, time.monotonic() - start < 10)
+        """,
+        redis_url,
+        namespace,
+        first=green,
+    )
+    assert said == ["1 True True"]
+
+
+@both
+def test_a_lock_goes_from_one_process_to_a_greenlet_of_another(
+    green: str, redis_url: str, namespace: str
+) -> None:
+    program = """
+        first = engine()
+        for n in range(20):
+            own = held(first, "a", wait=20.0, seconds=5.0)
+            time.sleep(0.005)
+            assert first.release(own)
+        say("done")
+        """
+    processes = [programs.start(program, redis_url, namespace, first=green) for _ in range(3)]
+    assert [programs.finish(process) for process in processes] == [["done"]] * 3
+
+
+@both
+def test_a_greenlet_that_computes_for_three_leases_keeps_its_lock(
+    green: str, redis_url: str, namespace: str
+) -> None:
+    said = programs.run(
+        """
+        first = engine()
+        own = held(first, "a", seconds=1.0)
+        until = time.monotonic() + 3.2
+        while time.monotonic() < until:
+            pass
+        held_by = [hold.execution_id for hold in first.inspect("a").holds]
+        say(own.lost, held_by == [own.claim.execution_id])
+        say(first.release(own))
+        """,
+        redis_url,
+        namespace,
+        first=green,
+    )
+    assert said == ["False True", "True"]
+
+
+@both
+def test_a_greenlet_may_enter_again_by_its_owner_and_strangers_may_not(
+    green: str, redis_url: str, namespace: str
+) -> None:
+    said = programs.run(
+        """
+        from celery_relock.engine.protocol import Conflict
+        first = engine()
+        outer = held(first, "a", owner="workflow", by_owner=True, seconds=5.0)
+
+        def inner():
+            again = held(first, "a", owner="workflow", by_owner=True, seconds=5.0)
+            assert again.fences == outer.fences and again.reentered == (True,)
+            return first.release(again)
+
+        def stranger():
+            return isinstance(first.acquire(lease(first, "a", owner="other")), Conflict)
+
+        say(join(spawn(inner)), join(spawn(stranger)))
+        say(first.release(outer))
+        """,
+        redis_url,
+        namespace,
+        first=green,
+    )
+    assert said == ["True True", "True"]
+
+
+@both
+def test_a_greenlet_whose_lock_is_lost_is_interrupted_and_its_neighbour_is_not(
+    green: str, redis_url: str, namespace: str
+) -> None:
+    said = programs.run(
+        """
+        from celery_relock.engine.interrupt import Interruption
+        from celery_relock.errors import LockLost
+        first = engine()
+
+        def body(name, lose):
+            own = held(first, name, seconds=1.2)
+            if lose:
+                first.backend.force_release(name)
+            try:
+                with Interruption(own, lambda: LockLost("it is lost")):
+                    time.sleep(2.0)
+                return "to the end"
+            except LockLost as error:
+                return str(error)
+            finally:
+                first.release(own)
+
+        start = time.monotonic()
+        one, two = spawn(body, "a", True), spawn(body, "b", False)
+        say(join(one))
+        say(time.monotonic() - start < 1.5)
+        say(join(two))
+        """,
+        redis_url,
+        namespace,
+        first=green,
+    )
+    assert said == ["it is lost", "True", "to the end"]
+
+
+@both
+def test_nothing_is_thrown_at_a_greenlet_after_its_body(
+    green: str, redis_url: str, namespace: str
+) -> None:
+    said = programs.run(
+        """
+        import random
+        from celery_relock.engine.interrupt import Interruption
+        from celery_relock.errors import LockLost
+        first = engine()
+        heard = unheard = 0
+
+        def body(name):
+            global heard, unheard
+            own = lease(first, name)
+            interruption = Interruption(own, lambda: LockLost("it is lost"))
+            spawn(shoot, interruption, random.uniform(0, 0.25))
+            try:
+                with interruption:
+                    time.sleep(random.uniform(0, 0.25))
+                unheard += 1
+            except LockLost:
+                heard += 1
+            time.sleep(0.4)            # nothing may come here
+
+        def shoot(interruption, pause):
+            time.sleep(pause)
+            interruption.fire("for a test")
+
+        for one in [spawn(body, f"lock {n}") for n in range(200)]:
+            join(one)
+        say(heard > 0, unheard > 0, heard + unheard)
+        """,
+        redis_url,
+        namespace,
+        first=green,
+    )
+    assert said == ["True True 200"]
+
+
+@both
+def test_a_loss_is_told_while_a_greenlet_holds_the_lock_of_the_log(
+    green: str, redis_url: str, namespace: str
+) -> None:
+    said = programs.run(
+        """
+        from celery_relock.engine import events
+        logging.disable(logging.NOTSET)
+        out = logging.StreamHandler(sys.stdout)
+        logging.getLogger("celery_relock").addHandler(out)
+        first = engine()
+        gone, kept = held(first, "gone"), held(first, "kept")
+        first.backend.force_release("gone")
+        with out.lock:                 # as a greenlet that is in the middle of writing a line
+            until = time.monotonic() + 2.5
+            while time.monotonic() < until:
+                time.sleep(0.05)
+        say(gone.lost, kept.lost)
+        out.acquire = out.release = lambda: None
+        os._exit(0)
+        """,
+        redis_url,
+        namespace,
+        first=green,
+    )
+    assert "True False" in said
+
+
+def test_gevent_that_is_loaded_but_not_at_work_changes_nothing(
+    redis_url: str, namespace: str
+) -> None:
+    said = programs.run(
+        """
+        import gevent.monkey
+        from celery_relock.engine.interrupt import Interruption
+        from celery_relock.errors import LockLost
+        first = engine()
+        own = held(first, "a", seconds=0.9)
+        first.backend.force_release("a")
+        import logging; logging.disable()
+        try:
+            with Interruption(own, lambda: LockLost("it is lost")):
+                time.sleep(5)
+        except LockLost as error:
+            say(error)
+        """,
+        redis_url,
+        namespace,
+    )
+    assert said == ["it is lost"]

@@ -1,0 +1,313 @@
+"""A command whose answer was lost is sent again: the caller ends right, nothing is left over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from celery_relock.engine.lease import State
+from celery_relock.engine.protocol import Conflict, Ended, Held, Parked, ParkRequest
+from celery_relock.errors import LockUnavailable
+from tests.engine.conftest import Runs
+from tests.support import RedisServer, leftovers, wait_for
+from tests.support.proxy import Proxy
+
+Scenario = Callable[[Runs, Runs], None]
+
+
+def take_and_give_back(near: Runs, far: Runs) -> None:
+    lease = near.held("a")
+    assert [hold.execution_id for hold in far.engine.inspect("a").holds] == [
+        lease.claim.execution_id
+    ]
+    assert near.release(lease)
+
+
+def extend(near: Runs, far: Runs) -> None:
+    lease = near.held("a", lease=10.0)
+    assert near.engine.extend(lease, 60.0)
+    assert far.engine.inspect("a").holds[0].remaining > 50
+    wait_for(lambda: lease.remaining > 50, what="the keep-alive's own renewal")
+    assert near.release(lease)
+
+
+def is_busy(near: Runs, far: Runs) -> None:
+    holder = far.held("a")
+    lease = near.lease("a")
+    answer = near.engine.acquire(lease)
+    assert isinstance(answer, Conflict)
+    assert answer.owner == holder.claim.owner
+    assert near.release(lease)
+    assert far.release(holder)
+
+
+def wait_and_get_in(near: Runs, far: Runs) -> None:
+    holder = far.held("a")
+    got: list[Held] = []
+    lease = near.lease("a", lease=1.0)
+
+    def wait() -> None:
+        answer = near.engine.acquire(lease, 10.0)
+        assert isinstance(answer, Held), answer
+        got.append(answer)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    wait_for(lambda: lease.state is State.WAITING)
+    queued = lease.renewed
+    wait_for(lambda: lease.renewed > queued, what="a heartbeat")
+    assert far.release(holder)
+    waiter.join(10)
+    assert got
+    assert got[0].fences[0] > holder.fences[0]
+    granted = lease.renewed
+    wait_for(lambda: lease.renewed > granted, what="a renewal")
+    assert [hold.attempt_id for hold in far.engine.inspect("a").holds] == [lease.claim.attempt_id]
+    assert near.release(lease)
+
+
+def wait_in_vain(near: Runs, far: Runs) -> None:
+    holder = far.held("a")
+    lease = near.lease("a")
+    assert isinstance(near.engine.acquire(lease, 0.2), Conflict)
+    assert near.release(lease)
+    state = far.engine.inspect("a")
+    assert (state.waiting, [hold.execution_id for hold in state.holds]) == (
+        0,
+        [holder.claim.execution_id],
+    )
+    assert far.release(holder)
+
+
+def hand_over_to_another(near: Runs, far: Runs) -> None:
+    holder = near.held("a")
+    lease = far.lease("a")
+    got: list[object] = []
+    waiter = threading.Thread(target=lambda: got.append(far.engine.acquire(lease, 10.0)))
+    waiter.start()
+    wait_for(lambda: near.engine.inspect("a").waiting == 1)
+    assert near.release(holder)
+    waiter.join(10)
+    assert isinstance(got[0], Held)
+    assert far.release(lease)
+
+
+def re_enter(near: Runs, far: Runs) -> None:
+    outer = near.held("a", owner="flow")
+    inner = near.held("a", owner="flow", ancestors=(outer.claim.execution_id,))
+    assert inner.fences == outer.fences
+    assert inner.reentered == (True,)
+    assert near.release(inner)
+    assert [hold.execution_id for hold in far.engine.inspect("a").holds] == [
+        outer.claim.execution_id
+    ]
+    assert near.release(outer)
+
+
+def take_two(near: Runs, far: Runs) -> None:
+    lease = near.held("a", "b")
+    assert len(far.engine.inspect("b").holds) == 1
+    assert near.release(lease)
+
+
+#: Each scenario with every command that it sends through the proxy: verb, and which of its kind.
+COMMANDS: dict[Scenario, list[tuple[str, int]]] = {
+    take_and_give_back: [("acquire", 0), ("release", 0)],
+    extend: [("acquire", 0), ("renew", 0), ("renew", 1), ("release", 0)],
+    is_busy: [("acquire", 0)],
+    wait_and_get_in: [("acquire", 0), ("heartbeat", 0), ("renew", 0), ("release", 0)],
+    wait_in_vain: [("acquire", 0), ("release", 0), ("acquire", 1)],
+    hand_over_to_another: [("acquire", 0), ("inspect", 0), ("release", 0)],
+    re_enter: [("acquire", 0), ("acquire", 1), ("release", 0), ("release", 1)],
+    take_two: [("acquire", 0), ("release", 0)],
+}
+EVERY_COMMAND = [
+    pytest.param(scenario, verb, nth, id=f"{scenario.__name__}-{verb}-{nth}")
+    for scenario, commands in COMMANDS.items()
+    for verb, nth in commands
+]
+
+
+@pytest.fixture
+def both(proxy: Proxy, runs: Callable[..., Runs]) -> tuple[Runs, Runs]:
+    """Through the proxy, and past it. The inbox is open, so that every wait goes the same way."""
+    near, far = runs(proxy.url), runs()
+    near.release(near.held("warm-up"))
+    far.release(far.held("warm-up"))
+    near.ready()
+    far.ready()
+    return near, far
+
+
+@pytest.mark.parametrize("scenario", COMMANDS)
+def test_no_command_of_a_scenario_is_left_out_below(
+    scenario: Scenario, both: tuple[Runs, Runs], proxy: Proxy
+) -> None:
+    proxy.seen.clear()
+    scenario(*both)
+    assert set(proxy.seen) == {verb for verb, _ in COMMANDS[scenario]}
+
+
+@pytest.mark.parametrize("fault", ["lose_reply", "lose_command"])
+@pytest.mark.parametrize(("scenario", "verb", "nth"), EVERY_COMMAND)
+def test_any_command_may_be_lost_on_its_way_there_or_back(
+    scenario: Scenario,
+    verb: str,
+    nth: int,
+    fault: str,
+    both: tuple[Runs, Runs],
+    proxy: Proxy,
+    client: redis.Redis,
+    namespace: str,
+) -> None:
+    getattr(proxy, fault)(of=verb, after=nth)
+    scenario(*both)
+    assert proxy.idle, "the fault never came to pass"
+    for name in ("a", "b"):
+        assert both[1].engine.inspect(name) == ((), (), 0)
+    for key in leftovers(client, namespace):
+        assert key.endswith(":meta") or (":d:" in key and 0 < client.pttl(key) <= 60_000)
+
+
+@pytest.mark.parametrize("lost", ["acquire", "release"])
+def test_the_answer_of_an_eval_after_noscript_may_be_lost_too(
+    lost: str, both: tuple[Runs, Runs], proxy: Proxy, client: redis.Redis
+) -> None:
+    near, far = both
+    lease = near.lease("a")
+    if lost == "release":
+        near.engine.acquire(lease)
+    client.script_flush()
+    proxy.lose_reply(of=lost, after=1)
+    if lost == "acquire":
+        assert isinstance(near.engine.acquire(lease), Held)
+        assert len(far.engine.inspect("a").holds) == 1
+    assert near.release(lease)
+    assert far.engine.inspect("a").holds == ()
+
+
+@pytest.mark.parametrize("wait", [0.0, 5.0])
+def test_a_claim_that_arrives_after_its_release_takes_nothing(
+    wait: float, proxy: Proxy, runs: Callable[..., Runs], client: redis.Redis, namespace: str
+) -> None:
+    near, far = runs(proxy.url, socket_timeout=0.3), runs()
+    near.release(near.held("warm-up"))
+    near.ready()
+    late = proxy.hold(of="acquire")
+    lease = near.lease("a")
+    # Its answer does not come in time, and it is sent again on a new connection.
+    assert isinstance(near.engine.acquire(lease, wait), Held)
+    assert near.release(lease)
+    assert b"ENDED" in late.deliver()
+    assert far.engine.inspect("a").holds == ()
+    far.release(far.held("a"))
+
+
+def test_a_claim_that_found_the_lock_busy_takes_nothing_when_its_copy_comes_late(
+    proxy: Proxy, runs: Callable[..., Runs]
+) -> None:
+    near, far = runs(proxy.url, socket_timeout=0.3), runs()
+    near.release(near.held("warm-up"))
+    holder = far.held("a")
+    late = proxy.hold(of="acquire")
+    lease = near.lease("a")
+    assert isinstance(near.engine.acquire(lease), Conflict)
+    assert near.release(lease)
+    far.release(holder)
+    assert b"ENDED" in late.deliver()
+    assert far.engine.inspect("a").holds == ()
+
+
+def test_a_claim_that_nobody_answered_takes_nothing_after_it_was_given_up(
+    proxy: Proxy, runs: Callable[..., Runs]
+) -> None:
+    # The first answer takes longer than all the patience there is, so it is not sent again.
+    near, far = runs(proxy.url, socket_timeout=2.5), runs()
+    far.release(far.held("warm-up"))  # the server has the scripts
+    late = proxy.hold(of="acquire")
+    lease = near.lease("a")
+    with pytest.raises(LockUnavailable):
+        near.engine.acquire(lease)
+    assert near.release(lease)
+    assert b"ENDED" in late.deliver()
+    assert far.engine.inspect("a").holds == ()
+
+
+def test_a_release_that_arrives_late_takes_nothing_from_the_next_holder(
+    proxy: Proxy, runs: Callable[..., Runs]
+) -> None:
+    near, far = runs(proxy.url, socket_timeout=0.3), runs()
+    lease = near.held("a")
+    late = proxy.hold(of="release")
+    assert near.release(lease)
+    again = far.held("a", execution_id=lease.claim.execution_id)
+    assert b"GONE" in late.deliver()
+    assert [hold.attempt_id for hold in far.engine.inspect("a").holds] == [again.claim.attempt_id]
+    far.release(again)
+
+
+def test_a_claim_that_comes_late_while_its_run_waits_keeps_the_place_in_line(
+    proxy: Proxy, runs: Callable[..., Runs]
+) -> None:
+    near, far = runs(proxy.url, socket_timeout=0.3), runs()
+    near.release(near.held("warm-up"))
+    holder = far.held("a")
+    # So that the next claim asks for a place at once.
+    assert isinstance(near.engine.acquire(near.lease("a"), 0.05), Conflict)
+    late = proxy.hold(of="acquire")
+    lease = near.lease("a", lease=3.0)
+    got: list[object] = []
+    waiter = threading.Thread(target=lambda: got.append(near.engine.acquire(lease, 10.0)))
+    waiter.start()
+    wait_for(lambda: lease.state is State.WAITING)
+    assert b"WAIT" in late.deliver()
+    assert far.engine.inspect("a").waiting == 1
+    far.release(holder)
+    waiter.join(10)
+    assert isinstance(got[0], Held)
+    assert near.release(lease)
+    assert far.engine.inspect("a") == ((), (), 0)
+
+
+def test_the_end_of_a_run_is_remembered_though_the_answer_was_lost(
+    both: tuple[Runs, Runs], proxy: Proxy
+) -> None:
+    near, far = both
+    lease = near.held("a", execution_id="run-1")
+    proxy.lose_reply(of="release")
+    assert near.engine.release(lease, ended=True)
+    assert far.engine.acquire(far.lease("a", execution_id="run-1")) == Ended()
+
+
+def test_a_withdrawal_whose_answer_was_lost_has_had_its_message(
+    both: tuple[Runs, Runs], proxy: Proxy
+) -> None:
+    near, far = both
+    holder, parked = far.held("a"), near.lease("a")
+    assert isinstance(near.engine.park(parked, ParkRequest("text", "home", "task")), Parked)
+    proxy.lose_reply(of="withdraw")
+    assert near.engine.backend.withdraw(parked.claim.execution_id, 60.0).had
+    assert not near.engine.backend.withdraw(parked.claim.execution_id, 60.0).had
+    assert far.release(holder)
+
+
+def test_redis_pys_own_lock_says_no_while_its_token_holds_the_key(
+    proxy: Proxy, redis_server: RedisServer, namespace: str
+) -> None:
+    """What the scenarios above are there for: SET NX, sent again, finds its own first copy."""
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    # As redis-py 8 has it without being asked.
+    again = {"retry": Retry(NoBackoff(), 3), "retry_on_error": [redis.ConnectionError]}
+    with redis.Redis.from_url(proxy.url, **again) as through:
+        through.ping()
+        proxy.lose_reply(of="SET")
+        lock = through.lock(f"{namespace}:theirs", timeout=5)
+        assert lock.acquire(blocking=False, token="mine") is False
+        with redis_server.client() as direct:
+            assert direct.get(f"{namespace}:theirs") == b"mine"
+            direct.delete(f"{namespace}:theirs")

@@ -1,0 +1,346 @@
+"""Pools from URLs: every spelling that Celery takes connects, and no error shows a password."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import redis
+
+from celery_relock.backends.redis.errors import translate
+from celery_relock.backends.redis.urls import safe_url, transport_for_url
+from celery_relock.errors import LockConfigError
+from tests.support import RedisServer
+from tests.support.backends import client_of, options_of
+from tests.support.tls import speaks_tls
+
+PASSWORD = "p@ss/w:o#r?d%&;"
+Connect = Callable[..., redis.Redis]
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    clients: list[redis.Redis] = []
+
+    def make(url: str, ssl: Any = None) -> redis.Redis:
+        clients.append(client_of(url, ssl))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        client.connection_pool.disconnect()
+
+
+def made_of(url: str, ssl: Any = None) -> dict[str, Any]:
+    kind, options = options_of(url, ssl)
+    kind(**options)  # this redis-py takes every one of them
+    return dict(options)
+
+
+def refusal(url: str, ssl: Any = None) -> str:
+    with pytest.raises(LockConfigError) as caught:
+        transport_for_url(url, ssl)
+    assert caught.value.__cause__ is None or "secret" not in str(caught.value.__cause__)
+    return str(caught.value)
+
+
+def test_a_pool_connects_under_the_name_of_the_library(redis_url: str, connect: Connect) -> None:
+    client = connect(redis_url)
+
+    assert client.ping()
+    assert client.client_getname() in ("celery-relock", b"celery-relock")
+
+
+def test_user_and_password_arrive_unescaped(
+    own_redis: Callable[..., RedisServer], connect: Connect
+) -> None:
+    server = own_redis()
+    server.client().execute_command("ACL", "SETUSER", "us@r", "on", f">{PASSWORD}", "~*", "+@all")
+    login = f"{quote('us@r', safe='')}:{quote(PASSWORD, safe='')}"
+    client = connect(f"redis://{login}@127.0.0.1:{server.port}/3")
+
+    assert client.execute_command("ACL", "WHOAMI") in ("us@r", b"us@r")
+
+
+def test_a_password_alone_logs_in(own_redis: Callable[..., RedisServer], connect: Connect) -> None:
+    assert connect(own_redis(password=PASSWORD).url).ping()
+
+
+@pytest.mark.parametrize(
+    ("tail", "database"), [("", 0), ("/", 0), ("/3", 3), ("?db=4", 4), ("/?virtual_host=5", 5)]
+)
+def test_the_database_is_found(
+    redis_server: RedisServer, connect: Connect, tail: str, database: int
+) -> None:
+    client = connect(f"redis://127.0.0.1:{redis_server.port}{tail}")
+
+    assert f" db={database} " in str(client.execute_command("CLIENT", "LIST", "ID", _id(client)))
+
+
+def _id(client: redis.Redis) -> int:
+    return int(client.client_id())
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "unix://{path}",
+        "unix://{path}?db=2",
+        "unix://{path}?password={password}",
+        "unix://:{password}@{path}",
+        "socket://{path}",
+        "redis+socket://{path}",
+        "redis+socket://{path}?virtual_host=2",
+        "redis+socket://:{password}@{path}?db=2",
+    ],
+)
+def test_a_unix_socket_connects_in_every_spelling(
+    own_redis: Callable[..., RedisServer], connect: Connect, tmp_path: Path, url: str
+) -> None:
+    path = tmp_path / "redis.sock"
+    secret = {"password": PASSWORD} if "{password}" in url else {}
+    own_redis("--unixsocket", str(path), **secret)
+    client = connect(url.format(path=path, password=quote(PASSWORD, safe="")))
+
+    assert client.ping()
+    database = 2 if "=2" in url else 0
+    assert client.connection_pool.connection_kwargs["db"] in (database, str(database))
+
+
+def test_a_server_with_tls_connects_however_celery_writes_its_options(
+    own_redis: Callable[..., RedisServer], connect: Connect, certificate: dict[str, str]
+) -> None:
+    port = tls_server(own_redis, certificate)
+    ca = certificate["ssl_ca_certs"]
+    url, plain = f"rediss://localhost:{port}/0", f"redis://localhost:{port}/0"
+
+    assert connect(url, {"ssl_ca_certs": ca}).ping()
+    assert connect(f"{url}?ssl_cert_reqs=required&ssl_ca_certs={quote(ca, safe='')}").ping()
+    for checked in ("required", "CERT_REQUIRED", "optional", ssl.CERT_REQUIRED, ssl.CERT_OPTIONAL):
+        assert connect(url, {"ssl_cert_reqs": checked, "ssl_ca_certs": ca}).ping()
+    for unchecked in ("none", "CERT_NONE", ssl.CERT_NONE, None):
+        assert connect(url, {"ssl_cert_reqs": unchecked}).ping()
+    assert connect(f"{url}?ssl_cert_reqs=CERT_NONE").ping()
+    assert connect(f"{url}?ssl_check_hostname=false", {"ssl_ca_certs": ca}).ping()
+    # As in Celery, the options alone make it TLS.
+    assert connect(plain, {"ssl_ca_certs": ca}).ping()
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused_by_default(
+    own_redis: Callable[..., RedisServer], connect: Connect, certificate: dict[str, str]
+) -> None:
+    port = tls_server(own_redis, certificate)
+
+    for client in (
+        connect(f"rediss://localhost:{port}/0"),
+        connect(f"redis://localhost:{port}/0", True),
+    ):
+        with pytest.raises(redis.ConnectionError) as caught:
+            client.ping()
+        told = translate(caught.value, where="acquire")
+        assert isinstance(told, LockConfigError)
+        assert "relock_use_ssl" in str(told)
+
+
+def test_a_client_certificate_is_shown(
+    own_redis: Callable[..., RedisServer], connect: Connect, certificate: dict[str, str]
+) -> None:
+    port = tls_server(own_redis, certificate, "--tls-auth-clients", "yes")
+
+    assert connect(f"rediss://localhost:{port}/0", certificate).ping()
+
+
+def tls_server(
+    own_redis: Callable[..., RedisServer], certificate: dict[str, str], *more: str
+) -> int:
+    """Start a server with TLS. Returns its TLS port, free a moment ago."""
+    probe = own_redis()
+    port = probe.port
+    probe.stop()
+    own_redis(
+        *("--tls-port", str(port), "--tls-auth-clients", "no"),
+        *("--tls-cert-file", certificate["ssl_certfile"]),
+        *("--tls-key-file", certificate["ssl_keyfile"]),
+        *("--tls-ca-cert-file", certificate["ssl_ca_certs"]),
+        *more,
+    )
+    return port
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory, redis_binary: str) -> dict[str, str]:
+    """A certificate for localhost that vouches for itself, as Celery's options name its files."""
+    folder = tmp_path_factory.mktemp("tls")
+    key, own = folder / "key.pem", folder / "own.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
+    try:
+        subprocess.run(
+            [*made, "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", own],
+            check=True,
+            capture_output=True,
+        )
+    except FileNotFoundError:
+        pytest.skip("no openssl command")
+    if not speaks_tls(redis_binary):
+        pytest.skip("this Redis was built without TLS")
+    return {"ssl_ca_certs": str(own), "ssl_certfile": str(own), "ssl_keyfile": str(key)}
+
+
+def test_a_server_that_is_silent_is_given_up_within_the_timeouts() -> None:
+    options = made_of("redis://h")
+
+    assert (options["socket_timeout"], options["socket_connect_timeout"]) == (5.0, 2.0)
+
+
+def test_redis_py_repeats_nothing_by_itself(connect: Connect) -> None:
+    calls = 0
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def hang_up() -> None:
+            nonlocal calls
+            while True:
+                try:
+                    caller, _ = door.accept()
+                except OSError:
+                    return
+                calls += 1
+                caller.close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        with pytest.raises(redis.ConnectionError):
+            connect(f"redis://127.0.0.1:{door.getsockname()[1]}").ping()
+        door.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+
+    assert calls == 1
+
+
+def test_what_only_celery_needs_is_passed_over_and_what_connects_is_kept(
+    redis_url: str, connect: Connect
+) -> None:
+    query = "visibility_timeout=3600&retry_on_timeout=1&decode_responses=true&global_keyprefix=x"
+    client = connect(f"{redis_url}?{query}&socket_timeout=1.5&socket_keepalive=yes")
+    kept = client.connection_pool.connection_kwargs
+
+    assert client.echo("answer") == b"answer"
+    assert (kept["socket_timeout"], kept["socket_keepalive"]) == (1.5, True)
+
+
+def test_a_unix_socket_takes_no_option_of_tcp() -> None:
+    assert "socket_keepalive" not in made_of("unix:///run/redis.sock?socket_keepalive=1")
+
+
+def test_a_query_is_unquoted_once(tmp_path: Path) -> None:
+    odd = tmp_path / "a%20b.pem"
+    odd.write_text("x")
+
+    kept = made_of(f"rediss://h?ssl_ca_certs={quote(str(odd), safe='')}")
+
+    assert kept["ssl_ca_certs"] == str(odd)
+
+
+class Credentials(redis.CredentialProvider):
+    def get_credentials(self) -> tuple[str, str]:
+        return "default", PASSWORD
+
+
+def test_a_credential_provider_is_named_as_in_celerys_urls(
+    own_redis: Callable[..., RedisServer], connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = own_redis(password=PASSWORD)
+    monkeypatch.setitem(sys.modules, "shop_credentials", sys.modules[__name__])
+    address = f"redis://127.0.0.1:{server.port}/0"
+
+    assert connect(f"{address}?credential_provider=shop_credentials.Credentials").ping()
+    assert "credential_provider" in refusal(
+        f"{address}?credential_provider=shop_credentials.Nobody"
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("", "not the URL of a Redis"),
+        ("localhost:6379", "not the URL of a Redis"),
+        ("user:secret@localhost:6379", "not the URL of a Redis"),
+        ("amqp://user:secret@h", "not the URL of a Redis"),
+        ("redis://:sec/ret@h/0", "%2F"),
+        ("redis://:sec#ret@h/0", "%23"),
+        ("redis://:sec?ret@h/0", "%3F"),
+        ("redis://:12/secret@h/0", "database"),
+        ("redis://:12#secret@h/0", "%23"),
+        ("redis://:12?secret@h/0", "%3F"),
+        ("redis://user:secret", "is not a URL"),
+        ("redis://h:99999/0", "is not a URL"),
+        ("redis://[::1/0", "is not a URL"),
+        ("redis://:secret@h/prod", "database"),
+        ("redis://:secret@h?db=-1", "database"),
+        ("redis://:secret@h?socket_timeout=soon", "socket_timeout='soon'"),
+        ("redis://:secret@h?ssl_cert_reqs=none", "rediss://"),
+        ("rediss://:secret@h?ssl_cert_reqs=sometimes", "'required', 'optional' or 'none'"),
+        ("rediss://:secret@h?ssl_cert_req=none", "ssl_cert_reqs"),
+        ("rediss://:secret@h?ssl_ca_certs=/no/such.pem", "no such file"),
+        ("unix://run/redis.sock?password=secret", "third slash"),
+        ("unix://?password=secret", "third slash"),
+        ("unix:///run/redis.sock?ssl_cert_reqs=none&password=secret", "no TLS"),
+        ("sentinel://:secret@a:26379;sentinel://:secret@b:26379/0", "Sentinel"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_refused_without_its_password(url: str, says: str) -> None:
+    message = refusal(url)
+
+    assert says in message
+    assert not any(part in message for part in ("secret", "sec/", "sec#", "sec?", "ret@"))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"cert_reqs": "none"}, "no TLS option 'cert_reqs'"),
+        ({"ssl_keyfile": "/no/such.key"}, "no such file"),
+        ({"ssl_cert_reqs": 7}, "ssl_cert_reqs=7"),
+        ("required", "a dict or True, not str"),
+    ],
+)
+def test_tls_options_that_cannot_be_used_are_refused(options: Any, says: str) -> None:
+    assert says in refusal("rediss://h", options)
+
+
+def test_tls_options_for_a_unix_socket_are_refused() -> None:
+    assert "no TLS" in refusal("unix:///run/redis.sock", {"ssl_cert_reqs": "none"})
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://h:6379/0", "redis://h:6379/0"),
+        ("redis://[::1]:6379/0", "redis://[::1]:6379/0"),
+        ("unix:///run/redis.sock?db=2", "unix:///run/redis.sock?db=2"),
+        ("redis://:secret@h:1/0", "redis://:***@h:1/0"),
+        ("redis://user:secret@h/0", "redis://user:***@h/0"),
+        ("redis://secret@h/0", "redis://***@h/0"),
+        ("redis://u:se@cr:et@h", "redis://u:***@h"),
+        ("redis://u:se/cr#e?t@h", "redis://u:***@h"),
+        ("u:secret@h", "u:***@h"),
+        ("redis://u:secret", "redis://u:***"),
+        ("redis://u:sec,ret", "redis://u:***"),
+        ("redis+cluster://h1:1,h2:2", "redis+cluster://h1:1,h2:2"),
+        ("redis://u:secret/0", "redis://u:***"),
+        ("unix:///s?password=se%40cret&db=1", "unix:///s?password=***&db=1"),
+        ("unix:///s?db=1&password=se@cret", "unix:///s?db=1&password=***"),
+        ("rediss://h?ssl_password=secret", "rediss://h?ssl_password=***"),
+        ("redis://:a;b@h;redis://:c@g", "redis://:***@h;redis://:***@g"),
+        ("", ""),
+    ],
+)
+def test_a_url_is_shown_without_its_passwords(url: str, shown: str) -> None:
+    assert safe_url(url) == shown

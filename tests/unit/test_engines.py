@@ -1,0 +1,62 @@
+"""The engines of a process: as many as there are ways to a Redis, and no longer than those."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import redis
+
+from celery_relock import engines
+from celery_relock.engines import MOST_URLS, engine_for
+
+
+class Vault(redis.CredentialProvider):
+    """Each client has one of its own."""
+
+    def get_credentials(self) -> tuple[str, str]:
+        return "locks", "s3cret"
+
+
+def test_an_engine_goes_with_the_last_of_its_clients() -> None:
+    one, two = (redis.Redis(host="h", client_name="own") for _ in "12")
+    kept = weakref.ref(engine_for(one))
+    assert engine_for(two) is kept()
+    del one
+    gc.collect()
+    assert kept() is engine_for(two)
+    del two
+    gc.collect()
+    assert kept() is None
+
+
+def test_clients_that_come_and_go_leave_nothing() -> None:
+    gc.collect()
+    before = len(engines._engines)
+    for _ in range(50):
+        engine_for(redis.Redis(host="h", credential_provider=Vault()))
+    gc.collect()
+    assert len(engines._engines) == before
+
+
+def test_the_engines_of_urls_have_a_bound() -> None:
+    first = engine_for("redis://first")
+    for number in range(2 * MOST_URLS):
+        engine_for(f"redis://h{number}")
+        assert engine_for("redis://first") is first, "what is in use is kept"
+    assert len(engines._by_url) == MOST_URLS
+
+
+@pytest.mark.parametrize("place", ["redis://:s3cret@h", redis.Redis(host="h", password="s3cret")])
+def test_no_password_stands_in_the_module(place: object) -> None:
+    engine = engine_for(place)
+    shown = f"{dict(engines._engines)} {engines._by_url} {dict(engines._by_client)}"
+    assert engine.backend.id
+    assert "s3cret" not in shown.replace(repr(getattr(place, "connection_pool", "")), "")
+
+
+def test_another_password_is_another_engine() -> None:
+    one, two = (engine_for(redis.Redis(host="h", password=word)) for word in ("a", "b"))
+    assert one is not two
+    assert one.backend == two.backend, "but the locks are the same"
