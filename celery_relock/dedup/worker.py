@@ -22,7 +22,7 @@ from ..engine.hold import Hold
 from ..engine.protocol import KEPT, Successor
 from ..errors import LockUnavailable, RelockError
 from ..worker import headers as message_headers
-from ..worker.attempt import Late
+from ..worker.attempt import Late, ended_for_good
 from ..worker.states import BLOCKED, Aside, end_dropped
 from . import client, marker
 from .client import Call, Running
@@ -57,7 +57,9 @@ def around(
     """
     call = _call(task, declared, message, names)
     execution, raised = _Execution(call, message), None
-    token = client.running.set(None)
+    replaces = call.options.on_duplicate == "replace"
+    running = client.running.set(None)
+    for_good = ended_for_good.set(execution.ask_replaced if replaces else None)
 
     def marked_body(hold: Hold) -> Any:
         execution.begin()
@@ -70,14 +72,15 @@ def around(
         return locked(marked_body)
     except BaseException as error:
         raised = error
-        if isinstance(error, Late) and call.options.on_duplicate == "replace":
+        if isinstance(error, Late) and replaces:
             execution.show_replaced()
         raise
     finally:
         try:
             execution.end(raised)
         finally:
-            client.running.reset(token)
+            client.running.reset(running)
+            ended_for_good.reset(for_good)
             # A signal's exception may have come before the line above had begun.
             if execution.lease.held:
                 execution.end(raised)
@@ -148,13 +151,22 @@ class _Execution:
     def _free_before_the_body(self, replaces: bool) -> None:
         """Before its first line: whoever calls from now on gets an execution of its own."""
         try:
-            self.replaced = replaces and self.lease.was_taken_away()
-            if self.replaced:
+            if replaces and self._was_replaced():
                 raise Late("replaced by a later call while it waited for its lock")
             self.lease.free()
         except LockUnavailable:
             if self.call.options.on_unavailable != "run":
                 raise
+
+    def _was_replaced(self) -> bool:
+        self.replaced = self.replaced or self.lease.was_taken_away()
+        return self.replaced
+
+    def ask_replaced(self) -> bool:
+        """Whether a later call is known to have replaced this one."""
+        with suppress(LockUnavailable):
+            return self._was_replaced()
+        return False
 
     def show_replaced(self) -> None:
         """Store REVOKED where nobody else will: whoever waits for the call would wait for ever.

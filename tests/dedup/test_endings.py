@@ -302,7 +302,7 @@ def test_one_that_is_to_begin_while_a_later_call_replaces_it_is_revoked_or_runs(
     _began(worker, slow)
     first = task.apply_async((slow, "first"), countdown=1)
     conf = m.app.conf
-    backend = engine_for_url(conf.relock_url, conf.relock_namespace).backend
+    backend = engines.engine_for_url(conf.relock_url, conf.relock_namespace).backend
     release, arrives = type(backend).release, [True]
 
     def release_late(*args, **how):
