@@ -12,10 +12,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any
 
 from celery.exceptions import Reject, Retry
-from celery.signals import task_revoked
+from celery.signals import task_postrun, task_revoked
 
 from ..declaration import Declaration, declaration
 from ..engine.hold import Hold
@@ -23,6 +24,7 @@ from ..engine.protocol import KEPT, Successor
 from ..errors import LockUnavailable, RelockError
 from ..worker import headers as message_headers
 from ..worker.attempt import Late, ended_for_good
+from ..worker.retry import is_autoretried
 from ..worker.states import BLOCKED, Aside, end_dropped
 from . import client, marker
 from .client import Call, Running
@@ -77,13 +79,15 @@ def around(
         raise
     finally:
         try:
-            execution.end(raised)
-        finally:
-            client.running.reset(running)
-            ended_for_good.reset(for_good)
-            # A signal's exception may have come before the line above had begun.
-            if execution.lease.held:
+            if not execution.stays_open(raised):
                 execution.end(raised)
+        finally:
+            ended_for_good.reset(for_good)
+            if not execution.is_open:
+                client.running.reset(running)
+                # A signal's exception may have come before the end above had begun.
+                if execution.lease.held:
+                    execution.end(raised)
 
 
 def _call(task: Any, declared: Declaration, message: Any, names: tuple[str, ...]) -> Call:
@@ -111,7 +115,7 @@ class _Execution:
     def __init__(self, call: Call, message: Any) -> None:
         self.call = call
         self.message = message
-        self.begun = self.replaced = False
+        self.begun = self.replaced = self.is_open = False
         self.execution_id = message_headers.read(message).call
         self.lease = MarkerLease(
             call.engine, call.marker, self.execution_id, message.id, call.options.ttl
@@ -186,6 +190,15 @@ class _Execution:
                 self.lease.acquire()
         client.running.set(Running(self.call.task, self.message, self.lease))
 
+    def stays_open(self, error: BaseException | None) -> bool:
+        """Whether Celery's autoretry, which lies around the lock, is to make a retry of this error:
+        then the marker goes on to it, and the execution ends with its message."""
+        through_retries = self.begun and self.call.marker.until == marker.DONE
+        if through_retries and isinstance(error, Exception) and not isinstance(error, Retry):
+            self.is_open = is_autoretried(self.call.task, error)
+            _open.set(self if self.is_open else None)
+        return self.is_open
+
     def end(self, error: BaseException | None) -> None:
         """The execution is over, or comes again. A marker of some seconds is left as it is."""
         if self.call.marker.until != marker.TIME:
@@ -201,6 +214,20 @@ class _Execution:
             return self.lease.kept(marker.QUEUED)
         is_parked = isinstance(error, Aside) and not isinstance(error, Late)
         return self.lease.kept(marker.PARKED) if is_parked else None
+
+
+# The execution whose body has ended, and whose retry is not sent yet.
+_open: ContextVar[_Execution | None] = ContextVar("relock_dedup_open", default=None)
+
+
+def on_ended(task_id: str) -> None:
+    """A message is over (`task_postrun`): the retry of its error was sent, or there is none."""
+    execution = _open.get()
+    if execution is None or execution.message.id != task_id:
+        return
+    _open.set(None)
+    client.running.set(None)
+    execution.lease.end(execution.lease.successor)
 
 
 def _is_called_by_name(message: Any) -> bool:
@@ -242,5 +269,10 @@ def _revoked(sender: Any = None, request: Any = None, terminated: Any = False, *
     on_revoked(sender, request, bool(terminated))
 
 
+def _postrun(task_id: str = "", **_: Any) -> None:
+    on_ended(task_id)
+
+
 # Until there is one receiver for all.
+task_postrun.connect(_postrun, weak=False, dispatch_uid="celery_relock.dedup")
 task_revoked.connect(_revoked, weak=False, dispatch_uid="celery_relock.dedup")

@@ -171,6 +171,25 @@ def test_a_retry_that_the_body_does_not_wait_for_counts_too(m, worker, account):
     _counts_no_longer(m.ends, account)
 
 
+def test_a_call_counts_through_retries_that_celery_makes_of_errors(m, worker, account):
+    first = m.fails_first.delay(account, "once")
+    wait_for(lambda: first.state == "RETRY", what="the retry")
+    assert m.fails_first.delay(account, "once").id == first.id
+    assert first.get(timeout=20) == account
+    assert [e["retries"] for e in _began(worker, account)] == [0, 1]
+    _counts_no_longer(m.fails_first, account)
+
+
+def test_a_call_counts_no_longer_when_celery_makes_no_more_retries_of_its_errors(
+    m, worker, account
+):
+    first = m.fails_first.delay(account, "always")
+    with pytest.raises(LookupError):
+        first.get(timeout=20)
+    assert len(_began(worker, account)) == 3
+    wait_for(lambda: m.fails_first.marked(account, "") is None, 10, "it to count no longer")
+
+
 def test_a_retry_that_is_revoked_counts_no_longer(m, worker, account):
     first = m.ends.delay(account, "retry")
     wait_for(lambda: first.state == "RETRY", what="the retry")

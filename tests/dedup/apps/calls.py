@@ -149,6 +149,22 @@ def ends_late(self, account, how):
     return end(self, account, how)
 
 
+@app.task(
+    base=LockedTask,
+    bind=True,
+    lock_key=KEY,
+    lock_dedup="until_done",
+    autoretry_for=(LookupError,),
+    default_retry_delay=1,
+    max_retries=2,
+)
+def fails_first(self, account, how):
+    journal.add("began", account=account, id=self.request.id, retries=self.request.retries)
+    if how == "always" or not self.request.retries:
+        raise LookupError(how)
+    return account
+
+
 @app.task(base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_done", lock_ttl=2)
 def ends_by_its_lease(self, account, how):
     return end(self, account, how)
