@@ -177,7 +177,7 @@ def claim(call: Call, execution_id: str, task_id: str, keep: float) -> Found | N
             if marker.take_away(call.engine, call.marker, there):
                 _revoke(call, there, task_id)
         elif is_over(call, there):
-            marker.drop(call.engine, call.marker.name, there.execution_id, ended=True)
+            marker.drop(call.engine, call.marker.name, there.execution_id)
         else:
             return there
 
