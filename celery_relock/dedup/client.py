@@ -185,13 +185,15 @@ def claim(call: Call, execution_id: str, task_id: str, keep: float) -> Found | N
 def is_over(call: Call, there: Found) -> bool:
     """Whether a call that has a marker has reached a final state all the same: its message went to
     a worker that has other locks, or none. Asked for duplicates alone: it reads the result."""
-    if there.timed or there.begun or stores_no_result(call.task):
+    if there.timed or there.begun:
         return False
     return state_of(call.task, there.task_id) in states.READY_STATES
 
 
 def state_of(task: Any, task_id: str) -> str:
-    """The stored state of a call, "" if it cannot be read."""
+    """The stored state of a call, "" if none is stored or it cannot be read."""
+    if stores_no_result(task):
+        return ""
     try:
         return str(task.AsyncResult(task_id).state)
     except Exception as error:
