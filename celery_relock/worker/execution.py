@@ -29,7 +29,7 @@ from ..naming.arguments import bind
 from ..workflow import steps
 from . import conflict, events, headers, retry, starting
 from .attempt import Attempt, Late
-from .owner import owner, request_of, running_request
+from .owner import body_of, owner, request_of, running_request
 from .release import give_back
 from .states import Dropped, end_dropped, is_acknowledged
 
@@ -178,7 +178,8 @@ class Execution:
         self.hold = hold
         token = _inside.set((*_inside.get(), self))
         try:
-            return self.call(*self.args, **self.kwargs)
+            with body_of(self.request):
+                return self.call(*self.args, **self.kwargs)
         finally:
             _inside.reset(token)
             self.hold = None

@@ -103,7 +103,7 @@ def _keeping(legacy: _Legacy) -> Iterator[None]:
         raise
     except Exception as error:
         # Celery's autoretry lies around the lock and sends the retry when this error reaches it.
-        legacy.open, legacy.error = _is_autoretried(legacy.task, error), error
+        legacy.open, legacy.error = is_autoretried(legacy.task, error), error
         raise
     finally:
         if not legacy.open:
@@ -116,7 +116,8 @@ def is_open(lease: Lease) -> bool:
     return legacy is not None and legacy.open and legacy.lease is lease
 
 
-def _is_autoretried(task: Any, error: Exception) -> bool:
+def is_autoretried(task: Any, error: Exception) -> bool:
+    """Whether Celery's autoretry makes a retry of an error, unless there were too many."""
     never = (Ignore, Reject, *getattr(task, "dont_autoretry_for", ()))
     return isinstance(error, tuple(getattr(task, "autoretry_for", ()))) and not isinstance(
         error, never
