@@ -13,7 +13,7 @@ from .declaration import declaration, forget
 from .dedup import client as dedup
 from .engine.hold import Hold
 from .errors import RelockError
-from .worker import company, starting
+from .worker import company, publishing, revocation, starting  # noqa: F401  # two receivers
 from .worker import execution as guard
 from .worker.states import Aside
 from .workflow import steps

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from celery import states
 from celery.result import EagerResult
-from celery.signals import before_task_publish
 from celery.utils import uuid
 
 from .. import signals
@@ -363,13 +362,3 @@ def _is_celerys_own(fields: Mapping[str, Any]) -> bool:
     request = running_request()
     parent = fields.get("parent_id") or (None if request is None else request.id)
     return parent is not None and not body_runs(parent)
-
-
-def _before_publish(headers: Any = None, body: Any = None, **_: Any) -> None:
-    header = headers.get(message_headers.NAME) if isinstance(headers, dict) else None
-    if header:
-        on_publish(headers, body, header)
-
-
-# Until there is one receiver for all; after the header itself, which `headers` writes.
-before_task_publish.connect(_before_publish, weak=False, dispatch_uid="celery_relock.dedup")

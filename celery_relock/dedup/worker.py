@@ -16,7 +16,6 @@ from contextvars import ContextVar
 from typing import Any
 
 from celery.exceptions import Reject, Retry
-from celery.signals import task_postrun, task_revoked
 
 from ..declaration import Declaration, declaration
 from ..engine.hold import Hold
@@ -263,16 +262,3 @@ def _marker_by_name(task: Any, declared: Declaration, request: Any) -> Marker | 
         return None
     call = client.call_of(task, declared, mode, request.args or (), request.kwargs or {})
     return None if call is None else call.marker
-
-
-def _revoked(sender: Any = None, request: Any = None, terminated: Any = False, **_: Any) -> None:
-    on_revoked(sender, request, bool(terminated))
-
-
-def _postrun(task_id: str = "", **_: Any) -> None:
-    on_ended(task_id)
-
-
-# Until there is one receiver for all.
-task_postrun.connect(_postrun, weak=False, dispatch_uid="celery_relock.dedup")
-task_revoked.connect(_revoked, weak=False, dispatch_uid="celery_relock.dedup")

@@ -4,6 +4,7 @@
     begin     which locks it needs; whether its call is a duplicate
     locked    acquire, body, release
     body      the state STARTED, `self.lock`, and the task's own code
+    _after    what is left for when Celery has published what comes next
 
 A task that is no step of a workflow passes nothing of `workflow`, and one without `lock_dedup`
 nothing of `dedup`.
@@ -16,6 +17,8 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
+from celery.signals import task_postrun
+
 from ..declaration import declaration
 from ..dedup import worker as dedup
 from ..engine import ids, reentrancy
@@ -27,7 +30,7 @@ from ..engine.protocol import Claim, Held
 from ..errors import LockLost
 from ..naming.arguments import bind
 from ..workflow import steps
-from . import conflict, events, headers, retry, starting
+from . import company, conflict, events, headers, retry, starting
 from .attempt import Attempt, Late
 from .owner import body_of, owner, request_of, running_request
 from .release import give_back
@@ -237,3 +240,14 @@ def _shares(lease: Lease, answer: Held) -> Iterator[Share]:
 def _interrupted(options: Any, lease: Lease, hold: Hold) -> AbstractContextManager[None]:
     """For `lock_on_lost="raise"`: the loss interrupts the body."""
     return Interruption(lease, hold.lost_error) if options.on_lost == "raise" else nullcontext()
+
+
+def _after(task_id: str = "", task: Any = None, state: str | None = None, **_: Any) -> None:
+    """Celery has published what comes after the task, and stored its result."""
+    retry.on_postrun(task_id)
+    dedup.on_ended(task_id)
+    steps.on_postrun(task_id)
+    company.on_postrun(task_id, task, state)
+
+
+task_postrun.connect(_after, weak=False, dispatch_uid="celery_relock")

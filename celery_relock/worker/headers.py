@@ -11,23 +11,22 @@ of its first message that turns up later is recognised as a copy of what was sen
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
-from celery.signals import before_task_publish
-
-from ..engine import ids
+from ..engine import ids, reentrancy
 from ..options import LockOptions
-from . import company
-from .ancestors import extended
-from .ancestors import parse as parse_ancestors
 from .owner import running_request
 
 NAME = "relock"
 VERSION = 2
 # Where a request has its header, once that was read.
 _PARSED = "relock_header"
+# So many ancestors are passed on, the nearest first: a task that sends itself for ever must not
+# make its message longer each time.
+_MOST_ANCESTORS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,28 +172,28 @@ def _kept(raw: Any) -> tuple[tuple[str, int], ...]:
     return tuple(every) if fits else ()
 
 
-def _write(sender: Any = None, headers: Any = None, body: Any = None, **_: Any) -> None:
-    if not isinstance(headers, dict):
-        return
-    company.on_publish(sender)
-    fields = headers if "id" in headers else body if isinstance(body, dict) else {}
+def write(headers: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Give a message that is about to be published our header, which is returned.
+
+    Args:
+        headers: of the message.
+        fields: where its id is; protocol 1 has that in the body.
+    """
     # A predecessor's header came along with its custom headers: it is replaced, never kept.
     predecessor = headers.get(NAME)
-    ancestors = _ancestors(fields, predecessor)
-    headers[NAME] = {"v": VERSION, "execution_id": ids.new_id()}
-    if ancestors:
-        headers[NAME]["ancestors"] = list(ancestors)
-    if (
-        isinstance(predecessor, Mapping)
-        and predecessor.get("workflow_locks")
-        and not running_request()
-    ):
-        # Sent by a worker's main process, in the place of a run that died.
-        headers[NAME]["workflow_locks"] = predecessor["workflow_locks"]
+    header: dict[str, Any] = {"v": VERSION, "execution_id": ids.new_id()}
+    if ancestors := _ancestors(fields, predecessor):
+        header["ancestors"] = list(ancestors)
+    locks = predecessor.get("workflow_locks") if isinstance(predecessor, Mapping) else None
+    if locks and not running_request():
+        # Sent by a worker's main process, in the place of an execution that died.
+        header["workflow_locks"] = locks
+    headers[NAME] = header
+    return header
 
 
 def _ancestors(fields: Mapping[str, Any], predecessor: Any) -> tuple[str, ...]:
-    """The lineage for a message that is published here."""
+    """The ancestors for a message that is published here."""
     request = running_request()
     # A retry has that of the message before it, also where the worker's main process sends it.
     raw = predecessor if predecessor or request is None else _raw(request)
@@ -212,4 +211,18 @@ def is_retry(fields: Mapping[str, Any], request: Any) -> bool:
     return same and nesting == (request.replaced_task_nesting or 0)
 
 
-before_task_publish.connect(_write, weak=False, dispatch_uid="celery_relock.run_header")
+def parse_ancestors(value: Any) -> tuple[str, ...]:
+    """The ancestors in a header; none if it has none."""
+    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+        return ()
+    return tuple(ids.short(each) for each in value[:_MOST_ANCESTORS] if each)
+
+
+def extended(inherited: Iterable[str]) -> tuple[str, ...]:
+    """The ancestors of what this call stack publishes: all that it holds, then its own."""
+    held = reentrancy.runs()
+    return (
+        tuple(islice(dict.fromkeys((*held, *inherited)), _MOST_ANCESTORS))
+        if held
+        else tuple(inherited)
+    )

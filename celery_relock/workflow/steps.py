@@ -29,13 +29,6 @@ from functools import partial, wraps
 from typing import Any, NamedTuple
 
 from celery.exceptions import Reject
-from celery.signals import (
-    after_task_publish,
-    before_task_publish,
-    task_postrun,
-    task_revoked,
-    worker_init,
-)
 from celery.utils.time import maybe_iso8601
 
 from ..declaration import engine_of, is_locked, locked_tasks
@@ -511,24 +504,3 @@ def _keep_permits_of(task: Any) -> None:
 
 
 # Until worker/publishing.py, worker/revocation.py and worker/bootstep.py call these.
-
-
-def _connect() -> None:
-    def publish(headers: Any = None, body: Any = None, **_: Any) -> None:
-        on_publish(headers, body, (headers or {}).get(header_of.NAME))
-
-    def published(headers: Any = None, **_: Any) -> None:
-        on_published(headers)
-
-    def revoked(sender: Any = None, request: Any = None, terminated: Any = None, **_: Any) -> None:
-        on_revoked(sender, request, bool(terminated))
-
-    uid: Any = {"weak": False, "dispatch_uid": "celery_relock.workflow"}
-    before_task_publish.connect(publish, **uid)  # after `headers` has written our header
-    after_task_publish.connect(published, **uid)
-    task_revoked.connect(revoked, **uid)
-    task_postrun.connect(lambda task_id="", **_: on_postrun(task_id), **uid)
-    worker_init.connect(lambda sender, **_: keep_permits(sender.app), **uid)
-
-
-_connect()
