@@ -33,8 +33,8 @@ class Declaration:
     options: LockOptions
     rule: NameRule
     app: Any
-    #: Whether it is the task that takes the lock of a `locked` canvas.
-    opens_sections: bool = False
+    #: Whether it is the task that acquires the lock of a `locked` canvas.
+    enters_workflows: bool = False
     _engine: Engine | None = None
 
     @property
@@ -93,7 +93,7 @@ def locked_tasks(app: Any) -> list[Declaration]:
     kept = [type(task).__dict__.get(_KEPT) for task in app.tasks.values()]
     declared = [each for each in kept if isinstance(each, Declaration)]
     locked = [each for each in declared if not each.rule.off]
-    return locked or [each for each in declared if each.opens_sections and _has_redis(app)]
+    return locked or [each for each in declared if each.enters_workflows and _has_redis(app)]
 
 
 def _has_redis(app: Any) -> bool:
@@ -113,7 +113,7 @@ def _declare(cls: Any) -> Declaration:
     options = LockOptions.collect(_options(cls, task), option_defaults(app), cls.name)
     key: Any = False if cls.name.startswith(_BUILT_IN) else options.key
     rule = NameRule.compile(key, cls.name, signature_of(task))
-    return Declaration(options, rule, app, getattr(cls, "opens_sections", False))
+    return Declaration(options, rule, app, getattr(cls, "enters_workflows", False))
 
 
 def _options(cls: type, task: Any) -> dict[str, object]:

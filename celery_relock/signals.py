@@ -12,6 +12,8 @@ Signals, and what each of them tells of:
 - `lock_conflict`: it was held by somebody else; the run waits, is sent again, or fails;
 - `lock_released`: it was given back;
 - `lock_lost`: it ended before the work under it did;
+- `lock_duplicate`: a call was swallowed, as one like it is queued or runs (`lock_dedup`); told
+  where it was sent, or in the worker for a call by name. Its arguments are at the end;
 - `lock_reclaimed`: it was freed for a process of this worker's host that is dead; told in the main
   process of a worker, where no object stands for the task: `sender` is None.
 
@@ -25,11 +27,17 @@ Arguments (more may come, so take `**kwargs`):
 - `since`: seconds since the last good renewal, for `lock_lost`;
 - `task_id`, `task_name`: of the message that runs, "" without one.
 
+Those of `lock_duplicate`: `sender` and `names` as above, `task_id` of the call that was swallowed,
+`duplicate_of` (the task id of the call that is there), `since` (when that one got its dedup marker,
+in seconds since the epoch).
+
 A receiver is called where the thing happens: in the process of the task, and for `lock_lost` mostly
 in a thread that is not the task's. The task waits for it. What it raises is logged.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils.dispatch import Signal
@@ -37,7 +45,14 @@ from celery.utils.dispatch import Signal
 from .engine import events
 from .engine.events import LockEvent
 
-__all__ = ["lock_acquired", "lock_conflict", "lock_lost", "lock_reclaimed", "lock_released"]
+__all__ = [
+    "lock_acquired",
+    "lock_conflict",
+    "lock_duplicate",
+    "lock_lost",
+    "lock_reclaimed",
+    "lock_released",
+]
 
 _ARGUMENTS = {"names", "owner", "run", "fence", "reason", "since", "task_id", "task_name"}
 
@@ -46,6 +61,9 @@ lock_conflict = Signal(name="lock_conflict", providing_args=_ARGUMENTS)
 lock_released = Signal(name="lock_released", providing_args=_ARGUMENTS)
 lock_lost = Signal(name="lock_lost", providing_args=_ARGUMENTS)
 lock_reclaimed = Signal(name="lock_reclaimed", providing_args=_ARGUMENTS)
+lock_duplicate = Signal(
+    name="lock_duplicate", providing_args={"names", "task_id", "duplicate_of", "since"}
+)
 
 _signals = {
     "acquired": lock_acquired,
@@ -63,7 +81,8 @@ def _wanted(kind: str) -> bool:
 
 def _send(event: LockEvent) -> None:
     work = event.work
-    answers = _signals[event.kind].send(
+    _call_receivers(
+        _signals[event.kind],
         sender=None if work is None else work.task,
         names=event.names,
         owner=event.owner,
@@ -74,7 +93,18 @@ def _send(event: LockEvent) -> None:
         task_id="" if work is None else work.id,
         task_name="" if work is None else work.name,
     )
-    for _, answer in answers:
+
+
+def send_duplicate(
+    task: Any, task_id: str, duplicate_of: str, names: tuple[str, ...], since: float
+) -> None:
+    """A call was swallowed."""
+    told = {"names": names, "task_id": task_id, "duplicate_of": duplicate_of, "since": since}
+    _call_receivers(lock_duplicate, sender=task, **told)
+
+
+def _call_receivers(signal: Signal, **arguments: Any) -> None:
+    for _, answer in signal.send(**arguments):
         # Celery takes it for the receiver's own; it was meant for the task.
         if isinstance(answer, SoftTimeLimitExceeded):
             raise answer

@@ -13,10 +13,10 @@ from .declaration import declaration, forget
 from .dedup import client as dedup
 from .engine.hold import Hold
 from .errors import RelockError
-from .worker import company, starting
+from .worker import company, publishing, revocation, starting  # noqa: F401  # two receivers
 from .worker import execution as guard
 from .worker.states import Aside
-from .workflow import handing, stepping  # noqa: F401  # as above
+from .workflow import steps
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -112,7 +112,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         return dedup.unmark(self, args, kwargs)
 
     def on_replace(self, sig: Any) -> Any:
-        handing.replacing(self.request, sig)
+        steps.on_replace(self.request, sig)
         return super().on_replace(sig)
 
     @classmethod

@@ -24,9 +24,9 @@ WIDTH, LEFT, ROW = 860, 110, 26
 
 
 class Span(NamedTuple):
-    """What a run had of the lock: "held", "kept" or "waits", from and to in seconds."""
+    """What an execution had of the lock: "held", "kept" or "waits", from and to in seconds."""
 
-    run: str
+    execution_id: str
     kind: str
     start: float
     end: float
@@ -65,11 +65,11 @@ def flows(module: Any) -> dict[str, Callable[[], Any]]:
         members = group(step("part 1"), later(step("part 2")))
         return locked(chain(step("split"), members, step("join")), key="account:42")
 
-    def of_section() -> Any:
+    def of_part() -> Any:
         inside = locked(chain(step("reserve"), later(step("book"))), key="account:42")
         return chain(step("before"), inside, step("after"))
 
-    return {"chain": of_chain, "chord": of_chord, "section": of_section}
+    return {"chain": of_chain, "chord": of_chord, "part": of_part}
 
 
 def record(worker: Worker, make: Callable[[], Any]) -> tuple[list[Span], dict[str, str]]:
@@ -126,7 +126,7 @@ def draw(title: str, spans: list[Span], names: dict[str, str]) -> str:
             f'fill="{COLOURS[kind]}"/>'
         )
     legend = {"held": "holds, its step runs", "kept": "left to it, on its way"}
-    legend |= {"waits": "waits, parked", "stranger": "another entry"}
+    legend |= {"waits": "waits, parked", "stranger": "another permit"}
     for number, (kind, text) in enumerate(legend.items()):
         x, y = LEFT + 190 * number, ROW * len(rows) + 14
         lines.append(f'<rect x="{x}" y="{y}" width="12" height="12" fill="{COLOURS[kind]}"/>')
@@ -143,7 +143,7 @@ def main() -> None:
     binary = find_redis_server()
     assert binary is not None, "no redis-server"
     server = RedisServer(binary=binary)
-    worker = Worker("tests.celery.apps.workflows", server.url, "pictures", concurrency=4)
+    worker = Worker("tests.workflow.apps.workflows", server.url, "pictures", concurrency=4)
     try:
         PICTURES.mkdir(exist_ok=True)
         for name, make in flows(worker.module).items():

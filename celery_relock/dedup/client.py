@@ -1,34 +1,45 @@
 """`lock_dedup` where a call is sent: one that is queued already is not sent a second time.
 
-Only what a program calls by itself can be a duplicate. What Celery sends for a canvas, a link, a
-retry or a replaced task is always sent: somebody waits for its very id.
+Only what a program calls can be a duplicate. What Celery sends for a canvas, a link, a retry or a
+replaced task is always sent: somebody waits for its very id.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from celery import states
 from celery.result import EagerResult
 from celery.utils import uuid
 
+from .. import signals
 from ..declaration import Declaration, declaration
-from ..engine import ids
+from ..engine import events, ids
 from ..engine.engine import Engine
 from ..engine.protocol import KEPT
 from ..errors import DuplicateTask, LockConfigError, LockUnavailable, RelockError
 from ..naming.arguments import bind, signature_of
 from ..options import LockOptions, checked
-from ..worker import sending
+from ..worker import events as worker_events
+from ..worker import headers as message_headers
+from ..worker.owner import body_runs, running_request
+from ..worker.sending import stores_no_result
 from ..worker.states import Dropped
-from . import canvas, marker, planned
-from .marker import Found, Marker
-from .planned import Planned
+from . import marker
+from .marker import Found, Marker, MarkerLease
 
 logger = logging.getLogger("celery_relock")
+
+# The options of a call whose result somebody else waits for: Celery makes it, or goes on from it.
+_AWAITED = (
+    *("task_id", "chain", "chord", "group_id", "link", "link_error"),
+    *("retries", "replaced_task_nesting", "parent_id", "root_id"),
+)
 
 
 class Call(NamedTuple):
@@ -39,6 +50,9 @@ class Call(NamedTuple):
     options: LockOptions
     names: tuple[str, ...]
     marker: Marker
+
+
+# --- LockedTask.apply_async -----------------------------------------------------------------------
 
 
 def send(
@@ -53,11 +67,11 @@ def send(
     mode = _mode(task, declared, options)
     if mode is None or task.app.conf.task_always_eager:
         return publish(args, kwargs, **options)
-    celerys_own = canvas.asks_for(options)
+    is_awaited = any(options.get(name) for name in _AWAITED)
     options["task_id"] = task_id = options.get("task_id") or uuid()
-    if mode is False or celerys_own:
-        own = Planned(task_id, Marker("", marker.OWN if mode else marker.OFF))
-        with planned.sending(own):
+    if mode is False or is_awaited:
+        unmarked = Marker("", marker.OWN if mode else marker.OFF)
+        with _sending(_Sent(task_id, unmarked)):
             return publish(args, kwargs, **options)
     call = call_of(task, declared, mode, args or (), kwargs or {})
     if call is None:
@@ -67,7 +81,7 @@ def send(
 
 
 def _mode(task: Any, declared: Declaration, options: dict[str, Any]) -> Any:
-    """What holds for this call: the option's value, False if it is called off for this one."""
+    """What applies to this call: the option's value, or False if it is called off for this one."""
     asked = options.pop("lock_dedup", None)
     for name in options:
         if name.startswith("lock_"):
@@ -109,95 +123,129 @@ def _send_once(call: Call, keep: float, publish: Callable[[], Any], task_id: str
         logger.error("%s is sent without looking for duplicates: %s", call.task.name, error)
         return publish()
     if there is not None:
-        return _answer(call, there)
+        return _answer(call, there, task_id)
     try:
-        with planned.sending(Planned(task_id, call.marker, execution_id)):
+        with _sending(_Sent(task_id, call.marker, execution_id)):
             sent = publish()
     except BaseException:
         with suppress(RelockError):
             marker.drop(call.engine, call.marker.name, execution_id)
         raise
-    _it_is_queued(call, execution_id, task_id, keep)
+    _lasts_in_the_queue(call, execution_id, task_id, keep)
     return sent
 
 
-def _it_is_queued(call: Call, execution_id: str, task_id: str, keep: float) -> None:
-    """From now on the marker lasts for as long as the message may."""
+def _lasts_in_the_queue(call: Call, execution_id: str, task_id: str, keep: float) -> None:
+    """The message is out: from now on the marker lasts for as long as the message may."""
     if keep <= marker.SENDING:
         return
     try:
         marker.extend(call.engine, call.marker.name, execution_id, keep)
     except RelockError as error:
-        told = (call.task.name, task_id, marker.SENDING, error)
-        logger.warning("%s[%s] is queued, and counts for no more than %.0f s: %s", *told)
+        logger.warning(
+            "%s[%s] is queued, and counts for no more than %.0f s: %s",
+            *(call.task.name, task_id, marker.SENDING, error),
+        )
+
+
+def _answer(call: Call, there: Found, task_id: str) -> Any:
+    """What the caller gets for a duplicate."""
+    tell(call, there, task_id)
+    policy = call.options.on_duplicate
+    if policy == "raise":
+        raise error_for(call, there)
+    if policy == "drop":
+        return EagerResult(task_id, dropped(call, there).marker, states.SUCCESS)
+    return call.task.AsyncResult(there.task_id)
+
+
+# --- the marker of a call, also for worker.py -----------------------------------------------------
 
 
 def claim(call: Call, execution_id: str, task_id: str, keep: float) -> Found | None:
-    """Get the marker for a call. Returns whose it is if this one is a duplicate."""
-    replaced = ""
+    """Get the marker for a call. Returns whose it is if this one is a duplicate. Raises
+    LockUnavailable."""
+    tried = ""
     while True:
-        there = marker.put(call.engine, call.marker.name, execution_id, task_id, keep)
-        if (
-            there is None
-            or call.options.on_duplicate != "replace"
-            or there.execution_id == replaced
-        ):
+        there = marker.put(call.engine, call.marker, execution_id, task_id, keep)
+        # One that has begun meanwhile stands: asked again, the marker still belongs to it.
+        if there is None or there.execution_id == tried:
             return there
-        # One that has begun meanwhile is not replaced: asked again, the marker is still its.
-        replaced = there.execution_id
-        if marker.take_away(call.engine, call.marker, there):
-            _revoke(call, there, task_id)
+        tried = there.execution_id
+        if call.options.on_duplicate == "replace":
+            if marker.take_away(call.engine, call.marker, there):
+                _revoke(call, there, task_id)
+        elif is_over(call, there):
+            marker.drop(call.engine, call.marker.name, there.execution_id)
+        else:
+            return there
+
+
+def is_over(call: Call, there: Found) -> bool:
+    """Whether a call that has a marker has reached a final state all the same: its message went to
+    a worker that has other locks, or none. Asked for duplicates alone: it reads the result."""
+    if there.timed or there.begun:
+        return False
+    return state_of(call.task, there.task_id) in states.READY_STATES
+
+
+def state_of(task: Any, task_id: str) -> str:
+    """The stored state of a call, "" if none is stored or it cannot be read."""
+    if stores_no_result(task):
+        return ""
+    try:
+        return str(task.AsyncResult(task_id).state)
+    except Exception as error:
+        if events.is_thrown_in(error):
+            raise
+        logger.warning("the state of %s could not be read", task_id, exc_info=True)
+        return ""
 
 
 def _revoke(call: Call, old: Found, task_id: str) -> None:
     """The message of a call that was replaced stays where it is, and comes to nothing there."""
-    engine, task = call.engine, call.task
+    engine = call.engine
     remember = max(old.remaining, marker.REMEMBER)
     back = engine.backend.release(
         call.names, old.execution_id, KEPT, ended="run", remember=remember, home=engine.parking.home
     )
     engine.parking.forward(back.messages)
-    if sending.stores_no_result(task):
+    show_replaced(call.task, old.task_id, f"replaced by {task_id}")
+
+
+def show_replaced(task: Any, task_id: str, reason: str) -> None:
+    """Store REVOKED for a call that was replaced, unless it has ended."""
+    if stores_no_result(task):
         return
     try:
-        if task.AsyncResult(old.task_id).state not in states.READY_STATES:
-            task.backend.mark_as_revoked(old.task_id, f"replaced by {task_id}")
-    except Exception:
-        logger.warning("the state REVOKED of %s could not be stored", old.task_id, exc_info=True)
+        if task.AsyncResult(task_id).state not in states.READY_STATES:
+            task.backend.mark_as_revoked(task_id, reason)
+    except Exception as error:
+        if events.is_thrown_in(error):
+            raise
+        logger.warning("the state REVOKED of %s could not be stored", task_id, exc_info=True)
 
 
-def marked(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """See `LockedTask.marked`."""
-    call = _call_asked_about(task, args, kwargs)
-    there = marker.look(call.engine, call.marker.name)
-    return None if there is None else task.AsyncResult(there.task_id)
+def tell(call: Call, there: Found, task_id: str) -> None:
+    """A call is swallowed: a line in the log, the signal `lock_duplicate`, the event
+    `lock-duplicate`."""
+    names = marker.names_of(call.marker.name)
+    logger.info(
+        "%s[%s] is a duplicate of %s[%s], which has the dedup marker of %s since %s",
+        *(call.task.name, task_id, call.task.name, there.task_id),
+        *(", ".join(map(repr, names)), _clock(there.since)),
+    )
+    signals.send_duplicate(call.task, task_id, there.task_id, names, there.since)
+    fields = {"locks": list(names), "duplicate_of": there.task_id, "since": there.since}
+    worker_events.send(call.task, task_id, "duplicate", fields)
 
 
-def unmark(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """See `LockedTask.unmark`."""
-    call = _call_asked_about(task, args, kwargs)
-    return bool(call.engine.backend.force_release(call.marker.name))
-
-
-def _call_asked_about(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    call = call_of(task, declaration(type(task)), marker.DONE, args, kwargs)
-    if call is None:
-        raise TypeError(f"{task.name}{signature_of(task)} cannot be called with {args}, {kwargs}")
-    return call
-
-
-def _answer(call: Call, there: Found) -> Any:
-    """What the caller gets for a duplicate."""
-    policy = call.options.on_duplicate
-    if policy == "raise":
-        raise error_for(call, there)
-    if policy == "drop":
-        return EagerResult(uuid(), dropped(call, there).marker, states.SUCCESS)
-    return call.task.AsyncResult(there.task_id)
+def _clock(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def error_for(call: Call, there: Found) -> DuplicateTask:
-    name = marker.readable(call.marker.name)
+    name = ", ".join(marker.names_of(call.marker.name))
     return DuplicateTask(
         f"{call.task.name} for {name!r} is queued already, or runs, as task {there.task_id} "
         f"(lock_on_duplicate={call.options.on_duplicate!r}); lock_dedup=False in apply_async sends "
@@ -213,3 +261,104 @@ def dropped(call: Call, there: Found) -> Dropped:
     made = Dropped(error_for(call, there))
     made.marker["of"] = there.task_id
     return made
+
+
+# --- LockedTask.marked and unmark -----------------------------------------------------------------
+
+
+def marked(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """See `LockedTask.marked`."""
+    call = _call_asked_about(task, args, kwargs)
+    there = marker.look(call.engine, call.marker.name)
+    if there is None or is_over(call, there):
+        return None
+    return task.AsyncResult(there.task_id)
+
+
+def unmark(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """See `LockedTask.unmark`."""
+    call = _call_asked_about(task, args, kwargs)
+    return bool(call.engine.backend.force_release(call.marker.name))
+
+
+def _call_asked_about(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    call = call_of(task, declaration(type(task)), marker.DONE, args, kwargs)
+    if call is None:
+        raise TypeError(f"{task.name}{signature_of(task)} cannot be called with {args}, {kwargs}")
+    return call
+
+
+# --- what a message says of its marker ------------------------------------------------------------
+
+
+class _Sent(NamedTuple):
+    """What the message that is being sent is to say; any `execution_id` will do if it is ""."""
+
+    task_id: str
+    marker: Marker
+    execution_id: str = ""
+
+
+class Running(NamedTuple):
+    """The execution on this call stack that has a marker which goes on to a retry."""
+
+    task: Any
+    message: Any
+    lease: MarkerLease
+
+
+_sent: ContextVar[_Sent | None] = ContextVar("relock_dedup_sent", default=None)
+#: Set by worker.py while a body runs.
+running: ContextVar[Running | None] = ContextVar("relock_dedup_running", default=None)
+
+
+@contextmanager
+def _sending(sent: _Sent) -> Iterator[None]:
+    token = _sent.set(sent)
+    try:
+        yield
+    finally:
+        _sent.reset(token)
+
+
+def on_publish(headers: Any, body: Any, header: dict[str, Any]) -> None:
+    """Write into our header of a new message what it says of a marker.
+
+    Args:
+        headers, body: the message, as `before_task_publish` has it.
+        header: ours, which is in `headers` already.
+    """
+    if "dedup" in header:
+        return  # a message that is sent once more keeps what it says
+    fields = headers if "id" in headers else body if isinstance(body, dict) else {}
+    sent, retried = _sent.get(), running.get()
+    # Another handler of the signal may send a message of its own meanwhile.
+    if sent is not None and fields.get("id") == sent.task_id:
+        header["dedup"] = list(_as_before(fields) or sent.marker)
+        header["execution_id"] = sent.execution_id or header["execution_id"]
+    elif _is_celerys_own(fields):
+        header["dedup"] = ["", marker.OWN]
+    if retried is not None and message_headers.is_retry(fields, retried.message):
+        header["dedup"] = list(retried.lease.marker)
+        keep = marker.keep_for(retried.task, dict(fields))
+        retried.lease.leave_to(header["execution_id"], keep)
+
+
+def _as_before(fields: Mapping[str, Any]) -> tuple[str, str] | None:
+    """What a retry takes over from the call itself: if that one does not count, no retry does."""
+    request = running_request()
+    if request is None or not message_headers.is_retry(fields, request):
+        return None
+    before = message_headers.read(request).dedup
+    return before if before == ("", marker.OFF) else None
+
+
+def _is_celerys_own(fields: Mapping[str, Any]) -> bool:
+    """Whether a message that no `apply_async` of ours has sent is to run in any case.
+
+    Somebody may wait for whatever comes out of a task: the next step of a chain, a link. Only what
+    is sent while the body of a LockedTask runs is surely sent by that body.
+    """
+    request = running_request()
+    parent = fields.get("parent_id") or (None if request is None else request.id)
+    return parent is not None and not body_runs(parent)

@@ -1,14 +1,15 @@
-"""The marker of a call that is queued or runs: what keeps a second one from being sent.
+"""The dedup marker: a lease in Redis that belongs to a call which is queued or runs.
 
-It is a hold, of a lock that is named after the task and its lock names. While the message is on its
-way nobody renews it, so it says how long that may take (`QUEUED` and the like, here and nowhere
-else). The run that arrives takes it over: from then on it is renewed like any lock, freed by a
-reaper when the process dies, and left to a retry or to the message that is parked.
+It is the hold of a lock that is named after the task and its lock names. While the message is in a
+queue nobody renews it, so it says how long that may take (`QUEUED` and the others, here and nowhere
+else). The execution that the message becomes takes it over: from then on it is renewed like any
+lock, freed by a reaper when the process dies, and left to a retry or to the parked message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
@@ -16,24 +17,28 @@ from celery.utils.time import maybe_iso8601
 
 from ..engine import ids
 from ..engine.engine import Engine
-from ..engine.lease import Lease
-from ..engine.protocol import KEPT, Answer, Claim, Conflict, Renewal
+from ..engine.lease import Lease, State
+from ..engine.protocol import KEPT, Answer, Claim, Conflict, Ended, HoldInfo, Renewal, Successor
+from ..errors import RelockError
+from ..worker.release import give_back
 
-# How long it may take to send a message, in seconds: a caller who is killed meanwhile, or can
-# neither send it nor take the marker off again, leaves it for no longer.
+# How long it may take to send a message, in seconds: a caller that is killed meanwhile, or can
+# neither send it nor remove the marker, leaves the marker for no longer.
 SENDING = 60.0
 # How long a message may be in a broker's queue after it is due, in seconds, before its call no
-# longer counts: this is what a message that is lost costs.
+# longer counts: this is what a lost message costs.
 QUEUED = 86_400.0
-# The same for a message that is parked: it cannot be lost in a queue.
+# The same for a parked message: it cannot be lost in a queue.
 PARKED = 30 * 86_400.0
-# For how long it is known that a run's marker is gone, in seconds: a copy must not take it again.
+# For how long it is known that a call's marker is gone, in seconds: a late copy of its message must
+# not take it again.
 REMEMBER = 3600.0
 
 START, DONE = "until_start", "until_done"
 #: For a marker that stays for some seconds whatever happens.
 TIME = "time"
-#: For a call that has none: one that asked for that, and one that Celery made.
+#: What the header says of a message without a marker: its caller did not want one, or Celery sent
+#: it by itself.
 OFF, OWN = "off", "own"
 
 
@@ -45,20 +50,22 @@ class Marker(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The call that has a marker: its ids, and for how many seconds it counts at least."""
+    """The call that has a marker.
+
+    Attributes:
+        task_id, execution_id: of its first message.
+        remaining: for how many seconds it counts at least.
+        since: when it got the marker, in seconds since the epoch by the server's clock.
+        timed: whether the marker goes by the clock, whatever becomes of the call.
+        begun: whether it is known that an execution, or a retry, has taken the marker over.
+    """
 
     task_id: str
     execution_id: str
     remaining: float
-
-
-class Quiet(Lease):
-    """A lease of a marker: what happens to it is nobody's news."""
-
-    __slots__ = ()
-
-    def tell(self, kind: str, reason: str = "", since: float = 0.0) -> None:
-        pass
+    since: float
+    timed: bool
+    begun: bool = False
 
 
 def until(mode: str | float) -> str:
@@ -71,90 +78,186 @@ def name_for(task_name: str, names: Sequence[str]) -> str:
     return "\t".join(("dedup", task_name, *names))
 
 
-def readable(name: str) -> str:
+def names_of(name: str) -> tuple[str, ...]:
     """The lock names that a marker is for."""
-    return ", ".join(name.split("\t")[2:])
+    return tuple(name.split("\t")[2:])
 
 
 def hold_id(execution_id: str) -> str:
-    """The id of a run's hold of its marker."""
+    """The execution id under which an execution holds its marker: it has another lock as well."""
     return ids.digest(f"{execution_id}/dedup".encode())
 
 
-def claim_for(
-    name: str, execution_id: str, task_id: str, lease: float, attempt_id: str = KEPT
-) -> Claim:
-    """What is asked for it; `nonce` is that of an attempt to execute the run, if there is one."""
-    own, label = hold_id(execution_id), f"{task_id} {execution_id}"
-    return Claim(own, attempt_id, own, (name,), (1,), lease, label)
-
-
-def put(engine: Engine, name: str, execution_id: str, task_id: str, keep: float) -> Found | None:
+def put(
+    engine: Engine, marker: Marker, execution_id: str, task_id: str, keep: float
+) -> Found | None:
     """Mark a call that is about to be sent, for so many seconds. Returns whose marker is there.
 
     Raises:
-        LockUnavailable, LockConfigError: from the store.
+        LockUnavailable, LockConfigError: from the backend.
     """
-    return found(engine.backend.acquire(claim_for(name, execution_id, task_id, keep)))
+    return found(engine.backend.acquire(_claim(marker, execution_id, task_id, keep)))
 
 
 def extend(engine: Engine, name: str, execution_id: str, keep: float) -> None:
-    """Let a marker last for so many seconds more. Where its run has taken it over already, or is
-    over, or was replaced, this changes nothing. Raises LockUnavailable."""
+    """Let a marker last for so many seconds more. Where its execution has taken it over already, or
+    is over, or was replaced, this changes nothing. Raises LockUnavailable."""
     engine.backend.renew([Renewal(name, hold_id(execution_id), KEPT, keep)])
+
+
+def look(engine: Engine, name: str) -> Found | None:
+    """Whose marker is there, if anybody's. Raises LockUnavailable."""
+    for hold in engine.inspect(name).holds:
+        there = _found(hold.label, hold.remaining, hold.fence)
+        if there is not None:
+            is_first = hold.execution_id == hold_id(there.execution_id)
+            return there._replace(begun=hold.attempt_id != KEPT or not is_first)
+    return None
 
 
 def found(answer: Answer) -> Found | None:
     """Whose marker is in the way, None where the answer does not say."""
     if not isinstance(answer, Conflict):
         return None
-    task_id, _, execution_id = answer.label.rpartition(" ")
-    return Found(task_id, execution_id, answer.remaining) if task_id else None
+    return _found(answer.label, answer.remaining, answer.fence)
 
 
-def begin(engine: Engine, name: str, execution_id: str, task_id: str) -> None:
-    """Let it be known of a marker that goes on by the clock that its call has begun."""
-    for hold in engine.inspect(name).holds:
-        if hold.execution_id == hold_id(execution_id):
-            engine.backend.acquire(
-                claim_for(name, execution_id, task_id, hold.remaining, ids.new_attempt_id())
-            )
+def _found(label: str, remaining: float, fence: int) -> Found | None:
+    call, _, kind = label.partition("\t")
+    task_id, _, execution_id = call.rpartition(" ")
+    if not task_id:
+        return None
+    return Found(task_id, execution_id, remaining, fence / 1e6, kind == TIME)
 
 
-def drop(engine: Engine, name: str, execution_id: str, *, ended: float = 0.0) -> bool:
-    """Take a marker off a call that has not begun; False if it had none, or has begun.
+def drop(engine: Engine, name: str, execution_id: str, *, ended: bool = False) -> bool:
+    """Free the marker of a call that has not begun. False if it had none, or has begun.
 
     Args:
-        ended: for so many seconds the run gets none any more.
+        ended: for the next hour the execution gets none any more.
     """
-    own = hold_id(execution_id)
-    return engine.backend.release([name], own, KEPT, "run" if ended else "", ended).had
+    how = ("run", REMEMBER) if ended else ("", 0.0)
+    return engine.backend.release([name], hold_id(execution_id), KEPT, *how).had
 
 
 def take_away(engine: Engine, marker: Marker, there: Found) -> bool:
-    """Take a marker for good from a call that has not begun. False if it has, or has none."""
-    own, name = hold_id(there.execution_id), marker.name
+    """Take the marker for good from a call that has not begun. False if it has, or has none."""
     while True:
-        hold = next((each for each in engine.inspect(name).holds if each.execution_id == own), None)
+        hold = _hold_of(engine, marker.name, there.execution_id)
         if hold is None or (marker.until != START and hold.attempt_id != KEPT):
             return False
-        # In one step with the end of its hold, so that it cannot be told to have ended without: one
-        # that waits in a worker slot asks when it is to begin, and one that arrives must not take
-        # the marker again before the call that comes instead has got it.
-        remember = max(hold.remaining, REMEMBER)
-        if engine.backend.release([name], own, hold.attempt_id, "run", remember).had:
+        # In one step with the end of its hold: an execution that waits in a worker slot asks when
+        # it is to begin, and one that arrives must not take the marker again before the call that
+        # comes instead has got it.
+        how = ("run", max(hold.remaining, REMEMBER))
+        own, attempt_id = hold.execution_id, hold.attempt_id
+        if engine.backend.release([marker.name], own, attempt_id, *how).had:
             return True
 
 
 def keep_for(task: Any, options: dict[str, Any]) -> float:
     """Seconds for which a call counts that is sent with these options and then seen by nobody."""
-    due = seconds_to(options.get("countdown") or options.get("eta"), task.app)
-    end = seconds_to(options.get("expires") or task.expires, task.app)
+    due = _seconds_to(options.get("countdown") or options.get("eta"), task.app)
+    end = _seconds_to(options.get("expires") or task.expires, task.app)
     # A worker that gets it later only throws it away.
     return min(due + QUEUED, end + 60.0) if end else due + QUEUED
 
 
-def seconds_to(when: Any, app: Any) -> float:
+class MarkerLease:
+    """What one execution has of its call's marker.
+
+    Attributes:
+        marker: which one.
+        successor: the retry that gets the marker when this execution has ended.
+    """
+
+    def __init__(
+        self, engine: Engine, marker: Marker, execution_id: str, task_id: str, seconds: float
+    ) -> None:
+        self.marker = marker
+        self.successor: Successor | None = None
+        self._engine = engine
+        self._execution_id = execution_id
+        self._task_id = task_id
+        claim = _claim(marker, execution_id, task_id, seconds, ids.new_attempt_id())
+        self._lease = _Quiet(claim, engine.backend, 0.0)
+
+    @property
+    def held(self) -> bool:
+        """Whether there is something to release, lost or not."""
+        return self._lease.state in (State.HELD, State.LOST)
+
+    def acquire(self) -> Found | None:
+        """Take the marker over. Returns whose it is if it is another call's.
+
+        Raises:
+            LockUnavailable: Redis is away; the execution goes on without its marker.
+        """
+        return found(self._engine.acquire(self._lease))
+
+    def was_taken_away(self) -> bool:
+        """Whether a later call has taken it; its lease may have run out as well. Raises
+        LockUnavailable."""
+        return self.held and isinstance(self._engine.backend.acquire(self._lease.claim), Ended)
+
+    def show_begun(self) -> None:
+        """For a marker that goes by the clock: a later call does not replace this one any more.
+        Raises LockUnavailable."""
+        hold = _hold_of(self._engine, self.marker.name, self._execution_id)
+        if hold is not None:
+            claim = self._lease.claim._replace(lease=hold.remaining)
+            self._engine.backend.acquire(claim)
+
+    def free(self) -> None:
+        """Release it for good: no other attempt of this execution, and no copy of its message, gets
+        it again. Raises LockUnavailable."""
+        if self.held:
+            self._engine.release(self._lease, ended=True)
+        elif self._lease.state is not State.RELEASED:
+            drop(self._engine, self.marker.name, self._execution_id, ended=True)
+
+    def leave_to(self, execution_id: str, seconds: float) -> None:
+        """The marker goes on to a retry that was just published."""
+        self.successor = Successor(hold_id(execution_id), seconds)
+
+    def end(self, successor: Successor | None) -> None:
+        """The execution is over. Never raises: its outcome stands."""
+        self._lease.successor = successor
+        if successor is None and not self.held:
+            with suppress(RelockError):
+                self.free()
+        else:
+            give_back(self._engine, self._lease, ended=successor is None)
+
+    def kept(self, seconds: float) -> Successor:
+        """This execution itself as the successor: it comes again."""
+        return Successor(self._lease.claim.execution_id, seconds)
+
+
+class _Quiet(Lease):
+    """A lease of which nothing is told: a marker is not a lock to anybody who listens."""
+
+    __slots__ = ()
+
+    def tell(self, kind: str, reason: str = "", since: float = 0.0) -> None:
+        pass
+
+
+def _claim(
+    marker: Marker, execution_id: str, task_id: str, lease: float, attempt_id: str = KEPT
+) -> Claim:
+    own, label = hold_id(execution_id), f"{task_id} {execution_id}"
+    if marker.until == TIME:
+        label += f"\t{TIME}"
+    return Claim(own, attempt_id, own, (marker.name,), (1,), lease, label)
+
+
+def _hold_of(engine: Engine, name: str, execution_id: str) -> HoldInfo | None:
+    own = hold_id(execution_id)
+    return next((each for each in engine.inspect(name).holds if each.execution_id == own), None)
+
+
+def _seconds_to(when: Any, app: Any) -> float:
     """From now to a moment in any form that Celery takes; 0 if it is none, or is over."""
     if isinstance(when, int | float):
         return max(0.0, float(when))
@@ -167,12 +270,3 @@ def seconds_to(when: Any, app: Any) -> float:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=app.timezone)
     return max(0.0, (moment - datetime.now(timezone.utc)).total_seconds())
-
-
-def look(engine: Engine, name: str) -> Found | None:
-    """Whose marker is there, if anybody's. Raises LockUnavailable."""
-    for hold in engine.inspect(name).holds:
-        task_id, _, execution_id = hold.label.rpartition(" ")
-        if task_id:
-            return Found(task_id, execution_id, hold.remaining)
-    return None

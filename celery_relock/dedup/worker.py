@@ -1,8 +1,10 @@
-"""`lock_dedup` where a run begins and ends: its marker is taken over, renewed, and freed.
+"""`lock_dedup` where a message arrives and its execution ends: the marker is taken over, renewed,
+and freed.
 
-A message that no `LockedTask.apply_async` has sent (`send_task`, `celery call`) was held against no
-marker. That is made up for here: where another call of the same name is queued, or runs, it is a
-duplicate. Every other message was sent because it is to run, and does, with a marker or without.
+A message that no `LockedTask.apply_async` has sent (`send_task`, `celery call`) was not held
+against any marker. That is made up for here: if another call of the same name is queued or runs, it
+is a duplicate. Every other message was sent because it is to run, and does, with a marker or
+without.
 """
 
 from __future__ import annotations
@@ -14,22 +16,18 @@ from contextvars import ContextVar
 from typing import Any
 
 from celery.exceptions import Reject, Retry
-from celery.signals import before_task_publish, task_revoked
 
 from ..declaration import Declaration, declaration
-from ..engine import ids
 from ..engine.hold import Hold
-from ..engine.lease import State
-from ..engine.protocol import KEPT, Conflict, Ended, Successor
+from ..engine.protocol import KEPT, Successor
 from ..errors import LockUnavailable, RelockError
-from ..worker import headers as run_headers
-from ..worker.attempt import Late
-from ..worker.release import give_back
-from ..worker.states import Aside, end_dropped
-from . import canvas, marker
-from . import client as dedup
-from .client import Call
-from .marker import Marker
+from ..worker import headers as message_headers
+from ..worker.attempt import Late, ended_for_good
+from ..worker.retry import is_autoretried
+from ..worker.states import BLOCKED, Aside, end_dropped
+from . import client, marker
+from .client import Call, Running
+from .marker import Found, Marker, MarkerLease
 
 logger = logging.getLogger("celery_relock")
 
@@ -37,218 +35,230 @@ Body = Callable[[Hold], Any]
 
 
 def concerns(message: Any, declared: Declaration) -> bool:
-    """Whether a message may have a dedup marker."""
-    return declared.options.dedup is not None or run_headers.read(message).dedup is not None
+    """Whether an execution is to go by way of `around`: its message says so, or its task."""
+    told, mode = message_headers.read(message).dedup, declared.options.dedup
+    if told is None:
+        return mode is not None
+    name, until = told
+    return bool(name) or (mode is not None and until != marker.OFF)
 
 
 def around(
     task: Any,
     declared: Declaration,
-    message: Any | None,
+    message: Any,
     names: tuple[str, ...],
     locked: Callable[[Body], Any],
     body: Body,
 ) -> Any:
-    """Run a body by way of `locked`, which takes its locks, and look after its marker meanwhile."""
-    call = None if message is None else _call(task, declared, message, names)
-    if call is None:
-        return locked(body)
-    arrival, raised = _Arrival(call, message), None
-    token = _running.set(arrival)
+    """Execute a message that this `concerns`, and look after its marker meanwhile.
+
+    Args:
+        locked: acquires the locks of these names, calls the body that it is given, and releases.
+    """
+    call = _call(task, declared, message, names)
+    execution, raised = _Execution(call, message), None
+    replaces = call.options.on_duplicate == "replace"
+    running = client.running.set(None)
+    for_good = ended_for_good.set(execution.ask_replaced if replaces else None)
+
+    def marked_body(hold: Hold) -> Any:
+        execution.begin()
+        return body(hold)
+
     try:
-        there = arrival.take()
+        there = execution.arrive()
         if there is not None:
-            return _is_duplicate(call, message, there)
-        return locked(arrival.begins(body))
+            return _swallow(call, message, there)
+        return locked(marked_body)
     except BaseException as error:
         raised = error
+        if isinstance(error, Late) and replaces:
+            execution.show_replaced()
         raise
     finally:
         try:
-            arrival.leave(raised)
+            if not execution.stays_open(raised):
+                execution.end(raised)
         finally:
-            _running.reset(token)
-            # A signal's exception may have come before the line above had begun.
-            if arrival.has:
-                arrival.leave(raised)
+            ended_for_good.reset(for_good)
+            if not execution.is_open:
+                client.running.reset(running)
+                # A signal's exception may have come before the end above had begun.
+                if execution.lease.held:
+                    execution.end(raised)
 
 
-def _call(task: Any, declared: Declaration, message: Any, names: tuple[str, ...]) -> Call | None:
-    """The call that a message is for; None if it has nothing to do with markers."""
-    told, mode = run_headers.read(message).dedup, declared.options.dedup
+def _call(task: Any, declared: Declaration, message: Any, names: tuple[str, ...]) -> Call:
+    told = message_headers.read(message).dedup
     if told is not None and told[0]:
         # As it was sent: the task's options, and so its lock names, may be others here.
         made = Marker(*told)
-    elif mode is None or told == ("", marker.OFF):
-        return None
     else:
+        mode = declared.options.dedup
+        assert mode is not None, "see `concerns`"
         made = Marker(marker.name_for(task.name, names), marker.until(mode))
     return Call(task, declared.engine, declared.options, names, made)
 
 
-def _is_duplicate(call: Call, message: Any, there: marker.Found) -> Any:
-    error = dedup.error_for(call, there)
-    logger.info("task %s is not run: %s", message.id, error)
+def _swallow(call: Call, message: Any, there: Found) -> Any:
+    client.tell(call, there, message.id)
     if call.options.on_duplicate == "raise":
-        raise error
-    return end_dropped(call.task, message, dedup.dropped(call, there))
+        raise client.error_for(call, there)
+    return end_dropped(call.task, message, client.dropped(call, there))
 
 
-class _Arrival:
-    """A message that has arrived, and what it has of its marker."""
+class _Execution:
+    """A message that has arrived, and what it has of its call's marker."""
 
     def __init__(self, call: Call, message: Any) -> None:
         self.call = call
         self.message = message
-        self.begun = False
-        self.successor: Successor | None = None
-        self._run = run_headers.read(message).call
-        claim = marker.claim_for(
-            call.marker.name, self._run, message.id, call.options.ttl, ids.new_attempt_id()
+        self.begun = self.replaced = self.is_open = False
+        self.execution_id = message_headers.read(message).call
+        self.lease = MarkerLease(
+            call.engine, call.marker, self.execution_id, message.id, call.options.ttl
         )
-        self._lease = marker.Quiet(claim, call.engine.backend, 0.0)
 
-    def take(self) -> marker.Found | None:
+    def arrive(self) -> Found | None:
         """Take the marker over. Returns whose it is if this call is a duplicate."""
-        call, task_id = self.call, self.message.id
-        asks = self._is_a_call_by_name()
+        by_name = _is_called_by_name(self.message)
         try:
-            if call.marker.until == marker.TIME:
-                keep = float(call.options.dedup) if asks else 0.0
-                return dedup.claim(call, self._run, task_id, keep) if asks else None
-            answer = call.engine.acquire(self._lease)
-            replaces = (
-                asks and call.options.on_duplicate == "replace" and isinstance(answer, Conflict)
-            )
-            # First in the place of the one that is queued, as if this had been sent just now.
-            if replaces and dedup.claim(call, self._run, task_id, marker.QUEUED) is None:
-                answer = call.engine.acquire(self._lease)
+            if self.call.marker.until == marker.TIME:
+                return self._claim(float(self.call.options.dedup or 0)) if by_name else None
+            there = self.lease.acquire()
+            if there is None or not by_name:
+                return None
+            # As if it had been sent just now: perhaps the other one is over, or to be replaced.
+            there = self._claim(marker.QUEUED)
+            return self.lease.acquire() if there is None else there
         except LockUnavailable as error:
-            logger.debug("%s begins without its marker: %s", call.task.name, error)
+            logger.debug("%s begins without its marker: %s", self.call.task.name, error)
             return None
-        return marker.found(answer) if asks else None
 
-    def _is_a_call_by_name(self) -> bool:
-        header = run_headers.read(self.message)
-        # What a worker without this library sends may be a step, and nothing would tell.
-        unknown = self.message.parent_id and not header.own
-        return header.dedup is None and not unknown and not canvas.is_member(self.message)
+    def _claim(self, keep: float) -> Found | None:
+        return client.claim(self.call, self.execution_id, self.message.id, keep)
 
-    def begins(self, body: Body) -> Body:
-        """The body, with what happens to the marker when it begins."""
-
-        def begin(hold: Hold) -> Any:
-            self._begin()
-            return body(hold)
-
-        return begin
-
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """The execution has its locks, and its body comes next."""
         self.begun = True
-        if self.call.marker.until == marker.DONE and not self.has:
-            self._take_late()
-        if self.call.marker.until == marker.TIME and self.call.options.on_duplicate == "replace":
+        until, replaces = self.call.marker.until, self.call.options.on_duplicate == "replace"
+        if until == marker.START:
+            self._free_before_the_body(replaces)
+        elif until == marker.DONE:
+            self._keep_through_the_body()
+        elif replaces:
             with suppress(LockUnavailable):
-                marker.begin(self.call.engine, self.call.marker.name, self._run, self.message.id)
-        if self.call.marker.until != marker.START:
-            return
-        # Gone before the first line of the body: whoever calls from now on gets a run of its own.
+                self.lease.show_begun()
+
+    def _free_before_the_body(self, replaces: bool) -> None:
+        """Before its first line: whoever calls from now on gets an execution of its own."""
         try:
-            if self._was_replaced():
+            if replaces and self._was_replaced():
                 raise Late("replaced by a later call while it waited for its lock")
-            self._give_up()
+            self.lease.free()
         except LockUnavailable:
             if self.call.options.on_unavailable != "run":
                 raise
 
     def _was_replaced(self) -> bool:
-        """Whether a later call has taken its marker away; its lease may have run out as well."""
-        if self.call.options.on_duplicate != "replace" or not self.has:
-            return False
-        return isinstance(self.call.engine.backend.acquire(self._lease.claim), Ended)
+        self.replaced = self.replaced or self.lease.was_taken_away()
+        return self.replaced
 
-    def _take_late(self) -> None:
-        """That of the attempt before, which has ended meanwhile: it was killed, or parked."""
+    def ask_replaced(self) -> bool:
+        """Whether a later call is known to have replaced this one."""
         with suppress(LockUnavailable):
-            self.call.engine.acquire(self._lease)
+            return self._was_replaced()
+        return False
 
-    @property
-    def has(self) -> bool:
-        return self._lease.state in (State.HELD, State.LOST)
+    def show_replaced(self) -> None:
+        """Store REVOKED where nobody else will: whoever waits for the call would wait for ever.
 
-    def _give_up(self) -> None:
-        """Free the marker for good: no other attempt of this run, or copy of it, gets it again."""
-        engine = self.call.engine
-        if self.has:
-            engine.release(self._lease, ended=True)
-        elif self._lease.state is not State.RELEASED:
-            marker.drop(engine, self.call.marker.name, self._run, ended=marker.REMEMBER)
+        A later call looked at the marker, this execution took it over, the later call ended it and
+        found nothing when it looked again: it believes that this one runs. Or it had stored
+        REVOKED, and BLOCKED was written over it, as the execution was about to be parked.
+        """
+        task, task_id = self.call.task, self.message.id
+        if self.replaced or client.state_of(task, task_id) == BLOCKED:
+            client.show_replaced(task, task_id, "replaced by a later call")
 
-    def leave(self, error: BaseException | None) -> None:
-        """The run is over, or comes again."""
-        if self.call.marker.until == marker.TIME:
-            return
-        lease = self._lease
-        lease.successor = self._goes_to(error)
-        if lease.successor is None and not self.has:
-            with suppress(RelockError):
-                self._give_up()
-            return
-        give_back(self.call.engine, lease, ended=lease.successor is None)
+    def _keep_through_the_body(self) -> None:
+        if not self.lease.held:
+            # That of the attempt before, which has ended meanwhile: it was killed, or parked.
+            with suppress(LockUnavailable):
+                self.lease.acquire()
+        client.running.set(Running(self.call.task, self.message, self.lease))
 
-    def _goes_to(self, error: BaseException | None) -> Successor | None:
-        own = self._lease.claim.execution_id
+    def stays_open(self, error: BaseException | None) -> bool:
+        """Whether Celery's autoretry, which lies around the lock, is to make a retry of this error:
+        then the marker goes on to it, and the execution ends with its message."""
+        through_retries = self.begun and self.call.marker.until == marker.DONE
+        if through_retries and isinstance(error, Exception) and not isinstance(error, Retry):
+            self.is_open = is_autoretried(self.call.task, error)
+            _open.set(self if self.is_open else None)
+        return self.is_open
+
+    def end(self, error: BaseException | None) -> None:
+        """The execution is over, or comes again. A marker of some seconds is left as it is."""
+        if self.call.marker.until != marker.TIME:
+            self.lease.end(self._successor(error))
+
+    def _successor(self, error: BaseException | None) -> Successor | None:
         if isinstance(error, Reject) and error.requeue:
-            return Successor(own, marker.QUEUED)
+            return self.lease.kept(marker.QUEUED)
         if self.begun:
             # Not after another error: it may be that of the retry which could not be sent.
-            return self.successor if error is None or isinstance(error, Retry) else None
+            return self.lease.successor if error is None or isinstance(error, Retry) else None
         if isinstance(error, Retry):
-            return Successor(own, marker.QUEUED)
-        parked = isinstance(error, Aside) and not isinstance(error, Late)
-        return Successor(own, marker.PARKED) if parked else None
+            return self.lease.kept(marker.QUEUED)
+        is_parked = isinstance(error, Aside) and not isinstance(error, Late)
+        return self.lease.kept(marker.PARKED) if is_parked else None
 
 
-_running: ContextVar[_Arrival | None] = ContextVar("relock_arrival", default=None)
+# The execution whose body has ended, and whose retry is not sent yet.
+_open: ContextVar[_Execution | None] = ContextVar("relock_dedup_open", default=None)
 
 
-def _write(headers: Any = None, body: Any = None, **_: Any) -> None:
-    """A retry is published while the body still runs: the marker goes on to it."""
-    arrival = _running.get()
-    if arrival is None or not isinstance(headers, dict):
+def on_ended(task_id: str) -> None:
+    """A message is over (`task_postrun`): the retry of its error was sent, or there is none."""
+    execution = _open.get()
+    if execution is None or execution.message.id != task_id:
         return
-    if arrival.call.marker.until != marker.DONE or not arrival.begun:
-        return
-    fields = headers if "id" in headers else body if isinstance(body, dict) else {}
-    header = headers.get(run_headers.NAME)
-    if header and run_headers.is_retry(fields, arrival.message):
-        keep = marker.keep_for(arrival.call.task, dict(fields))
-        arrival.successor = Successor(marker.hold_id(header["execution_id"]), keep)
-        header["dedup"] = list(arrival.call.marker)
+    _open.set(None)
+    client.running.set(None)
+    execution.lease.end(execution.lease.successor)
 
 
-def _free(sender: Any = None, request: Any = None, terminated: bool = False, **_: Any) -> None:
+def _is_called_by_name(message: Any) -> bool:
+    """Whether a message is a call of its own that was held against no marker yet."""
+    header = message_headers.read(message)
+    if header.dedup is not None:
+        return False
+    # A sender without this library does not say whether it goes on from a task.
+    if message.parent_id and not header.own:
+        return False
+    canvas = (message.chain, message.chord, message.group, message.callbacks, message.errbacks)
+    return not any((*canvas, message.retries, message.replaced_task_nesting))
+
+
+def on_revoked(task: Any, request: Any, terminated: bool) -> None:
     """The call was revoked, or has expired, before it ran: another one may be sent."""
     try:
-        declared = declaration(type(sender))
-        header = run_headers.read(request)
-        made = Marker(*header.dedup) if header.dedup else _marker_of(sender, declared, request)
+        declared = declaration(type(task))
+        header = message_headers.read(request)
+        made = Marker(*header.dedup) if header.dedup else _marker_by_name(task, declared, request)
         if made is None or not made.name or (terminated and made.until == marker.TIME):
             return
-        engine, own = declared.engine, marker.hold_id(header.call)
-        # Also for a retry that comes to be revoked before the body that sent it has ended.
-        engine.backend.release([made.name], own, KEPT, "run", marker.REMEMBER)
+        # Also for a retry that is revoked before the body that sent it has ended.
+        own = marker.hold_id(header.call)
+        declared.engine.backend.release([made.name], own, KEPT, "run", marker.REMEMBER)
     except RelockError as error:
         logger.warning("the marker of %s stays until it ends: %s", request.id, error)
 
 
-def _marker_of(task: Any, declared: Declaration, request: Any) -> Marker | None:
+def _marker_by_name(task: Any, declared: Declaration, request: Any) -> Marker | None:
     mode = declared.options.dedup
     if mode is None or declared.rule.off:
         return None
-    call = dedup.call_of(task, declared, mode, request.args or (), request.kwargs or {})
+    call = client.call_of(task, declared, mode, request.args or (), request.kwargs or {})
     return None if call is None else call.marker
-
-
-before_task_publish.connect(_write, weak=False, dispatch_uid="celery_relock.arrival")
-task_revoked.connect(_free, weak=False, dispatch_uid="celery_relock.arrival")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from celery.states import READY_STATES, RETRY
@@ -26,6 +28,13 @@ logger = logging.getLogger("celery_relock")
 _STORING = 2.0
 # For how long it is known that a run has ended that may come once more, in seconds.
 _CALLED_OFF = 3600.0
+
+
+# Asked where an execution turns out to have ended: True if nothing of it is to run again, whatever
+# its stored state says. `dedup` sets it for a call that a later one may replace.
+ended_for_good: ContextVar[Callable[[], bool] | None] = ContextVar(
+    "relock_ended_for_good", default=None
+)
 
 
 class Late(Aside):
@@ -94,6 +103,9 @@ def _is_owed(task: Any, message: Any) -> bool:
     runs again, as it does without a lock; so does one that stores no result but has a next step.
     """
     if not task.acks_late:
+        return False
+    is_for_good = ended_for_good.get()
+    if is_for_good is not None and is_for_good():
         return False
     if stores_no_result(task, message):
         return bool(message.chain or message.callbacks or message.errbacks)

@@ -1,7 +1,7 @@
 """What a worker with locked tasks looks after beside its work: the locks of its dead, the messages
 that are parked, its resume queues.
 
-Celery finds the two steps by name (`add_steps`), so a process that only sends loads none of this.
+Celery finds the steps by name (`LockedTask.on_bound`): who only sends loads none of this.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from ..declaration import locked_tasks
 from ..engine import ids
 from ..engine.crash import Reaper, journal
 from ..errors import RelockError
-from . import headers, parking
+from ..workflow import steps
+from . import company, headers, parking
 from .resuming import Forwarder
 
 logger = logging.getLogger("celery_relock")
@@ -39,7 +40,11 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
         w.relock_forwarder = None
 
     def include_if(self, w: Any) -> bool:
-        return bool(locked_tasks(w.app))
+        company.tell(w.app)
+        if not locked_tasks(w.app):
+            return False
+        steps.keep_permits(w.app)
+        return True
 
     def create(self, w: Any) -> None:
         try:
@@ -97,4 +102,4 @@ def _may_be_parked(request: Any) -> bool:
     if declares is not None and declares():
         return True
     header = request.request_dict.get(parking.HEADER)
-    return isinstance(header, dict) and bool(header.get("sections"))
+    return isinstance(header, dict) and bool(header.get("workflow_locks"))

@@ -14,7 +14,6 @@ from importlib import metadata
 from typing import Any
 
 from celery import current_app
-from celery.signals import task_postrun, worker_ready
 from celery.states import SUCCESS
 
 from ..errors import LockConfigError
@@ -48,10 +47,6 @@ def tell(app: Any) -> None:
         logger.info("locks in the company of %s", ", ".join(found))
     for task in app.tasks.values():
         warn_of_missing_base(task)
-
-
-def _tell(sender: Any, **_: Any) -> None:
-    tell(sender.app)
 
 
 def warn_of_missing_base(task: Any) -> None:
@@ -90,7 +85,7 @@ def see_that_it_began(task: Any) -> None:
         raise _error_of(task, request)
 
 
-def _check(task_id: str = "", task: Any = None, state: str = "", **_: Any) -> None:
+def on_postrun(task_id: str, task: Any, state: str | None) -> None:
     """The last net, for what does not even call the task: too late for who waits for the result."""
     declares = getattr(task, "_relock_declares", None)
     request = getattr(task, "request", None)
@@ -120,7 +115,3 @@ def _between(task: Any) -> Iterator[str]:
         module = getattr(what, "__module__", None)
         if module and not module.startswith(("celery.", "celery_relock.")):
             yield f"{module}.{getattr(what, '__qualname__', what)}"
-
-
-worker_ready.connect(_tell, weak=False, dispatch_uid="celery_relock.company")
-task_postrun.connect(_check, weak=False, dispatch_uid="celery_relock.company")

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any
 
-from celery.exceptions import Retry, SoftTimeLimitExceeded
+from celery.exceptions import SoftTimeLimitExceeded
 from celery.signals import worker_init
 
 from ..engine.events import describe_conflict
@@ -21,7 +21,7 @@ from .attempt import Attempt, ask, call_off, deadlock
 from .owner import running_request
 from .patience import FIRST, LONGEST, left_of, look_after, pause_for
 from .sending import sent_again
-from .states import Aside, Dropped, show_blocked
+from .states import Aside, Dropped, SentAgain, show_blocked
 
 logger = logging.getLogger("celery_relock")
 
@@ -32,7 +32,7 @@ def obtain(attempt: Attempt) -> Held | None:
     Raises:
         LockConflict: it is held by somebody else, and the policy, or the time to wait, ends here.
         Dropped: the policy is not to run then.
-        Retry: the message was sent again and this run is over.
+        SentAgain: the message was sent again and this run is over.
         Aside: the message is parked, or is a copy of a run that has ended or lives elsewhere.
         LockUnavailable, LockConfigError: from the store.
     """
@@ -58,7 +58,7 @@ def obtain(attempt: Attempt) -> Held | None:
                 _end_waiting(attempt)
                 raise
             if sent_again(task, message, pause):
-                raise Retry(f"{error}; again in {pause:.1f} s", exc=error, when=pause) from None
+                raise SentAgain(f"{error}; again in {pause:.1f} s", exc=error, when=pause) from None
         # Neither Redis nor the broker is there: the run stays in its slot, or it would be lost.
         time.sleep(pause)
 
@@ -220,7 +220,7 @@ def _send_again(attempt: Attempt, answer: Conflict | Duplicate, error: LockConfl
         call_off(attempt)
         raise
     if again:
-        raise Retry(f"{error}; again in {pause:.1f} s", exc=error, when=pause)
+        raise SentAgain(f"{error}; again in {pause:.1f} s", exc=error, when=pause)
     return _stay(attempt, left_of(message, attempt.options), error)
 
 

@@ -55,14 +55,10 @@ def _wanted(kind: str) -> bool:
 
 
 def _send(event: LockEvent) -> None:
-    global _silent_until
     work = event.work
-    if work is None or not getattr(work.task, "send_events", True):
-        return
-    if time.monotonic() < _silent_until:
+    if work is None:
         return
     fields = {
-        "uuid": work.id,
         "name": work.name,
         "locks": list(event.names),
         "owner": event.owner,
@@ -70,10 +66,26 @@ def _send(event: LockEvent) -> None:
         "reason": event.reason,
         "since": event.since,
     }
-    node = work.node or _worker.hostname
+    _dispatch(_worker.app, work.task, event.kind, work.id, fields, work.node or _worker.hostname)
+
+
+def send(task: Any, task_id: str, kind: str, fields: dict[str, Any]) -> None:
+    """Send an event of a task, also from a process that is no worker: there, as Celery's own
+    `task-sent`, if `task_send_sent_event` is set."""
+    if _wanted(kind) if _worker is not None else task.app.conf.task_send_sent_event:
+        node = None if _worker is None else _worker.hostname
+        _dispatch(task.app, task, kind, task_id, {"name": task.name, **fields}, node)
+
+
+def _dispatch(
+    app: Any, task: Any, kind: str, task_id: str, fields: dict[str, Any], node: str | None
+) -> None:
+    global _silent_until
+    if not getattr(task, "send_events", True) or time.monotonic() < _silent_until:
+        return
     try:
-        with _dispatcher(event.kind, node) as dispatcher:
-            dispatcher.send(f"lock-{event.kind}", **fields)
+        with _dispatcher(app, kind, node) as dispatcher:
+            dispatcher.send(f"lock-{kind}", uuid=task_id, **fields)
     except (SoftTimeLimitExceeded, LockLost):
         raise
     except Exception as error:  # noqa: BLE001 - whatever it is, the task goes on
@@ -83,8 +95,7 @@ def _send(event: LockEvent) -> None:
 
 
 @contextmanager
-def _dispatcher(kind: str, node: str) -> Iterator[Any]:
-    app = _worker.app
+def _dispatcher(app: Any, kind: str, node: str | None) -> Iterator[Any]:
     if kind in _OTHER_THREADS:
         with app.connection_for_write() as connection:
             connection.ensure_connection(**_ONCE)

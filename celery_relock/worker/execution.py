@@ -4,6 +4,7 @@
     begin     which locks it needs; whether its call is a duplicate
     locked    acquire, body, release
     body      the state STARTED, `self.lock`, and the task's own code
+    _after    what is left for when Celery has published what comes next
 
 A task that is no step of a workflow passes nothing of `workflow`, and one without `lock_dedup`
 nothing of `dedup`.
@@ -16,6 +17,8 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
+from celery.signals import task_postrun
+
 from ..declaration import declaration
 from ..dedup import worker as dedup
 from ..engine import ids, reentrancy
@@ -27,9 +30,9 @@ from ..engine.protocol import Claim, Held
 from ..errors import LockLost
 from ..naming.arguments import bind
 from ..workflow import steps
-from . import events, headers, retry, starting
-from .attempt import Attempt
-from .owner import owner, request_of, running_request
+from . import company, conflict, events, headers, retry, starting
+from .attempt import Attempt, Late
+from .owner import body_of, owner, request_of, running_request
 from .release import give_back
 from .states import Dropped, end_dropped, is_acknowledged
 
@@ -61,8 +64,12 @@ def run(
     if inside and inside[-1].task is task and inside[-1].by is not by:
         return call(*args, **kwargs)
     execution = Execution(task, by, call, args, kwargs)
-    if execution.message is not None and steps.concerns(execution.message, execution.declared):
-        return steps.around(task, execution.message, execution.begin)
+    message = execution.message
+    if message is not None:
+        if headers.is_broadcast(task.app, message) and headers.is_of_another_receiver(message):
+            raise Late("the copy of another worker")
+        if steps.concerns(message, execution.declared):
+            return steps.around(task, message, execution.begin)
     return execution.begin()
 
 
@@ -131,11 +138,12 @@ class Execution:
         lease.work = events.work_for(task, self.request)
         over = False
         try:
-            held = steps.obtain(Attempt(task, engine, lease, options, message))
+            held = conflict.obtain(Attempt(task, engine, lease, options, message))
             if held is None:
                 return body(Hold(lease.claim.owner, ()))  # lock_on_unavailable="run"
             reentrancy.push(lease)
-            steps.open_for(message, engine, lease, options)
+            if message is not None and options.hold == "workflow":
+                steps.keep_for_chain(message, engine, lease, options)
             unbroken = retry.unbroken(message, options, lease)
             hold = Hold(lease.claim.owner, [*shares, *_shares(lease, held)], unbroken)
             kept = retry.keeping(task, message, engine, options, lease)
@@ -152,7 +160,7 @@ class Execution:
         finally:
             if retry.is_open(lease):
                 reentrancy.pop(lease)
-            elif not steps.owns(lease):
+            elif options.hold != "workflow" or not steps.owns(lease):
                 self._release(lease, over)
 
     def _release(self, lease: Lease, over: bool) -> None:
@@ -173,7 +181,8 @@ class Execution:
         self.hold = hold
         token = _inside.set((*_inside.get(), self))
         try:
-            return self.call(*self.args, **self.kwargs)
+            with body_of(self.request):
+                return self.call(*self.args, **self.kwargs)
         finally:
             _inside.reset(token)
             self.hold = None
@@ -231,3 +240,14 @@ def _shares(lease: Lease, answer: Held) -> Iterator[Share]:
 def _interrupted(options: Any, lease: Lease, hold: Hold) -> AbstractContextManager[None]:
     """For `lock_on_lost="raise"`: the loss interrupts the body."""
     return Interruption(lease, hold.lost_error) if options.on_lost == "raise" else nullcontext()
+
+
+def _after(task_id: str = "", task: Any = None, state: str | None = None, **_: Any) -> None:
+    """Celery has published what comes after the task, and stored its result."""
+    retry.on_postrun(task_id)
+    dedup.on_ended(task_id)
+    steps.on_postrun(task_id)
+    company.on_postrun(task_id, task, state)
+
+
+task_postrun.connect(_after, weak=False, dispatch_uid="celery_relock")

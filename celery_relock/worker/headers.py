@@ -11,23 +11,22 @@ of its first message that turns up later is recognised as a copy of what was sen
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
-from celery.signals import before_task_publish
-
-from ..engine import ids
+from ..engine import ids, reentrancy
 from ..options import LockOptions
-from . import company
-from .ancestors import extended
-from .ancestors import parse as parse_ancestors
 from .owner import running_request
 
 NAME = "relock"
 VERSION = 2
 # Where a request has its header, once that was read.
 _PARSED = "relock_header"
+# So many ancestors are passed on, the nearest first: a task that sends itself for ever must not
+# make its message longer each time.
+_MOST_ANCESTORS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +41,9 @@ class RunHeader:
         since: the sender's clock (s since the epoch) when that first happened; 0 before.
         ancestors: execution ids of the holds that the run's ancestors have (see `ancestors`).
         kept: lock names and fences of what the run before this one left to it (see `retries`).
-        sections: what the run is told of the sections that it belongs to (see `sections`).
+        workflow_locks: those that the run belongs to (see `workflow.steps.WorkflowLock`).
         dedup: the name of the call's marker and when it goes (see `marker`).
+        receiver: the worker whose copy of a broadcast message it is.
         first: the id made from the task id, if the run was given one of its own since.
         v: version of this content; one that is not known is ignored.
     """
@@ -54,9 +54,10 @@ class RunHeader:
     since: float = 0.0
     ancestors: tuple[str, ...] = ()
     kept: tuple[tuple[str, int], ...] = ()
-    sections: tuple[Mapping[str, Any], ...] = ()
+    workflow_locks: tuple[Mapping[str, Any], ...] = ()
     dedup: tuple[str, str] | None = None
     first: str = ""
+    receiver: str = ""
     v: int = VERSION
 
     @property
@@ -82,6 +83,26 @@ def read(message: Any) -> RunHeader:
         known = _parsed(message)
         setattr(message, _PARSED, known)
     return known
+
+
+def is_broadcast(app: Any, message: Any) -> bool:
+    """Whether every worker received a copy of the message (`kombu.common.Broadcast`)."""
+    name = (message.delivery_info or {}).get("exchange")
+    if not name:
+        return False
+    exchanges = [queue.exchange for queue in app.amqp.queues.values()]
+    return any(each and each.name == name and each.type == "fanout" for each in exchanges)
+
+
+def is_of_another_receiver(message: Any) -> bool:
+    """Of a broadcast message each worker's copy is an execution of its own: its header says so from
+    here on. True for a copy that another worker had parked, should it come here all the same."""
+    header = read(message)
+    if header.receiver:
+        return bool(header.receiver != message.hostname)
+    own = ids.short(f"{header.execution_id}@{message.hostname}")
+    setattr(message, _PARSED, replace(header, execution_id=own, receiver=message.hostname))
+    return False
 
 
 def _parsed(message: Any) -> RunHeader:
@@ -126,13 +147,17 @@ def parse(raw: Mapping[str, Any]) -> RunHeader | None:
     if not isinstance(since, int | float):
         return None
     own, ancestors = raw.get("own") is not False, parse_ancestors(raw.get("ancestors"))
-    kept, told = _kept(raw.get("kept")), raw.get("sections")
+    kept, told = _kept(raw.get("kept")), raw.get("workflow_locks")
     listed = isinstance(told, list | tuple) and all(isinstance(each, Mapping) for each in told)
     told, dedup = tuple(told or ()) if listed else (), _pair(raw.get("dedup"))
     first = raw.get("first")
     first = ids.short(first) if isinstance(first, str) and first else ""
     waited = attempts, float(since)
-    return RunHeader(ids.short(execution_id), own, *waited, ancestors, kept, told, dedup, first)
+    receiver = raw.get("receiver")
+    receiver = receiver if isinstance(receiver, str) else ""
+    return RunHeader(
+        ids.short(execution_id), own, *waited, ancestors, kept, told, dedup, first, receiver
+    )
 
 
 def _pair(raw: Any) -> tuple[str, str] | None:
@@ -147,24 +172,28 @@ def _kept(raw: Any) -> tuple[tuple[str, int], ...]:
     return tuple(every) if fits else ()
 
 
-def _write(sender: Any = None, headers: Any = None, body: Any = None, **_: Any) -> None:
-    if not isinstance(headers, dict):
-        return
-    company.on_publish(sender)
-    fields = headers if "id" in headers else body if isinstance(body, dict) else {}
+def write(headers: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Give a message that is about to be published our header, which is returned.
+
+    Args:
+        headers: of the message.
+        fields: where its id is; protocol 1 has that in the body.
+    """
     # A predecessor's header came along with its custom headers: it is replaced, never kept.
     predecessor = headers.get(NAME)
-    ancestors = _ancestors(fields, predecessor)
-    headers[NAME] = {"v": VERSION, "execution_id": ids.new_id()}
-    if ancestors:
-        headers[NAME]["ancestors"] = list(ancestors)
-    if isinstance(predecessor, Mapping) and predecessor.get("sections") and not running_request():
-        # Sent by a worker's main process, in the place of a run that died.
-        headers[NAME]["sections"] = predecessor["sections"]
+    header: dict[str, Any] = {"v": VERSION, "execution_id": ids.new_id()}
+    if ancestors := _ancestors(fields, predecessor):
+        header["ancestors"] = list(ancestors)
+    locks = predecessor.get("workflow_locks") if isinstance(predecessor, Mapping) else None
+    if locks and not running_request():
+        # Sent by a worker's main process, in the place of an execution that died.
+        header["workflow_locks"] = locks
+    headers[NAME] = header
+    return header
 
 
 def _ancestors(fields: Mapping[str, Any], predecessor: Any) -> tuple[str, ...]:
-    """The lineage for a message that is published here."""
+    """The ancestors for a message that is published here."""
     request = running_request()
     # A retry has that of the message before it, also where the worker's main process sends it.
     raw = predecessor if predecessor or request is None else _raw(request)
@@ -182,4 +211,18 @@ def is_retry(fields: Mapping[str, Any], request: Any) -> bool:
     return same and nesting == (request.replaced_task_nesting or 0)
 
 
-before_task_publish.connect(_write, weak=False, dispatch_uid="celery_relock.run_header")
+def parse_ancestors(value: Any) -> tuple[str, ...]:
+    """The ancestors in a header; none if it has none."""
+    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+        return ()
+    return tuple(ids.short(each) for each in value[:_MOST_ANCESTORS] if each)
+
+
+def extended(inherited: Iterable[str]) -> tuple[str, ...]:
+    """The ancestors of what this call stack publishes: all that it holds, then its own."""
+    held = reentrancy.runs()
+    return (
+        tuple(islice(dict.fromkeys((*held, *inherited)), _MOST_ANCESTORS))
+        if held
+        else tuple(inherited)
+    )

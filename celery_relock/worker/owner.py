@@ -8,7 +8,9 @@ the worker, or the outermost `apply()`, really runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 from celery._state import _task_stack
@@ -17,6 +19,8 @@ from ..engine import ids, reentrancy
 from ..errors import LockConfigError
 
 _BEGUN = "relock_begun"
+
+_bodies: ContextVar[tuple[str, ...]] = ContextVar("relock_bodies", default=())
 
 OwnerOption: TypeAlias = str | Callable[[Any], object]
 
@@ -50,6 +54,25 @@ def request_of(task: Any) -> Any | None:
 def has_begun(request: Any) -> bool:
     """Whether the body of this request's task was reached by way of its lock."""
     return bool(getattr(request, _BEGUN, False))
+
+
+@contextmanager
+def body_of(request: Any | None) -> Iterator[None]:
+    """Around the body of a locked task; the request is None for a direct call."""
+    if request is None:
+        yield
+        return
+    token = _bodies.set((*_bodies.get(), request.id))
+    try:
+        yield
+    finally:
+        _bodies.reset(token)
+
+
+def body_runs(task_id: str) -> bool:
+    """Whether the body of this locked task runs on this call stack: what Celery sends for it before
+    and after, such as the next step of a chain, is not sent by the body."""
+    return task_id in _bodies.get()
 
 
 def workflow() -> str | None:

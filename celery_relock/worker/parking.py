@@ -13,6 +13,7 @@ process that happens to publish it: that one runs for somebody else.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
@@ -365,8 +366,21 @@ def publish(
     for a delay of a protocol 1 message that this process cannot read and write.
     """
     # The process publishes in the middle of somebody else's task: what that one has set (a trace,
-    # a tenant) is not for this message.
-    Context().run(_publish, app, json.loads(text), queue, delay)
+    # a tenant) is not for this message. A thread of its own, as New Relic's hook of kombu goes by
+    # the thread and not by the context.
+    found, failed = json.loads(text), []
+
+    def work() -> None:
+        try:
+            Context().run(_publish, app, found, queue, delay)
+        except Exception as error:  # noqa: BLE001  # raised below, where it belongs
+            failed.append(error)
+
+    thread = threading.Thread(target=work, name="relock-publish", daemon=True)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
 
 
 def _publish(app: Celery, found: dict[str, Any], queue: str | None, delay: float | None) -> None:

@@ -9,14 +9,13 @@ the end of the lease frees the lock.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from datetime import datetime, timezone
 from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry
-from celery.signals import before_task_publish, task_postrun, task_revoked
 from celery.utils.time import maybe_iso8601
 
 from ..declaration import declaration
@@ -103,7 +102,7 @@ def _keeping(legacy: _Legacy) -> Iterator[None]:
         raise
     except Exception as error:
         # Celery's autoretry lies around the lock and sends the retry when this error reaches it.
-        legacy.open, legacy.error = _is_autoretried(legacy.task, error), error
+        legacy.open, legacy.error = is_autoretried(legacy.task, error), error
         raise
     finally:
         if not legacy.open:
@@ -116,14 +115,15 @@ def is_open(lease: Lease) -> bool:
     return legacy is not None and legacy.open and legacy.lease is lease
 
 
-def _is_autoretried(task: Any, error: Exception) -> bool:
+def is_autoretried(task: Any, error: Exception) -> bool:
+    """Whether Celery's autoretry makes a retry of an error, unless there were too many."""
     never = (Ignore, Reject, *getattr(task, "dont_autoretry_for", ()))
     return isinstance(error, tuple(getattr(task, "autoretry_for", ()))) and not isinstance(
         error, never
     )
 
 
-def _close(task_id: str = "", **_: Any) -> None:
+def on_postrun(task_id: str) -> None:
     """The message is over: the retry was sent, or there is none."""
     legacy = _legacy.get()
     if legacy is None or not legacy.open or legacy.message.id != task_id:
@@ -161,15 +161,14 @@ def _seconds_to(legacy: _Legacy) -> float:
     return max(0.0, (eta - datetime.now(timezone.utc)).total_seconds())
 
 
-def _write(headers: Any = None, body: Any = None, **_: Any) -> None:
+def on_publish(fields: Mapping[str, Any], body: Any, header: dict[str, Any]) -> None:
     """The retry is published while the body still runs: its header tells what is kept for it."""
     legacy = _legacy.get()
-    if legacy is None or not isinstance(headers, dict):
+    if legacy is None:
         return
-    fields = headers if "id" in headers else body if isinstance(body, dict) else {}
     if not run_headers.is_retry(fields, legacy.message):
         return
-    header, lease = headers[run_headers.NAME], legacy.lease
+    lease = legacy.lease
     legacy.execution_id, legacy.eta = header["execution_id"], maybe_iso8601(fields.get("eta"))
     legacy.needed = _names_of(legacy.task, fields, body)
     kept = zip(lease.claim.names, lease.fences, strict=True)
@@ -189,13 +188,13 @@ def _names_of(task: Any, fields: Any, body: Any) -> tuple[str, ...]:
         return ()  # it says so itself when it runs
 
 
-def _free(sender: Any = None, request: Any = None, terminated: bool = False, **_: Any) -> None:
+def on_revoked(task: Any, request: Any, terminated: bool) -> None:
     """The retry was revoked, or has expired, before it ran: nobody comes for what is kept."""
     header = run_headers.read(request)
     if terminated or not header.kept:
         return  # a body that is ended gives back by itself
     try:
-        engine = declaration(type(sender)).engine
+        engine = declaration(type(task)).engine
         names = [name for name, _ in header.kept]
         # As a run that has ended: the body that sent the retry may not have left its hold yet.
         back = engine.backend.release(
@@ -204,9 +203,3 @@ def _free(sender: Any = None, request: Any = None, terminated: bool = False, **_
         engine.parking.forward(back.messages)
     except RelockError as error:
         logger.warning("what was kept for %s stays until its lease ends: %s", request.id, error)
-
-
-# After the header itself, which `headers` writes.
-before_task_publish.connect(_write, weak=False, dispatch_uid="celery_relock.kept")
-task_revoked.connect(_free, weak=False, dispatch_uid="celery_relock.kept")
-task_postrun.connect(_close, weak=False, dispatch_uid="celery_relock.kept")

@@ -14,7 +14,6 @@ from celery.exceptions import Ignore, Reject, Retry
 from ..engine import events
 from ..engine.protocol import Conflict
 from ..errors import LockConflict, RelockError
-from ..workflow.marks import MEMBER
 from .sending import ignores_result
 
 logger = logging.getLogger("celery_relock")
@@ -43,6 +42,10 @@ def is_acknowledged(task: Any, error: BaseException | None) -> bool:
         return True
     flag = getattr(task, "acks_on_failure", None)  # Celery >= 5.7
     return bool(task.acks_on_failure_or_timeout if flag is None else flag)
+
+
+class SentAgain(Retry):  # type: ignore[misc]
+    """This delivery ends without a run: its message was sent again, as the same run."""
 
 
 class Dropped(Exception):
@@ -106,7 +109,7 @@ def results_of(step: Mapping[str, Any]) -> list[Context]:
         return results_of(inner["body"])
     if kind == "group":
         return [found for each in inner["tasks"] for found in results_of(each)]
-    if kind in ("chain", MEMBER):
+    if kind == "chain":
         return results_of(inner["tasks"][-1])
     options = step.get("options") or {}
     context = Context(step, **options)

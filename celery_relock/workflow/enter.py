@@ -1,153 +1,162 @@
-"""How the section of a `locked` canvas begins: a task that takes its lock and hands it on."""
+"""The task that acquires a workflow lock: the first step of what `locked` returns.
+
+It is parked while somebody else holds the lock, as any locked task is, and leaves its hold to the
+steps behind it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from celery import shared_task
 from celery.exceptions import Ignore, Reject, Retry
-from celery.result import EagerResult
-from celery.signals import task_revoked
 
 from ..declaration import engine_of
 from ..engine import ids, reentrancy
 from ..engine.engine import Engine
 from ..engine.events import label_of
+from ..engine.lease import Lease
 from ..engine.protocol import Claim
 from ..errors import LockConfigError
 from ..options import LockOptions
 from ..settings import option_defaults
 from ..task import LockedTask
 from ..worker import conflict as conflicts
-from ..worker import events as telling
-from ..worker import headers
+from ..worker import events as work
+from ..worker import headers as header_of
 from ..worker.attempt import Attempt
 from ..worker.owner import owner
-from ..worker.release import give_back
-from ..worker.states import Dropped, end_dropped
-from . import handing, marks, together
-from . import steps as sections
-from .carried import carried_by
+from ..worker.release import give_back as release
+from ..worker.states import Dropped, end_dropped, results_of
+from . import steps
 
 ENTER = "celery_relock.enter"
-_PLACES = ("queue", "exchange", "routing_key")
 
 
 class EnterTask(LockedTask):
-    """Goes where the first step of its canvas goes: some worker is sure to be there."""
+    """Sent like a first step: the arguments that come with it go to the steps behind it."""
 
     abstract = True
     lock_key = False
-    opens_sections = True
+    enters_workflows = True
 
     def apply_async(  # type: ignore[override]  # whoever sends it is this library
         self, args: Any = None, kwargs: Any = None, task_id: str | None = None, **options: Any
     ) -> Any:
-        _refuse_protocol_1(self.app)
-        if not any(name in options for name in _PLACES):
-            options = {**self._route(args[-1]["route"]), **options}
-        return super().apply_async(args, kwargs, task_id, **options)
+        if self.app.conf.task_protocol == 1:
+            raise LockConfigError(
+                "locked() needs stamps, which messages of task_protocol=1 do not carry: use "
+                "protocol 2"
+            )
+        *given, spec = args
+        *rest, first = options.get("chain") or (None,)
+        if first is None:
+            # Celery takes a chain that is all of a chord's header for the list of its members.
+            raise LockConfigError(
+                f"{ENTER} has no step behind it, so what locked() returned was taken apart. As the "
+                "header of a chord it needs a list around it, chord([locked(…)], body); a locked "
+                "group goes before a body as locked(group(…)) | body."
+            )
+        options["chain"] = [*rest, _with_arguments(first, given, kwargs or {})]
+        return super().apply_async((spec,), {}, task_id, **options)
 
-    def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        done = super().apply(args, kwargs, **options)
-        if len(args or ()) < 2:
-            done.__class__ = _Nothing
-        return done
+    def _relock_declares(self) -> bool:
+        return True  # though it has no `lock_key`: a workflow's lock
 
-    def _route(self, first: Mapping[str, Any]) -> dict[str, Any]:
-        own, task = dict(first["options"]), self.app.tasks.get(first["task"])
-        if task is not None:
-            own = {**{name: each for name in _PLACES if (each := getattr(task, name, None))}, **own}
-        routed: dict[str, Any] = self.app.amqp.router.route(own, first["task"])
-        return routed
+    def apply(self, *_: Any, **__: Any) -> Any:
+        raise LockConfigError(
+            "what locked() returned is part of a larger canvas that is applied here and now "
+            "(apply(), task_always_eager), or was read from JSON before: nothing can hold its lock "
+            "from its first step to its last. Apply it by itself, or lock the larger canvas: "
+            "locked(chain(…), key=…)."
+        )
 
 
-class _Nothing(EagerResult):  # type: ignore[misc]  # Celery ships no types
-    """The result of an eager step that passes nothing on; Celery asks whether there is one."""
+def _with_arguments(
+    step: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """A signature whose first tasks have their arguments, and take none from who sends them."""
+    kind, inner = step.get("subtask_type"), step.get("kwargs") or {}
 
-    def __bool__(self) -> bool:
-        return False
+    def given_to(signatures: Any) -> list[Any]:
+        return [_with_arguments(each, args, kwargs) for each in signatures]
+
+    if kind == "chain":
+        begins, *rest = inner["tasks"]
+        return {**step, "kwargs": {**inner, "tasks": [*given_to([begins]), *rest]}}
+    if kind == "group":
+        return {**step, "kwargs": {**inner, "tasks": given_to(inner["tasks"])}}
+    if kind == "chord":
+        header = inner["header"]
+        new = given_to([header])[0] if isinstance(header, Mapping) else given_to(header)
+        return {**step, "kwargs": {**inner, "header": new}}
+    if step.get("immutable"):
+        return step
+    with_args = {"args": (*args, *(step.get("args") or ())), "kwargs": {**inner, **kwargs}}
+    return {**step, **with_args, "immutable": True}
 
 
 @shared_task(name=ENTER, base=EnterTask, bind=True)  # type: ignore[untyped-decorator]
-def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Take the lock of a section and leave it to the steps that come next."""
-    *given, spec = args
+def enter(self: Any, *args: Any) -> Any:
+    """Acquire a workflow lock and leave it to the steps that come next."""
     message = self.request
-    if message.is_eager or message.called_directly:
-        return given[0] if given else None
-    _refuse_protocol_1(self.app)
     try:
-        _check_steps(message)
-        _take(self, message, spec)
-        if "members" in spec:
-            together.send(self.app, message, tuple(given), kwargs)
-        else:
-            marks.feed(message.chain[-1], given, kwargs)
+        if len(args) != 1:
+            raise LockConfigError(
+                f"{ENTER} was sent by a process that has not loaded celery_relock: each worker "
+                "that runs a step before locked(…) needs it"
+            )
+        _acquire(self, message, args[0])
     except Dropped as dropped:
         return end_dropped(self, message, dropped)
     except (Ignore, Retry, Reject):
         raise
     except Exception as error:
-        if "members" in spec:
-            together.fail(self, message, error)
+        _fail_members(self, message, error)
         raise
     return None
 
 
-def _is_revoked(sender: Any = None, request: Any = None, terminated: Any = None, **_: Any) -> None:
-    """It was revoked, or has expired, before it began: if it was parked, its place is free."""
-    if sender.name != ENTER or terminated:
-        return
-    spec = request.args[-1]
-    if "members" in spec:
-        together.revoke(sender, request)
-    handing.end_before_it_began(sender, request, spec["names"], spec["section"])
-
-
-def _refuse_protocol_1(app: Any) -> None:
-    if app.conf.task_protocol == 1:
-        raise LockConfigError(
-            "locked() needs stamps, which messages of task_protocol=1 do not carry: use protocol 2"
-        )
-
-
-def _check_steps(message: Any) -> None:
-    """Celery takes a chain that is all of a chord's header apart: its steps run side by side."""
-    if not message.chain:
-        raise LockConfigError(
-            f"{ENTER} has no step behind it, so what locked() returned was taken apart. As the "
-            "header of a chord it needs a list around it: chord([locked(…)], body)."
-        )
-
-
-def _take(task: Any, message: Any, spec: Mapping[str, Any]) -> None:
+def _acquire(task: Any, message: Any, spec: Mapping[str, Any]) -> None:
     engine, options = engine_of(task.app), _options(task.app, spec)
     names = _missing(engine, spec)
     if not names:
-        return  # the section around this one has it
-    execution_id = sections.hold_id(headers.read(message).execution_id, spec["section"])
-    label, ancestors = label_of(task.name, message.id), headers.ancestors_for(options)
-    lease = engine.lease(
-        _claim(execution_id, owner("root", message), names, options, label, ancestors)
+        return  # the workflow lock around this one holds them
+    lease = _lease(
+        engine,
+        names,
+        options,
+        execution_id=header_of.read(message).execution_id,
+        owner=owner("root", message),
+        label=label_of(task.name, message.id),
     )
-    lease.work = telling.work_for(task, message)
+    lease.work = work.work_for(task, message)
     try:
-        held = sections.obtain(Attempt(task, engine, lease, options, message))
+        held = conflicts.obtain(Attempt(task, engine, lease, options, message))
         if held is not None:
             reentrancy.push(lease)
-            carried = carried_by(spec["section"], lease, held.fences, options)
-            sections.begin(carried, engine, lease, message)
+            lock = steps.WorkflowLock.of(spec["id"], lease, held.fences, options)
+            steps.begin(lock, engine, lease, message)
     finally:
-        if not sections.owns(lease):
-            give_back(engine, lease, ended=False)
+        if not steps.owns(lease):
+            release(engine, lease, ended=False)
+
+
+def _fail_members(task: Any, message: Any, error: Exception) -> None:
+    """Celery fails each step behind a failed one, but does not look into a group, whose members
+    somebody may wait for."""
+    for step in message.chain or ():
+        if step.get("subtask_type") == "group":
+            for each in results_of(step):
+                how = {"store_result": not each.ignore_result, "call_errbacks": False}
+                task.backend.mark_as_failure(each.id, error, request=each, **how)
 
 
 @contextmanager
 def held(app: Any, spec: Mapping[str, Any]) -> Iterator[None]:
-    """Hold a section's lock around what is applied here and now.
+    """Hold a workflow lock around a canvas that is applied here and now.
 
     Raises:
         LockConflict: it was not to be had in time.
@@ -157,18 +166,15 @@ def held(app: Any, spec: Mapping[str, Any]) -> Iterator[None]:
     if not names:
         yield
         return
-    label, ancestors = label_of("locked()", ""), headers.ancestors_for(options)
-    lease = engine.lease(
-        _claim(ids.new_id(), owner("root", None), names, options, label, ancestors)
-    )
+    mine = {"execution_id": ids.new_id(), "owner": owner("root", None)}
+    lease = _lease(engine, names, options, **mine, label=label_of("locked()", ""))
     try:
-        taken = conflicts.obtain(Attempt(app.tasks[ENTER], engine, lease, options, None))
-        if taken is not None:
+        if conflicts.obtain(Attempt(app.tasks[ENTER], engine, lease, options, None)) is not None:
             reentrancy.push(lease)
         yield
     finally:
         reentrancy.pop(lease)
-        give_back(engine, lease, ended=False)
+        release(engine, lease, ended=False)
 
 
 def _missing(engine: Engine, spec: Mapping[str, Any]) -> tuple[str, ...]:
@@ -182,26 +188,24 @@ def _options(app: Any, spec: Mapping[str, Any]) -> LockOptions:
     return LockOptions.collect(declared, option_defaults(app), "locked()")
 
 
-def _claim(
-    execution_id: str,
-    owner: str,
+def _lease(
+    engine: Engine,
     names: tuple[str, ...],
     options: LockOptions,
+    *,
+    execution_id: str,
+    owner: str,
     label: str,
-    ancestors: tuple[str, ...],
-) -> Claim:
-    limits = (options.limit_for({}),) * len(names)
-    asked = Claim(
+) -> Lease:
+    claim = Claim(
         execution_id,
         ids.new_attempt_id(),
         owner,
         names,
-        limits,
-        options.ttl,
-        label,
-        ancestors=ancestors,
+        limits=(options.limit_for({}),) * len(names),
+        lease=options.ttl,
+        label=label,
+        ancestors=header_of.ancestors_for(options),
+        stuck=reentrancy.stuck(),
     )
-    return asked._replace(stuck=reentrancy.stuck())
-
-
-task_revoked.connect(_is_revoked, weak=False, dispatch_uid="celery_relock.opening")
+    return engine.lease(claim)

@@ -1,37 +1,39 @@
-"""`locked`: one entry into a lock for a whole canvas."""
+"""`locked`: one permit of a lock for a whole canvas."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from celery.canvas import Signature, _chain, chunks, group, maybe_signature
+from celery import Task, chain
+from celery.canvas import Signature, chunks, maybe_signature
 
 from ..engine import ids
 from ..errors import LockConfigError
 from ..naming.arguments import bind, signature_of
 from ..naming.names import NameRule, check_name
 from ..options import LockOptions
-from ..task import LockedTask as LockedTask
-from . import enter as opening
-from . import marks, members
-from .enter import ENTER
+from ..task import LockedTask as LockedTask  # the package's own: whoever loads it knows `enter`
+from .enter import ENTER, held
+from .steps import Step, stamp, steps_of
 
 _OPTIONS = ("ttl", "gap_ttl", "on_gap", "on_conflict", "max_wait", "limit")
-_ROUTE = ("queue", "exchange", "routing_key", "priority")
+_PLACES = ("queue", "exchange", "routing_key")
+_CHUNKS = "celery.chunks"
 
 
 def locked(canvas: Signature, *, key: Any, **options: Any) -> Signature:
-    """The same canvas under one entry into a lock, from before its first step until after its last.
+    """A canvas under one permit of a lock, from before its first step until after its last.
 
         locked(chain(fetch.s(42), parse.s(), store.s()), key="account:42").delay()
 
-    A message of its own goes ahead, `celery_relock.enter`, which takes the lock as any locked task
-    does: parked while somebody else has it, and so on by `on_conflict`. Each time the canvas is
-    applied it is a section of its own. Its steps may be any tasks; those that are not `LockedTask`
-    need workers that have loaded this module, else the entry lives for `gap_ttl` only while such a
-    step runs. Groups and chords share the entry: their members run side by side.
+    It is the chain of `celery_relock.enter` and the canvas. That task acquires the lock as any
+    locked task does: parked while somebody else holds it, and so on by `on_conflict`. Each time the
+    canvas is applied it acquires a permit of its own. The steps may be any tasks, in workers that
+    have loaded this library. The members of a group or a chord share the permit: they run side by
+    side.
 
     Args:
         canvas: a signature, chain, group, chord, map, starmap or chunks, or a part of a larger one.
@@ -41,72 +43,42 @@ def locked(canvas: Signature, *, key: Any, **options: Any) -> Signature:
             app's settings are the defaults. `on_conflict` and `limit` cannot be callables.
 
     Returns:
-        a signature to apply, to link, to put into a larger canvas, or to store. For a group it is
-        a group with as many members, which go together. What has no step comes back as it is.
+        a chain to apply, to link, to put into a larger canvas, or to store as JSON. A canvas
+        without a step comes back as it is.
 
     Raises:
-        LockConfigError: an option is unknown or cannot be used, or the key gives no name.
+        LockConfigError: the canvas is no signature, an option is unknown or cannot be used, or the
+            key gives no name.
     """
-    section, app = ids.new_id(), canvas.app
-    _check(options)
-    marked = _without_chunks(canvas if canvas.task == _CHUNKS else canvas.clone())
-    first = next(marks.steps(marked), None)
+    _check_canvas(canvas)
+    _check_options(options)
+    app = canvas.app
+    steps = _without_chunks(canvas if canvas.task == _CHUNKS else canvas.clone())
+    first = next(steps_of(steps), None)
     if first is None:
-        return marked  # as nothing runs, nothing is to be locked
-    names = _names(key, first, app)
-    own = {name: each for name, each in (first.get("options") or {}).items() if name in _ROUTE}
-    spec = {
-        "section": section,
-        "names": list(names),
-        "options": _plain(options),
-        "route": {"task": first["task"], "options": own},
-    }
-    marks.mark(marked, section)
-    if isinstance(marked, group):
-        return _locked_group(marked, spec, app)
-    return _behind_enter(marked, spec, app)
+        return steps  # as nothing runs, nothing is to be locked
+    lock = ids.new_id()
+    stamp(steps, lock)
+    spec = {"id": lock, "names": _names(key, first, app), "options": _plain(options)}
+    enter = app.tasks[ENTER].s(spec).set(**_route(first, app))
+    return LockedChain((enter | steps).tasks, app=app)
 
 
-def _behind_enter(step: Any, spec: Mapping[str, Any], app: Any) -> _Locked:
-    return _Locked.of(app.tasks[ENTER].s(spec) | step)
+class LockedChain(chain):  # type: ignore[misc]  # Celery ships no types
+    """The chain that `locked` returns. Applied here and now, it holds the lock around the whole."""
 
-
-def _locked_group(marked: Any, spec: dict[str, Any], app: Any) -> Signature:
-    """A group of as many members: Celery treats it by their number wherever it stands."""
-    number = members.count(marked)
-    if number == 1:
-        alone = members.wrap(marked, lambda step: _behind_enter(step, spec, app))
-        return members.LockedGroup.of(alone, spec)
-    spec["members"] = number
-    return members.LockedGroup.of(
-        members.wrap(marked, lambda step: members.Member(step, spec, app=app)), spec
-    )
-
-
-_CHUNKS = "celery.chunks"
-
-
-class _Locked(_chain):  # type: ignore[misc]  # Celery ships no types
-    """The chain that `locked` returns. Applied here and now, it is one lock around the whole."""
-
-    @classmethod
-    def of(cls, chain: Any) -> _Locked:
-        chain.__class__ = cls
-        made: _Locked = chain
-        return made
-
-    def clone(self, *args: Any, **kwargs: Any) -> _Locked:
-        return self.of(super().clone(*args, **kwargs))
+    def clone(self, *args: Any, **kwargs: Any) -> LockedChain:
+        plain = super().clone(*args, **kwargs)
+        return LockedChain(plain.tasks, app=self.app, **plain.options)
 
     def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        enter, *rest = self.tasks
-        with opening.held(self.app, enter["args"][-1]):
-            all_options = {**self.options, **options}
-            if len(rest) == 1 and "link" not in all_options:
+        enter, *steps = self.tasks
+        options = {**self.options, **options}
+        with held(self.app, enter.args[-1]):
+            if len(steps) == 1 and "link" not in options:
                 # A chain of one chord would not pass its arguments on, in Celery 5.4.
-                return rest[0].apply(args, kwargs, **all_options)
-            whole = _chain(*rest, app=self._app, **self.options)
-            return whole.apply(args, kwargs, **options)
+                return steps[0].apply(args, kwargs, **options)
+            return chain(steps, app=self.app).apply(args, kwargs, **options)
 
 
 def _without_chunks(canvas: Any) -> Any:
@@ -125,13 +97,21 @@ def _without_chunks(canvas: Any) -> Any:
     return canvas
 
 
-def _names(key: Any, first: Any, app: Any) -> tuple[str, ...]:
+def _route(first: Step, app: Any) -> dict[str, Any]:
+    """Where the first step goes, the task that acquires goes: some worker is sure to be there."""
+    task, own = app.tasks.get(first["task"]), first.get("options") or {}
+    declared = {name: each for name in _PLACES if (each := getattr(task, name, None))}
+    own = {name: own[name] for name in (*_PLACES, "priority") if name in own}
+    return {"route_name": first["task"], **declared, **own}
+
+
+def _names(key: Any, first: Step, app: Any) -> list[str]:
     where = f"locked({first['task']}, …)"
     if key is None or key is False:
         raise LockConfigError(f"{where}: key={key!r} names no lock. Give a name, or a template.")
     parts = key if isinstance(key, list | tuple) else (key,)
     if parts and all(isinstance(each, str) and "{" not in each for each in parts):
-        return tuple(sorted({check_name(each, where) for each in parts}))
+        return sorted({check_name(each, where) for each in parts})
     task = app.tasks.get(first["task"])
     if task is None:
         raise LockConfigError(
@@ -145,10 +125,34 @@ def _names(key: Any, first: Any, app: Any) -> tuple[str, ...]:
             f"not all there: {first!r:.200}. What a step gets from the one before it is not known "
             "when the canvas is made. Give the finished name as key."
         )
-    return NameRule.compile(key, where, signature_of(task)).names(arguments)
+    return list(NameRule.compile(key, where, signature_of(task)).names(arguments))
 
 
-def _check(options: Mapping[str, Any]) -> None:
+def _check_canvas(canvas: Any) -> None:
+    if isinstance(canvas, Signature):
+        return
+    name = getattr(canvas, "__name__", "task").strip("<>")
+    if isinstance(canvas, Task):
+        says = f"{canvas.name} is a task and no signature. Write locked({name}.s(…), key=…)."
+    elif isinstance(canvas, list | tuple) or inspect.isgenerator(canvas):
+        says = (
+            f"a {type(canvas).__name__} does not say how its steps run. Write locked(chain(…), …) "
+            "for one after the other, or locked(group(…), …) for side by side."
+        )
+    elif isinstance(canvas, Mapping):
+        says = "this is a plain dict. Write locked(signature(…, app=app), key=…) to make it one."
+    elif isinstance(canvas, str):
+        says = f"{canvas!r:.100} is a text. Write locked(app.signature({canvas!r:.100}), key=…)."
+    elif callable(canvas):
+        says = f"{name} is no task. Declare it with @app.task and write locked({name}.s(…), key=…)."
+    else:
+        says = (
+            f"{canvas!r:.100} is no signature. Write locked(task.s(…), key=…), or another canvas."
+        )
+    raise LockConfigError(f"locked(): {says}")
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if name not in _OPTIONS:
             raise LockConfigError(

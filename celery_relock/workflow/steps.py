@@ -1,242 +1,506 @@
-"""Sections: an entry that goes from step to step of a canvas.
+"""How the steps of a workflow share one permit, one after the other or side by side.
 
-Every message of a section that is on its way has a share in the entry. A step that ends leaves its
-hold to the messages that go on from it: nobody renews that, so it lasts for the gap and no longer,
-and each step takes over what was left to it. The section ends with its last hold: when a last step
-is done, when a step fails, is revoked or killed, or when the gap runs out because a message never
-arrives. There is no count that could be wrong, and nothing to clean up.
+Every message of the workflow that is on its way has a hold of its own in the permit. A step that
+ends leaves its hold to its *successors*, the messages that it has published: nobody renews such a
+hold, so it lives for the gap and no longer, until the successor begins and acquires it. The permit
+ends with its last hold: when the last step is done, when a step fails, is revoked or killed, or
+when the gap ends because a message never arrives. There is no count that could be wrong, and
+nothing to clean up.
 
-A step's hold has an id of its own, made of the run and the section: the task may take the very same
-lock name for itself, and then enters by its call stack.
+Two things travel. A *stamp* on each step's signature says which workflow locks the step belongs to:
+Celery keeps it through cloning, JSON, chaining and retries, and does not pass it on to what the
+body of a step sends. A `WorkflowLock` in our message header tells a step what it needs to know.
+
+The hold of a step has an id of its own, made of the execution and the workflow lock: the task may
+declare the very same lock name for itself, and re-enters it then.
+
+From top to bottom: the stamps; what the header carries; the holds of the running step; what is done
+around a step; what is done when a message is published or revoked; steps that are no LockedTask.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextvars import ContextVar
-from typing import Any
+from datetime import timezone
+from functools import partial, wraps
+from typing import Any, NamedTuple
 
-from celery.exceptions import Ignore, Reject, Retry
-from celery.signals import task_postrun
+from celery.exceptions import Reject
+from celery.utils.time import maybe_iso8601
 
-from ..declaration import engine_of
+from ..declaration import engine_of, is_locked, locked_tasks
 from ..engine import events, ids, reentrancy
 from ..engine.crash import journal
 from ..engine.engine import Engine
 from ..engine.events import label_of
 from ..engine.lease import Lease
-from ..engine.protocol import Claim, Held, Successor
-from ..errors import LockConflict, LockLost
+from ..engine.protocol import KEPT, Claim, Successor
+from ..errors import LockConflict, LockLost, RelockError
 from ..options import LockOptions
 from ..worker import conflict as conflicts
-from ..worker import events as telling
-from ..worker import headers
-from ..worker.attempt import Attempt
-from ..worker.release import give_back
-from ..worker.states import is_acknowledged
-from . import marks
-from .carried import Carried, carried_by, carried_in
+from ..worker import events as work
+from ..worker import headers as header_of
+from ..worker.attempt import Attempt, Late
+from ..worker.owner import request_of, running_request
+from ..worker.release import give_back as release
+from ..worker.states import Aside, SentAgain, is_acknowledged
+
+logger = logging.getLogger("celery_relock")
+
+# For how long a step that was revoked is known to be over, in seconds.
+_REMEMBER = 3600.0
 
 
-class Section:
-    """A section that the running message has a hold of."""
+# -- The stamps ----------------------------------------------------------------------------------
 
-    __slots__ = ("carried", "engine", "heirs", "lease", "message", "until")
+#: The name of the stamp. Its value is the list of the workflow locks' ids, the outermost first.
+STAMP = "relock_workflow"
 
-    def __init__(self, carried: Carried, engine: Engine, lease: Lease, message: Any) -> None:
-        self.carried = carried
+#: A signature, or the plain dict that it is in a message.
+Step = MutableMapping[str, Any]
+
+
+def steps_of(signature: Step) -> Iterator[Step]:
+    """Every task of a canvas that is sent when all before it succeed, links included. Error
+    callbacks are not: what they tell of has failed, and its workflow lock is released."""
+    kind, inner = signature.get("subtask_type"), signature.get("kwargs") or {}
+    if kind == "chord":
+        yield from _all_steps(inner["header"])
+        yield from steps_of(inner["body"])
+    elif kind in ("chain", "group"):
+        yield from _all_steps(inner["tasks"])
+    else:
+        yield signature
+    yield from _all_steps((signature.get("options") or {}).get("link") or ())
+
+
+def _all_steps(signatures: Any) -> Iterator[Step]:
+    for each in members_of(signatures):
+        yield from steps_of(each)
+
+
+def members_of(signatures: Any) -> Any:
+    """The signatures in a list, in a group, or the single one."""
+    if not isinstance(signatures, Mapping):
+        return signatures
+    is_group = signatures.get("subtask_type") == "group"
+    return signatures["kwargs"]["tasks"] if is_group else [signatures]
+
+
+def stamp(canvas: Step, lock: str, which: Callable[[Step], bool] = lambda _: True) -> None:
+    """Let every step of a canvas, or those that a function picks, belong to a workflow lock."""
+    for step in steps_of(canvas):
+        options = step.setdefault("options", {})
+        before = stamped(options)
+        if lock not in before and which(step):
+            _write_stamp(options, options, [*before, lock])
+
+
+def stamped(stamps: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """The workflow locks that a signature's options, or a message's stamps, name."""
+    found = (stamps or {}).get(STAMP)
+    return tuple(found) if isinstance(found, list | tuple) else ()
+
+
+def _write_stamp(fields: Any, stamps: Any, locks: list[str]) -> None:
+    """Into a signature's options, which are both, or into a message's headers and its stamps."""
+    names = fields.get("stamped_headers") or ()
+    fields["stamped_headers"] = [*(name for name in names if name != STAMP), STAMP]
+    stamps[STAMP] = locks
+
+
+# -- What the header carries ---------------------------------------------------------------------
+
+_OPTIONS = ("ttl", "gap_ttl", "on_gap", "on_conflict", "max_wait")
+
+
+class WorkflowLock(NamedTuple):
+    """What a message says of a workflow lock that its step belongs to. Times in seconds.
+
+    `id`: of the canvas that was locked; `fences`: of the permit; the rest as the options of a task.
+    """
+
+    id: str
+    names: tuple[str, ...]
+    limits: tuple[int, ...]
+    fences: tuple[int, ...]
+    owner: str
+    ttl: float
+    gap_ttl: float
+    on_gap: str
+    on_conflict: str
+    max_wait: float | None
+    #: False once the permit had ended between two steps.
+    unbroken: bool = True
+
+    @classmethod
+    def of(
+        cls, lock: str, lease: Lease, fences: tuple[int, ...], options: LockOptions
+    ) -> WorkflowLock:
+        """The workflow lock that begins with this lease."""
+        claim, told = lease.claim, {name: getattr(options, name) for name in _OPTIONS}
+        return cls(lock, claim.names, claim.limits, fences, claim.owner, **told)
+
+    def options(self, task: str) -> LockOptions:
+        """How a step acquires its hold if what was left to it is gone."""
+        declared = {f"lock_{name}": getattr(self, name) for name in _OPTIONS}
+        if self.on_gap == "raise":
+            declared |= {"lock_on_conflict": "raise", "lock_max_wait": None}
+        return LockOptions.collect(declared, {}, task)
+
+
+def workflow_locks(message: Any) -> Iterator[WorkflowLock]:
+    """Those that a message names in its header. What makes no sense is left out."""
+    for raw in header_of.read(message).workflow_locks:
+        try:
+            lock = WorkflowLock(**raw)
+            lock.options("")
+            yield lock._replace(
+                names=tuple(map(str, lock.names)),
+                limits=tuple(map(int, lock.limits)),
+                fences=tuple(map(int, lock.fences)),
+            )
+        except (TypeError, ValueError, RelockError):
+            continue
+
+
+def hold_id(execution_id: str, lock: str) -> str:
+    """The id of an execution's hold of a workflow lock."""
+    return ids.short(f"{execution_id}/{lock}")
+
+
+# -- The holds of the running step ---------------------------------------------------------------
+
+
+class StepHold:
+    """The running message's hold of a workflow lock, and to whom it is left."""
+
+    __slots__ = ("due", "engine", "lease", "lock", "message", "successors")
+
+    def __init__(self, lock: WorkflowLock, engine: Engine, lease: Lease, message: Any) -> None:
+        self.lock = lock
         self.engine = engine
         self.lease = lease
         self.message = message
-        self.heirs: list[str] = []
-        self.until = 0.0  # when the last of the heirs is due, on this machine's clock
+        self.successors: list[str] = []
+        self.due = 0.0  # when the last of the successors is to begin, on this machine's clock
 
-    def leave_to(self, execution_id: str, due: float = 0.0) -> None:
-        """The run goes on with it, at a time on this machine's clock. Should this process be killed
-        before it has left its hold, its host's reaper does so."""
-        self.heirs.append(execution_id)
-        self.until = max(self.until, due)
-        if journal.on and (successor := self.successor()):
-            entry = self.lease.entry()
-            journal.change(entry._replace(successors=successor.execution_id, keep=successor.keep))
+    def leave_to(self, successor: str, due: float = 0.0) -> None:
+        """Leave it to another hold. Should this process be killed before it has done so, the reaper
+        of its host does it."""
+        self.successors.append(successor)
+        self.due = max(self.due, due)
+        if journal.on and (left := self.successor()):
+            noted = self.lease.entry()
+            journal.change(noted._replace(successors=left.execution_id, keep=left.keep))
+
+    def leave_to_itself(self) -> None:
+        """The same message comes again, as the same execution."""
+        self.leave_to(self.lease.claim.execution_id)
 
     def successor(self) -> Successor | None:
-        """Those that it is left to, and for how long."""
-        if not self.heirs:
+        """All successors, and for how long the hold is kept for them."""
+        if not self.successors:
             return None
-        keep = self.carried.gap_ttl + max(0.0, self.until - time.time())
-        return Successor(" ".join(self.heirs), keep)
+        keep = self.lock.gap_ttl + max(0.0, self.due - time.time())
+        return Successor(" ".join(self.successors), keep)
 
 
-_active: ContextVar[tuple[Section, ...]] = ContextVar("relock_sections", default=())
+_active: ContextVar[tuple[StepHold, ...]] = ContextVar("relock_workflow", default=())
 
 
-def active() -> tuple[Section, ...]:
-    """The sections that the running message has a hold of, the outermost first."""
+def active() -> tuple[StepHold, ...]:
+    """The holds of the running message, that of the outermost workflow lock first."""
     return _active.get()
 
 
-def hold_id(execution_id: str, section: str) -> str:
-    """The id of a run's hold of a section."""
-    return ids.short(f"{execution_id}/{section}")
+def owns(lease: Lease) -> bool:
+    """Whether a lease is that of a workflow lock, and so is released, or left to others, here."""
+    return any(hold.lease is lease for hold in _active.get())
 
 
 def is_unbroken(lease: Lease) -> bool:
-    """False for the hold of a section that had ended before this step came."""
-    return all(section.carried.unbroken for section in _active.get() if section.lease is lease)
+    """False for the lease of a workflow lock whose permit had ended before this step came."""
+    return all(hold.lock.unbroken for hold in _active.get() if hold.lease is lease)
+
+
+def begin(lock: WorkflowLock, engine: Engine, lease: Lease, message: Any) -> None:
+    """A workflow lock begins: from now on the running message's lease is left to successors."""
+    _active.set((*_active.get(), StepHold(lock, engine, lease, message)))
+
+
+def keep_for_chain(message: Any, engine: Engine, lease: Lease, options: LockOptions) -> None:
+    """`lock_hold="workflow"`: what a task has acquired is kept for the rest of its chain."""
+    lock = WorkflowLock.of(ids.new_id(), lease, lease.fences, options)
+    for each in (*(message.chain or ()), *(message.callbacks or ())):
+        stamp(each, lock.id)
+    begin(lock, engine, lease, message)
+
+
+# -- Around a step -------------------------------------------------------------------------------
 
 
 def concerns(message: Any, declared: Any) -> bool:
     """Whether an execution is a step of a workflow, or begins one."""
-    held: str = declared.options.hold
-    return bool(
-        headers.read(message).sections or held == "workflow" or declared.opens_sections or active()
-    )
+    if header_of.read(message).workflow_locks or declared.options.hold == "workflow":
+        return True
+    return bool(declared.enters_workflows or _active.get())
 
 
-def around(task: Any, message: Any | None, call: Callable[[], Any]) -> Any:
-    """Make the call of a task, inside of the sections that its message belongs to."""
-    if message is None or message.is_eager:
-        return call()
+def around(task: Any, message: Any, call: Callable[[], Any]) -> Any:
+    """Execute a step, with what it locks for itself, under the holds of its workflow locks."""
     try:
-        _enter(task, message)
+        _acquire_all(task, message)
         result = call()
     except BaseException as error:
-        if _active.get():
-            again = isinstance(error, Reject) and error.requeue
-            _leave(message, again=again, acknowledged=is_acknowledged(task, error))
+        again = _comes_again(error)
+        _leave_all(message, again=again, acknowledged=is_acknowledged(task, error))
         raise
-    if _active.get() and not (message.chain or message.callbacks or message.chord):
-        # Nothing goes on from here: it is over before anybody sees the result.
-        _leave(message)
+    if not (message.chain or message.callbacks or message.chord):
+        _leave_all(message)  # nothing goes on from here: released before the result can be seen
     return result
 
 
-def begin(carried: Carried, engine: Engine, lease: Lease, message: Any) -> None:
-    """From now on the running message has this lease for a section."""
-    _active.set((*_active.get(), Section(carried, engine, lease, message)))
+def on_postrun(task_id: str) -> None:
+    """Celery has published what goes on from the task, if anything does."""
+    holds = _active.get()
+    if holds and holds[0].message.id == task_id:
+        _leave_all(holds[0].message)
 
 
-def obtain(attempt: Attempt) -> Held | None:
-    """As `conflicts.obtain`. Where the message comes again, what it has of its sections is left to
-    it."""
-    try:
-        return conflicts.obtain(attempt)
-    except (Ignore, Retry):
-        if attempt.message is not None:
-            for section in _active.get():
-                section.leave_to(section.lease.claim.execution_id)
-        raise
+def _comes_again(error: BaseException) -> bool:
+    """Whether the same execution comes back: its message is parked, sent again or requeued."""
+    if isinstance(error, Reject):
+        return bool(error.requeue)
+    return isinstance(error, Aside | SentAgain) and not isinstance(error, Late)
 
 
-def open_for(message: Any | None, engine: Engine, lease: Lease, options: LockOptions) -> None:
-    """If a task keeps its lock for the rest of its chain: from now on it is that of a section."""
-    if message is None or options.hold != "workflow":
-        return
-    section = ids.new_id()
-    for each in (*(message.chain or ()), *(message.callbacks or ())):
-        marks.mark(each, section)
-    begin(carried_by(section, lease, lease.fences, options), engine, lease, message)
-
-
-def owns(lease: Lease) -> bool:
-    """Whether a lease is given back, or left to others, as that of a section."""
-    return any(section.lease is lease for section in _active.get())
-
-
-def _enter(task: Any, message: Any) -> None:
+def _acquire_all(task: Any, message: Any) -> None:
     if _active.get():  # of a message whose end this process was not told
-        _leave(_active.get()[0].message)
-    for carried in carried_in(message):
-        section = _section(task, message, carried)
+        _leave_all(_active.get()[0].message)
+    for lock in workflow_locks(message):
+        hold = _hold_for(task, message, lock)
         try:
-            _take(task, section)
+            _acquire(task, hold)
         except BaseException:
-            give_back(section.engine, section.lease, ended=False)
+            release(hold.engine, hold.lease, ended=False)
             raise
 
 
-def _section(task: Any, message: Any, carried: Carried) -> Section:
-    engine, header = engine_of(task.app), headers.read(message)
+def _hold_for(task: Any, message: Any, lock: WorkflowLock) -> StepHold:
+    engine, header = engine_of(task.app), header_of.read(message)
     claim = Claim(
-        execution_id=hold_id(header.execution_id, carried.id),
+        execution_id=hold_id(header.execution_id, lock.id),
         attempt_id=ids.new_attempt_id(),
-        owner=carried.owner,
-        names=carried.names,
-        limits=carried.limits,
-        lease=carried.ttl,
+        owner=lock.owner,
+        names=lock.names,
+        limits=lock.limits,
+        lease=lock.ttl,
         label=label_of(task.name, message.id),
         # The step before may not have left its hold yet: then this one joins it.
         ancestors=header.ancestors,
         stuck=reentrancy.stuck(),
     )
     lease = engine.lease(claim)
-    lease.work = telling.work_for(task, message)
-    return Section(carried, engine, lease, message)
+    lease.work = work.work_for(task, message)
+    return StepHold(lock, engine, lease, message)
 
 
-def _take(task: Any, section: Section) -> None:
-    carried, lease = section.carried, section.lease
-    options = carried.options(task.name)
+def _acquire(task: Any, hold: StepHold) -> None:
+    lock, lease = hold.lock, hold.lease
+    options = lock.options(task.name)
     try:
-        held = obtain(Attempt(task, section.engine, lease, options, section.message))
+        held = conflicts.obtain(Attempt(task, hold.engine, lease, options, hold.message))
     except LockConflict as conflict:
-        if carried.on_gap != "raise":
+        if lock.on_gap != "raise":
             raise
-        # Somebody else is in, so what was left to this step is gone.
-        raise _tell(task, section, ()) from conflict
+        # Somebody else holds it, so what was left to this step is gone.
+        raise _tell_lost(task, hold, ()) from conflict
     if held is None:
         return  # Redis is away, and the task is to run all the same
-    if held.fences != carried.fences:
-        error = _tell(task, section, held.fences)
-        if carried.on_gap == "raise":
+    if held.fences != lock.fences:
+        error = _tell_lost(task, hold, held.fences)
+        if lock.on_gap == "raise":
             raise error
-        section.carried = carried._replace(fences=held.fences, unbroken=False)
+        hold.lock = lock._replace(fences=held.fences, unbroken=False)
     reentrancy.push(lease)
-    _active.set((*_active.get(), section))
+    _active.set((*_active.get(), hold))
 
 
-def _tell(task: Any, section: Section, fences: tuple[int, ...]) -> LockLost:
-    """Tell that the entry had ended. Returns the error that says so."""
-    carried, claim = section.carried, section.lease.claim
+def _tell_lost(task: Any, hold: StepHold, fences: tuple[int, ...]) -> LockLost:
+    """Tell that the permit had ended. Returns the error that says so."""
+    lock, claim = hold.lock, hold.lease.claim
     names = ", ".join(map(repr, claim.names))
     reason = (
-        f"its entry (fence {max(carried.fences)}) ended between two steps of the workflow, "
-        f"lock_gap_ttl={carried.gap_ttl:g} s; {task.name} "
-        + ("entered anew" if fences else "did not get in")
+        f"its permit (fence {max(lock.fences)}) ended between two steps of the workflow, "
+        f"lock_gap_ttl={lock.gap_ttl:g} s; {task.name} "
+        + ("acquired a new one" if fences else "could not acquire a new one")
     )
     if events.wanted("lost"):
         told = (claim.names, claim.execution_id, claim.owner, max(fences, default=0), reason)
-        events.tell(events.LockEvent("lost", *told, work=section.lease.work))
+        events.tell(events.LockEvent("lost", *told, work=hold.lease.work))
     return LockLost(
-        f"the lock {names} was not held all the time: {reason}; lock_on_gap={carried.on_gap!r}",
+        f"the lock {names} was not held all the time: {reason}; lock_on_gap={lock.on_gap!r}",
         name=claim.names[0],
         owner=claim.owner,
         remaining=0.0,
     )
 
 
-def _leave(message: Any, *, again: bool = False, acknowledged: bool = True) -> None:
-    """Leave all sections to what goes on from this message, or end them."""
-    if again:
-        for section in _active.get():
-            section.leave_to(section.lease.claim.execution_id)
-    sections, remembered = _active.get(), acknowledged and headers.read(message).own
+def _leave_all(message: Any, *, again: bool = False, acknowledged: bool = True) -> None:
+    """Leave each hold to its successors; what has none is released."""
+    holds = _active.get()
+    if not holds:
+        return
     _active.set(())
-    for section in reversed(sections):
-        lease = section.lease
+    remembered = acknowledged and header_of.read(message).own
+    for hold in reversed(holds):
+        if again:
+            hold.leave_to_itself()
+        lease = hold.lease
         reentrancy.pop(lease)
-        lease.successor = section.successor()
-        over = remembered and lease.claim.execution_id not in section.heirs
-        give_back(section.engine, lease, ended=over)
+        lease.successor = hold.successor()
+        over = remembered and lease.claim.execution_id not in hold.successors
+        release(hold.engine, lease, ended=over)
 
 
-def _end(task_id: str = "", **_: Any) -> None:
-    """Celery has published what goes on from the task, if anything does."""
-    sections = _active.get()
-    if sections and sections[0].message.id == task_id:
-        _leave(sections[0].message)
+# -- What goes on from a step --------------------------------------------------------------------
 
 
-task_postrun.connect(_end, weak=False, dispatch_uid="celery_relock.sections")
+def on_publish(headers: Any, body: Any, header: Any) -> None:
+    """A message is about to be published: write into our header which holds are left to it."""
+    holds = _active.get()
+    if not holds or not _is_new(headers, header):
+        return
+    message, running = holds[0].message, running_request()
+    if running is None or running.id != message.id:
+        return
+    if _goes_on(headers, body, message):
+        stamps = headers["stamps"] = dict(headers.get("stamps") or {})
+        _write_stamp(headers, stamps, [hold.lock.id for hold in holds])
+    named = stamped(headers.get("stamps"))
+    told = [hold.lock._asdict() for hold in holds if hold.lock.id in named]
+    if told:
+        header["workflow_locks"] = told
+
+
+def on_published(headers: Any) -> None:
+    """The message is out: it is a successor. (One that could not be sent is none.)"""
+    holds = _active.get()
+    header = headers.get(header_of.NAME) if holds and isinstance(headers, dict) else None
+    if not header or not _is_new(headers, header):
+        return
+    told = {each["id"] for each in header.get("workflow_locks") or ()}
+    due = _seconds_since_epoch(headers.get("eta")) if told else 0.0
+    for hold in holds:
+        if hold.lock.id in told:
+            hold.leave_to(hold_id(header["execution_id"], hold.lock.id), due)
+
+
+def on_replace(message: Any, canvas: Any) -> None:
+    """The running task is replaced by a canvas: its steps belong to the task's workflow locks, and
+    what was to come after the task stays what it was."""
+    holds = [hold for hold in _active.get() if hold.message.id == message.id]
+    if not holds:
+        return
+    rest = [step for each in message.chain or () for step in steps_of(each)]
+    ids_of_rest = {(step.get("options") or {}).get("task_id") for step in rest} - {None}
+    links = [step for each in message.callbacks or () for step in steps_of(each)]
+
+    def is_new(step: Step) -> bool:
+        return step.get("options", {}).get("task_id") not in ids_of_rest and step not in links
+
+    for hold in holds:
+        stamp(canvas, hold.lock.id, is_new)
+
+
+def on_revoked(task: Any, request: Any, terminated: bool) -> None:
+    """A step was revoked, or has expired, before it began: nobody comes for what was left to it."""
+    if terminated:
+        return  # it has begun, and releases what it has
+    try:
+        for lock in workflow_locks(request):
+            engine = engine_of(task.app)
+            own = hold_id(header_of.read(request).execution_id, lock.id)
+            # As ended: the step before may not have left its hold yet, and must not leave it here.
+            ended = ("run", _REMEMBER, engine.parking.home)
+            released = engine.backend.release(lock.names, own, KEPT, *ended)
+            engine.parking.forward(released.messages)
+    except RelockError as error:
+        logger.warning("what was left to %s is held until its gap ends: %s", request.id, error)
+
+
+def _is_new(headers: Any, header: Any) -> bool:
+    """Not a message that is published once more, which is as it was before. Messages of the first
+    protocol have no stamps, and so no workflow locks."""
+    is_protocol_2 = isinstance(headers, dict) and "id" in headers
+    return is_protocol_2 and isinstance(header, dict) and not header.get("attempts")
+
+
+def _goes_on(headers: Mapping[str, Any], body: Any, message: Any) -> bool:
+    """Whether a message without a stamp goes on from the one that sends it: its own retry, a member
+    that it adds to its chord, and the task that waits for a chord's members where the result
+    backend cannot."""
+    if header_of.is_retry(headers, message):
+        return True
+    if headers.get("task") == "celery.chord_unlock":
+        return any(_has_stamp(each) for each in body[0] if isinstance(each, Mapping))
+    joins = bool(message.group and message.chord and headers.get("group") == message.group)
+    # The body of the chord names its group as well, but is no member.
+    return joins and bool(body[2].get("chord"))
+
+
+def _has_stamp(signature: Mapping[str, Any]) -> bool:
+    return any(stamped(step.get("options")) for step in steps_of(dict(signature)))
+
+
+def _seconds_since_epoch(eta: Any) -> float:
+    when = maybe_iso8601(eta)
+    if when is None:
+        return time.time()
+    return float((when if when.tzinfo else when.replace(tzinfo=timezone.utc)).timestamp())
+
+
+# -- Steps that are no LockedTask ----------------------------------------------------------------
+
+_KEEPS = "_relock_keeps_permits"
+
+
+def keep_permits(app: Any) -> None:
+    """Let the tasks of a worker that are no LockedTask keep the permits of their workflows.
+
+    What Celery executes is a task's `run`, and only from inside of that a body can be refused. So
+    each such task gets one of its own, as Celery's autoretry does it: it looks at the message and,
+    where that names no workflow lock, is out of the way. To be called when the app is finalized
+    and before the pool starts; to call it twice does no harm.
+    """
+    if not locked_tasks(app):
+        return  # nothing of ours is in use here
+    for task in app.tasks.values():
+        if not is_locked(type(task)) and _KEEPS not in vars(task):
+            _keep_permits_of(task)
+
+
+def _keep_permits_of(task: Any) -> None:
+    body, replace = task.run, task.on_replace
+
+    @wraps(body)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        message = request_of(task)
+        if message is None or message.is_eager or not header_of.read(message).workflow_locks:
+            return body(*args, **kwargs)
+        return around(task, message, partial(body, *args, **kwargs))
+
+    @wraps(replace)
+    def replaced(sig: Any) -> Any:
+        on_replace(task.request, sig)
+        return replace(sig)
+
+    task.run, task.on_replace = run, replaced
+    setattr(task, _KEEPS, True)
+
+
+# Until worker/publishing.py, worker/revocation.py and worker/bootstep.py call these.

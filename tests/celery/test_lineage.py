@@ -10,7 +10,7 @@ from celery.beat import ScheduleEntry, Scheduler
 
 from celery_relock import Lock
 from celery_relock.engine import ids
-from celery_relock.worker import ancestors, headers
+from celery_relock.worker import headers
 from tests.support.sections import sections
 
 CONCURRENCY = 4
@@ -221,16 +221,16 @@ def test_a_lineage_whose_holds_have_ended_admits_nobody(family, account):
 
 
 def test_a_lineage_does_not_grow_without_end(family, account):
-    family.module.tells_its_lineage.delay(account, ancestors.MOST + 3)
+    family.module.tells_its_lineage.delay(account, headers._MOST_ANCESTORS + 3)
 
     def told(events):
         return {e["again"]: e["ids"] for e in events if e.data.get("account") == account}
 
     events = family.journal.wait_for(lambda events: 0 in told(events), timeout=20)
     found = told(events)
-    assert found[ancestors.MOST + 3] is None
-    assert len(found[ancestors.MOST + 1]) == 2
-    assert len(found[0]) == len(set(found[0])) == ancestors.MOST
+    assert found[headers._MOST_ANCESTORS + 3] is None
+    assert len(found[headers._MOST_ANCESTORS + 1]) == 2
+    assert len(found[0]) == len(set(found[0])) == headers._MOST_ANCESTORS
     # The nearest are kept.
     assert found[0][1:] == found[1][:-1]
 

@@ -24,7 +24,7 @@ ARROWS: dict[str, set[str]] = {
     "worker": {
         "declaration", "dedup", "engine", "errors", "naming", "options", "settings", "workflow",
     },
-    "dedup": {"declaration", "engine", "errors", "naming", "options", "worker"},
+    "dedup": {"declaration", "engine", "errors", "naming", "options", "signals", "worker"},
     "workflow": {
         "declaration", "engine", "errors", "naming", "options", "settings", "task", "worker",
     },

@@ -1,4 +1,4 @@
-"""Between two steps of a section: the gap that runs out, and the worker that dies there."""
+"""Between two steps of a workflow: the gap that runs out, and the worker that dies there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GAP = 0.5
 
 @pytest.fixture(scope="module")
 def worker(module_worker):
-    started = module_worker("tests.celery.apps.workflows", concurrency=2, env={LOOK_EVERY: "0.3"})
+    started = module_worker("tests.workflow.apps.workflows", concurrency=2, env={LOOK_EVERY: "0.3"})
     yield started
     # Results look for their Redis when they go, so they go while it is there.
     started.module.app.backend._pending_results.concrete.clear()
@@ -66,7 +66,7 @@ class Flow:
         self.module.app.control.add_consumer(self.later, reply=True)
 
     def check_exclusion(self):
-        """No two entries at the same time, and each step of an entry that lived has run once."""
+        """No two permits at the same time, and each step of a permit that lived has run once."""
         inside = []
         for event in self.events():
             (inside.append if event.name == "enter" else inside.remove)(event["fence"])
@@ -98,7 +98,7 @@ def test_a_step_that_comes_within_the_gap_goes_on_with_the_same_fence(flow):
 
 
 @pytest.mark.parametrize("task", ["plain", "holding"])
-def test_a_step_that_finds_its_entry_gone_is_told_and_enters_anew(flow, task):
+def test_a_step_that_finds_its_permit_gone_is_told_and_acquires_a_new_one(flow, task):
     if task == "plain":
         sent = flow.interrupted()
     else:
@@ -120,7 +120,7 @@ def test_a_step_that_finds_its_entry_gone_is_told_and_enters_anew(flow, task):
 
 
 @pytest.mark.parametrize("gone", ["free again", "held"])
-def test_a_step_may_fail_when_its_entry_is_gone(flow, gone):
+def test_a_step_may_fail_when_its_permit_is_gone(flow, gone):
     sent = flow.interrupted(on_gap="raise")
     flow.wait_for("0")
     stranger = flow.lock()
@@ -151,7 +151,7 @@ def test_a_worker_that_is_killed_while_the_next_step_is_in_the_broker_breaks_not
     flow, module_worker
 ):
     namespace = f"ns{flow.account}"
-    first = module_worker("tests.celery.apps.workflows", namespace=namespace, concurrency=1)
+    first = module_worker("tests.workflow.apps.workflows", namespace=namespace, concurrency=1)
     flow = Flow(first)
     steps = [flow.step("0"), flow.step("1").set(queue=flow.later), flow.step("2")]
     sent = locked(chain(*steps), key=flow.key).delay()
@@ -160,7 +160,7 @@ def test_a_worker_that_is_killed_while_the_next_step_is_in_the_broker_breaks_not
     _wait_for(lambda: _kept(flow))
     first.kill()
     second = module_worker(
-        "tests.celery.apps.workflows",
+        "tests.workflow.apps.workflows",
         namespace=namespace,
         concurrency=1,
         arguments=("-Q", f"{flow.later},queue-{namespace}"),
@@ -199,8 +199,8 @@ def test_a_child_that_is_killed_around_the_publishing_of_the_next_step(flow, pla
         pass
 
 
-def test_a_child_that_is_killed_in_the_last_give_back(flow):
-    locked(chain(flow.step("0", "wait"), flow.step("1", "kill at give-back")), key=flow.key).delay()
+def test_a_child_that_is_killed_in_the_last_release(flow):
+    locked(chain(flow.step("0", "wait"), flow.step("1", "kill at release")), key=flow.key).delay()
     rival = _rival(flow)
     flow.worker.journal.add(f"go on {flow.account}")
     rival.get(timeout=15)

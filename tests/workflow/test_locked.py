@@ -1,4 +1,4 @@
-"""`locked`: any canvas under one entry into a lock, and the results that it has without."""
+"""`locked`: any canvas under one permit of a lock, and the results that it has without."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from celery.canvas import StampingVisitor
 
 from celery_relock import Lock, locked
 from celery_relock.errors import LockConfigError, LockConflict, LockDeadlock
-from celery_relock.workflow import marks
+from celery_relock.workflow import steps
 
 
 @pytest.fixture(scope="module")
 def worker(module_worker):
-    started = module_worker("tests.celery.apps.workflows", concurrency=3)
+    started = module_worker("tests.workflow.apps.workflows", concurrency=3)
     yield started
     # Results look for their Redis when they go, so they go while it is there.
     started.module.app.backend._pending_results.concrete.clear()
@@ -93,7 +93,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_canvas_has_the_same_result_and_one_entry(worker, account, step, join, shape):
+def test_a_canvas_has_the_same_result_and_one_permit(worker, account, step, join, shape):
     make = SHAPES[shape]
     without = make(step, join).delay().get(timeout=15)
     before = len(events_of(worker, account))
@@ -107,7 +107,7 @@ def test_a_canvas_has_the_same_result_and_one_entry(worker, account, step, join,
 
 
 @pytest.mark.parametrize("make", ["map", "starmap", "chunks", "chunks in a chain"])
-def test_items_of_a_map_are_one_entry(worker, account, step, make):
+def test_items_of_a_map_share_one_permit(worker, account, step, make):
     adds, of_item = worker.module.adds, worker.module.of_item
     canvas = {
         "map": lambda: of_item.map([1, 2]),
@@ -157,7 +157,7 @@ def test_arguments_given_when_it_is_sent_go_to_the_first_step(
     assert canvas.delay(*args, **kwargs).get(timeout=15) == expected
 
 
-def test_a_section_of_a_larger_canvas_begins_and_ends_inside_of_it(worker, account, step):
+def test_a_locked_part_of_a_larger_canvas_begins_and_ends_inside_of_it(worker, account, step):
     key = f"account:{account}"
     middle = locked(chain(step("1"), step("2")), key=key)
     result = chain(step("0"), middle, step("3")).delay().get(timeout=15)
@@ -167,7 +167,7 @@ def test_a_section_of_a_larger_canvas_begins_and_ends_inside_of_it(worker, accou
     assert by_step["1"] == by_step["2"] > 0
 
 
-def test_sections_of_two_members_of_a_group_take_turns(worker, account, step):
+def test_two_locked_members_of_a_group_take_turns(worker, account, step):
     key = f"account:{account}"
     members = [locked(chain(step(f"{n}", "slow"), step(f"{n}'")), key=key) for n in "12"]
     group(members).delay().get(timeout=15)
@@ -175,7 +175,7 @@ def test_sections_of_two_members_of_a_group_take_turns(worker, account, step):
     assert fences[0] == fences[1] < fences[2] == fences[3]
 
 
-def test_nested_sections_of_one_name_are_one_entry_and_of_two_names_hold_both(
+def test_nested_workflow_locks_of_one_name_share_a_permit_and_of_two_names_hold_both(
     worker, account, step
 ):
     key, other = f"account:{account}", f"other:{account}"
@@ -199,7 +199,7 @@ def test_nested_sections_of_one_name_are_one_entry_and_of_two_names_hold_both(
         pass
 
 
-def test_a_nested_section_that_has_to_wait_keeps_the_one_around_it(worker, account, step):
+def test_a_nested_workflow_lock_that_is_waited_for_keeps_the_one_around_it(worker, account, step):
     key, other = f"account:{account}", f"other:{account}"
     blocker = lock_of(worker, other)
     with blocker:
@@ -214,7 +214,9 @@ def test_a_nested_section_that_has_to_wait_keeps_the_one_around_it(worker, accou
     assert len(set(fences)) == 1
 
 
-def test_nested_sections_that_would_wait_for_each_other_for_ever_are_told(worker, account, step):
+def test_nested_workflow_locks_that_would_wait_for_each_other_for_ever_are_told(
+    worker, account, step
+):
     mine, other = f"account:{account}", f"other:{account}"
 
     def crossing(outer, inner):
@@ -223,7 +225,7 @@ def test_nested_sections_that_would_wait_for_each_other_for_ever_are_told(worker
         return locked(chain(meets, last), key=outer).delay()
 
     sent = [crossing(mine, other), crossing(other, mine)]
-    # The two that enter the inner sections.
+    # The two that acquire the inner locks.
     outcomes = [one.parent.get(timeout=10, propagate=False) for one in sent]
     (told,) = [each for each in outcomes if isinstance(each, LockDeadlock)]
     assert mine in str(told)
@@ -331,13 +333,13 @@ class TestEager:
         alone = locked(group(probe, probe), key=key)
         assert alone.delay().get() == [[0, False]] * 2
         assert alone.clone().apply().get() == [[0, False]] * 2
-        assert group(alone, probe).delay().get() == [*[[0, False]] * 2, [0, True]]
+        assert group(alone, probe).delay().get() == [[[0, False]] * 2, [0, True]]
         assert (alone | worker.module.of_item.s()).delay().get() == [[0, False]] * 4
-        assert locked(group([probe]), key=key).delay().get() == [[0, False]]
+        assert locked(group([probe]), key=key).delay().get() == [0, False]
         assert is_free(worker, account)
 
     @pytest.mark.parametrize("how", ["delay", "apply"])
-    def test_a_group_that_is_applied_here_is_one_entry(self, worker, account, step, how):
+    def test_a_group_that_is_applied_here_is_one_permit(self, worker, account, step, how):
         members = [step(name, "", worker.module.locking) for name in "12"]
         canvas = locked(group(members), key=f"account:{account}").clone()
         assert getattr(canvas, how)().get() == [["1"], ["2"]]
@@ -363,10 +365,13 @@ class TestEager:
         stranger.join()
         assert flow.apply().get() == ["1"]
 
-    def test_in_a_larger_canvas_the_steps_run_as_they_are(self, worker, account, step):
+    @pytest.mark.parametrize("how", ["delay", "apply"])
+    def test_a_part_of_a_larger_canvas_is_refused_with_what_to_do(self, account, step, how):
         inner = locked(chain(step("1"), step("2")), key=f"account:{account}")
-        assert chain(inner, step("3")).delay().get() == ["1", "2", "3"]
-        assert chain(step("0"), inner, step("3")).delay().get() == ["0", "1", "2", "3"]
+        read = signature(json.loads(json.dumps(inner)), app=inner.app)
+        for larger in (chain(inner, step("3")), step("0") | inner | step("3"), read):
+            with pytest.raises(LockConfigError, match=r"Apply it by itself, or lock the larger"):
+                getattr(larger, how)()
 
 
 def test_the_key_may_read_the_first_steps_arguments(worker, account, step):
@@ -375,7 +380,6 @@ def test_the_key_may_read_the_first_steps_arguments(worker, account, step):
         locked(group(step("3"), step("4")), key=["account:{account}"]),
         locked(step("5"), key=lambda account: f"account:{account}"),
     ]
-    assert flows.pop(1).tasks[0].kwargs["spec"]["names"] == [f"account:{account}"]
     for flow in flows:
         assert flow.tasks[0].args[-1]["names"] == [f"account:{account}"]
     two = locked(step("6"), key=["b:{name}", "a:{account}"])
@@ -399,6 +403,28 @@ def test_what_cannot_be_is_refused_when_the_canvas_is_made(step, options, says):
         locked(step("1"), **options)
 
 
+@pytest.mark.parametrize(
+    ("canvas", "says"),
+    [
+        (lambda m: m.adds, r"adds is a task and no signature\. Write locked\(adds\.s"),
+        (lambda m: [m.adds.s(1)], r"list does not say .*locked\(chain\(…\), …\)"),
+        (
+            lambda m: (m.adds.s(n) for n in range(2)),
+            r"generator does not .*locked\(group\(…\), …\)",
+        ),
+        (lambda m: None, r"None is no signature\. Write locked\(task\.s"),
+        (lambda m: "name", r"'name' is a text\. Write locked\(app\.signature\('name'\)"),
+        (lambda m: lambda: None, r"no task\. Declare it with @app\.task and write locked\("),
+        (lambda m: m.flat, r"flat is no task\. Declare it with @app\.task .* locked\(flat\.s"),
+        (lambda m: dict(m.adds.s(1)), r"plain dict\. Write locked\(signature\("),
+        (lambda m: 5, r"5 is no signature"),
+    ],
+)
+def test_what_is_no_canvas_is_refused_with_what_to_write(worker, canvas, says):
+    with pytest.raises(LockConfigError, match=says):
+        locked(canvas(worker.module), key="x")
+
+
 @pytest.mark.parametrize("empty", [group([]), chain(), group([group([])])])
 def test_a_canvas_without_a_step_has_nothing_to_lock(worker, empty):
     same = locked(empty, key="x:{not_read}")
@@ -412,7 +438,7 @@ def test_a_key_over_arguments_that_come_later_is_refused_with_the_reason(worker)
         locked(worker.module.adds.s(), key="x:{x}")
 
 
-def test_a_section_that_is_revoked_while_it_is_parked_leaves_the_queue(worker, account, step):
+def test_one_that_is_revoked_while_it_is_parked_leaves_the_queue(worker, account, step):
     key = f"account:{account}"
     with lock_of(worker, key):
         flow = locked(chain(step("1"), step("2")), key=key)
@@ -439,12 +465,21 @@ def test_it_may_raise_or_drop_instead_of_waiting(worker, account, step):
         dropped = locked(flow, key=key, on_conflict="drop").delay().get(timeout=15)
         assert dropped["relock"] == "dropped"
     assert fences_of(worker, account) == []
-    assert all(marks.STAMP not in step.options for step in flow.tasks), "the canvas was changed"
+    assert all(steps.STAMP not in each.options for each in flow.tasks), "the canvas was changed"
+
+
+def test_one_that_was_sent_by_a_worker_without_the_library_fails_with_the_reason(worker, account):
+    flow = locked(worker.module.adds.s(1), key=f"account:{account}")
+    enter, step = flow.tasks
+    # As Celery sends a task that it does not know.
+    sent = worker.module.app.send_task(enter.task, args=(5, *enter.args), chain=[step])
+    with pytest.raises(LockConfigError, match="has not loaded celery_relock"):
+        sent.get(timeout=15)
 
 
 def test_protocol_1_is_refused_with_the_reason(module_worker, account):
     worker = module_worker(
-        "tests.celery.apps.workflows",
+        "tests.workflow.apps.workflows",
         namespace=f"ns{account}",
         concurrency=1,
         env={"RELOCK_TEST_PROTOCOL": "1"},
@@ -454,12 +489,12 @@ def test_protocol_1_is_refused_with_the_reason(module_worker, account):
         flow.delay().parent.get(timeout=15)
 
 
-def test_where_the_result_backend_cannot_join_a_chord_the_section_waits_for_its_body(
+def test_where_the_result_backend_cannot_join_a_chord_the_lock_is_held_until_its_body_ends(
     module_worker, tmp_path, account
 ):
     # A task of Celery's own looks again and again whether the members are done.
     worker = module_worker(
-        "tests.celery.apps.workflows",
+        "tests.workflow.apps.workflows",
         namespace=f"ns{account}",
         concurrency=1,
         env={"RELOCK_TEST_RESULTS": f"file://{tmp_path}"},
@@ -476,7 +511,7 @@ def test_where_the_result_backend_cannot_join_a_chord_the_section_waits_for_its_
 
 @pytest.fixture(scope="module")
 def every(module_worker, redis_server):
-    """`Celery(task_cls=LockedTask)`: Celery's own tasks are steps of a section too."""
+    """`Celery(task_cls=LockedTask)`: Celery's own tasks are steps of a workflow too."""
     started = module_worker(
         "tests.celery.apps.canvas",
         namespace=f"ns{uuid.uuid4().hex[:12]}",

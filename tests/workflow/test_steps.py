@@ -25,7 +25,7 @@ def workers(module_worker):
     namespace = f"ns{uuid.uuid4().hex[:12]}"
     first, second = (
         module_worker(
-            "tests.celery.apps.workflows",
+            "tests.workflow.apps.workflows",
             namespace=namespace,
             concurrency=2,
             arguments=(
@@ -156,7 +156,7 @@ ENDINGS = {
 
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_workflow_is_one_entry_until_it_is_over(flow, shape, ending):
+def test_a_workflow_is_one_permit_until_it_is_over(flow, shape, ending):
     sent = shape(flow, flow.step("1", ending, queue="b")).delay()
     rival = flow.rival()
     flow.go_on()
@@ -201,7 +201,7 @@ def test_a_step_that_has_a_countdown_is_waited_for(flow):
     flow.check(rival, "0", "1", "2")
 
 
-def test_a_member_added_to_a_chord_belongs_to_the_section(flow):
+def test_a_member_added_to_a_chord_belongs_to_the_workflow(flow):
     adds = flow.module.adds_a_member.s(account=flow.account, name="1").set(immutable=True)
     steps = chain(flow.step("0", "wait"), group(adds, flow.step("3")), flow.join("*"))
     locked(steps, key=flow.key).delay()
@@ -219,7 +219,7 @@ def test_links_are_part_of_the_workflow_and_error_callbacks_are_not(flow):
     flow.check(rival, "0", "1", "linked", "2")
 
 
-def test_two_holding_tasks_in_one_chain_are_one_entry(flow):
+def test_two_holding_tasks_in_one_chain_are_one_permit(flow):
     holding = flow.module.holding
     steps = [
         flow.step("0", "wait", holding),
@@ -232,7 +232,7 @@ def test_two_holding_tasks_in_one_chain_are_one_entry(flow):
     flow.check(rival, "0", "1", "2", "3")
 
 
-def test_a_holding_task_that_retries_keeps_its_entry(flow):
+def test_a_holding_task_that_retries_keeps_its_permit(flow):
     chain(flow.step("0", "wait, retry", flow.module.holding), flow.step("1", queue="b")).delay()
     rival = flow.rival()
     flow.go_on()
@@ -254,7 +254,7 @@ def test_two_holding_members_of_one_chord_take_turns_and_do_not_wait_for_its_bod
     by_fence: dict[int, list[str]] = {}
     for event in flow.mine(flow.worker.journal.events(), "enter"):
         by_fence.setdefault(event["fence"], []).append(event["step"])
-    entries = {tuple(steps) for steps in by_fence.values()}
+    permits = {tuple(steps) for steps in by_fence.values()}
     # Fence 0: the body took no lock.
-    assert entries == {("1", "1'"), ("2", "2'"), ("3",), ("4",), ("*",)}
+    assert permits == {("1", "1'"), ("2", "2'"), ("3",), ("4",), ("*",)}
     flow.is_clean()

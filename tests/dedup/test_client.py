@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 import uuid
 
 import pytest
@@ -13,7 +15,7 @@ from celery.signals import before_task_publish
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
-from celery_relock import LockedTask, engines
+from celery_relock import LockedTask, declaration, engines, signals
 from celery_relock.dedup import marker
 from celery_relock.errors import DuplicateTask, LockConfigError, LockUnavailable
 from celery_relock.worker.states import is_dropped
@@ -24,7 +26,7 @@ DAY = 86_400.0
 
 @pytest.fixture(scope="module")
 def worker(module_worker):
-    return module_worker("tests.celery.apps.dedup", concurrency=3)
+    return module_worker("tests.dedup.apps.calls", concurrency=3)
 
 
 @pytest.fixture
@@ -349,6 +351,108 @@ def test_a_message_that_was_lost_can_be_forgotten(m, account):
     assert m.done.unmark(account) is True
     assert m.done.unmark(account) is False
     assert m.done.delay(account).get(timeout=20)
+
+
+def _use_namespace(app, namespace):
+    app.conf.relock_namespace = namespace
+    declaration._engines.pop(app, None)
+    for declared in declaration.locked_tasks(app):
+        declared._engine = None
+
+
+@pytest.fixture
+def other_locks(m):
+    """A caller with another namespace than the worker: it never hears what becomes of its calls."""
+    namespace = m.app.conf.relock_namespace
+    _use_namespace(m.app, f"other-{namespace}")
+    yield
+    _use_namespace(m.app, namespace)
+
+
+@pytest.mark.parametrize("task", ["done", "raises", "starts"])
+def test_a_call_whose_result_is_final_swallows_nothing(m, account, other_locks, task):
+    task = getattr(m, task)
+    first = task.delay(account)
+    assert first.get(timeout=20) == first.id
+    assert _mark(task, account)  # nobody took it off
+    assert task.marked(account) is None
+    second = task.delay(account)
+    assert second.get(timeout=20) == second.id != first.id
+
+
+def test_a_call_that_was_revoked_elsewhere_swallows_nothing(m, account, other_locks):
+    first = m.done.apply_async((account,), countdown=1)
+    assert m.done.delay(account).id == first.id
+    first.revoke()
+    with pytest.raises(TaskRevokedError):
+        first.get(timeout=20)
+    second = m.done.delay(account)
+    assert second.get(timeout=20) == second.id != first.id
+
+
+def test_seconds_count_though_the_result_is_final(m, account, other_locks):
+    first = m.for_two_seconds.delay(account)
+    first.get(timeout=20)
+    assert m.for_two_seconds.delay(account).id == first.id
+    once = m.done.apply_async((account,), lock_dedup=60)
+    once.get(timeout=20)
+    assert m.done.delay(account).id == once.id
+
+
+# Celery's own, where it stores a result in the process of the test.
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")
+def test_a_call_by_name_is_no_duplicate_of_one_that_is_over(m, account):
+    first = m.drops.apply_async((account,), queue=f"nobody-{account}")
+    m.app.backend.store_result(first.id, "elsewhere", "SUCCESS")
+    by_name = m.app.send_task(m.drops.name, (account,), queue=m.app.conf.task_default_queue)
+    assert by_name.get(timeout=20) == by_name.id
+
+
+@pytest.fixture
+def heard():
+    """What the receivers of `lock_duplicate` are told."""
+    told = []
+
+    def hear(**arguments):
+        told.append(arguments)
+
+    signals.lock_duplicate.connect(hear)
+    yield told
+    signals.lock_duplicate.disconnect(hear)
+
+
+@pytest.mark.parametrize("task", ["done", "raises", "drops", "starts", "for_two_seconds"])
+def test_a_swallowed_call_is_told(m, account, task, heard, caplog):
+    caplog.set_level("INFO", "celery_relock")
+    task, before = getattr(m, task), time.time()
+    first = task.apply_async((account,), countdown=1)
+    with contextlib.suppress(DuplicateTask):
+        task.apply_async((account,))
+    [told] = heard
+    assert told["sender"].name == task.name
+    assert told["duplicate_of"] == first.id != told["task_id"]
+    assert told["names"] == (f"account:{account}",)
+    assert before - 1 < told["since"] < time.time() + 1
+    [line] = [each.getMessage() for each in caplog.records if account in each.getMessage()]
+    assert f"{task.name}[{told['task_id']}] is a duplicate of {task.name}[{first.id}]" in line
+    first.get(timeout=20)
+
+
+# Celery's own, where it stores a result in the process of the test.
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")
+def test_a_call_that_is_sent_is_not_told_as_a_duplicate(m, account, heard):
+    m.replaces.apply_async((account,), countdown=1)
+    last = m.replaces.delay(account)
+    last.get(timeout=20)
+    assert not heard
+
+
+def test_a_call_by_name_that_is_swallowed_is_told_in_the_workers_log(worker, m, account):
+    first = m.drops.apply_async((account,), countdown=3)
+    by_name = m.app.send_task(m.drops.name, (account,), queue=m.app.conf.task_default_queue)
+    worker.wait_for_log(
+        rf"INFO.*{by_name.id}\] is a duplicate of .*{first.id}\].*account:{account}"
+    )
 
 
 def test_a_call_that_cannot_be_made_is_not_asked_about(m, account):

@@ -21,7 +21,7 @@ def became(redis_server):
         "RELOCK_TEST_NAMESPACE": f"ns{uuid.uuid4().hex[:12]}",
     }
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.celery.apps.on_commit"],
+        [sys.executable, "-W", "ignore", "-m", "tests.dedup.apps.on_commit"],
         cwd=ROOT,
         env={**os.environ, **settings},
         capture_output=True,

@@ -149,6 +149,22 @@ def ends_late(self, account, how):
     return end(self, account, how)
 
 
+@app.task(
+    base=LockedTask,
+    bind=True,
+    lock_key=KEY,
+    lock_dedup="until_done",
+    autoretry_for=(LookupError,),
+    default_retry_delay=1,
+    max_retries=2,
+)
+def fails_first(self, account, how):
+    journal.add("began", account=account, id=self.request.id, retries=self.request.retries)
+    if how == "always" or not self.request.retries:
+        raise LookupError(how)
+    return account
+
+
 @app.task(base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_done", lock_ttl=2)
 def ends_by_its_lease(self, account, how):
     return end(self, account, how)
@@ -184,6 +200,54 @@ def replaces_in_its_slot(self, account, *more):
     lock_on_conflict="block",
 )
 def forgets_in_its_slot(self, account, *more):
+    return work(self, account, *more)
+
+
+class _Gate:
+    """A result backend that stores BLOCKED when the test says so, and not before."""
+
+    def __init__(self, backend):
+        self._backend = backend
+
+    def __getattr__(self, name):
+        return getattr(self._backend, name)
+
+    def store_result(self, task_id, result, state, **more):
+        if state == "BLOCKED":
+            journal.add("at the gate", id=task_id)
+            opens = f"open {task_id}"
+            journal.wait_for(lambda events: any(e.name == opens for e in events), 30)
+        return self._backend.store_result(task_id, result, state, **more)
+
+
+class ParksThroughAGate(LockedTask):
+    abstract = True
+
+    @property
+    def backend(self):
+        return _Gate(super().backend)
+
+
+@app.task(
+    base=ParksThroughAGate,
+    bind=True,
+    lock_key=KEY,
+    lock_dedup="until_start",
+    lock_on_duplicate="replace",
+)
+def replaced_at_the_gate(self, account, *more):
+    return work(self, account, *more)
+
+
+@app.task(
+    base=ParksThroughAGate,
+    bind=True,
+    acks_late=True,
+    lock_key=KEY,
+    lock_dedup="until_start",
+    lock_on_duplicate="replace",
+)
+def replaced_late_at_the_gate(self, account, *more):
     return work(self, account, *more)
 
 

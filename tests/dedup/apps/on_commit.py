@@ -1,4 +1,4 @@
-"""Django's tasks, locked: `python -m tests.celery.apps.on_commit` says what became of each call.
+"""Django's tasks, locked: `python -m tests.dedup.apps.on_commit` says what became of each call.
 
 A process of its own, as Django can be set up once in a process.
 """

@@ -18,13 +18,13 @@ from tests.support import wait_for
 
 @pytest.fixture(scope="module")
 def on_redis(module_worker):
-    return module_worker("tests.celery.apps.dedup", concurrency=2)
+    return module_worker("tests.dedup.apps.calls", concurrency=2)
 
 
 @pytest.fixture(scope="module")
 def on_rabbitmq(module_worker, rabbitmq):
     worker = module_worker(
-        "tests.celery.apps.dedup",
+        "tests.dedup.apps.calls",
         concurrency=2,
         namespace=f"ns{uuid.uuid4().hex[:12]}",
         env={"RELOCK_TEST_BROKER": rabbitmq.url},
@@ -171,6 +171,25 @@ def test_a_retry_that_the_body_does_not_wait_for_counts_too(m, worker, account):
     _counts_no_longer(m.ends, account)
 
 
+def test_a_call_counts_through_retries_that_celery_makes_of_errors(m, worker, account):
+    first = m.fails_first.delay(account, "once")
+    wait_for(lambda: first.state == "RETRY", what="the retry")
+    assert m.fails_first.delay(account, "once").id == first.id
+    assert first.get(timeout=20) == account
+    assert [e["retries"] for e in _began(worker, account)] == [0, 1]
+    _counts_no_longer(m.fails_first, account)
+
+
+def test_a_call_counts_no_longer_when_celery_makes_no_more_retries_of_its_errors(
+    m, worker, account
+):
+    first = m.fails_first.delay(account, "always")
+    with pytest.raises(LookupError):
+        first.get(timeout=20)
+    assert len(_began(worker, account)) == 3
+    wait_for(lambda: m.fails_first.marked(account, "") is None, 10, "it to count no longer")
+
+
 def test_a_retry_that_is_revoked_counts_no_longer(m, worker, account):
     first = m.ends.delay(account, "retry")
     wait_for(lambda: first.state == "RETRY", what="the retry")
@@ -265,10 +284,67 @@ def test_the_last_call_wins_over_one_that_waits_in_a_slot(m, worker, account):
     assert [e["more"] for e in _began(worker, slow)] == [[], ["second"]]
 
 
+# Celery's own, where it stores a result in the process of the test.
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")
+@pytest.mark.parametrize("task", ["replaced_at_the_gate", "replaced_late_at_the_gate"])
+def test_one_that_is_replaced_between_showing_blocked_and_parking_is_revoked(
+    m, worker, account, task
+):
+    slow, task = f"slow{account}", getattr(m, task)
+    m.without.delay(slow)
+    _began(worker, slow)
+    first = task.delay(slow, "first")
+    worker.journal.wait_for(
+        lambda events: any(e.name == "at the gate" and e["id"] == first.id for e in events)
+    )
+    second = task.delay(slow, "second")
+    assert m.app.AsyncResult(first.id).state == "REVOKED"  # another object: it remembers that
+    for each in (first, second):
+        worker.journal.add(f"open {each.id}")
+    worker.wait_for_log(rf"{first.id}\] ignored")
+    with pytest.raises(TaskRevokedError, match="replaced by"):
+        first.get(timeout=20)
+    worker.journal.add(f"free {slow}")
+    assert second.get(timeout=20) == second.id
+    assert [e["more"] for e in _began(worker, slow)] == [[], ["second"]]
+
+
+# Celery's own, where it stores a result in the process of the test.
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")
+def test_one_that_is_to_begin_while_a_later_call_replaces_it_is_revoked_or_runs(
+    m, worker, account, monkeypatch
+):
+    """It arrives after the later call has looked at its marker, and is to begin before that looks
+    again: the one must not believe that it was replaced while the other believes that it runs."""
+    slow, task = f"slow{account}", m.replaces_in_its_slot
+    m.without.delay(slow)
+    _began(worker, slow)
+    first = task.apply_async((slow, "first"), countdown=1)
+    conf = m.app.conf
+    backend = engines.engine_for_url(conf.relock_url, conf.relock_namespace).backend
+    release, arrives = type(backend).release, [True]
+
+    def release_late(*args, **how):
+        if not arrives:
+            return release(backend, *args, **how)
+        arrives.clear()
+        _waits_in_its_slot(task, slow)
+        released = release(backend, *args, **how)
+        worker.journal.add(f"free {slow}")
+        worker.wait_for_log(rf"{first.id}\] (ignored|succeeded)")
+        return released
+
+    monkeypatch.setattr(backend, "release", release_late)
+    second = task.delay(slow, "second")
+    assert second.get(timeout=20) == second.id != first.id
+    with pytest.raises(TaskRevokedError, match="replaced by"):
+        first.get(timeout=20)
+
+
 @pytest.fixture(scope="module")
 def without_results(module_worker):
     return module_worker(
-        "tests.celery.apps.dedup",
+        "tests.dedup.apps.calls",
         concurrency=2,
         namespace=f"ns{uuid.uuid4().hex[:12]}",
         env={"RELOCK_TEST_RESULTS": "none"},
@@ -301,7 +377,7 @@ def test_the_last_call_wins_also_where_no_result_is_stored(without_results, acco
 def alone(module_worker):
     """A worker that may be killed."""
     return module_worker(
-        "tests.celery.apps.dedup", concurrency=1, namespace=f"ns{uuid.uuid4().hex[:12]}"
+        "tests.dedup.apps.calls", concurrency=1, namespace=f"ns{uuid.uuid4().hex[:12]}"
     )
 
 

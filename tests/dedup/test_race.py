@@ -23,7 +23,7 @@ PATIENCE = 90 + PROCESSES * CALLS / 20
 
 @pytest.fixture(scope="module")
 def worker(module_worker):
-    return module_worker("tests.celery.apps.dedup_race", concurrency=4)
+    return module_worker("tests.dedup.apps.race", concurrency=4)
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def race(worker, client, redis_url):
     }
 
     def run(name):
-        program = ["-m", "tests.celery.apps.dedup_race", name, str(PROCESSES), str(CALLS)]
+        program = ["-m", "tests.dedup.apps.race", name, str(PROCESSES), str(CALLS)]
         env = {**os.environ, **settings}
         subprocess.run([sys.executable, *program], cwd=ROOT, env=env, check=True, timeout=600)
 

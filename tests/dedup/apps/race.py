@@ -78,6 +78,6 @@ def call(name, processes, calls):
 
 
 if __name__ == "__main__":
-    from tests.celery.apps import dedup_race
+    from tests.dedup.apps import race
 
-    dedup_race.call(sys.argv[1], *map(int, sys.argv[2:]))
+    race.call(sys.argv[1], *map(int, sys.argv[2:]))

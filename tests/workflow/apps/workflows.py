@@ -16,8 +16,7 @@ from celery.signals import after_task_publish, before_task_publish
 
 from celery_relock import Lock, LockedTask, locked
 from celery_relock.engine import reentrancy
-from celery_relock.worker.release import give_back
-from celery_relock.workflow import steps as sections
+from celery_relock.workflow import steps
 from tests.celery.apps.private import make_app
 from tests.support import Journal
 
@@ -41,17 +40,20 @@ def may_die(place: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _give_back(*args: Any, **kwargs: Any) -> None:
-    may_die("give-back")
-    give_back(*args, **kwargs)
+def _may_die_first(release: Any) -> Any:
+    def releases(*args: Any, **kwargs: Any) -> None:
+        may_die("release")
+        release(*args, **kwargs)
+
+    return releases
 
 
-sections.give_back = _give_back
+steps.release = _may_die_first(steps.release)
 before_task_publish.connect(lambda **_: may_die("publish"), weak=False)
 
 
 def _is_killed_by_what_it_sends(body: Any = None, **_: Any) -> None:
-    if sections.active() and body[1].get("do") == "kill the sender":
+    if steps.active() and body[1].get("do") == "kill the sender":
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -59,22 +61,22 @@ before_task_publish.connect(_is_killed_by_what_it_sends, weak=False)
 after_task_publish.connect(lambda **_: may_die("published"), weak=False)
 
 
-def entry(task: Any) -> tuple[int, bool]:
-    """The fence under which a step runs, and whether the section has been held all the time."""
-    held = sections.active()
-    found = {fence for section in held for fence in section.carried.fences}
-    unbroken = all(section.carried.unbroken for section in held)
+def permit_of(task: Any) -> tuple[int, bool]:
+    """The fence under which a step runs, and whether the permit has been held all the time."""
+    held = steps.active()
+    found = {fence for hold in held for fence in hold.lock.fences}
+    unbroken = all(hold.lock.unbroken for hold in held)
     if isinstance(task, LockedTask):
         found.add(task.lock.fence)
         assert task.lock.continuous == unbroken
     assert len(found) < 2, found
-    assert not any(section.lease.lost for section in held)
+    assert not any(hold.lease.lost for hold in held)
     return (found.pop() if found else 0), unbroken
 
 
 @contextmanager
 def inside(task: Any, account: str, name: str) -> Iterator[None]:
-    fence, unbroken = entry(task)
+    fence, unbroken = permit_of(task)
     told = {"account": account, "fence": fence, "step": name, "unbroken": unbroken}
     journal.add("enter", **told, holds=reentrancy.runs())
     try:
@@ -114,8 +116,8 @@ def act(task: Any, do: str, account: str, name: str) -> None:  # noqa: C901  # o
     if do == "replace by a group":
         raise task.replace(group(more(task, account, f"{name}{tail}") for tail in "'\""))
     if do == "replace by a locked group":
-        steps = group(more(task, account, f"{name}{tail}") for tail in "'\"")
-        raise task.replace(locked(steps, key=f"account:{account}"))
+        both = group(more(task, account, f"{name}{tail}") for tail in "'\"")
+        raise task.replace(locked(both, key=f"account:{account}"))
     if do == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if "kill at " in do:
@@ -152,7 +154,7 @@ def holding_shortly(self, previous=None, *, account, name, do=""):
 
 @app.task(bind=True, base=LockedTask, lock_key="member:{account}")
 def excluding(self, previous=None, *, account, name, do=""):
-    """Takes another lock inside of the section."""
+    """Takes another lock inside of the workflow's."""
     with inside(type("_", (), {}), f"member {account}", name):
         time.sleep(0.05)
     return [*flat(previous), name]
@@ -204,8 +206,8 @@ def probes(previous, key):
 
 @app.task(bind=True)
 def tells_its_stamps(self, previous):
-    held = sections.active()
-    return self.request.stamps, [fence for each in held for fence in each.carried.fences]
+    held = steps.active()
+    return self.request.stamps, [fence for each in held for fence in each.lock.fences]
 
 
 @app.task(bind=True)
@@ -216,7 +218,7 @@ def tells_when(self):
 
 @app.task(bind=True)
 def adds_nothing(self, previous=None, *, account, name, do=""):
-    """A step that is in two sections: it has no fence that is the fence."""
+    """A step of two workflow locks: it has no fence that is the fence."""
     journal.add("enter", account=f"two {account}", step=name)
     act(self, do, account, name)
     return flat(previous)

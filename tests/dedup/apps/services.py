@@ -61,3 +61,11 @@ else:
     def calls(name):
         """A call by name out of a body."""
         return store(name, 5).apply_async().id
+
+
+if SERVICE == "sends":
+
+    @app.task(base=LockedTask, name="sends.locked", autoretry_for=(LookupError,))
+    def locked(name):
+        """A call by name out of the body of a locked task."""
+        return store(name, 6).apply_async().id

@@ -1,4 +1,4 @@
-"""`locked(group(…))`: one message takes the lock and sends the members; a group all the same."""
+"""`locked(group(…))`: the chain of the task that acquires the lock and the group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from billiard.exceptions import WorkerLostError
 from celery import chain, chord, group
 from celery.canvas import StampingVisitor
-from celery.exceptions import ChordError, TaskRevokedError
+from celery.exceptions import TaskRevokedError
 
 from celery_relock import Lock, locked
 from celery_relock.errors import LockConfigError, LockConflict
@@ -18,7 +18,7 @@ from celery_relock.errors import LockConfigError, LockConflict
 
 @pytest.fixture(scope="module")
 def worker(module_worker):
-    started = module_worker("tests.celery.apps.workflows", concurrency=3)
+    started = module_worker("tests.workflow.apps.workflows", concurrency=3)
     yield started
     # Results look for their Redis when they go, so they go while it is there.
     started.module.app.backend._pending_results.concrete.clear()
@@ -107,8 +107,6 @@ def _members(flow):
 def test_a_conflict_that_is_raised_is_the_result_of_each_member(flow, place):
     with flow.lock():
         members = flow.locked(*_members(flow), on_conflict="raise")
-        for each in members.tasks[:2]:
-            each.link_error(flow.step("rescue").set(immutable=True))
         sent = members if place == "alone" else chord([members, flow.step("6")], flow.join("7"))
         result = sent.apply_async()
         with pytest.raises(LockConflict, match=flow.key):
@@ -117,8 +115,16 @@ def test_a_conflict_that_is_raised_is_the_result_of_each_member(flow, place):
             for each in result:
                 with pytest.raises(LockConflict, match=flow.key):
                     each.get(timeout=15)
+    assert set(flow.entered()) <= {"6"}
+
+
+def test_a_conflict_that_is_raised_calls_the_error_callback_of_the_whole(flow):
+    with flow.lock():
+        members = flow.locked(flow.step("1"), flow.step("2"), on_conflict="raise")
+        members.link_error(flow.step("rescue").set(immutable=True))
+        members.delay()
         flow.wait_for("rescue")
-    assert set(flow.entered()) - {"6"} == {"rescue"}
+    assert set(flow.entered()) == {"rescue"}
 
 
 @pytest.mark.parametrize("place", ["alone", "header"])
@@ -127,42 +133,39 @@ def test_members_that_are_dropped_are_dropped_together_and_hang_nobody(flow, pla
         members = flow.locked(*_members(flow), on_conflict="drop")
         if place == "alone":
             found = members.delay().get(timeout=15)
-            assert [each["relock"] for each in found] == ["dropped"] * 5
+            assert [each["relock"] for each in found[:3]] == ["dropped"] * 3
+            assert [each["relock"] for each in found[3]] == ["dropped"] * 2
         else:
             header = [each.si(1) for each in (flow.module.of_item,)]
             body = flow.module.of_item.s()
             found = chord([members, *header], body).delay().get(timeout=15)
-            assert len(found) == 12
+            assert found[1::2] == [2, 2]
+            assert len(found[0]) == 4
+            assert [each["relock"] for each in found[0][3]] == ["dropped"] * 2
     assert flow.entered() == {}
 
 
 @pytest.mark.parametrize("how", ["expired", "revoked"])
-def test_members_whose_lock_nobody_asks_for_any_more_are_revoked(flow, how):
-    of_item = flow.module.of_item
+def test_nothing_runs_and_nothing_waits_where_the_task_that_acquires_is_revoked(flow, how):
     members = flow.locked(flow.step("1"), chain(flow.step("2"), flow.step("3")))
     if how == "expired":
         sent = members.apply_async(expires=0.1, countdown=0.3)
-        joined = chord([flow.locked(of_item.s(1), of_item.s(2)), of_item.s(3)], of_item.s())
-        body = joined.apply_async(expires=0.1, countdown=0.3)
-        with pytest.raises((ChordError, TaskRevokedError)):
-            body.get(timeout=15)
     else:
         with flow.lock():
             sent = members.delay()
             _wait_for_state(sent.parent, "BLOCKED")
             _wait_for_parked(flow, flow.key)
             sent.parent.revoke()
-            _wait_for_state(sent[0], "REVOKED")
-    for each in sent:
-        with pytest.raises(TaskRevokedError):
-            each.get(timeout=15)
-    assert flow.entered() == {}
+            _wait_for_state(sent.parent, "REVOKED")
+    with pytest.raises(TaskRevokedError):
+        sent.parent.get(timeout=15)
     assert flow.is_free()
+    assert flow.entered() == {}
 
 
 def test_the_same_locked_group_twice_in_a_group_takes_turns(flow):
     twice = flow.locked(flow.step("1", "slow"), flow.step("2"))
-    assert group(twice, twice).delay().get(timeout=15) == [["1"], ["2"]] * 2
+    assert group(twice, twice).delay().get(timeout=15) == [[["1"], ["2"]]] * 2
     events = [
         e
         for e in flow.worker.journal.events()
@@ -173,7 +176,7 @@ def test_the_same_locked_group_twice_in_a_group_takes_turns(flow):
     assert fences[0] == fences[1] < fences[2] == fences[3]
 
 
-def test_a_nested_group_that_has_to_wait_keeps_the_section_around_it(flow):
+def test_a_nested_group_that_has_to_wait_keeps_the_lock_around_it(flow):
     other, nothing = f"other:{flow.account}", flow.module.adds_nothing
     members = [flow.step(name, "", nothing) for name in "23"]
     with flow.lock(other):
@@ -207,7 +210,7 @@ def test_a_sender_that_is_killed_between_two_members_leaves_the_lock_to_those_it
     sent = flow.locked(flow.step("1", "wait"), flow.step("2", "kill the sender")).delay()
     flow.wait_for("1")
     with pytest.raises(WorkerLostError):
-        sent[1].get(timeout=15)
+        sent.parent.get(timeout=15)
     assert not flow.lock().acquire(blocking_timeout=0.3)
     flow.worker.journal.add(f"go on {flow.account}")
     assert flow.is_free()
@@ -222,7 +225,7 @@ def test_arguments_given_when_it_is_sent_go_to_each_member(flow, args, kwargs):
     assert canvas.apply_async(args, kwargs).get(timeout=15) == [6, 7]
 
 
-def test_options_given_when_it_is_sent_are_for_the_members_and_a_countdown_is_for_the_lock(flow):
+def test_options_given_when_it_is_sent_are_for_the_task_that_acquires_the_lock(flow):
     place = f"asked-{flow.account}"
     began = time.monotonic()
     when = flow.module.tells_when.s()
@@ -234,7 +237,8 @@ def test_options_given_when_it_is_sent_are_for_the_members_and_a_countdown_is_fo
         _wait_for_state(sent.parent, "BLOCKED")
         assert time.monotonic() - began > 0.7
         assert flow.entered() == {}
-    assert sent.get(timeout=15) == [["1"], [place, None]]
+    own = flow.module.app.conf.task_default_queue
+    assert sent.get(timeout=15) == [["1"], [own, None]]
     flow.module.app.control.cancel_consumer(place, reply=True)
 
 
@@ -263,18 +267,17 @@ def test_the_canvas_that_was_locked_stays_as_it_was(flow):
     assert repr([dict(each) for each in canvas.tasks]) == before
 
 
-def test_a_member_alone_is_refused_with_the_reason(flow):
-    member = flow.locked(flow.step("1"), flow.step("2")).tasks[0]
-    with pytest.raises(LockConfigError, match="cannot be sent by itself"):
-        member.delay()
-    with pytest.raises(LockConfigError, match="or be put into a chain"):
-        flow.step("0") | member
+@pytest.mark.parametrize("part", ["task", "group"])
+def test_one_that_celery_takes_apart_is_refused_with_what_to_write_instead(flow, part):
+    step = flow.step("1")
+    header = locked(group(step, step) if part == "group" else step, key=flow.key)
+    with pytest.raises(LockConfigError, match=r"chord\(\[locked.*locked\(group\(…\)\) \| body"):
+        chord(header, flow.join("2")).delay()
 
 
-def test_a_locked_chain_that_celery_takes_apart_fails_with_what_to_write_instead(flow):
-    sent = chord(locked(flow.step("1"), key=flow.key), flow.join("2")).delay()
-    with pytest.raises(LockConfigError, match=r"chord\(\[locked"):
-        sent.get(timeout=15)
+def test_a_locked_group_before_a_body_is_a_chord(flow):
+    canvas = flow.locked(flow.step("1"), flow.step("2")) | flow.join("3")
+    assert canvas.delay().get(timeout=15) == ["1", "2", "3"]
 
 
 def test_protocol_1_is_refused_when_it_is_sent(flow, monkeypatch):

@@ -8,7 +8,7 @@ from typing import Any
 from celery import Task
 
 from celery_relock import LockedTask
-from celery_relock.workflow import steps as sections
+from celery_relock.workflow import steps
 from tests.celery.apps.private import make_app
 from tests.support import Journal
 
@@ -18,14 +18,20 @@ journal = Journal.from_env()
 
 
 def tell(run: str, name: str) -> None:
-    held = [fence for section in sections.active() for fence in section.carried.fences]
+    held = [fence for hold in steps.active() for fence in hold.lock.fences]
     journal.add("step", run=run, name=name, fences=held)
 
 
 @app.task
 def step(*previous: Any, run: str, name: str) -> list[Any]:
     tell(run, name)
-    return [*previous, name]
+    return [*(each for each in previous if each is not None), name]
+
+
+@app.task
+def passes(*previous: Any) -> Any:
+    """Stands ahead of a canvas, as the task that acquires a lock does."""
+    return previous[0] if previous else None
 
 
 @app.task

@@ -1,0 +1,38 @@
+"""The receiver of `before_task_publish` and `after_task_publish`: what every message that this
+process sends is given, in this order.
+
+What is resumed does not come by here: it is what was received (`parking`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from celery.signals import after_task_publish, before_task_publish
+
+from ..dedup import client as dedup
+from ..workflow import steps
+from . import company, retry
+from . import headers as message_headers
+
+
+def _before(sender: Any = None, headers: Any = None, body: Any = None, **_: Any) -> None:
+    if not isinstance(headers, dict):
+        return
+    company.on_publish(sender)
+    fields: Mapping[str, Any] = headers
+    if "id" not in headers:  # protocol 1 has all in the body
+        fields = body if isinstance(body, dict) else {}
+    header = message_headers.write(headers, fields)
+    dedup.on_publish(headers, body, header)  # may choose the execution id, so before the others
+    retry.on_publish(fields, body, header)
+    steps.on_publish(headers, body, header)
+
+
+def _after(headers: Any = None, **_: Any) -> None:
+    steps.on_published(headers)
+
+
+before_task_publish.connect(_before, weak=False, dispatch_uid="celery_relock")
+after_task_publish.connect(_after, weak=False, dispatch_uid="celery_relock")

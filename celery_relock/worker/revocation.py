@@ -1,0 +1,22 @@
+"""The receiver of `task_revoked`: what the message of a task leaves behind that was revoked, or has
+expired, before it ran. One that is terminated releases by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery.signals import task_revoked
+
+from ..dedup import worker as dedup
+from ..workflow import steps
+from . import retry
+
+
+def _revoked(sender: Any = None, request: Any = None, terminated: Any = None, **_: Any) -> None:
+    was_running = bool(terminated)
+    retry.on_revoked(sender, request, was_running)
+    dedup.on_revoked(sender, request, was_running)
+    steps.on_revoked(sender, request, was_running)
+
+
+task_revoked.connect(_revoked, weak=False, dispatch_uid="celery_relock")

@@ -1,0 +1,23 @@
+"""A locked task that every worker receives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kombu.common import Broadcast
+
+from celery_relock import LockedTask
+from tests.celery.apps.private import make_app
+from tests.support import Journal
+from tests.support.sections import section
+
+app = make_app(__name__)
+NAME = f"all-{app.conf.relock_namespace}"
+app.conf.task_queues = [Broadcast(NAME)]
+journal = Journal.from_env()
+
+
+@app.task(base=LockedTask, bind=True, lock_key="cache:{account}", ignore_result=True)
+def clears_the_cache(self: Any, account: str) -> None:
+    with section(journal, self.lock):
+        journal.add("cleared", account=account, worker=self.request.hostname)
