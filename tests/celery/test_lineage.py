@@ -237,7 +237,7 @@ def test_a_lineage_does_not_grow_without_end(family, account):
 
 def test_without_a_lock_the_header_has_no_lineage():
     published = {"id": "some-id"}
-    Context().run(headers._write, headers=published)
+    Context().run(headers.write, published, published)
     assert set(published[headers.NAME]) == {"v", "execution_id"}
 
 
