@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 
 import pytest
 
@@ -21,19 +22,25 @@ def workers(module_worker):
     ]
 
 
-def test_each_worker_runs_it_and_one_after_the_other(workers):
-    account = uuid.uuid4().hex
-    app = workers[0].module.app
+def send(app, task, account):
     with app.producer_pool.acquire() as producer:
         # Celery does not: Redis would take the exchange for a direct one.
         queue = app.conf.task_queues[0]
         producer.maybe_declare(queue.exchange)
-        task = workers[0].module.clears_the_cache
         task.apply_async((account,), producer=producer, queue=queue)
 
-    def cleared(events):
-        return [e for e in events if e.name == "cleared" and e["account"] == account]
 
-    workers[0].journal.wait_for(lambda events: len(cleared(events)) == 2, 20)
-    found = cleared(workers[0].journal.events())
-    assert len({e["worker"] for e in found}) == 2
+def test_each_worker_runs_it_and_one_after_the_other(workers):
+    module, journal = workers[0].module, workers[0].journal
+    for _ in range(5):
+        # Redis tells only who listens already, and a worker that is ready may not yet.
+        account = uuid.uuid4().hex
+        send(module.app, module.clears_the_cache, account)
+
+        def cleared(events, account=account):
+            return {e["worker"] for e in events if e.name == "cleared" and e["account"] == account}
+
+        with suppress(AssertionError):
+            journal.wait_for(lambda events: len(cleared(events)) == 2, 3)
+            break
+    assert len(cleared(journal.events())) == 2
