@@ -20,7 +20,7 @@ local function keep_place(beat)
   if waiter and not waiter.parked and waiter.attempt == beat.attempt and waiter.expiry > call.now then
     waiter.expiry, waiter.life = call.now + beat.wait, beat.wait
     Queue.write(call, lock, beat.execution, waiter)
-    Deadlock.keep(call, beat.execution, waiter)
+    Deadlock.keep(call, waiter)
     beat.waiter = waiter
   end
 end

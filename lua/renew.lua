@@ -18,20 +18,38 @@ local function renew(key, execution, attempt, lease, longer)
   local kept = longer and hold.expiry > now + lease and hold.expiry <= now + Base.longest(hold.bound)
   hold.expiry = kept and hold.expiry or now + lease
   redis.call('HSET', key, execution, Base.record(hold, now))
-  -- The index of a lock with many holds, see lib/holds.
-  local prefix, name = string.match(key, '^(.-}:)l:(.*)$')
-  local ends, fences, owners = prefix .. 'e:' .. name, prefix .. 'f:' .. name, prefix .. 'o:' .. name
-  redis.call('ZADD', ends, 'XX', string.format('%.0f', hold.expiry), execution)
-  Base.outlive(lease, key, ends, fences, owners)
-  return 1
+  Base.outlive(lease, key)
+  return 1, hold.expiry
 end
 
-Base.write_without_memory(string.match(keys[1], '^.-}:'))
+-- The index of a lock with many holds, see lib/holds.
+local function note(key, execution, lease, expiry)
+  local prefix, name = string.match(key, '^(.-}:)l:(.*)$')
+  local ends, fences, owners = prefix .. 'e:' .. name, prefix .. 'f:' .. name, prefix .. 'o:' .. name
+  if redis.call('ZADD', ends, 'XX', 'CH', string.format('%.0f', expiry), execution) == 1 then
+    Base.outlive(lease, ends, fences, owners)
+  end
+end
+
+-- As Base.write_without_memory, by a key that the call names: while a slot of a cluster moves, a node
+-- lets a script at no other. A foreign key is passed over.
+for _, key in ipairs(keys) do
+  local answer = redis.pcall('HDEL', key, '-')
+  local refused = type(answer) == 'table' and answer.err
+  if refused and not string.find(refused, 'WRONGTYPE', 1, true) then
+    return answer
+  elseif not refused then
+    break
+  end
+end
 local reply = {}
 for i, key in ipairs(keys) do
   local execution, attempt, lease = claims[4 * i - 3], claims[4 * i - 2], tonumber(claims[4 * i - 1])
   -- pcall: one key that somebody else wrote must not cost the other holds their renewal.
-  local fine, renewed = pcall(renew, key, execution, attempt, lease, claims[4 * i] == '1')
+  local fine, renewed, expiry = pcall(renew, key, execution, attempt, lease, claims[4 * i] == '1')
   reply[i] = fine and renewed or 0
+  if fine and expiry then
+    pcall(note, key, execution, lease, expiry)  -- the index may be at another node by now
+  end
 end
 return reply

@@ -31,7 +31,7 @@ function Deadlock.note(call, execution, waiter, name)
 end
 
 -- A heartbeat has kept the place, so the notes live on.
-function Deadlock.keep(call, execution, waiter)
+function Deadlock.keep(call, waiter)
   for _, hold in ipairs(waiter.stuck or {}) do
     Base.outlive(life(call, waiter), notes(call, hold))
   end

@@ -79,7 +79,13 @@ local function open_with_index(lock)
   })
   local now = string.format('%.0f', lock.now)
   for _, execution in ipairs(redis.call('ZRANGEBYSCORE', index.ends, '-inf', now)) do
-    Holds.drop(lock, execution)
+    -- A renewal while the lock's slot moves between two nodes does not reach the index.
+    local hold = lock.holds[execution]
+    if hold and hold.expiry > lock.now and hold.expiry <= lock.now + Base.longest(hold.bound) then
+      redis.call('ZADD', index.ends, string.format('%.0f', hold.expiry), execution)
+    else
+      Holds.drop(lock, execution)
+    end
   end
 end
 

@@ -21,7 +21,8 @@ end
 
 -- How many permits a message on its way will need: 1 or 0.
 function Parked.promise(call, lock, execution, waiter)
-  local comes_anew = math.abs(call.now - waiter.first) < OVERDUE and not Queue.permit_of(lock, execution, waiter)
+  local is_early = math.abs(call.now - waiter.first) < OVERDUE
+  local comes_anew = is_early and not Queue.permit_of(lock, execution, waiter)
   return comes_anew and 1 or 0
 end
 
@@ -46,7 +47,8 @@ end
 -- Put the message where those look who can send it, and call them.
 local function owe(call, lock, execution, waiter)
   waiter.untold = true
-  redis.call('ZADD', call.prefix .. 'owed:' .. waiter.home, 'NX', string.format('%.0f', call.micros), execution)
+  local since = string.format('%.0f', call.micros)
+  redis.call('ZADD', call.prefix .. 'owed:' .. waiter.home, 'NX', since, execution)
   publish(call.prefix .. 'i:parked', 'parked ' .. execution .. ' ' .. waiter.home)
   table.insert(call.untold, { lock = lock, execution = execution, waiter = waiter })
 end

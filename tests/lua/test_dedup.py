@@ -11,6 +11,7 @@ from celery_relock.engine.protocol import KEPT, Duplicate, Ended, Held, Successo
 from tests.support import leftovers
 
 NAME = marker.name_for("app.report", ["report:42"])
+MARKER = marker.Marker(NAME, marker.DONE)
 
 
 @pytest.fixture
@@ -19,12 +20,12 @@ def engine(desk) -> Engine:
 
 
 def _put(engine, run, keep=60.0):
-    return marker.put(engine, NAME, run, f"task-{run}", keep)
+    return marker.put(engine, MARKER, run, f"task-{run}", keep)
 
 
 def _arrive(engine, run, attempt_id=None):
     attempt_id = attempt_id or ids.new_attempt_id()
-    return engine.backend.acquire(marker.claim_for(NAME, run, f"task-{run}", 30.0, attempt_id))
+    return engine.backend.acquire(marker._claim(MARKER, run, f"task-{run}", 30.0, attempt_id))
 
 
 def _leave(engine, run, attempt_id, **options):
