@@ -281,6 +281,24 @@ def _origin(queue: Any) -> str:
     return str(queue.name.removesuffix(SUFFIX))
 
 
+class _Strategies(dict[str, Any]):
+    """How each task is received. Asked when a message comes: an app may get tasks, or other ones
+    of the same name, while its worker runs."""
+
+    def __init__(self, app: Any, consumer: Any) -> None:
+        super().__init__()
+        self._app = app
+        self._consumer = consumer
+
+    def __getitem__(self, name: str) -> Any:
+        task = self._app.tasks[name]
+        made_for, strategy = self.get(name, (None, None))
+        if made_for is not task:
+            strategy = task.start_strategy(self._app, self._consumer)
+            self[name] = task, strategy
+        return strategy
+
+
 class _Unlimited:
     """A worker's consumer that knows no rate limits: an execution spent its token when it came
     first, and did not run then."""
@@ -289,10 +307,7 @@ class _Unlimited:
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
-        self.strategies = {
-            name: task.start_strategy(consumer.app, self)
-            for name, task in consumer.app.tasks.items()
-        }
+        self.strategies = _Strategies(consumer.app, self)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._consumer, name)

@@ -293,14 +293,6 @@ def test_flower_sees_locked_tasks_begin_and_end(bench: Bench) -> None:
         wait_for(lambda each=each: flower.state(each) == "SUCCESS", what=f"{each} in Flower")
 
 
-@pytest.mark.beside("flower")
-def test_flower_shows_that_a_task_waits(bench: Bench) -> None:
-    flower = bench.start_flower()
-    bench.hold()
-    second = bench.tasks.work.delay(bench.key).id
-    wait_for(lambda: flower.state(second) == "BLOCKED", 5, "the one that waits in Flower")
-
-
 @pytest.mark.beside("celery.contrib")
 def test_the_fixtures_of_celerys_pytest_plugin_run_locked_tasks(bench: Bench) -> None:
     """`celery_app` and `celery_worker`, in a pytest of their own."""
