@@ -91,7 +91,7 @@ def test_a_releaser_that_is_killed_before_it_sends_loses_nothing(worker, unsent)
 
 
 def test_a_releaser_that_cannot_reach_the_broker_loses_nothing(worker, unsent):
-    worker.wait_for_log("no-broker.* could not be sent on")
+    worker.wait_for_log("no-broker.* could not be resumed")
     assert unsent["no-broker"].get(timeout=20) == "ran"
 
 

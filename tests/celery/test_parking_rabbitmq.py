@@ -155,7 +155,7 @@ def test_a_run_that_is_parked_outlives_the_broker(broker, worker, account, held)
     _parked(worker, result)
     broker.kill()
     held.release()
-    worker.wait_for_log("could not be sent on|Trying again in", timeout=20)
+    worker.wait_for_log("could not be resumed|Trying again in", timeout=20)
     broker.restart()
     _told(worker, "over", id=result.id, state="SUCCESS")
     assert _ids_seen(worker, account) == [result.id]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-import time
+from collections import Counter
 
 import pytest
 
@@ -16,46 +16,56 @@ def index(desk, name="a"):
     return [f"{desk.keys.prefix(0)}{kind}:{name}" for kind in "efo"]
 
 
-def pair_ms(desk, run, **more):
-    """The fastest of some pairs of acquire and release, as the server's own time tells."""
-    best = 1e9
-    for number in range(60):
-        began = time.perf_counter()
-        assert isinstance(desk.take(f"{run}{number}", **more), Held)
-        assert desk.give_back(f"{run}{number}", names=more.get("names", ("a",)))
-        best = min(best, time.perf_counter() - began)
-    return best * 1000
+def commands_of(desk, work):
+    """How many commands the server executes for some work, by name; those in scripts included."""
+
+    def counts():
+        stats = desk.client.info("commandstats").items()
+        return Counter({name.removeprefix("cmdstat_"): each["calls"] for name, each in stats})
+
+    before = counts()
+    work()
+    return counts() - before
 
 
-def test_a_semaphore_of_a_thousand_costs_no_more_than_three_free_locks(desk):
+def pair(desk, run, **more):
+    assert isinstance(desk.take(run, **more), Held)
+    assert desk.give_back(run, names=more.get("names", ("a",)))
+
+
+def assert_costs_no_more_than_some_free_locks(desk, full):
+    """Whoever reads all holds of a lock does it by HGETALL, one command however many there are."""
+    free = commands_of(desk, lambda: pair(desk, "free", names=("b",)))
+    assert not {"hgetall", "hvals", "hscan"} & full.keys(), full
+    # An index has three sets more to be kept.
+    assert full.total() <= 6 * free.total(), (full, free)
+
+
+def test_a_semaphore_of_a_thousand_costs_no_more_than_some_free_locks(desk):
     for number in range(999):
         desk.fence(f"h{number}", limit=1000)
     assert len(desk.holders()) == 999
 
-    free = pair_ms(desk, "free", names=("b",))
-    full = pair_ms(desk, "one", limit=1000)
-    assert full <= 3 * free, f"{full:.3f} ms, a free lock {free:.3f} ms"
+    full = commands_of(desk, lambda: pair(desk, "one", limit=1000))
+    assert_costs_no_more_than_some_free_locks(desk, full)
     desk.fence("last", limit=1000)
     assert isinstance(desk.take("one too many", limit=1000), Conflict)
 
 
-def test_five_thousand_successors_cost_no_more_than_three_free_locks(desk):
+def test_five_thousand_successors_cost_no_more_than_some_free_locks(desk):
     """Of one workflow: all in one permit, which each of them joins and leaves."""
     desk.fence("first", owner="flow")
     successors = " ".join(f"s{number}" for number in range(5000))
     desk.backend.release(("a",), "first", "n", successor=Successor(successors, 300.0))
     assert len(desk.holders()) == 5000
 
-    free = pair_ms(desk, "free", names=("b",))
-    best = 1e9
-    for number in range(100):
-        began = time.perf_counter()
-        answer = desk.take(f"s{number}", owner="flow")
+    def join_and_leave():
+        answer = desk.take("s7", owner="flow")
         assert isinstance(answer, Held)
         assert answer.reentered == (True,)
-        assert desk.give_back(f"s{number}", ended="run")
-        best = min(best, time.perf_counter() - began)
-    assert best * 1000 <= 3 * free, f"{best * 1000:.3f} ms, a free lock {free:.3f} ms"
+        assert desk.give_back("s7", ended="run")
+
+    assert_costs_no_more_than_some_free_locks(desk, commands_of(desk, join_and_leave))
 
 
 def test_what_many_hold_is_told_and_ends_as_usual(desk):

@@ -6,7 +6,7 @@ import sys
 import uuid
 
 import pytest
-from celery import Celery, chain
+from celery import Celery, _state, chain
 
 from celery_relock import locked
 from celery_relock.workflow import steps
@@ -55,7 +55,9 @@ def test_the_tasks_of_a_worker_are_prepared_once(app):
     assert prepared() == app.tasks[plain.name]() == "ran"
 
 
-def test_the_tasks_of_an_app_without_locks_stay_as_they_are():
+def test_the_tasks_of_an_app_without_locks_stay_as_they_are(monkeypatch):
+    # Without the shared tasks of other tests in this process.
+    monkeypatch.setattr(_state, "_on_app_finalizers", set())
     app = Celery("without", broker="memory://")
 
     @app.task(shared=False)
