@@ -200,7 +200,9 @@ def test_the_worker_s_own_queues_stay_as_they_are_and_are_followed(start, accoun
     more, control = f"{default}-more", app.control
 
     def queues():
-        (found,) = control.inspect(timeout=2).active_queues().values()
+        # A worker that is busy may answer late.
+        answers = wait_for(lambda: control.inspect(timeout=2).active_queues(), 20, "an answer")
+        (found,) = answers.values()
         return {each["name"] for each in found}
 
     assert queues() == {default}
