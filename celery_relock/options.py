@@ -95,118 +95,288 @@ def _makes_names(part: Any) -> bool:
     return isinstance(part, str | staticmethod) or callable(part)
 
 
-def _says(doc: str, allowed: str, check: Check) -> dict[str, Any]:
-    return {"doc": doc, "allowed": allowed, "check": check}
+def _says(
+    doc: str,
+    check: Check,
+    *,
+    allowed: str = "",
+    values: Mapping[str, str] | None = None,
+    when: str = "",
+    example: str,
+) -> dict[str, Any]:
+    """What errors and `docs/options.md` say of an option: the metadata of its field.
+
+    Args:
+        doc: what the option does, one sentence.
+        check: takes a value as it was declared, and returns what the library uses.
+        allowed: the values in words; by default the names in `values`.
+        values: each value that needs an explanation, as code, with what it means.
+        when: when to change it.
+        example: lines of code.
+    """
+    values = values or {}
+    return {
+        "doc": doc,
+        "check": check,
+        "allowed": allowed or ", ".join(each.replace('"', "'") for each in values),
+        "values": values,
+        "when": when,
+        "example": example,
+    }
 
 
-def _words(doc: str, *words: str) -> dict[str, Any]:
-    return _says(doc, ", ".join(map(repr, words)), _word(*words))
+_CHARGE = """\
+@app.task(base=LockedTask, lock_key="account:{account_id}"%s)
+def charge(account_id, amount): ..."""
 
 
 @dataclass(frozen=True, slots=True)
 class LockOptions:
     """What a task declared with `lock_<option>`, or its app with `relock_<option>`.
 
-    Times are in seconds. The fields say what each option means; `collect` makes one from what was
-    declared and checks it.
+    Times are in seconds. `docs/options.md` is made from these fields; `collect` makes the options
+    of a task from what was declared, and checks them.
     """
 
     key: Any = field(
         default=None,
         metadata=_says(
-            "what the lock is named after; None: the task and all its arguments, False: no lock",
-            'a template such as "account:{account_id}", a callable, a list of these, None, False',
+            "The name of the lock: tasks with equal names exclude each other.",
             _key,
-        ),
-    )
-    owner: Any = field(
-        default="root",
-        metadata=_says(
-            "who may re-enter: the workflow, or this task alone",
-            "'root', 'task', or a callable of the request",
-            _either(_word("root", "task"), _function),
-        ),
-    )
-    reentrant: str = field(
-        default="inline",
-        metadata=_words(
-            "what enters again: tasks a holder spawned; calls on the same stack; the workflow",
-            *("descendants", "inline", "workflow"),
-        ),
-    )
-    limit: int | Callable[..., int] = field(
-        default=1,
-        metadata=_says(
-            "entries at the same time",
-            "a whole number from 1, or a callable of the arguments",
-            _either(_count, _function),
-        ),
-    )
-    ttl: float = field(
-        default=30.0,
-        metadata=_says(
-            "lease: how long a hold lives without renewal, which comes every third of it",
-            "seconds from 0.5, or a timedelta",
-            _seconds(0.5),
+            allowed='a template such as "account:{account_id}", a callable, a list of these, None, '
+            "False",
+            values={
+                '"account:{account_id}"': "a template over the arguments of the task; "
+                "`{order.id}` and `{rows[0]}` work",
+                "a callable": "called with the arguments that it names; returns the name",
+                "a list of these": "several locks: the task acquires all of them or none",
+                "None": "the name of the task and all its arguments",
+                "False": "no lock",
+            },
+            when="Always. Name the resource, not the task. See [lock names](lock-names.md).",
+            example=_CHARGE % "",
         ),
     )
     on_conflict: Any = field(
         default="wait",
         metadata=_says(
-            "what a run does while somebody else holds the lock",
-            "'wait', 'block', 'retry', 'drop', 'raise', or a callable",
+            "What an execution does while another one holds its lock.",
             _either(_word(*POLICIES), _function),
+            allowed="'wait', 'block', 'retry', 'drop', 'raise', or a callable",
+            values={
+                '"wait"': "parks the message in Redis; the first to come is the first to run",
+                '"block"': "waits in its worker slot, in the same queue",
+                '"retry"': "sends the message again after a pause that grows from 0.25 s to 10 s",
+                '"drop"': "ends without running; the result says so",
+                '"raise"': "fails with `LockConflict`",
+                "a callable": "gets the `LockConflict` and returns one of these words",
+            },
+            when='Use `"drop"` for periodic work that the next execution repeats anyway, `"block"` '
+            "for bodies of milliseconds. See [what each answer means in a canvas](conflicts.md).",
+            example="""\
+@app.task(base=LockedTask, lock_key="index", lock_on_conflict="drop")
+def rebuild_index(): ...""",
         ),
     )
     max_wait: float | None = field(
         default=None,
         metadata=_says(
-            "how long a run may wait before LockConflict; None: no bound, in a worker slot 60 s",
-            "None, seconds from 0, or a timedelta",
+            "Seconds an execution waits for its lock before it fails with `LockConflict`.",
             _either(_none, _seconds(0)),
+            allowed="None, seconds from 0, or a timedelta",
+            values={
+                "None": "no bound for a message; 60 s in a worker slot",
+                "seconds": "counted from the first delivery",
+            },
+            when="If a late execution is worse than a failed one.",
+            example=_CHARGE % ", lock_max_wait=60",
         ),
     )
-    hold: str = field(
-        default="task", metadata=_words("when the lock is given back", "task", "workflow")
-    )
-    gap_ttl: float = field(
-        default=300.0,
+    ttl: float = field(
+        default=30.0,
         metadata=_says(
-            "how long an entry lives while its next step, or a retry that is due, is on its way",
-            "seconds above 0, or a timedelta",
-            _seconds(0, above=True),
+            "The lease: seconds for which a lock outlives a holder whose machine is gone.",
+            _seconds(0.5),
+            allowed="seconds from 0.5, or a timedelta",
+            when="Seldom. The lease is renewed every third of it while the task runs, so a task "
+            "can run for hours. Make it longer than a failover of your Redis takes.",
+            example=_CHARGE % ", lock_ttl=60",
         ),
-    )
-    on_gap: str = field(
-        default="tell", metadata=_words("an entry ended between two steps", "tell", "raise")
-    )
-    keep_on_retry: bool = field(
-        default=False,
-        metadata=_says("keep the hold through the countdown of retry()", "True or False", _flag),
-    )
-    max_parked: int = field(
-        default=10_000, metadata=_says("parked runs per lock", "a whole number from 1", _count)
     )
     dedup: Any = field(
         default=None,
         metadata=_says(
-            "how long a second call for the same lock gives the first one's result",
-            "None, 'until_start', 'until_done', or seconds above 0",
+            "When a second call for the same lock name is a duplicate, which is not sent.",
             _either(_none, _word("until_start", "until_done"), _seconds(0, above=True)),
+            allowed="None, 'until_start', 'until_done', or seconds above 0",
+            values={
+                "None": "never",
+                '"until_start"': "while an equal call is queued",
+                '"until_done"': "while an equal call is queued or runs",
+                "seconds": "for so long after an equal call was sent",
+            },
+            when="If callers send the same call more often than it has to run. See "
+            "[duplicates](dedup.md).",
+            example="""\
+@app.task(base=LockedTask, lock_key="report:{customer_id}", lock_dedup="until_start")
+def build_report(customer_id): ...""",
         ),
     )
     on_duplicate: str = field(
         default="existing",
-        metadata=_words("what such a second call gives", "existing", "raise", "drop", "replace"),
+        metadata=_says(
+            "What the caller of a duplicate gets.",
+            _word("existing", "raise", "drop", "replace"),
+            values={
+                '"existing"': "the `AsyncResult` of the call that is there",
+                '"raise"': "`DuplicateTask`, with the `task_id` of that call",
+                '"drop"': "an `EagerResult` that says so",
+                '"replace"': "its own `AsyncResult`: the queued call is revoked, the new one "
+                "is sent",
+            },
+            when='`"replace"` if the newest arguments must win.',
+            example="""\
+@app.task(base=LockedTask, lock_key="report:{customer_id}",
+          lock_dedup="until_start", lock_on_duplicate="replace")
+def build_report(customer_id, style): ...""",
+        ),
+    )
+    limit: int | Callable[..., int] = field(
+        default=1,
+        metadata=_says(
+            "How many permits the lock has: how many executions hold it at the same time.",
+            _either(_count, _function),
+            allowed="a whole number from 1, or a callable of the arguments",
+            when="To run at most N calls of an API, or N jobs of a tenant.",
+            example="""\
+@app.task(base=LockedTask, lock_key="api:{tenant}", lock_limit=5)
+def call_api(tenant, path): ...""",
+        ),
+    )
+    reentrant: str = field(
+        default="inline",
+        metadata=_says(
+            "Who can re-enter a lock that is held.",
+            _word("inline", "descendants", "workflow"),
+            values={
+                '"inline"': "what the holder calls on its own call stack",
+                '"descendants"': "also what a live holder has sent, at any depth; it runs beside "
+                "the holder",
+                '"workflow"': "every task of the same owner",
+            },
+            when="If a holder waits for the result of a task that it sends and that needs the same "
+            "lock. See [re-entry](workflows.md).",
+            example=_CHARGE % ', lock_reentrant="descendants"',
+        ),
+    )
+    owner: Any = field(
+        default="root",
+        metadata=_says(
+            "Whose the lock is.",
+            _either(_word("root", "task"), _function),
+            allowed="'root', 'task', or a callable of the request",
+            values={
+                '"root"': "the workflow's, by its `root_id`",
+                '"task"': "the task's own",
+                "a callable": "gets the request and returns the owner, a text",
+            },
+            when='Seldom. It decides who re-enters with `lock_reentrant="workflow"` or '
+            '`"descendants"`.',
+            example=_CHARGE % ', lock_owner="task"',
+        ),
+    )
+    hold: str = field(
+        default="task",
+        metadata=_says(
+            "When the lock is released.",
+            _word("task", "workflow"),
+            values={
+                '"task"': "when the task ends",
+                '"workflow"': "when the chain that the task is in ends",
+            },
+            when="To hold a lock from one step of a chain to its end. For a whole canvas use "
+            "[`locked`](workflows.md).",
+            example="""\
+@app.task(base=LockedTask, lock_key="account:{account_id}", lock_hold="workflow")
+def reserve(account_id): ...""",
+        ),
+    )
+    keep_on_retry: bool = field(
+        default=False,
+        metadata=_says(
+            "Keep the lock through the countdown of `self.retry()`.",
+            _flag,
+            allowed="True or False",
+            when="If nobody else can get in between two tries.",
+            example="""\
+@app.task(bind=True, base=LockedTask, lock_key="account:{account_id}", lock_keep_on_retry=True)
+def settle(self, account_id): ...""",
+        ),
+    )
+    gap_ttl: float = field(
+        default=300.0,
+        metadata=_says(
+            "Seconds a workflow keeps its lock between two steps, or after a retry is due.",
+            _seconds(0, above=True),
+            allowed="seconds above 0, or a timedelta",
+            when="If the next step can stand in its queue for longer than five minutes.",
+            example="""\
+@app.task(base=LockedTask, lock_key="import", lock_hold="workflow", lock_gap_ttl=3600)
+def fetch(feed): ...""",
+        ),
+    )
+    on_gap: str = field(
+        default="tell",
+        metadata=_says(
+            "What a step does that finds the lock of its workflow gone.",
+            _word("tell", "raise"),
+            values={
+                '"tell"': "logs a warning and acquires the lock anew; `self.lock.continuous` is "
+                "False",
+                '"raise"': "fails with `LockLost`",
+            },
+            when="If a workflow that was interrupted must not go on.",
+            example="""\
+@app.task(base=LockedTask, lock_key="import", lock_hold="workflow", lock_on_gap="raise")
+def fetch(feed): ...""",
+        ),
     )
     on_lost: str = field(
         default="flag",
-        metadata=_words("a hold ended before its run: tell; interrupt the body", "flag", "raise"),
+        metadata=_says(
+            "What happens if the lease ends while the body still runs.",
+            _word("flag", "raise"),
+            values={
+                '"flag"': "`self.lock.lost` becomes True and a warning is logged",
+                '"raise"': "the body is interrupted with `LockLost` (main threads and greenlets; "
+                "refused in a threads pool)",
+            },
+            when="If the body must not go on without its lock, and can be interrupted anywhere.",
+            example=_CHARGE % ', lock_on_lost="raise"',
+        ),
     )
     on_unavailable: str = field(
         default="raise",
-        metadata=_words(
-            "Redis is away: fail, send the message again, run unprotected", "raise", "retry", "run"
+        metadata=_says(
+            "What an execution does if Redis cannot be reached.",
+            _word("raise", "retry", "run"),
+            values={
+                '"raise"': "fails with `LockUnavailable`",
+                '"retry"': "is sent again later",
+                '"run"': "runs without a lock, and logs an error",
+            },
+            when="If the work can wait for Redis, or matters more than the lock.",
+            example=_CHARGE % ', lock_on_unavailable="retry"',
+        ),
+    )
+    max_parked: int = field(
+        default=10_000,
+        metadata=_says(
+            "How many messages can be parked for one lock. One more fails with `LockConflict`.",
+            _count,
+            allowed="a whole number from 1",
+            when="To notice early that a lock is too slow for what is sent.",
+            example=_CHARGE % ", lock_max_parked=500",
         ),
     )
     #: The task's name, for messages.
