@@ -453,9 +453,9 @@ def in_task() -> bool:
 
 def workflow() -> str | None:
     """The workflow of the task that runs here, None under a direct call."""
-    from .worker import owner
+    from .worker import message
 
-    return owner.workflow()
+    return message.workflow()
 
 
 def work() -> Work | None:

@@ -13,9 +13,9 @@ from .declaration import declaration, forget
 from .dedup import client as dedup
 from .engine.hold import Hold
 from .errors import RelockError
-from .worker import company, publishing, revocation, starting  # noqa: F401  # two receivers
+from .worker import company, publishing, revocation  # noqa: F401  # two receivers
 from .worker import execution as guard
-from .worker.states import Aside
+from .worker.states import Aside, defer_started
 from .workflow import steps
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         _lock_run(cls)  # the setting task_annotations may have put something in its place
         if cls.run is not Task.run:
             declaration(cls)
-            starting.defer(cls)
+            defer_started(cls)
             # By name: a process that only sends loads nothing of a worker.
             app.steps["worker"].add("celery_relock.worker.bootstep:Locks")
             app.steps["consumer"].add("celery_relock.worker.resuming:ResumeQueues")

@@ -26,10 +26,8 @@ from ..errors import DuplicateTask, LockConfigError, LockUnavailable, RelockErro
 from ..naming.arguments import bind, signature_of
 from ..options import LockOptions, checked
 from ..worker import events as worker_events
-from ..worker import headers as message_headers
-from ..worker.owner import body_runs, running_request
-from ..worker.sending import stores_no_result
-from ..worker.states import Dropped
+from ..worker.message import body_runs, header_of, is_retry, running_request
+from ..worker.states import Dropped, stores_no_result
 from . import marker
 from .marker import Found, Marker, MarkerLease
 
@@ -338,7 +336,7 @@ def on_publish(headers: Any, body: Any, header: dict[str, Any]) -> None:
         header["execution_id"] = sent.execution_id or header["execution_id"]
     elif _is_celerys_own(fields):
         header["dedup"] = ["", marker.OWN]
-    if retried is not None and message_headers.is_retry(fields, retried.message):
+    if retried is not None and is_retry(fields, retried.message):
         header["dedup"] = list(retried.lease.marker)
         keep = marker.keep_for(retried.task, dict(fields))
         retried.lease.leave_to(header["execution_id"], keep)
@@ -347,9 +345,9 @@ def on_publish(headers: Any, body: Any, header: dict[str, Any]) -> None:
 def _as_before(fields: Mapping[str, Any]) -> tuple[str, str] | None:
     """What a retry takes over from the call itself: if that one does not count, no retry does."""
     request = running_request()
-    if request is None or not message_headers.is_retry(fields, request):
+    if request is None or not is_retry(fields, request):
         return None
-    before = message_headers.read(request).dedup
+    before = header_of(request).dedup
     return before if before == ("", marker.OFF) else None
 
 

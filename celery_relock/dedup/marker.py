@@ -20,7 +20,7 @@ from ..engine.engine import Engine
 from ..engine.lease import Lease, State
 from ..engine.protocol import KEPT, Answer, Claim, Conflict, Ended, HoldInfo, Renewal, Successor
 from ..errors import RelockError
-from ..worker.release import give_back
+from ..worker.conflict import release
 
 # How long it may take to send a message, in seconds: a caller that is killed meanwhile, or can
 # neither send it nor remove the marker, leaves the marker for no longer.
@@ -227,7 +227,7 @@ class MarkerLease:
             with suppress(RelockError):
                 self.free()
         else:
-            give_back(self._engine, self._lease, ended=successor is None)
+            release(self._engine, self._lease, ended=successor is None)
 
     def kept(self, seconds: float) -> Successor:
         """This execution itself as the successor: it comes again."""

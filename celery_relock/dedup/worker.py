@@ -21,10 +21,10 @@ from ..declaration import Declaration, declaration
 from ..engine.hold import Hold
 from ..engine.protocol import KEPT, Successor
 from ..errors import LockUnavailable, RelockError
-from ..worker import headers as message_headers
-from ..worker.attempt import Late, ended_for_good
+from ..worker.conflict import ended_for_good
+from ..worker.message import header_of
 from ..worker.retry import is_autoretried
-from ..worker.states import BLOCKED, Aside, end_dropped
+from ..worker.states import BLOCKED, Aside, Late, end_dropped
 from . import client, marker
 from .client import Call, Running
 from .marker import Found, Marker, MarkerLease
@@ -36,7 +36,7 @@ Body = Callable[[Hold], Any]
 
 def concerns(message: Any, declared: Declaration) -> bool:
     """Whether an execution is to go by way of `around`: its message says so, or its task."""
-    told, mode = message_headers.read(message).dedup, declared.options.dedup
+    told, mode = header_of(message).dedup, declared.options.dedup
     if told is None:
         return mode is not None
     name, until = told
@@ -90,7 +90,7 @@ def around(
 
 
 def _call(task: Any, declared: Declaration, message: Any, names: tuple[str, ...]) -> Call:
-    told = message_headers.read(message).dedup
+    told = header_of(message).dedup
     if told is not None and told[0]:
         # As it was sent: the task's options, and so its lock names, may be others here.
         made = Marker(*told)
@@ -115,7 +115,7 @@ class _Execution:
         self.call = call
         self.message = message
         self.begun = self.replaced = self.is_open = False
-        self.execution_id = message_headers.read(message).call
+        self.execution_id = header_of(message).call
         self.lease = MarkerLease(
             call.engine, call.marker, self.execution_id, message.id, call.options.ttl
         )
@@ -231,7 +231,7 @@ def on_ended(task_id: str) -> None:
 
 def _is_called_by_name(message: Any) -> bool:
     """Whether a message is a call of its own that was held against no marker yet."""
-    header = message_headers.read(message)
+    header = header_of(message)
     if header.dedup is not None:
         return False
     # A sender without this library does not say whether it goes on from a task.
@@ -245,7 +245,7 @@ def on_revoked(task: Any, request: Any, terminated: bool) -> None:
     """The call was revoked, or has expired, before it ran: another one may be sent."""
     try:
         declared = declaration(type(task))
-        header = message_headers.read(request)
+        header = header_of(request)
         made = Marker(*header.dedup) if header.dedup else _marker_by_name(task, declared, request)
         if made is None or not made.name or (terminated and made.until == marker.TIME):
             return

@@ -18,7 +18,8 @@ from ..engine import ids
 from ..engine.crash import Reaper, journal
 from ..errors import RelockError
 from ..workflow import steps
-from . import company, headers, parking
+from . import company, parking
+from .message import HEADER, header_of
 from .resuming import Forwarder
 
 logger = logging.getLogger("celery_relock")
@@ -83,7 +84,7 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
 
     def _discard(self, request: Any = None, **_: Any) -> None:
         if self._watchers is not None:
-            self._watchers[1].discard(headers.read(request).execution_id)
+            self._watchers[1].discard(header_of(request).execution_id)
 
 
 def _resumed_here() -> list[str]:
@@ -92,7 +93,7 @@ def _resumed_here() -> list[str]:
         waiting = set(reserved_requests) - set(active_requests)
     except RuntimeError:
         return []  # the main thread has just received one; the next look is soon
-    found = [request.request_dict.get(parking.HEADER) for request in waiting]
+    found = [request.request_dict.get(HEADER) for request in waiting]
     resumed = [each for each in found if isinstance(each, dict) and each.get("attempts")]
     return [ids.short(str(each.get("execution_id"))) for each in resumed]
 
@@ -101,5 +102,5 @@ def _may_be_parked(request: Any) -> bool:
     declares = getattr(request.task, "_relock_declares", None)
     if declares is not None and declares():
         return True
-    header = request.request_dict.get(parking.HEADER)
+    header = request.request_dict.get(HEADER)
     return isinstance(header, dict) and bool(header.get("workflow_locks"))

@@ -18,7 +18,7 @@ from celery.states import SUCCESS
 
 from ..errors import LockConfigError
 from ..options import OPTION_NAMES
-from .owner import has_begun
+from .message import has_begun
 
 logger = logging.getLogger("celery_relock")
 

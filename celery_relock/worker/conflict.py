@@ -1,4 +1,12 @@
-"""What a run does when its lock is held by somebody else, or Redis is away."""
+"""The locks of one execution: acquired as its task's options say, and released whatever comes.
+
+From top to bottom:
+
+    obtain       acquire; while somebody else holds a lock: wait, block, retry, drop, raise
+    ask          one question to the engine, and what a late copy is told
+    pause_for    how long to wait, and until the next try
+    release      at the end
+"""
 
 from __future__ import annotations
 
@@ -6,24 +14,58 @@ import logging
 import os
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import ContextVar
+from datetime import datetime, timezone
+from typing import Any, NamedTuple
 
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.signals import worker_init
+from celery.states import READY_STATES, RETRY
+from celery.utils.time import maybe_iso8601
 
-from ..engine.events import describe_conflict
-from ..engine.lease import State
-from ..engine.protocol import Conflict, Deadlocked, Duplicate, Ended, Full, Held, Parked
-from ..errors import LockConfigError, LockConflict, LockUnavailable, RelockError
+from ..engine import events, ids
+from ..engine.engine import Engine
+from ..engine.events import describe_conflict, describe_deadlock
+from ..engine.lease import Lease, State
+from ..engine.protocol import KEPT, Conflict, Deadlocked, Duplicate, Ended, Full, Held, Parked
+from ..errors import LockConfigError, LockConflict, LockDeadlock, LockUnavailable, RelockError
 from ..options import POLICIES, LockOptions
-from . import headers, sending
-from .attempt import Attempt, ask, call_off, deadlock
-from .owner import running_request
-from .patience import FIRST, LONGEST, left_of, look_after, pause_for
-from .sending import sent_again
-from .states import Aside, Dropped, SentAgain, show_blocked
+from .message import header_of, running_request
+from .parking import park_request, sent_again
+from .states import Aside, Dropped, Late, SentAgain, show_blocked, stores_no_result
 
 logger = logging.getLogger("celery_relock")
+
+# Seconds until a message is sent again for the first time, and the longest pause it grows to.
+FIRST, LONGEST = 0.25, 10.0
+# How long a worker that lives may take from giving a lock back to storing the result, in seconds.
+_STORING = 2.0
+# For how long it is known that a run has ended that may come once more, in seconds.
+_CALLED_OFF = 3600.0
+
+
+# Asked where an execution turns out to have ended: True if nothing of it is to run again, whatever
+# its stored state says. `dedup` sets it for a call that a later one may replace.
+ended_for_good: ContextVar[Callable[[], bool] | None] = ContextVar(
+    "relock_ended_for_good", default=None
+)
+
+
+class Attempt(NamedTuple):
+    """An attempt to take the locks of a call.
+
+    Attributes:
+        message: the request of the message that is run; None for an inline or eager call, which
+            can neither be parked nor sent again.
+    """
+
+    task: Any
+    engine: Engine
+    lease: Lease
+    options: LockOptions
+    message: Any | None
 
 
 def obtain(attempt: Attempt) -> Held | None:
@@ -101,7 +143,7 @@ def _warn_of_an_ancestor(attempt: Attempt, answer: Conflict | Duplicate) -> None
     would wait for ever, and the server cannot see that."""
     if attempt.message is None or not isinstance(answer, Conflict):
         return
-    header = headers.read(attempt.message)
+    header = header_of(attempt.message)
     if header.attempts or not header.ancestors:
         return
     try:
@@ -192,14 +234,14 @@ def _parked(
     """Leave the message in line for the lock. None: it cannot be parked."""
     task, engine, lease, options, message = attempt
     bounds = {"patience": look_after(left, message), "most": options.max_parked}
-    header = headers.read(message).again().made_own()
-    park_request = sending.park_request(task, message, header, **bounds)
-    if park_request is None:
+    header = header_of(message).again().made_own()
+    request = park_request(task, message, header, **bounds)
+    if request is None:
         return None
     if header.first:
         # Two messages without a header may be copies, or two that are wanted: each is a run.
         lease.claim = lease.claim._replace(execution_id=header.execution_id)
-    return engine.park(lease, park_request)
+    return engine.park(lease, request)
 
 
 def _leave(attempt: Attempt, answer: Conflict | Duplicate) -> None:
@@ -268,3 +310,127 @@ def _may_wait() -> bool:
         and running_request() is None
         and threading.current_thread() is threading.main_thread()
     )
+
+
+def ask(attempt: Attempt, wait: float | None) -> Held | Conflict | Duplicate:
+    """Ask for the lock. Raises Late if the run has ended already and nothing is left to do."""
+    task, engine, lease, _, message = attempt
+    answer = engine.acquire(lease, wait)
+    while isinstance(answer, Ended):
+        if message is None or not _is_owed(task, message):
+            raise Late("a late copy of a run that has ended")
+        # The same name for all late copies, so that they are copies of one another too.
+        lease.claim = lease.claim._replace(
+            execution_id=ids.short(f"{lease.claim.execution_id}+again")
+        )
+        lease.again(ids.new_attempt_id())
+        answer = engine.acquire(lease, wait)
+    if isinstance(answer, Deadlocked):
+        raise deadlock(attempt, answer)
+    return answer
+
+
+def call_off(attempt: Attempt) -> None:
+    """The run ends here, so a message of it that is out, though nobody heard so, is a late copy."""
+    engine, claim = attempt.engine, attempt.lease.claim
+    if attempt.message is None or not header_of(attempt.message).own:
+        return  # an id made from the task id is not remembered
+    with suppress(RelockError):
+        told = ("run", _CALLED_OFF, engine.parking.home)
+        engine.parking.forward(
+            engine.backend.release(claim.names, claim.execution_id, KEPT, *told).messages
+        )
+
+
+def deadlock(attempt: Attempt, answer: Deadlocked) -> LockDeadlock:
+    """The error of a wait that would never end."""
+    claim = attempt.lease.claim
+    text = describe_deadlock(answer.path)
+    attempt.lease.tell("conflict", text)
+    return LockDeadlock(f"{attempt.task.name}: {text}", name=claim.names[0], owner=claim.owner)
+
+
+def _is_owed(task: Any, message: Any) -> bool:
+    """Whether the message still has to be run, though the body of a run of it has ended.
+
+    The lock is given back before Celery stores the result and publishes the next step. With
+    `acks_late`, a worker that dies in between leaves a message that is delivered again on purpose:
+    it is discarded only if the result is there. A copy of a run that ended without one (`Ignore`)
+    runs again, as it does without a lock; so does one that stores no result but has a next step.
+    """
+    if not task.acks_late:
+        return False
+    is_for_good = ended_for_good.get()
+    if is_for_good is not None and is_for_good():
+        return False
+    if stores_no_result(task, message):
+        return bool(message.chain or message.callbacks or message.errbacks)
+    # That of the first attempt: later it may be that of an attempt before.
+    first = not message.retries and not header_of(message).attempts
+    done = READY_STATES | {RETRY} if first else READY_STATES
+    until = time.monotonic() + _STORING
+    while time.monotonic() < until:
+        try:
+            if task.AsyncResult(message.id).state in done:
+                return False
+        except Exception as error:
+            if events.is_thrown_in(error):
+                raise
+            logger.warning("no result of %s to look at: it runs again", message.id, exc_info=True)
+            return True
+        time.sleep(0.1)
+    return True
+
+
+def pause_for(message: Any, options: LockOptions) -> float | None:
+    """Seconds until the message is to be sent again, None when `lock_max_wait` is over."""
+    pause = pause_before(header_of(message).attempts + 1)
+    left = left_of(message, options)
+    return pause if left is None else min(pause, left) if left > 0 else None
+
+
+def left_of(message: Any, options: LockOptions) -> float | None:
+    """What is left of `lock_max_wait`, None without one."""
+    if options.max_wait is None:
+        return None
+    return header_of(message).again().since + options.max_wait - time.time()
+
+
+def look_after(left: float | None, message: Any) -> float | None:
+    """Seconds until a parked message is to be sent on in any case: its wait is over, or it has
+    expired, which a worker finds when it receives it."""
+    expires = maybe_iso8601(message.expires)
+    if not isinstance(expires, datetime):
+        return left
+    aware = expires if expires.tzinfo else expires.replace(tzinfo=timezone.utc)
+    until = max(aware.timestamp() - time.time() + 0.01, 0.0)
+    return until if left is None else min(left, until)
+
+
+def pause_before(attempt: int) -> float:
+    """Seconds to wait before the given attempt (from 1): doubling, and random by half, so that runs
+    that met the same holder do not all come back at once."""
+    longest = min(LONGEST, FIRST * 2 ** min(attempt, 16))
+    return ids.chance.uniform(longest / 2, longest)
+
+
+def release(engine: Engine, lease: Lease, *, ended: bool) -> None:
+    """Release, whatever comes: the task's own outcome stands."""
+    held = lease.state in (State.HELD, State.LOST)
+    try:
+        engine.release(lease, ended=ended)
+    except BaseException as error:
+        if events.is_thrown_in(error):
+            # The lock goes first: a process that is told to end has nobody left to do it.
+            with suppress(Exception):
+                engine.release(lease, ended=ended)
+            if isinstance(error, SoftTimeLimitExceeded):
+                return  # the body had its outcome before the limit
+            raise
+        logger.log(
+            logging.WARNING if held else logging.DEBUG,
+            "the lock %s could not be given back, its lease ends it within %.0f s: %s",
+            ", ".join(map(repr, lease.claim.names)),
+            lease.claim.lease,
+            error,
+        )

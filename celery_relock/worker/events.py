@@ -19,7 +19,7 @@ from celery.signals import worker_init
 from ..engine import events
 from ..engine.events import LockEvent, Work
 from ..errors import LockLost
-from .owner import running_request
+from .message import running_request
 
 logger = logging.getLogger("celery_relock")
 

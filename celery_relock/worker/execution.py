@@ -30,11 +30,19 @@ from ..engine.protocol import Claim, Held
 from ..errors import LockLost
 from ..naming.arguments import bind
 from ..workflow import steps
-from . import company, conflict, events, headers, retry, starting
-from .attempt import Attempt, Late
-from .owner import body_of, owner, request_of, running_request
-from .release import give_back
-from .states import Dropped, end_dropped, is_acknowledged
+from . import company, events, retry
+from .conflict import Attempt, obtain, release
+from .message import (
+    ancestors_for,
+    body_of,
+    header_of,
+    is_broadcast,
+    is_of_another_receiver,
+    owner,
+    request_of,
+    running_request,
+)
+from .states import Dropped, Late, end_dropped, is_acknowledged, show_started
 
 
 def current(task: Any) -> Hold | None:
@@ -66,7 +74,7 @@ def run(
     execution = Execution(task, by, call, args, kwargs)
     message = execution.message
     if message is not None:
-        if headers.is_broadcast(task.app, message) and headers.is_of_another_receiver(message):
+        if is_broadcast(task.app, message) and is_of_another_receiver(message):
             raise Late("the copy of another worker")
         if steps.concerns(message, execution.declared):
             return steps.around(task, message, execution.begin)
@@ -138,7 +146,7 @@ class Execution:
         lease.work = events.work_for(task, self.request)
         over = False
         try:
-            held = conflict.obtain(Attempt(task, engine, lease, options, message))
+            held = obtain(Attempt(task, engine, lease, options, message))
             if held is None:
                 return body(Hold(lease.claim.owner, ()))  # lock_on_unavailable="run"
             reentrancy.push(lease)
@@ -166,18 +174,18 @@ class Execution:
     def _release(self, lease: Lease, over: bool) -> None:
         # An id made from the task id must not be remembered: whoever sends that id again on purpose
         # would be taken for a late copy.
-        ended = over and self.message is not None and headers.read(self.message).own
+        ended = over and self.message is not None and header_of(self.message).own
         try:
             reentrancy.pop(lease)
-            give_back(self.declared.engine, lease, ended=ended)
+            release(self.declared.engine, lease, ended=ended)
         finally:
             # A signal's exception may have come before the line above had begun.
             if lease.state in (State.HELD, State.LOST):
-                give_back(self.declared.engine, lease, ended=ended)
+                release(self.declared.engine, lease, ended=ended)
 
     def body(self, hold: Hold | None) -> Any:
         """The task's own code."""
-        starting.tell(self.task, self.message)
+        show_started(self.task, self.message)
         self.hold = hold
         token = _inside.set((*_inside.get(), self))
         try:
@@ -209,7 +217,7 @@ class Execution:
         limit = options.limit_for(self.arguments)
         known = self.request or running_request()  # a direct call is found by whose it is
         return Claim(
-            execution_id=ids.new_id() if message is None else headers.read(message).execution_id,
+            execution_id=ids.new_id() if message is None else header_of(message).execution_id,
             attempt_id=ids.new_attempt_id(),
             owner=owner(options.owner, self.request, self.task.name),
             names=names,
@@ -217,7 +225,7 @@ class Execution:
             lease=options.ttl,
             label=label_of(self.task.name, "" if known is None else known.id),
             by_owner=options.reentrant == "workflow",
-            ancestors=headers.ancestors_for(options),
+            ancestors=ancestors_for(options),
             stuck=reentrancy.stuck(),
         )
 

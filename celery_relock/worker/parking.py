@@ -18,6 +18,7 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from contextvars import Context
+from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
@@ -31,9 +32,10 @@ from kombu.compression import compress as _compress
 from kombu.exceptions import EncodeError
 from kombu.utils import json as _json
 
-from ..engine import ids
-from ..engine.protocol import Message
+from ..engine import events, ids
+from ..engine.protocol import Message, ParkRequest
 from ..errors import RelockError
+from .message import HEADER, Header, header_of
 
 # They have types, and not for all of it.
 serialization: Any = _serialization
@@ -44,8 +46,6 @@ logger = logging.getLogger("celery_relock")
 
 # A message of more bytes is not parked: it stays with the broker, which is made for it.
 LARGEST = 1_000_000
-#: The header of ours that is renewed when a message is published again.
-HEADER = "relock"
 #: On a message in a resume queue: [exchange, routing key, the broker's own marks] that it had.
 ORIGIN = "relock_origin"
 #: What the name of a resume queue has behind the name of the queue that it stands beside.
@@ -461,6 +461,39 @@ def home(app: Celery) -> str:
             place = connection.as_uri()  # without the password
         _homes[app] = ids.digest(repr((app.main, place)).encode())
     return _homes[app]
+
+
+def sent_again(task: Any, message: Any, pause: float) -> bool:
+    """Send a message again, to come back after a pause in seconds. False if that failed."""
+    try:
+        was = kept(message) or rebuilt(task, message)
+        header = asdict(header_of(message).again())
+        text = parked_text(task.app, was, header, largest=None)
+        if text is None:
+            return False
+        publish(task.app, text, delay=pause)
+    except Exception as error:
+        if events.is_thrown_in(error):
+            raise
+        logger.warning("%s was not sent again, it stays in its slot", task.name, exc_info=True)
+        return False
+    return True
+
+
+def park_request(task: Any, message: Any, header: Header, **bounds: Any) -> ParkRequest | None:
+    """A message as it is parked, with its next header; None, and a warning, if it has to stay with
+    the broker. `bounds` as for `ParkRequest`."""
+    try:
+        was = kept(message) or rebuilt(task, message)
+    except EncodeError as error:
+        logger.warning(
+            "a message of %s cannot be written (%s), so it is not parked", task.name, error
+        )
+        return None
+    text = parked_text(task.app, was, asdict(header))
+    if text is None:
+        return None
+    return ParkRequest(text, home(task.app), ids.short(message.id), **bounds)
 
 
 class Outbox:

@@ -14,7 +14,7 @@ from celery.signals import after_task_publish, before_task_publish
 from ..dedup import client as dedup
 from ..workflow import steps
 from . import company, retry
-from . import headers as message_headers
+from .message import write_header
 
 
 def _before(sender: Any = None, headers: Any = None, body: Any = None, **_: Any) -> None:
@@ -24,7 +24,7 @@ def _before(sender: Any = None, headers: Any = None, body: Any = None, **_: Any)
     fields: Mapping[str, Any] = headers
     if "id" not in headers:  # protocol 1 has all in the body
         fields = body if isinstance(body, dict) else {}
-    header = message_headers.write(headers, fields)
+    header = write_header(headers, fields)
     dedup.on_publish(headers, body, header)  # may choose the execution id, so before the others
     retry.on_publish(fields, body, header)
     steps.on_publish(headers, body, header)

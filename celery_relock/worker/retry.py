@@ -26,8 +26,8 @@ from ..engine.protocol import KEPT, Successor
 from ..errors import RelockError
 from ..naming.arguments import bind
 from ..options import LockOptions
-from . import headers as run_headers
-from .release import give_back
+from .conflict import release
+from .message import header_of, is_retry
 from .states import is_acknowledged
 
 logger = logging.getLogger("celery_relock")
@@ -130,9 +130,9 @@ def on_postrun(task_id: str) -> None:
         return
     _legacy.set(None)
     legacy.leave()
-    header = run_headers.read(legacy.message)
+    header = header_of(legacy.message)
     over = header.own and (bool(legacy.execution_id) or is_acknowledged(legacy.task, legacy.error))
-    give_back(legacy.engine, legacy.lease, ended=over)
+    release(legacy.engine, legacy.lease, ended=over)
 
 
 def unbroken(message: Any | None, options: LockOptions, lease: Lease) -> bool:
@@ -140,7 +140,7 @@ def unbroken(message: Any | None, options: LockOptions, lease: Lease) -> bool:
     not."""
     if message is None or not options.keep_on_retry or not message.retries:
         return True
-    kept, claim = dict(run_headers.read(message).kept), lease.claim
+    kept, claim = dict(header_of(message).kept), lease.claim
     broken = {name: kept[name] for name in claim.names if name in kept}
     for name, fence in zip(claim.names, lease.fences, strict=True):
         if broken.get(name) == fence:
@@ -166,7 +166,7 @@ def on_publish(fields: Mapping[str, Any], body: Any, header: dict[str, Any]) -> 
     legacy = _legacy.get()
     if legacy is None:
         return
-    if not run_headers.is_retry(fields, legacy.message):
+    if not is_retry(fields, legacy.message):
         return
     lease = legacy.lease
     legacy.execution_id, legacy.eta = header["execution_id"], maybe_iso8601(fields.get("eta"))
@@ -190,7 +190,7 @@ def _names_of(task: Any, fields: Any, body: Any) -> tuple[str, ...]:
 
 def on_revoked(task: Any, request: Any, terminated: bool) -> None:
     """The retry was revoked, or has expired, before it ran: nobody comes for what is kept."""
-    header = run_headers.read(request)
+    header = header_of(request)
     if terminated or not header.kept:
         return  # a body that is ended gives back by itself
     try:

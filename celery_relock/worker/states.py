@@ -1,20 +1,23 @@
-"""What a run that does not get its lock leaves behind: a state while it waits, a result if it is
-dropped."""
+"""How an execution ends that does not run its body, and the states and results that Celery has of
+locked tasks: STARTED when the body begins, BLOCKED while a message is parked, the marker of a
+dropped one."""
 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from celery.app.task import Context
+from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Reject, Retry
+from celery.states import STARTED
 
 from ..engine import events
 from ..engine.protocol import Conflict
 from ..errors import LockConflict, RelockError
-from .sending import ignores_result
 
 logger = logging.getLogger("celery_relock")
 
@@ -24,10 +27,36 @@ _MARK = "relock"
 
 
 class Aside(Ignore):  # type: ignore[misc]  # Celery ships no types
-    """This delivery ends without a run: its message is parked, or is a copy of another.
+    """This delivery does not run the body: its message is parked, or is a copy of another.
 
     Celery writes out each frame of what it ignores, twice: `base` cuts those of the library off.
     """
+
+
+class Late(Aside):
+    """A late copy of an execution that has ended: nothing of it comes again."""
+
+
+class SentAgain(Retry):  # type: ignore[misc]
+    """This delivery does not run the body: its message was sent again, as the same execution."""
+
+
+class Dropped(Exception):
+    """The body does not run, and `marker` is its result."""
+
+    def __init__(self, conflict: RelockError) -> None:
+        super().__init__(str(conflict))
+        self.marker = {
+            _MARK: "dropped",
+            "lock": conflict.name,
+            "owner": conflict.owner,
+            "reason": str(conflict),
+        }
+
+
+def is_dropped(result: object) -> bool:
+    """Whether a task's result says that the execution was dropped because of its lock."""
+    return isinstance(result, Mapping) and result.get(_MARK) == "dropped"
 
 
 def is_acknowledged(task: Any, error: BaseException | None) -> bool:
@@ -44,26 +73,59 @@ def is_acknowledged(task: Any, error: BaseException | None) -> bool:
     return bool(task.acks_on_failure_or_timeout if flag is None else flag)
 
 
-class SentAgain(Retry):  # type: ignore[misc]
-    """This delivery ends without a run: its message was sent again, as the same run."""
+def ignores_result(task: Any, message: Any) -> bool:
+    """Whether an execution stores no result, by its message or else by its task."""
+    told = vars(message).get("ignore_result")
+    return bool(task.ignore_result if told is None else told)
 
 
-class Dropped(Exception):
-    """The run is not executed, and `marker` is its result."""
-
-    def __init__(self, conflict: RelockError) -> None:
-        super().__init__(str(conflict))
-        self.marker = {
-            _MARK: "dropped",
-            "lock": conflict.name,
-            "owner": conflict.owner,
-            "reason": str(conflict),
-        }
+def stores_no_result(task: Any, message: Any = None) -> bool:
+    """Whether nobody can ask the result backend what became of an execution; without a
+    message, of one of the task's."""
+    ignored = task.ignore_result if message is None else ignores_result(task, message)
+    return bool(ignored) or isinstance(task.backend, DisabledBackend)
 
 
-def is_dropped(result: object) -> bool:
-    """Whether a task's result says that the run was dropped because of its lock."""
-    return isinstance(result, Mapping) and result.get(_MARK) == "dropped"
+# -- STARTED: of `task_track_started` ------------------------------------------------------------
+#
+# Stored when the body begins, with its lock. Celery stores it as soon as a message comes, so a copy
+# of an execution would write it over the state of the one that lives, or has failed, or was
+# revoked; and nobody would ever write another one.
+
+
+class _Later:
+    """What `track_started` becomes instead of True: Celery takes it for a no."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return "<when the task has its lock>"
+
+
+_LATER = _Later()
+
+
+def defer_started(cls: Any) -> None:
+    """Let the tasks of a class be STARTED when `show_started` says so, if they are at all."""
+    if cls.track_started:
+        cls.track_started = _LATER
+
+
+def show_started(task: Any, message: Any | None) -> None:
+    """The body of a message begins; None for a direct or eager call."""
+    if message is None or task.track_started is not _LATER or ignores_result(task, message):
+        return
+    meta = {"pid": os.getpid(), "hostname": message.hostname}
+    try:
+        task.backend.store_result(message.id, meta, STARTED, request=message)
+    except Exception as error:
+        if events.is_thrown_in(error):
+            raise
+        logger.warning("the state STARTED of %s could not be stored", message.id, exc_info=True)
+
+
+# -- BLOCKED: a message is parked ----------------------------------------------------------------
 
 
 def show_blocked(task: Any, message: Any, conflict: LockConflict, answer: Any) -> None:
@@ -87,9 +149,12 @@ def show_blocked(task: Any, message: Any, conflict: LockConflict, answer: Any) -
         logger.warning("the state BLOCKED of %s could not be stored", message.id, exc_info=True)
 
 
+# -- Dropped -------------------------------------------------------------------------------------
+
+
 def end_dropped(task: Any, message: Any | None, dropped: Dropped) -> Any:
-    """The result of a dropped run. Its links are not called and its chain goes no further: each
-    step that was to come has the same result, so that nobody waits for it."""
+    """The result of a dropped execution. Its links are not called and its chain goes no further:
+    each step that was to come has the same result, so that nobody waits for it."""
     if message is None:
         return dropped.marker
     steps, message.chain, message.callbacks = message.chain or (), None, None

@@ -23,12 +23,9 @@ from ..errors import LockConfigError
 from ..options import LockOptions
 from ..settings import option_defaults
 from ..task import LockedTask
-from ..worker import conflict as conflicts
 from ..worker import events as work
-from ..worker import headers as header_of
-from ..worker.attempt import Attempt
-from ..worker.owner import owner
-from ..worker.release import give_back as release
+from ..worker.conflict import Attempt, obtain, release
+from ..worker.message import ancestors_for, header_of, owner
 from ..worker.states import Dropped, end_dropped, results_of
 from . import steps
 
@@ -128,13 +125,13 @@ def _acquire(task: Any, message: Any, spec: Mapping[str, Any]) -> None:
         engine,
         names,
         options,
-        execution_id=header_of.read(message).execution_id,
+        execution_id=header_of(message).execution_id,
         owner=owner("root", message),
         label=label_of(task.name, message.id),
     )
     lease.work = work.work_for(task, message)
     try:
-        held = conflicts.obtain(Attempt(task, engine, lease, options, message))
+        held = obtain(Attempt(task, engine, lease, options, message))
         if held is not None:
             reentrancy.push(lease)
             lock = steps.WorkflowLock.of(spec["id"], lease, held.fences, options)
@@ -169,7 +166,7 @@ def held(app: Any, spec: Mapping[str, Any]) -> Iterator[None]:
     mine = {"execution_id": ids.new_id(), "owner": owner("root", None)}
     lease = _lease(engine, names, options, **mine, label=label_of("locked()", ""))
     try:
-        if conflicts.obtain(Attempt(app.tasks[ENTER], engine, lease, options, None)) is not None:
+        if obtain(Attempt(app.tasks[ENTER], engine, lease, options, None)) is not None:
             reentrancy.push(lease)
         yield
     finally:
@@ -205,7 +202,7 @@ def _lease(
         limits=(options.limit_for({}),) * len(names),
         lease=options.ttl,
         label=label,
-        ancestors=header_of.ancestors_for(options),
+        ancestors=ancestors_for(options),
         stuck=reentrancy.stuck(),
     )
     return engine.lease(claim)

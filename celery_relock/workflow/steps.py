@@ -40,13 +40,10 @@ from ..engine.lease import Lease
 from ..engine.protocol import KEPT, Claim, Successor
 from ..errors import LockConflict, LockLost, RelockError
 from ..options import LockOptions
-from ..worker import conflict as conflicts
 from ..worker import events as work
-from ..worker import headers as header_of
-from ..worker.attempt import Attempt, Late
-from ..worker.owner import request_of, running_request
-from ..worker.release import give_back as release
-from ..worker.states import Aside, SentAgain, is_acknowledged
+from ..worker.conflict import Attempt, obtain, release
+from ..worker.message import HEADER, header_of, is_retry, request_of, running_request
+from ..worker.states import Aside, Late, SentAgain, is_acknowledged
 
 logger = logging.getLogger("celery_relock")
 
@@ -154,7 +151,7 @@ class WorkflowLock(NamedTuple):
 
 def workflow_locks(message: Any) -> Iterator[WorkflowLock]:
     """Those that a message names in its header. What makes no sense is left out."""
-    for raw in header_of.read(message).workflow_locks:
+    for raw in header_of(message).workflow_locks:
         try:
             lock = WorkflowLock(**raw)
             lock.options("")
@@ -245,7 +242,7 @@ def keep_for_chain(message: Any, engine: Engine, lease: Lease, options: LockOpti
 
 def concerns(message: Any, declared: Any) -> bool:
     """Whether an execution is a step of a workflow, or begins one."""
-    if header_of.read(message).workflow_locks or declared.options.hold == "workflow":
+    if header_of(message).workflow_locks or declared.options.hold == "workflow":
         return True
     return bool(declared.enters_workflows or _active.get())
 
@@ -291,7 +288,7 @@ def _acquire_all(task: Any, message: Any) -> None:
 
 
 def _hold_for(task: Any, message: Any, lock: WorkflowLock) -> StepHold:
-    engine, header = engine_of(task.app), header_of.read(message)
+    engine, header = engine_of(task.app), header_of(message)
     claim = Claim(
         execution_id=hold_id(header.execution_id, lock.id),
         attempt_id=ids.new_attempt_id(),
@@ -313,7 +310,7 @@ def _acquire(task: Any, hold: StepHold) -> None:
     lock, lease = hold.lock, hold.lease
     options = lock.options(task.name)
     try:
-        held = conflicts.obtain(Attempt(task, hold.engine, lease, options, hold.message))
+        held = obtain(Attempt(task, hold.engine, lease, options, hold.message))
     except LockConflict as conflict:
         if lock.on_gap != "raise":
             raise
@@ -356,7 +353,7 @@ def _leave_all(message: Any, *, again: bool = False, acknowledged: bool = True) 
     if not holds:
         return
     _active.set(())
-    remembered = acknowledged and header_of.read(message).own
+    remembered = acknowledged and header_of(message).own
     for hold in reversed(holds):
         if again:
             hold.leave_to_itself()
@@ -390,7 +387,7 @@ def on_publish(headers: Any, body: Any, header: Any) -> None:
 def on_published(headers: Any) -> None:
     """The message is out: it is a successor. (One that could not be sent is none.)"""
     holds = _active.get()
-    header = headers.get(header_of.NAME) if holds and isinstance(headers, dict) else None
+    header = headers.get(HEADER) if holds and isinstance(headers, dict) else None
     if not header or not _is_new(headers, header):
         return
     told = {each["id"] for each in header.get("workflow_locks") or ()}
@@ -424,7 +421,7 @@ def on_revoked(task: Any, request: Any, terminated: bool) -> None:
     try:
         for lock in workflow_locks(request):
             engine = engine_of(task.app)
-            own = hold_id(header_of.read(request).execution_id, lock.id)
+            own = hold_id(header_of(request).execution_id, lock.id)
             # As ended: the step before may not have left its hold yet, and must not leave it here.
             ended = ("run", _REMEMBER, engine.parking.home)
             released = engine.backend.release(lock.names, own, KEPT, *ended)
@@ -444,7 +441,7 @@ def _goes_on(headers: Mapping[str, Any], body: Any, message: Any) -> bool:
     """Whether a message without a stamp goes on from the one that sends it: its own retry, a member
     that it adds to its chord, and the task that waits for a chord's members where the result
     backend cannot."""
-    if header_of.is_retry(headers, message):
+    if is_retry(headers, message):
         return True
     if headers.get("task") == "celery.chord_unlock":
         return any(_has_stamp(each) for each in body[0] if isinstance(each, Mapping))
@@ -490,7 +487,7 @@ def _keep_permits_of(task: Any) -> None:
     @wraps(body)
     def run(*args: Any, **kwargs: Any) -> Any:
         message = request_of(task)
-        if message is None or message.is_eager or not header_of.read(message).workflow_locks:
+        if message is None or message.is_eager or not header_of(message).workflow_locks:
             return body(*args, **kwargs)
         return around(task, message, partial(body, *args, **kwargs))
 

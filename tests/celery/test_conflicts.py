@@ -10,7 +10,7 @@ import pytest
 from celery import chain, chord, group
 
 from celery_relock.errors import LockConflict
-from celery_relock.worker.patience import pause_before
+from celery_relock.worker.conflict import pause_before
 from tests.support.parked import wait_until_parked
 from tests.support.sections import sections
 

@@ -10,7 +10,7 @@ from celery.beat import ScheduleEntry, Scheduler
 
 from celery_relock import Lock
 from celery_relock.engine import ids
-from celery_relock.worker import headers
+from celery_relock.worker import message
 from tests.support.sections import sections
 
 CONCURRENCY = 4
@@ -172,8 +172,10 @@ def test_an_eager_child_enters_by_the_call_stack(family, account, monkeypatch):
 
 def send_with(worker, account, root, ancestors):
     """Send `take` with a lineage that this process made up."""
-    forged = {"v": headers.VERSION, "execution_id": ids.new_id(), "ancestors": ancestors}
-    return worker.module.take.apply_async((account,), root_id=root, headers={headers.NAME: forged})
+    forged = {"v": message.VERSION, "execution_id": ids.new_id(), "ancestors": ancestors}
+    return worker.module.take.apply_async(
+        (account,), root_id=root, headers={message.HEADER: forged}
+    )
 
 
 @pytest.mark.parametrize(
@@ -221,24 +223,24 @@ def test_a_lineage_whose_holds_have_ended_admits_nobody(family, account):
 
 
 def test_a_lineage_does_not_grow_without_end(family, account):
-    family.module.tells_its_lineage.delay(account, headers._MOST_ANCESTORS + 3)
+    family.module.tells_its_lineage.delay(account, message._MOST_ANCESTORS + 3)
 
     def told(events):
         return {e["again"]: e["ids"] for e in events if e.data.get("account") == account}
 
     events = family.journal.wait_for(lambda events: 0 in told(events), timeout=20)
     found = told(events)
-    assert found[headers._MOST_ANCESTORS + 3] is None
-    assert len(found[headers._MOST_ANCESTORS + 1]) == 2
-    assert len(found[0]) == len(set(found[0])) == headers._MOST_ANCESTORS
+    assert found[message._MOST_ANCESTORS + 3] is None
+    assert len(found[message._MOST_ANCESTORS + 1]) == 2
+    assert len(found[0]) == len(set(found[0])) == message._MOST_ANCESTORS
     # The nearest are kept.
     assert found[0][1:] == found[1][:-1]
 
 
 def test_without_a_lock_the_header_has_no_lineage():
     published = {"id": "some-id"}
-    Context().run(headers.write, published, published)
-    assert set(published[headers.NAME]) == {"v", "execution_id"}
+    Context().run(message.write_header, published, published)
+    assert set(published[message.HEADER]) == {"v", "execution_id"}
 
 
 def test_children_that_a_holder_sends_exclude_it_and_each_other_unless_asked(family, account):

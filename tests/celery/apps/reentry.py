@@ -9,7 +9,7 @@ from celery import current_task
 
 from celery_relock import Lock, LockedTask
 from celery_relock.declaration import declaration
-from celery_relock.worker.owner import workflow
+from celery_relock.worker.message import workflow
 from tests.celery.apps.private import make_app
 from tests.support import Journal
 from tests.support.sections import section
