@@ -21,7 +21,7 @@ from tests.support import wait_for
 
 
 def _soon():
-    return (datetime.now(timezone.utc) + timedelta(seconds=60)).isoformat()
+    return (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat()
 
 
 @pytest.fixture(scope="module")
