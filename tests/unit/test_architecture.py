@@ -18,6 +18,8 @@ PACKAGE = "celery_relock"
 #: Which layers a layer may use. "" is the package's own names.
 ARROWS: dict[str, set[str]] = {
     "": {"lock", "task", "workflow"},
+    "cli": {"admin", "errors"},
+    "admin": {"declaration", "engine", "engines", "errors"},
     "signals": {"engine"},
     "lock": {"engines", "engine", "errors", "naming", "worker"},
     "task": {"declaration", "dedup", "engine", "errors", "worker", "workflow"},
@@ -39,6 +41,7 @@ ARROWS: dict[str, set[str]] = {
 }  # fmt: skip
 #: Which libraries a layer may use besides the standard library.
 LIBRARIES: dict[str, set[str]] = {
+    "cli": {"click"},
     "lock": {"redis"},
     "signals": {"celery"},
     "task": {"celery"},

@@ -1,0 +1,32 @@
+"""`celery relock …`: see, free and watch locks.
+
+Celery loads this module in every process that the `celery` command starts, workers too. So it
+imports nothing of the library: the file of a command is loaded when that command is asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import click
+
+# The file of each command, in the order of the help.
+_COMMANDS: dict[str, str] = {}
+
+
+class _Lazy(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        file = _COMMANDS.get(cmd_name)
+        if file is None:
+            return None
+        found: click.Command = getattr(import_module(file, __name__), cmd_name)
+        return found
+
+
+@click.group("relock", cls=_Lazy)
+def relock(**_: Any) -> None:
+    """See, free and watch the locks of celery-relock."""

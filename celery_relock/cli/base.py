@@ -1,0 +1,127 @@
+"""What all commands share: which locks, text or JSON, errors without a trace, exit codes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import click
+
+from ..admin import Locks
+from ..errors import LockUnavailable, RelockError
+
+# What is asked for is there; it is not; the command, its options or the settings are wrong; Redis,
+# or the broker, is away (as Celery's own commands: EX_UNAVAILABLE).
+FOUND, NOT_FOUND, WRONG_USE, UNAVAILABLE = 0, 1, 2, 69
+
+# Of tables: a line, where the terminal does not say how wide it is; what is between two columns;
+# what no column becomes narrower than.
+_WIDTH, _GAP, _LEAST = 80, 2, 6
+
+
+class Here:
+    """Where a command runs.
+
+    Attributes:
+        app: the Celery app of `celery -A`; None with `--redis`.
+        json: whether one JSON document is to be printed instead of text.
+    """
+
+    def __init__(self, app: Any, redis: str | None, namespace: str | None, as_json: bool) -> None:
+        if redis is None and namespace is not None:
+            raise click.UsageError("--namespace goes with --redis; the app has its own")
+        self.app = None if redis else app
+        self.json = as_json
+        self._redis = redis
+        self._namespace = namespace
+
+    @functools.cached_property
+    def locks(self) -> Locks:
+        """The locks of the app, or of `--redis` and `--namespace`.
+
+        Raises:
+            LockConfigError: the settings lead to no Redis.
+        """
+        if self._redis:
+            return Locks(self._redis, namespace=self._namespace or "relock")
+        return Locks(self.app)
+
+    def show(self, document: Any, lines: Iterable[str]) -> None:
+        """Print a JSON document, or lines of text."""
+        if self.json:
+            click.echo(json.dumps(document, ensure_ascii=False, indent=2))
+            return
+        for line in lines:
+            click.echo(line)
+
+
+def command(function: Callable[..., int]) -> click.Command:
+    """A command of `celery relock`, with `--json`, `--redis` and `--namespace`.
+
+    Args:
+        function: gets a `Here` and the command's own parameters, returns the exit code. Its
+            docstring is the help.
+    """
+
+    @click.pass_context
+    def run(
+        ctx: click.Context,
+        /,
+        as_json: bool,
+        redis: str | None,
+        namespace: str | None,
+        **parameters: Any,
+    ) -> None:
+        here = Here(getattr(ctx.obj, "app", None), redis, namespace, as_json)
+        try:
+            code = function(here, **parameters)
+        except LockUnavailable as error:
+            click.echo(f"Error: {error}", err=True)
+            code = UNAVAILABLE
+        except RelockError as error:
+            click.echo(f"Error: {error}", err=True)
+            code = WRONG_USE
+        except BrokenPipeError:  # `… | head`
+            sys.stderr.close()
+            code = FOUND
+        ctx.exit(code)
+
+    made = click.command(function.__name__)(functools.update_wrapper(run, function))
+    made.params += [
+        click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON document."),
+        click.Option(["--redis"], metavar="URL", help="The Redis of the locks, without an app."),
+        click.Option(["--namespace"], help="With --redis: relock_namespace, if it is not relock."),
+    ]
+    return made
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Lines with aligned columns. On a terminal none is longer than the terminal is wide: the
+    widest columns lose the middle of what is too long. In a pipe nothing is cut."""
+    texts = [list(head), *([plain(str(cell)) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    if sys.stdout.isatty():
+        room = shutil.get_terminal_size((_WIDTH, 24)).columns - _GAP * (len(widths) - 1)
+        while sum(widths) > room and max(widths) > _LEAST:
+            widths[widths.index(max(widths))] -= 1
+    return [(" " * _GAP).join(map(_fitted, row, widths)).rstrip() for row in texts]
+
+
+def plain(text: str) -> str:
+    """A text without what a terminal would obey: `\\t`, `\\x1b` and the like are written out."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
+
+
+def _fitted(text: str, width: int) -> str:
+    if len(text) > width:
+        head = (width - 1) // 2
+        text = f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+    return text.ljust(width)
