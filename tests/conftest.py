@@ -10,11 +10,28 @@ from typing import Any
 
 import pytest
 import redis
+from celery.result import ResultSet
 
 from tests.support import Journal, RedisServer, Worker, find_redis_server
 from tests.support.rabbitmq import find_rabbitmq_server
 from tests.support.sentinel import Watched
 from tests.support.shared_rabbitmq import SharedRabbit
+
+
+@pytest.fixture(scope="session", autouse=True)
+def results_of_groups_are_looked_for_often() -> Iterator[None]:
+    """Celery looks for those of a group each half second, which is most of the time of a test that
+    asks for some. Those of single tasks it is told of."""
+    get = ResultSet.get
+
+    def get_soon(
+        self: Any, timeout: Any = None, propagate: bool = True, interval: float = 0.02, **more: Any
+    ) -> Any:
+        return get(self, timeout, propagate, interval, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ResultSet, "get", get_soon)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -107,7 +124,7 @@ def journal(redis_url: str, namespace: str) -> Iterator[Journal]:
 
 @pytest.fixture
 def worker(redis_server: RedisServer, namespace: str) -> Iterator[Callable[..., Worker]]:
-    """Start workers for this test: `worker("tests.celery.apps.basic", pool="threads")`."""
+    """Start workers for this test: `worker("tests.worker.apps.basic", pool="threads")`."""
     yield from _workers(redis_server.url, namespace)
 
 

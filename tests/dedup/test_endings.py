@@ -12,8 +12,8 @@ from billiard.exceptions import WorkerLostError
 from celery.exceptions import TaskRevokedError
 
 from celery_relock import engines
-from tests.celery.test_copies import Message
 from tests.support import wait_for
+from tests.worker.test_duplicates import Message
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,7 @@ from typing import Any
 import redis
 from celery.exceptions import Ignore
 
-from tests.celery.apps.private import make_app
-from tests.support import Journal
+from tests.support import Journal, make_app
 from tests.support.keys import BENCH_PREFIX
 
 PEER = os.environ["RELOCK_TEST_PEER"]

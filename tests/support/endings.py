@@ -49,7 +49,7 @@ class Row:
     Attributes:
         name: what happens, as the table says it.
         part: the heading that it is under.
-        body: in tests/celery/apps/endings.py, where one body does.
+        body: in tests/worker/apps/endings.py, where one body does.
         early, late: the outcome for early and late acknowledgement.
         how: what the test does to it: `kill <signal>`, `revoke <signal>`, or nothing.
         after: seconds until the ending comes by itself.

@@ -29,7 +29,7 @@ class Worker:
 
     Args:
         module: dotted name of a module with an `app` from `make_app`, such as
-            "tests.celery.apps.basic".
+            "tests.worker.apps.basic".
         url, namespace: the Redis and the namespace that the module's app uses.
         pool, concurrency, arguments: as on Celery's command line.
         env: more environment variables for the worker and for `module`.

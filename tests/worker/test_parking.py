@@ -219,7 +219,7 @@ def _read(raw):
 def app(redis_url, namespace, monkeypatch):
     monkeypatch.setenv("RELOCK_TEST_URL", redis_url)
     monkeypatch.setenv("RELOCK_TEST_NAMESPACE", namespace)
-    from tests.celery.apps.private import make_app
+    from tests.support import make_app
 
     with make_app("of-parking") as app:
         yield app

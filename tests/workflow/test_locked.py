@@ -513,7 +513,7 @@ def test_where_the_result_backend_cannot_join_a_chord_the_lock_is_held_until_its
 def every(module_worker, redis_server):
     """`Celery(task_cls=LockedTask)`: Celery's own tasks are steps of a workflow too."""
     started = module_worker(
-        "tests.celery.apps.canvas",
+        "tests.worker.apps.canvas",
         namespace=f"ns{uuid.uuid4().hex[:12]}",
         concurrency=2,
         env={"RELOCK_TEST_LOCKS": redis_server.url},

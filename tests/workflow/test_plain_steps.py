@@ -10,7 +10,7 @@ from celery import Celery, _state, chain
 
 from celery_relock import locked
 from celery_relock.workflow import steps
-from tests.celery.apps.private import make_app
+from tests.support import make_app
 
 
 @pytest.mark.parametrize("pool", ["solo", "threads", "prefork"])

@@ -8,8 +8,7 @@ import time
 from celery.exceptions import Reject
 
 from celery_relock import LockedTask
-from tests.celery.apps.private import make_app
-from tests.support import Journal
+from tests.support import Journal, make_app
 
 KEY = "account:{account}"
 

@@ -15,7 +15,7 @@ from django.db import transaction
 
 from celery_relock import LockedTask
 from celery_relock.errors import DuplicateTask
-from tests.celery.apps.private import make_app
+from tests.support import make_app
 
 
 class Task(LockedTask, DjangoTask):

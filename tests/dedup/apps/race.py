@@ -9,7 +9,7 @@ import time
 import redis
 
 from celery_relock import LockedTask
-from tests.celery.apps.private import make_app
+from tests.support import make_app
 from tests.support.keys import BENCH_PREFIX
 
 app = make_app(__name__)

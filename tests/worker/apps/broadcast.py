@@ -7,8 +7,7 @@ from typing import Any
 from kombu.common import Broadcast
 
 from celery_relock import LockedTask
-from tests.celery.apps.private import make_app
-from tests.support import Journal
+from tests.support import Journal, make_app
 from tests.support.sections import section
 
 app = make_app(__name__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from celery_relock import LockedTask
-from tests.celery.apps.private import make_app
+from tests.support import make_app
 
 KEY = "account:{account}"
 

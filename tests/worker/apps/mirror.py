@@ -13,8 +13,7 @@ from celery.exceptions import Ignore
 from celery.signals import before_task_publish, task_received
 
 from celery_relock.worker import parking
-from tests.celery.apps.private import make_app
-from tests.support import Journal
+from tests.support import Journal, make_app
 
 ACCEPT = ["json", "pickle", "msgpack", "yaml", "application/data"]
 BROKER = os.environ.get("RELOCK_TEST_BROKER")

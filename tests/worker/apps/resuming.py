@@ -12,8 +12,7 @@ from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
 from celery_relock import LockedTask
-from tests.celery.apps.private import make_app
-from tests.support import Journal
+from tests.support import Journal, make_app
 from tests.support.sections import section
 
 KEY = "account:{account}"

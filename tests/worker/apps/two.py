@@ -6,8 +6,7 @@ import os
 from typing import Any
 
 from celery_relock import LockedTask
-from tests.celery.apps.private import make_app
-from tests.support import Journal
+from tests.support import Journal, make_app
 from tests.support.keys import BENCH_PREFIX
 
 namespace = os.environ["RELOCK_TEST_NAMESPACE"]

@@ -9,8 +9,7 @@ from celery import Task
 
 from celery_relock import LockedTask
 from celery_relock.workflow import steps
-from tests.celery.apps.private import make_app
-from tests.support import Journal
+from tests.support import Journal, make_app
 
 app = make_app(__name__)
 app.task_cls = LockedTask if os.environ.get("RELOCK_TEST_TASK_CLS") else Task

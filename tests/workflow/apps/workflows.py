@@ -17,8 +17,7 @@ from celery.signals import after_task_publish, before_task_publish
 from celery_relock import Lock, LockedTask, locked
 from celery_relock.engine import reentrancy
 from celery_relock.workflow import steps
-from tests.celery.apps.private import make_app
-from tests.support import Journal
+from tests.support import Journal, make_app
 
 KEY = "account:{account}"
 

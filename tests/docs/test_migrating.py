@@ -1,0 +1,86 @@
+"""The examples of the migration page run: ours, and the originals that are installed."""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+import pytest
+
+from tests.docs.apps.migrating import examples, installed
+from tests.support.worker import ROOT
+
+UNIQUE = ["celery-once", "celery-singleton", "celery-heimdall"]
+BY_HAND = ["the cookbook's recipe", "a `redis.lock` by hand"]
+
+
+@pytest.fixture(scope="module")
+def ours(module_worker):
+    return _worker(module_worker, "ours")
+
+
+@pytest.fixture(scope="module")
+def theirs(module_worker):
+    return _worker(module_worker, "theirs")
+
+
+def _worker(module_worker, half):
+    namespace = f"ns{uuid.uuid4().hex[:12]}"
+    env = {"RELOCK_TEST_HALF": half}
+    return module_worker("tests.docs.apps.migrating", concurrency=2, namespace=namespace, env=env)
+
+
+@pytest.fixture(params=["theirs", "ours"])
+def called_twice(request):
+    """The results of a call, and of another one for the same name while that is queued."""
+
+    def call(title):
+        if request.param == "theirs" and not installed(title):
+            pytest.skip(f"{title} is not installed")
+        task = request.getfixturevalue(request.param).module.tasks[title]
+        name = uuid.uuid4().hex
+        first, second = task.apply_async((name,), countdown=1), task.delay(name)
+        assert first.get(timeout=20) == name
+        return first, second
+
+    call.half = request.param
+    return call
+
+
+def test_the_page_has_a_pair_of_examples_for_each_of_them():
+    assert [*examples()] == [*UNIQUE, *BY_HAND]
+    for title, blocks in examples().items():
+        assert {*blocks} == {title if title in UNIQUE else "by hand", "celery-relock"}
+
+
+@pytest.mark.parametrize("title", UNIQUE)
+def test_a_second_call_is_not_run(called_twice, title):
+    first, second = called_twice(title)
+    if title != "celery-once":
+        assert second.id == first.id
+    elif called_twice.half == "ours":
+        assert second.get()["of"] == first.id
+    else:
+        assert (second.id, second.get()) == (None, None)
+
+
+@pytest.mark.parametrize("title", BY_HAND)
+def test_each_call_is_answered(called_twice, title):
+    first, second = called_twice(title)
+    assert second.id != first.id
+    assert second.get(timeout=20) == first.get()
+
+
+@pytest.mark.parametrize("page", ["migrating.md", "dedup.md"])
+def test_every_link_leads_somewhere(page):
+    targets = re.findall(r"\]\(([^)]+)\)", (ROOT / "docs" / page).read_text("utf-8"))
+    assert targets
+    for target in targets:
+        path, _, place = target.partition("#")
+        text = (ROOT / "docs" / (path or page)).read_text("utf-8")
+        titles = [_anchor(line) for line in text.splitlines() if line.startswith("#")]
+        assert not place or place in titles, target
+
+
+def _anchor(line):
+    return re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-")

@@ -1,0 +1,199 @@
+"""What a task declares, what it then sees as `self.lock`, and errors that say what to do."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from celery import Celery, Task
+
+from celery_relock import LockedTask
+from celery_relock.declaration import declaration
+from celery_relock.engine import ids
+from celery_relock.errors import LockConfigError, LockConflict, RelockError
+from tests.support import Worker, make_app
+
+
+@pytest.fixture(scope="module")
+def worker(module_worker):
+    return module_worker("tests.task.apps.declaration", concurrency=1)
+
+
+@pytest.fixture
+def account():
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def app(monkeypatch, redis_url, namespace):
+    monkeypatch.setenv("RELOCK_TEST_URL", redis_url)
+    monkeypatch.setenv("RELOCK_TEST_NAMESPACE", namespace)
+    made = make_app("tests.task.declared")
+    yield made
+    made.close()
+
+
+def charge(account):
+    return account
+
+
+def charge_for(self, account):
+    return self.lock.remaining
+
+
+@pytest.mark.parametrize("name", ["shows", "shows_unbound", "annotated_with_a_function"])
+def test_the_lock_tells_its_name_owner_fence_and_what_is_left_of_it(worker, account, name):
+    sent = getattr(worker.module, name).delay(account)
+    seen = sent.get(timeout=20)
+    assert seen.pop("fence") > 1.7e15, "not a time in µs"
+    assert 9 < seen.pop("remaining") <= 11, "relock_ttl=11 is the default of this app"
+    assert seen == {
+        "name": f"account:{account}",
+        "owner": ids.short(sent.id),
+        "reentered": False,
+        "continuous": True,
+        "lost": False,
+    }
+
+
+def test_two_locks_are_shown_as_one_hold(worker, account):
+    seen = worker.module.shows_two.delay(account).get(timeout=20)
+    assert seen["name"] == f"account:{account}, other:{account}"
+    assert set(seen["fences"]) == {f"account:{account}", f"other:{account}"}
+    assert seen["fence"] == max(seen["fences"].values())
+
+
+def test_a_lost_lock_is_told_by_check(worker, account):
+    seen = worker.module.loses_its_lock.delay(account).get(timeout=20)
+    assert (seen["before"], seen["after"], seen["continuous"]) == (False, True, False)
+    assert seen["remaining"] == 0
+    assert f"account:{account}" in seen["error"]
+    assert "lost" in seen["error"]
+
+
+def test_there_is_no_lock_to_show_outside_of_the_body(worker, account):
+    with pytest.raises(
+        RelockError, match=r"declared.shows holds no lock here.*while the body runs"
+    ):
+        _ = worker.module.shows.lock
+    said = worker.module.asks_in_a_thread.delay(account).get(timeout=20)
+    assert "holds no lock here" in said
+    with pytest.raises(RelockError, match="lock_key is not False"):
+        worker.module.has_no_lock.delay(account).get(timeout=20)
+
+
+def test_an_error_arrives_at_the_client_with_its_message_and_attributes(worker):
+    with pytest.raises(LockConflict) as caught:
+        worker.module.raises_a_conflict.delay().get(timeout=20)
+    error = caught.value
+    assert str(error) == "in the way"
+    assert (error.name, error.owner, error.remaining) == ("account:7", "somebody", 1.5)
+
+
+def test_annotations_of_the_settings_count(worker, account):
+    seen = worker.module.annotated.delay(account).get(timeout=20)
+    assert seen["name"] == f"account:{account}"
+    assert 6 < seen["remaining"] <= 7
+
+
+def test_an_annotation_with_a_misspelt_option_is_told(app):
+    app.conf.task_annotations = {"charge": {"lock_onconflict": "raise"}}
+    app.task(base=LockedTask, name="charge")(charge)
+    with pytest.raises(LockConfigError, match=r"task charge: .*lock_on_conflict"):
+        app.finalize()
+
+
+def test_an_option_that_is_set_afterwards_counts_from_the_next_call(app, account):
+    task = app.task(base=LockedTask, bind=True, name="charge", lock_key="account:{account}")(
+        charge_for
+    )
+    app.finalize()
+    assert 25 < task(account) <= 30
+    task.lock_ttl = 5
+    assert 4 < task(account) <= 5
+    task.lock_ttl = "soon"
+    with pytest.raises(LockConfigError, match="task charge: lock_ttl='soon'"):
+        task(account)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lock_tll": 5}, "task charge: .*lock_tll.*lock_ttl"),
+        ({"lock_on_conflict": "wat"}, "task charge: lock_on_conflict='wat'"),
+        ({"lock_key": "account:{acount}"}, "charge.*acount.*account"),
+        ({"lock_key": lambda acount: ""}, "charge.*acount"),
+        ({"lock_key": 7}, "charge.*lock_key.*7"),
+        ({"lock_owner": 7}, "task charge: lock_owner=7"),
+        ({"lock_limit": 0}, "task charge: lock_limit=0"),
+    ],
+)
+def test_what_is_declared_wrongly_is_told_when_the_app_is_finalized(app, options, message):
+    app.task(base=LockedTask, name="charge", **options)(charge)
+    with pytest.raises(LockConfigError, match=message):
+        app.finalize()
+
+
+def test_a_worker_does_not_start_with_an_unknown_option(redis_url, namespace):
+    with pytest.raises(AssertionError, match="the worker ended") as caught:
+        Worker("tests.task.apps.misspelt", redis_url, namespace)
+    log = str(caught.value)
+    assert "LockConfigError" in log
+    assert "misspelt.charge" in log
+    assert "Did you mean lock_ttl?" in log
+
+
+def test_without_any_redis_the_call_says_which_setting_to_set(account):
+    app = Celery("none", broker="amqp://nowhere", set_as_current=False)
+    task = app.task(base=LockedTask, shared=False, name="charge", lock_key="account:{account}")(
+        charge
+    )
+    app.finalize()
+    with pytest.raises(LockConfigError, match="relock_url"):
+        task(account)
+    app.close()
+
+
+def test_a_task_that_is_bound_to_two_apps_is_declared_for_each(app, account):
+    class Charge(LockedTask):
+        name = "charge"
+        lock_key = "account:{account}"
+
+        def run(self, account):
+            return self.lock.remaining
+
+    second = Celery("second", broker="memory://", set_as_current=False)
+    second.conf.update(app.conf.changes)
+    second.conf.relock_ttl = 3
+    app.register_task(Charge())
+    assert declaration(Charge).options.ttl == 30
+    again = second.register_task(Charge())
+    assert declaration(Charge).options.ttl == 3
+    assert 2 < again(account) <= 3
+    second.close()
+
+
+def test_a_subclass_of_a_task_has_options_of_its_own(app):
+    class Charge(LockedTask):
+        name = "charge"
+        lock_key = "account:{account}"
+        lock_ttl = 5
+
+        def run(self, account):
+            return account
+
+    class Refund(Charge):
+        name = "refund"
+        lock_ttl = 9
+
+    app.register_task(Charge())
+    app.register_task(Refund())
+    assert declaration(Charge).options.ttl == 5
+    assert declaration(Refund).options.ttl == 9
+
+
+def test_a_plain_task_of_the_same_app_is_left_alone(app):
+    plain = app.task(name="plain")(charge)
+    app.finalize()
+    assert type(plain._get_current_object()).__call__ is Task.__call__
+    assert not hasattr(plain, "__relock__")

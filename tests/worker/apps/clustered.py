@@ -1,0 +1,62 @@
+"""Tasks whose locks are in a Redis Cluster; their messages and results are not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from celery_relock import LockedTask
+from tests.support import Journal, make_app
+from tests.support.sections import section
+
+app = make_app(__name__, relock_url=os.environ["RELOCK_TEST_LOCKS"], worker_prefetch_multiplier=1)
+journal = Journal.from_env()
+
+
+@contextmanager
+def inside(hold: Any) -> Iterator[None]:
+    """The section of each lock that a hold has."""
+    with ExitStack() as stack:
+        for name, fence in hold.fences.items():
+            one = SimpleNamespace(name=name, fence=fence, reentered=hold.reentered)
+            stack.enter_context(section(journal, one))
+        yield
+
+
+@app.task(base=LockedTask, bind=True, lock_key="account:{account}", lock_ttl=6)
+def waits(self: Any, account: str) -> None:
+    with inside(self.lock):
+        journal.add("done", account=account)
+
+
+@app.task(base=LockedTask, bind=True, lock_key="account:{account}", lock_on_conflict="block")
+def blocks(self: Any, account: str) -> None:
+    with inside(self.lock):
+        journal.add("done", account=account)
+
+
+@app.task(
+    base=LockedTask, bind=True, lock_key=["{{{account}}}:in", "{{{account}}}:out"], lock_ttl=6
+)
+def transfers(self: Any, account: str) -> None:
+    """Two locks that share a hash tag."""
+    with inside(self.lock):
+        journal.add("done", account=account)
+
+
+@app.task(base=LockedTask, bind=True, lock_key="account:{account}", lock_hold="workflow")
+def step(self: Any, account: str, number: int, gate: str = "") -> None:
+    journal.add("step", account=account, number=number, fence=self.lock.fence)
+    if gate:
+        journal.wait_for(lambda events: any(event.name == gate for event in events), 30)
+
+
+@app.task(base=LockedTask, bind=True, lock_key="account:{account}")
+def stays(self: Any, account: str) -> None:
+    """Holds the lock until the test lets it go."""
+    with inside(self.lock):
+        journal.add("in", account=account)
+        journal.wait_for(lambda events: any(event.name == "free" for event in events), 60)

@@ -1,0 +1,108 @@
+"""Tasks whose message is delivered more than once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from celery.exceptions import Ignore
+from celery.signals import task_postrun
+
+from celery_relock import LockedTask
+from tests.support import Journal, make_app
+from tests.support.sections import section
+
+KEY = "account:{account}"
+ACKS_LATE = {"acks_late": True, "reject_on_worker_lost": True}
+
+app = make_app(__name__, worker_prefetch_multiplier=1)
+journal = Journal.from_env()
+
+
+def work(self: Any, account: str) -> str:
+    """Runs until the test lets it go; `second`, `third` … where the body ran before."""
+    with section(journal, self.lock):
+        journal.add("inside", account=account, header=(self.request.headers or {}).get("relock"))
+        journal.wait_for(lambda events: any(e.name == f"free {account}" for e in events), 30)
+        return f"run {len(runs(account))}"
+
+
+def runs(account: str) -> list[Any]:
+    return [e for e in journal.events("inside") if e["account"] == account]
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_ttl=1.5)
+def works(self, account):
+    return work(self, account)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_ttl=1.5, lock_on_conflict="raise")
+def works_or_raises(self, account):
+    return work(self, account)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_ttl=1.5, **ACKS_LATE)
+def works_acked_late(self, account):
+    return work(self, account)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, **ACKS_LATE, ignore_result=True)
+def works_without_a_result(self, account):
+    return work(self, account)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, **ACKS_LATE)
+def ignores_acked_late(self, account):
+    work(self, account)
+    raise Ignore
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_ttl=1.5, lock_on_conflict="drop")
+def works_or_drops(self, account):
+    return work(self, account)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_ttl=1.5, track_started=True)
+def fails_and_tracks(self, account):
+    raise ValueError(work(self, account))
+
+
+@app.task(
+    base=LockedTask,
+    bind=True,
+    lock_key=KEY,
+    lock_ttl=1.5,
+    track_started=True,
+    lock_on_conflict="retry",
+    **ACKS_LATE,
+)
+def fails_and_tracks_or_comes_back(self, account):
+    raise ValueError(work(self, account))
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, **ACKS_LATE)
+def retries_acked_late(self, account):
+    result = work(self, account)
+    if not self.request.retries:
+        raise self.retry(countdown=3)
+    return result
+
+
+class KillsWhoStoresIt:
+    """A result whose process dies between the give-back of the lock and the end of its storing."""
+
+    def __json__(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, **ACKS_LATE)
+def dies_before_its_result_is_stored(self, account):
+    work(self, account)
+    return KillsWhoStoresIt() if len(runs(account)) == 1 else f"run {len(runs(account))}"
+
+
+@task_postrun.connect
+def over(args=(), state=None, **_):
+    """At the end of each delivery, also of one whose body did not run."""
+    journal.add("over", account=args[0], state=state)

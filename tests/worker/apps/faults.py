@@ -1,0 +1,87 @@
+"""Tasks whose locks live in another Redis than the broker, one that the test stops and starts."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from celery import Celery
+
+from celery_relock import LockedTask
+from tests.support import Journal, make_app
+
+KEY = "account:{account}"
+
+app: Celery = make_app(
+    __name__, relock_url=os.environ["RELOCK_TEST_LOCKS"], worker_prefetch_multiplier=1
+)
+journal = Journal.from_env()
+
+
+def work(self, account):
+    hold = self.lock
+    journal.add("inside", account=account, fence=hold.fence, protected=hold.protected)
+    return {"fence": hold.fence, "protected": hold.protected}
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY)
+def raises(self, account):
+    return work(self, account)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_on_unavailable="retry", max_retries=0)
+def comes_back(self, account):
+    return {**work(self, account), "retries": self.request.retries}
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_on_unavailable="retry", lock_max_wait=1.0)
+def comes_back_briefly(self, account):
+    return work(self, account)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_on_unavailable="run")
+def runs_all_the_same(self, account):
+    return work(self, account)
+
+
+class WithoutABroker(LockedTask):
+    """Before its body, this process can reach no broker to send anything to."""
+
+    def before_start(self, task_id, args, kwargs):
+        self._point_to("redis://127.0.0.1:1/0")
+
+    def after_return(self, *_):
+        self._point_to(self.app.conf.broker_url)
+
+    def _point_to(self, url):
+        self.app.conf.broker_write_url = url
+        self.app._pool = None
+        self.app.amqp._producer_pool = None
+
+
+@app.task(base=WithoutABroker, bind=True, lock_key=KEY, lock_on_unavailable="retry")
+def stays_in_its_slot(self, account):
+    return work(self, account)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_ttl=1.5)
+def holds(self, account):
+    work(self, account)
+    journal.wait_for(lambda events: any(e.name == f"free {account}" for e in events), 30)
+    return "what the body returned"
+
+
+@app.task(base=LockedTask, lock_key=False)
+def never_locks(account):
+    return account
+
+
+@app.task(base=LockedTask, bind=True)
+def locks_on_its_arguments(self, account):
+    return self.lock.name
+
+
+@app.task
+def threads():
+    """The names of this process's threads, as far as Python knows them."""
+    return sorted(thread.name for thread in threading.enumerate())

@@ -1,0 +1,97 @@
+"""Tasks whose broker can be taken away: the test sits between them and it. Locks and results are
+on the Redis behind."""
+
+from __future__ import annotations
+
+import os
+
+from celery_relock import LockedTask
+from tests.support import Journal, make_app
+
+app = make_app(
+    __name__,
+    broker_url=os.environ["RELOCK_TEST_BROKER"],
+    task_publish_retry_policy={"max_retries": 1, "interval_start": 0.05},
+    worker_prefetch_multiplier=8,
+)
+journal = Journal.from_env()
+
+
+class Arrives(LockedTask):
+    """Asks for its lock when the test says so."""
+
+    lock_key = "account:{account}"
+    lock_ttl = 2.0
+
+    def before_start(self, task_id, args, kwargs):
+        journal.add("arrived", account=args[0])
+        journal.wait_for(lambda events: any(e.name == f"ask {args[0]}" for e in events), 30)
+
+
+def work(self, account):
+    journal.add("ran", account=account, retries=self.request.retries)
+    return self.request.id
+
+
+@app.task(base=Arrives, bind=True, lock_on_conflict="retry", max_retries=0)
+def comes_back(self, account):
+    return work(self, account)
+
+
+@app.task(base=Arrives, bind=True, lock_on_conflict="retry", max_retries=0, acks_late=True)
+def comes_back_late(self, account):
+    return work(self, account)
+
+
+@app.task(base=Arrives, bind=True, lock_on_conflict="retry", soft_time_limit=2)
+def comes_back_in_time(self, account):
+    return work(self, account)
+
+
+@app.task(base=Arrives, bind=True)
+def parked(self, account):
+    return work(self, account)
+
+
+@app.task(base=Arrives, bind=True, acks_late=True)
+def parked_late(self, account):
+    return work(self, account)
+
+
+def work_twice(self, account):
+    """The first time it is sent again by itself, when the test says so."""
+    if not self.request.retries:
+        journal.add("arrived", account=account)
+        journal.wait_for(lambda events: any(e.name == f"ask {account}" for e in events), 30)
+        journal.add("ran", account=account, retries=0)
+        raise self.retry(countdown=0)
+    return work(self, account)
+
+
+def work_once(self, account):
+    """Ends when the test says so."""
+    journal.add("arrived", account=account)
+    journal.wait_for(lambda events: any(e.name == f"ask {account}" for e in events), 30)
+    return work(self, account)
+
+
+# Longer than the test waits: what is free before has been given back.
+LOCKED = {"base": LockedTask, "bind": True, "lock_key": "account:{account}", "lock_ttl": 120}
+app.task(work_twice, name="retries", **LOCKED)
+app.task(work_twice, name="retries_late", acks_late=True, **LOCKED)
+app.task(work_twice, name="retries_and_keeps", lock_keep_on_retry=True, **LOCKED)
+app.task(work_twice, name="retries_in_a_section", lock_hold="workflow", **LOCKED)
+app.task(work_twice, name="retries_once", lock_dedup="until_done", **LOCKED)
+app.task(work_once, name="goes_on", **LOCKED)
+app.task(work_once, name="goes_on_in_a_section", lock_hold="workflow", **LOCKED)
+
+
+@app.task
+def note(value, account):
+    journal.add("noted", account=account, value=value)
+    return value
+
+
+@app.task
+def ping():
+    return "pong"

@@ -1,0 +1,127 @@
+"""Tasks that retry themselves, with and without keeping their lock for it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from celery_relock import LockedTask
+from tests.support import Journal, make_app
+
+KEY = "account:{account}"
+
+app = make_app(__name__, worker_prefetch_multiplier=8)
+journal = Journal.from_env()
+
+
+def enter(self: Any, account: str) -> None:
+    hold = self.lock
+    journal.add(
+        "inside",
+        account=account,
+        task=self.name.rpartition(".")[2],
+        retries=self.request.retries,
+        fence=hold.fence,
+        continuous=hold.continuous,
+        reentered=hold.reentered,
+    )
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_ttl=1.0, max_retries=2)
+def gives_back(self, account, countdown):
+    enter(self, account)
+    if not self.request.retries:
+        raise self.retry(countdown=countdown)
+
+
+class Keeps(LockedTask):
+    lock_key = KEY
+    lock_ttl = 1.0
+    lock_keep_on_retry = True
+
+
+@app.task(base=Keeps, bind=True, max_retries=2)
+def keeps(self, account, countdown, times=1):
+    enter(self, account)
+    if self.request.retries < times:
+        raise self.retry(countdown=countdown)
+
+
+@app.task(
+    base=Keeps,
+    bind=True,
+    autoretry_for=(ValueError,),
+    retry_backoff=2,
+    retry_jitter=False,
+    max_retries=1,
+)
+def keeps_by_itself(self, account):
+    enter(self, account)
+    if not self.request.retries:
+        raise ValueError(account)
+
+
+@app.task(base=Keeps, bind=True, lock_gap_ttl=1.0)
+def keeps_briefly(self, account, countdown):
+    enter(self, account)
+    if not self.request.retries:
+        raise self.retry(countdown=countdown)
+
+
+@app.task(base=Keeps, bind=True, max_retries=1)
+def gives_up(self, account):
+    enter(self, account)
+    raise self.retry(countdown=0.1)
+
+
+def lingers(self: Any, account: str) -> None:
+    enter(self, account)
+    if not self.request.retries:
+        try:
+            raise self.retry(countdown=0)
+        finally:
+            time.sleep(1.0)
+            journal.add("over", account=account)
+
+
+@app.task(base=Keeps, bind=True)
+def lingers_parked(self, account):
+    lingers(self, account)
+
+
+@app.task(base=Keeps, bind=True, lock_on_conflict="block")
+def lingers_blocked(self, account):
+    lingers(self, account)
+
+
+@app.task(base=Keeps, bind=True, lock_on_conflict="retry")
+def lingers_sent_again(self, account):
+    lingers(self, account)
+
+
+@app.task(base=Keeps, bind=True)
+def goes_on(self, account):
+    """Sends its retry and does not end with it."""
+    enter(self, account)
+    if not self.request.retries:
+        self.retry(countdown=0.5, throw=False)
+        return "not a retry"
+    return "the retry"
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_on_conflict="block")
+def stranger(self, account):
+    enter(self, account)
+
+
+@app.task(
+    base=LockedTask,
+    bind=True,
+    lock_key=["account:{account}", "account:{second}"],
+    lock_keep_on_retry=True,
+)
+def moves_on(self, account, second, third):
+    """Its retry needs other locks than it has."""
+    journal.add("moves", account=account, names=list(self.lock.names), retries=self.request.retries)
+    if not self.request.retries:
+        raise self.retry(args=(second, third, ""), kwargs={}, countdown=2, max_retries=1)

@@ -1,0 +1,71 @@
+"""Tasks whose start is tracked, asked for in every way there is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery_relock import LockedTask
+from tests.support import Journal, make_app
+
+app = make_app(
+    __name__,
+    task_track_started=True,
+    task_annotations={f"{__name__}.by_annotation": {"track_started": True}},
+)
+journal = Journal.from_env()
+
+
+def work(account: str) -> str:
+    journal.add("inside", account=account)
+    journal.wait_for(lambda events: any(e.name == f"free {account}" for e in events), 30)
+    return account
+
+
+@app.task(base=LockedTask, lock_key="{account}")
+def parks(account: str) -> str:
+    return work(account)
+
+
+@app.task(base=LockedTask, lock_key="{account}", lock_on_conflict="block")
+def blocks(account: str) -> str:
+    return work(account)
+
+
+@app.task(base=LockedTask, lock_key="{account}", lock_on_conflict="retry")
+def comes_back(account: str) -> str:
+    return work(account)
+
+
+@app.task(base=LockedTask, lock_key=False)
+def without_a_lock(account: str) -> str:
+    return work(account)
+
+
+@app.task(base=LockedTask, lock_key="{account}", track_started=False)
+def by_annotation(account: str) -> str:
+    return work(account)
+
+
+class Tracked(LockedTask):
+    abstract = True
+    track_started = True
+
+
+@app.task(base=Tracked, lock_key="{account}")
+def inherits(account: str) -> str:
+    return work(account)
+
+
+@app.task(base=Tracked, lock_key="{account}", track_started=False)
+def does_not_track(account: str) -> str:
+    return work(account)
+
+
+@app.task(base=LockedTask, lock_key="{account}", ignore_result=True)
+def ignores_its_result(account: str) -> str:
+    return work(account)
+
+
+@app.task(base=LockedTask, lock_key="{account}")
+def calls(account: str) -> Any:
+    return parks(account)

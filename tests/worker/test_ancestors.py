@@ -1,0 +1,262 @@
+"""A task that a live holder spawned enters with it, however deep; nobody else does."""
+
+from __future__ import annotations
+
+import uuid
+from contextvars import Context
+
+import pytest
+from celery.beat import ScheduleEntry, Scheduler
+
+from celery_relock import Lock
+from celery_relock.engine import ids
+from celery_relock.worker import message
+from tests.support.sections import sections
+
+CONCURRENCY = 4
+
+
+@pytest.fixture(scope="module")
+def family(module_worker):
+    return module_worker("tests.worker.apps.ancestors", concurrency=CONCURRENCY)
+
+
+@pytest.fixture
+def account():
+    return uuid.uuid4().hex
+
+
+def lock_of(worker, account):
+    conf = worker.module.app.conf
+    return Lock(conf.relock_url, f"account:{account}", namespace=conf.relock_namespace)
+
+
+def fences_of(worker, account):
+    return sections(worker.journal.events(), f"account:{account}")
+
+
+def result_of(worker, task_id):
+    return worker.module.app.AsyncResult(task_id).get(timeout=20)
+
+
+def everyone_in(result):
+    """The results of a call and of all that it waited for."""
+    if isinstance(result, dict):
+        return [result, *everyone_in(result["inner"])]
+    return [one for each in result for one in everyone_in(each)] if isinstance(result, list) else []
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "count"),
+    [
+        ("waits_for_a_child", (), 2),
+        ("waits_by_name", (), 2),
+        ("waits_deeper", (3,), 4),
+        ("waits_through_unlocked_tasks", (), 2),
+        ("waits_for_a_chain", (), 4),
+        ("waits_for_a_chord", (), 2),
+        ("waits_for_an_added_member", (), 3),
+        ("waits_for_a_retried_child", (), 2),
+        ("waits_for_a_replaced_child", (), 2),
+    ],
+)
+def test_what_a_holder_spawned_and_waits_for_enters_with_its_fence(
+    family, account, name, more, count
+):
+    told = getattr(family.module, name).delay(account, *more).get(timeout=20)
+    found = everyone_in(told)
+    assert len(found) == count
+    assert [one["reentered"] for one in found] == [False, *[True] * (count - 1)]
+    assert {one["fence"] for one in found} == {told["fence"]}
+    assert fences_of(family, account) == [told["fence"]], "they were not one entry"
+    # The body of a task that was replaced may end after all others.
+    with lock_of(family, account) as stranger:
+        assert stranger.fence > told["fence"]
+
+
+def test_a_link_that_is_sent_after_its_task_enters_by_the_holder_above_both(family, account):
+    told = family.module.waits_for_a_link.delay(account).get(timeout=20)
+    assert fences_of(family, account) == [told["fence"]]
+
+
+def test_a_child_that_outlives_its_parent_keeps_the_entry(family, account):
+    parent = family.module.leaves_a_child_behind.delay(account).get(timeout=20)
+    stranger = lock_of(family, account)
+    assert not stranger.acquire(blocking=False), "the lock went with the parent"
+    family.journal.add("go on", account=account)
+    child = result_of(family, parent["inner"])
+    assert child["reentered"]
+    assert child["fence"] == parent["fence"]
+    assert stranger.acquire(blocking_timeout=5)
+    assert stranger.fence > parent["fence"]
+    stranger.release()
+
+
+def test_what_replaces_a_task_may_enter_before_its_body_has_left(family, account):
+    told = family.module.is_replaced.delay(account).get(timeout=20)
+    replaced = [e for e in family.journal.events("replacing") if e["account"] == account]
+    assert told["reentered"]
+    assert told["fence"] == replaced[0]["fence"]
+
+
+def test_a_retry_does_not_enter_while_the_body_before_it_is_on_its_way_out(family, account):
+    told = family.module.retries_and_leaves_slowly.delay(account).get(timeout=20)
+    assert not told["reentered"]
+    assert len(fences_of(family, account)) == 2
+
+
+def test_siblings_that_an_unlocked_task_spawned_exclude_each_other(family, account):
+    works = family.module.works
+    sent = family.module.fans_out.delay(account, works.name).get(timeout=20)
+    told = [result_of(family, each) for each in sent]
+    assert not any(one["reentered"] for one in told)
+    assert len(fences_of(family, account)) == 4
+
+
+def test_members_of_a_group_that_a_client_sends_exclude_each_other(family, account):
+    from celery import group
+
+    told = group(family.module.works.s(account) for _ in range(4)).delay().get(timeout=20)
+    assert not any(one["reentered"] for one in told)
+    assert len(fences_of(family, account)) == 4
+
+
+def test_by_workflow_all_siblings_are_in_at_once(family, account):
+    meets = family.module.meets_its_siblings
+    sent = family.module.fans_out.delay(account, meets.name).get(timeout=20)
+    told = [result_of(family, each) for each in sent]
+    assert len({one["fence"] for one in told}) == 1
+    assert sorted(one["reentered"] for one in told) == [False, True, True, True]
+
+
+def test_inline_alone_keeps_a_spawned_task_out(family, account):
+    parent = family.module.sends_a_child_that_may_not_enter.delay(account).get(timeout=20)
+    child = result_of(family, parent["inner"])
+    assert not child["reentered"]
+    assert child["fence"] > parent["fence"]
+
+
+def test_a_thread_of_a_task_has_no_lineage(family, account):
+    parent = family.module.sends_from_a_thread.delay(account).get(timeout=20)
+    child = result_of(family, parent["inner"])
+    assert not child["reentered"]
+    assert child["fence"] > parent["fence"]
+
+
+def test_with_protocol_1_a_spawned_task_is_a_workflow_of_its_own(module_worker, account):
+    worker = module_worker("tests.worker.apps.ancestors", namespace=f"ns{account[:12]}")
+    worker.module.app.conf.task_protocol = 1
+    parent = worker.module.sends.delay(account).get(timeout=20)
+    child = result_of(worker, parent["inner"])
+    assert not child["reentered"]
+    assert len(fences_of(worker, account)) == 2
+
+
+def test_what_beat_and_send_task_send_has_no_lineage(family, account):
+    app, take = family.module.app, family.module.take
+    entry = ScheduleEntry(name="tick", task=take.name, schedule=60, args=(account,), app=app)
+    ticks = [Scheduler(app, lazy=True).apply_async(entry) for _ in range(2)]
+    sent = [*ticks, app.send_task(take.name, (account,))]
+    told = [one.get(timeout=20) for one in sent]
+    assert not any(one["reentered"] for one in told)
+    assert len(fences_of(family, account)) == 3
+
+
+def test_an_eager_child_enters_by_the_call_stack(family, account, monkeypatch):
+    monkeypatch.setitem(family.module.app.conf, "task_always_eager", True)
+    told = family.module.waits_deeper.delay(account, 2).get(disable_sync_subtasks=False)
+    found = everyone_in(told)
+    assert [one["reentered"] for one in found] == [False, True, True]
+    assert {one["fence"] for one in found} == {told["fence"]}
+
+
+def send_with(worker, account, root, ancestors):
+    """Send `take` with a lineage that this process made up."""
+    forged = {"v": message.VERSION, "execution_id": ids.new_id(), "ancestors": ancestors}
+    return worker.module.take.apply_async(
+        (account,), root_id=root, headers={message.HEADER: forged}
+    )
+
+
+@pytest.mark.parametrize(
+    "ancestors", [7, "text", [None], {"a": 1}, ["", "a b", "é" * 100, "x" * 500], ["ab"] * 5000]
+)
+def test_a_lineage_that_makes_no_sense_is_no_error_and_admits_nobody(family, account, ancestors):
+    told = send_with(family, account, "some-root", ancestors).get(timeout=20)
+    assert not told["reentered"]
+
+
+def held_from_within(worker, account):
+    """A task that lingers in the lock; its run id as the server has it."""
+    sent = worker.module.lingers.delay(account)
+    worker.journal.wait_for(
+        lambda events: any(e.name == "lingering" and e["account"] == account for e in events)
+    )
+    state = lock_of(worker, account)._engine.inspect(f"account:{account}")
+    return sent, state.holds[0].execution_id
+
+
+def test_a_lineage_of_another_workflow_admits_nobody(family, account):
+    holder, execution_id = held_from_within(family, account)
+    forged = send_with(family, account, "another-root", [execution_id])
+    family.journal.add("go on", account=account)
+    assert forged.get(timeout=20)["fence"] > holder.get(timeout=20)["fence"]
+    assert not forged.get()["reentered"]
+
+
+def test_the_same_lineage_of_the_same_workflow_admits(family, account):
+    # Without this one, the test above would pass as well if no lineage were read at all.
+    holder, execution_id = held_from_within(family, account)
+    child = send_with(family, account, holder.id, ["unknown", execution_id]).get(timeout=20)
+    family.journal.add("go on", account=account)
+    assert child["reentered"]
+    assert child["fence"] == holder.get(timeout=20)["fence"]
+
+
+def test_a_lineage_whose_holds_have_ended_admits_nobody(family, account):
+    holder, execution_id = held_from_within(family, account)
+    family.journal.add("go on", account=account)
+    before = holder.get(timeout=20)
+    child = send_with(family, account, holder.id, [execution_id]).get(timeout=20)
+    assert not child["reentered"]
+    assert child["fence"] > before["fence"]
+
+
+def test_a_lineage_does_not_grow_without_end(family, account):
+    family.module.tells_its_lineage.delay(account, message._MOST_ANCESTORS + 3)
+
+    def told(events):
+        return {e["again"]: e["ids"] for e in events if e.data.get("account") == account}
+
+    events = family.journal.wait_for(lambda events: 0 in told(events), timeout=20)
+    found = told(events)
+    assert found[message._MOST_ANCESTORS + 3] is None
+    assert len(found[message._MOST_ANCESTORS + 1]) == 2
+    assert len(found[0]) == len(set(found[0])) == message._MOST_ANCESTORS
+    # The nearest are kept.
+    assert found[0][1:] == found[1][:-1]
+
+
+def test_without_a_lock_the_header_has_no_lineage():
+    published = {"id": "some-id"}
+    Context().run(message.write_header, published, published)
+    assert set(published[message.HEADER]) == {"v", "execution_id"}
+
+
+def test_children_that_a_holder_sends_exclude_it_and_each_other_unless_asked(family, account):
+    parent = family.module.sends_six_that_count.delay(account)
+    warning = family.wait_for_log(rf"counts\[\S+\] waits for the lock .*{account}.* which its own")
+    assert warning
+    family.journal.add(f"go {account}")
+    children = parent.get(timeout=20)
+    for child in children:
+        result_of(family, child)
+    client = family.module.app.backend.client
+    assert int(client.get(f"{family.module.app.conf.relock_namespace}:{account}")) == 7
+
+
+def test_a_task_that_sends_itself_does_not_overlap_with_itself(family, account):
+    family.module.sends_itself.delay(account, 4).get(timeout=20)
+    family.journal.wait_for(
+        lambda events: any(e.name == "last" and e["account"] == account for e in events)
+    )

@@ -1,0 +1,95 @@
+"""Every task of an app may be a LockedTask: canvas gives what it gives without locks."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_relock import LockedTask
+from celery_relock.declaration import declaration
+from tests.support import RedisServer
+
+CANVASES = [
+    "chain",
+    "group",
+    "chord",
+    "chord of chains",
+    "chain with a group",
+    "chord with a failing member",
+    "chain with a failing step",
+    "map",
+    "starmap",
+    "chunks",
+    "chunks as a group",
+]
+
+
+@pytest.fixture(scope="module")
+def locks(redis_binary):
+    server = RedisServer(binary=redis_binary)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def worker(module_worker, locks):
+    return module_worker(
+        "tests.worker.apps.canvas", concurrency=3, env={"RELOCK_TEST_LOCKS": locks.url}
+    )
+
+
+def _outcome(signature):
+    try:
+        return signature.apply_async().get(timeout=30)
+    except Exception as error:
+        return type(error).__name__, str(error).partition("(")[0].partition(" ")[0]
+
+
+@pytest.mark.parametrize("name", CANVASES)
+def test_canvas_of_locked_tasks_ends_as_that_of_plain_ones(worker, name):
+    module = worker.module
+    with_locks, without = (module.canvases(*tasks)[name] for tasks in (module.locked, module.plain))
+    assert _outcome(with_locks) == _outcome(without)
+
+
+def test_the_built_in_tasks_are_locked_tasks_that_lock_nothing(worker):
+    built_in = [t for name, t in worker.module.app.tasks.items() if name.startswith("celery.")]
+    assert len(built_in) >= 7
+    for task in built_in:
+        assert isinstance(task, LockedTask)
+        assert declaration(type(task)).rule.off
+
+
+def test_a_built_in_task_runs_without_asking_the_redis_of_the_locks(worker, locks):
+    client = locks.client()
+    client.info()
+    before = client.info("stats")["total_reads_processed"]
+    app = worker.module.app
+    assert app.tasks["celery.backend_cleanup"].delay().get(timeout=20) is None
+    assert worker.module.plain[0].map([1, 2]).apply_async().get(timeout=20) == [1, 2]
+    assert client.info("stats")["total_reads_processed"] - before == 1
+
+
+def test_chord_unlock_which_other_result_backends_need_is_not_locked(worker):
+    module = worker.module
+    _, total, _ = module.locked
+    header = module.canvases(*module.locked)["group"].apply_async()
+    body = total.s().set(task_id="the-body-of-the-chord")
+    unlock = module.app.tasks["celery.chord_unlock"]
+    unlock.apply_async((header.id, body), {"result": [r.as_tuple() for r in header.results]})
+    assert module.app.AsyncResult("the-body-of-the-chord").get(timeout=30) == 12
+
+
+def test_each_item_of_a_map_takes_a_lock_of_its_own(worker, locks):
+    client = locks.client()
+
+    def scripts():
+        stats = client.info("commandstats")
+        return sum(
+            stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "eval")
+        )
+
+    add = worker.module.locked[0]
+    add.delay(1).get(timeout=20)
+    before = scripts()
+    assert add.map([1, 2, 3]).apply_async().get(timeout=20) == [1, 2, 3]
+    assert scripts() - before >= 6

@@ -1,0 +1,243 @@
+"""The lock is held by somebody else: each policy, and that a run that waits stays what it was."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from types import SimpleNamespace
+
+import pytest
+from celery import chain, chord, group
+
+from celery_relock.errors import LockConflict
+from celery_relock.worker.conflict import pause_before
+from tests.support.parked import wait_until_parked
+from tests.support.sections import sections
+
+
+@pytest.fixture(scope="module")
+def worker(module_worker):
+    return module_worker("tests.worker.apps.conflict", concurrency=3)
+
+
+@pytest.fixture
+def account():
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def holder(worker, account):
+    """The lock of this test's account is held until `holder()` is called, or the test ends."""
+    sent = worker.module.hold.delay(account)
+    worker.journal.wait_for(lambda events: any(_is(e, "held", account) for e in events))
+
+    def let_go():
+        worker.journal.add(f"free {account}")
+        sent.get(timeout=20)
+
+    yield let_go
+    worker.journal.add(f"free {account}")
+
+
+def _is(event, name, account):
+    return event.name == name and event.data.get("account") == account
+
+
+def _seen(worker, account, timeout=20.0):
+    events = worker.journal.wait_for(
+        lambda events: any(_is(e, "seen", account) for e in events), timeout
+    )
+    return next(e.data for e in events if _is(e, "seen", account))
+
+
+def _entries(worker, account):
+    return sections(worker.journal.events(), f"account:{account}")
+
+
+def test_block_waits_in_the_slot_and_enters_in_turn(worker, account):
+    sent = [worker.module.blocks.delay(account, 0.1) for _ in range(6)]
+    fences = [result.get(timeout=20) for result in sent]
+    assert len(_entries(worker, account)) == len(set(fences)) == 6
+
+
+def test_block_ends_in_a_conflict_after_lock_max_wait(worker, account, holder):
+    started = time.monotonic()
+    result = worker.module.blocks_briefly.delay(account)
+    with pytest.raises(LockConflict, match=r"is held by .*hold.*lock_max_wait=0.5 s"):
+        result.get(timeout=20)
+    assert 0.4 < time.monotonic() - started < 2.0
+    holder()
+    assert worker.module.blocks_briefly.delay(account).get(timeout=20) > 0
+
+
+def test_raise_is_told_at_once_and_says_who_holds_the_lock(worker, account, holder):
+    started = time.monotonic()
+    result = worker.module.raises.delay(account)
+    with pytest.raises(LockConflict) as caught:
+        result.get(timeout=20)
+    assert time.monotonic() - started < 1.0
+    text = str(caught.value)
+    for part in (f"account:{account}", "conflicts.hold[", "workflow", "lease", "'raise'"):
+        assert part in text, text
+    assert result.state == "FAILURE"
+
+
+def test_retry_comes_back_until_the_lock_is_free_and_counts_as_no_retry(worker, account, holder):
+    result = worker.module.looks["retry"].delay(account)
+    worker.journal.wait_for(lambda events: _deliveries(events, result.id)[2:])
+    assert result.state == "RETRY"
+    holder()
+    assert result.get(timeout=30) >= 2
+    deliveries = _deliveries(worker.journal.events(), result.id)
+    assert [e.data.get("attempts", 0) for e in deliveries] == list(range(len(deliveries)))
+    assert len({e["execution_id"] for e in deliveries}) == 1
+    assert len({e["since"] for e in deliveries[1:]}) == 1
+    assert _seen(worker, account)["retries"] == 0
+    assert len(_entries(worker, account)) == 2
+
+
+@pytest.fixture(params=["retry", "wait"])
+def waits(request, worker, account):
+    """A task that waits outside of the worker, by this policy; `until_put_off` sees it do so."""
+    task = worker.module.looks[request.param]
+
+    def until_put_off(task_id, count=1):
+        if request.param == "retry":
+            worker.journal.wait_for(lambda events: _deliveries(events, task_id)[1:])
+        else:
+            wait_until_parked(worker, f"account:{account}", count)
+
+    return SimpleNamespace(task=task, until_put_off=until_put_off, policy=request.param)
+
+
+def _deliveries(events, task_id):
+    return [e for e in events if e.name == "delivered" and e["task_id"] == task_id]
+
+
+def test_a_run_that_came_back_is_the_same_in_all_that_its_message_says(
+    worker, account, holder, waits
+):
+    options = {
+        "headers": {"x-mine": "kept"},
+        "expires": 300,
+        "time_limit": 50,
+        "soft_time_limit": 40,
+        "shadow": "another name",
+        "root_id": "the-root",
+        "parent_id": "the-parent",
+        "queue": "special",
+        "routing_key": "special.delivery",
+        "priority": 7,
+        "reply_to": "somebody",
+        "group_id": "the-group",
+        "group_index": 3,
+        "stamped_headers": ["stamp"],
+        "stamp": "of mine",
+    }
+    task = waits.task
+    straight = f"{account}-straight"
+    task.apply_async((straight,), **options).get(timeout=20)
+    waited = task.apply_async((account,), **options)
+    waits.until_put_off(waited.id)
+    holder()
+    assert waited.get(timeout=30) >= 1
+    at_once, after = _seen(worker, straight), _seen(worker, account)
+    assert after["id"] == waited.id
+    assert after["expires"]
+    assert after["correlation_id"] == waited.id
+    for varies in ("id", "account", "attempts", "expires", "correlation_id"):
+        at_once.pop(varies), after.pop(varies)
+    assert after == at_once
+    assert at_once["headers"] == {"x-mine": "kept"}
+    assert (at_once["exchange"], at_once["routing_key"]) == ("by-topic", "special.delivery")
+    assert at_once["priority"] == 7
+    assert (at_once["reply_to"], at_once["group_index"]) == ("somebody", 3)
+    assert at_once["stamps"] == {"stamp": "of mine"}
+    assert (at_once["root"], at_once["parent"]) == ("the-root", "the-parent")
+
+
+def test_a_run_without_a_parent_does_not_become_its_own(worker, account, holder, waits):
+    result = waits.task.delay(account)
+    waits.until_put_off(result.id)
+    holder()
+    result.get(timeout=30)
+    seen = _seen(worker, account)
+    assert (seen["root"], seen["parent"]) == (result.id, None)
+
+
+def test_a_result_that_is_ignored_stays_ignored(worker, account, holder, waits):
+    result = waits.task.apply_async((account,), ignore_result=True)
+    waits.until_put_off(result.id)
+    holder()
+    assert _seen(worker, account)["ignore_result"] is True
+    assert worker.module.app.AsyncResult(result.id).state != "SUCCESS"
+
+
+def test_links_and_errbacks_stay(worker, account, holder, waits):
+    note = worker.module.note
+    result = waits.task.apply_async((account,), link=note.s(account))
+    failing = worker.module.comes_back_briefly.apply_async(
+        (account,), link_error=note.si(0, f"{account}-failed")
+    )
+    worker.journal.wait_for(
+        lambda events: any(_is(e, "noted", f"{account}-failed") for e in events)
+    )
+    with pytest.raises(LockConflict):
+        failing.get(timeout=20)
+    holder()
+    attempts = result.get(timeout=30)
+    noted = worker.journal.wait_for(lambda events: [e for e in events if _is(e, "noted", account)])
+    assert [e["value"] for e in noted if _is(e, "noted", account)] == [attempts]
+
+
+def test_a_chain_goes_on_after_the_wait(worker, account, holder, waits):
+    m = worker.module
+    result = chain(m.add.si(1, 1), waits.task.si(account), m.add.s(100)).apply_async()
+    waits.until_put_off(result.parent.id)
+    holder()
+    assert result.get(timeout=30) == 100 + result.parent.get(timeout=5)
+    seen = _seen(worker, account)
+    assert (seen["root"], seen["parent"]) == (result.parent.parent.id, result.parent.parent.id)
+
+
+def test_a_chord_waits_for_a_member_that_waits(worker, account, holder, waits):
+    m = worker.module
+    header = [m.add.si(1, 1), waits.task.si(account), waits.task.si(account)]
+    result = chord(group(header), m.total.s()).apply_async()
+    waits.until_put_off(result.parent[1].id, 2)
+    holder()
+    parts = [part.get(timeout=30) for part in result.parent]
+    assert result.get(timeout=30) == sum(parts)
+    assert _seen(worker, account)["group"] == result.parent.id
+    assert len(_entries(worker, account)) == 3
+
+
+def test_a_conflict_that_lasts_ends_after_lock_max_wait(worker, account, holder):
+    started = time.monotonic()
+    result = worker.module.comes_back_briefly.delay(account)
+    with pytest.raises(LockConflict, match="lock_max_wait=1 s"):
+        result.get(timeout=20)
+    # An ETA message is looked at once a second, which comes on top.
+    assert 0.9 < time.monotonic() - started < 4.0
+
+
+def test_the_pauses_grow_to_a_bound_and_are_spread(worker):
+    first = [pause_before(1) for _ in range(200)]
+    assert 0.25 <= min(first) < max(first) <= 0.5
+    assert max(first) - min(first) > 0.1
+    assert all(5 <= pause_before(attempt) <= 10 for attempt in (6, 20, 5000))
+
+
+def test_a_run_that_cannot_be_sent_again_waits_in_its_slot(worker, account, holder):
+    result = worker.module.cannot_be_sent_again.delay(account)
+    worker.wait_for_log("cannot_be_sent_again was not sent again")
+    assert not result.ready()
+    holder()
+    assert result.get(timeout=20) > 0
+    assert len(_entries(worker, account)) == 2
+
+
+def test_a_run_that_cannot_be_sent_again_waits_no_longer_than_it_may(worker, account, holder):
+    result = worker.module.cannot_be_sent_again_for_long.delay(account)
+    with pytest.raises(LockConflict, match=r"lock_max_wait=0\.5 s"):
+        result.get(timeout=20)

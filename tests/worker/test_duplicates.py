@@ -1,0 +1,258 @@
+"""A message delivered twice: its copy never runs beside it, and takes its place if it dies."""
+
+from __future__ import annotations
+
+import json
+import signal
+import uuid
+from contextlib import contextmanager
+
+import pytest
+
+from celery_relock.engine import ids
+from tests.support import wait_for
+from tests.support.sections import sections
+
+APP = "tests.worker.apps.duplicates"
+
+
+@pytest.fixture(scope="module")
+def worker(module_worker):
+    return module_worker(APP, concurrency=3)
+
+
+class Message:
+    """One message of a task, published as often as wanted, byte for byte the same."""
+
+    def __init__(self, worker, name, with_header=True):
+        self.worker = worker
+        self.app = worker.module.app
+        self.account = uuid.uuid4().hex
+        self.id = str(uuid.uuid4())
+        task = getattr(worker.module, name)
+        self._sent = self.app.amqp.create_task_message(
+            self.id, task.name, (self.account,), {}, ignore_result=task.ignore_result
+        )
+        self._headers = dict(self._sent.headers)
+        if with_header:
+            self._headers["relock"] = {"v": 2, "execution_id": ids.new_id()}
+
+    def deliver(self):
+        with self.app.producer_pool.acquire() as producer:
+            producer.publish(
+                self._sent.body,
+                headers=self._headers,
+                routing_key=self.app.conf.task_default_queue,
+                serializer="json",
+                **self._sent.properties,
+            )
+
+    def events(self, name, count=0, timeout=20.0):
+        def found(events):
+            return [e for e in events if e.name == name and e.data.get("account") == self.account]
+
+        return found(
+            self.worker.journal.wait_for(lambda events: len(found(events)) >= count, timeout)
+        )
+
+    def let_go(self):
+        self.worker.journal.add(f"free {self.account}")
+
+    @property
+    def result(self):
+        return self.app.AsyncResult(self.id)
+
+    def entries(self):
+        return sections(self.worker.journal.events(), f"account:{self.account}")
+
+
+@pytest.fixture
+def message(worker):
+    made = []
+
+    def make(name, **options):
+        made.append(Message(worker, name, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.let_go()
+
+
+@pytest.mark.parametrize("name", ["works", "works_or_raises", "works_or_drops", "works_acked_late"])
+def test_a_copy_waits_behind_the_run_and_is_discarded_after_its_clean_end(worker, message, name):
+    twin = message(name)
+    twin.deliver()
+    twin.events("inside", count=1)
+    twin.deliver()
+    # The copy was looked at, and put off, while the first one was inside.
+    put_off = twin.events("over", count=1)
+    assert [e["state"] for e in put_off] == ["IGNORED"]
+    assert twin.result.state == "PENDING", "the copy wrote a state over that of the first"
+    twin.let_go()
+    assert twin.result.get(timeout=20) == "run 1"
+    # It was parked behind the run, and went with it.
+    assert [e["state"] for e in twin.events("over", count=2)] == ["IGNORED", "SUCCESS"]
+    assert twin.result.get(timeout=20) == "run 1"
+    assert len(twin.entries()) == 1
+
+
+@pytest.fixture(scope="module", params=["threads", "gevent", "eventlet"])
+def pool(request, module_worker):
+    if request.param != "threads":
+        pytest.importorskip(request.param)
+    names = f"ns-{request.param}-{uuid.uuid4().hex[:8]}"
+    return module_worker(APP, pool=request.param, concurrency=4, namespace=names)
+
+
+@pytest.mark.parametrize("name", ["works", "works_or_raises", "works_acked_late"])
+def test_a_copy_that_comes_to_the_very_process_of_the_run_is_one_too(pool, name):
+    twin = Message(pool, name)
+    twin.deliver()
+    (first,) = twin.events("inside", count=1)
+    twin.deliver()
+    assert [e["state"] for e in twin.events("over", count=1)] == ["IGNORED"]
+    twin.let_go()
+    assert twin.result.get(timeout=20) == "run 1"
+    # One that was parked went with it, one that was sent again comes to nothing like any other.
+    twin.deliver()
+    ends = twin.events("over", count=4 if name == "works_or_raises" else 3)
+    assert sorted(e["state"] for e in ends) == [*["IGNORED"] * (len(ends) - 1), "SUCCESS"]
+    assert {e.pid for e in ends} == {first.pid}
+    assert len(twin.entries()) == 1
+
+
+@contextmanager
+def _stored(twin, client):
+    """Every state that is stored for the task meanwhile, one after another."""
+    with client.pubsub(ignore_subscribe_messages=True) as heard:
+        heard.subscribe(twin.app.backend.get_key_for_task(twin.id))
+        wait_for(lambda: heard.subscribed)
+        states = []
+
+        def look():
+            while told := heard.get_message():
+                states.append(json.loads(told["data"])["status"])
+            return states
+
+        yield look
+
+
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [("fails_and_tracks", 2), ("fails_and_tracks_or_comes_back", 3)],  # a parked one goes with it
+)
+def test_a_copy_stores_no_state_where_celery_tracks_the_start(worker, message, client, name, ends):
+    twin = message(name)
+    with _stored(twin, client) as states:
+        twin.deliver()
+        twin.events("inside", count=1)
+        wait_for(lambda: states() == ["STARTED"])
+        assert twin.result.info == {"pid": twin.events("inside")[0].pid, "hostname": _node(worker)}
+        twin.deliver()
+        twin.events("over", count=1)
+        twin.let_go()
+        twin.events("over", count=ends)
+        twin.deliver()
+        over = [e["state"] for e in twin.events("over", count=ends + 1)]
+        assert sorted(over) == ["FAILURE", *["IGNORED"] * ends]
+        wait_for(lambda: "FAILURE" in states())
+        assert states() == ["STARTED", "FAILURE"]
+    assert len(twin.entries()) == 1
+
+
+def _node(worker):
+    return f"{worker.module.app.conf.relock_namespace}@127.0.0.1"
+
+
+@pytest.mark.parametrize("name", ["works", "works_or_raises", "works_or_drops"])
+def test_a_copy_takes_over_when_the_run_was_killed(worker, message, name):
+    twin = message(name)
+    twin.deliver()
+    (first,) = twin.events("inside", count=1)
+    twin.deliver()
+    twin.events("over", count=1)
+    worker.kill(signal.SIGKILL, pid=first.pid)
+    _, second = twin.events("inside", count=2)
+    assert second["header"]["execution_id"] == first["header"]["execution_id"]
+    twin.let_go()
+    twin.events("over", count=2)
+    assert twin.result.get(timeout=20, propagate=False) == "run 2"
+
+
+@pytest.mark.parametrize("name", ["works", "works_acked_late", "works_without_a_result"])
+def test_a_copy_that_comes_after_the_end_is_discarded(worker, message, name):
+    twin = message(name)
+    twin.deliver()
+    twin.let_go()
+    twin.events("over", count=1)
+    if name == "works_acked_late":
+        twin.result.get(timeout=20)
+    twin.deliver()
+    states = [e["state"] for e in twin.events("over", count=2)]
+    assert states == ["SUCCESS", "IGNORED"]
+    assert len(twin.entries()) == 1
+
+
+def test_a_run_that_died_before_its_result_was_stored_is_done_again(worker, message):
+    # acks_late: its message is delivered again on purpose, though its body had come to an end.
+    twin = message("dies_before_its_result_is_stored")
+    twin.let_go()
+    twin.deliver()
+    first, second = twin.events("inside", count=2)
+    assert first.pid != second.pid
+    assert twin.result.get(timeout=20) == "run 2"
+    assert len(twin.entries()) == 2
+    # And what comes later still is a copy of both.
+    twin.deliver()
+    assert twin.events("over", count=2)[-1]["state"] == "IGNORED"
+    assert len(twin.entries()) == 2
+
+
+def test_a_copy_of_a_run_that_has_sent_its_retry_is_discarded(worker, message):
+    twin = message("retries_acked_late")
+    twin.let_go()
+    twin.deliver()
+    wait_for(lambda: twin.result.state == "RETRY")
+    twin.deliver()
+    assert [e["state"] for e in twin.events("over", count=2)] == ["RETRY", "IGNORED"]
+    assert twin.result.get(timeout=20) == "run 2"
+    assert len(twin.entries()) == 2
+
+
+def test_a_copy_of_a_late_acknowledged_run_without_a_result_runs_again(worker, message):
+    # Nothing tells whether it was finished: at least once is what acks_late promises.
+    twin = message("ignores_acked_late")
+    twin.let_go()
+    twin.deliver()
+    twin.events("over", count=1)
+    twin.deliver()
+    twin.events("inside", count=2)
+    assert len(twin.entries()) == 2
+
+
+def test_a_task_sent_again_on_purpose_with_the_same_id_runs_again(worker, message):
+    twin = message("works")
+    twin.let_go()
+    task = worker.module.works
+    for expected in ("run 1", "run 2"):
+        task.apply_async((twin.account,), task_id=twin.id)
+        twin.events("over", count=int(expected[-1]))
+    assert len(twin.entries()) == 2
+    headers = [e["header"]["execution_id"] for e in twin.events("inside")]
+    assert len(set(headers)) == 2
+
+
+def test_messages_without_the_header_exclude_each_other_and_none_is_taken_for_late(worker, message):
+    # Sent by a process that does not have the library: a copy cannot be told from a second call.
+    twin = message("works", with_header=False)
+    twin.deliver()
+    twin.events("inside", count=1)
+    twin.deliver()
+    twin.events("over", count=1)
+    twin.let_go()
+    twin.events("inside", count=2)
+    twin.events("over", count=3)
+    twin.deliver()
+    twin.events("inside", count=3)
+    assert len(twin.entries()) == 3

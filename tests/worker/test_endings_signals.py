@@ -1,0 +1,118 @@
+"""A signal lands while a child waits: for the answer to its claim, or to its give-back, for its
+turn, or for the result backend."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import uuid
+
+import pytest
+from celery.exceptions import SoftTimeLimitExceeded
+
+from tests.support import wait_for
+from tests.support.apps import LOOK_EVERY
+from tests.support.endings import RECORD, record, row
+from tests.support.parked import lock_of
+from tests.support.proofs import Case
+from tests.support.proxy import Proxy
+
+APP = "tests.worker.apps.endings"
+INSIDE_ACQUIRE, INSIDE_RELEASE = "a signal inside the claim", "a signal inside the give-back"
+WAITING = "a signal while it waits in its slot"
+# The figures of the table are those of a worker that looks as it does by itself.
+SOON = {} if RECORD in os.environ else {LOOK_EVERY: "0.3"}
+
+
+@pytest.fixture(scope="module")
+def proxy(redis_server):
+    with Proxy(redis_server.port) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def worker(module_worker, proxy):
+    env = {**SOON, "RELOCK_TEST_SETTINGS": json.dumps({"relock_url": proxy.url})}
+    return module_worker(APP, concurrency=1, env=env)
+
+
+@pytest.mark.parametrize("executed", [True, False], ids=["executed", "on its way"])
+@pytest.mark.parametrize("sig", [signal.SIGUSR1, signal.SIGTERM, signal.SIGKILL])
+@row(INSIDE_ACQUIRE, INSIDE_RELEASE)
+def test_nothing_is_left_when_the_command_was(worker, proxy, row, sig, executed, redis_url, client):
+    case = Case(worker, redis_url, "returns", "early", True, "chain")
+    command = proxy.hold(of="acquire" if row.name == INSIDE_ACQUIRE else "release")
+    case.register.let_go(case.account)
+    case.send()
+    assert command.arrived.wait(15)
+    if executed:
+        command.deliver()
+    (child,) = worker.children()
+    started = time.monotonic()
+    os.kill(child, sig)
+    wait_for(lambda: not case.state_of_lock().holds, 10, "the lock to be free")
+    seconds = time.monotonic() - started
+    # A soft time limit in the give-back comes after the body had its outcome.
+    well = row.name == INSIDE_RELEASE and sig == signal.SIGUSR1
+    expected = ("SUCCESS", "next") if well else ("FAILURE", "errback")
+    wait_for(lambda: case.outcome()[:2] == expected, 20, f"{expected}")
+    if row.name == INSIDE_ACQUIRE and sig == signal.SIGUSR1:
+        error = worker.module.app.backend.get_result(case.id)
+        assert isinstance(error, SoftTimeLimitExceeded)
+    if not executed:
+        command.deliver()  # too late to take anything, or to take anything from anybody
+    case.left_nothing(client)
+    record(row, "prefork", "early", [seconds], None)
+
+
+@pytest.fixture(scope="module")
+def plain_worker(module_worker):
+    names = f"ns-waits-{uuid.uuid4().hex[:8]}"
+    return module_worker(APP, concurrency=2, namespace=names, env=SOON)
+
+
+@pytest.mark.parametrize("how", ["SIGUSR1", "SIGTERM", "SIGQUIT", "SIGKILL", "revoke"])
+@row(WAITING)
+def test_a_run_that_is_ended_while_it_waits_leaves_the_line(
+    plain_worker, row, how, redis_url, client
+):
+    case = Case(plain_worker, redis_url, "blocks", "early", True, "chain")
+    with lock_of(plain_worker, case.account):
+        case.send()
+        waiter = wait_for(lambda: case.state_of_lock().waiters, 20, "the run to wait")[0]
+        started = time.monotonic()
+        if how == "revoke":
+            plain_worker.module.app.control.revoke(case.id, terminate=True)
+        else:
+            os.kill(int(waiter.label.rpartition(":")[2]), signal.Signals[how])
+        wait_for(lambda: not case.state_of_lock().waiting, 10, "nobody in line")
+        seconds = time.monotonic() - started
+        expected = ("REVOKED", "nothing") if how == "revoke" else ("FAILURE", "errback")
+        wait_for(lambda: case.outcome()[:2] == expected, 20, f"{expected}")
+    case.left_nothing(client)
+    assert case.register.touches(case.account) == []
+    record(row, "prefork", "early", [seconds], None)
+
+
+@pytest.fixture(scope="module")
+def results(redis_server):
+    with Proxy(redis_server.port) as opened:
+        yield opened
+
+
+def test_a_time_limit_while_the_state_of_a_run_is_stored_ends_it(
+    module_worker, results, redis_url, client
+):
+    env = {"RELOCK_TEST_SETTINGS": json.dumps({"result_backend": results.url})}
+    names = f"ns-results-{uuid.uuid4().hex[:8]}"
+    running = module_worker(APP, concurrency=1, namespace=names, env=env)
+    case = Case(running, redis_url, "overruns_softly", "early", True, "chain")
+    with lock_of(running, case.account):
+        command = results.hold(of="GET")  # Celery looks at the state before it stores another
+        case.send()
+        assert command.arrived.wait(15)
+        wait_for(lambda: case.outcome()[:2] == ("FAILURE", "errback"), 20, "the failure")
+    case.left_nothing(client)
+    assert case.register.touches(case.account) == []

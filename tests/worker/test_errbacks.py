@@ -1,0 +1,101 @@
+"""Conflicts where nobody may wait: an error callback in the worker's main process, and a worker
+that is hit by many conflicts at once. It goes on taking tasks."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+
+import pytest
+
+from celery_relock import Lock
+from celery_relock.errors import LockConflict
+from tests.support import wait_for
+from tests.support.apps import LOOK_EVERY
+
+
+@pytest.fixture(scope="module")
+def worker(module_worker):
+    return module_worker("tests.worker.apps.errbacks", concurrency=3, env={LOOK_EVERY: "0.3"})
+
+
+@pytest.fixture
+def account():
+    return uuid.uuid4().hex
+
+
+def _seen(worker, name, account, timeout=15.0):
+    def found(events):
+        return [e for e in events if e.name == name and e["account"] == account]
+
+    return found(worker.journal.wait_for(found, timeout))
+
+
+@pytest.fixture
+def held(worker, account):
+    sent = worker.module.holds.delay(account)
+    _seen(worker, "held", account)
+    yield sent
+    worker.journal.add(f"free {account}")
+    sent.get(timeout=20)
+
+
+def _lock(worker, account):
+    conf = worker.module.app.conf
+    return Lock(conf.relock_url, f"account:{account}", namespace=conf.relock_namespace)
+
+
+def _kill_one_with(worker, errback, account):
+    """A child is killed; Celery calls the errback in the main process when it notices."""
+    sent = worker.module.dies.apply_async(
+        (account,), link_error=getattr(worker.module, errback).s(account)
+    )
+    worker.kill(pid=_seen(worker, "alive", account)[0].pid)
+    return sent
+
+
+@pytest.mark.parametrize("errback", ["waits", "chooses"])
+def test_an_errback_in_the_main_process_never_waits_for_its_lock(worker, account, held, errback):
+    _kill_one_with(worker, errback, account)
+    # By which line Celery logs it depends on its version.
+    told = rf"(?:{errback}' raised|callback raised)(?s:.)*?LockConflict\W+(.*account:{account}.*)"
+    reason = worker.wait_for_log(re.compile(told), timeout=15)[1]
+    assert f"holds[{held.id[:8]}]" in reason
+    started = time.monotonic()
+    assert worker.module.ping.delay().get(timeout=10) == "pong"
+    assert time.monotonic() - started < 3
+    assert _lock(worker, account).locked()
+    assert not [e for e in worker.journal.events("errback") if e["account"] == account]
+
+
+def test_an_errback_in_the_main_process_runs_under_its_lock_when_that_is_free(worker, account):
+    sent = _kill_one_with(worker, "waits", account)
+    errback = _seen(worker, "errback", account)[0]
+    assert errback.pid == worker.pid
+    assert errback["of"] == sent.id
+    assert errback["fence"] > 0
+    wait_for(lambda: not _lock(worker, account).locked(), what="the lock to be free")
+
+
+def test_the_errback_of_a_hard_time_limit_does_not_wait_either(worker, account, held):
+    worker.module.overruns.apply_async((account,), link_error=worker.module.waits.s(account))
+    _seen(worker, "alive", account)
+    told = rf"LockConflict\W.*account:{account}.*holds\[{held.id[:8]}\]"
+    worker.wait_for_log(told, timeout=15)
+    started = time.monotonic()
+    assert worker.module.ping.delay().get(timeout=10) == "pong"
+    assert time.monotonic() - started < 3
+
+
+def test_fifty_conflicts_in_a_row_leave_the_worker_as_it_was(worker, account, held):
+    results = [worker.module.raises.delay(account) for _ in range(50)]
+    for result in results:
+        with pytest.raises(LockConflict) as caught:
+            result.get(timeout=30)
+        assert caught.value.name == f"account:{account}"
+        assert caught.value.owner
+    assert worker.module.ping.delay().get(timeout=10) == "pong"
+    worker.journal.add(f"free {account}")
+    held.get(timeout=20)
+    assert worker.module.raises.delay(account).get(timeout=10) > 0

@@ -1,0 +1,270 @@
+"""What happens to locks is told: to monitors as Celery events, to the application as signals."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import uuid
+
+import pytest
+from celery.events.state import State
+from celery.exceptions import SoftTimeLimitExceeded
+
+from celery_relock import Lock, signals
+from celery_relock.errors import LockConflict
+from tests.support import wait_for
+
+APP = "tests.worker.apps.events"
+
+
+class Monitor:
+    """What Flower and `celery events` are: a receiver of all events, with Celery's own state."""
+
+    def __init__(self, app):
+        self.events: list[dict] = []
+        self.state = State()
+        self._end = False
+        ready = threading.Event()
+        self._thread = threading.Thread(target=self._watch, args=(app, ready), daemon=True)
+        self._thread.start()
+        assert ready.wait(10)
+
+    def _watch(self, app, ready):
+        with app.connection_for_read() as connection:
+            receiver = app.events.Receiver(connection, handlers={"*": self._hear})
+            with receiver.consumer_context() as (clone, *_):
+                # kombu subscribes when it first looks for messages, and not before.
+                with contextlib.suppress(TimeoutError):
+                    clone.drain_events(timeout=0.2)
+                ready.set()
+                while not self._end:
+                    try:
+                        clone.drain_events(timeout=0.2)
+                    except TimeoutError:
+                        continue
+
+    def _hear(self, event):
+        self.state.event(dict(event))
+        self.events.append(event)
+
+    def of(self, uuid, kind=""):
+        return [
+            event
+            for event in tuple(self.events)
+            if event.get("uuid") == uuid and event["type"].startswith(kind)
+        ]
+
+    def wait(self, uuid, kind, timeout=10.0):
+        return wait_for(lambda: self.of(uuid, kind), timeout, f"{kind} of {uuid}")[0]
+
+    def close(self):
+        self._end = True
+        self._thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def worker(module_worker):
+    return module_worker(APP, concurrency=2, arguments=("-E",))
+
+
+@pytest.fixture
+def monitor(worker):
+    watching = Monitor(worker.module.app)
+    yield watching
+    watching.close()
+
+
+@pytest.fixture
+def account():
+    return uuid.uuid4().hex
+
+
+def _told(worker, kind, account, count=1, timeout=10.0):
+    """What a receiver in the worker was told of this test's lock, first thing first."""
+
+    def found(events):
+        return [e for e in events if e.name == kind and f"account:{account}" in e["names"]]
+
+    return found(worker.journal.wait_for(lambda events: len(found(events)) >= count, timeout))
+
+
+def _lock(worker, account):
+    conf = worker.module.app.conf
+    return Lock(conf.relock_url, f"account:{account}", namespace=conf.relock_namespace)
+
+
+@pytest.fixture
+def held(worker, account):
+    sent = worker.module.holds.delay(account)
+    worker.journal.wait_for(
+        lambda events: any(e.name == "held" and e["account"] == account for e in events)
+    )
+    yield sent
+    worker.journal.add(f"free {account}")
+    sent.get(timeout=20, propagate=False)
+
+
+def test_a_monitor_hears_which_task_took_which_lock_and_gave_it_back(worker, monitor, account):
+    sent = worker.module.works.delay(account)
+    fence = sent.get(timeout=20)
+    monitor.wait(sent.id, "task-succeeded")
+    acquired = monitor.wait(sent.id, "lock-acquired")
+    released = monitor.wait(sent.id, "lock-released")
+    assert acquired["name"] == "tests.worker.apps.events.works"
+    assert acquired["locks"] == released["locks"] == [f"account:{account}"]
+    assert acquired["fence"] == released["fence"] == fence
+    assert acquired["owner"]
+    assert acquired["hostname"] == monitor.of(sent.id, "task-succeeded")[0]["hostname"]
+    assert len(monitor.of(sent.id, "lock-")) == 2
+
+
+def test_the_state_that_a_monitor_keeps_of_a_task_stays_celerys_own(worker, monitor, account):
+    sent = worker.module.works.delay(account)
+    sent.get(timeout=20)
+    monitor.wait(sent.id, "lock-released")
+    monitor.wait(sent.id, "task-succeeded")
+    assert monitor.state.tasks[sent.id].state == "SUCCESS"
+    own = [event["type"] for event in monitor.events if "lock" in event["type"]]
+    assert own
+    assert all(kind.startswith("lock-") for kind in own)
+
+
+def test_a_lock_that_a_plain_task_takes_is_told_as_that_tasks(worker, monitor, account):
+    sent = worker.module.uses_a_lock.delay(account)
+    fence = sent.get(timeout=20)
+    acquired = monitor.wait(sent.id, "lock-acquired")
+    assert acquired["fence"] == fence
+    assert acquired["name"] == "tests.worker.apps.events.uses_a_lock"
+
+
+def test_a_conflict_is_told_with_the_holder(worker, monitor, account, held):
+    sent = worker.module.raises.delay(account)
+    with pytest.raises(LockConflict):
+        sent.get(timeout=20)
+    conflict = monitor.wait(sent.id, "lock-conflict")
+    assert f"holds[{held.id[:8]}]" in conflict["reason"]
+    [signal] = _told(worker, "conflict", account)
+    assert signal["sender"] == "tests.worker.apps.events.raises"
+    assert signal["task_id"] == sent.id
+
+
+def test_a_loss_is_told_though_the_body_does_not_notice(worker, monitor, account, held):
+    assert _lock(worker, account)._engine.backend.force_release(f"account:{account}")
+    lost = monitor.wait(held.id, "lock-lost")
+    assert lost["locks"] == [f"account:{account}"]
+    assert "does not have the hold" in lost["reason"]
+    assert lost["hostname"] == monitor.wait(held.id, "task-started")["hostname"]
+    [signal] = _told(worker, "lost", account)
+    assert signal["sender"] == "tests.worker.apps.events.holds"
+    assert signal["thread"] != "MainThread"
+    assert signal["fence"] == lost["fence"] > 0
+
+
+def test_what_is_freed_for_a_dead_process_is_told_with_the_task_that_it_ran(worker, monitor):
+    account = uuid.uuid4().hex
+    sent = worker.module.is_killed.delay(account)
+    held = worker.journal.wait_for(
+        lambda events: [e for e in events if e.name == "held" and e["account"] == account]
+    )[-1]
+    worker.kill(pid=held.pid)
+    reclaimed = monitor.wait(sent.id, "lock-reclaimed")
+    assert reclaimed["locks"] == [f"account:{account}"]
+    assert reclaimed["name"] == "tests.worker.apps.events.is_killed"
+    assert f"process {held.pid} " in reclaimed["reason"]
+    [signal] = _told(worker, "reclaimed", account)
+    assert (signal["sender"], signal["task_id"]) == (None, sent.id)
+    assert signal["by"] == worker.pid
+    worker.wait_for_log(rf"WARNING.*account:{account}' reclaimed.*is_killed\[{sent.id}\]")
+
+
+def test_a_task_without_events_has_none_of_its_lock_either(worker, monitor, account):
+    unseen = worker.module.works_unseen.delay(account)
+    unseen.get(timeout=20)
+    seen = worker.module.works.delay(account)
+    monitor.wait(seen.id, "lock-released")
+    assert monitor.of(unseen.id, "lock-") == []
+    _told(worker, "released", account, count=2)  # signals need no monitor
+
+
+def test_a_receiver_may_ask_for_one_task_alone_and_one_that_raises_harms_nobody(worker, account):
+    fence = worker.module.works.delay(account).get(timeout=20)
+    worker.module.raises.delay(account).get(timeout=20)
+    [alone] = _told(worker, "of works alone", account)
+    assert alone["sender"] == "tests.worker.apps.events.works"
+    every = _told(worker, "acquired", account)
+    assert [event["sender"].rpartition(".")[2] for event in every] == ["works", "raises"]
+    assert every[0]["fence"] == fence
+    worker.wait_for_log("this receiver is broken")
+
+
+def test_a_time_limit_that_strikes_in_a_receiver_ends_the_task_all_the_same(worker, account):
+    started = time.monotonic()
+    with pytest.raises(SoftTimeLimitExceeded):
+        worker.module.meets_a_slow_receiver.delay(account).get(timeout=20)
+    assert time.monotonic() - started < 10
+    assert worker.journal.events("cut short")
+    assert not _lock(worker, account).locked()
+
+
+def test_a_broker_that_is_away_keeps_nobody_from_working(worker, account):
+    started = time.monotonic()
+    assert worker.module.works_without_a_broker.delay(account).get(timeout=20) > 0
+    assert time.monotonic() - started < 5
+    worker.wait_for_log("WARNING.*lock events cannot be sent")
+    assert worker.log().count("lock events cannot be sent") == 1
+
+
+def test_where_no_events_are_wanted_none_are_sent(module_worker):
+    quiet = module_worker(APP, concurrency=1, namespace=f"ns{uuid.uuid4().hex[:12]}")
+    monitor = Monitor(quiet.module.app)
+    sent = quiet.module.works.delay("7")
+    sent.get(timeout=20)
+    assert _told(quiet, "released", "7")
+    # What the client publishes comes after whatever the task had sent.
+    with quiet.module.app.events.default_dispatcher() as dispatcher:
+        dispatcher.send("end-of-test", uuid="end")
+    monitor.wait("end", "end-of-test")
+    assert monitor.of(sent.id, "lock-") == []
+    monitor.close()
+
+
+@pytest.mark.parametrize("pool", ["threads", "gevent", "eventlet"])
+def test_other_pools_tell_the_same(module_worker, account, pool):
+    if pool != "threads":
+        pytest.importorskip(pool)
+    names = f"ns{uuid.uuid4().hex[:12]}"
+    running = module_worker(APP, pool=pool, namespace=names, arguments=("-E",))
+    monitor = Monitor(running.module.app)
+    sent = running.module.holds.delay(account)
+    monitor.wait(sent.id, "lock-acquired")
+    assert _lock(running, account)._engine.backend.force_release(f"account:{account}")
+    assert monitor.wait(sent.id, "lock-lost")["locks"] == [f"account:{account}"]
+    running.journal.add(f"free {account}")
+    sent.get(timeout=20)
+    monitor.close()
+
+
+def test_a_lock_outside_of_tasks_is_told_by_signals_alone(redis_url, namespace):
+    heard: list[tuple[str, object, dict]] = []
+
+    def hear(signal=None, sender=None, **told):
+        heard.append((signal.name, sender, told))
+
+    every = [getattr(signals, name) for name in signals.__all__]
+    for signal in every:
+        signal.connect(hear)
+    try:
+        with Lock(redis_url, "a", namespace=namespace) as lock:
+            assert not Lock(redis_url, "a", namespace=namespace).acquire(blocking=False)
+            fence = lock.fence
+    finally:
+        for signal in every:
+            signal.disconnect(hear)
+    assert [name for name, _, _ in heard] == ["lock_acquired", "lock_conflict", "lock_released"]
+    assert {sender for _, sender, _ in heard} == {None}
+    for name, _, told in heard:
+        assert set(told) == getattr(signals, name).providing_args
+    assert heard[0][2]["names"] == ("a",)
+    assert heard[0][2]["fence"] == heard[2][2]["fence"] == fence
+    assert "is held by" in heard[1][2]["reason"]

@@ -1,0 +1,184 @@
+"""Parked in Redis, sent on to RabbitMQ: classic and quorum queues, no result backend."""
+
+from __future__ import annotations
+
+import os
+import uuid
+
+import celery
+import pytest
+from celery import chain
+
+from celery_relock.lock import Lock
+from tests.support import leftovers, wait_for
+from tests.support.rabbitmq import RabbitServer, find_rabbitmq_server
+
+no_quorum = pytest.mark.skipif(
+    celery.VERSION[:2] < (5, 5), reason="Celery 5.4 has no quorum queues"
+)
+both = pytest.mark.parametrize("queue", ["classic", pytest.param("quorum", marks=no_quorum)])
+
+
+@pytest.fixture(scope="module")
+def broker():
+    if not find_rabbitmq_server():
+        missing = "no rabbitmq-server: install RabbitMQ"
+        if os.environ.get("CI", "").lower() not in ("", "0", "false"):
+            pytest.fail(missing)
+        pytest.skip(missing)
+    server = RabbitServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def worker(broker, module_worker):
+    return module_worker(
+        "tests.worker.apps.parked_rabbitmq",
+        concurrency=2,
+        env={"RELOCK_TEST_BROKER": broker.url},
+    )
+
+
+@pytest.fixture
+def account():
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def held(worker, redis_url, account):
+    """The lock of this test's account, held by this process until `held.release()`."""
+    lock = Lock(redis_url, f"account:{account}", namespace=worker.module.app.conf.relock_namespace)
+    assert lock.acquire()
+    yield lock
+    if lock.owned():
+        lock.release()
+
+
+def _told(worker, name, **facts):
+    def found(events):
+        return [e for e in events if e.name == name and facts.items() <= e.data.items()]
+
+    return found(worker.journal.wait_for(lambda events: found(events), 20))[0]
+
+
+def _parked(worker, result):
+    return _told(worker, "over", id=result.id, state="IGNORED")
+
+
+@both
+def test_a_resumed_message_is_what_it_was_in_all_that_it_says(worker, account, held, queue):
+    options = {
+        "queue": queue,
+        "routing_key": f"{queue}.delivery",
+        "priority": 7,
+        "headers": {"x-mine": "kept"},
+        "time_limit": 50,
+        "soft_time_limit": 40,
+        "shadow": "another name",
+        "root_id": "the-root",
+        "parent_id": "the-parent",
+        "reply_to": "somebody",
+        "stamped_headers": ["stamp"],
+        "stamp": "of mine",
+    }
+    task = worker.module.work
+    straight = f"{account}-straight"
+    task.apply_async((straight,), **options)
+    waits = task.apply_async((account,), **options)
+    _parked(worker, waits)
+    held.release()
+    after, at_once = (_told(worker, "seen", account=each).data for each in (account, straight))
+    assert after["id"] == waits.id
+    for varies in ("id", "account"):
+        after.pop(varies), at_once.pop(varies)
+    assert after == at_once
+    assert (after["exchange"], after["routing_key"]) == ("by-topic", f"{queue}.delivery")
+    assert after["headers"] == {"x-mine": "kept"}
+    assert after["priority"] == 7
+
+
+@both
+def test_who_gives_the_lock_back_sends_the_next_one_in_the_order_of_their_coming(
+    worker, account, queue
+):
+    where = {"queue": queue, "routing_key": f"{queue}.x"}
+    worker.module.hold.apply_async((account,))
+    _told(worker, "held", account=account)
+    sent = []
+    for _ in range(5):
+        sent.append(worker.module.work_acked_late.apply_async((account,), **where))
+        _parked(worker, sent[-1])
+    worker.journal.add(f"free {account}")
+    for each in sent:
+        _told(worker, "over", id=each.id, state="SUCCESS")
+    seen = [e for e in worker.journal.events("seen") if e.data.get("account") == account]
+    assert [e["id"] for e in seen] == [each.id for each in sent]
+
+
+def test_a_chain_goes_on_after_the_wait(worker, account, held):
+    result = chain(worker.module.work.si(account), worker.module.note.si(account)).apply_async()
+    _parked(worker, result.parent)
+    held.release()
+    _told(worker, "noted", account=account)
+
+
+def test_a_revoked_run_leaves_the_line_and_the_next_one_goes_on(worker, account, held):
+    first, second = (worker.module.work.delay(account) for _ in range(2))
+    _parked(worker, first), _parked(worker, second)
+    worker.module.app.control.revoke(first.id)
+    assert not _told(worker, "revoked", id=first.id)["expired"]
+    held.release()
+    _told(worker, "over", id=second.id, state="SUCCESS")
+    assert _ids_seen(worker, account) == [second.id]
+
+
+def test_a_run_that_expires_leaves_the_line_though_nobody_gives_the_lock_back(
+    worker, account, held
+):
+    result = worker.module.work.apply_async((account,), expires=1.0)
+    _parked(worker, result)
+    assert _told(worker, "revoked", id=result.id)["expired"]
+    engine = worker.module.work.__class__.__dict__["__relock__"].engine
+    wait_for(lambda: engine.inspect(f"account:{account}").waiting == 0, what="the free place")
+    held.release()
+    assert _ids_seen(worker, account) == []
+
+
+def _ids_seen(worker, account):
+    events = worker.journal.events("seen")
+    return [e["id"] for e in events if e.data.get("account") == account]
+
+
+def test_a_run_that_is_parked_outlives_the_broker(broker, worker, account, held):
+    result = worker.module.work.delay(account)
+    _parked(worker, result)
+    broker.kill()
+    held.release()
+    worker.wait_for_log("could not be resumed|Trying again in", timeout=20)
+    broker.restart()
+    _told(worker, "over", id=result.id, state="SUCCESS")
+    assert _ids_seen(worker, account) == [result.id]
+
+
+def test_nothing_is_left_in_redis(client, worker):
+    app = worker.module.app
+    names = leftovers(client, app.conf.relock_namespace)
+    assert [n for n in names if client.ttl(n) == -1 and not n.endswith(":meta")] == []
+
+
+@pytest.mark.parametrize("name", ["is_rejected", "is_requeued", "fails_unacknowledged"])
+def test_a_message_that_the_broker_brings_back_on_purpose_runs_again(worker, account, name):
+    module = worker.module
+    with module.app.connection_for_write() as connection:
+        module.resting(connection.default_channel).declare()
+    sent = getattr(module, name).apply_async((account,), queue="comes-back")
+
+    def tried(events):
+        return [e for e in events if e.name == "tried" and e["id"] == sent.id]
+
+    worker.journal.wait_for(lambda events: len(tried(events)) == 3, 20)
+    # The lock is free: nobody stands behind an execution that is over.
+    module.work.apply_async((account,), queue="classic")
+    _told(worker, "seen", account=account)
+    assert len(tried(worker.journal.events())) == 3

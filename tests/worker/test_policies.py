@@ -1,0 +1,181 @@
+"""What each policy does in each place: the table in docs/conflicts.md, cell by cell."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import pytest
+
+from celery_relock.errors import LockConfigError, LockConflict
+from celery_relock.options import POLICIES
+from celery_relock.worker.states import is_dropped
+from tests.support import wait_for
+from tests.support.parked import lock_of, state_of
+
+DOC = Path(__file__).parents[2] / "docs" / "conflicts.md"
+
+
+def table():
+    """The table of the document: {place: {policy: cell}}."""
+    rows = [line for line in DOC.read_text("utf-8").splitlines() if line.startswith("| ")]
+    first = next(n for n, row in enumerate(rows) if '`"wait"`' in row)
+    cells = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows[first:]]
+    heads = [head.strip('`"') for head in cells[0][1:]]
+    return {row[0].strip(): dict(zip(heads, row[1:], strict=True)) for row in cells[1:]}
+
+
+@pytest.fixture(scope="module")
+def worker(module_worker):
+    return module_worker("tests.worker.apps.policies", concurrency=3)
+
+
+def observe(worker, policy, place, word=""):
+    """Run the canvas against a held lock, and say what it came to in the words of the document."""
+    module, account = worker.module, f"{uuid.uuid4().hex}-{word}"
+    name = f"account:{account}"
+    with lock_of(worker, name):
+        run, canvas = module.PLACES[place](module.locked[policy], account)
+        wait_for(
+            lambda: run.state not in ("PENDING", "STARTED") or state_of(worker, name).waiting,
+            what="the conflict",
+        )
+        wait_for(lambda: run.state != "PENDING" or not _parked(worker, name))
+        held = run.state
+    final = _final(run)
+    said = f"`{held}`" if run.state == held else f"`{held}`, then `{run.state}`"
+    said += " with the marker" if final == "marker" else ""
+    assert not state_of(worker, name).waiting
+    return f"{said}{END[place](canvas, final, lambda: _noted(worker, account))}"
+
+
+def _noted(worker, account):
+    """Whether a link or a next step was run."""
+    module = worker.module
+    for result in [module.value.delay(0) for _ in range(3)]:
+        result.get(timeout=10)  # what was published before has been run by now
+    return any(e["account"] == account for e in worker.journal.events("noted"))
+
+
+def _parked(worker, name):
+    return any(waiter.parked for waiter in state_of(worker, name).waiters)
+
+
+def _final(result):
+    """ "result", "marker" or "conflict"; anything else fails the test."""
+    try:
+        got = result.get(timeout=15)
+    except LockConflict:
+        return "conflict"
+    if is_dropped(got):
+        assert got["lock"].startswith("account:")
+        assert "is held by" in got["reason"]
+        return "marker"
+    return "result"
+
+
+def _plain(canvas, final, noted):
+    if final == "marker":
+        return "; no link is called" if not noted() else "; a link is called"
+    wait_for(noted, what="the link")
+    return f"; its {'links' if final == 'result' else 'errbacks'} are called"
+
+
+def _chain(canvas, final, noted):
+    last = _final(canvas)
+    if last == "result":
+        return "; the next step runs"
+    assert not noted()
+    return f"; the chain stops, its result is the {last}"
+
+
+def _chord(canvas, final, noted):
+    if final == "conflict":
+        with pytest.raises(LockConflict):
+            canvas.get(timeout=15)
+        return "; the body fails"
+    first, middle, last = canvas.get(timeout=15)
+    assert (first, last) == (1, 3)
+    return f"; the body gets the {'marker' if is_dropped(middle) else 'result'}"
+
+
+def _group(canvas, final, noted):
+    first, middle, last = canvas.get(timeout=15, propagate=False)
+    assert (first, last) == (1, 3)
+    if isinstance(middle, LockConflict):
+        return "; the group has the conflict"
+    return f"; the group has the {'marker' if is_dropped(middle) else 'result'}"
+
+
+def _link(canvas, final, noted):
+    assert canvas.get(timeout=15) == 1
+    return "; the caller keeps its result"
+
+
+def _inline(canvas, final, noted):
+    if final == "conflict":
+        return "; the call raises"
+    after, got = canvas.get(timeout=15)
+    assert after == "after"
+    return f"; the call returns the {'marker' if is_dropped(got) else 'result'}"
+
+
+END = {
+    "plain task": _plain,
+    "step of a chain": _chain,
+    "member of a chord": _chord,
+    "member of a group": _group,
+    "link": _link,
+    "task that another is replaced by": _chain,
+    "inline call": _inline,
+}
+
+
+def test_the_document_has_every_place_and_every_policy():
+    assert {place: tuple(cells) for place, cells in table().items()} == dict.fromkeys(END, POLICIES)
+
+
+@pytest.mark.parametrize("place", END)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_does_in_each_place_what_the_document_says(worker, policy, place):
+    assert observe(worker, policy, place) == table()[place][policy]
+
+
+@pytest.mark.parametrize("place", ["plain task", "member of a chord", "inline call"])
+@pytest.mark.parametrize("word", POLICIES)
+def test_a_callable_chooses_a_policy_for_each_conflict(worker, word, place):
+    assert observe(worker, "callable", place, word) == table()[place][word]
+
+
+@pytest.mark.parametrize("name", ["nonsense", "fails"])
+def test_a_callable_that_chooses_no_policy_fails_its_task(worker, name):
+    account = uuid.uuid4().hex
+    with (
+        lock_of(worker, f"account:{account}"),
+        pytest.raises(LockConfigError, match=r"locked\..*lock_on_conflict"),
+    ):
+        worker.module.locked[name].delay(account).get(timeout=10)
+
+
+SHAPES = {
+    "group at the end": ["marker", "marker"],
+    "chord at the end": "marker",
+    "chain in a chord": ["marker", 2],
+    "group in a chain in a chord": [["marker", "marker"], 2],
+    "long chain": "marker",
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_result_that_was_to_come_after_a_dropped_run_is_the_marker(worker, shape):
+    module, account = worker.module, uuid.uuid4().hex
+    with lock_of(worker, f"account:{account}"):
+        result = module.nested(module.locked["drop"], account)[shape].apply_async()
+        got = result.get(timeout=10)
+    assert _as_told(got) == SHAPES[shape]
+
+
+def _as_told(got):
+    if isinstance(got, list):
+        return [_as_told(each) for each in got]
+    return "marker" if is_dropped(got) else got

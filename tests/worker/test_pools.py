@@ -1,0 +1,39 @@
+"""Take, enter again, give back, take turns: in every kind of worker pool."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_relock import Lock
+from tests.support.sections import sections
+
+
+@pytest.fixture(scope="module", params=["prefork", "threads", "gevent", "eventlet", "solo"])
+def worker(request, module_worker):
+    if request.param in ("gevent", "eventlet"):
+        pytest.importorskip(request.param)
+    namespace = f"ns-pool-{request.param}-{id(request)}"
+    return module_worker(
+        "tests.worker.apps.reentry", pool=request.param, concurrency=4, namespace=namespace
+    )
+
+
+@pytest.mark.parametrize("name", ["calls_three_deep", "applies_under_a_direct_call"])
+def test_a_task_takes_its_lock_enters_it_again_and_gives_it_back(worker, name):
+    call = getattr(worker.module, name).delay(name).get(timeout=20)
+    fence, owner = call["fence"], call["owner"]
+    assert not call["reentered"]
+    while call := call["inner"]:
+        assert (call["fence"], call["owner"], call["reentered"]) == (fence, owner, True)
+        assert call["holds"] == 1
+    conf = worker.module.app.conf
+    assert not Lock(conf.relock_url, f"account:{name}", namespace=conf.relock_namespace).locked()
+
+
+def test_runs_for_one_account_take_turns_and_others_run_beside_them(worker):
+    take = worker.module.take
+    sent = [take.delay(account, 0.2) for account in ("a", "a", "b", "a")]
+    assert all(result.get(timeout=30)["fence"] for result in sent)
+    events = worker.journal.events()
+    assert len(sections(events, "account:a")) == 3
+    assert len(sections(events, "account:b")) == 1

@@ -1,0 +1,42 @@
+"""A killed process's locks are free as soon as it is dead: its task's, and others it holds.
+
+Other ways to die: test_endings_child.py, test_endings_worker.py.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+
+from celery_relock import Lock
+from tests.support import wait_for
+
+APP = "tests.worker.apps.reaping"
+
+
+def _lock(worker, name="account:7"):
+    conf = worker.module.app.conf
+    return Lock(conf.relock_url, name, namespace=conf.relock_namespace)
+
+
+def _freed_within(lock, seconds):
+    started = time.monotonic()
+    wait_for(lambda: not lock.locked(), timeout=seconds, what=f"{lock.name} to be free")
+    return time.monotonic() - started
+
+
+def test_every_lock_of_a_killed_child_is_free_at_once_and_the_next_task_runs(worker):
+    running = worker(APP, concurrency=2)
+    lock, inner = _lock(running), _lock(running, "inner")
+    running.module.hold.delay("7", inner="inner")
+    held = running.journal.wait_for("holding", timeout=20)[0]
+    running.journal.wait_for("inner", timeout=20)
+    running.module.follow.delay("7")
+    wait_for(lambda: lock._engine.inspect(lock.name).waiting == 1, what="the next one in line")
+
+    running.kill(signal.SIGKILL, pid=held.pid)
+    followed = running.journal.wait_for("followed", timeout=5)[0]
+
+    assert followed["fence"] > held["fence"]
+    _freed_within(inner, 5)
+    running.wait_for_log("reclaimed")

@@ -1,0 +1,130 @@
+"""The Redis of the locks fails, that of the broker does not: what a task makes of it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import pytest
+
+from celery_relock.errors import LockConfigError, LockUnavailable
+from tests.support import RedisServer
+
+
+@pytest.fixture(scope="module")
+def locks(redis_binary):
+    server = RedisServer(binary=redis_binary)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def worker(module_worker, locks):
+    return module_worker(
+        "tests.worker.apps.faults", concurrency=2, env={"RELOCK_TEST_LOCKS": locks.url}
+    )
+
+
+@pytest.fixture
+def account():
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def down(locks):
+    """The lock Redis is down until `up()` is called, or the test ends."""
+    locks.kill()
+    state = {"down": True}
+
+    def up():
+        if state.pop("down", False):
+            locks.restart(keep_data=False)
+
+    yield up
+    up()
+
+
+def _inside(worker, account, timeout=15.0):
+    def found(events):
+        return [e for e in events if e.name == "inside" and e["account"] == account]
+
+    return found(worker.journal.wait_for(found, timeout))
+
+
+def test_down_at_acquire_raises_and_the_body_does_not_run(worker, account, down):
+    result = worker.module.raises.delay(account)
+    started = time.monotonic()
+    with pytest.raises(LockUnavailable):
+        result.get(timeout=20)
+    assert time.monotonic() - started < 8
+    assert not [e for e in worker.journal.events("inside") if e["account"] == account]
+
+
+def test_down_at_acquire_with_retry_comes_back_until_redis_does(worker, account, down):
+    result = worker.module.comes_back.delay(account)
+    worker.wait_for_log(rf"{result.id}\] retry: .*again in")
+    down()
+    seen = result.get(timeout=30)
+    assert seen["protected"]
+    assert seen["fence"] > 0
+    assert seen["retries"] == 0
+
+
+def test_down_for_longer_than_lock_max_wait_raises_after_all(worker, account, down):
+    result = worker.module.comes_back_briefly.delay(account)
+    with pytest.raises(LockUnavailable):
+        result.get(timeout=30)
+
+
+def test_down_at_acquire_with_run_goes_on_without_the_lock_and_says_so(worker, account, down):
+    result = worker.module.runs_all_the_same.delay(account)
+    assert result.get(timeout=20) == {"fence": 0, "protected": False}
+    worker.wait_for_log("ERROR.*runs_all_the_same RUNS WITHOUT ITS LOCK")
+
+
+def test_with_the_broker_away_too_the_run_stays_in_its_slot(worker, account, down):
+    result = worker.module.stays_in_its_slot.delay(account)
+    worker.wait_for_log("stays_in_its_slot was not sent again")
+    down()
+    assert result.get(timeout=30)["protected"]
+
+
+def test_down_at_give_back_leaves_the_result_as_it_is(worker, account, locks, down):
+    down()
+    result = worker.module.holds.delay(account)
+    _inside(worker, account)
+    locks.kill()
+    try:
+        worker.journal.add(f"free {account}")
+        assert result.get(timeout=20) == "what the body returned"
+        worker.wait_for_log(rf"WARNING.*account:{account}.*could not be given back.*lease ends it")
+    finally:
+        locks.restart(keep_data=False)
+
+
+def test_the_scripts_are_sent_again_after_script_flush(worker, account, locks):
+    assert worker.module.raises.delay(account).get(timeout=20)["protected"]
+    locks.client().script_flush()
+    result = worker.module.raises.delay(account).get(timeout=20)
+    assert result["protected"]
+
+
+def test_somebody_elses_key_is_told_and_left_alone(worker, account, locks):
+    client = locks.client()
+    # Learn where the lock's key is from a run that holds it.
+    result = worker.module.holds.delay(account)
+    _inside(worker, account)
+    (key,) = client.scan_iter(match=f"*account:{account}")
+    worker.journal.add(f"free {account}")
+    result.get(timeout=20)
+    client.set(key, "precious")
+    with pytest.raises(LockConfigError, match="relock_namespace"):
+        worker.module.raises.delay(account).get(timeout=20)
+    assert client.get(key) == b"precious"
+
+
+def test_an_empty_redis_after_a_restart_serves_at_once(worker, account, locks):
+    before = worker.module.raises.delay(account).get(timeout=20)
+    locks.restart(keep_data=False)
+    after = worker.module.raises.delay(account).get(timeout=20)
+    assert after["fence"] > before["fence"]

@@ -1,0 +1,188 @@
+"""A locked task may call what needs the same lock: it enters again, and never waits for itself."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import pytest
+
+from celery_relock import Lock
+from celery_relock.engine import ids
+from celery_relock.errors import LockConfigError, LockConflict
+from tests.support.sections import sections
+
+INLINE = [
+    "calls_directly",
+    "calls_three_deep",
+    "applies",
+    "applies_under_a_direct_call",
+    "calls_itself",
+    "calls_a_signature",
+    "enters_a_lock_object",
+    "survives_the_failure_of_a_callee",
+]
+
+
+@pytest.fixture(scope="module")
+def reentry(module_worker):
+    return module_worker("tests.worker.apps.reentry", concurrency=2)
+
+
+@pytest.fixture
+def account():
+    return uuid.uuid4().hex
+
+
+def lock_of(worker, account):
+    conf = worker.module.app.conf
+    return Lock(conf.relock_url, f"account:{account}", namespace=conf.relock_namespace)
+
+
+def chain_of(result):
+    """The result of a call, of what it called, and so on inwards."""
+    found = []
+    while result is not None:
+        found.append(result)
+        result = result.get("inner")
+    return found
+
+
+@pytest.mark.parametrize("name", INLINE)
+def test_what_is_called_inline_enters_again_with_the_same_fence(reentry, account, name):
+    task = getattr(reentry.module, name)
+    calls = chain_of(task.delay(account).get(timeout=20))
+    assert len(calls) >= 2
+    assert [call["reentered"] for call in calls] == [False, *[True] * (len(calls) - 1)]
+    assert len({call["fence"] for call in calls}) == 1
+    # The call stack says it all: an inner call costs no hold of its own, and ends none.
+    assert {call.get("holds", 1) for call in calls} == {1}
+    assert not lock_of(reentry, account).locked()
+    assert len(sections(reentry.journal.events(), f"account:{account}")) == 1
+
+
+@pytest.mark.parametrize("name", INLINE)
+def test_the_same_holds_for_a_direct_call_outside_of_tasks(reentry, account, name):
+    calls = chain_of(getattr(reentry.module, name)(account))
+    assert [call["reentered"] for call in calls] == [False, *[True] * (len(calls) - 1)]
+    assert len({call["fence"] for call in calls}) == 1
+    assert not lock_of(reentry, account).locked()
+
+
+def test_a_task_that_calls_itself_for_a_lock_that_is_held_is_not_sent_again(reentry, account):
+    # It finds its own message's request there; to send that again would run the outer body twice.
+    other = f"{account}-other"
+    with lock_of(reentry, other):
+        result = reentry.module.calls_itself_for_another.delay(account, other)
+        with pytest.raises(LockConflict, match=other):
+            result.get(timeout=20)
+    assert len(sections(reentry.journal.events(), f"account:{account}")) == 1
+
+
+def test_items_of_starmap_enter_the_lock_of_the_caller(reentry, account):
+    result = reentry.module.maps.delay(account).get(timeout=20)
+    assert [item["reentered"] for item in result["inner"]] == [True, True]
+    assert {item["fence"] for item in result["inner"]} == {result["fence"]}
+
+
+def test_items_of_a_starmap_message_take_the_lock_one_after_another(reentry, account):
+    take = reentry.module.take
+    items = take.starmap([(account,), (account,)]).delay().get(timeout=20)
+    assert [item["reentered"] for item in items] == [False, False]
+    assert items[0]["fence"] < items[1]["fence"]
+
+
+def test_a_call_of_run_itself_acquires_the_lock_too(reentry, account):
+    result = reentry.module.calls_run_of_another.delay(account).get(timeout=20)
+    assert result["inner"] == {"holds": 1}
+
+
+def test_of_two_locks_the_one_that_a_caller_has_is_entered_and_the_other_is_taken(reentry, account):
+    second = f"{account}-second"
+    result = reentry.module.half_covers.delay(account, second).get(timeout=20)
+    both, after = result["inner"]
+    assert both["fences"][f"account:{account}"] == result["fence"]
+    assert both["fences"][f"account:{second}"] > result["fence"]
+    assert not both["reentered"]
+    assert both["holds"] == 1
+    assert after == {"after": 0}
+    assert result["holds"] == 1, "the inner give-back freed the lock of the outer call"
+
+
+def test_the_owner_is_the_workflow_wherever_in_it_the_call_is(reentry, account):
+    sent = reentry.module.applies_under_a_direct_call.apply_async(
+        (account,), root_id="workflow-1", parent_id="workflow-1"
+    )
+    calls = chain_of(sent.get(timeout=20))
+    assert len(calls) == 3
+    assert {call["workflow"] for call in calls} == {"workflow-1"}
+    assert {call["owner"] for call in calls} == {"workflow-1"}
+
+
+def test_a_locked_task_under_an_unlocked_one_belongs_to_its_workflow(reentry, account):
+    sent = reentry.module.unlocked.delay(account)
+    result = sent.get(timeout=20)
+    assert result["workflow"] == result["inner"]["owner"] == ids.short(sent.id)
+    assert not result["inner"]["reentered"]
+
+
+def test_the_owner_may_be_the_task_alone(reentry, account):
+    sent = reentry.module.owned_by_the_task.apply_async((account,), root_id="workflow-2")
+    result = sent.get(timeout=20)
+    assert result["owner"] == ids.short(sent.id)
+    assert result["inner"]["reentered"]
+
+
+def test_the_owner_may_be_what_a_callable_says(reentry, account):
+    result = reentry.module.owned_by_a_callable.delay(account).get(timeout=20)
+    assert result["owner"] == f"of-{account[:10]}"
+    assert result["inner"]["reentered"]
+
+
+def test_a_callable_that_names_no_owner_is_told_with_task_and_option(reentry, account):
+    result = reentry.module.owned_by_nobody.delay(account)
+    with pytest.raises(LockConfigError, match=r"owned_by_nobody.*lock_owner.*returned None"):
+        result.get(timeout=20)
+
+
+def test_a_direct_call_under_a_lock_object_enters_it(reentry, account):
+    lock = lock_of(reentry, account)
+    with lock:
+        result = reentry.module.calls_directly(account)
+        assert result["reentered"]
+        assert result["fence"] == lock.fence
+        assert lock.owned(), "the inner call gave the outer lock back"
+    assert not lock.locked()
+
+
+def test_two_direct_calls_outside_of_tasks_are_strangers(reentry, account):
+    reentry.module.take.delay(account, seconds=1.5)
+    reentry.journal.wait_for(lambda events: _is_in(events, account))
+    started = time.monotonic()
+    with pytest.raises(LockConflict, match=r"lock_max_wait=0.2 s") as caught:
+        reentry.module.impatient(account)
+    assert 0.15 < time.monotonic() - started < 1.0
+    assert caught.value.name == f"account:{account}"
+    assert caught.value.owner
+
+
+def test_a_first_protocol_message_takes_its_own_id_for_the_workflow(module_worker, account):
+    # It carries neither root nor parent, and its header comes by another way.
+    worker = module_worker(
+        "tests.worker.apps.reentry",
+        namespace=f"ns{account[:12]}",
+        concurrency=2,
+    )
+    worker.module.app.conf.task_protocol = 1
+    sent = worker.module.calls_three_deep.delay(account)
+    calls = chain_of(sent.get(timeout=20))
+    assert {call["owner"] for call in calls} == {ids.short(sent.id)}
+    assert [call["reentered"] for call in calls] == [False, True, True, True, True, True]
+    both = [worker.module.take.delay(account, 0.3) for _ in range(2)]
+    fences = [one.get(timeout=20)["fence"] for one in both]
+    assert len(set(fences)) == 2
+    assert len(sections(worker.journal.events(), f"account:{account}")) == 3
+
+
+def _is_in(events, account):
+    return any(e.name == "enter" and e["lock"] == f"account:{account}" for e in events)

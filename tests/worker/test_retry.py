@@ -1,0 +1,171 @@
+"""Retries: the lock is given back for the countdown, or kept for the retry if the task says so."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import pytest
+from celery.exceptions import MaxRetriesExceededError
+
+from celery_relock import Lock
+from tests.support import wait_for
+
+APP = "tests.worker.apps.retry"
+
+
+@pytest.fixture(scope="module")
+def worker(module_worker):
+    return module_worker(APP, concurrency=3)
+
+
+@pytest.fixture
+def account():
+    return uuid.uuid4().hex
+
+
+def _inside(worker, account, count, timeout=15.0):
+    """So many entries into the lock, in their order."""
+
+    def entries(events):
+        return [e for e in events if e.name == "inside" and e["account"] == account]
+
+    every = worker.journal.wait_for(lambda events: len(entries(events)) >= count, timeout)
+    return entries(every)
+
+
+def _who(entries):
+    return [(entry["task"], entry["retries"]) for entry in entries]
+
+
+def _lock(worker, account):
+    conf = worker.module.app.conf
+    return Lock(conf.relock_url, f"account:{account}", namespace=conf.relock_namespace)
+
+
+def _free_within(worker, account, seconds):
+    lock, started = _lock(worker, account), time.monotonic()
+    wait_for(lambda: not lock.locked(), timeout=seconds, what="the lock to be free")
+    return time.monotonic() - started
+
+
+def test_the_lock_is_given_back_for_a_countdown_longer_than_the_lease(worker, account):
+    sent = worker.module.gives_back.delay(account, 2.0)
+    _inside(worker, account, 1)
+    worker.module.stranger.delay(account).get(timeout=20)
+    sent.get(timeout=20)
+    entries = _inside(worker, account, 3)
+    assert _who(entries) == [("gives_back", 0), ("stranger", 0), ("gives_back", 1)]
+    assert entries[0]["fence"] < entries[1]["fence"] < entries[2]["fence"]
+    assert entries[2]["continuous"]  # nothing was to be kept
+
+
+def test_a_lock_that_is_kept_outlasts_the_countdown_and_lets_nobody_between(worker, account):
+    sent = worker.module.keeps.delay(account, 2.5)
+    _inside(worker, account, 1)
+    other = worker.module.stranger.delay(account)
+    sent.get(timeout=20)
+    other.get(timeout=20)
+    entries = _inside(worker, account, 3)
+    assert _who(entries) == [("keeps", 0), ("keeps", 1), ("stranger", 0)]
+    assert entries[0]["fence"] == entries[1]["fence"] < entries[2]["fence"]
+    assert entries[1]["continuous"]
+    assert not entries[1]["reentered"]
+
+
+def test_it_is_kept_from_retry_to_retry(worker, account):
+    worker.module.keeps.delay(account, 0.2, times=2).get(timeout=20)
+    entries = _inside(worker, account, 3)
+    assert len({entry["fence"] for entry in entries}) == 1
+    assert all(entry["continuous"] for entry in entries)
+    assert not _lock(worker, account).locked()
+
+
+def test_autoretry_keeps_it_too(worker, account):
+    worker.module.keeps_by_itself.delay(account).get(timeout=20)
+    first, second = _inside(worker, account, 2)
+    assert first["fence"] == second["fence"]
+    assert second["continuous"]
+
+
+def test_it_is_given_back_when_the_retries_are_used_up(worker, account):
+    with pytest.raises(MaxRetriesExceededError):
+        worker.module.gives_up.delay(account).get(timeout=20)
+    assert not _lock(worker, account).locked()
+    assert len(_inside(worker, account, 2)) == 2
+
+
+@pytest.mark.parametrize("policy", ["parked", "blocked", "sent_again"])
+def test_a_retry_that_comes_before_its_predecessor_is_out_waits_for_it(worker, account, policy):
+    getattr(worker.module, f"lingers_{policy}").delay(account)
+    first, second = _inside(worker, account, 2)
+    [over] = [e for e in worker.journal.events("over") if e["account"] == account]
+    assert second.at >= over.at
+    assert first["fence"] == second["fence"]
+    assert second["continuous"]
+    _free_within(worker, account, 5)
+
+
+def test_a_run_that_sends_a_retry_and_goes_on_gives_back_when_it_ends(worker, account):
+    sent = worker.module.goes_on.delay(account)
+    first, second = _inside(worker, account, 2)
+    assert second["fence"] > first["fence"]
+    assert not second["continuous"]
+    sent.get(timeout=20)
+    _free_within(worker, account, 5)
+
+
+def test_a_retry_finds_out_that_what_was_kept_for_it_is_gone(worker, account):
+    sent = worker.module.keeps.delay(account, 1.5)
+    first = _inside(worker, account, 1)[0]
+    worker.wait_for_log(rf"{sent.id}\] retry: ")
+    lock = _lock(worker, account)
+    assert lock._engine.backend.force_release(lock.name)
+    sent.get(timeout=20)
+    second = _inside(worker, account, 2)[1]
+    assert second["fence"] > first["fence"]
+    assert not second["continuous"]
+    worker.wait_for_log(rf"WARNING.*account:{account}' lost.*was kept for this retry")
+
+
+def test_a_retry_that_is_revoked_frees_what_is_kept_for_it(worker, account):
+    sent = worker.module.keeps.delay(account, 1.5)
+    worker.wait_for_log(rf"{sent.id}\] retry: ")
+    assert _lock(worker, account).locked()
+    worker.module.app.control.revoke(sent.id)
+    # The lease would last for five minutes more; Celery discards the message when it is due.
+    assert _free_within(worker, account, 10) < 8
+    assert len(_inside(worker, account, 1)) == 1
+
+
+def test_it_is_kept_though_the_process_that_sent_the_retry_is_killed(worker, account):
+    sent = worker.module.keeps.delay(account, 2.0)
+    first = _inside(worker, account, 1)[0]
+    worker.wait_for_log(rf"{sent.id}\] retry: ")
+    # Until then Celery would take the whole task for lost.
+    inspect = worker.module.app.control.inspect(timeout=0.3)
+    wait_for(lambda: not any((inspect.active() or {"": [1]}).values()), what="the end of the run")
+    worker.kill(pid=first.pid)
+    sent.get(timeout=20)
+    second = _inside(worker, account, 2)[1]
+    assert second["fence"] == first["fence"]
+    assert second["continuous"]
+
+
+def test_a_retry_that_never_comes_frees_the_lock_with_the_end_of_its_lease(module_worker, account):
+    running = module_worker(APP, concurrency=1, namespace=f"ns{uuid.uuid4().hex[:12]}")
+    sent = running.module.keeps_briefly.delay(account, 2.0)
+    running.wait_for_log(rf"{sent.id}\] retry: ")
+    running.close()
+    assert 2.0 <= _free_within(running, account, 10) <= 3.5
+
+
+def test_a_retry_with_other_arguments_keeps_only_the_names_that_it_needs(worker, account):
+    second, third = f"{account}-second", f"{account}-third"
+    sent = worker.module.moves_on.delay(account, second, third)
+    wait_for(lambda: sent.state == "RETRY", 10)
+    assert not _lock(worker, account).locked(), "nobody comes back for it"
+    assert _lock(worker, second).locked()
+    sent.get(timeout=20)
+    assert not _lock(worker, second).locked()
+    assert not _lock(worker, third).locked()

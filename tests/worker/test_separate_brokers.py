@@ -1,0 +1,116 @@
+"""The locks are on a Redis of their own, the broker on another one or on RabbitMQ."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from urllib.parse import quote
+
+import pytest
+from celery import chain
+
+from celery_relock import Lock, engines
+from tests.backends.redis.test_permissions import PASSWORD, least
+from tests.support import RedisServer, leftovers, wait_for
+from tests.support.tls import Authority, free_port, speaks_tls
+
+
+def _missing(what):
+    if os.environ.get("CI", "").lower() not in ("", "0", "false"):
+        pytest.fail(what)
+    pytest.skip(what)
+
+
+@pytest.fixture(scope="module")
+def locks(redis_binary, tmp_path_factory):
+    """The Redis of the locks: by TCP, by TLS, and for a user with the least rights."""
+    tls, config, options = free_port(), (), {}
+    folder = tmp_path_factory.mktemp("tls")
+    if speaks_tls(redis_binary):
+        try:
+            authority = Authority(folder)
+        except FileNotFoundError:
+            _missing("no openssl command")
+        config = authority.server_config(port=tls)
+        certificate, key = authority.certificate("worker")
+        options = {
+            "ssl_ca_certs": authority.ca,
+            "ssl_certfile": certificate,
+            "ssl_keyfile": key,
+        }
+    server = RedisServer(*config, binary=redis_binary)
+    server.tls_url, server.tls_options = f"rediss://localhost:{tls}/2", options
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module", params=["no results", "rabbitmq", "least rights", "tls"])
+def worker(request, module_worker, locks):
+    """A worker whose results, but for the first two, are with the broker; its locks never are."""
+    env, namespace = {"RELOCK_TEST_LOCKS": locks.url}, f"ns{uuid.uuid4().hex[:12]}"
+    if request.param in ("no results", "rabbitmq"):
+        env["RELOCK_TEST_RESULTS"] = "none"
+    if request.param == "rabbitmq":
+        env["RELOCK_TEST_BROKER"] = request.getfixturevalue("rabbitmq").url
+    if request.param == "least rights":
+        rules = [rule.replace("relock", namespace) for rule in least()]
+        locks.client().execute_command("ACL", "SETUSER", "worker", "on", f">{PASSWORD}", *rules)
+        login = f"worker:{quote(PASSWORD, safe='')}"
+        env["RELOCK_TEST_LOCKS"] = f"redis://{login}@127.0.0.1:{locks.port}/0"
+    if request.param == "tls":
+        if not locks.tls_options:
+            _missing("this Redis was built without TLS")
+        env["RELOCK_TEST_LOCKS"] = locks.tls_url
+        env["RELOCK_TEST_TLS"] = json.dumps(locks.tls_options)
+    started = module_worker("tests.worker.apps.separate", env=env, namespace=namespace)
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def held(worker):
+    """A lock that this process has, by the same way to the Redis as the worker's."""
+    conf = worker.module.app.conf
+    lock = Lock(conf.relock_url, f"account:{uuid.uuid4().hex}", namespace=conf.relock_namespace)
+    assert lock.acquire(blocking=False)
+    yield lock
+    if lock.owned():
+        lock.release()
+
+
+def _state(worker, name):
+    conf = worker.module.app.conf
+    return engines.engine_for(conf.relock_url, conf.relock_namespace).inspect(name)
+
+
+def _told(worker, name, lock):
+    def found(events):
+        return [e for e in events if e.name == name and e.data.get("lock") == lock]
+
+    return found(worker.journal.wait_for(lambda events: found(events), 20))[0]
+
+
+def test_a_hold_is_renewed_and_a_run_is_parked_and_resumed_and_its_chain_goes_on(
+    worker, held, client
+):
+    other, fence = f"account:{uuid.uuid4().hex}", held.fence
+    worker.module.stays.delay(other)
+    _told(worker, "in", other)
+    lapses = time.monotonic() + 3.2
+    (before,) = _state(worker, other).holds
+
+    chain(worker.module.takes.si(held.name), worker.module.note.si(held.name)).apply_async()
+    wait_for(lambda: _state(worker, held.name).waiters, what="the parked run")
+    assert _state(worker, held.name).waiters[0].parked
+    held.release()
+    assert _told(worker, "took", held.name)["fence"] > fence
+    _told(worker, "noted", held.name)
+
+    wait_for(lambda: time.monotonic() > lapses, what="the end of the first lease")
+    assert _state(worker, other).holds[0].fence == before.fence
+    worker.journal.add("free", lock=other)
+    _told(worker, "still in", other)
+    assert leftovers(client, worker.module.app.conf.relock_namespace) == [], "at the broker"
+    assert "hears of" not in worker.log()

@@ -1,0 +1,79 @@
+"""`task_track_started`: a task is STARTED from when its body begins, not while it waits."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from tests.support import wait_for
+from tests.support.parked import lock_of, state_of
+
+APP = "tests.worker.apps.states"
+
+
+@pytest.fixture(scope="module")
+def worker(module_worker):
+    return module_worker(APP, concurrency=2)
+
+
+@pytest.fixture
+def account():
+    return uuid.uuid4().hex
+
+
+def _is_inside(worker, account):
+    found = [e for e in worker.journal.events("inside") if e["account"] == account]
+    return found[0] if found else None
+
+
+def _shows_started_until_the_end(worker, sent, account):
+    inside = wait_for(lambda: _is_inside(worker, account), what="the body")
+    assert sent.state == "STARTED"
+    node = f"{worker.module.app.conf.relock_namespace}@127.0.0.1"
+    assert sent.info == {"pid": inside.pid, "hostname": node}
+    worker.journal.add(f"free {account}")
+    assert sent.get(timeout=20) == account
+
+
+@pytest.mark.parametrize("task", ["parks", "blocks", "comes_back"])
+def test_a_run_is_started_when_it_has_its_lock(worker, account, task):
+    with lock_of(worker, account):
+        sent = getattr(worker.module, task).delay(account)
+        shown = {"parks": "BLOCKED", "blocks": "PENDING", "comes_back": "RETRY"}[task]
+        if task == "blocks":
+            wait_for(lambda: state_of(worker, account).waiting)
+        wait_for(lambda: sent.state == shown, what=shown)
+        assert _is_inside(worker, account) is None
+    _shows_started_until_the_end(worker, sent, account)
+
+
+@pytest.mark.parametrize("task", ["without_a_lock", "by_annotation", "inherits"])
+def test_however_it_is_asked_for_it_is_stored_once_the_body_runs(worker, account, task):
+    sent = getattr(worker.module, task).delay(account)
+    _shows_started_until_the_end(worker, sent, account)
+
+
+@pytest.mark.parametrize("task", ["does_not_track", "ignores_its_result"])
+def test_it_is_stored_of_no_other_task(worker, account, task):
+    sent = getattr(worker.module, task).delay(account)
+    wait_for(lambda: _is_inside(worker, account), what="the body")
+    assert sent.state == "PENDING"
+    worker.journal.add(f"free {account}")
+
+
+def test_an_inline_call_leaves_the_state_of_its_caller(worker, account):
+    sent = worker.module.calls.delay(account)
+    inside = wait_for(lambda: _is_inside(worker, account), what="the body")
+    assert (sent.state, sent.info["pid"]) == ("STARTED", inside.pid)
+    worker.journal.add(f"free {account}")
+    assert sent.get(timeout=20) == account
+
+
+# Celery's own way to store a result, with redis-py 8: as an error it would hide one.
+@pytest.mark.filterwarnings("ignore:Call to deprecated:DeprecationWarning")
+def test_an_eager_call_stores_nothing(worker, account):
+    worker.journal.add(f"free {account}")
+    done = worker.module.parks.apply((account,))
+    assert done.get() == account
+    assert worker.module.app.AsyncResult(done.id).state == "PENDING"
