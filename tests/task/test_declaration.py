@@ -73,7 +73,7 @@ def test_a_lost_lock_is_told_by_check(worker, account):
 
 def test_there_is_no_lock_to_show_outside_of_the_body(worker, account):
     with pytest.raises(
-        RelockError, match=r"declared.shows holds no lock here.*while the body runs"
+        RelockError, match=r"declaration.shows holds no lock here.*while the body runs"
     ):
         _ = worker.module.shows.lock
     said = worker.module.asks_in_a_thread.delay(account).get(timeout=20)

@@ -77,7 +77,7 @@ def test_raise_is_told_at_once_and_says_who_holds_the_lock(worker, account, hold
         result.get(timeout=20)
     assert time.monotonic() - started < 1.0
     text = str(caught.value)
-    for part in (f"account:{account}", "conflicts.hold[", "workflow", "lease", "'raise'"):
+    for part in (f"account:{account}", "conflict.hold[", "workflow", "lease", "'raise'"):
         assert part in text, text
     assert result.state == "FAILURE"
 
