@@ -290,6 +290,7 @@ class Lock:
         if outer is not None and outer.backend is self._engine.backend:
             self._still_ours(outer)
             self.local.grip = Grip(outer, borrowed=True)
+            outer.tell("reentered")
             return Held(outer.fences, outer.reentered)
         owner = self._owner or (outer.claim.owner if outer else workflow() if working else None)
         lease = self._engine.lease(self._claim(token, owner, outer, ends=wait is not None))
@@ -307,7 +308,8 @@ class Lock:
             with suppress(RelockError):
                 self._engine.release(lease)
             raise
-        lease.tell("conflict", describe_conflict(self.name, answer))
+        policy = "raise" if wait == 0 else "block"
+        lease.tell("conflict", describe_conflict(self.name, answer), policy=policy)
         self._engine.release(lease)
         if isinstance(answer, Deadlocked):
             raise LockNeverFree(describe_deadlock(answer.path), name=self.name)

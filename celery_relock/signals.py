@@ -7,11 +7,19 @@
 
 Signals, and what each of them tells of:
 
-- `lock_acquired`: a lock was taken, or entered once more by another run of its workflow. An inline
-  call that its own call stack lets in takes nothing, and is not told;
-- `lock_conflict`: it was held by somebody else; the run waits, is sent again, or fails;
-- `lock_released`: it was given back;
+- `lock_acquired`: an execution acquired a lock, or joined the permit of another execution of its
+  workflow (then `reentered` is True);
+- `lock_reentered`: a call re-entered what its own call stack holds. Redis was not asked;
+- `lock_conflict`: somebody else holds the lock; `policy` says what becomes of the execution;
+- `lock_waiting`: the execution waits in its worker's slot, or a `Lock` in its thread;
+- `lock_parked`: its message waits in Redis, and the worker's slot is free;
+- `lock_resumed`: a parked message was published again, as its turn has come; told wherever that
+  happened, mostly where the lock was released. `sender` is None if no task has its name there;
+- `lock_dropped`: the execution ends without a run (`lock_on_conflict="drop"`);
+- `lock_released`: the lock was released;
 - `lock_lost`: it ended before the work under it did;
+- `lock_unrenewed`: Redis could not be asked to renew it, and will be asked again until the lease
+  ends. Told for each lock and each try;
 - `lock_duplicate`: a call was swallowed, as one like it is queued or runs (`lock_dedup`); told
   where it was sent, or in the worker for a call by name. Its arguments are at the end;
 - `lock_reclaimed`: it was freed for a process of this worker's host that is dead; told in the main
@@ -25,6 +33,12 @@ Arguments (more may come, so take `**kwargs`):
 - `fence`: the number of the entry, 0 if there is none;
 - `reason`: a sentence for people, "" where the signal says it all;
 - `since`: seconds since the last good renewal, for `lock_lost`;
+- `waited`: seconds since the execution first had to wait, parked ones included; 0 if it never did;
+- `held`: seconds for which this execution held the lock; of a lock that a workflow keeps
+  (`lock_hold="workflow"`) those of its last step;
+- `reentered`: whether it joined a permit that was there;
+- `policy`: for `lock_conflict`, a value of `lock_on_conflict`, or "duplicate" for a second copy of
+  a message, which waits behind the first one; "" elsewhere;
 - `task_id`, `task_name`: of the message that runs, "" without one.
 
 Those of `lock_duplicate`: `sender` and `names` as above, `task_id` of the call that was swallowed,
@@ -48,18 +62,31 @@ from .engine.events import LockEvent
 __all__ = [
     "lock_acquired",
     "lock_conflict",
+    "lock_dropped",
     "lock_duplicate",
     "lock_lost",
+    "lock_parked",
     "lock_reclaimed",
+    "lock_reentered",
     "lock_released",
+    "lock_resumed",
+    "lock_unrenewed",
+    "lock_waiting",
 ]
 
-_ARGUMENTS = {"names", "owner", "run", "fence", "reason", "since", "task_id", "task_name"}
+_FACTS = ("owner", "fence", "reason", "since", "waited", "held", "reentered", "policy")
+_ARGUMENTS = {"names", "run", "task_id", "task_name", *_FACTS}
 
 lock_acquired = Signal(name="lock_acquired", providing_args=_ARGUMENTS)
+lock_reentered = Signal(name="lock_reentered", providing_args=_ARGUMENTS)
 lock_conflict = Signal(name="lock_conflict", providing_args=_ARGUMENTS)
+lock_waiting = Signal(name="lock_waiting", providing_args=_ARGUMENTS)
+lock_parked = Signal(name="lock_parked", providing_args=_ARGUMENTS)
+lock_resumed = Signal(name="lock_resumed", providing_args=_ARGUMENTS)
+lock_dropped = Signal(name="lock_dropped", providing_args=_ARGUMENTS)
 lock_released = Signal(name="lock_released", providing_args=_ARGUMENTS)
 lock_lost = Signal(name="lock_lost", providing_args=_ARGUMENTS)
+lock_unrenewed = Signal(name="lock_unrenewed", providing_args=_ARGUMENTS)
 lock_reclaimed = Signal(name="lock_reclaimed", providing_args=_ARGUMENTS)
 lock_duplicate = Signal(
     name="lock_duplicate", providing_args={"names", "task_id", "duplicate_of", "since"}
@@ -67,9 +94,15 @@ lock_duplicate = Signal(
 
 _signals = {
     "acquired": lock_acquired,
+    "reentered": lock_reentered,
     "conflict": lock_conflict,
+    "waiting": lock_waiting,
+    "parked": lock_parked,
+    "resumed": lock_resumed,
+    "dropped": lock_dropped,
     "released": lock_released,
     "lost": lock_lost,
+    "unrenewed": lock_unrenewed,
     "reclaimed": lock_reclaimed,
 }
 
@@ -85,11 +118,8 @@ def _send(event: LockEvent) -> None:
         _signals[event.kind],
         sender=None if work is None else work.task,
         names=event.names,
-        owner=event.owner,
         run=event.execution_id,
-        fence=event.fence,
-        reason=event.reason,
-        since=event.since,
+        **{name: getattr(event, name) for name in _FACTS},
         task_id="" if work is None else work.id,
         task_name="" if work is None else work.name,
     )

@@ -239,7 +239,7 @@ class _Quiet(Lease):
 
     __slots__ = ()
 
-    def tell(self, kind: str, reason: str = "", since: float = 0.0) -> None:
+    def tell(self, kind: str, reason: str = "", since: float = 0.0, policy: str = "") -> None:
         pass
 
 

@@ -190,6 +190,7 @@ class Engine:
             lease.switch(State.NEW, State.ASKED)
             journal.remove(lease.claim.attempt_id)
         if isinstance(answer, Parked):
+            lease.tell("parked", f"{answer.rank} ahead")
             self.parking.forward(answer.messages)
         return answer
 
@@ -220,6 +221,9 @@ class Engine:
             lease.rank = answer.rank
             lease.stand(sent, answer.recheck)
             keepalive.add(lease)
+            if not lease.waits_since:
+                lease.waits_since = sent
+                lease.tell("waiting", f"{answer.rank} ahead")
         else:
             keepalive.discard(lease)
             if not lease.repeated:

@@ -43,13 +43,17 @@ class LockEvent:
     """Something that happened to an execution's lock.
 
     Attributes:
-        kind: "acquired", "released", "conflict", "lost" or "reclaimed".
+        kind: what happened; the signals of `celery_relock.signals` say what each one means.
         names: the lock names.
         execution_id, owner: short ids.
         fence: the fencing token of the permit, 0 if there is none.
         reason: a sentence for people, "" where the kind says it all.
         since: seconds since the last good renewal, for "lost".
         work: the task that the lock is for, None outside of tasks.
+        waited: seconds from when the execution first had to wait, parked ones too; 0 if it did not.
+        held: seconds for which this execution held the lock.
+        reentered: whether the execution joined permits that were there already.
+        policy: what becomes of an execution that met a conflict, "" where nobody says.
     """
 
     kind: str
@@ -60,13 +64,27 @@ class LockEvent:
     reason: str = ""
     since: float = 0.0
     work: Work | None = None
+    waited: float = 0.0
+    held: float = 0.0
+    reentered: bool = False
+    policy: str = ""
 
 
 Listener = Callable[[LockEvent], None]
 
 # For an operator: what happens to every lock is for debugging, what keeps an execution waiting is
 # worth a line, and a warning is what should not happen.
-_LEVELS = {"acquired": logging.DEBUG, "released": logging.DEBUG, "conflict": logging.INFO}
+_QUIET = (
+    "acquired",
+    "reentered",
+    "released",
+    "waiting",
+    "parked",
+    "resumed",
+    "dropped",
+    "unrenewed",
+)
+_LEVELS = {**dict.fromkeys(_QUIET, logging.DEBUG), "conflict": logging.INFO}
 
 
 class _Subscription:

@@ -61,6 +61,9 @@ class Lease:
         holder: the object that releases the lock; when it is gone, nothing renews the lease.
         work: the task that the lock is for, None outside of tasks.
         successor: the execution that the hold is left to, instead of being released.
+        waits_since: when the execution first had to wait in this process; 0 if it did not.
+        parked_since: the same for one whose message was sent again, in seconds since the epoch.
+        held_since: when the hold began; 0 before.
     """
 
     __slots__ = (
@@ -71,10 +74,12 @@ class Lease:
         "deadline",
         "due",
         "fences",
+        "held_since",
         "holder",
         "listen",
         "listen_at",
         "on_lost",
+        "parked_since",
         "pid",
         "rank",
         "reentered",
@@ -85,6 +90,7 @@ class Lease:
         "state",
         "successor",
         "wait",
+        "waits_since",
         "work",
     )  # fmt: skip
 
@@ -108,6 +114,7 @@ class Lease:
         self.shared = False
         self.renews = True
         self.deadline = self.due = self.renewed = 0.0
+        self.waits_since = self.parked_since = self.held_since = 0.0
         self.listen_at = math.inf
         self.holder: weakref.ref[object] | None = None
         self.work: Work | None = None
@@ -204,8 +211,10 @@ class Lease:
 
     def _hold(self, sent: float) -> bool:
         self._believe(sent, self.claim.lease)
-        if time.monotonic() >= self.deadline:
+        now = time.monotonic()
+        if now >= self.deadline:
             return False
+        self.held_since = now
         if self.listen is not None:
             self.listen_at = sent + LONG
         self.state = State.HELD
@@ -293,15 +302,23 @@ class Lease:
         told = of.owner, work.name, work.id
         return Entry(self.backend.id, of.execution_id, of.attempt_id, of.names, *told)
 
-    def tell(self, kind: str, reason: str = "", since: float = 0.0) -> None:
+    def tell(self, kind: str, reason: str = "", since: float = 0.0, policy: str = "") -> None:
         """Tell whoever wants to know what happened to the lease."""
         if wanted(kind):
             of, fence = self.claim, max(self.fences, default=0)
-            tell(
-                LockEvent(
-                    kind, of.names, of.execution_id, of.owner, fence, reason, since, self.work
-                )
-            )
+            reentered = bool(self.reentered) and all(self.reentered)
+            told = of.names, of.execution_id, of.owner, fence, reason, since, self.work
+            tell(LockEvent(kind, *told, self._waited(), self._held(), reentered, policy))
+
+    def _waited(self) -> float:
+        until = self.held_since or time.monotonic()
+        here = until - self.waits_since if self.waits_since else 0.0
+        if not self.parked_since:
+            return here
+        return max(here, time.time() - self.parked_since - self._held())
+
+    def _held(self) -> float:
+        return time.monotonic() - self.held_since if self.held_since else 0.0
 
     def sleep(self, seconds: float) -> None:
         """Wait for the bell, at most so long, while the lease waits."""

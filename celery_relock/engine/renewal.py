@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TypeAlias
 
 from ..errors import RelockError
-from .events import logger
+from .events import logger, wanted
 from .lease import LONG, Lease, State
 from .platform import Aside, native_lock, start_native_thread
 from .protocol import Backend, Held, Queued
@@ -43,9 +43,12 @@ class Outage:
     Args:
         what: what is the matter, in a sentence.
         say: makes the calls that log, which may take long.
+
+    Attributes:
+        error: of the last try that failed.
     """
 
-    __slots__ = ("_failed_at", "_said_at", "_say", "_since", "_tried_at", "_what")
+    __slots__ = ("_failed_at", "_said_at", "_say", "_since", "_tried_at", "_what", "error")
 
     def __init__(self, what: str, say: Say = lambda call: call()) -> None:
         self._what = what
@@ -53,6 +56,7 @@ class Outage:
         self._since: float | None = None
         self._failed_at = self._said_at = -math.inf
         self._tried_at = 0.0
+        self.error: Exception | None = None
 
     def __enter__(self) -> None:
         self._tried_at = time.monotonic()
@@ -73,7 +77,7 @@ class Outage:
         return False
 
     def _goes_on(self, error: Exception) -> None:
-        now = time.monotonic()
+        now, self.error = time.monotonic(), error.with_traceback(None)
         if self._since is None or self._tried_at - self._failed_at > _APART:
             self._since, self._said_at = self._tried_at, -math.inf
         self._failed_at = now
@@ -218,9 +222,14 @@ class KeepAlive:
     def _guarded(self, look: Callable[..., None], route: _Route, leases: list[Lease]) -> None:
         if not leases:
             return
-        with self._outages[look, route]:  # whatever it is, it is tried again until the deadline
+        outage = self._outages[look, route]
+        with outage:  # whatever it is, it is tried again until the deadline
             look(route[0], leases)
             return
+        if wanted("unrenewed"):
+            for lease in leases:
+                if lease.state is State.HELD:
+                    _aside(partial(lease.tell, "unrenewed", str(outage.error)))
         again = time.monotonic()
         for lease in leases:
             lease.due = again + min(1.0, (lease.wait or lease.claim.lease) / 15)

@@ -119,13 +119,15 @@ def _obtain(attempt: Attempt) -> Held:
         return answer
     text = describe_conflict(attempt.lease.claim.names[0], answer)
     error = _conflict(options, answer, text)
-    attempt.lease.tell("conflict", str(error))
+    copy = answer if isinstance(answer, Duplicate) and message is not None else None
+    policy = "duplicate" if copy is not None else _policy(options, answer, error)
+    attempt.lease.tell("conflict", str(error), policy=policy)
     _warn_of_an_ancestor(attempt, answer)
-    if isinstance(answer, Duplicate) and message is not None:
-        return _wait_behind(attempt, answer, error)
-    policy = _policy(options, answer, error)
+    if copy is not None:
+        return _wait_behind(attempt, copy, error)
     if policy == "drop":
         _leave(attempt, answer)
+        attempt.lease.tell("dropped", str(error))
         raise Dropped(error)
     if policy == "wait" and message is not None:
         return _park(attempt, answer, error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,11 +18,16 @@ from celery.signals import worker_init
 
 from ..engine import events
 from ..engine.events import LockEvent, Work
+from ..engine.lease import Lease
+from ..engine.protocol import Message
 from ..errors import LockLost
 from .message import running_request
 
 logger = logging.getLogger("celery_relock")
 
+# The others are signals alone: a monitor sees them by what Celery itself sends of a task, and each
+# event is a message to the broker.
+_SENT = ("acquired", "released", "conflict", "lost", "reclaimed", "duplicate", "forced")
 # Told where Celery's pool of connections is not to be touched: from a native thread, which under
 # gevent cannot use another one's sockets.
 _OTHER_THREADS = ("lost", "reclaimed")
@@ -44,6 +49,25 @@ def work_for(task: Any, request: Any | None) -> Work:
     return Work(task, task.name, running.id, running.hostname or "")
 
 
+def tell_reentered(task: Any, request: Any | None, leases: Mapping[str, Lease]) -> None:
+    """An inline call of a task entered the locks that its call stack holds, by these leases."""
+    if events.wanted("reentered"):
+        claim = next(iter(leases.values())).claim
+        fence = max((max(each.fences, default=0) for each in leases.values()), default=0)
+        told = tuple(leases), claim.execution_id, claim.owner, fence
+        work = work_for(task, request)
+        events.tell(LockEvent("reentered", *told, work=work, reentered=True))
+
+
+def tell_resumed(app: Any, message: Message, headers: Mapping[str, Any]) -> None:
+    """A parked message was published again. Of protocol 1, whose task is in the body, no task is
+    told."""
+    if events.wanted("resumed"):
+        name, task_id = str(headers.get("task") or ""), str(headers.get("id") or "")
+        work = Work(app.tasks.get(name), name, task_id)
+        events.tell(LockEvent("resumed", (message.name,), message.execution_id, "", work=work))
+
+
 def _remember(sender: Any = None, **_: Any) -> None:
     # Before the pool forks, so that its children know.
     global _worker
@@ -51,7 +75,7 @@ def _remember(sender: Any = None, **_: Any) -> None:
 
 
 def _wanted(kind: str) -> bool:
-    return _worker is not None and bool(_worker.task_events)
+    return kind in _SENT and _worker is not None and bool(_worker.task_events)
 
 
 def _send(event: LockEvent) -> None:

@@ -139,11 +139,14 @@ class Execution:
         missing = tuple(name for name in self.names if name not in outer)
         if not missing:
             unbroken = all(map(steps.is_unbroken, outer.values()))
+            events.tell_reentered(self.task, self.request, outer)
             return body(Hold(next(iter(outer.values())).claim.owner, shares, unbroken))
         task, message, options = self.task, self.message, self.declared.options
         engine = self.declared.engine
         lease = engine.lease(self._claim(missing))
         lease.work = events.work_for(task, self.request)
+        if message is not None:
+            lease.parked_since = header_of(message).since
         over = False
         try:
             held = obtain(Attempt(task, engine, lease, options, message))

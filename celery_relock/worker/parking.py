@@ -35,6 +35,7 @@ from kombu.utils import json as _json
 from ..engine import events, ids
 from ..engine.protocol import Message, ParkRequest
 from ..errors import RelockError
+from . import events as worker_events
 from .message import HEADER, Header, header_of
 
 # They have types, and not for all of it.
@@ -539,6 +540,7 @@ class Outbox:
         beside = found["queue"] and resume_queue(found["queue"])
         taken = beside and self._is_consumed(channel(found["home"], beside))
         publish(app, message.text, queue=beside if taken else None)
+        worker_events.tell_resumed(app, message, found["headers"])
 
     def _living(self) -> list[Celery]:
         return [app for known in self._apps if (app := known()) is not None]

@@ -14,6 +14,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery_relock import Lock, signals
 from celery_relock.errors import LockConflict
 from tests.support import wait_for
+from tests.support.proxy import Proxy
 
 APP = "tests.worker.apps.events"
 
@@ -196,6 +197,58 @@ def test_a_receiver_may_ask_for_one_task_alone_and_one_that_raises_harms_nobody(
     assert [event["sender"].rpartition(".")[2] for event in every] == ["works", "raises"]
     assert every[0]["fence"] == fence
     worker.wait_for_log("this receiver is broken")
+
+
+def test_each_wait_is_told_how_it_began_and_how_long_it_took(worker, account, held):
+    tasks = worker.module
+    parked = tasks.works.delay(account)
+    [left] = _told(worker, "parked", account)
+    assert (left["sender"], left["task_id"]) == (tasks.works.name, parked.id)
+    dropped = tasks.drops.delay(account)
+    assert dropped.get(timeout=20)["relock"] == "dropped"
+    [gone] = _told(worker, "dropped", account)
+    assert (gone["sender"], gone["task_id"]) == (tasks.drops.name, dropped.id)
+    waiting = tasks.blocks.delay(account)
+    [begun] = _told(worker, "waiting", account)
+    assert (begun["sender"], begun["task_id"]) == (tasks.blocks.name, waiting.id)
+    assert [e["policy"] for e in _told(worker, "conflict", account, 2)] == ["wait", "drop"]
+
+    began = time.monotonic()
+    worker.journal.add(f"free {account}")
+    assert waiting.get(timeout=20)
+    parked.get(timeout=20)
+    took = time.monotonic() - began
+    [resumed] = _told(worker, "resumed", account)
+    assert (resumed["sender"], resumed["task_id"]) == (tasks.works.name, parked.id)
+    [inline] = _told(worker, "reentered", account)
+    assert (inline["sender"], inline["task_id"]) == (tasks.works.name, waiting.id)
+    released = {e["task_id"]: e for e in _told(worker, "released", account, 3)}
+    acquired = {e["task_id"]: e for e in _told(worker, "acquired", account, 3)}
+    assert set(released) == set(acquired) == {held.id, parked.id, waiting.id}
+    assert acquired[held.id]["waited"] == 0.0 < released[held.id]["held"]
+    for each in (parked.id, waiting.id):
+        assert 0 < acquired[each]["waited"] < took + released[held.id]["held"]
+        assert 0 < released[each]["held"] < took
+
+
+def test_a_renewal_that_fails_is_told(redis_server, namespace):
+    heard: list[dict] = []
+
+    def hear(**told):
+        heard.append(told)
+
+    signals.lock_unrenewed.connect(hear)
+    try:
+        with Proxy(redis_server.port) as proxy:
+            lock = Lock(proxy.url, "a", timeout=1.5, namespace=namespace)
+            lock.acquire()
+            proxy.refuse()
+            wait_for(lambda: heard, what="a renewal that failed")
+    finally:
+        signals.lock_unrenewed.disconnect(hear)
+    assert heard[0]["names"] == ("a",)
+    assert heard[0]["fence"] > 0
+    assert "Redis" in heard[0]["reason"]
 
 
 def test_a_time_limit_that_strikes_in_a_receiver_ends_the_task_all_the_same(worker, account):

@@ -48,6 +48,16 @@ def raises(self, account):
     return self.lock.fence
 
 
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_on_conflict="drop")
+def drops(self, account):
+    return self.lock.fence
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_on_conflict="block")
+def blocks(self, account):
+    return works(account)
+
+
 @app.task(base=LockedTask, bind=True, lock_key=KEY, lock_ttl=120.0)
 def is_killed(self, account):
     journal.add("held", account=account)
@@ -108,6 +118,31 @@ def lost(sender=None, **told):
 @signals.lock_reclaimed.connect
 def reclaimed(sender=None, **told):
     _note("reclaimed", sender, told)
+
+
+@signals.lock_reentered.connect
+def reentered(sender=None, **told):
+    _note("reentered", sender, told)
+
+
+@signals.lock_waiting.connect
+def waiting(sender=None, **told):
+    _note("waiting", sender, told)
+
+
+@signals.lock_parked.connect
+def parked(sender=None, **told):
+    _note("parked", sender, told)
+
+
+@signals.lock_resumed.connect
+def resumed(sender=None, **told):
+    _note("resumed", sender, told)
+
+
+@signals.lock_dropped.connect
+def dropped(sender=None, **told):
+    _note("dropped", sender, told)
 
 
 @signals.lock_acquired.connect(sender=works)
