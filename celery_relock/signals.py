@@ -29,7 +29,7 @@ Arguments (more may come, so take `**kwargs`):
 
 - `sender`: the task object, None for a `Lock` outside of tasks. `connect(…, sender=task)` selects;
 - `names`: the lock names, a tuple of texts;
-- `owner`, `run`: the short ids of the workflow and of the run;
+- `owner`: the id of the workflow, whole; `run`: the short id of the execution;
 - `fence`: the number of the entry, 0 if there is none;
 - `reason`: a sentence for people, "" where the signal says it all;
 - `since`: seconds since the last good renewal, for `lock_lost`;

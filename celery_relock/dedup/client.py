@@ -218,6 +218,7 @@ def show_replaced(task: Any, task_id: str, reason: str) -> None:
     try:
         if task.AsyncResult(task_id).state not in states.READY_STATES:
             task.backend.mark_as_revoked(task_id, reason)
+            worker_events.show(task, task_id, states.REVOKED)
     except Exception as error:
         if events.is_thrown_in(error):
             raise

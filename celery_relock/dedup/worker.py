@@ -22,9 +22,10 @@ from ..engine.hold import Hold
 from ..engine.protocol import KEPT, Successor
 from ..errors import LockUnavailable, RelockError
 from ..worker.conflict import ended_for_good
+from ..worker.events import BLOCKED
 from ..worker.message import header_of
 from ..worker.retry import is_autoretried
-from ..worker.states import BLOCKED, Aside, Late, end_dropped
+from ..worker.states import Aside, Late, end_dropped
 from . import client, marker
 from .client import Call, Running
 from .marker import Found, Marker, MarkerLease
@@ -155,7 +156,7 @@ class _Execution:
         """Before its first line: whoever calls from now on gets an execution of its own."""
         try:
             if replaces and self._was_replaced():
-                raise Late("replaced by a later call while it waited for its lock")
+                raise Late("was replaced by a later call while it waited for its lock")
             self.lease.free()
         except LockUnavailable:
             if self.call.options.on_unavailable != "run":

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..errors import LockLost
-from . import platform
+from . import ids, platform
 from .protocol import Answer, Conflict, Duplicate
 
 logger = logging.getLogger("celery_relock")
@@ -45,7 +45,8 @@ class LockEvent:
     Attributes:
         kind: what happened; the signals of `celery_relock.signals` say what each one means.
         names: the lock names.
-        execution_id, owner: short ids.
+        execution_id: its short id.
+        owner: of the permit; the whole id of a workflow.
         fence: the fencing token of the permit, 0 if there is none.
         reason: a sentence for people, "" where the kind says it all.
         since: seconds since the last good renewal, for "lost".
@@ -68,6 +69,9 @@ class LockEvent:
     held: float = 0.0
     reentered: bool = False
     policy: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "owner", ids.full(self.owner))
 
 
 Listener = Callable[[LockEvent], None]
@@ -185,17 +189,30 @@ def _facts(event: LockEvent) -> dict[str, object]:
     return facts
 
 
-# With the inbox's id in front, a label of this length keeps the record of the lock in Redis's
-# compact encoding (hash-max-listpack-value, 64 bytes).
-_ROOM = 55
+# Of a longer task name, in characters, the middle is left out.
+_LONGEST_NAME = 100
 
 
 def label_of(work: str, task_id: str = "") -> str:
-    """`work[id] host:pid` in at most 55 bytes: the task that holds a lock, for people."""
-    if not task_id:
-        return _whole(work, platform.pid)
-    where, room = _here(platform.pid)
-    return f"{_last(f'{work}[{task_id[:8]}]', room)} {where}"
+    """`work[id] host:pid`: who holds a lock, for people. The id is whole, whatever its length, so
+    that it can be pasted into a command."""
+    if len(work) > _LONGEST_NAME:
+        half = _LONGEST_NAME // 2
+        work = f"{work[:half]}…{work[-half:]}"
+    return (
+        f"{work}[{task_id}] {_here(platform.pid)}" if task_id else f"{work} {_here(platform.pid)}"
+    )
+
+
+def describe_wait(name: str, answer: Answer, ahead: int) -> str:
+    """`waits for … held by … since …`, of an execution that waits with others ahead of it."""
+    text = f"waits for {name!r}"
+    if isinstance(answer, Conflict) and answer.fence:
+        begun = answer.fence / 1e6
+        held = time.time() - begun
+        clock = time.strftime("%F %T" if held > 86400 else "%T", time.localtime(begun))
+        text += f", held by {answer.label or 'an unnamed holder'} since {clock} ({duration(held)})"
+    return f"{text}, {ahead} ahead" if ahead else text
 
 
 def describe_conflict(name: str, answer: Answer | None) -> str:
@@ -204,7 +221,8 @@ def describe_conflict(name: str, answer: Answer | None) -> str:
         held = duration(time.time() - answer.fence / 1e6)
         return (
             f"the lock {answer.name!r} is held by {answer.label or 'an unnamed holder'} "
-            f"(workflow {answer.owner}) for {held}, its lease has {answer.remaining:.0f} s left"
+            f"(workflow {ids.full(answer.owner)}) for {held}, "
+            f"its lease has {answer.remaining:.0f} s left"
             + (f", {answer.waiting} wait for it" if answer.waiting else "")
         )
     if isinstance(answer, Conflict) and not answer.waiting:
@@ -240,20 +258,6 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60}h{minutes % 60:02d}m"
 
 
-@lru_cache(maxsize=16)
-def _whole(work: str, pid: int) -> str:
-    where, room = _here(pid)
-    return f"{_last(work, room)} {where}"
-
-
 @lru_cache(maxsize=1)
-def _here(pid: int) -> tuple[str, int]:
-    """`host:pid`, and how many bytes are left beside it."""
-    where = _last(f"{socket.gethostname()}:{pid}", 22)
-    return where, _ROOM - 1 - len(where.encode())
-
-
-def _last(text: str, room: int) -> str:
-    """At most so many bytes of a text. The end says most: of a dotted task name, of `host:pid`."""
-    raw = text.encode()
-    return text if len(raw) <= room else "~" + raw[-(room - 1) :].decode(errors="ignore")
+def _here(pid: int) -> str:
+    return f"{socket.gethostname()}:{pid}"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..errors import LockLost
+from . import ids
 from .lease import Lease
 
 
@@ -27,7 +28,7 @@ class Hold:
     __slots__ = ("_shares", "_unbroken", "owner")
 
     def __init__(self, owner: str, shares: Sequence[Share], unbroken: bool = True) -> None:
-        self.owner = owner
+        self.owner = ids.full(owner)
         self._unbroken = unbroken
         self._shares = tuple(shares)
 

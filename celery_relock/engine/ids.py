@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import binascii
 import hashlib
 import os
 import random
 import re
+import uuid
 
 #: For pauses and the like: the program's own `random`, and its seed, are left alone.
 chance = random.SystemRandom()
 
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_OF_16_BYTES = re.compile(r"[A-Za-z0-9_-]{21}[AQgw]")
 _SHORT_ALREADY = re.compile(r"[A-Za-z0-9_.:-]{1,22}")
 
 
@@ -41,6 +44,14 @@ def short(text: str) -> str:
     if _SHORT_ALREADY.fullmatch(text):
         return text
     return digest(text.encode("utf-8", "surrogatepass"))
+
+
+def full(text: str) -> str:
+    """The UUID that `short` made an id from, to be searched and pasted: `short(full(x)) == x`. An
+    id that was not made from 16 bytes is returned as it is."""
+    if not _OF_16_BYTES.fullmatch(text):
+        return text
+    return str(uuid.UUID(bytes=base64.urlsafe_b64decode(text + "==")))
 
 
 def digest(data: bytes) -> str:

@@ -20,7 +20,7 @@ class Claim(NamedTuple):
         names: the lock names, sorted; all are acquired or none.
         limits: permits at the same time, one number for each name.
         lease: seconds that a hold lives without renewal.
-        label: the holder for people, at most 55 bytes if memory matters.
+        label: the holder for people.
         by_owner: whether every execution of the owner may re-enter.
         ancestors: the executions whose holds this execution may re-enter.
         stuck: the executions whose holds cannot end before this execution has its locks.

@@ -27,7 +27,7 @@ from celery.utils.time import maybe_iso8601
 
 from ..engine import events, ids
 from ..engine.engine import Engine
-from ..engine.events import describe_conflict, describe_deadlock
+from ..engine.events import describe_conflict, describe_deadlock, describe_wait
 from ..engine.lease import Lease, State
 from ..engine.protocol import KEPT, Conflict, Deadlocked, Duplicate, Ended, Full, Held, Parked
 from ..errors import LockConfigError, LockConflict, LockDeadlock, LockUnavailable, RelockError
@@ -201,7 +201,7 @@ def _wait_behind(attempt: Attempt, answer: Duplicate, error: LockConflict) -> He
         return _obtain(attempt)
     pause = min(max(answer.remaining, FIRST), LONGEST)
     if isinstance(found, Parked) or sent_again(attempt.task, message, pause):
-        raise Aside(str(error))
+        raise Aside(f"waits: {error}")
     return _stay(attempt, None, error)
 
 
@@ -226,7 +226,7 @@ def _park(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -
         _leave(attempt, answer)
         raise deadlock(attempt, found)
     if isinstance(found, Parked):
-        raise Aside(f"parked, {found.rank} ahead: {error}")
+        raise Aside(f"parked: {describe_wait(attempt.lease.claim.names[0], answer, found.rank)}")
     return _send_again(attempt, answer, error) if found is None else _obtain(attempt)
 
 
@@ -288,7 +288,7 @@ def _conflict(options: LockOptions, answer: Any, text: str) -> LockConflict:
     return LockConflict(
         f"{text}; lock_on_conflict={policy!r}{bound}",
         name=busy.name if busy else None,
-        owner=busy.owner if busy else None,
+        owner=ids.full(busy.owner) if busy else None,
         remaining=answer.remaining,
     )
 
@@ -320,7 +320,7 @@ def ask(attempt: Attempt, wait: float | None) -> Held | Conflict | Duplicate:
     answer = engine.acquire(lease, wait)
     while isinstance(answer, Ended):
         if message is None or not _is_owed(task, message):
-            raise Late("a late copy of a run that has ended")
+            raise Late("is a late copy of an execution that has ended")
         # The same name for all late copies, so that they are copies of one another too.
         lease.claim = lease.claim._replace(
             execution_id=ids.short(f"{lease.claim.execution_id}+again")
@@ -349,7 +349,9 @@ def deadlock(attempt: Attempt, answer: Deadlocked) -> LockDeadlock:
     claim = attempt.lease.claim
     text = describe_deadlock(answer.path)
     attempt.lease.tell("conflict", text)
-    return LockDeadlock(f"{attempt.task.name}: {text}", name=claim.names[0], owner=claim.owner)
+    return LockDeadlock(
+        f"{attempt.task.name}: {text}", name=claim.names[0], owner=ids.full(claim.owner)
+    )
 
 
 def _is_owed(task: Any, message: Any) -> bool:

@@ -1,8 +1,8 @@
 """Celery events of what happens to the locks of a worker's tasks, for its monitors.
 
 They are sent as Celery's own are, where the worker was started with `-E` or
-`worker_send_task_events` and the task has `send_events`. Their names never begin with `task-`:
-Celery's event state would take what follows for a state of the task.
+`worker_send_task_events` and the task has `send_events`. Their names begin with `lock-`: what
+begins with `task-` is a state of the task in Flower and `celery events` (`show`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,13 @@ from .message import running_request
 
 logger = logging.getLogger("celery_relock")
 
+#: The state of a task whose message is parked. Not a ready one: `get()` goes on waiting.
+BLOCKED = "BLOCKED"
+
 # The others are signals alone: a monitor sees them by what Celery itself sends of a task, and each
 # event is a message to the broker.
 _SENT = ("acquired", "released", "conflict", "lost", "reclaimed", "duplicate", "forced")
+_SHOWN = ("task-blocked", "task-pending")
 # Told where Celery's pool of connections is not to be touched: from a native thread, which under
 # gevent cannot use another one's sockets.
 _OTHER_THREADS = ("lost", "reclaimed")
@@ -75,7 +79,7 @@ def _remember(sender: Any = None, **_: Any) -> None:
 
 
 def _wanted(kind: str) -> bool:
-    return kind in _SENT and _worker is not None and bool(_worker.task_events)
+    return kind in (*_SENT, *_SHOWN) and _worker is not None and bool(_worker.task_events)
 
 
 def _send(event: LockEvent) -> None:
@@ -101,6 +105,18 @@ def send(task: Any, task_id: str, kind: str, fields: dict[str, Any]) -> None:
         _dispatch(task.app, task, kind, task_id, {"name": task.name, **fields}, node)
 
 
+def show(task: Any, task_id: str, state: str, **told: Any) -> None:
+    """Let monitors show a task as BLOCKED; or, if it was so, in another state.
+
+    They take an event of an unknown type, `task-blocked`, for a state of that name, which none but
+    SUCCESS and FAILURE can follow: not Celery's own events of a task that begins, or is revoked.
+    `task-pending` is of the lowest state there is, and of such an event all fields are taken as
+    they are, `state` among them.
+    """
+    kind = "task-blocked" if state == BLOCKED else "task-pending"
+    send(task, task_id, kind, {"state": state, **told})
+
+
 def _dispatch(
     app: Any, task: Any, kind: str, task_id: str, fields: dict[str, Any], node: str | None
 ) -> None:
@@ -109,7 +125,8 @@ def _dispatch(
         return
     try:
         with _dispatcher(app, kind, node) as dispatcher:
-            dispatcher.send(f"lock-{kind}", uuid=task_id, **fields)
+            name = kind if kind in _SHOWN else f"lock-{kind}"
+            dispatcher.send(name, uuid=task_id, **fields)
     except (SoftTimeLimitExceeded, LockLost):
         raise
     except Exception as error:  # noqa: BLE001 - whatever it is, the task goes on

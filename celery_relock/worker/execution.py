@@ -75,7 +75,7 @@ def run(
     message = execution.message
     if message is not None:
         if is_broadcast(task.app, message) and is_of_another_receiver(message):
-            raise Late("the copy of another worker")
+            raise Late("is the copy of another worker")
         if steps.concerns(message, execution.declared):
             return steps.around(task, message, execution.begin)
     return execution.begin()

@@ -6,14 +6,18 @@ from __future__ import annotations
 from typing import Any
 
 from celery.signals import task_revoked
+from celery.states import REVOKED
 
 from ..dedup import worker as dedup
 from ..workflow import steps
-from . import retry
+from . import events, retry
+from .message import header_of
 
 
 def _revoked(sender: Any = None, request: Any = None, terminated: Any = None, **_: Any) -> None:
     was_running = bool(terminated)
+    if header_of(request).attempts and not was_running:
+        events.show(sender, request.id, REVOKED)
     retry.on_revoked(sender, request, was_running)
     dedup.on_revoked(sender, request, was_running)
     steps.on_revoked(sender, request, was_running)

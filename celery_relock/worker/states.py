@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -18,11 +19,12 @@ from celery.states import STARTED
 from ..engine import events
 from ..engine.protocol import Conflict
 from ..errors import LockConflict, RelockError
+from . import events as worker_events
+from .events import BLOCKED
+from .message import header_of
 
 logger = logging.getLogger("celery_relock")
 
-#: The state of a task whose message is parked. Not a ready one: `get()` goes on waiting.
-BLOCKED = "BLOCKED"
 _MARK = "relock"
 
 
@@ -31,6 +33,17 @@ class Aside(Ignore):  # type: ignore[misc]  # Celery ships no types
 
     Celery writes out each frame of what it ignores, twice: `base` cuts those of the library off.
     """
+
+
+def _say_why(record: logging.LogRecord) -> bool:
+    """In Celery's line of the log for what it ignores: why, and not "ignored"."""
+    error, told = sys.exc_info()[1], record.args
+    if isinstance(error, Aside) and isinstance(told, dict) and "description" in told:
+        told["description"] = str(error)
+    return True
+
+
+logging.getLogger("celery.app.trace").addFilter(_say_why)
 
 
 class Late(Aside):
@@ -114,7 +127,11 @@ def defer_started(cls: Any) -> None:
 
 def show_started(task: Any, message: Any | None) -> None:
     """The body of a message begins; None for a direct or eager call."""
-    if message is None or task.track_started is not _LATER or ignores_result(task, message):
+    if message is None:
+        return
+    if header_of(message).attempts:
+        worker_events.show(task, message.id, STARTED)
+    if task.track_started is not _LATER or ignores_result(task, message):
         return
     meta = {"pid": os.getpid(), "hostname": message.hostname}
     try:
@@ -129,9 +146,8 @@ def show_started(task: Any, message: Any | None) -> None:
 
 
 def show_blocked(task: Any, message: Any, conflict: LockConflict, answer: Any) -> None:
-    """Store the state BLOCKED: which lock, who holds it since when, and how many wait before it."""
-    if ignores_result(task, message):
-        return
+    """Store the state BLOCKED, and tell monitors: which lock, who holds it since when, and how many
+    wait before it."""
     busy = answer if isinstance(answer, Conflict) else None
     meta = {
         "lock": conflict.name,
@@ -141,6 +157,9 @@ def show_blocked(task: Any, message: Any, conflict: LockConflict, answer: Any) -
         "position": busy.waiting if busy else 0,
         "blocked_at": time.time(),
     }
+    worker_events.show(task, message.id, BLOCKED, **meta)
+    if ignores_result(task, message):
+        return
     try:
         task.backend.store_result(message.id, meta, BLOCKED, request=message)
     except Exception as error:

@@ -85,3 +85,20 @@ def test_different_texts_get_different_ids_of_at_most_22_bytes(texts: list[str])
 
     assert len(set(made)) == len(texts)
     assert all(1 <= len(one.encode()) <= 22 and " " not in one for one in made)
+
+
+@given(st.one_of(st.text(), st.uuids().map(str), st.binary(min_size=16, max_size=16)))
+def test_the_whole_id_leads_back_to_the_short_one(text: str | bytes) -> None:
+    short = ids.short(text) if isinstance(text, str) else ids.base64_text(text)
+
+    assert ids.short(ids.full(short)) == short
+
+
+@given(st.uuids().map(str))
+def test_a_uuid_comes_back_whole(text: str) -> None:
+    assert ids.full(ids.short(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", "order-42", "abcdefghijklmnopqrstuv"])
+def test_an_id_of_another_form_is_whole_already(text: str) -> None:
+    assert ids.full(text) == text

@@ -9,7 +9,6 @@ from celery import Celery, Task
 
 from celery_relock import LockedTask
 from celery_relock.declaration import declaration
-from celery_relock.engine import ids
 from celery_relock.errors import LockConfigError, LockConflict, RelockError
 from tests.support import Worker, make_app
 
@@ -49,7 +48,7 @@ def test_the_lock_tells_its_name_owner_fence_and_what_is_left_of_it(worker, acco
     assert 9 < seen.pop("remaining") <= 11, "relock_ttl=11 is the default of this app"
     assert seen == {
         "name": f"account:{account}",
-        "owner": ids.short(sent.id),
+        "owner": sent.id,
         "reentered": False,
         "continuous": True,
         "lost": False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 import uuid
@@ -12,8 +13,10 @@ from celery.events.state import State
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_relock import Lock, signals
+from celery_relock.engine import ids
 from celery_relock.errors import LockConflict
 from tests.support import wait_for
+from tests.support.parked import state_of
 from tests.support.proxy import Proxy
 
 APP = "tests.worker.apps.events"
@@ -144,10 +147,47 @@ def test_a_conflict_is_told_with_the_holder(worker, monitor, account, held):
     with pytest.raises(LockConflict):
         sent.get(timeout=20)
     conflict = monitor.wait(sent.id, "lock-conflict")
-    assert f"holds[{held.id[:8]}]" in conflict["reason"]
+    assert f"holds[{held.id}]" in conflict["reason"]
     [signal] = _told(worker, "conflict", account)
     assert signal["sender"] == "tests.worker.apps.events.raises"
     assert signal["task_id"] == sent.id
+
+
+def test_a_parked_task_is_blocked_in_a_monitor_until_its_body_begins(worker, monitor, account):
+    with _lock(worker, account):
+        sent = worker.module.holds.delay(account)
+        blocked = monitor.wait(sent.id, "task-blocked")
+        monitor.wait(sent.id, "task-started")  # Celery's own, of a delivery that ends without it
+        assert monitor.state.tasks[sent.id].state == "BLOCKED"
+        assert blocked["lock"] == f"account:{account}"
+        assert blocked["owner"] == ids.full(state_of(worker, f"account:{account}").holds[0].owner)
+        assert blocked["holder"].endswith(f":{os.getpid()}")
+    _told(worker, "acquired", account)
+    wait_for(lambda: monitor.state.tasks[sent.id].state == "STARTED", what="the body in a monitor")
+    worker.journal.add(f"free {account}")
+    monitor.wait(sent.id, "task-succeeded")
+    wait_for(lambda: len(monitor.of(sent.id, "task-started")) == 2, what="both deliveries")
+    assert monitor.state.tasks[sent.id].state == "SUCCESS"
+    assert len(monitor.of(sent.id, "task-blocked")) == 1
+
+
+def test_a_parked_task_that_is_revoked_is_revoked_in_a_monitor(worker, monitor, account):
+    with _lock(worker, account):
+        sent = worker.module.works.delay(account)
+        monitor.wait(sent.id, "task-blocked")
+        worker.module.app.control.revoke(sent.id)
+        monitor.wait(sent.id, "task-revoked")
+        wait_for(lambda: monitor.state.tasks[sent.id].state == "REVOKED", what="its last state")
+
+
+def test_the_log_says_what_a_parked_task_waits_for_with_ids_to_be_pasted(worker, account, held):
+    sent = worker.module.works.delay(account)
+    of = APP
+    worker.wait_for_log(
+        rf"Task {of}\.works\[{sent.id}\] parked: waits for 'account:{account}', "
+        rf"held by {of}\.holds\[{held.id}\] \S+:\d+ since \d\d:\d\d:\d\d \(.*\)"
+    )
+    assert f"{sent.id}] ignored" not in worker.log()
 
 
 def test_a_loss_is_told_though_the_body_does_not_notice(worker, monitor, account, held):

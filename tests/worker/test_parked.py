@@ -12,6 +12,7 @@ from celery import chain, chord, group
 from celery.exceptions import TaskRevokedError
 from celery.exceptions import TimeoutError as NotReady
 
+from celery_relock.engine import ids
 from celery_relock.errors import LockConflict
 from tests.support import leftovers, wait_for
 from tests.support.parked import lock_of, state_of, wait_until_parked
@@ -62,7 +63,11 @@ def test_a_parked_run_takes_no_slot_and_says_what_it_waits_for(worker, account, 
     assert not result.ready()
     (holder,) = state_of(worker, name).holds
     told = result.info
-    assert (told["lock"], told["holder"], told["owner"]) == (name, holder.label, holder.owner)
+    assert (told["lock"], told["holder"], told["owner"]) == (
+        name,
+        holder.label,
+        ids.full(holder.owner),
+    )
     assert told["position"] == 0
     assert before - 5 < told["since"] <= told["blocked_at"] < time.time() + 5
     others = []

@@ -122,14 +122,14 @@ def test_the_owner_is_the_workflow_wherever_in_it_the_call_is(reentry, account):
 def test_a_locked_task_under_an_unlocked_one_belongs_to_its_workflow(reentry, account):
     sent = reentry.module.unlocked.delay(account)
     result = sent.get(timeout=20)
-    assert result["workflow"] == result["inner"]["owner"] == ids.short(sent.id)
+    assert ids.full(result["workflow"]) == result["inner"]["owner"] == sent.id
     assert not result["inner"]["reentered"]
 
 
 def test_the_owner_may_be_the_task_alone(reentry, account):
     sent = reentry.module.owned_by_the_task.apply_async((account,), root_id="workflow-2")
     result = sent.get(timeout=20)
-    assert result["owner"] == ids.short(sent.id)
+    assert result["owner"] == sent.id
     assert result["inner"]["reentered"]
 
 
@@ -176,7 +176,7 @@ def test_a_first_protocol_message_takes_its_own_id_for_the_workflow(module_worke
     worker.module.app.conf.task_protocol = 1
     sent = worker.module.calls_three_deep.delay(account)
     calls = chain_of(sent.get(timeout=20))
-    assert {call["owner"] for call in calls} == {ids.short(sent.id)}
+    assert {call["owner"] for call in calls} == {sent.id}
     assert [call["reentered"] for call in calls] == [False, True, True, True, True, True]
     both = [worker.module.take.delay(account, 0.3) for _ in range(2)]
     fences = [one.get(timeout=20)["fence"] for one in both]
