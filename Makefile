@@ -1,5 +1,5 @@
 # Everything runs in .venv, which these commands make and keep up to date (the smoke suite in
-# .venv-smoke, the company suite in .venv-company).
+# .venv-smoke, the company suite in .venv-company, the documentation in .venv-docs).
 # `PYTHON=python3.12 make test` chooses the interpreter of a new .venv, `make test ARGS="-k fences"`
 # the tests, `make test JOBS=0` runs them one after the other, `RELOCK_LONG=1 make test` the long form.
 
@@ -7,13 +7,14 @@ BIN := .venv/bin
 # Most tests wait for a worker or a lease, so more run at a time than there are cores.
 JOBS ?= 3
 
-.PHONY: help test smoke company check demo clean
+.PHONY: help test smoke company check docs demo clean
 
 help:
 	@echo "make test    install what is missing, then run the whole suite"
 	@echo "make smoke   only the smoke suite: whole workers killed, restarted, cut off"
 	@echo "make company only the company suite: beside Sentry, New Relic, OpenTelemetry, …"
 	@echo "make check   format, lint, types, Lua lint"
+	@echo "make docs    build the documentation site into build/docs"
 	@echo "make demo    watch the locks at work, on a real Redis and a real worker"
 	@echo "make clean   remove .venv and everything that was built"
 
@@ -42,9 +43,12 @@ check:
 	@$(BIN)/mypy
 	@scripts/lint-lua
 
+docs:
+	@scripts/docs
+
 demo:
 	@scripts/demo $(ARGS)
 
 clean:
-	rm -rf .venv .venv-company .venv-smoke build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-company .venv-docs .venv-smoke build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -33,7 +33,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
     around them. It is released before Celery publishes the next step of a chain or stores the
     result: whoever sees the result finds the lock free.
 
-    Every option is in the README's table. Each is checked when the task is declared.
+    `docs/options.md` has every option. Each is checked when the task is declared.
     """
 
     abstract = True

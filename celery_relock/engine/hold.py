@@ -49,7 +49,7 @@ class Hold:
 
     @property
     def fence(self) -> int:
-        """The fencing token: a number, higher than the token of every permit before this one.
+        """The fencing token, a number higher than the token of every permit before this one.
 
         Pass the token to what you protect, and refuse there any token lower than the highest one
         seen so far: nothing else stops a holder that was paused for longer than its lease
@@ -64,14 +64,17 @@ class Hold:
 
     @property
     def protected(self) -> bool:
-        """False if the work goes on without a lock: Redis was away and the task said "run"."""
+        """Whether there is a lock. False if Redis could not be reached and the task declares
+        `lock_on_unavailable="run"`."""
         return bool(self._shares)
 
     @property
     def continuous(self) -> bool:
-        """Whether nobody else can have held the lock since the workflow acquired it: False if this
-        hold is lost, or if the hold that was kept for this retry had ended before the retry
-        came."""
+        """Whether nobody else can have held the lock since the workflow acquired it.
+
+        False if this hold is lost, or if the hold that was kept for this retry had ended before the
+        retry came.
+        """
         return self._unbroken and not self.lost
 
     @property

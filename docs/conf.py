@@ -1,0 +1,38 @@
+"""The documentation site: `make docs` writes it to build/docs. Strict: a broken link fails."""
+
+from importlib.metadata import version as version_of
+
+project = "celery-relock"
+author = "celery-relock contributors"
+copyright = author  # noqa: A001  # Sphinx's name for it
+release = version_of("celery-relock")
+version = ".".join(release.split(".")[:2])
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+source_suffix = {".md": "markdown"}
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3
+
+html_theme = "furo"
+html_title = f"celery-relock {version}"
+html_show_sphinx = False
+html_static_path = ["pictures"]
+# Furo's own fonts and scripts; nothing is fetched when a page is read.
+html_theme_options = {"navigation_with_keys": True}
+
+autodoc_typehints = "description"
+autodoc_member_order = "bysource"
+autodoc_mock_imports: list[str] = []
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+
+nitpicky = True
+# Types of other libraries, which have no pages here.
+nitpick_ignore_regex = [
+    (r"py:.*", r"(celery|kombu|redis|django|sqlalchemy|rich|click)\..*"),
+    (
+        r"py:.*",
+        r"(Redis|Task|Signal|Celery|TracebackType|Callable|Mapping|Sequence|Iterator|Share)",
+    ),
+    (r"py:.*", r"collections\.abc\..*"),
+]
