@@ -93,6 +93,8 @@ def _use_every_verb(backend: RedisBackend) -> None:
     backend.acquire(_claim("r4", "p"))
     backend.park(_claim("r5", "p"), park_request)  # PARKED
     backend.park(_claim("r6", "p"), park_request)  # FULL
+    backend.inspection().parked("task")
+    backend.inspection().survey(backend.inspection().keys_of("p"), 9)
     backend.resume("home", "by", ["task"])
     backend.withdraw("r5", 9.0, "home")  # WITHDRAWN
     backend.withdraw("r5", 9.0)  # GONE
@@ -169,7 +171,9 @@ def test_every_key_that_the_verbs_leave_or_touch_is_of_the_type_in_its_header(
         for key in call.keys
         if client.exists(key)
     }
-    assert set(types) == {"meta", "lock", "queue", "waiters", "tombstone", "due", "live"}
+    assert set(types) == {
+        *("meta", "lock", "queue", "waiters", "tombstone", "due", "live", "parked")
+    }
     for script in scripts().values():
         for one in script.keys:
             assert one.text.startswith(types[one.label]), (script.name, one)

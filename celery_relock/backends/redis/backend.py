@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import TryAgainError
 
@@ -43,6 +43,9 @@ from .errors import FAULTS, check_server, translate
 from .keys import SCHEMA, Keys
 from .scripts import scripts
 from .transport import Transport
+
+if TYPE_CHECKING:
+    from .inspection import Inspection
 
 # The knee of the curve: within a tenth of the best use of a core, and no call stalls the server
 # for a millisecond (`benchmarks/renewal.py`).
@@ -222,6 +225,12 @@ class RedisBackend:
         keys = [self._keys.meta(self._keys.bucket(name)), self._keys.lock(name)]
         taken, *_ = self._run("force_release", keys, [execution_id])
         return tuple(_hold(of, 0, fence, b"", owner, label) for of, fence, owner, label in taken)
+
+    def inspection(self) -> Inspection:
+        """What people ask, see `engine.inspection`."""
+        from .inspection import Inspection  # no worker needs it
+
+        return Inspection(self.transport, self._keys, self._scripts)
 
     def listen(self, inbox: str, ready: Callable[[], None], hear: Callable[[Notice], None]) -> None:
         def heard(notice: Notice) -> None:

@@ -69,6 +69,9 @@ class Keys:
     def due(self, bucket: int = 0) -> str:
         return f"{self.prefix(bucket)}due"
 
+    def parked(self, bucket: int = 0) -> str:
+        return f"{self.prefix(bucket)}parked"
+
     def live(self, channel: str) -> str:
         return f"{self.prefix(0)}live:{channel}"
 
@@ -83,6 +86,12 @@ class Keys:
         """
         meta, ended, locks = self._fixed(tuple(names))
         return [meta, ended + execution_id, *locks]
+
+    @staticmethod
+    def is_shortened(name: str) -> bool:
+        """Whether a name looks like what is kept of one that was too long."""
+        size = len(name.encode())
+        return _LONGEST < size <= _CUT + 23 and name[-23:-22] == "~"
 
     def _keys_of(self, names: tuple[str, ...]) -> tuple[str, str, tuple[str, ...]]:
         bucket = self.bucket(names[0])

@@ -1,0 +1,195 @@
+"""What people ask of a Redis: see `engine.inspection`. Loaded when somebody asks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ...engine.inspection import ParkedMessage, Place, Survey
+from ...engine.protocol import HoldInfo
+from ...errors import LockConfigError
+from .connections import Command, Connections, Effort
+from .errors import FAULTS, translate
+from .keys import SCHEMA, Keys, bucket_of
+from .scripts import Script
+from .transport import Transport
+
+# Keys that one SCAN passes over, and locks that one script looks at: either keeps a server busy for
+# a millisecond or so.
+_SCANNED, _SURVEYED = 1000, 50
+_SPECIAL = re.compile(r"[*?\[\]\\^-]")
+
+
+class Inspection(NamedTuple):
+    """See `engine.inspection.Inspection`."""
+
+    transport: Transport
+    own_keys: Keys
+    scripts: Mapping[str, Script]
+
+    def is_used(self) -> bool:
+        # Not by `open`, which would begin a namespace that somebody has misspelt.
+        meta = self.own_keys.meta()
+        found = self._ask(("HMGET", meta, "schema", "buckets"))
+        if found == [None, None]:
+            return False
+        schema, buckets = (int(each or 0) for each in found)
+        if (schema, buckets) != (SCHEMA, self.own_keys.buckets):
+            raise LockConfigError(
+                f"relock_namespace={self.own_keys.namespace!r} holds locks of another layout "
+                f"(schema {schema}, {buckets} buckets; this is schema {SCHEMA}, "
+                f"{self.own_keys.buckets} buckets): use the version of celery-relock that its "
+                "workers have"
+            )
+        return True
+
+    def keys(self, pattern: str) -> Iterator[list[str]]:
+        start = _SPECIAL.sub(r"\\\g<0>", self.own_keys.namespace)
+        bucket = "0" if self.own_keys.buckets == 1 else "*"
+        match = f"{start}:{{{bucket}}}:[lq]:{pattern}"
+        for server in self._masters():
+            cursor = "0"
+            while True:
+                scan = ("SCAN", cursor, "MATCH", match, "COUNT", str(_SCANNED))
+                following, found = self._ask(scan, server)
+                if keys := [key for raw in found if (key := self._lock_key(raw))]:
+                    yield keys
+                cursor = following.decode()
+                if cursor == "0":
+                    break
+
+    def keys_of(self, name: str) -> list[str]:
+        keys = [self.own_keys.lock(name)]
+        if self.own_keys.is_shortened(name):
+            keys += [
+                f"{self.own_keys.prefix(bucket)}l:{name}" for bucket in range(self.own_keys.buckets)
+            ]
+        return keys
+
+    def survey(self, keys: Sequence[str], most: int) -> list[Survey]:
+        found: dict[str, Survey] = {}
+        together: dict[int, list[str]] = {}
+        for key in keys:
+            if _is_text(key):
+                together.setdefault(bucket_of(key), []).append(key)
+            else:
+                found[key] = Survey(key, self._name(key), 0.0, foreign=True)
+        parts = [
+            part[start : start + _SURVEYED]
+            for part in together.values()
+            for start in range(0, len(part), _SURVEYED)
+        ]
+        for part, reply in zip(parts, self._run("survey", parts, [str(most)]), strict=True):
+            at, rows = reply[0] / 1000, reply[1:]
+            for key, row in zip(part, rows, strict=True):
+                found[key] = _survey(key, self._name(key), at, row)
+        return [found[key] for key in keys]
+
+    def parked(self, task: str) -> ParkedMessage | None:
+        calls = [[self.own_keys.parked(bucket)] for bucket in range(self.own_keys.buckets)]
+        for at, *rest in self._run("where", calls, [task]):
+            if rest:
+                execution_id, name, position, ticket, place, text = rest
+                waiter = _place(at / 1000, _text(name), execution_id, position, ticket, place)
+                return ParkedMessage(_text(name), at / 1000, waiter, _text(text))
+        return None
+
+    def force_release(self, key: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
+        meta = self.own_keys.meta(bucket_of(key))
+        taken, *_ = self.transport.run(self.scripts["force_release"], [meta, key], [execution_id])
+        return tuple(_hold(each, 0, fence, b"", *rest) for each, fence, *rest in taken)
+
+    def _lock_key(self, raw: bytes) -> str:
+        """The key of the lock that a key belongs to, "" if it is none of ours."""
+        key = raw.decode(errors="surrogateescape")
+        start, _, rest = key.partition("}:")
+        number = start.removeprefix(f"{self.own_keys.namespace}:{{")
+        is_ours = number.isdigit() and int(number) < self.own_keys.buckets
+        return f"{start}}}:l:{rest[2:]}" if is_ours else ""
+
+    def _name(self, key: str) -> str:
+        name = key.partition("}:l:")[2]
+        return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+    def _run(self, verb: str, calls: Sequence[Sequence[str]], args: Sequence[str]) -> list[Any]:
+        script = self.scripts[verb]
+        if len(calls) == 1:
+            return [self.transport.run(script, calls[0], args)[0]]
+        outcomes = self.transport.run_each(script, [(keys, args) for keys in calls])
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise translate(outcome, verb) from outcome
+        return outcomes
+
+    def _ask(self, command: Command, server: Connections | None = None) -> Any:
+        """A plain command's answer, from where the layout is kept if not told."""
+        try:
+            asked = server or self.transport.at(self.own_keys.meta())
+            (answer,) = asked.ask([command], Effort())
+            if isinstance(answer, Exception):
+                raise answer
+        except FAULTS as error:
+            raise translate(error, command[0].lower()) from error
+        return answer
+
+    def _masters(self) -> list[Connections]:
+        try:
+            return self.transport.masters()
+        except FAULTS as error:
+            raise translate(error, "scan") from error
+
+
+def _survey(key: str, name: str, at: float, row: Sequence[Any]) -> Survey:
+    if not row:
+        return Survey(key, name, at, foreign=True)
+    held, waiting, parked, holds, places = row
+    return Survey(
+        key,
+        name,
+        at,
+        held,
+        waiting,
+        parked,
+        tuple(_hold(*each) for each in holds),
+        tuple(_place(at, name, *each) for each in places),
+    )
+
+
+def _hold(
+    execution_id: bytes, ms: int, fence: bytes, attempt_id: bytes, owner: bytes, label: bytes
+) -> HoldInfo:
+    ids = _text(execution_id), ms / 1000, int(fence), _text(attempt_id), _text(owner)
+    return HoldInfo(*ids, _text(label).partition(" ")[2])  # the first word is the holder's inbox
+
+
+def _place(
+    at: float, name: str, execution_id: bytes, position: int, ticket: bytes, record: bytes
+) -> Place:
+    waiter = json.loads(record)
+    state = "waiting"
+    if waiter.get("parked"):
+        state = "resumed" if float(waiter.get("back") or 0) / 1000 > at else "parked"
+    return Place(
+        _text(execution_id),
+        position,
+        float(ticket) / 1e6,
+        state,
+        str(waiter.get("owner", "")),
+        str(waiter.get("label", "")),
+        str(waiter.get("task", "")),
+        tuple(waiter.get("names") or (name,)),
+    )
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode(errors="backslashreplace")
+
+
+def _is_text(key: str) -> bool:
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

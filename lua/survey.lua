@@ -1,0 +1,81 @@
+-- survey: Tell of some locks who holds them and who waits, the first few of each, and change nothing.
+-- KEYS[1..] lock: hash, the holds of a lock; one key per lock
+-- ARGV[1] most: count, holds and waiters to tell of, for each lock
+-- Reply {ms, {held, waiting, parked, holds, waiters}, …}: server's time; per lock how many, and the first; empty for a foreign key
+-- Keeps: reads only, and of a lock with many holds or waiters no more than it tells
+-- Uses: lib/base
+
+local locks, most = KEYS, tonumber(ARGV[1])
+local now = math.floor(Base.micros() / 1000)
+-- Ours have an index long before they are so large (lib/holds).
+local LARGEST = 1000
+
+-- What is told of a hold; nil for one that has lapsed.
+local function facts(key, execution, record)
+  local hold = Base.parse(record) or error('foreign')
+  if hold.expiry > now then
+    local left = math.min(hold.expiry - now, Base.longest(hold.bound))
+    local label = redis.call('HGET', key, '@' .. execution) or ''
+    return { execution, left, hold.fence, hold.attempt, hold.owner, label }
+  end
+end
+
+local function by_fence(one, other)
+  return tonumber(one[3]) < tonumber(other[3])
+end
+
+local function few_holds(key)
+  local found, fields = {}, redis.call('HGETALL', key)
+  for i = 1, #fields, 2 do
+    if string.sub(fields[i], 1, 1) ~= '@' then
+      found[#found + 1] = facts(key, fields[i], fields[i + 1])
+    end
+  end
+  table.sort(found, by_fence)
+  return #found, { unpack(found, 1, most) }
+end
+
+local function many_holds(key, ends, fences)
+  local found = {}
+  for _, execution in ipairs(redis.call('ZRANGE', fences, 0, most - 1)) do
+    found[#found + 1] = facts(key, execution, redis.call('HGET', key, execution))
+  end
+  return redis.call('ZCOUNT', ends, string.format('(%.0f', now), '+inf'), found
+end
+
+-- A place, as it is kept, for those who have one: a lapsed waiter is not told of.
+local function first_waiters(queue, waiters)
+  local found, places = {}, redis.call('ZRANGE', queue, 0, most - 1, 'WITHSCORES')
+  for i = 1, #places, 2 do
+    local record = redis.call('HGET', waiters, places[i])
+    local waiter = Base.decoded(record)
+    if waiter and (waiter.parked or waiter.expiry > now) then
+      found[#found + 1] = { places[i], (i + 1) / 2, places[i + 1], record }
+    end
+  end
+  return found
+end
+
+local function tell(key)
+  local prefix, name = string.match(key, '^([^}]*}:)l:(.*)$')
+  local ends, fences = prefix .. 'e:' .. name, prefix .. 'f:' .. name
+  local held, holds
+  if redis.call('EXISTS', ends, fences) == 2 then
+    held, holds = many_holds(key, ends, fences)
+  elseif redis.call('HLEN', key) <= LARGEST then
+    held, holds = few_holds(key)
+  else
+    error('foreign')
+  end
+  local queue = prefix .. 'q:' .. name
+  local waiting, parked = redis.call('ZCARD', queue), redis.call('HLEN', prefix .. 'm:' .. name)
+  return { held, waiting, parked, holds, first_waiters(queue, prefix .. 'w:' .. name) }
+end
+
+local reply = { now }
+for i, key in ipairs(locks) do
+  -- pcall: a key that somebody else wrote must not hide the others.
+  local is_ours, found = pcall(tell, key)
+  reply[i + 1] = is_ours and found or {}
+end
+return reply

@@ -1,0 +1,170 @@
+"""survey, where, and the scan for keys: what people are told of locks; nothing changes by it."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_relock.engine.protocol import HoldInfo
+from celery_relock.errors import LockConfigError
+from tests.support.desk import Desk
+
+
+@pytest.fixture
+def ask(desk):
+    return desk.backend.inspection()
+
+
+def everything(desk):
+    return {
+        key: desk.client.dump(key)
+        for key in desk.client.scan_iter(match=f"{desk.keys.namespace}:*")
+    }
+
+
+def survey(desk, name="a", most=100):
+    ask = desk.backend.inspection()
+    (found,) = ask.survey(ask.keys_of(name), most)
+    return found
+
+
+def names(ask, pattern="*"):
+    return sorted({key.partition("}:l:")[2] for keys in ask.keys(pattern) for key in keys})
+
+
+def test_holders_and_waiters_are_told_of_in_order_and_nothing_is_changed(desk):
+    fence = desk.fence("r1", "n1", owner="o", label="worker 1")
+    desk.queue("r2", "n2", label="worker 2")
+    desk.park("r3", task="t3", names=("a", "b"), label="worker 3")
+    before = everything(desk)
+
+    found = survey(desk)
+
+    assert (found.name, found.held, found.waiting, found.parked) == ("a", 1, 2, 1)
+    assert [hold._replace(remaining=0) for hold in found.holds] == [
+        HoldInfo("r1", 0, fence, "n1", "o", "worker 1")
+    ]
+    assert 25 < found.holds[0].remaining <= 30
+    second, third = found.places
+    assert (second.position, second.state, second.label) == (1, "waiting", "worker 2")
+    assert (third.position, third.state, third.task) == (2, "parked", "t3")
+    assert third.names == ("a", "b")
+    assert fence / 1e6 <= second.since <= third.since <= found.at + 0.001
+    assert everything(desk) == before
+
+
+def test_what_has_lapsed_is_not_told_of(desk):
+    desk.fence("r1")
+    desk.queue("r2")
+    desk.lapse("r1")
+    desk.lapse_place("r2")
+
+    found = survey(desk)
+
+    assert (found.held, found.holds, found.places) == (0, (), ())
+
+
+@pytest.mark.parametrize("size", [20, 60])
+def test_of_many_holders_and_waiters_the_first_are_told_of_and_all_are_counted(desk, size):
+    """Above 32 a lock has an index."""
+    fences = [desk.fence(f"r{i}", limit=size) for i in range(size)]
+    for i in range(5):
+        desk.queue(f"w{i}", limit=size)
+    desk.lapse("r0")
+
+    found = survey(desk, most=3)
+
+    assert found.held in (size - 1, size), "an index may not know of a lapsed hold yet"
+    assert [hold.fence for hold in found.holds] == (fences[1:4] if size < 32 else fences[1:3])
+    assert (found.waiting, [place.position for place in found.places]) == (5, [1, 2, 3])
+
+
+def test_a_message_on_its_way_is_told_of_as_resumed(desk):
+    desk.fence("r1")
+    desk.park("r2", task="t2")
+    desk.give_back("r1")
+
+    assert [place.state for place in survey(desk).places] == ["resumed"]
+    desk.lapse_place("r2", back=1)
+    assert [place.state for place in survey(desk).places] == ["parked"]
+
+
+def test_where_a_task_is_parked_is_told_with_its_message(desk, ask):
+    desk.fence("r1")
+    desk.park("r2", task="t2")
+    desk.park("r3", task="t3", text="the message")
+    before = everything(desk)
+
+    found = ask.parked("t3")
+
+    assert (found.name, found.text, found.place.position) == ("a", "the message", 2)
+    assert found.place.execution_id == "r3"
+    assert ask.parked("t4") is None
+    assert everything(desk) == before
+    desk.withdraw("r3")
+    assert ask.parked("t3") is None
+
+
+def test_the_scan_finds_locks_by_the_pattern_of_their_names_and_no_other_keys(desk, ask):
+    desk.fence("r1", names=("a", "ab", "b*"))
+    desk.queue("r2", names=("a", "w"))
+    desk.client.set(f"{desk.keys.namespace}:other", 1)
+    desk.client.set(f"{desk.keys.namespace}x:{{0}}:l:a", 1)
+
+    assert names(ask) == ["a", "ab", "b*", "w"]
+    assert names(ask, "a*") == ["a", "ab"]
+    assert names(ask, r"b\*") == ["b*"]
+
+
+def test_a_namespace_is_taken_by_the_letter(script_server):
+    here, there = (Desk(script_server.url, namespace) for namespace in ("n*[a]", "nx[a]"))
+    try:
+        here.fence("r1", names=("mine",))
+        there.fence("r1", names=("theirs",))
+        assert names(here.backend.inspection()) == ["mine"]
+    finally:
+        here.close()
+        there.close()
+
+
+def test_foreign_keys_are_told_of_and_hide_no_other(desk, ask):
+    desk.fence("r1")
+    prefix = desk.keys.prefix(0)
+    desk.client.set(f"{prefix}l:text", 1)
+    desk.client.hset(f"{prefix}l:hash", mapping={"some": "thing"})
+    desk.client.hset(f"{prefix}l:large", mapping={f"f{i}": i for i in range(2000)})
+    desk.client.set(f"{prefix}l:".encode() + b"\xff\x00", 1)
+    desk.client.set(f"{prefix}q:queue", 1)
+
+    found = {each.name: each.foreign for keys in ask.keys("*") for each in ask.survey(keys, 9)}
+
+    ours = {"a": False}
+    assert found == {**ours, **dict.fromkeys(("text", "hash", "large", "queue", "\\xff\x00"), True)}
+
+
+def test_a_long_name_is_found_by_what_is_kept_of_it(desk, ask):
+    name = "n" * 200
+    desk.fence("r1", names=(name,))
+    (kept,) = names(ask)
+
+    assert len(kept) < 130
+    assert [each.held for each in ask.survey(ask.keys_of(kept), 1)] == [0, 1]
+    assert [each.held for each in ask.survey(ask.keys_of(name), 1)] == [1]
+
+
+def test_a_namespace_is_not_begun_by_looking(desk, ask):
+    assert ask.is_used() is False
+    assert everything(desk) == {}
+    desk.fence("r1")
+    assert ask.is_used() is True
+    desk.client.hset(desk.keys.meta(), "schema", 99)
+    with pytest.raises(LockConfigError, match=r"another layout.*schema 99"):
+        ask.is_used()
+
+
+def test_a_lock_is_released_by_its_key(desk, ask):
+    fence = desk.fence("r1", owner="o", label="worker 1")
+    (key,) = ask.keys_of("a")
+
+    assert ask.force_release(key, "r2") == ()
+    assert ask.force_release(key) == (HoldInfo("r1", 0, fence, "", "o", "worker 1"),)
+    assert desk.holders() == []
