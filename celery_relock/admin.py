@@ -1,13 +1,201 @@
-"""See, free and watch locks: for people, and for programs that people run."""
+"""See and free locks: for people, and for programs that people run.
+
+    locks = Locks(app)
+    for lock in locks.find("account:*"):
+        print(lock.name, lock.holders[0].task, lock.waiting)
+    locks.why("7caf55a8-2f4e-4a32-8f6b-0c1a5be0d7d2").sentence
+    locks.release("account:42")
+
+Nothing here is needed by a task, and nothing of it is loaded by a worker.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import getpass
+import logging
+import os
+import re
+import socket
+import time
+import uuid
+from base64 import urlsafe_b64decode
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import engines
+from .engine import ids
+from .engine.events import duration
+from .engine.inspection import Inspectable, ParkedMessage, Place, Survey
+from .engine.protocol import KEPT, HoldInfo
+from .errors import LockConfigError, RelockError
 
 if TYPE_CHECKING:
     from .engine.engine import Engine
+
+logger = logging.getLogger("celery_relock")
+
+# So many holders and waiters of one lock are told of if nobody asks for more.
+SHOWN = 100
+# How long the workers have to answer, in seconds: all of it passes.
+_WORKERS = 1.0
+# How the name of a dedup marker begins.
+_MARKER = "dedup\t"
+_DONE = {"release": "released by force", "cancel": "a parked run was cancelled"}
+_LABEL = re.compile(r"(?P<task>.*?)(?:\[(?P<id>[^\]]*)\])? (?P<host>\S*):(?P<pid>\d+)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A live hold.
+
+    Attributes:
+        token: the fencing token of its permit; holders with one token share the permit.
+        owner: who may re-enter: the id of the workflow, as a rule.
+        execution_id: of the message that is executed.
+        task: its name; "Lock" for a `Lock` outside of tasks, "" where nobody told.
+        task_id: "" outside of tasks.
+        host, pid: of the process; 0 where nobody told.
+        since: when the permit began, in seconds since the epoch, by the server's clock.
+        lease_left: seconds until it ends if nobody renews it.
+        kept: it has no process yet: it is kept for the next step, or the retry, of a workflow.
+    """
+
+    token: int
+    owner: str
+    execution_id: str
+    task: str
+    task_id: str
+    host: str
+    pid: int
+    since: float
+    lease_left: float
+    kept: bool = False
+
+    def __str__(self) -> str:
+        return _work(self.task, self.task_id) or "an unnamed holder"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """An execution in the queue of a lock.
+
+    Attributes:
+        position: 1 for the first.
+        state: "waiting" in a worker's slot, or another process; "parked", its message is kept in
+            Redis; "resumed", its message is on its way to a worker.
+        since: when it came, in seconds since the epoch, by the server's clock.
+        names: all the locks that it waits for.
+
+    The others are as for a holder; host and pid of a parked one are where it was received.
+    """
+
+    position: int
+    state: str
+    owner: str
+    execution_id: str
+    task: str
+    task_id: str
+    host: str
+    pid: int
+    since: float
+    names: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return _work(self.task, self.task_id) or "an unnamed execution"
+
+
+@dataclass(frozen=True, slots=True)
+class LockInfo:
+    """A lock as it was at a moment.
+
+    Attributes:
+        name: a name of more than 120 bytes is kept cut, with a digest; this is what is kept, and
+            every function here takes it.
+        at: that moment, in seconds since the epoch, by the server's clock.
+        held, waiting, parked: how many holders, executions in the queue, and of those parked ones.
+        holders: the oldest of them. waiters: the first of them.
+        foreign: the key of this name is somebody else's, and not a lock.
+    """
+
+    name: str
+    at: float
+    held: int = 0
+    waiting: int = 0
+    parked: int = 0
+    holders: tuple[Holder, ...] = ()
+    waiters: tuple[Waiter, ...] = ()
+    foreign: bool = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody holds it or waits for it."""
+        return not (self.held or self.waiting or self.foreign)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """What a task does at this moment.
+
+    Attributes:
+        state: "holds" its lock; is "parked"; is "resumed", its message is on its way to a worker;
+            "waits" for the lock in a worker's slot; is "received" by a worker and has no slot yet;
+            "runs" without holding a lock of its own; is to be run again ("retry"); was "dropped";
+            has "ended"; "unknown".
+        sentence: all of it, for people.
+        lock: that it holds or waits for, "" for none.
+        ahead: how many are in the queue before it.
+        holders: who holds the lock.
+    """
+
+    task_id: str
+    state: str
+    sentence: str
+    lock: str = ""
+    ahead: int = 0
+    holders: tuple[Holder, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """All locks of a namespace, counted one after the other, and not at one moment.
+
+    Attributes:
+        locks: how many are held or waited for; `held` and `contended` say how many of each.
+        holders, waiting, parked: as for a lock, over all.
+        markers: dedup markers of calls that are queued or run.
+        foreign: keys of somebody else's.
+        oldest_wait: seconds for which the first of a queue has waited, the longest of all; 0 if
+            nobody waits. `oldest_wait_lock` is the lock.
+    """
+
+    locks: int = 0
+    held: int = 0
+    contended: int = 0
+    holders: int = 0
+    waiting: int = 0
+    parked: int = 0
+    markers: int = 0
+    foreign: int = 0
+    oldest_wait: float = 0.0
+    oldest_wait_lock: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return dataclasses.asdict(self)
 
 
 class Locks:
@@ -17,22 +205,491 @@ class Locks:
         place: a Celery app; or, without one, whatever `Lock` takes: the URL of a Redis, a client of
             redis-py, or a function that makes one.
         namespace: with a Redis: the prefix of all keys. An app has its own.
+        by: who acts, for the log; the user of this process by default.
+        origin: from where; host and process id by default.
 
     Attributes:
         app: the Celery app, None without one.
+        namespace: the prefix of all keys.
+
+    Every function raises LockUnavailable while Redis is away, and LockConfigError where it refuses:
+    no permission, another version's layout.
 
     Raises:
         LockConfigError: the settings, or the URL, lead to no Redis.
     """
 
-    def __init__(self, place: Any, namespace: str = engines.NAMESPACE) -> None:
+    def __init__(
+        self,
+        place: Any,
+        namespace: str = engines.NAMESPACE,
+        *,
+        by: str | None = None,
+        origin: str | None = None,
+    ) -> None:
         self.app: Any = place if hasattr(place, "tasks") else None
-        self._engine = _engine(self.app, place, namespace)
+        self.by = by or _user()
+        self.origin = origin or f"{socket.gethostname()}:{os.getpid()}"
+        self._engine, self.namespace = _engine(self.app, place, namespace)
+        backend = self._engine.backend
+        if not isinstance(backend, Inspectable):
+            raise LockConfigError(f"{type(backend).__name__} cannot tell which locks there are")
+        self._ask = backend.inspection()
+
+    def find(
+        self, pattern: str = "*", limit: int | None = None, *, markers: bool = False
+    ) -> Iterator[LockInfo]:
+        """The locks that are held or waited for, in no order, each with its oldest holder and its
+        first waiter. One that is acquired or released meanwhile may be told of, or not.
+
+        Args:
+            pattern: of the names, as Redis has them: `*`, `?`, `[a-z]`.
+            limit: how many at the most; None for all.
+            markers: tell of the dedup markers instead; the pattern is then for what stands behind
+                `dedup`, the task and the lock, with a tab between them.
+        """
+        found = self._find(_MARKER + pattern if markers else pattern)
+        left = limit
+        for each in found:
+            if each.name.startswith(_MARKER) is markers:
+                if left is not None:
+                    left -= 1
+                    if left < 0:
+                        return
+                yield each
+
+    def get(self, name: str, most: int = SHOWN) -> LockInfo:
+        """A lock, with its first `most` holders and waiters. If nobody holds it or waits for it,
+        it is `idle`."""
+        return self._get(name, most)[1]
+
+    def release(self, name: str, task_id: str | None = None) -> tuple[Holder, ...]:
+        """Release a lock by force. Its holders hear of it at once: `self.lock.lost` is True, and
+        what `lock_on_lost` says happens. The next in the queue get the lock.
+
+        Whoever did the work goes on with it all the same, unless it looks: see `fence`.
+
+        Args:
+            task_id: only what this task holds.
+
+        Returns:
+            Whose holds were released; empty if nobody (or this task not) held it.
+
+        Raises:
+            LockConfigError: the key of this name is somebody else's; nothing is changed.
+        """
+        # Of a lock with very many holders one may be told of after the first: all are looked at.
+        key, lock = self._get(name, SHOWN if task_id is None else 1_000_000)
+        if lock.foreign:
+            raise LockConfigError(
+                f"the key of {name!r} is in use for something else; nothing was changed", name=name
+            )
+        if not lock.held:
+            return ()
+        if task_id is None:
+            told = self._ask.force_release(key)
+        else:
+            mine = [each for each in lock.holders if each.task_id == task_id]
+            told = tuple(
+                info for each in mine for info in self._ask.force_release(key, each.execution_id)
+            )
+        released = tuple(_holder(info) for info in told)
+        for holder in released:
+            self._tell("release", (lock.name,), holder.task, holder.task_id, holder.token)
+        return released
+
+    def cancel(self, task_id: str) -> bool:
+        """End a parked run, as a revoke does: it leaves the queue, its state is REVOKED, its chord
+        hears of that, its dedup marker and what is kept for it are free, `task_revoked` is sent.
+        No worker is needed. Should this process die in the middle, the run has left the queue
+        without a state.
+
+        Returns:
+            False if it is not parked (any more): then `app.control.revoke` is what ends it.
+
+        Raises:
+            RelockError: without an app; or the task is not one of this app's, or its message cannot
+                be read; nothing is changed.
+        """
+        if self.app is None:
+            raise RelockError("to cancel a run takes its app: it stores the state REVOKED")
+        found = self._parked(task_id)
+        if found is None:
+            return False
+        request = _request_of(self.app, found.text)
+        is_out = found.place.state == "resumed"
+        if not self._engine.parking.withdraw(found.place.execution_id):
+            return False
+        self._tell("cancel", found.place.names, request.name, task_id)
+        _revoke(self.app, request, is_out)
+        return True
+
+    def why(self, task_id: str) -> Why:
+        """Why a task does not run, or what it does.
+
+        Asks Redis, then the result backend, then the workers, which have a second to answer: five
+        round trips at most. Without an app, or where no worker answers, all locks are looked
+        through for one that the task holds, at most `SHOWN` holders of each.
+        """
+        found = self._parked(task_id)
+        if found is not None:
+            return self._why_parked(task_id, found)
+        told = _result(self.app, task_id)
+        if told is not None:
+            return told
+        workers, answered = _ask_workers(self.app, task_id)
+        if workers is not None:
+            return self._why_in_a_worker(task_id, *workers)
+        if not answered:
+            for each in self._find("*", SHOWN):
+                if (known := _why_there(task_id, each)) is not None:
+                    return known
+        return Why(
+            task_id,
+            "unknown",
+            f"nothing is known of the task {task_id}: it is not parked, "
+            + ("in no worker that answers, " if answered else "")
+            + "and no result of it is stored. It may wait in the broker, or have been sent "
+            "elsewhere, or never"
+            + ("" if self.app else "; with the app, its result and its workers are asked, too"),
+        )
+
+    def stats(self) -> Stats:
+        """All locks, counted. Looks at every lock, `find` as well."""
+        found: dict[str, Any] = dataclasses.asdict(Stats())
+        for lock in self._find("*"):
+            if lock.foreign or lock.name.startswith(_MARKER):
+                found["foreign" if lock.foreign else "markers"] += 1
+                continue
+            found["locks"] += 1
+            found["held"] += lock.held > 0
+            found["contended"] += lock.waiting > 0
+            found["holders"] += lock.held
+            found["waiting"] += lock.waiting
+            found["parked"] += lock.parked
+            waits = lock.at - lock.waiters[0].since if lock.waiters else 0.0
+            if waits > found["oldest_wait"]:
+                found["oldest_wait"], found["oldest_wait_lock"] = waits, lock.name
+        return Stats(**found)
+
+    def _tell(
+        self, action: str, names: Sequence[str], task: str, task_id: str, token: int = 0
+    ) -> None:
+        """A forced release, or a cancelled run: a line in the log, the signal `lock_forced`, the
+        event `lock-forced`."""
+        from . import signals
+
+        logger.warning(
+            "lock %s: %s by %s from %s, of %s",
+            *(", ".join(map(repr, names)), _DONE[action], self.by, self.origin),
+            _work(task, task_id) or "an unnamed holder",
+        )
+        facts = {"action": action, "by": self.by, "origin": self.origin, "fence": token}
+        known = None if self.app is None else self.app.tasks.get(task)
+        signals.send_forced(known, names=tuple(names), task_id=task_id, task_name=task, **facts)
+        if self.app is not None:
+            fields = {"name": task, "locks": list(names), **facts}
+            _send_event(self.app, "lock-forced", task_id, fields)
+
+    def _find(self, pattern: str, most: int = 1) -> Iterator[LockInfo]:
+        if not self._ask.is_used():
+            return
+        seen: set[str] = set()
+        for keys in self._ask.keys(pattern):
+            new = [key for key in dict.fromkeys(keys) if key not in seen]
+            seen.update(new)
+            for survey in self._ask.survey(new, most) if new else ():
+                lock = _lock(survey)
+                if not lock.idle:
+                    yield lock
+
+    def _get(self, name: str, most: int) -> tuple[str, LockInfo]:
+        """A lock, and its key."""
+        keys = self._ask.keys_of(name)
+        if not self._ask.is_used():
+            return keys[0], LockInfo(name, time.time())
+        found = [(each.key, _lock(each)) for each in self._ask.survey(keys, most)]
+        key, lock = next((each for each in found if not each[1].idle), found[0])
+        return key, dataclasses.replace(lock, name=name)
+
+    def _parked(self, task_id: str) -> ParkedMessage | None:
+        if not task_id or not self._ask.is_used():
+            return None
+        return self._ask.parked(ids.short(task_id))
+
+    def _why_parked(self, task_id: str, found: ParkedMessage) -> Why:
+        waiter = _waiter(found.place, found.name)
+        _, lock = self._get(found.name, 1)
+        waits = duration(found.at - waiter.since)
+        ahead = waiter.position - 1
+        work = _work(waiter.task, task_id)
+        if waiter.state == "resumed":
+            sentence = (
+                f"{work} has its turn for the lock {found.name!r}: its message is on its way to a "
+                f"worker; it waited {waits}"
+            )
+        else:
+            sentence = (
+                f"{work} is parked for the lock {found.name!r} since {waits}, {ahead} ahead of it; "
+                + _held_by(lock)
+            )
+        return Why(task_id, waiter.state, sentence, found.name, ahead, lock.holders)
+
+    def _why_in_a_worker(self, task_id: str, node: str, state: str, info: dict[str, Any]) -> Why:
+        work = _work(str(info.get("name") or ""), task_id)
+        where = f"the worker {node}"
+        if state != "active":
+            when = " until its ETA" if state == "scheduled" else ", which has no free slot for it"
+            return Why(task_id, "received", f"{work} waits in {where}{when}")
+        for name in _names(self.app, info):
+            lock = self.get(name)
+            if (known := _why_there(task_id, lock)) is not None:
+                return known
+        pid = info.get("worker_pid")
+        return Why(
+            task_id, "runs", f"{work} runs in {where} (pid {pid}) and holds no lock of its own"
+        )
 
 
-def _engine(app: Any, place: Any, namespace: str) -> Engine:
+def _why_there(task_id: str, lock: LockInfo) -> Why | None:
+    """What a task does at this lock; None if it does nothing there."""
+    for holder in lock.holders:
+        if holder.task_id == task_id and not holder.kept:
+            sentence = (
+                f"{holder} holds the lock {lock.name!r} for {duration(lock.at - holder.since)}, in "
+                f"process {holder.pid} of {holder.host}; its lease has {holder.lease_left:.0f} s "
+                "left and is renewed while the process lives"
+            )
+            return Why(task_id, "holds", sentence, lock.name, 0, lock.holders)
+    for waiter in lock.waiters:
+        if waiter.task_id == task_id:
+            ahead = waiter.position - 1
+            sentence = (
+                f"{waiter} waits in process {waiter.pid} of {waiter.host} for the lock "
+                f"{lock.name!r} since {duration(lock.at - waiter.since)}, {ahead} ahead of it; "
+                + _held_by(lock)
+            )
+            return Why(task_id, "waits", sentence, lock.name, ahead, lock.holders)
+    return None
+
+
+def _held_by(lock: LockInfo) -> str:
+    if not lock.holders:
+        return "nobody holds it at this moment"
+    first, others = lock.holders[0], lock.held - 1
+    return (
+        f"{first} holds it for {duration(lock.at - first.since)}, in process {first.pid} of "
+        f"{first.host}" + (f", and {others} more" if others else "")
+    )
+
+
+def _result(app: Any, task_id: str) -> Why | None:
+    """What the result backend says, if that is an end."""
     if app is None:
-        return engines.engine_for(place, namespace)
-    from .declaration import engine_of
+        return None
+    from celery.states import READY_STATES, RETRY
 
-    return engine_of(app)
+    try:
+        meta = app.backend.get_task_meta(task_id)
+    except NotImplementedError:
+        return None  # no result backend
+    except Exception as error:  # noqa: BLE001  # whatever a backend raises
+        logger.warning("the state of %s could not be read: %s", task_id, error)
+        return None
+    state, result = str(meta.get("status", "")), meta.get("result")
+    work = _work(str(meta.get("name") or ""), task_id)
+    if isinstance(result, dict) and result.get("relock") == "dropped":
+        lock = str(result.get("lock") or "")
+        return Why(task_id, "dropped", f"{work} was dropped: {result.get('reason')}", lock)
+    if state in READY_STATES:
+        said = "" if state == "SUCCESS" else f", {type(result).__name__}: {result}"
+        return Why(task_id, "ended", f"{work} has ended: {state}{said}")
+    if state == RETRY:
+        return Why(task_id, "retry", f"{work} is to be run again: {result}")
+    return None
+
+
+def _ask_workers(app: Any, task_id: str) -> tuple[tuple[str, str, dict[str, Any]] | None, bool]:
+    """Which worker has a task, in which of its lists, and what it says of it; and whether any
+    worker answered."""
+    if app is None:
+        return None, False
+    try:
+        replies = app.control.inspect(timeout=_WORKERS).query_task([task_id]) or {}
+    except Exception as error:  # noqa: BLE001  # whatever a broker's client raises
+        logger.warning("the workers cannot be asked: %s", error)
+        return None, False
+    for node, tasks in replies.items():
+        if isinstance(tasks, dict) and task_id in tasks:
+            state, info = tasks[task_id]
+            return (node, state, info), True
+    return None, bool(replies)
+
+
+def _names(app: Any, info: dict[str, Any]) -> tuple[str, ...]:
+    """The lock names of a call that a worker tells of."""
+    from .declaration import declaration, is_locked
+    from .naming.arguments import bind
+
+    app.loader.import_default_modules()
+    task = app.tasks.get(info.get("name"))
+    if task is None or not is_locked(type(task)):
+        return ()
+    try:
+        arguments = bind(task, info.get("args") or (), info.get("kwargs") or {})
+        return () if arguments is None else declaration(type(task)).rule.names(arguments)
+    except RelockError as error:
+        logger.warning("the locks of %s cannot be told: %s", info.get("name"), error)
+        return ()
+
+
+def _request_of(app: Any, text: str) -> Any:
+    """A parked message, as a worker would have received it.
+
+    Raises:
+        RelockError: its task is not one of this app's, or it cannot be read.
+    """
+    from celery.worker.request import Request
+    from celery.worker.strategy import proto1_to_proto2
+
+    from .worker.parking import message_in
+
+    message = message_in(app, text)
+    try:
+        app.loader.import_default_modules()
+        if "task" in message.headers:
+            body, headers, decoded, utc = message.body, message.headers, False, True
+        else:
+            body, headers, decoded, utc = proto1_to_proto2(message, message.payload)
+        task = app.tasks.get(headers["task"])
+        if task is not None:
+            return Request(
+                message,
+                app=app,
+                task=task,
+                hostname=socket.gethostname(),
+                body=body,
+                headers=headers,
+                decoded=decoded,
+                utc=utc,
+            )
+    except Exception as error:
+        raise RelockError(f"the parked message cannot be read: {error!r}") from error
+    raise RelockError(
+        f"the parked message is of the task {headers['task']!r}, which this app "
+        f"({app.main or 'without a name'}) does not have: use the app that sent it"
+    )
+
+
+def _revoke(app: Any, request: Any, is_out: bool) -> None:
+    """What a worker does with a revoked message. `is_out`: a copy of it may be at the broker."""
+    from celery.worker.state import revoked
+
+    from .worker.states import stores_no_result
+
+    revoked.add(request.id)
+    try:
+        request.revoked()
+    except Exception as error:
+        raise RelockError(
+            f"{request.name}[{request.id}] has left the queue of its lock, and its state REVOKED "
+            f"could not be stored: {error!r}"
+        ) from error
+    finally:
+        revoked.discard(request.id)
+    fields = {"terminated": False, "signum": None, "expired": False}
+    _send_event(app, "task-revoked", request.id, fields)
+    if is_out and stores_no_result(request.task):
+        # Nothing tells its worker that it was cancelled.
+        app.control.revoke(request.id)
+
+
+def _send_event(app: Any, kind: str, task_id: str, fields: dict[str, Any]) -> None:
+    try:
+        with app.amqp.producer_pool.acquire(block=True) as producer:
+            producer.connection.ensure_connection(max_retries=1, interval_start=0)
+            dispatcher = app.events.Dispatcher(producer.connection, None, True, producer.channel)
+            dispatcher.send(kind, uuid=task_id, **fields)
+    except Exception as error:  # noqa: BLE001  # whatever a broker's client raises
+        logger.warning("the event %s could not be sent: %s", kind, error)
+
+
+def _lock(survey: Survey) -> LockInfo:
+    return LockInfo(
+        survey.name,
+        survey.at,
+        survey.held,
+        survey.waiting,
+        survey.parked,
+        tuple(_holder(each) for each in survey.holds),
+        tuple(_waiter(each, survey.name) for each in survey.places),
+        survey.foreign,
+    )
+
+
+def _holder(info: HoldInfo) -> Holder:
+    told = _told(info.label)
+    return Holder(
+        info.fence,
+        _whole(info.owner),
+        info.execution_id,
+        *told,
+        since=info.fence / 1e6,
+        lease_left=info.remaining,
+        kept=info.attempt_id == KEPT,
+    )
+
+
+def _waiter(place: Place, name: str) -> Waiter:
+    task, task_id, host, pid = _told(place.label)
+    return Waiter(
+        place.position,
+        place.state,
+        _whole(place.owner),
+        place.execution_id,
+        task,
+        task_id or _whole(place.task),
+        host,
+        pid,
+        place.since,
+        place.names or (name,),
+    )
+
+
+def _told(label: str) -> tuple[str, str, str, int]:
+    """Task, task id, host and process id: `engine.events.label_of` wrote them."""
+    found = _LABEL.fullmatch(label)
+    if found is None:
+        return label, "", "", 0
+    return found["task"], found["id"] or "", found["host"], int(found["pid"])
+
+
+def _work(task: str, task_id: str) -> str:
+    return f"{task or 'the task'}[{task_id}]" if task_id else task
+
+
+def _whole(short: str) -> str:
+    """The UUID that a short id stands for; whatever else it is, itself."""
+    if len(short) != 22:
+        return short
+    try:
+        found = uuid.UUID(bytes=urlsafe_b64decode(short + "=="))
+    except ValueError:
+        return short
+    return str(found) if found.version == 4 else short
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return f"uid {os.getuid()}"
+
+
+def _engine(app: Any, place: Any, namespace: str) -> tuple[Engine, str]:
+    if app is None:
+        return engines.engine_for(place, namespace), namespace
+    from .declaration import engine_of
+    from .settings import store_settings
+
+    return engine_of(app), store_settings(app).namespace

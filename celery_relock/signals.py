@@ -22,6 +22,8 @@ Signals, and what each of them tells of:
   ends. Told for each lock and each try;
 - `lock_duplicate`: a call was swallowed, as one like it is queued or runs (`lock_dedup`); told
   where it was sent, or in the worker for a call by name. Its arguments are at the end;
+- `lock_forced`: somebody released it by force, or cancelled a run that was parked for it (`admin`);
+  told where that was done. Its arguments are at the end;
 - `lock_reclaimed`: it was freed for a process of this worker's host that is dead; told in the main
   process of a worker, where no object stands for the task: `sender` is None.
 
@@ -45,6 +47,9 @@ Those of `lock_duplicate`: `sender` and `names` as above, `task_id` of the call 
 `duplicate_of` (the task id of the call that is there), `since` (when that one got its dedup marker,
 in seconds since the epoch).
 
+Those of `lock_forced`: `sender`, `names`, `task_id`, `task_name` and `fence` as above, of whoever
+held it or was parked; `action` ("release" or "cancel"), `by` (who), `origin` (from where).
+
 A receiver is called where the thing happens: in the process of the task, and for `lock_lost` mostly
 in a thread that is not the task's. The task waits for it. What it raises is logged.
 """
@@ -64,6 +69,7 @@ __all__ = [
     "lock_conflict",
     "lock_dropped",
     "lock_duplicate",
+    "lock_forced",
     "lock_lost",
     "lock_parked",
     "lock_reclaimed",
@@ -90,6 +96,10 @@ lock_unrenewed = Signal(name="lock_unrenewed", providing_args=_ARGUMENTS)
 lock_reclaimed = Signal(name="lock_reclaimed", providing_args=_ARGUMENTS)
 lock_duplicate = Signal(
     name="lock_duplicate", providing_args={"names", "task_id", "duplicate_of", "since"}
+)
+lock_forced = Signal(
+    name="lock_forced",
+    providing_args={"names", "task_id", "task_name", "fence", "action", "by", "origin"},
 )
 
 _signals = {
@@ -131,6 +141,11 @@ def send_duplicate(
     """A call was swallowed."""
     told = {"names": names, "task_id": task_id, "duplicate_of": duplicate_of, "since": since}
     _call_receivers(lock_duplicate, sender=task, **told)
+
+
+def send_forced(task: Any, **told: Any) -> None:
+    """A lock was released by force, or a parked run was cancelled."""
+    _call_receivers(lock_forced, sender=task, **told)
 
 
 def _call_receivers(signal: Signal, **arguments: Any) -> None:

@@ -12,7 +12,10 @@ from typing import Any
 import click
 
 # The file of each command, in the order of the help.
-_COMMANDS: dict[str, str] = {}
+_COMMANDS: dict[str, str] = {
+    **dict.fromkeys(("ls", "show", "why", "release", "cancel", "stats"), ".commands"),
+    "watch": ".watch",
+}
 
 
 class _Lazy(click.Group):

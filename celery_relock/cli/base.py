@@ -85,9 +85,6 @@ def command(function: Callable[..., int]) -> click.Command:
         except RelockError as error:
             click.echo(f"Error: {error}", err=True)
             code = WRONG_USE
-        except BrokenPipeError:  # `… | head`
-            sys.stderr.close()
-            code = FOUND
         ctx.exit(code)
 
     made = click.command(function.__name__)(functools.update_wrapper(run, function))

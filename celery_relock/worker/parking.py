@@ -30,6 +30,7 @@ from kombu import serialization as _serialization
 from kombu.common import Broadcast
 from kombu.compression import compress as _compress
 from kombu.exceptions import EncodeError
+from kombu.message import Message as _Received
 from kombu.utils import json as _json
 
 from ..engine import events, ids
@@ -41,6 +42,7 @@ from .message import HEADER, Header, header_of
 # They have types, and not for all of it.
 serialization: Any = _serialization
 json: Any = _json
+Received: Any = _Received
 compress: Any = _compress
 
 logger = logging.getLogger("celery_relock")
@@ -351,6 +353,21 @@ def _is_ours(death: Any) -> bool:
 def queue_in(text: str) -> str:
     """The queue that a written message was received from, "" if that is not known."""
     return str(json.loads(text).get("queue") or "")
+
+
+def message_in(app: Celery, text: str) -> Any:
+    """A written message, as a `kombu.Message` that can be read and not acknowledged."""
+    found = json.loads(text)
+    body: bytes = b64decode(found["body"]) if found["binary"] else found["body"].encode()
+    return Received(
+        body=body,
+        content_type=found["type"],
+        content_encoding=found["encoding"],
+        headers={**found["headers"], "compression": None},  # kombu decompressed it
+        properties=found["properties"],
+        delivery_info={"exchange": found["exchange"], "routing_key": found["routing_key"]},
+        accept=serialization.prepare_accept_content(app.conf.accept_content),
+    )
 
 
 def publish(

@@ -18,8 +18,10 @@ PACKAGE = "celery_relock"
 #: Which layers a layer may use. "" is the package's own names.
 ARROWS: dict[str, set[str]] = {
     "": {"lock", "task", "workflow"},
-    "cli": {"admin", "errors"},
-    "admin": {"declaration", "engine", "engines", "errors"},
+    "cli": {"admin", "engine", "errors"},
+    "admin": {
+        "declaration", "engine", "engines", "errors", "naming", "settings", "signals", "worker",
+    },
     "signals": {"engine"},
     "lock": {"engines", "engine", "errors", "naming", "worker"},
     "task": {"declaration", "dedup", "engine", "errors", "worker", "workflow"},
@@ -41,7 +43,8 @@ ARROWS: dict[str, set[str]] = {
 }  # fmt: skip
 #: Which libraries a layer may use besides the standard library.
 LIBRARIES: dict[str, set[str]] = {
-    "cli": {"click"},
+    "admin": {"celery"},
+    "cli": {"click", "rich"},
     "lock": {"redis"},
     "signals": {"celery"},
     "task": {"celery"},

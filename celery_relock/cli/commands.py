@@ -1,0 +1,179 @@
+"""`ls`, `show`, `why`, `release`, `cancel`, `stats`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from itertools import islice
+
+import click
+
+from ..admin import SHOWN, Holder, LockInfo, Waiter, Why
+from ..engine.events import duration
+from .base import FOUND, NOT_FOUND, WRONG_USE, Here, command, plain, table
+
+_MANY = 1000
+
+
+@command
+@click.argument("pattern", default="*")
+@click.option("--limit", default=_MANY, show_default=True, help="How many at the most; 0 for all.")
+@click.option("--dedup", is_flag=True, help="The markers of lock_dedup instead of locks.")
+def ls(here: Here, pattern: str, limit: int, dedup: bool) -> int:
+    """List the locks that are held or waited for.
+
+    PATTERN is for their names, as Redis has it: `account:*`, `?`, `[a-z]`. Quote it.
+    """
+    found = here.locks.find(pattern, markers=dedup)
+    locks = sorted(islice(found, limit or None), key=lambda lock: lock.name)
+    is_cut = next(found, None) is not None
+    document = {"locks": [lock.as_dict() for lock in locks], "cut": is_cut}
+    here.show(document, rows_of(locks) if locks else _nothing(here, pattern))
+    if is_cut and not here.json:
+        click.echo(f"There are more than {limit}: --limit 0 lists all.", err=True)
+    return FOUND if locks else NOT_FOUND
+
+
+@command
+@click.argument("name")
+@click.option("--limit", default=SHOWN, show_default=True, help="Holders and waiters to show.")
+def show(here: Here, name: str, limit: int) -> int:
+    """Show who holds a lock, and who waits for it."""
+    lock = here.locks.get(name, limit)
+    here.show(lock.as_dict(), _shown(lock))
+    return NOT_FOUND if lock.idle or lock.foreign else FOUND
+
+
+@command
+@click.argument("task_id")
+def why(here: Here, task_id: str) -> int:
+    """Say why a task does not run, or what it does."""
+    found = here.locks.why(task_id)
+    here.show(found.as_dict(), [plain(found.sentence) + "."])
+    return NOT_FOUND if found.state == "unknown" else FOUND
+
+
+@command
+@click.argument("name")
+@click.option("--task", "task_id", metavar="ID", help="Only what this task holds.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def release(here: Here, name: str, task_id: str | None, yes: bool) -> int:
+    """Release a lock by force.
+
+    Its holders hear of it at once, and the next in the queue get the lock. Work that is under way
+    is not stopped: it must look at `self.lock.lost`, or let the fencing token decide.
+    """
+    if not yes:
+        if here.json or not sys.stdin.isatty():
+            raise click.UsageError("give --yes: there is nobody to ask")
+        click.echo("\n".join(_shown(here.locks.get(name, 10))))
+        if not click.confirm("Release it by force?"):
+            return WRONG_USE
+    released = here.locks.release(name, task_id)
+    by_whom = "nobody" if task_id is None else f"the task {task_id} does not hold it, or nobody"
+    lines = [f"released: {plain(name)}, of {holder}" for holder in released]
+    here.show(
+        {"name": name, "released": [holder.as_dict() for holder in released]},
+        lines or [f"nothing to release: {by_whom} holds {plain(name)!r}"],
+    )
+    return FOUND if released else NOT_FOUND
+
+
+@command
+@click.argument("task_ids", metavar="TASK_ID...", nargs=-1, required=True)
+def cancel(here: Here, task_ids: tuple[str, ...]) -> int:
+    """Take parked runs out of the queue, and store REVOKED as their state."""
+    cancelled: list[str] = []
+    others: list[Why] = []
+    for task_id in task_ids:
+        if here.locks.cancel(task_id):
+            cancelled.append(task_id)
+        else:
+            others.append(here.locks.why(task_id))
+    lines = [f"cancelled: {task_id}" for task_id in cancelled]
+    lines += [f"not parked: {plain(each.sentence)}." for each in others]
+    if any(each.state in ("holds", "waits", "received", "runs") for each in others):
+        lines.append("What a worker has is ended by: celery control revoke TASK_ID")
+    here.show({"cancelled": cancelled, "not_parked": [each.as_dict() for each in others]}, lines)
+    return NOT_FOUND if others else FOUND
+
+
+@command
+def stats(here: Here) -> int:
+    """Count locks, holders and waiters."""
+    found = here.locks.stats()
+    longest = duration(found.oldest_wait)
+    lines = [
+        f"locks     {found.locks}: {found.held} held, {found.contended} waited for",
+        f"holders   {found.holders}",
+        f"waiting   {found.waiting}: {found.parked} of them parked",
+        f"longest   {longest}, for {plain(found.oldest_wait_lock)}" if found.waiting else "",
+        f"markers   {found.markers} of lock_dedup",
+        f"foreign   {found.foreign} keys that are not ours" if found.foreign else "",
+    ]
+    here.show(found.as_dict(), filter(None, lines))
+    return FOUND
+
+
+def rows_of(locks: list[LockInfo]) -> list[str]:
+    """A table, a line for each lock."""
+    head = ("LOCK", "HELD BY", "FOR", "WAITING", "PARKED")
+    return table(head, [_row(lock) for lock in locks])
+
+
+def _row(lock: LockInfo) -> tuple[object, ...]:
+    if lock.foreign:
+        return lock.name, "(not a lock: somebody else's key)", "", "", ""
+    if not lock.holders:
+        return lock.name, "-", "", lock.waiting, lock.parked
+    first = lock.holders[0]
+    more = f" +{lock.held - 1}" if lock.held > 1 else ""
+    held = duration(lock.at - first.since)
+    return lock.name, (first.task or "?") + more, held, lock.waiting, lock.parked
+
+
+def _nothing(here: Here, pattern: str) -> list[str]:
+    what = "no locks" if pattern == "*" else f"no lock like {pattern!r}"
+    return [f"{what}: nobody holds or waits for one in the namespace {here.locks.namespace!r}"]
+
+
+def _shown(lock: LockInfo) -> Iterator[str]:
+    name = plain(lock.name)
+    if lock.foreign:
+        yield f"{name} is not a lock: the key of this name is in use for something else"
+        return
+    if lock.idle:
+        yield f"nobody holds {name!r} or waits for it"
+        return
+    yield f"{name}: {lock.held} hold it, {lock.waiting} wait, {lock.parked} of them parked"
+    if lock.holders:
+        yield ""
+        yield "held by"
+    for holder in lock.holders:
+        yield from _holder_lines(holder, lock.at)
+    if lock.held > len(lock.holders):
+        yield f"  … and {lock.held - len(lock.holders)} more"
+    if lock.waiters:
+        yield ""
+        yield "waiting"
+    for waiter in lock.waiters:
+        yield _waiter_line(waiter, lock.at)
+    if lock.waiting > len(lock.waiters):
+        yield f"  … and {lock.waiting - len(lock.waiters)} more"
+
+
+def _holder_lines(holder: Holder, at: float) -> Iterator[str]:
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
+    yield f"  {plain(str(holder))}"
+    yield f"    since {since} ({duration(at - holder.since)}), lease {holder.lease_left:.0f} s left"
+    if holder.kept:
+        yield "    kept for the next step, or the retry, of its workflow"
+    else:
+        yield f"    process {holder.pid} of {plain(holder.host)}"
+    yield f"    token {holder.token}, workflow {plain(holder.owner)}"
+
+
+def _waiter_line(waiter: Waiter, at: float) -> str:
+    waits = duration(at - waiter.since)
+    return f"  {waiter.position:>3}  {waiter.state:<8} {waits:>7}  {plain(str(waiter))}"

@@ -1,0 +1,76 @@
+"""`watch`: the locks, live."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from itertools import islice
+
+import click
+
+from ..admin import LockInfo
+from .base import FOUND, Here, command, plain
+from .commands import rows_of
+
+# What a screen has room for.
+_SHOWN = 40
+
+
+@command
+@click.argument("pattern", default="*")
+@click.option("--interval", default=2.0, show_default=True, help="Seconds between two looks.")
+@click.option("--count", default=0, help="How many looks; 0 until it is interrupted.")
+def watch(here: Here, pattern: str, interval: float, count: int) -> int:
+    """Watch the locks for which most wait, as `top` does.
+
+    With `--json`, a document on a line of its own for each look.
+    """
+    looks = islice(_looks(here, pattern, interval), count or None)
+    try:
+        if here.json:
+            for locks in looks:
+                document = {"locks": [lock.as_dict() for lock in locks[:_SHOWN]]}
+                click.echo(json.dumps(document, ensure_ascii=False))
+        else:
+            _draw(map(_screen, looks))
+    except KeyboardInterrupt:
+        pass
+    return FOUND
+
+
+def _looks(here: Here, pattern: str, interval: float) -> Iterator[list[LockInfo]]:
+    """The locks at each look, those with the most waiters first."""
+    while True:
+        found = here.locks.find(pattern)
+        yield sorted(found, key=lambda lock: (-lock.waiting, lock.name))
+        time.sleep(interval)
+
+
+def _screen(locks: list[LockInfo]) -> list[str]:
+    waiting, parked = (sum(getattr(lock, n) for lock in locks) for n in ("waiting", "parked"))
+    held = sum(lock.held > 0 for lock in locks)
+    now = time.strftime("%H:%M:%S")
+    head = f"{now}  {held} locks held, {waiting} executions wait, {parked} of them parked"
+    rows = rows_of(locks[:_SHOWN]) if locks else []
+    more = [f"… and {len(locks) - _SHOWN} more"] if len(locks) > _SHOWN else []
+    return [plain(head), "", *rows, *more]
+
+
+def _draw(screens: Iterator[list[str]]) -> None:
+    if not sys.stdout.isatty():
+        for lines in screens:
+            click.echo("\n".join([*lines, ""]))
+        return
+    try:
+        from rich.live import Live
+        from rich.text import Text
+    except ImportError:
+        for lines in screens:
+            click.clear()
+            click.echo("\n".join(lines))
+        return
+    with Live(screen=True, auto_refresh=False) as live:
+        for lines in screens:
+            live.update(Text("\n".join(lines)), refresh=True)
