@@ -14,7 +14,7 @@ import math
 import sys
 import threading
 import weakref
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -374,6 +374,21 @@ class Lock:
             LockNotOwned: the lock is lost.
         """
         self._still_ours(self._grip("relied on").lease)
+
+    def fenced(self, connection: Any) -> AbstractContextManager[None]:
+        """A block of a database transaction that only the holder of the lock can commit. See
+        `Hold.fenced`.
+
+        Raises:
+            LockNotTaken: the lock is not held here.
+            LockNotOwned: the lock is lost; also LockLost, where the database finds out.
+            LockConfigError: the connection cannot be used, is not in a transaction, or the lock has
+                several permits.
+        """
+        from .contrib.sql import fenced
+
+        limits = self._grip("relied on").lease.claim.limits
+        return fenced(connection, {self.name: self.fence}, max(limits), self.check)
 
     @property
     def _lease(self) -> Lease | None:

@@ -13,6 +13,7 @@ import redis
 from celery.result import ResultSet
 
 from tests.support import Journal, RedisServer, Worker, find_redis_server
+from tests.support.databases import MariaDB, Postgres
 from tests.support.rabbitmq import find_rabbitmq_server
 from tests.support.sentinel import Watched
 from tests.support.shared_rabbitmq import SharedRabbit
@@ -68,6 +69,30 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedRabbit]
     server = SharedRabbit(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder)
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """One for the whole run. Without one the test is skipped, on a CI machine it fails."""
+    yield from _database(Postgres, "postgresql")
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariaDB]:
+    """One for the whole run. Without one the test is skipped, on a CI machine it fails."""
+    yield from _database(MariaDB, "mariadb-server-core")
+
+
+def _database(kind: type[Any], package: str) -> Iterator[Any]:
+    try:
+        server = kind()
+    except FileNotFoundError as error:
+        missing = f"{error} (on Debian: apt-get install {package})"
+        if os.environ.get("CI", "").lower() not in ("", "0", "false"):
+            pytest.fail(missing)
+        pytest.skip(missing)
+    yield server
+    server.stop()
 
 
 @pytest.fixture

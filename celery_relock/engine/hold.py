@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 from ..errors import LockLost
 from . import ids
@@ -95,6 +96,27 @@ class Hold:
         """
         if self.lost:
             raise self.lost_error()
+
+    def fenced(self, connection: Any) -> AbstractContextManager[None]:
+        """A block of a database transaction that only the holder of the lock can commit:
+
+            with transaction.atomic(), self.lock.fenced(connection):
+                ...
+
+        At its beginning and at its end the database is shown the fencing token: see
+        `celery_relock.contrib.sql.fence`, which also tells what a connection may be.
+
+        Raises:
+            LockLost: the lock is lost, or none is held.
+            LockConfigError: the connection cannot be used, is not in a transaction, or the lock has
+                several permits.
+        """
+        from ..contrib.sql import fenced
+
+        if not self._shares:
+            raise LockLost("no lock is held, so nothing can be fenced: the work goes on without")
+        limit = max(max(share.lease.claim.limits) for share in self._shares)
+        return fenced(connection, self.fences, limit, self.check)
 
     def lost_error(self) -> LockLost:
         """The error that says which lock was lost, and since when nothing renewed it."""

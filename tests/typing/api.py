@@ -42,6 +42,8 @@ def transfer(self: LockedTask, a: int, b: int) -> int:
     assert_type(self.lock.lost, bool)
     assert_type(self.lock.remaining, float)
     self.lock.check()
+    with self.lock.fenced(object()):
+        pass
     return self.lock.fence
 
 
@@ -78,6 +80,8 @@ def outside(client: Redis) -> None:
         assert_type(lock, Lock)
         assert_type(lock.fence, int)
         lock.check()
+        with lock.fenced(object()):
+            pass
     with Lock("redis://localhost", "a", timeout=5, blocking_timeout=1.5, owner="me", limit=2):
         pass
     plain = Lock("rediss://localhost", b"a", renew=False, namespace="shop")

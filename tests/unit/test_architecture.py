@@ -23,7 +23,7 @@ ARROWS: dict[str, set[str]] = {
         "declaration", "engine", "engines", "errors", "naming", "settings", "signals", "worker",
     },
     "signals": {"engine"},
-    "lock": {"engines", "engine", "errors", "naming", "worker"},
+    "lock": {"contrib", "engines", "engine", "errors", "naming", "worker"},
     "task": {"declaration", "dedup", "engine", "errors", "worker", "workflow"},
     "worker": {
         "declaration", "dedup", "engine", "errors", "naming", "options", "settings", "workflow",
@@ -38,7 +38,8 @@ ARROWS: dict[str, set[str]] = {
     "naming": {"errors", "engine"},
     "engines": {"engine", "backends", "errors"},
     "backends": {"engine", "errors"},
-    "engine": {"errors"},
+    "engine": {"contrib", "errors"},
+    "contrib": {"errors"},
     "errors": set(),
 }  # fmt: skip
 #: Which libraries a layer may use besides the standard library.
@@ -55,6 +56,7 @@ LIBRARIES: dict[str, set[str]] = {
     "naming": {"celery", "kombu"},
     "engines": {"redis"},
     "backends": {"redis"},
+    "contrib": {"django", "sqlalchemy"},
 }
 STANDARD = sys.stdlib_module_names | {"__future__"}
 

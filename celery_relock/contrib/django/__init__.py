@@ -1,0 +1,1 @@
+"""The Django app: `INSTALLED_APPS = [..., "celery_relock.contrib.django"]`."""

@@ -1,0 +1,234 @@
+"""Fenced writes: the database refuses whoever has lost the lock.
+
+    with connection.transaction(), self.lock.fenced(connection):
+        ...  # read, compute, write
+
+A holder that was paused for longer than its lease goes on when somebody else holds the lock, and no
+lock can stop that. The database can. A table keeps the highest fencing token that it has seen for
+each lock name; a lower token raises `LockLost`, and the transaction rolls back. The row stays
+locked until the transaction ends, so a higher token waits for a transaction that has been let
+through, and then reads what that transaction wrote.
+
+The table lies in the database of the data. `create_table` returns the statement that makes it; the
+Django app `celery_relock.contrib.django` has a migration.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any
+
+from ..errors import LockConfigError, LockLost
+
+__all__ = ["create_table", "fence", "fenced"]
+
+TABLE = "relock_fence"
+# The width of the column, in characters. Of a longer name the beginning and a digest are kept.
+_LONGEST, _CUT = 255, 200
+
+# One row changes if the token is let through, and none otherwise.
+_ON_CONFLICT = (
+    f"INSERT INTO {TABLE} (name, token) VALUES (%s, %s) ON CONFLICT (name) "
+    f"DO UPDATE SET token = excluded.token WHERE {TABLE}.token <= excluded.token"
+)
+# Here the number of rows depends on the client's flags, and does not tell an equal token from a
+# lower one. So the statement tells the highest token, as the last id.
+_ON_DUPLICATE_KEY = (
+    f"INSERT INTO {TABLE} (name, token) VALUES (%s, LAST_INSERT_ID(%s)) "
+    "ON DUPLICATE KEY UPDATE token = LAST_INSERT_ID(GREATEST(token, %s))"
+)
+DIALECTS = {
+    "postgresql": _ON_CONFLICT,
+    "sqlite": _ON_CONFLICT,
+    "mysql": _ON_DUPLICATE_KEY,
+    "mariadb": _ON_DUPLICATE_KEY,
+}
+# By the package of the connection's class: the database, and how a parameter is marked.
+_DRIVERS = {
+    "psycopg": ("postgresql", "%s"),
+    "psycopg2": ("postgresql", "%s"),
+    "sqlite3": ("sqlite", "?"),
+    "pymysql": ("mysql", "%s"),
+    "MySQLdb": ("mysql", "%s"),
+}
+_WANTED = (
+    "a connection of Django, of SQLAlchemy (or its Session), of psycopg, psycopg2, PyMySQL, "
+    "mysqlclient or sqlite3"
+)
+
+
+def create_table(dialect: str = "postgresql") -> str:
+    """The statement that makes the table.
+
+    Args:
+        dialect: "postgresql", "sqlite", "mysql" or "mariadb".
+
+    Raises:
+        LockConfigError: it is none of these.
+    """
+    # MySQL compares text without regard to case unless it is told otherwise.
+    exactly = " COLLATE utf8mb4_bin" if _statement(dialect) is _ON_DUPLICATE_KEY else ""
+    name = f"name varchar({_LONGEST}){exactly and ' CHARACTER SET utf8mb4'}{exactly}"
+    return f"CREATE TABLE {TABLE} ({name} PRIMARY KEY, token bigint NOT NULL)"
+
+
+def fence(connection: Any, name: str, token: int) -> None:
+    """Let the transaction go on only if the database has seen no higher token of the lock.
+
+    Call it first in the transaction, before you read what you are going to change. Until the
+    transaction ends, whoever comes with another token of the lock waits.
+
+    Args:
+        connection: in a transaction; of Django, of SQLAlchemy (or a Session), or of a DB-API driver
+            for PostgreSQL, MySQL, MariaDB or SQLite.
+        name: the lock name.
+        token: the fencing token, `lock.fence`.
+
+    Raises:
+        LockLost: a higher token has been seen, or the token is 0: the lock is not held. Let the
+            transaction roll back.
+        LockConfigError: there is no transaction, or this is no such connection.
+    """
+    if token <= 0:
+        raise LockLost(f"the lock {name!r} is not held: it has no fencing token", name=name)
+    is_highest, driver = _see(connection, _stored(name), token)
+    if not is_highest:
+        raise LockLost(
+            f"the lock {name!r} (fence {token}) was lost: the database has seen a higher fencing "
+            "token, so somebody else has had the lock since. Let the transaction roll back",
+            name=name,
+            remaining=0.0,
+        )
+    if _in_transaction(driver) is False:
+        raise LockConfigError(
+            f"the fence of {name!r} needs a transaction, and the connection is in autocommit mode: "
+            "begin one before it, and commit after the writes",
+            name=name,
+        )
+
+
+@contextmanager
+def fenced(
+    connection: Any, tokens: Mapping[str, int], limit: int, check: Callable[[], None]
+) -> Iterator[None]:
+    """What `lock.fenced(connection)` is: `fence` for each lock name at the beginning of a block and
+    at its end, in one transaction.
+
+    Args:
+        tokens: the fencing token of each lock name.
+        limit: how many permits the locks have at the most.
+        check: raises LockLost where the loss is known here already.
+
+    Raises:
+        LockLost, LockConfigError: as `fence`; and for a lock with several permits.
+    """
+    if limit > 1:
+        raise LockConfigError(
+            f"{', '.join(tokens)}: a lock with {limit} permits has several holders at a time, "
+            "whose tokens all count: only a lock with one permit can be fenced"
+        )
+
+    def look() -> None:
+        check()
+        for name in sorted(tokens):  # in one order, so that two of them never wait for each other
+            fence(connection, name, tokens[name])
+
+    look()
+    yield
+    if _in_transaction(_driver_of(connection)) is False:
+        raise LockConfigError(
+            f"the transaction ended inside the fenced block of {', '.join(sorted(tokens))}: commit "
+            "after the block, not in it"
+        )
+    look()
+
+
+def _see(connection: Any, row: str, token: int) -> tuple[bool, Any]:
+    """Show the database a token: whether it is the highest; and the driver's connection."""
+    if hasattr(connection, "run_sync"):
+        raise _refused(connection, ": await connection.run_sync(fence, name, token)")
+    if _is_session(connection):
+        connection = connection.connection()
+    if hasattr(connection, "exec_driver_sql"):
+        from sqlalchemy import text
+
+        statement = _statement(connection.dialect.name)
+        marks = (":name", ":token", ":token")[: statement.count("%s")]
+        result = connection.execute(text(statement % marks), {"name": row, "token": token})
+        return _is_highest(result, statement, token), _driver_of(connection)
+    dialect, mark = (connection.vendor, "%s") if _is_django(connection) else _driver(connection)
+    statement = _statement(dialect)
+    parameters = (row, token, token)[: statement.count("%s")]
+    with closing(connection.cursor()) as cursor:
+        cursor.execute(statement.replace("%s", mark), parameters)
+        return _is_highest(cursor, statement, token), _driver_of(connection)
+
+
+def _is_highest(cursor: Any, statement: str, token: int) -> bool:
+    if statement is _ON_CONFLICT:
+        return bool(cursor.rowcount == 1)
+    return bool(cursor.lastrowid == token)
+
+
+def _is_session(connection: Any) -> bool:
+    return hasattr(connection, "get_bind") and hasattr(connection, "connection")
+
+
+def _is_django(connection: Any) -> bool:
+    return hasattr(connection, "vendor") and hasattr(connection, "in_atomic_block")
+
+
+def _driver_of(connection: Any) -> Any:
+    """The connection of the database's driver."""
+    if _is_session(connection):
+        connection = connection.connection()
+    if hasattr(connection, "exec_driver_sql"):
+        return connection.connection.driver_connection
+    return connection.connection if _is_django(connection) else connection
+
+
+def _driver(connection: Any) -> tuple[str, str]:
+    # By `__class__`, which a proxy, such as that of a tracer, has from what it stands for.
+    kind = connection.__class__
+    waits = inspect.iscoroutinefunction(getattr(kind, "commit", None))
+    for package in (each.__module__.partition(".")[0] for each in kind.__mro__):
+        if package in _DRIVERS and not waits:
+            return _DRIVERS[package]
+    raise _refused(connection)
+
+
+def _refused(connection: Any, hint: str = "") -> LockConfigError:
+    kind = connection.__class__
+    return LockConfigError(
+        f"a fence needs {_WANTED}, not {kind.__module__}.{kind.__qualname__}{hint}"
+    )
+
+
+def _in_transaction(driver: Any) -> bool | None:
+    """Whether a transaction goes on, as the driver tells it; None where it does not."""
+    if hasattr(driver, "in_transaction"):  # sqlite3
+        return bool(driver.in_transaction)
+    if hasattr(driver, "info") and hasattr(driver.info, "transaction_status"):  # psycopg, psycopg2
+        return bool(driver.info.transaction_status)
+    if hasattr(driver, "server_status"):  # PyMySQL: the flag SERVER_STATUS_IN_TRANS
+        return bool(driver.server_status & 1)
+    if hasattr(driver, "get_autocommit"):  # mysqlclient: a BEGIN of one's own does not show
+        return not driver.get_autocommit()
+    return None
+
+
+def _statement(dialect: str) -> str:
+    if dialect in DIALECTS:
+        return DIALECTS[dialect]
+    raise LockConfigError(f"a fence needs {', '.join(DIALECTS)}, not {dialect!r}")
+
+
+def _stored(name: str) -> str:
+    if len(name) <= _LONGEST:
+        return name
+    digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
+    return f"{name[:_CUT]}~{base64.urlsafe_b64encode(digest).decode().rstrip('=')}"
