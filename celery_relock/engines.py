@@ -13,8 +13,7 @@ import redis
 from redis.cluster import RedisCluster
 
 from .backends.redis.backend import RedisBackend
-from .backends.redis.connections import Replicas
-from .backends.redis.transport import Transport
+from .backends.redis.connections import Replicas, Transport
 from .backends.redis.urls import transport_for_client, transport_for_url
 from .engine.engine import Engine
 from .errors import LockConfigError

@@ -20,12 +20,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import RelockError
 from . import events
-from .parking import Parking
 from .protocol import Backend, Successor
+
+if TYPE_CHECKING:
+    from .engine import Parking
 
 logger = logging.getLogger("celery_relock")
 

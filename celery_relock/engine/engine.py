@@ -12,15 +12,16 @@ that lands anywhere in between (the signal of a time limit, say) cannot leak a h
 
 from __future__ import annotations
 
+import logging
 import math
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from ..errors import LockUnavailable
-from . import ids, platform
+from . import events, ids, platform
 from .crash import journal
 from .lease import Lease, State
-from .parking import Parking
 from .protocol import (
     Answer,
     Backend,
@@ -32,10 +33,12 @@ from .protocol import (
     Full,
     Held,
     LockState,
+    Message,
     Outcome,
     Parked,
     ParkRequest,
     Queued,
+    Sender,
 )
 from .renewal import keepalive, lose
 from .wakeup import Inbox
@@ -48,6 +51,10 @@ WAITER_LEASE = 6.0
 REMEMBER_ATTEMPT = 60.0
 # How often a park asks again for a lock whose lease had run out when the answer came.
 _TRIES = 3
+# How soon a backend that was away is asked again, in seconds.
+_AGAIN = 0.5
+
+logger = logging.getLogger("celery_relock")
 
 
 class Engine:
@@ -67,8 +74,8 @@ class Engine:
     def lease(self, claim: Claim, on_lost: Callable[[str], None] | None = None) -> Lease:
         """A lease for the claim; nothing is sent. `on_lost` is called from another thread."""
         wait = min(claim.lease, WAITER_LEASE)
-        listen = None if self._inbox.started else self._inbox.start
-        return Lease(claim, self.backend, wait, on_lost, listen)
+        inbox = self._inbox
+        return Lease(claim, self.backend, wait, on_lost, None if inbox.started else inbox.start)
 
     def acquire(self, lease: Lease, wait: float | None = 0.0) -> Outcome:
         """Acquire the locks of a lease, waiting in the queue for at most `wait` seconds (None:
@@ -87,7 +94,8 @@ class Engine:
             answer = self._ask(lease, queue)
             if isinstance(answer, Queued) and self._stand_in_line(lease, until):
                 answer = Held(lease.fences, lease.reentered)
-            if isinstance(answer, Held) and lease.state is State.HELD and not lease.lost:
+            held = lease.state is State.HELD and time.monotonic() < lease.deadline
+            if isinstance(answer, Held) and held:
                 lease.tell("acquired")
                 return answer
             left = until - time.monotonic()
@@ -125,10 +133,10 @@ class Engine:
         # A forked child has a copy of its parent's leases, and no say in them.
         if lease.state in (State.NEW, State.RELEASED) or lease.pid != platform.pid:
             return True
-        lost = lease.lost
         try:
             # Before the command is sent: a renewal that finds nothing from now on is no loss.
             before = lease.give_up()
+            lost = before is State.HELD and time.monotonic() >= lease.deadline
             keepalive.discard(lease)
             doubtful = lease.repeated or before is State.ASKED
             what = "run" if ended else "attempt" if doubtful else ""
@@ -199,7 +207,8 @@ class Engine:
         return self.backend.inspect(name)
 
     def _begin(self, lease: Lease) -> float:
-        lease.switch(State.ASKED, State.NEW)
+        if lease.state is State.NEW:
+            lease.state = State.ASKED  # without the guard: no other thread looks after it yet
         if journal.on:
             journal.add(lease.entry())
         return time.monotonic()
@@ -264,18 +273,12 @@ class Engine:
         lease.again(ids.new_attempt_id())
 
     def _release(self, lease: Lease, ended: str, remember: float) -> bool:
-        of, home = lease.claim, self.parking.home
-        what = (
-            of.names,
-            of.execution_id,
-            of.attempt_id,
-            ended,
-            remember,
-            home,
-            lease.successor,
+        of, home, to = lease.claim, self.parking.home, lease.successor
+        back = self.backend.release(
+            of.names, of.execution_id, of.attempt_id, ended, remember, home, to
         )
-        back = self.backend.release(*what)
-        journal.remove(of.attempt_id)
+        if journal.on:
+            journal.remove(of.attempt_id)
         if back.messages:
             self.parking.forward(back.messages)
         return back.had
@@ -293,3 +296,88 @@ class Engine:
             return False
         lease.fences, lease.reentered = answer.fences, answer.reentered
         return lease.renew(answer.sent or sent, claim.lease)
+
+
+class Parking:
+    """The parked messages of one backend, as far as this process can resume them.
+
+    Attributes:
+        sender: publishes messages to their broker; None where nobody can (a `Lock` without an app).
+        remember: for how many seconds an execution counts as ended that was taken out of the queue.
+    """
+
+    def __init__(self, backend: Backend, remember: float = 3600.0) -> None:
+        self._backend = backend
+        self.remember = remember
+        self.sender: Sender | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._over: list[str] = []
+        self._guard = threading.Lock()
+        self._pid = platform.pid
+
+    @property
+    def home(self) -> str:
+        """The broker that this process sends to, "" for none."""
+        return "" if self.sender is None else self.sender.home
+
+    def forward(self, messages: Iterable[Message]) -> None:
+        """Resume messages. A message that cannot be sent stays parked, and its turn comes again."""
+        for message in messages:
+            try:
+                if self.sender is not None:
+                    self.sender.send(message)
+            except Exception as error:
+                if events.is_thrown_in(error):
+                    raise
+                logger.warning(
+                    "a message that is parked for the lock %r could not be resumed, trying again "
+                    "in some seconds: %s",
+                    message.name,
+                    error,
+                )
+
+    def resume(self, tasks: Sequence[str] = ()) -> float | None:
+        """Resume whatever is due, and these tasks (short ids) in any case.
+
+        Returns:
+            In how many seconds to look again; None while nothing is parked.
+
+        Raises:
+            LockUnavailable, LockConfigError: see `Backend`.
+        """
+        found = self._backend.resume(self.home, ids.new_attempt_id(), tasks)
+        self.forward(found.messages)
+        return found.recheck
+
+    def withdraw(self, execution_id: str, remember: float | None = None) -> bool:
+        """Take an execution's message out of its queues for good. False if it was not parked."""
+        remember = self.remember if remember is None else remember
+        had, messages = self._backend.withdraw(execution_id, remember, self.home)
+        self.forward(messages)
+        return had
+
+    def withdraw_later(self, execution_id: str) -> None:
+        """The same as soon as the backend can be asked again, in another thread."""
+        if self._pid != platform.pid:
+            self._reset()  # the parent's thread withdraws what a forked child has copies of
+        with self._guard:
+            self._over.append(execution_id)
+            if len(self._over) > 1:
+                return
+        threading.Thread(target=self._clear, name="relock-withdraw", daemon=True).start()
+
+    def _clear(self) -> None:
+        while True:
+            try:
+                self.withdraw(self._over[0])
+            except LockUnavailable:
+                time.sleep(_AGAIN)
+                continue
+            except Exception:
+                logger.exception("the parked execution %s cannot be withdrawn", self._over[0])
+            with self._guard:
+                del self._over[0]
+                if not self._over:
+                    return

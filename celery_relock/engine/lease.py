@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from . import platform
 from .crash import Entry
 from .events import NO_TASK, LockEvent, Work, tell, wanted
-from .platform import Bell, Guard
+from .platform import Guard
 from .protocol import Claim, Renewal, Successor
 
 if TYPE_CHECKING:
@@ -67,9 +68,9 @@ class Lease:
     """
 
     __slots__ = (
+        "_bell",
         "_early",
         "backend",
-        "bell",
         "claim",
         "deadline",
         "due",
@@ -121,7 +122,7 @@ class Lease:
         self.successor: Successor | None = None
         self.rank = 0
         self.pid = platform.pid
-        self.bell = Bell()
+        self._bell: threading.Event | None = None  # few leases ever wait
         self._early: tuple[int, ...] = ()
 
     def switch(self, to: State, *allowed: State) -> bool:
@@ -321,5 +322,15 @@ class Lease:
         return time.monotonic() - self.held_since if self.held_since else 0.0
 
     def sleep(self, seconds: float) -> None:
-        """Wait for the bell, at most so long, while the lease waits."""
-        self.bell.wait(seconds, lambda: self.state is State.WAITING)
+        """Wait for a ring, at most so long, while the lease waits."""
+        if self._bell is None:
+            self._bell = threading.Event()
+        # Asked after the bell is there: whoever rang before found none.
+        if self.state is State.WAITING and self._bell.wait(seconds):
+            # The caller looks for itself next, so no ring is lost; and the caller may wait again.
+            self._bell.clear()
+
+    def ring(self) -> None:
+        """Wake whoever sleeps: a hint, as the sleeper looks for itself, now and then unasked."""
+        if self._bell is not None:
+            self._bell.set()

@@ -10,7 +10,6 @@ import _thread
 import os
 import signal
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -79,31 +78,6 @@ class Guard:
 
     def _reset(self) -> None:
         self.lock = _original("RLock")()
-
-
-class Bell:
-    """Wakes a thread or greenlet that waits. A ring is a hint: the waiter looks for itself, now and
-    then unasked."""
-
-    __slots__ = ("_event",)
-
-    def __init__(self) -> None:
-        self._event: threading.Event | None = None  # few leases ever wait
-
-    def ring(self) -> None:
-        """Wake whoever waits. Called by any thread."""
-        if self._event is not None:
-            self._event.set()
-
-    def wait(self, seconds: float, still: Callable[[], bool]) -> None:
-        """Wait for a ring, at most so long, and not at all unless there is `still` something to
-        wait for."""
-        if self._event is None:
-            self._event = threading.Event()
-        # Asked after the event is there: whoever rang before found none.
-        if still() and self._event.wait(seconds):
-            # The caller looks for itself next, so no ring is lost; and the caller may wait again.
-            self._event.clear()
 
 
 class Aside:

@@ -339,9 +339,16 @@ class Backend(Protocol):
     def dangers(self) -> list[str]:
         """What of the server's settings could lose parked messages, a sentence each."""
 
-    def listen(self, inbox: str, ready: Callable[[], None], hear: Callable[[Notice], None]) -> None:
-        """Hear the inbox's notices for ever. `ready` is called at each (re)connection, because what
-        was sent meanwhile is gone. Returns only by an exception."""
+    def listen(
+        self,
+        inbox: str,
+        ready: Callable[[], None],
+        hear: Callable[[Notice], None],
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Hear the inbox's notices. `ready` is called at each (re)connection, because what was sent
+        meanwhile is gone. Returns some seconds after it is not `wanted` any more; else only by an
+        exception."""
 
 
 class Sender(Protocol):

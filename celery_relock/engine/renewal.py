@@ -18,6 +18,7 @@ from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import TypeAlias
+from weakref import WeakKeyDictionary
 
 from ..errors import RelockError
 from .events import logger, wanted
@@ -102,6 +103,7 @@ _TOGETHER = 0.25
 _SHORTEST, _LONGEST = 0.2, 5.0
 
 _Route: TypeAlias = tuple[Backend, object]
+_Outages: TypeAlias = defaultdict[object, Outage]
 _aside = Aside()
 
 
@@ -120,7 +122,7 @@ class KeepAlive:
         self._bell.acquire()
         self._wake_at = 0.0
         self._used = False
-        self._outages = outages("leases could not be renewed", _aside)
+        self._outages: WeakKeyDictionary[Backend, _Outages] = WeakKeyDictionary()
 
     def add(self, lease: Lease) -> None:
         """Look after a lease from now on. Call again after a change that makes the lease due
@@ -222,9 +224,11 @@ class KeepAlive:
     def _guarded(self, look: Callable[..., None], route: _Route, leases: list[Lease]) -> None:
         if not leases:
             return
-        outage = self._outages[look, route]
+        backend, of_node = route
+        tries = self._outages.setdefault(backend, outages("leases could not be renewed", _aside))
+        outage = tries[look, of_node]
         with outage:  # whatever it is, it is tried again until the deadline
-            look(route[0], leases)
+            look(backend, leases)
             return
         if wanted("unrenewed"):
             for lease in leases:
@@ -296,7 +300,7 @@ def granted(
     """The server granted a waiter its lock: a message says so, or a heartbeat sent at `sent`."""
     with_all = fences if len(fences) == len(lease.claim.names) else fences * len(lease.claim.names)
     if lease.let_in(attempt_id, with_all, sent):
-        lease.bell.ring()
+        lease.ring()
         keepalive.add(lease)  # it may be due sooner
 
 
@@ -311,7 +315,7 @@ def _told(
         # The place is gone: the waiter has to ask again. A grant that was announced meanwhile
         # stands: the server made it after this answer.
         if lease.switch(State.ASKED, State.WAITING):
-            lease.bell.ring()
+            lease.ring()
     elif all(isinstance(answer, Held) for answer in answers):
         fences = tuple(answer.fences[0] for answer in answers if isinstance(answer, Held))
         granted(lease, attempt_id, fences, sent=sent)

@@ -6,11 +6,16 @@ forged or garbled delays by a heartbeat at the most.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from ..errors import LockConfigError
-from . import ids, platform
+from . import ids
 from .events import logger
 from .platform import native_lock, start_native_thread
 from .protocol import Backend, Notice
@@ -18,45 +23,37 @@ from .renewal import granted, keepalive, lose
 
 
 class Inbox:
-    """Opened by the first wait or the first long hold of this process, and anew after a fork."""
+    """Opened by the first wait or the first long hold of this process, and anew after a fork. Ends
+    with its engine, a few seconds later.
+
+    Attributes:
+        name: to which messages for this process are sent.
+        started: whether a thread listens, or is about to.
+        listening: whether it hears at this moment.
+    """
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._pid = 0
         self._reset()
+        _inboxes.add(self)
 
     def _reset(self) -> None:
-        self._name = ids.new_attempt_id()
-        self._started = self._listening = self._refused = False
+        self.name = ids.new_attempt_id()
+        self.started = self.listening = self._refused = False
         self._tried = threading.Event()
         self._starting = native_lock()
-        self._pid = platform.pid
-
-    @property
-    def name(self) -> str:
-        if self._pid != platform.pid:
-            self._reset()
-        return self._name
-
-    @property
-    def listening(self) -> bool:
-        return self._listening and self._pid == platform.pid
-
-    @property
-    def started(self) -> bool:
-        return self._started and self._pid == platform.pid
+        self._pause = 0.1
 
     def start(self) -> None:
         """Begin to listen, without waiting for the subscription."""
-        name = self.name
         with self._starting:
-            first, self._started = not self._started, True
+            first, self.started = not self.started, True
         if not first:
             return
         try:
-            start_native_thread(lambda: self._listen(name))
+            start_native_thread(partial(_listen, weakref.ref(self), self._backend, self.name))
         except BaseException:
-            self._started = False
+            self.started = False
             raise
 
     def listen(self, timeout: float = 2.0) -> None:
@@ -64,36 +61,67 @@ class Inbox:
         self.start()
         self._tried.wait(timeout)
 
-    def _listen(self, name: str) -> None:
-        pause = 0.1
-        try:
-            while True:
-                try:
-                    self._backend.listen(name, self._connected, self._hear)
-                except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
-                    pause = 0.1 if self._listening else min(pause * 2, 5.0)
-                    self._listening = False
-                    self._tried.set()
-                    if isinstance(error, LockConfigError) and not self._refused:
-                        self._refused = True
-                        logger.warning("this process hears of its turn late: %s", error)
-                    logger.debug("the inbox lost its connection and opens it again: %s", error)
-                    time.sleep(pause)
-        finally:
-            # An exception from outside ended the thread: whoever waits next starts another thread.
-            self._started = self._listening = False
-
-    def _connected(self) -> None:
-        self._listening = True
+    def connected(self) -> None:
+        """The subscription is there, for the first time or again."""
+        self.listening = True
         self._tried.set()
         keepalive.look_now(self._backend)
 
-    def _hear(self, notice: Notice) -> None:
+    def failed(self, error: Exception) -> float:
+        """It is not there, or no longer. Returns in how many seconds to try again."""
+        self._pause = 0.1 if self.listening else min(self._pause * 2, 5.0)
+        self.listening = False
+        self._tried.set()
+        if isinstance(error, LockConfigError) and not self._refused:
+            self._refused = True
+            logger.warning("this process hears of its turn late: %s", error)
+        logger.debug("the inbox lost its connection and opens it again: %s", error)
+        return self._pause
+
+    def ended(self) -> None:
+        """An exception from outside ended the thread: whoever waits next starts another thread."""
+        self.started = self.listening = False
+
+
+def _listen(ref: weakref.ref[Inbox], backend: Backend, name: str) -> None:
+    """The thread. It lends itself the inbox for each call alone: else a thread that never ends
+    would keep an engine that nobody uses any more, and its connections."""
+
+    def tell(method: Callable[..., float | None], *args: Any) -> float:
+        inbox = ref()
+        return 0.0 if inbox is None else method(inbox, *args) or 0.0
+
+    def hear(notice: Notice) -> None:
         lease = keepalive.find(notice.execution_id, notice.attempt_id)
-        if lease is None or lease.backend is not self._backend:
+        if lease is None or lease.backend is not backend:
             return
         if notice.kind == "granted":
             granted(lease, notice.attempt_id, (notice.fence,))
         elif notice.kind == "lost":
             lose(lease, "it was released by force")
             keepalive.discard(lease)
+
+    def connected() -> None:
+        tell(Inbox.connected)
+
+    def wanted() -> bool:
+        return ref() is not None
+
+    try:
+        while wanted():
+            try:
+                backend.listen(name, connected, hear, wanted)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
+                time.sleep(tell(Inbox.failed, error))
+    finally:
+        tell(Inbox.ended)
+
+
+def _forked() -> None:
+    # The parent's thread did not come along, and what is sent to the parent is not ours.
+    for inbox in list(_inboxes):
+        inbox._reset()
+
+
+_inboxes: weakref.WeakSet[Inbox] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_forked)

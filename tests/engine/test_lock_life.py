@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -15,7 +16,9 @@ from types import FrameType
 from typing import Any
 
 import pytest
+import redis
 
+from celery_relock.backends.redis import connections as connections_of_redis
 from celery_relock.engine import reentrancy
 from celery_relock.engine.renewal import keepalive
 from celery_relock.lock import Lock, LockNotOwned
@@ -186,3 +189,28 @@ def test_a_signal_at_any_line_of_the_end_of_a_block_leaves_nothing_behind(
         assert not two.locked(), at
         at += 1
     assert struck > 10
+
+
+def test_an_engine_ends_with_its_client_and_so_do_its_inbox_and_its_connections(
+    redis_url: str, client: redis.Redis, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections_of_redis, "_LOOK", 0.2)
+    mark = f"mark-{namespace}"
+
+    def connections() -> int:
+        return sum(each["name"] == mark for each in client.client_list())
+
+    def use() -> weakref.ref[object]:
+        own = redis.Redis.from_url(redis_url, client_name=mark)
+        one, two = (Lock(own, "a", namespace=namespace) for _ in "12")
+        one.acquire()
+        assert not two.acquire(blocking_timeout=0.3)  # so that somebody listens
+        one.release()
+        assert connections() >= 2
+        return weakref.ref(one._engine.backend)
+
+    backend = use()
+    gc.collect()
+    wait_for(lambda: backend() is None, 6.0, "the end of the inbox's thread")
+    gc.collect()
+    wait_for(lambda: connections() == 0, 3.0, "the end of the connections")

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from celery_relock.backends.redis.backend import RedisBackend
+from celery_relock.backends.redis.connections import Transport
 from celery_relock.backends.redis.keys import SCHEMA
-from celery_relock.backends.redis.transport import Transport
 from celery_relock.engine.protocol import Claim, ParkRequest, Renewal
 from tests.support.backends import backend_of
 from tests.support.lua_headers import Header as Script

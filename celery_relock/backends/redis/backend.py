@@ -38,11 +38,10 @@ from ...engine.protocol import (
     WaiterInfo,
 )
 from ...errors import LockConfigError
-from .connections import Call, Effort
+from .connections import Call, Effort, Transport
 from .errors import FAULTS, check_server, translate
 from .keys import SCHEMA, Keys
 from .scripts import scripts
-from .transport import Transport
 
 if TYPE_CHECKING:
     from .inspection import Inspection
@@ -232,12 +231,18 @@ class RedisBackend:
 
         return Inspection(self.transport, self._keys, self._scripts)
 
-    def listen(self, inbox: str, ready: Callable[[], None], hear: Callable[[Notice], None]) -> None:
+    def listen(
+        self,
+        inbox: str,
+        ready: Callable[[], None],
+        hear: Callable[[Notice], None],
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
         def heard(notice: Notice) -> None:
             self._idle.clear()  # it may tell of something parked
             hear(notice)
 
-        self.transport.listen(lambda bucket: self._keys.inbox(inbox, bucket), ready, heard)
+        self.transport.listen(lambda bucket: self._keys.inbox(inbox, bucket), ready, heard, wanted)
 
     def dangers(self) -> list[str]:
         try:
@@ -367,8 +372,7 @@ def _reply(outcome: Any, verb: str) -> Any:
 def _answer(claim: Claim, reply: list[Any], repeated: bool, sent: float) -> Answer:
     tag = reply[0]
     if tag == b"HELD":
-        fences = tuple([int(fence) for fence in reply[1::2]])
-        return Held(fences, tuple([joined == 1 for joined in reply[2::2]]), repeated, sent)
+        return Held(tuple(map(int, reply[1::2])), tuple(map(bool, reply[2::2])), repeated, sent)
     if tag == b"WAIT":
         return Queued(reply[1], reply[2] / 1000, repeated)
     if tag == b"BUSY":
@@ -385,7 +389,7 @@ def _answer(claim: Claim, reply: list[Any], repeated: bool, sent: float) -> Answ
 
 def _messages(parts: Sequence[bytes]) -> tuple[Message, ...]:
     """Three values for each message that is handed out."""
-    texts = [part.decode() for part in parts]
+    texts = list(map(bytes.decode, parts))
     return tuple(map(Message, texts[::3], texts[1::3], texts[2::3]))
 
 

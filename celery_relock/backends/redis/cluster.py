@@ -18,12 +18,22 @@ from redis.exceptions import AskError, ConnectionError, MovedError  # noqa: A004
 
 from ...engine import ids
 from ...errors import LockConfigError
-from .connections import NONE, Call, Connections, Effort, Replicas
+from .connections import (
+    NONE,
+    Call,
+    Channel,
+    Connections,
+    Effort,
+    Hear,
+    Ready,
+    Replicas,
+    Transport,
+    Wanted,
+)
 from .errors import FAULTS, TooFewReplicas
 from .keys import CLUSTER_BUCKETS, absent, bucket_of
 from .scripts import Script
 from .subscription import ClusterInbox
-from .transport import Channel, Hear, Ready, Transport
 
 # How long a command is repeated, in seconds, while the cluster is there and the node is not: with
 # the default cluster-node-timeout of 15 s a replica takes over after about 20 s.
@@ -245,11 +255,11 @@ class Cluster(Transport):
     def route(self, bucket: int) -> object:
         return self.map.known(bucket)
 
-    def listen(self, channel: Channel, ready: Ready, hear: Hear) -> None:
+    def listen(self, channel: Channel, ready: Ready, hear: Hear, wanted: Wanted) -> None:
         def connect(node: Node) -> Any:
             return self._at(node).make(_BRIEF)
 
-        ClusterInbox(self.map, connect, channel, ready, hear).listen()
+        ClusterInbox(self.map, connect, channel, ready, hear).listen(wanted)
 
     def close(self) -> None:
         for node in list(self._nodes.values()):

@@ -1,29 +1,41 @@
-"""Connections that are kept, and scripts that are sent over them.
+"""Connections that are kept, and the way to a Redis over them: scripts run where their keys are,
+and are sent again when it may help.
 
 They are `redis.Connection`s in a list of ours. redis-py's pools and clients hand an answer to the
 wrong caller when a time limit's signal strikes, and send again unseen; a pool's limit, its lock and
 its retries are not needed here. The recipe is in `ask`, and what is held to in all of this room:
 whoever has a connection is alone with it, it comes back only after every answer was read, and no
 int or float is given to be packed (hiredis runs signal handlers in their repr, and crashes).
+
+Every verb may be sent twice, so a command whose answer is lost is sent again, within a stated
+patience (`Transport`). That one is for one server; `sentinel` and `cluster` say what is different
+there.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as AnswerTimeout
 
 from ...engine import platform
-from ...errors import LockConfigError
-from .errors import FAULTS, TooFewReplicas
+from ...engine.protocol import Notice
+from ...errors import LockConfigError, LockUnavailable
+from .errors import FAULTS, TooFewReplicas, passes, translate
 from .scripts import Script
+from .subscription import Subscription
 
 Call: TypeAlias = "tuple[Sequence[str], Sequence[str]]"
 Command: TypeAlias = "tuple[str, ...]"
+Channel: TypeAlias = "Callable[[int], str]"
+Ready: TypeAlias = "Callable[[], None]"
+Hear: TypeAlias = "Callable[[Notice], None]"
+Wanted: TypeAlias = "Callable[[], bool]"
 
 # So many are kept while nobody uses them, the last ones used; and none but the last for longer than
 # so many seconds.
@@ -35,6 +47,9 @@ _FRESH = 1.0
 _IN_FLIGHT = 4
 # A give-back is no promise: lost with a master, it lets the lease end the hold.
 _PROMISES = ("acquire", "renew", "heartbeat")
+# How often a subscription is held against where it should lead to, and whether anybody wants it
+# still, in seconds.
+_LOOK = 2.0
 
 
 class Replicas(NamedTuple):
@@ -110,7 +125,7 @@ class Connections:
             part = calls[start : start + _IN_FLIGHT]
             # Only the next command may go where the slot is not yet: no EVALSHA without its script.
             replies = self._send(script, part, effort, by_sha=not asking, asking=asking)
-            if any(isinstance(reply, NoScriptError) for reply in replies):
+            if NoScriptError in map(type, replies):
                 # EVAL, not SCRIPT LOAD: a failover cannot come between. Twice is as good as once.
                 replies = self._send(script, part, effort, by_sha=False, asking=False)
             found += replies
@@ -248,3 +263,119 @@ def _promises(script: Script, reply: Any) -> bool:
     if script.name == "acquire":
         return reply[0] in (b"HELD", b"PARKED")
     return any(line == 1 or (isinstance(line, list) and line[0] == b"HELD") for line in reply)
+
+
+class Transport:
+    """The way to one server.
+
+    Args:
+        work, renewals: connections to it, the latter for the keep-alive thread.
+        place: what tells this Redis from others; two with a part in common are one.
+        replicas: how many have to have a hold before it counts.
+
+    Attributes:
+        fingerprint: the same for another way to it with the same options and credentials.
+        where: the way of publishing that its scripts need.
+        buckets: over how many its keys are spread.
+    """
+
+    # How long a command is repeated before the server counts as unreachable, in seconds.
+    PATIENCE = 2.0
+    # How long the next caller, so soon after, waits for an answer: giving back a lock that could
+    # not be acquired must not double the time in which nothing happens.
+    _AFTER = _BRIEF = 1.0
+    _PAUSES = (0.0, 0.05, 0.1, 0.2)
+
+    fingerprint = ""
+    where = "server"
+    buckets = 1
+
+    def __init__(
+        self,
+        work: Connections,
+        renewals: Connections,
+        place: Iterable[tuple[Any, ...]],
+        replicas: Replicas = NONE,
+    ) -> None:
+        self.place = frozenset(place)
+        self.replicas = replicas
+        self._work = work
+        self._renewals = renewals
+        self._gave_up_at = -math.inf
+
+    def run(
+        self, script: Script, keys: Sequence[str], args: Sequence[str]
+    ) -> tuple[Any, bool, float]:
+        """Run one script. Returns its reply, strings as bytes; whether it may have been executed
+        more than once; and when the try was sent that was answered (`time.monotonic()`).
+
+        Raises:
+            LockUnavailable, LockConfigError: translated from what redis-py raises.
+        """
+        started, tries = time.monotonic(), 0
+        brief = started - self._gave_up_at < self._AFTER
+        effort = Effort(self._BRIEF if brief else None)
+        while True:
+            try:
+                reply = self._once(script, (keys, args), effort)
+                if not isinstance(reply, Exception):
+                    return reply, effort.unheard > 0, effort.sent
+                raise reply
+            except FAULTS as error:
+                again = passes(error)
+                patience = self._patience(error) if again and not brief else 0.0
+                if time.monotonic() - started >= patience:
+                    if again:
+                        self._gave_up_at = time.monotonic()
+                    raise translate(error, script.name) from error
+            time.sleep(self._PAUSES[min(tries, len(self._PAUSES) - 1)])
+            tries += 1
+
+    def run_each(
+        self, script: Script, calls: Sequence[Call], within: float | None = None
+    ) -> list[Any]:
+        """The outcome of each call, a reply or an error; nothing is repeated. `within`: the
+        keep-alive thread calls, and waits so many seconds for an answer at the most."""
+        try:
+            return (self._renewals if within else self._work).call(script, calls, Effort(within))
+        except FAULTS as error:
+            return [error] * len(calls)
+
+    def at(self, key: str) -> Connections:
+        """Where a key is. Raises RedisError if nobody can tell."""
+        return self._work
+
+    def masters(self) -> list[Connections]:
+        """Every server that has keys. Raises as `at` does."""
+        return [self._work]
+
+    def route(self, bucket: int) -> object:
+        """Which server has a bucket, as far as is known."""
+        return None
+
+    def listen(self, channel: Channel, ready: Ready, hear: Hear, wanted: Wanted) -> None:
+        """Hear an inbox, see `Backend.listen`. `channel` is its name in a bucket."""
+        subscription = Subscription(self._work.make, [channel(0)])
+        try:
+            ready()
+            while self._work.fits(subscription.link):
+                if not wanted():
+                    return
+                if (notice := subscription.hear(_LOOK)) is not None:
+                    hear(notice)
+        finally:
+            subscription.close()
+        # A replica repeats the messages, but the master does not know that it is heard.
+        raise LockUnavailable("the inbox's server is the master no more")
+
+    def close(self) -> None:
+        """Close what is idle; all can still be used."""
+        self._work.close()
+        self._renewals.close()
+
+    def _once(self, script: Script, call: Call, effort: Effort) -> Any:
+        return self._work.call(script, [call], effort)[0]
+
+    def _patience(self, error: Exception) -> float:
+        """For how many seconds a command that failed so is repeated."""
+        return self.PATIENCE

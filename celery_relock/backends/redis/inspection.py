@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 from ...engine.inspection import ParkedMessage, Place, Survey
 from ...engine.protocol import HoldInfo
 from ...errors import LockConfigError
-from .connections import Command, Connections, Effort
+from .connections import Command, Connections, Effort, Transport
 from .errors import FAULTS, translate
 from .keys import SCHEMA, Keys, bucket_of
 from .scripts import Script
-from .transport import Transport
 
 # Keys that one SCAN passes over, and locks that one script looks at: either keeps a server busy for
 # a millisecond or so.

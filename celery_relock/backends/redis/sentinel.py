@@ -16,9 +16,8 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from ...errors import LockConfigError, RelockError
-from .connections import Connections
+from .connections import Connections, Transport
 from .errors import FAULTS
-from .transport import Transport
 
 Address: TypeAlias = "tuple[str, int]"
 

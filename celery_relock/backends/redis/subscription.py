@@ -146,15 +146,15 @@ class ClusterInbox:
         self._bell.acquire()
         self._ears: dict[Node, _Ear] = {}
 
-    def listen(self) -> None:
-        """Hear for ever.
+    def listen(self, wanted: Callable[[], bool]) -> None:
+        """Hear until it is not `wanted` any more.
 
         Raises:
             LockUnavailable, LockConfigError: nothing can be heard.
         """
         asked_at = 0.0
         try:
-            while True:
+            while wanted():
                 now = time.monotonic()
                 if now - asked_at >= _ASK_EVERY or any(ear.error for ear in self._ears.values()):
                     asked_at = now

@@ -25,9 +25,8 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from ...errors import LockConfigError
 from .cluster import FAILOVER, Cluster, Node, Remap
-from .connections import NONE, Connections, Replicas
+from .connections import NONE, Connections, Replicas, Transport
 from .sentinel import Finder, ToMaster, Watched
-from .transport import Transport
 
 _Made = TypeVar("_Made", bound=Transport)
 
