@@ -16,6 +16,7 @@ from celery_relock.engine.protocol import Message
 from celery_relock.errors import LockUnavailable, RelockError
 from celery_relock.worker import parking
 from celery_relock.worker.parking import Outbox, channel, home
+from celery_relock.worker.resuming import TRIP
 from tests.support import Worker, wait_for
 from tests.support.parked import is_consumed, lock_of, state_of, wait_until_parked
 from tests.support.tcp import TcpProxy
@@ -29,9 +30,9 @@ def account():
     return uuid.uuid4().hex
 
 
-@pytest.fixture
-def start(request, redis_url):
-    """Start workers on one broker: `start("amqp", queues="topic")`; some for one namespace."""
+@pytest.fixture(scope="module")
+def launch(request, redis_server):
+    """Start workers on one broker: `launch("amqp", queues="topic")`; some for one namespace."""
     started = []
 
     def begin(broker, *, queues="", namespace="", **options):
@@ -43,13 +44,29 @@ def start(request, redis_url):
         if queues:
             env["RELOCK_TEST_QUEUES"] = queues
         namespace = namespace or f"ns{uuid.uuid4().hex[:12]}"
-        started.append(Worker(APP, redis_url, namespace, env=env, **options))
+        started.append(Worker(APP, redis_server.url, namespace, env=env, **options))
         return started[-1]
 
+    begin.started = started
     yield begin
     for one in started:
         one.close()
         print(one.log())
+
+
+@pytest.fixture
+def start(launch):
+    """The same, for one test."""
+    before = len(launch.started)
+    yield launch
+    for one in launch.started[before:]:
+        one.close()
+
+
+@pytest.fixture(scope="module", params=["redis", "amqp"])
+def worker(request, launch):
+    """One for all tests that let it live, on each broker."""
+    return ready(launch(request.param, concurrency=2))
 
 
 def engine_of(worker):
@@ -81,16 +98,25 @@ def held(worker, account):
     return lock
 
 
-@brokers
-def test_turns_follow_each_other_though_the_queue_has_a_backlog(start, account, broker):
-    worker = ready(start(broker, concurrency=2))
+def is_held(worker, account):
+    """A task holds the lock until `free`."""
+    worker.module.hold.delay(account)
+    wait_for(lambda: events(worker, "held", account=account))
+
+
+@pytest.fixture
+def backlog(worker):
+    """Two slots are busy for a while: `backlog(120)` tenths of a second. Purged at the end."""
+    yield lambda count: [worker.module.filler.delay(0.1) for _ in range(count)]
+    worker.module.app.control.purge()
+
+
+def test_turns_follow_each_other_though_the_queue_has_a_backlog(worker, account, backlog):
     m, turns = worker.module, 6
-    m.hold.delay(account)
-    worker.journal.wait_for("held")
+    is_held(worker, account)
     sent = [m.takes.delay(account) for _ in range(turns)]
     wait_until_parked(worker, f"account:{account}", turns)
-    for _ in range(120):
-        m.filler.delay(0.1)
+    backlog(120)
     last = m.note.delay("the end of the backlog")
     worker.journal.add(f"free {account}")
     begun = time.time()
@@ -108,12 +134,9 @@ def test_turns_follow_each_other_though_the_queue_has_a_backlog(start, account, 
     assert not [name for event in entered for name in event["headers"] if "origin" in name]
 
 
-@brokers
-def test_nothing_of_the_holder_is_in_what_its_release_resumes(start, account, broker):
-    worker = ready(start(broker))
+def test_nothing_of_the_holder_is_in_what_its_release_resumes(worker, account):
     m = worker.module
-    m.hold.delay(account)
-    worker.journal.wait_for("held")
+    is_held(worker, account)
     for name in ("T1", "T2", "T3"):
         token = m.tenant.set(name)
         m.takes.delay(account)
@@ -123,9 +146,7 @@ def test_nothing_of_the_holder_is_in_what_its_release_resumes(start, account, br
     assert [event["tenant"] for event in took(worker, account, 3)] == ["T1", "T2", "T3"]
 
 
-@brokers
-def test_a_retry_goes_where_the_first_message_came_from(start, account, broker):
-    worker = ready(start(broker))
+def test_a_retry_goes_where_the_first_message_came_from(worker, account):
     lock = held(worker, account)
     result = worker.module.retries.delay(account)
     wait_until_parked(worker, lock.name)
@@ -137,9 +158,7 @@ def test_a_retry_goes_where_the_first_message_came_from(start, account, broker):
     assert came_by == [default, default, default]  # as the library makes it look, before anybody
 
 
-@brokers
-def test_a_rate_limit_is_not_spent_twice(start, account, broker):
-    worker = ready(start(broker))
+def test_a_rate_limit_is_not_spent_twice(worker, account):
     lock = held(worker, account)
     result = worker.module.takes_seldom.delay(account)
     wait_until_parked(worker, lock.name)
@@ -153,18 +172,16 @@ def test_what_waits_long_for_a_slot_is_delivered_once(start, account):
     lock = held(worker, account)
     results = [worker.module.takes.delay(account) for _ in range(2)]
     wait_until_parked(worker, lock.name, 2)
-    for _ in range(4):
-        worker.module.filler.delay(4.0)
-    worker.wait_for_log("(?s)(filler.*){4}")
+    for _ in range(2):
+        worker.module.filler.delay(TRIP + 1)
+    worker.wait_for_log("(?s)(filler.*received.*){2}")
     lock.release()
     for each in results:
         assert each.get(timeout=25) == each.id
     assert {len(events(worker, "received", id=each.id)) for each in results} == {2}
 
 
-@brokers
-def test_the_policy_retry_sends_the_same_message_later(start, account, broker):
-    worker = start(broker)
+def test_the_policy_retry_sends_the_same_message_later(worker, account):
     lock = held(worker, account)
     token = worker.module.tenant.set("T1")
     result = worker.module.asks_again.apply_async((account,), argsrepr="(secret)")
@@ -175,8 +192,11 @@ def test_the_policy_retry_sends_the_same_message_later(start, account, broker):
     assert took(worker, account)[0]["tenant"] == "T1"
 
 
-@brokers
-@pytest.mark.parametrize("pool", ["threads", "solo", "gevent"])
+# What differs between brokers is in the main process, which is green in one of the pools alone.
+@pytest.mark.parametrize(
+    ("pool", "broker"),
+    [("threads", "redis"), ("solo", "redis"), ("gevent", "redis"), ("gevent", "amqp")],
+)
 def test_each_pool_has_them(start, account, broker, pool):
     worker = ready(start(broker, pool=pool, concurrency=1 if pool == "solo" else 2))
     lock = held(worker, account)
@@ -192,21 +212,20 @@ def test_each_pool_has_them(start, account, broker, pool):
     assert {len(events(worker, "received", id=each.id)) for each in results} == {2}
 
 
-@brokers
-def test_the_worker_s_own_queues_stay_as_they_are_and_are_followed(start, account, broker):
-    worker = ready(start(broker))
+def test_the_worker_s_own_queues_stay_as_they_are_and_are_followed(worker, account):
     app = worker.module.app
     default = app.conf.task_default_queue
     more, control = f"{default}-more", app.control
 
     def queues():
         # A worker that is busy may answer late.
-        answers = wait_for(lambda: control.inspect(timeout=2).active_queues(), 20, "an answer")
+        inspect = control.inspect(timeout=5, limit=1)
+        answers = wait_for(inspect.active_queues, 20, "an answer")
         (found,) = answers.values()
         return {each["name"] for each in found}
 
     assert queues() == {default}
-    control.add_consumer(more, reply=True)
+    control.add_consumer(more, reply=True, limit=1)
     ready(worker, more)
     assert queues() == {default, more}
     lock = held(worker, account)
@@ -214,7 +233,7 @@ def test_the_worker_s_own_queues_stay_as_they_are_and_are_followed(start, accoun
     wait_until_parked(worker, lock.name)
     lock.release()
     assert result.get(timeout=10) == result.id
-    control.cancel_consumer(more, reply=True)
+    control.cancel_consumer(more, reply=True, limit=1)
     wait_for(lambda: not is_consumed(worker, more), what="the end of the announcement")
     assert is_consumed(worker)
 
@@ -247,15 +266,17 @@ def test_queues_that_others_share_an_exchange_with(start, account, broker, which
 def test_a_warm_shutdown_ends_what_was_resumed_and_runs_it_once(start, account, broker):
     worker = ready(start(broker))
     lock = held(worker, account)
-    result = worker.module.takes_late.delay(account, 2.0)
+    result = worker.module.takes_late.delay(account, 1.0)
     wait_until_parked(worker, lock.name)
     lock.release()
     took(worker, account)
     assert worker.stop() == 0
     assert not is_consumed(worker)
-    other = ready(start(broker, namespace=worker.module.app.conf.relock_namespace))
-    with pytest.raises(AssertionError):
-        took(other, account, 2, timeout=2)
+    other = start(broker, namespace=worker.module.app.conf.relock_namespace)
+    # By its turn at the lock, whatever had come again would have been looked at.
+    last = other.module.takes.delay(account)
+    assert last.get(timeout=10) == last.id
+    assert [event["id"] for event in took(other, account)] == [result.id, last.id]
     assert result.get(timeout=5) == result.id
 
 
