@@ -3,15 +3,15 @@ doubled, and the task is what it was."""
 
 from __future__ import annotations
 
+import re
 import uuid
 
 import pytest
 from celery import VERSION
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_relock import Lock
 from tests.support import wait_for
-from tests.support.parked import lock_of
+from tests.support.parked import lock_of, wait_until_parked
 from tests.support.proxy import Proxy
 
 # Before, what a cut connection had taken stays with the broker until its visibility timeout.
@@ -29,7 +29,7 @@ def broker(redis_server):
 def worker(module_worker, broker):
     return module_worker(
         "tests.worker.apps.publish_failures",
-        concurrency=3,
+        concurrency=6,
         env={"RELOCK_TEST_BROKER": broker.url},
     )
 
@@ -40,25 +40,56 @@ def account():
 
 
 @pytest.fixture
-def held(worker, account):
-    """The lock is held by this test until it is released."""
-    conf = worker.module.app.conf
-    lock = Lock(conf.relock_url, f"account:{account}", namespace=conf.relock_namespace)
-    lock.acquire()
-    yield lock
-    if lock.owned():
-        lock.release()
+def hold(worker):
+    """Hold the lock of an account in this test, until it is released."""
+    held = []
+
+    def acquire(account):
+        held.append(lock_of(worker, f"account:{account}"))
+        assert held[-1].acquire()
+        return held[-1]
+
+    yield acquire
+    for lock in held:
+        if lock.owned():
+            lock.release()
+
+
+@pytest.fixture
+def arrive(worker, client):
+    """Send tasks, each for an account of its own, and return their results by account once a child
+    has each of them.
+
+    The message of each is acknowledged then, if that is not for later: what is cut off in between
+    stays with the broker until its visibility timeout.
+    """
+
+    def arrive(canvases):
+        sent = {account: canvas.apply_async() for account, canvas in canvases.items()}
+        for account in sent:
+            wait_for(lambda account=account: _of(worker, account, "arrived"), what=account)
+        late = sum(worker.module.app.tasks[_first(c).task].acks_late for c in canvases.values())
+        wait_for(lambda: client.hlen(f"{_prefix(worker)}unacked") == late, what="acknowledged")
+        return sent
+
+    return arrive
+
+
+def _first(canvas):
+    return getattr(canvas, "tasks", [canvas])[0]
+
+
+def _with_a_note(worker, task, account):
+    """The task, and a step that is to come after it."""
+    return worker.module.app.tasks[task].s(account) | worker.module.note.s(account)
+
+
+def _prefix(worker):
+    return worker.module.app.conf.broker_transport_options["global_keyprefix"]
 
 
 def _of(worker, account, name):
     return [e for e in worker.journal.events(name) if e["account"] == account]
-
-
-def _arrive(worker, task, account):
-    """The run stands before its lock, with a step that is to come after it."""
-    sent = (getattr(worker.module, task).s(account) | worker.module.note.s(account)).apply_async()
-    wait_for(lambda: _of(worker, account, "arrived"), what="the run to arrive")
-    return sent
 
 
 def _ran_once(worker, client, account, sent):
@@ -74,70 +105,87 @@ def _ran_once(worker, client, account, sent):
 
 def _wait_until_idle(worker, client):
     """No message is left with the broker."""
-    conf = worker.module.app.conf
-    prefix = conf.broker_transport_options["global_keyprefix"]
+    prefix = _prefix(worker)
 
     def idle():
-        queued = client.llen(f"{prefix}{conf.task_default_queue}")
+        queued = client.llen(f"{prefix}{worker.module.app.conf.task_default_queue}")
         return not queued and not (_RESTORES and client.hlen(f"{prefix}unacked"))
 
     wait_for(idle, 20, "the broker to have nothing left")
     assert worker.module.ping.delay().get(timeout=20) == "pong"
 
 
-@pytest.mark.parametrize("task", ["comes_back", "comes_back_late"])
-def test_a_run_that_no_broker_takes_waits_in_its_slot_and_runs_once(
-    worker, broker, client, account, held, task
-):
-    sent = _arrive(worker, task, account)
-    broker.refuse()
-    worker.journal.add(f"ask {account}")
-    try:
-        worker.wait_for_log(rf"{task} was not sent again, it stays in its slot", timeout=20)
-        assert not _of(worker, account, "ran")
-        held.release()
-        wait_for(lambda: _of(worker, account, "ran"), what="the body to run without a broker")
-    finally:
-        broker.accept()
-    _ran_once(worker, client, account, sent)
+def _go_on(worker, accounts):
+    for account in accounts:
+        worker.journal.add(f"ask {account}")
 
 
-@pytest.mark.parametrize("task", ["parked", "parked_late"])
-def test_a_parked_run_whose_lock_is_freed_without_a_broker_runs_once_when_there_is_one(
-    worker, broker, client, account, held, task
+# Celery connects again two seconds after a broker has gone, so tasks share an outage.
+
+
+def test_what_no_broker_takes_waits_in_its_slot_and_runs_once(
+    worker, broker, client, arrive, hold, account
 ):
-    sent = _arrive(worker, task, account)
+    tasks = {f"{task}-{account}": task for task in ("comes_back", "comes_back_late")}
+    locks = {each: hold(each) for each in tasks}
+    sent = arrive({each: _with_a_note(worker, task, each) for each, task in tasks.items()})
     broker.refuse()
-    worker.journal.add(f"ask {account}")
+    _go_on(worker, tasks)
     try:
-        wait_for(
-            lambda: any(w.parked for w in held._engine.inspect(held.name).waiters),
-            what="the run to be parked",
-        )
-        held.release()
-        worker.wait_for_log("(?i)cannot connect|connection.*lost|connection refused")
-        assert not _of(worker, account, "ran")
+        for each, task in tasks.items():
+            worker.wait_for_log(rf"{task} was not sent again, it stays in its slot", timeout=20)
+            assert not _of(worker, each, "ran")
+            locks[each].release()
+            wait_for(lambda each=each: _of(worker, each, "ran"), what=f"{task} without a broker")
     finally:
         broker.accept()
-    _ran_once(worker, client, account, sent)
+    for each in tasks:
+        _ran_once(worker, client, each, sent[each])
+
+
+def test_what_is_parked_and_whose_lock_is_freed_without_a_broker_runs_once_when_there_is_one(
+    worker, broker, client, arrive, hold, account
+):
+    tasks = {f"{task}-{account}": task for task in ("parked", "parked_late")}
+    locks = {each: hold(each) for each in tasks}
+    sent = arrive({each: _with_a_note(worker, task, each) for each, task in tasks.items()})
+    before = len(worker.log())
+    broker.refuse()
+    _go_on(worker, tasks)
+    try:
+        for each in tasks:
+            wait_until_parked(worker, f"account:{each}")
+            locks[each].release()
+        lost = re.compile("(?i)cannot connect|connection.*lost|connection refused")
+        wait_for(lambda: lost.search(worker.log(), before), what="the worker without its broker")
+        assert not any(_of(worker, each, "ran") for each in tasks)
+    finally:
+        broker.accept()
+    for each in tasks:
+        _ran_once(worker, client, each, sent[each])
 
 
 @pytest.mark.parametrize("task", ["comes_back", "comes_back_late"])
 def test_a_message_that_was_taken_though_the_sender_heard_nothing_runs_once(
-    worker, broker, client, account, held, task
+    worker, broker, client, arrive, hold, account, task
 ):
-    sent = _arrive(worker, task, account)
+    held = hold(account)
+    sent = arrive({account: _with_a_note(worker, task, account)})
     broker.lose_reply(of="LPUSH")
-    worker.journal.add(f"ask {account}")
+    _go_on(worker, [account])
     wait_for(lambda: broker.idle, what="the message to be sent")
     held.release()
-    _ran_once(worker, client, account, sent)
+    _ran_once(worker, client, account, sent[account])
 
 
-def test_a_time_limit_while_the_message_is_sent_again_ends_the_run(worker, broker, account, held):
-    sent = _arrive(worker, "comes_back_in_time", account)
+def test_a_time_limit_while_the_message_is_sent_again_ends_the_task(
+    worker, broker, arrive, hold, account
+):
+    held = hold(account)
+    canvas = _with_a_note(worker, "comes_back_in_time", account)
+    sent = arrive({account: canvas})[account]
     unanswered = broker.hold(of="LPUSH")
-    worker.journal.add(f"ask {account}")
+    _go_on(worker, [account])
     assert unanswered.arrived.wait(10)
     with pytest.raises(SoftTimeLimitExceeded):
         sent.parent.get(timeout=20)
@@ -149,60 +197,54 @@ def test_a_time_limit_while_the_message_is_sent_again_ends_the_run(worker, broke
     assert sent.parent.state == "FAILURE"
 
 
-RETRIES = ("retries", "retries_late", "retries_and_keeps", "retries_in_a_section", "retries_once")
+RETRIES = ("retries", "retries_late", "retries_and_keeps", "retries_and_holds", "retries_once")
 
 
-def _arrive_to_retry(worker, task, account):
-    sent = worker.module.app.tasks[task].delay(account)
-    wait_for(lambda: _of(worker, account, "arrived"), what="the run to arrive")
-    return sent
-
-
-@pytest.mark.parametrize("task", RETRIES)
-def test_a_retry_that_no_broker_takes_leaves_no_lock_behind(worker, broker, account, task):
-    sent = _arrive_to_retry(worker, task, account)
-    lock = lock_of(worker, f"account:{account}")
-    assert lock.locked()
+def _ends_without_a_broker(worker, broker, accounts):
+    """The locks are held, the broker goes, the tasks go on: the locks are free."""
+    locks = [lock_of(worker, f"account:{account}") for account in accounts]
+    assert all(lock.locked() for lock in locks)
     broker.refuse()
-    worker.journal.add(f"ask {account}")
+    _go_on(worker, accounts)
     try:
-        wait_for(lambda: not lock.locked(), 20, "the lock to be free")
+        for lock in locks:
+            wait_for(lambda lock=lock: not lock.locked(), 20, f"{lock.name} to be free")
     finally:
         broker.accept()
-    if VERSION >= (5, 7):  # others store nothing of a run that Celery rejects
-        wait_for(lambda: sent.state == "FAILURE", 20)
-    assert worker.module.ping.delay().get(timeout=20) == "pong"
-    assert [e["retries"] for e in _of(worker, account, "ran")] == [0]
-    if task == "retries_once":
-        wait_for(lambda: worker.module.app.tasks[task].marked(account) is None)
 
 
-@pytest.mark.parametrize("task", ["goes_on", "goes_on_in_a_section"])
-def test_a_next_step_that_no_broker_takes_leaves_no_lock_behind(worker, broker, account, task):
-    first = worker.module.app.tasks[task].s(account)
-    (first | worker.module.note.s(account)).apply_async()
-    wait_for(lambda: _of(worker, account, "arrived"), what="the run to arrive")
-    lock = lock_of(worker, f"account:{account}")
-    assert lock.locked()
-    broker.refuse()
-    worker.journal.add(f"ask {account}")
-    try:
-        wait_for(lambda: not lock.locked(), 20, "the lock to be free")
-    finally:
-        broker.accept()
+def test_a_retry_that_no_broker_takes_leaves_no_lock_behind(worker, broker, arrive, account):
+    tasks = {f"{name}-{account}": worker.module.app.tasks[name] for name in RETRIES}
+    sent = arrive({each: task.s(each) for each, task in tasks.items()})
+    _ends_without_a_broker(worker, broker, tasks)
+    for each, task in tasks.items():
+        if VERSION >= (5, 7):  # others store nothing of a task that Celery rejects
+            wait_for(lambda each=each: sent[each].state == "FAILURE", 20)
+        if task.name == "retries_once":
+            wait_for(lambda task=task, each=each: task.marked(each) is None)
     assert worker.module.ping.delay().get(timeout=20) == "pong"
-    assert len(_of(worker, account, "ran")) == 1
-    if task == "goes_on_in_a_section":  # the other one is free before the step is sent
-        assert not _of(worker, account, "noted")
+    for each in tasks:
+        assert [e["retries"] for e in _of(worker, each, "ran")] == [0]
+
+
+def test_a_next_step_that_no_broker_takes_leaves_no_lock_behind(worker, broker, arrive, account):
+    plain, holding = f"plain-{account}", f"holding-{account}"
+    tasks = {plain: "goes_on", holding: "goes_on_for_the_workflow"}
+    arrive({each: _with_a_note(worker, task, each) for each, task in tasks.items()})
+    _ends_without_a_broker(worker, broker, tasks)
+    assert worker.module.ping.delay().get(timeout=20) == "pong"
+    assert [len(_of(worker, each, "ran")) for each in tasks] == [1, 1]
+    # The other one is free before its next step is sent.
+    assert not _of(worker, holding, "noted")
 
 
 @pytest.mark.parametrize("task", RETRIES)
 def test_a_retry_that_was_taken_though_the_sender_heard_nothing_runs_once(
-    worker, broker, account, task
+    worker, broker, arrive, account, task
 ):
-    sent = _arrive_to_retry(worker, task, account)
+    sent = arrive({account: worker.module.app.tasks[task].s(account)})[account]
     broker.lose_reply(of="LPUSH")
-    worker.journal.add(f"ask {account}")
+    _go_on(worker, [account])
     wait_for(lambda: broker.idle, what="the retry to be sent")
     assert sent.get(timeout=30) == sent.id
     worker.wait_for_log(rf"{sent.id}\] ignored", 20)  # it was sent twice

@@ -12,7 +12,7 @@ app = make_app(
     __name__,
     broker_url=os.environ["RELOCK_TEST_BROKER"],
     task_publish_retry_policy={"max_retries": 1, "interval_start": 0.05},
-    worker_prefetch_multiplier=8,
+    worker_prefetch_multiplier=4,
 )
 journal = Journal.from_env()
 
@@ -33,27 +33,36 @@ def work(self, account):
     return self.request.id
 
 
-@app.task(base=Arrives, bind=True, lock_on_conflict="retry", max_retries=0)
+@app.task(name="comes_back", base=Arrives, bind=True, lock_on_conflict="retry", max_retries=0)
 def comes_back(self, account):
     return work(self, account)
 
 
-@app.task(base=Arrives, bind=True, lock_on_conflict="retry", max_retries=0, acks_late=True)
+@app.task(
+    name="comes_back_late",
+    base=Arrives,
+    bind=True,
+    lock_on_conflict="retry",
+    max_retries=0,
+    acks_late=True,
+)
 def comes_back_late(self, account):
     return work(self, account)
 
 
-@app.task(base=Arrives, bind=True, lock_on_conflict="retry", soft_time_limit=2)
+@app.task(
+    name="comes_back_in_time", base=Arrives, bind=True, lock_on_conflict="retry", soft_time_limit=2
+)
 def comes_back_in_time(self, account):
     return work(self, account)
 
 
-@app.task(base=Arrives, bind=True)
+@app.task(name="parked", base=Arrives, bind=True)
 def parked(self, account):
     return work(self, account)
 
 
-@app.task(base=Arrives, bind=True, acks_late=True)
+@app.task(name="parked_late", base=Arrives, bind=True, acks_late=True)
 def parked_late(self, account):
     return work(self, account)
 
@@ -75,15 +84,15 @@ def work_once(self, account):
     return work(self, account)
 
 
-# Longer than the test waits: what is free before has been given back.
+# Longer than the test waits: what is free before has been released.
 LOCKED = {"base": LockedTask, "bind": True, "lock_key": "account:{account}", "lock_ttl": 120}
 app.task(work_twice, name="retries", **LOCKED)
 app.task(work_twice, name="retries_late", acks_late=True, **LOCKED)
 app.task(work_twice, name="retries_and_keeps", lock_keep_on_retry=True, **LOCKED)
-app.task(work_twice, name="retries_in_a_section", lock_hold="workflow", **LOCKED)
+app.task(work_twice, name="retries_and_holds", lock_hold="workflow", **LOCKED)
 app.task(work_twice, name="retries_once", lock_dedup="until_done", **LOCKED)
 app.task(work_once, name="goes_on", **LOCKED)
-app.task(work_once, name="goes_on_in_a_section", lock_hold="workflow", **LOCKED)
+app.task(work_once, name="goes_on_for_the_workflow", lock_hold="workflow", **LOCKED)
 
 
 @app.task
