@@ -121,7 +121,7 @@ def _obtain(attempt: Attempt) -> Held:
     error = _conflict(options, answer, text)
     copy = answer if isinstance(answer, Duplicate) and message is not None else None
     policy = "duplicate" if copy is not None else _policy(options, answer, error)
-    attempt.lease.tell("conflict", str(error), policy=policy)
+    attempt.lease.tell("conflict", str(error), policy=_as_done(policy, attempt))
     _warn_of_an_ancestor(attempt, answer)
     if copy is not None:
         return _wait_behind(attempt, copy, error)
@@ -187,6 +187,14 @@ def _policy(options: LockOptions, answer: Conflict | Duplicate, error: LockConfl
             f"{', '.join(map(repr, POLICIES))}; it returned {chosen!r:.100}"
         )
     return str(chosen)
+
+
+def _as_done(policy: str, attempt: Attempt) -> str:
+    """What becomes of the execution: what cannot wait elsewhere has waited here, or may not."""
+    if attempt.lease.waits_since:
+        return "block"
+    waits = policy == "block" or (attempt.message is None and policy in ("wait", "retry"))
+    return "raise" if waits and not callable(attempt.options.on_conflict) else policy
 
 
 def _wait_behind(attempt: Attempt, answer: Duplicate, error: LockConflict) -> Held:

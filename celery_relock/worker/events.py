@@ -30,7 +30,7 @@ BLOCKED = "BLOCKED"
 
 # The others are signals alone: a monitor sees them by what Celery itself sends of a task, and each
 # event is a message to the broker.
-_SENT = ("acquired", "released", "conflict", "lost", "reclaimed", "duplicate", "forced")
+_SENT = ("acquired", "released", "conflict", "lost", "reclaimed", "duplicate")
 _SHOWN = ("task-blocked", "task-pending")
 # Told where Celery's pool of connections is not to be touched: from a native thread, which under
 # gevent cannot use another one's sockets.

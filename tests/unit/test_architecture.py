@@ -18,7 +18,7 @@ PACKAGE = "celery_relock"
 #: Which layers a layer may use. "" is the package's own names.
 ARROWS: dict[str, set[str]] = {
     "": {"lock", "task", "workflow"},
-    "cli": {"admin", "engine", "errors"},
+    "cli": {"admin", "contrib", "doctor", "engine", "errors"},
     "admin": {
         "declaration", "engine", "engines", "errors", "naming", "settings", "signals", "worker",
     },
@@ -39,7 +39,7 @@ ARROWS: dict[str, set[str]] = {
     "engines": {"engine", "backends", "errors"},
     "backends": {"engine", "errors"},
     "engine": {"contrib", "errors"},
-    "contrib": {"errors"},
+    "contrib": {"errors", "signals"},
     "errors": set(),
 }  # fmt: skip
 #: Which libraries a layer may use besides the standard library.
@@ -56,7 +56,7 @@ LIBRARIES: dict[str, set[str]] = {
     "naming": {"celery", "kombu"},
     "engines": {"redis"},
     "backends": {"redis"},
-    "contrib": {"django", "sqlalchemy"},
+    "contrib": {"celery", "django", "opentelemetry", "prometheus_client", "sqlalchemy"},
 }
 STANDARD = sys.stdlib_module_names | {"__future__"}
 

@@ -137,3 +137,14 @@ def test_the_typing_file_uses_every_public_name():
 
     assert used >= {*NAMES, *ERRORS}
     assert attributes >= {*LOCK, *HOLD} - {"lost_error"}
+
+
+def test_what_watches_locks_is_loaded_by_those_alone_who_use_it():
+    code = "import celery_relock.worker.bootstep, celery_relock.worker.resuming, celery_relock.cli"
+    loaded = _loaded_by(f"import celery_relock.task, celery_relock.lock; {code}")
+
+    ours = {name for name in loaded if name.startswith("celery_relock.")}
+    assert "celery_relock.worker.bootstep" in ours
+    assert not {f"celery_relock.{name}" for name in ("admin", "contrib", "doctor")} & ours
+    # Celery itself loads Django where it is installed, and redis-py OpenTelemetry.
+    assert not {"prometheus_client", "rich"} & {name.partition(".")[0] for name in loaded}

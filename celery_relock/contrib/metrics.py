@@ -1,0 +1,202 @@
+"""What is measured of locks, whoever collects it: built on `celery_relock.signals`.
+
+Every instrument stands here once. `prometheus` and `otel` say how each system is told. Labels are
+the task's name and, where that is asked for, the template of its `lock_key`; never a lock's name,
+of which there are as many as accounts.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from celery import current_app
+
+from .. import signals
+from ..errors import RelockError
+
+logger = logging.getLogger("celery_relock")
+
+#: Tells a system what happened: the instrument, by how much or for how long, and its labels.
+Record: TypeAlias = Callable[[str, float, Mapping[str, str]], None]
+
+
+class Instrument(NamedTuple):
+    """What is measured.
+
+    Attributes:
+        about: a sentence for people.
+        labels: besides those of the task.
+    """
+
+    about: str
+    labels: tuple[str, ...] = ()
+
+
+COUNTERS = {
+    "acquired": Instrument("Locks acquired"),
+    "reentered": Instrument("Locks re-entered by calls, or by executions that joined a permit"),
+    "conflicts": Instrument(
+        "Executions that met a held lock, by what became of them: block, wait, retry, drop, raise, "
+        "or duplicate for a second copy of a message",
+        ("policy",),
+    ),
+    "parked": Instrument("Messages parked in Redis"),
+    "resumed": Instrument("Parked messages published again"),
+    "dropped": Instrument("Executions that ended without a run because the lock was held"),
+    "duplicates": Instrument("Calls swallowed by lock_dedup"),
+    "lost": Instrument("Locks that ended before the work under them did"),
+    "reclaimed": Instrument("Locks freed for processes that had died"),
+    "renewal_failures": Instrument("Renewals that Redis could not be asked for, one for each lock"),
+}
+HISTOGRAMS = {
+    "wait": Instrument("Seconds that an execution waited for its lock, parked or not"),
+    "hold": Instrument("Seconds for which an execution held its lock"),
+}
+#: What is read from Redis, by one process for all (`celery relock exporter`).
+GAUGES = {
+    "held": "Locks that are held",
+    "holders": "Executions that hold a lock",
+    "waiting": "Executions that wait in a worker's slot, or in another process",
+    "parked": "Executions that wait in Redis",
+    "oldest_wait": "Seconds for which the first of a queue has waited, the longest of all",
+    "markers": "Calls that lock_dedup knows to be queued or running",
+}
+#: Upper bounds of the histograms' buckets, in seconds.
+BOUNDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
+
+# What was read from Redis is good for so many seconds, whoever asks.
+FRESH = 2.0
+
+
+# What a signal tells, as instruments: by how much or how long, and more labels.
+_Measured: TypeAlias = Iterator[tuple[str, float, dict[str, str]]]
+
+
+def connect(by: str, record: Record, templates: bool = False) -> None:
+    """Measure from now on, in this process and in those that it forks.
+
+    Args:
+        by: who measures. Connected twice, it measures once.
+        record: told what happens, in the thread where it does.
+        templates: label what belongs to a task with the template of its `lock_key`, too.
+    """
+
+    def receiver(rule: Callable[..., _Measured]) -> Callable[..., None]:
+        def receive(sender: Any = None, task_name: str = "", **told: Any) -> None:
+            labels = {"task": task_name or getattr(sender, "name", "")}
+            if templates:
+                # Of what a dead process held the name is told, and no task.
+                labels["key"] = template_of(sender or current_app.tasks.get(task_name))
+            for name, value, more in rule(**told):
+                record(name, value, {**labels, **more})
+
+        return receive
+
+    uid = f"celery_relock.metrics.{by}"
+    for signal, rule in _RULES.items():
+        signal.connect(receiver(rule), weak=False, dispatch_uid=uid)
+
+
+def _counts(name: str, **labels: str) -> Callable[..., _Measured]:
+    def rule(**_: Any) -> _Measured:
+        yield name, 1, labels
+
+    return rule
+
+
+def _acquired(waited: float, reentered: bool, **_: Any) -> _Measured:
+    yield ("reentered" if reentered else "acquired"), 1, {}
+    if not reentered:
+        yield "wait", waited, {}
+
+
+def _conflict(policy: str, **_: Any) -> _Measured:
+    if policy != "block":  # by now its wait is over, and it was counted when that began
+        yield "conflicts", 1, {"policy": policy}
+
+
+def _released(held: float, reentered: bool, **_: Any) -> _Measured:
+    if not reentered:
+        yield "hold", held, {}
+
+
+def _lost(held: float, **_: Any) -> _Measured:
+    yield "lost", 1, {}
+    if held:
+        yield "hold", held, {}
+
+
+_RULES: dict[Any, Callable[..., _Measured]] = {
+    signals.lock_acquired: _acquired,
+    signals.lock_reentered: _counts("reentered"),
+    signals.lock_conflict: _conflict,
+    signals.lock_waiting: _counts("conflicts", policy="block"),
+    signals.lock_parked: _counts("parked"),
+    signals.lock_resumed: _counts("resumed"),
+    signals.lock_dropped: _counts("dropped"),
+    signals.lock_duplicate: _counts("duplicates"),
+    signals.lock_released: _released,
+    signals.lock_lost: _lost,
+    signals.lock_reclaimed: _counts("reclaimed"),
+    signals.lock_unrenewed: _counts("renewal_failures"),
+}
+
+
+def template_of(task: Any) -> str:
+    """What a task's locks are named after: few, while names are many. "" outside of tasks, and for
+    the default, the task with all its arguments."""
+    key = getattr(task, "lock_key", None)
+    parts = key if isinstance(key, list | tuple) else (key,)
+    return ", ".join(
+        part if isinstance(part, str) else getattr(part, "__name__", "callable")
+        for part in parts
+        if part is not None and part is not False
+    )
+
+
+class Figures:
+    """The gauges, read from Redis: for one process, as each look goes through all keys of the
+    database by SCAN.
+
+    Args:
+        locks: `celery_relock.admin.Locks`.
+
+    Attributes:
+        took: seconds that the last look took.
+    """
+
+    def __init__(self, locks: Any) -> None:
+        self.took = 0.0
+        self._locks = locks
+        self._guard = threading.Lock()
+        self._read_at = -FRESH
+        self._found: dict[str, float] | None = None
+
+    def read(self) -> dict[str, float] | None:
+        """The gauges by their names; None while Redis cannot be asked."""
+        with self._guard:
+            now = time.monotonic()
+            if now - self._read_at >= FRESH:
+                try:
+                    self._found = self._look()
+                except RelockError as error:
+                    self._found = None
+                    logger.warning("the locks cannot be counted: %s", error)
+                self._read_at = time.monotonic()
+                self.took = self._read_at - now
+            return self._found
+
+    def _look(self) -> dict[str, float]:
+        found = self._locks.stats()
+        return {
+            "held": found.held,
+            "holders": found.holders,
+            "waiting": found.waiting - found.parked,
+            "parked": found.parked,
+            "oldest_wait": found.oldest_wait,
+            "markers": found.markers,
+        }

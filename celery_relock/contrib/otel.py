@@ -1,0 +1,148 @@
+"""Metrics and spans of locks for OpenTelemetry. Needs `celery-relock[otel]`: the API alone; what
+is done with them is up to the SDK that your application sets up.
+
+    from celery_relock.contrib import otel
+
+    otel.instrument()      # where the app is made
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
+from typing import Any
+
+from opentelemetry import metrics as api
+from opentelemetry import trace
+from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+
+from .. import signals
+from . import metrics
+
+_NAME = "celery_relock"
+_ID = "celery_relock.otel"
+# Spans that wait to hear that their lock was lost, at the most.
+_MOST = 1000
+
+
+def instrument(
+    *, meter_provider: MeterProvider | None = None, templates: bool = False, spans: bool = True
+) -> None:
+    """Measure the locks of this process and of its children, and tell of them in the spans that
+    are current there. Instruments of a provider that is set later, say in each child of a pool,
+    work as well.
+
+    Args:
+        meter_provider: None for the global one.
+        templates: add an attribute `relock.key`, the template of the task's `lock_key`.
+        spans: attributes `relock.*` for the span of an execution that acquires a lock, and an event
+            for each wait, and for a loss.
+    """
+    meter = api.get_meter(_NAME, metadata.version("celery-relock"), meter_provider)
+    made: dict[str, Any] = {
+        name: meter.create_counter(f"relock.{name}", description=each.about)
+        for name, each in metrics.COUNTERS.items()
+    }
+    for name, each in metrics.HISTOGRAMS.items():
+        made[name] = meter.create_histogram(
+            f"relock.{name}",
+            unit="s",
+            description=each.about,
+            explicit_bucket_boundaries_advisory=list(metrics.BOUNDS),
+        )
+
+    def record(name: str, value: float, labels: Mapping[str, str]) -> None:
+        attributes = {f"relock.{label}": text for label, text in labels.items()}
+        if name in metrics.HISTOGRAMS:
+            made[name].record(value, attributes)
+        else:
+            made[name].add(value, attributes)
+
+    metrics.connect("otel", record, templates)
+    if spans:
+        _Spans().connect()
+
+
+def observe(locks: Any, meter_provider: MeterProvider | None = None) -> None:
+    """Read the gauges from Redis whenever metrics are exported. For one process, as each look goes
+    through all keys of the database.
+
+    Args:
+        locks: `celery_relock.admin.Locks`.
+    """
+    meter = api.get_meter(_NAME, metadata.version("celery-relock"), meter_provider)
+    figures = metrics.Figures(locks)
+
+    def values(name: str) -> Callable[[CallbackOptions], Iterator[Observation]]:
+        def callback(_: CallbackOptions) -> Iterator[Observation]:
+            found = figures.read()
+            if found is not None:
+                yield Observation(found[name])
+
+        return callback
+
+    for name, about in metrics.GAUGES.items():
+        unit = "s" if name == "oldest_wait" else ""
+        meter.create_observable_gauge(f"relock.{name}", [values(name)], unit, about)
+
+
+class _Spans:
+    """Tells the current span, which is the task's: signals of a lock are sent where its task runs.
+    A loss is told in another thread, so the span of a hold is kept for it."""
+
+    def __init__(self) -> None:
+        self._of_run: OrderedDict[str, trace.Span] = OrderedDict()
+
+    def connect(self) -> None:
+        for signal, receive in (
+            (signals.lock_acquired, self._acquired),
+            (signals.lock_waiting, self._waits),
+            (signals.lock_parked, self._waits),
+            (signals.lock_conflict, self._conflict),
+            (signals.lock_released, self._released),
+            (signals.lock_lost, self._lost),
+        ):
+            signal.connect(receive, weak=False, dispatch_uid=_ID)
+
+    def _acquired(self, run: str = "", **told: Any) -> None:
+        span = trace.get_current_span()
+        if not span.is_recording():
+            return
+        span.set_attributes(_attributes(told))
+        span.set_attribute("relock.waited", told["waited"])
+        span.set_attribute("relock.reentered", told["reentered"])
+        if told["waited"]:
+            span.add_event(
+                "relock.acquired", {**_attributes(told), "relock.waited": told["waited"]}
+            )
+        self._of_run[run] = span
+        if len(self._of_run) > _MOST:
+            self._of_run.popitem(last=False)
+
+    def _waits(self, signal: Any = None, **told: Any) -> None:
+        kind = signal.name.removeprefix("lock_")
+        trace.get_current_span().add_event(f"relock.{kind}", _attributes(told))
+
+    def _conflict(self, policy: str = "", reason: str = "", **told: Any) -> None:
+        span = trace.get_current_span()
+        more = {"relock.policy": policy, "relock.reason": reason}
+        span.add_event("relock.conflict", {**_attributes(told), **more})
+
+    def _released(self, run: str = "", held: float = 0.0, **_: Any) -> None:
+        span = self._of_run.pop(run, None)
+        if span is not None:
+            span.set_attribute("relock.held", held)
+
+    def _lost(self, run: str = "", reason: str = "", **told: Any) -> None:
+        span = self._of_run.pop(run, None) or trace.get_current_span()
+        span.add_event("relock.lost", {**_attributes(told), "relock.reason": reason})
+        span.set_attribute("relock.lost", True)
+
+
+def _attributes(told: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "relock.names": list(told["names"]),
+        "relock.owner": told["owner"],
+        "relock.fence": told["fence"],
+    }

@@ -1,0 +1,146 @@
+"""Metrics of locks for Prometheus. Needs `celery-relock[prometheus]`.
+
+    from celery_relock.contrib import prometheus
+
+    prometheus.instrument(port=9808)      # where the app is made
+
+Every process counts what happens in it, and in a prefork pool that is in the children. So set
+`PROMETHEUS_MULTIPROC_DIR` to an empty folder before the worker starts, as prometheus-client asks
+for: the worker's main process then serves the sums of all.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from celery.signals import worker_init, worker_process_init, worker_ready
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, start_http_server
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from . import metrics
+
+logger = logging.getLogger("celery_relock")
+
+PREFIX = "relock_"
+# Of the metrics in seconds, behind their name.
+_SECONDS = {"wait", "hold", "oldest_wait"}
+_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+_ID = "celery_relock.prometheus"
+
+
+def instrument(
+    *,
+    port: int | None = None,
+    addr: str = "0.0.0.0",
+    templates: bool = False,
+    buckets: Sequence[float] = metrics.BOUNDS,
+    registry: CollectorRegistry = REGISTRY,
+) -> None:
+    """Measure the locks of this process and of its children.
+
+    Args:
+        port, addr: where a worker serves its metrics, from its main process; None leaves that to
+            you. Two workers on one host need two ports.
+        templates: add a label `key`, the template of the task's `lock_key`.
+        buckets: of the histograms, in seconds.
+        registry: for the metrics.
+    """
+    task = ("task", "key") if templates else ("task",)
+    made: dict[str, Any] = {}
+    for name, (about, labels) in metrics.COUNTERS.items():
+        made[name] = Counter(PREFIX + name, about, (*task, *labels), registry=registry)
+    for name, (about, labels) in metrics.HISTOGRAMS.items():
+        full = metric_name(name)
+        made[name] = Histogram(full, about, (*task, *labels), buckets=buckets, registry=registry)
+
+    def record(name: str, value: float, labels: Mapping[str, str]) -> None:
+        metric = made[name].labels(**labels)
+        if name in metrics.HISTOGRAMS:
+            metric.observe(value)
+        else:
+            metric.inc(value)
+
+    metrics.connect("prometheus", record, templates)
+    worker_init.connect(_warn, weak=False, dispatch_uid=_ID)
+    if port is not None:
+        _serve_from_worker(port, addr, registry)
+
+
+def metric_name(name: str) -> str:
+    """The name of an instrument in Prometheus; counters have `_total` behind it."""
+    return f"{PREFIX}{name}{'_seconds' if name in _SECONDS else ''}"
+
+
+def _serve_from_worker(port: int, addr: str, registry: CollectorRegistry) -> None:
+    served: list[Any] = []
+
+    def serve(**_: Any) -> None:
+        # After the pool has forked: a child has no thread that would serve.
+        served.append(start_http_server(port, addr, registry=_shown(registry))[0])
+
+    def forked(**_: Any) -> None:
+        # A child that replaces another one has a copy of the socket, and must not keep the port.
+        for server in served:
+            server.socket.close()
+
+    worker_ready.connect(serve, weak=False, dispatch_uid=_ID)
+    worker_process_init.connect(forked, weak=False, dispatch_uid=_ID)
+
+
+def _shown(registry: CollectorRegistry) -> CollectorRegistry:
+    """What is served: the sums of all processes where they are kept, else this one's metrics."""
+    if _FOLDER not in os.environ:
+        return registry
+    sums = CollectorRegistry()
+    MultiProcessCollector(sums)  # type: ignore[no-untyped-call]
+    return sums
+
+
+def _warn(sender: Any = None, **_: Any) -> None:
+    pool = getattr(sender, "pool_cls", None)
+    if _FOLDER not in os.environ and "prefork" in getattr(pool, "__module__", ""):
+        logger.error(
+            "metrics: %s is not set, so what the children of this pool count is seen by nobody. "
+            "Set it to an empty folder before the worker starts",
+            _FOLDER,
+        )
+
+
+class Gauges:
+    """A collector of what Redis tells of all locks of a namespace. Register it in one process."""
+
+    def __init__(self, locks: Any) -> None:
+        self._figures = metrics.Figures(locks)
+
+    def describe(self) -> list[Any]:
+        """Nothing is read to register it."""
+        return []
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The gauges. Without Redis `relock_up` is 0, and the others are missing."""
+        found = self._figures.read()
+        yield GaugeMetricFamily(
+            "relock_up", "Whether the Redis of the locks can be read", int(found is not None)
+        )
+        yield GaugeMetricFamily(
+            "relock_read_seconds", "Seconds that the last look at Redis took", self._figures.took
+        )
+        if found is None:
+            return
+        for name, about in metrics.GAUGES.items():
+            yield GaugeMetricFamily(metric_name(name), about, found[name])
+
+
+def serve(locks: Any, port: int, addr: str = "0.0.0.0") -> Any:
+    """Serve the gauges over HTTP from a thread of this process. Returns the server.
+
+    Args:
+        locks: `celery_relock.admin.Locks`.
+    """
+    registry = CollectorRegistry()
+    registry.register(Gauges(locks))
+    return start_http_server(port, addr, registry=registry)[0]

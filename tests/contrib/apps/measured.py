@@ -1,0 +1,51 @@
+"""Tasks whose locks are measured: by the modules beside this one, which workers load with `-I`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery_relock import LockedTask
+from tests.support import Journal, make_app
+
+KEY = "account:{account}"
+
+app = make_app(__name__, worker_prefetch_multiplier=1)
+journal = Journal.from_env()
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_ttl=1.5)
+def holds(self: Any, account: str) -> int:
+    """Until the test says that it may go."""
+    journal.add(f"held {account}")
+    journal.wait_for(f"free {account}", 60)
+    return self.lock.fence
+
+
+@app.task(base=LockedTask, lock_key=KEY)
+def waits(account: str) -> int:
+    return 1
+
+
+@app.task(base=LockedTask, lock_key=KEY, lock_on_conflict="block")
+def blocks(account: str) -> int:
+    return waits(account)
+
+
+@app.task(base=LockedTask, lock_key=KEY, lock_on_conflict="drop")
+def drops(account: str) -> int:
+    return 1
+
+
+@app.task(base=LockedTask, lock_key=KEY, lock_on_conflict="raise")
+def raises(account: str) -> int:
+    return 1
+
+
+@app.task(base=LockedTask, lock_key=KEY, lock_dedup="until_start")
+def once(account: str) -> int:
+    return 1
+
+
+@app.task
+def plain() -> int:
+    return 1

@@ -1,0 +1,97 @@
+"""Metrics and spans for OpenTelemetry, of a prefork worker with an SDK in each child."""
+
+from __future__ import annotations
+
+import json
+import uuid
+
+import pytest
+
+from tests.support import wait_for
+
+APP = "tests.contrib.apps.measured"
+
+
+class Exported:
+    def __init__(self, worker, path):
+        self.worker, self.tasks = worker, worker.module
+        self._path = path
+
+    def lines(self, key):
+        text = self._path.read_text() if self._path.exists() else ""
+        every = [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
+        return [line for line in every if key in line]
+
+    def spans(self, task_id, count=1):
+        def found():
+            return [line for line in self.lines("span") if line["span"] == task_id]
+
+        wait_for(lambda: len(found()) >= count, what=f"{count} spans of {task_id}")
+        return found()
+
+    def value(self, name, task, **more):
+        """The sum over the processes of what each told last."""
+        labels = {"relock.task": f"{APP}.{task}", **more}
+        last = {
+            line["pid"]: line["value"]
+            for line in self.lines("metric")
+            if line["metric"] == f"relock.{name}" and line["labels"] == labels
+        }
+        return sum(last.values())
+
+
+@pytest.fixture(scope="module")
+def exported(module_worker, tmp_path_factory):
+    path = tmp_path_factory.mktemp("otel") / "lines"
+    arguments = ("-I", "tests.contrib.apps.with_otel")
+    return Exported(
+        module_worker(APP, env={"TEST_OTEL_FILE": str(path)}, arguments=arguments), path
+    )
+
+
+def test_spans_tell_of_the_lock_and_of_each_wait_and_metrics_of_all(exported):
+    account, tasks = uuid.uuid4().hex, exported.tasks
+    held = tasks.holds.delay(account)
+    exported.worker.journal.wait_for(f"held {account}", 20)
+    parked = tasks.waits.delay(account)
+    [first] = exported.spans(parked.id)
+    blocked = tasks.blocks.delay(account)
+    exported.worker.wait_for_log(rf"blocks\[{blocked.id}\] received")
+    exported.worker.journal.add(f"free {account}")
+    fence = held.get(timeout=20)
+    assert blocked.get(timeout=20) == parked.get(timeout=20) == 1
+
+    [holder] = exported.spans(held.id)
+    assert holder["attributes"]["relock.names"] == [f"account:{account}"]
+    assert holder["attributes"]["relock.fence"] == fence
+    assert holder["attributes"]["relock.waited"] == 0 < holder["attributes"]["relock.held"]
+    assert holder["events"] == []
+    assert [name for name, _ in first["events"]] == ["relock.conflict", "relock.parked"]
+    assert first["events"][0][1]["relock.policy"] == "wait"
+    assert f"holds[{held.id}"[:14] in first["events"][0][1]["relock.reason"]
+    _, then = exported.spans(parked.id, 2)
+    assert [name for name, _ in then["events"]] == ["relock.acquired"]
+    assert then["attributes"]["relock.waited"] > 0
+    [waited] = exported.spans(blocked.id)
+    assert [name for name, _ in waited["events"]][-1] == "relock.acquired"
+    assert exported.value("acquired", "holds") == exported.value("wait", "holds") == 1
+    assert exported.value("hold", "waits") == exported.value("parked", "waits") == 1
+    assert exported.value("conflicts", "waits", **{"relock.policy": "wait"}) == 1
+    assert {
+        line["unit"] for line in exported.lines("metric") if line["metric"] == "relock.hold"
+    } == {"s"}
+
+
+def test_the_span_of_a_hold_hears_of_its_loss_though_another_thread_does(exported):
+    account = uuid.uuid4().hex
+    held = exported.tasks.holds.delay(account)
+    exported.worker.journal.wait_for(f"held {account}", 20)
+    from celery_relock.declaration import engine_of
+
+    engine_of(exported.tasks.app).backend.force_release(f"account:{account}")
+    exported.worker.wait_for_log(f"account:{account}' lost")
+    exported.worker.journal.add(f"free {account}")
+    [span] = exported.spans(held.id)
+    assert span["attributes"]["relock.lost"] is True
+    assert [name for name, _ in span["events"]] == ["relock.lost"]
+    wait_for(lambda: exported.value("lost", "holds") == 1)
