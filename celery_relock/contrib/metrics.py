@@ -50,6 +50,9 @@ COUNTERS = {
     "duplicates": Instrument("Calls swallowed by lock_dedup"),
     "lost": Instrument("Locks that ended before the work under them did"),
     "reclaimed": Instrument("Locks freed for processes that had died"),
+    "forced": Instrument(
+        "Locks released by force, and parked runs cancelled, by this process", ("action",)
+    ),
     "renewal_failures": Instrument("Renewals that Redis could not be asked for, one for each lock"),
 }
 HISTOGRAMS = {
@@ -130,6 +133,10 @@ def _lost(held: float, **_: Any) -> _Measured:
         yield "hold", held, {}
 
 
+def _forced(action: str, **_: Any) -> _Measured:
+    yield "forced", 1, {"action": action}
+
+
 _RULES: dict[Any, Callable[..., _Measured]] = {
     signals.lock_acquired: _acquired,
     signals.lock_reentered: _counts("reentered"),
@@ -142,6 +149,7 @@ _RULES: dict[Any, Callable[..., _Measured]] = {
     signals.lock_released: _released,
     signals.lock_lost: _lost,
     signals.lock_reclaimed: _counts("reclaimed"),
+    signals.lock_forced: _forced,
     signals.lock_unrenewed: _counts("renewal_failures"),
 }
 

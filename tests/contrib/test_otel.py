@@ -7,6 +7,7 @@ import uuid
 
 import pytest
 
+from celery_relock.declaration import engine_of
 from tests.support import wait_for
 
 APP = "tests.contrib.apps.measured"
@@ -86,8 +87,6 @@ def test_the_span_of_a_hold_hears_of_its_loss_though_another_thread_does(exporte
     account = uuid.uuid4().hex
     held = exported.tasks.holds.delay(account)
     exported.worker.journal.wait_for(f"held {account}", 20)
-    from celery_relock.declaration import engine_of
-
     engine_of(exported.tasks.app).backend.force_release(f"account:{account}")
     exported.worker.wait_for_log(f"account:{account}' lost")
     exported.worker.journal.add(f"free {account}")

@@ -4,15 +4,27 @@ those that are gone too; a real Prometheus scrapes it."""
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import re
+import shutil
 import signal
+import subprocess
+import sys
 import urllib.request
 import uuid
+from urllib.parse import urlencode
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support import wait_for
-from tests.support.redis_server import _free_port
+from celery_relock.admin import Locks
+from celery_relock.contrib import metrics, prometheus
+from celery_relock.declaration import engine_of
+from tests.docs.pages import blocks
+from tests.support import reaper, wait_for
+from tests.support.redis_server import free_port
 from tests.support.worker import ROOT
 
 APP = "tests.contrib.apps.measured"
@@ -53,14 +65,12 @@ class Measured:
             sent.get(timeout=20)
 
     def backend(self):
-        from celery_relock.declaration import engine_of
-
         return engine_of(self.tasks.app).backend
 
 
 @pytest.fixture(scope="module")
 def measured(module_worker, tmp_path_factory):
-    port, folder = _free_port(), tmp_path_factory.mktemp("multiproc")
+    port, folder = free_port(), tmp_path_factory.mktemp("multiproc")
     env = {"PROMETHEUS_MULTIPROC_DIR": str(folder), "TEST_METRICS_PORT": str(port)}
     arguments = ("-I", "tests.contrib.apps.with_prometheus")
     return Measured(module_worker(APP, concurrency=3, env=env, arguments=arguments), port)
@@ -116,3 +126,164 @@ def test_what_a_child_counted_stays_when_it_is_gone_and_the_next_one_counts_on(m
         measured.backend().force_release(f"account:{account}")
         wait_for(lambda: value("lost_total", "holds") == 1)
     wait_for(lambda: value("hold_seconds_count", "holds") == before + 1)
+
+
+# -- A real Prometheus, its rules, a dashboard
+
+
+def names() -> set[str]:
+    """Every metric that there is, as it is asked for."""
+    every = {f"relock_{name}_total" for name in metrics.COUNTERS}
+    for name in metrics.HISTOGRAMS:
+        every |= {f"{prometheus.metric_name(name)}_{part}" for part in ("bucket", "sum", "count")}
+    every |= {prometheus.metric_name(name) for name in metrics.GAUGES}
+    return every | {"relock_up", "relock_read_seconds"}
+
+
+def asked_for(expression: str) -> set[str]:
+    return set(re.findall(r"\brelock_\w+", expression))
+
+
+def on_the_dashboard() -> list[str]:
+    panels = json.loads((DOCS / "dashboard.json").read_text())["panels"]
+    return [target["expr"] for panel in panels for target in panel["targets"]]
+
+
+def in_the_alerts() -> list[str]:
+    [group] = yaml.safe_load((DOCS / "alerts.yml").read_text())["groups"]
+    return [rule["expr"] for rule in group["rules"]]
+
+
+def test_alerts_and_dashboard_ask_for_metrics_that_exist_and_the_page_names_each():
+    for expression in [*on_the_dashboard(), *in_the_alerts()]:
+        assert asked_for(expression), expression
+        assert asked_for(expression) <= names(), expression
+    page = (DOCS.parent / "metrics.md").read_text()
+    for name in {*metrics.COUNTERS, *metrics.HISTOGRAMS, *metrics.GAUGES}:
+        assert f"`{name}`" in page, name
+
+
+def test_the_examples_of_the_page_run():
+    """In a process of their own: they measure all of it from then on."""
+    subprocess.run([sys.executable, "-c", "\n".join(blocks("metrics"))], cwd=ROOT, check=True)
+
+
+@pytest.fixture(scope="module")
+def exporter(measured):
+    """`celery relock exporter`, and the port that it says."""
+    process = reaper.start(
+        [
+            *(sys.executable, "-m", "celery", "-A", APP, "relock", "exporter"),
+            *("--port", "0", "--addr", "127.0.0.1"),
+        ],
+        cwd=ROOT,
+        env={**os.environ, **measured.worker.settings},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    found = re.search(r"http://127\.0\.0\.1:(\d+)/metrics", process.stdout.readline())
+    assert found
+    yield int(found[1])
+    process.terminate()
+    assert process.wait(10) == 0
+    process.stdout.close()
+    reaper.end(process)
+
+
+def test_the_exporter_counts_what_is_in_redis(measured, exporter):
+    def gauge(name):
+        return scraped(exporter)[f"relock_{name}", frozenset()]
+
+    def gauges():
+        return {name: gauge(name) for name in ("held", "holders", "waiting", "parked")}
+
+    assert gauge("up") == 1
+    wait_for(lambda: not any(gauges().values()))
+    with measured.held() as account:
+        parked = measured.tasks.waits.delay(account)
+        blocked = measured.tasks.blocks.delay(account)
+        all_one = dict.fromkeys(("held", "holders", "waiting", "parked"), 1)
+        wait_for(lambda: gauges() == all_one)
+        assert 0 < gauge("oldest_wait_seconds") < 20
+    assert parked.get(timeout=20) == blocked.get(timeout=20) == 1
+
+
+def test_without_redis_the_exporter_says_so_and_tells_no_old_numbers():
+    found = prometheus.Gauges(Locks("redis://127.0.0.1:1/0")).collect()
+    told = {family.name: family.samples[0].value for family in found}
+    assert told.keys() == {"relock_up", "relock_read_seconds"}
+    assert told["relock_up"] == 0
+
+
+@pytest.fixture(scope="module")
+def prometheus_server(measured, exporter, tmp_path_factory):
+    """A Prometheus that scrapes the worker and the exporter, with our alert rules. Its API."""
+    binary = shutil.which("prometheus")
+    if binary is None:
+        pytest.skip("no prometheus (on Debian: apt-get install prometheus)")
+    folder, port = tmp_path_factory.mktemp("prometheus"), free_port()
+    targets = [f"127.0.0.1:{measured.port}", f"127.0.0.1:{exporter}"]
+    config = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(DOCS / "alerts.yml")],
+        "scrape_configs": [{"job_name": "relock", "static_configs": [{"targets": targets}]}],
+    }
+    (folder / "config.yml").write_text(yaml.safe_dump(config))
+    with (folder / "log").open("w") as log:
+        process = reaper.start(
+            [
+                *(binary, f"--config.file={folder / 'config.yml'}"),
+                *(f"--storage.tsdb.path={folder / 'data'}", "--log.level=warn"),
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+            stdout=log,
+            stderr=log,
+        )
+
+    def ask(path, **query):
+        url = f"http://127.0.0.1:{port}/api/v1/{path}?{urlencode(query)}"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return json.load(answer)["data"]
+
+    yield ask
+    reaper.end(process)
+
+
+def test_a_prometheus_scrapes_all_of_it_and_takes_the_rules_and_the_dashboard(
+    measured, prometheus_server
+):
+    def value(expression):
+        with contextlib.suppress(OSError):  # it starts
+            found = prometheus_server("query", query=expression)["result"]
+            return float(found[0]["value"][1]) if found else None
+
+    with measured.held():
+        wait_for(lambda: value("relock_held") == 1, 20)
+        counted = scraped(measured.port)
+        acquired = sum(v for (name, _), v in counted.items() if name == "relock_acquired_total")
+        wait_for(lambda: value("sum(relock_acquired_total)") == acquired)
+    assert value("sum(up)") == 2
+    for expression in on_the_dashboard():
+        asked = expression.replace("$__rate_interval", "1m").replace("$task", ".*")
+        prometheus_server("query", query=asked)  # raises for what is no query
+    wait_for(
+        lambda: all(
+            rule["health"] == "ok"
+            for group in prometheus_server("rules")["groups"]
+            for rule in group["rules"]
+        )
+    )
+    [group] = prometheus_server("rules")["groups"]
+    assert len(group["rules"]) == len(in_the_alerts())
+
+
+def test_promtool_finds_nothing_wrong_with_the_rules():
+    if shutil.which("promtool") is None:
+        pytest.skip("no promtool (on Debian: apt-get install prometheus)")
+    checked = subprocess.run(
+        ["promtool", "check", "rules", "--lint-fatal", str(DOCS / "alerts.yml")],
+        capture_output=True,
+        text=True,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -15,7 +15,7 @@ from celery_relock.backends.redis.cluster import Cluster
 from celery_relock.backends.redis.keys import CLUSTER_BUCKETS as BUCKETS
 from celery_relock.backends.redis.keys import Keys
 from celery_relock.backends.redis.urls import transport_for_url
-from tests.support.redis_server import RedisServer, _free_port
+from tests.support.redis_server import RedisServer, free_port
 from tests.support.tls import Authority
 from tests.support.waiting import wait_for
 
@@ -54,7 +54,7 @@ class ClusterServers:
         try:
             for _ in range(count):
                 if authority is not None:
-                    self._tls.append(_free_port(bus=True))
+                    self._tls.append(free_port(bus=True))
                     secure = authority.server_config(port=self._tls[-1])
                     config = (*plain, *secure, "--tls-cluster", "yes")
                 self.nodes.append(RedisServer(*config, binary=binary, bus=True))

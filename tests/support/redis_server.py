@@ -66,7 +66,7 @@ def find_libfaketime() -> str | None:
     return None
 
 
-def _free_port(bus: bool = False) -> int:
+def free_port(bus: bool = False) -> int:
     """A port of 127.0.0.1 that nobody has; with `bus` the one 10000 above is free as well."""
     while True:
         with socket.socket() as probe, socket.socket() as other:
@@ -120,7 +120,7 @@ class RedisServer:
         self._process: subprocess.Popen[Any] | None = None
         self.port = 0
         for _ in range(5):  # another process may take the free port first
-            self.port = _free_port(bus)
+            self.port = free_port(bus)
             if self._start():
                 return
         reason = self.log()

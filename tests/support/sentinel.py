@@ -16,7 +16,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tests.support import reaper
-from tests.support.redis_server import RedisServer, _free_port
+from tests.support.redis_server import RedisServer, free_port
 from tests.support.waiting import wait_for
 
 # A loaded machine puts Sentinels into their tilt mode, in which they do nothing for 30 s.
@@ -32,7 +32,7 @@ class Watcher:
         self._process: subprocess.Popen[Any] | None = None
         self._config = self._folder / "sentinel.conf"
         for _ in range(5):
-            self.port = _free_port()
+            self.port = free_port()
             self._config.write_text(f"port {self.port}\nbind 127.0.0.1\n{config}\n")
             if self.restart():
                 return

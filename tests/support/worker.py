@@ -38,6 +38,7 @@ class Worker:
     Attributes:
         module: the same module, imported afresh into the test's process with the same settings:
             `worker.module.add.delay(1, 2)` sends to this worker.
+        settings: the environment that the module's app is made by.
         journal: what the tasks write with `Journal.from_env()`.
         pid: the worker's main process.
     """
@@ -56,6 +57,7 @@ class Worker:
         program: tuple[str, ...] = (sys.executable, "-m", "celery"),
     ):
         own = {"RELOCK_TEST_URL": url, "RELOCK_TEST_NAMESPACE": namespace, **(env or {})}
+        self.settings = own
         self.module = _import_afresh(module, own)
         self.journal = Journal(url, namespace)
         self._lines: list[str] = []
