@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -24,7 +24,7 @@ from ..errors import RelockError
 from .events import logger, wanted
 from .lease import LONG, Lease, State
 from .platform import Aside, native_lock, start_native_thread
-from .protocol import Backend, Held, Queued
+from .protocol import Backend, Held, Notice, Queued, Renewal
 
 Say: TypeAlias = Callable[[Callable[[], None]], None]
 
@@ -103,6 +103,7 @@ _TOGETHER = 0.25
 _SHORTEST, _LONGEST = 0.2, 5.0
 
 _Route: TypeAlias = tuple[Backend, object]
+_Shares: TypeAlias = list[tuple[Lease, list[Renewal]]]
 _Outages: TypeAlias = defaultdict[object, Outage]
 _aside = Aside()
 
@@ -193,8 +194,18 @@ class KeepAlive:
     def _pass(self) -> float:
         """Look after everything that is due. Returns when the next look is due."""
         now = time.monotonic()
-        routes: dict[_Route, tuple[list[Lease], list[Lease]]] = {}
         self._tell_losses()
+        for route, (held, waiting) in self._due(now).items():
+            self._guarded(self._renew, route, held)
+            self._guarded(self._heartbeat, route, waiting)
+        # After a short lock comes another: nobody rings for that if the thread looks all the same.
+        used, self._used = self._used, False
+        idle = now + LONG if used else math.inf
+        return min((lease.next_look for lease in self.leases()), default=idle)
+
+    def _due(self, now: float) -> dict[_Route, tuple[list[Lease], list[Lease]]]:
+        """The leases to renew now, and the waiters that need a heartbeat, by what they share."""
+        routes: dict[_Route, tuple[list[Lease], list[Lease]]] = {}
         for lease in self.leases():
             if now >= lease.listen_at and lease.listen is not None:
                 lease.listen_at = math.inf
@@ -206,13 +217,7 @@ class KeepAlive:
                     held.append(lease)
                 elif lease.state is State.WAITING:
                     waiting.append(lease)
-        for route, (held, waiting) in routes.items():
-            self._guarded(self._renew, route, held)
-            self._guarded(self._heartbeat, route, waiting)
-        # After a short lock comes another: nobody rings for that if the thread looks all the same.
-        used, self._used = self._used, False
-        idle = now + LONG if used else math.inf
-        return min((lease.next_look for lease in self.leases()), default=idle)
+        return routes
 
     def _tell_losses(self) -> None:
         for lease in self.leases():
@@ -230,6 +235,10 @@ class KeepAlive:
         with outage:  # whatever it is, it is tried again until the deadline
             look(backend, leases)
             return
+        self._put_off(leases, outage)
+
+    def _put_off(self, leases: list[Lease], outage: Outage) -> None:
+        """Nobody answered for these leases: they are tried again soon."""
         if wanted("unrenewed"):
             for lease in leases:
                 if lease.state is State.HELD:
@@ -240,10 +249,11 @@ class KeepAlive:
         self._tell_losses()  # what comes next may take as long
 
     def _renew(self, backend: Backend, leases: list[Lease]) -> None:
-        shares = [(lease, lease.renewals()) for lease in leases]
-        sent = time.monotonic()
-        every = [beat for _, renewals in shares for beat in renewals]
-        answers = iter(backend.renew(every, within=self._patience(sent)))
+        sent, shares, every = _shares(leases)
+        self._renewed(sent, shares, backend.renew(every, within=self._patience(sent)))
+
+    def _renewed(self, sent: float, shares: _Shares, answers: Iterable[bool]) -> None:
+        answers = iter(answers)
         for lease, renewals in shares:
             kept = [next(answers) for _ in renewals]
             if lease.claim.attempt_id != renewals[0].attempt_id:
@@ -254,12 +264,57 @@ class KeepAlive:
                 self._lose(lease, "its renewal was answered after the lease had run out")
 
     def _heartbeat(self, backend: Backend, leases: list[Lease]) -> None:
-        shares = [(lease, lease.renewals()) for lease in leases]
-        sent = time.monotonic()
-        every = [beat for _, renewals in shares for beat in renewals]
-        answers = iter(backend.heartbeat(every, within=self._patience(sent)))
+        sent, shares, every = _shares(leases)
+        self._beaten(sent, shares, backend.heartbeat(every, within=self._patience(sent)))
+
+    def _beaten(
+        self, sent: float, shares: _Shares, answers: Iterable[Held | Queued | None]
+    ) -> None:
+        answers = iter(answers)
         for lease, renewals in shares:
-            _told(lease, renewals[0].attempt_id, sent, [next(answers) for _ in renewals])
+            self._told(lease, renewals[0].attempt_id, sent, [next(answers) for _ in renewals])
+
+    def _told(
+        self, lease: Lease, attempt_id: str, sent: float, answers: Sequence[Held | Queued | None]
+    ) -> None:
+        """A heartbeat came back for a lease that waits, or waited when the heartbeat was sent."""
+        if lease.claim.attempt_id != attempt_id:
+            return
+        if any(answer is None for answer in answers):
+            # The place is gone: the waiter has to ask again. A grant that was announced meanwhile
+            # stands: the server made it after this answer.
+            if lease.switch(State.ASKED, State.WAITING):
+                lease.ring()
+        elif all(isinstance(answer, Held) for answer in answers):
+            fences = tuple(answer.fences[0] for answer in answers if isinstance(answer, Held))
+            self._granted(lease, attempt_id, fences, sent=sent)
+            # The message came first: then this answer still says that the hold has a whole lease.
+            lease.renew(sent, lease.claim.lease)
+        else:
+            queued = [answer for answer in answers if isinstance(answer, Queued)]
+            lease.rank = queued[0].rank
+            lease.wait_on(sent, min((q.recheck for q in queued if q.recheck > 0), default=0.0))
+
+    def hear(self, backend: Backend, notice: Notice) -> None:
+        """A message came to the inbox of this process at a backend."""
+        lease = self.find(notice.execution_id, notice.attempt_id)
+        if lease is None or lease.backend is not backend:
+            return
+        if notice.kind == "granted":
+            self._granted(lease, notice.attempt_id, (notice.fence,))
+        elif notice.kind == "lost":
+            lose(lease, "it was released by force")
+            self.discard(lease)
+
+    def _granted(
+        self, lease: Lease, attempt_id: str, fences: tuple[int, ...], *, sent: float | None = None
+    ) -> None:
+        """The server granted a waiter its lock: told by a message, or by a heartbeat of `sent`."""
+        names = lease.claim.names
+        with_all = fences if len(fences) == len(names) else fences * len(names)
+        if lease.let_in(attempt_id, with_all, sent):
+            lease.ring()
+            self.add(lease)  # it may be due sooner
 
     def _patience(self, now: float) -> float:
         """How long to wait for an answer: half the time to the next deadline, of whatever backend.
@@ -290,41 +345,10 @@ def lose(
     say(partial(lease.tell, "lost", reason, since))
 
 
-def granted(
-    lease: Lease,
-    attempt_id: str,
-    fences: tuple[int, ...],
-    *,
-    sent: float | None = None,
-) -> None:
-    """The server granted a waiter its lock: a message says so, or a heartbeat sent at `sent`."""
-    with_all = fences if len(fences) == len(lease.claim.names) else fences * len(lease.claim.names)
-    if lease.let_in(attempt_id, with_all, sent):
-        lease.ring()
-        keepalive.add(lease)  # it may be due sooner
-
-
-def _told(
-    lease: Lease, attempt_id: str, sent: float, answers: Iterable[Held | Queued | None]
-) -> None:
-    """A heartbeat came back for a lease that waits, or waited when the heartbeat was sent."""
-    answers = tuple(answers)
-    if lease.claim.attempt_id != attempt_id:
-        return
-    if any(answer is None for answer in answers):
-        # The place is gone: the waiter has to ask again. A grant that was announced meanwhile
-        # stands: the server made it after this answer.
-        if lease.switch(State.ASKED, State.WAITING):
-            lease.ring()
-    elif all(isinstance(answer, Held) for answer in answers):
-        fences = tuple(answer.fences[0] for answer in answers if isinstance(answer, Held))
-        granted(lease, attempt_id, fences, sent=sent)
-        # The message came first: then this answer still says that the hold has a whole lease.
-        lease.renew(sent, lease.claim.lease)
-    else:
-        queued = [answer for answer in answers if isinstance(answer, Queued)]
-        lease.rank = queued[0].rank
-        lease.wait_on(sent, min((q.recheck for q in queued if q.recheck > 0), default=0.0))
+def _shares(leases: Sequence[Lease]) -> tuple[float, _Shares, list[Renewal]]:
+    """What is sent for leases: from now on it counts; by lease; and all in a row."""
+    shares = [(lease, lease.renewals()) for lease in leases]
+    return time.monotonic(), shares, [each for _, renewals in shares for each in renewals]
 
 
 keepalive = KeepAlive()

@@ -18,8 +18,8 @@ from ..errors import LockConfigError
 from . import ids
 from .events import logger
 from .platform import native_lock, start_native_thread
-from .protocol import Backend, Notice
-from .renewal import granted, keepalive, lose
+from .protocol import Backend
+from .renewal import keepalive
 
 
 class Inbox:
@@ -91,16 +91,6 @@ def _listen(ref: weakref.ref[Inbox], backend: Backend, name: str) -> None:
         inbox = ref()
         return 0.0 if inbox is None else method(inbox, *args) or 0.0
 
-    def hear(notice: Notice) -> None:
-        lease = keepalive.find(notice.execution_id, notice.attempt_id)
-        if lease is None or lease.backend is not backend:
-            return
-        if notice.kind == "granted":
-            granted(lease, notice.attempt_id, (notice.fence,))
-        elif notice.kind == "lost":
-            lose(lease, "it was released by force")
-            keepalive.discard(lease)
-
     def connected() -> None:
         tell(Inbox.connected)
 
@@ -110,7 +100,7 @@ def _listen(ref: weakref.ref[Inbox], backend: Backend, name: str) -> None:
     try:
         while wanted():
             try:
-                backend.listen(name, connected, hear, wanted)
+                backend.listen(name, connected, partial(keepalive.hear, backend), wanted)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
                 time.sleep(tell(Inbox.failed, error))
     finally:

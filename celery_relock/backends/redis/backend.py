@@ -39,7 +39,8 @@ from ...engine.protocol import (
 )
 from ...errors import LockConfigError
 from .connections import Call, Effort, Transport
-from .errors import FAULTS, check_server, translate
+from .errors import FAULTS, translate
+from .errors import check_server as check_version
 from .keys import SCHEMA, Keys
 from .scripts import scripts
 
@@ -92,8 +93,11 @@ class RedisBackend:
         return self.transport.route(self._keys.bucket(names[0]))
 
     def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Answer:
-        place = {"wait": round(wait * 1000)} if wait > 0 else {}
-        return _answer(claim, *self._acquire(claim, place, inbox))
+        return answer_to(claim, *self._run("acquire", *self.acquire_call(claim, wait, inbox)))
+
+    def acquire_call(self, claim: Claim, wait: float, inbox: str) -> Call:
+        """The keys and arguments of `acquire`."""
+        return self._claim(claim, {"wait": round(wait * 1000)} if wait > 0 else {}, inbox)
 
     def park(
         self, claim: Claim, park_request: ParkRequest, inbox: str = "-"
@@ -106,12 +110,12 @@ class RedisBackend:
         }
         if park_request.patience is not None:
             place["patience"] = max(round(park_request.patience * 1000), 0)
-        reply, repeated, sent = self._acquire(claim, place, inbox)
+        reply, repeated, sent = self._run("acquire", *self._claim(claim, place, inbox))
         if reply[0] == b"PARKED":
             return Parked(reply[1], _messages(reply[2:]))
         if reply[0] == b"FULL":
             return Full(claim.names[reply[1] - 1], reply[2])
-        found = _answer(claim, reply, repeated, sent)
+        found = answer_to(claim, reply, repeated, sent)
         assert isinstance(found, Held | Duplicate | Deadlocked | Ended), found
         return found
 
@@ -125,14 +129,26 @@ class RedisBackend:
         home: str = "",
         successor: Successor | None = None,
     ) -> Released:
-        keys, to = self._keys.claim(names, execution_id), successor or Successor("", 0.0)
-        next_one = to.execution_id, _ms(to.keep)
-        args = [execution_id, attempt_id, ended, _ms(remember), home, *next_one]
-        reply, repeated, _ = self._run("release", keys, args)
-        if reply[0] == b"RELEASED":
-            return Released(True, _messages(reply[2:]))
-        # Sent twice, the first may have done it: then there is nothing left, as there should be.
-        return Released(repeated, _messages(reply[1:]))
+        called = self.release_call(
+            names, execution_id, attempt_id, ended, remember, home, successor
+        )
+        reply, repeated, _ = self._run("release", *called)
+        return released(reply, repeated)
+
+    def release_call(
+        self,
+        names: Sequence[str],
+        execution_id: str,
+        attempt_id: str,
+        ended: str = "",
+        remember: float = 0.0,
+        home: str = "",
+        successor: Successor | None = None,
+    ) -> Call:
+        """The keys and arguments of `release`."""
+        to = successor or Successor("", 0.0)
+        args = [execution_id, attempt_id, ended, _ms(remember), home, to.execution_id, _ms(to.keep)]
+        return self._keys.claim(names, execution_id), args
 
     def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
         args, now = [home, by, str(BATCH), " ".join(tasks)], time.monotonic()
@@ -187,38 +203,40 @@ class RedisBackend:
         return reply
 
     def renew(self, renewals: Sequence[Renewal], *, within: float | None = None) -> list[bool]:
-        def call(part: Sequence[Renewal]) -> Call:
-            keys = [self._keys.lock(each.name) for each in part]
-            return keys, [
-                x
-                for r in part
-                for x in (r.execution_id, r.attempt_id, _ms(r.lease), str(int(r.longer)))
-            ]
-
-        found = self._in_batches("renew", renewals, call, within)
+        found = self._in_batches("renew", renewals, self.renew_call, within)
         return [kept == 1 for kept in found]
+
+    def renew_call(self, part: Sequence[Renewal]) -> Call:
+        """The keys and arguments of `renew`, for up to `BATCH` holds of one bucket."""
+        keys = [self._keys.lock(each.name) for each in part]
+        return keys, [
+            x
+            for r in part
+            for x in (r.execution_id, r.attempt_id, _ms(r.lease), str(int(r.longer)))
+        ]
 
     def heartbeat(
         self, renewals: Sequence[Renewal], *, within: float | None = None
     ) -> list[Held | Queued | None]:
-        def call(part: Sequence[Renewal]) -> Call:
-            meta = self._keys.meta(self._keys.bucket(part[0].name))
-            args = [
-                x for r in part for x in (r.execution_id, r.attempt_id, _ms(r.wait), _ms(r.lease))
-            ]
-            return [meta, *(self._keys.lock(each.name) for each in part)], args
+        found = self._in_batches("heartbeat", renewals, self.heartbeat_call, within)
+        return [place_of(line) for line in found]
 
-        found = self._in_batches("heartbeat", renewals, call, within)
-        return [_place(line) for line in found]
+    def heartbeat_call(self, part: Sequence[Renewal]) -> Call:
+        """The keys and arguments of `heartbeat`, as of `renew_call`."""
+        meta = self._keys.meta(self._keys.bucket(part[0].name))
+        args = [x for r in part for x in (r.execution_id, r.attempt_id, _ms(r.wait), _ms(r.lease))]
+        return [meta, *(self._keys.lock(each.name) for each in part)], args
 
     def inspect(self, name: str, most: int = 100) -> LockState:
-        keys = [self._keys.lock(name), self._keys.queue(name), self._keys.waiters(name)]
         self._agree(self._keys.meta(self._keys.bucket(name)))
-        reply, *_ = self.transport.run(self._scripts["inspect"], keys, [str(most)])
-        holds, waiters, waiting = reply
-        return LockState(
-            tuple(_hold(*h) for h in holds), tuple(_waiter(*w) for w in waiters), waiting
-        )
+        reply, *_ = self.transport.run(self._scripts["inspect"], *self.inspect_call(name, most))
+        return lock_state(reply)
+
+    def inspect_call(self, name: str, most: int = 100) -> Call:
+        """The keys and arguments of `inspect`."""
+        return [self._keys.lock(name), self._keys.queue(name), self._keys.waiters(name)], [
+            str(most)
+        ]
 
     def force_release(self, name: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
         keys = [self._keys.meta(self._keys.bucket(name)), self._keys.lock(name)]
@@ -256,7 +274,7 @@ class RedisBackend:
         """Close the idle connections. The backend can still be used."""
         self.transport.close()
 
-    def _acquire(self, claim: Claim, place: dict[str, Any], inbox: str) -> tuple[Any, bool, float]:
+    def _claim(self, claim: Claim, place: dict[str, Any], inbox: str) -> Call:
         if place and claim.stuck:
             place["stuck"] = claim.stuck
         args = [
@@ -271,7 +289,7 @@ class RedisBackend:
             " ".join(claim.ancestors),
             *map(str, claim.limits),
         ]
-        return self._run("acquire", self._keys.claim(claim.names, claim.execution_id), args)
+        return self._keys.claim(claim.names, claim.execution_id), args
 
     def _run(self, verb: str, keys: Sequence[str], args: Sequence[str]) -> tuple[Any, bool, float]:
         if keys[0] not in self._agreed:
@@ -282,29 +300,37 @@ class RedisBackend:
         """Before this process's first command for a bucket: is the server new enough, and the
         layout ours? And that of the first bucket: all that have a layout have asked there."""
         for each in {self._keys.meta(), meta} - self._agreed:
-            args = [str(SCHEMA), str(self._keys.buckets)]
-            reply, *_ = self.transport.run(self._scripts["open"], [each], args)
-            if reply[0] != b"OK":
-                raise LockConfigError(
-                    f"relock_namespace={self._keys.namespace!r} holds locks of another layout "
-                    f"(schema {reply[1].decode()}, {reply[2].decode()} buckets; this is schema "
-                    f"{SCHEMA}, {self._keys.buckets} buckets): run one version of celery-relock, "
-                    "or give this one a namespace of its own"
-                )
+            reply, *_ = self.transport.run(self._scripts["open"], *self.open_call(each))
+            self.check_layout(reply)
             if not self._agreed:
                 self._look_at_server(each)
             self._agreed.add(each)
 
+    def open_call(self, meta: str) -> Call:
+        """The keys and arguments of `open`."""
+        return [meta], [str(SCHEMA), str(self._keys.buckets)]
+
+    def check_layout(self, reply: Sequence[Any]) -> None:
+        """Raises LockConfigError if the reply of `open` tells of another layout than ours."""
+        if reply[0] != b"OK":
+            raise LockConfigError(
+                f"relock_namespace={self._keys.namespace!r} holds locks of another layout "
+                f"(schema {reply[1].decode()}, {reply[2].decode()} buckets; this is schema "
+                f"{SCHEMA}, {self._keys.buckets} buckets): run one version of celery-relock, "
+                "or give this one a namespace of its own"
+            )
+
     def _look_at_server(self, key: str) -> None:
-        # Scripts go on where messages are forbidden, so that would never be told.
-        commands = [("INFO", "server"), ("PUBLISH", self._keys.inbox("-"), "")]
         try:
-            info, heard = self.transport.at(key).ask(commands, Effort())
+            check_server(*self.transport.at(key).ask(self.look_at_server, Effort()))
         except FAULTS as error:
             raise translate(error, "info") from error
-        check_server(_fields(info))
-        if isinstance(heard, Exception):
-            logger.warning("waiters hear of their turn late: %s", translate(heard, "publish"))
+
+    @property
+    def look_at_server(self) -> list[tuple[str, ...]]:
+        """The commands whose answers `check_server` reads."""
+        # Scripts go on where messages are forbidden, so that would never be told.
+        return [("INFO", "server"), ("PUBLISH", self._keys.inbox("-"), "")]
 
     def _in_batches(
         self,
@@ -369,7 +395,7 @@ def _reply(outcome: Any, verb: str) -> Any:
     return outcome
 
 
-def _answer(claim: Claim, reply: list[Any], repeated: bool, sent: float) -> Answer:
+def answer_to(claim: Claim, reply: list[Any], repeated: bool, sent: float) -> Answer:
     tag = reply[0]
     if tag == b"HELD":
         return Held(tuple(map(int, reply[1::2])), tuple(map(bool, reply[2::2])), repeated, sent)
@@ -387,13 +413,32 @@ def _answer(claim: Claim, reply: list[Any], repeated: bool, sent: float) -> Answ
     return Ended()
 
 
+def released(reply: Sequence[Any], repeated: bool) -> Released:
+    if reply[0] == b"RELEASED":
+        return Released(True, _messages(reply[2:]))
+    # Sent twice, the first may have done it: then there is nothing left, as there should be.
+    return Released(repeated, _messages(reply[1:]))
+
+
+def lock_state(reply: Sequence[Any]) -> LockState:
+    holds, waiters, waiting = reply
+    return LockState(tuple(_hold(*h) for h in holds), tuple(_waiter(*w) for w in waiters), waiting)
+
+
+def check_server(info: Any, heard: Any) -> None:
+    """Raises LockConfigError for a server that is too old."""
+    check_version(_fields(info))
+    if isinstance(heard, Exception):
+        logger.warning("waiters hear of their turn late: %s", translate(heard, "publish"))
+
+
 def _messages(parts: Sequence[bytes]) -> tuple[Message, ...]:
     """Three values for each message that is handed out."""
     texts = list(map(bytes.decode, parts))
     return tuple(map(Message, texts[::3], texts[1::3], texts[2::3]))
 
 
-def _place(line: list[Any]) -> Held | Queued | None:
+def place_of(line: list[Any]) -> Held | Queued | None:
     if line[0] == b"HELD":
         return Held((int(line[1]),), (False,))
     if line[0] == b"WAIT":
