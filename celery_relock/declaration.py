@@ -35,6 +35,8 @@ class Declaration:
     app: Any
     #: Whether it is the task that acquires the lock of a `locked` canvas.
     enters_workflows: bool = False
+    #: Whether its lock may be kept for the tasks that come after it.
+    begins_workflows: bool = False
     _engine: Engine | None = None
 
     @property
@@ -113,7 +115,8 @@ def _declare(cls: Any) -> Declaration:
     options = LockOptions.collect(_options(cls, task), option_defaults(app), cls.name)
     key: Any = False if cls.name.startswith(_BUILT_IN) else options.key
     rule = NameRule.compile(key, cls.name, signature_of(task))
-    return Declaration(options, rule, app, getattr(cls, "enters_workflows", False))
+    enters = getattr(cls, "enters_workflows", False)
+    return Declaration(options, rule, app, enters, enters or options.hold == "workflow")
 
 
 def _options(cls: type, task: Any) -> dict[str, object]:

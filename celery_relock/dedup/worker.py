@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from contextvars import ContextVar
 from typing import Any
 
 from celery.exceptions import Reject, Retry
@@ -23,7 +22,7 @@ from ..engine.protocol import KEPT, Successor
 from ..errors import LockUnavailable, RelockError
 from ..worker.conflict import ended_for_good
 from ..worker.events import BLOCKED
-from ..worker.message import header_of
+from ..worker.message import afterwards, header_of
 from ..worker.retry import is_autoretried
 from ..worker.states import Aside, Late, end_dropped
 from . import client, marker
@@ -35,8 +34,7 @@ logger = logging.getLogger("celery_relock")
 Body = Callable[[Hold], Any]
 
 
-def concerns(message: Any, declared: Declaration) -> bool:
-    """Whether an execution is to go by way of `around`: its message says so, or its task."""
+def _has_marker(message: Any, declared: Declaration) -> bool:
     told, mode = header_of(message).dedup, declared.options.dedup
     if told is None:
         return mode is not None
@@ -52,11 +50,14 @@ def around(
     locked: Callable[[Body], Any],
     body: Body,
 ) -> Any:
-    """Execute a message that this `concerns`, and look after its marker meanwhile.
+    """Execute a message that says something of a marker, or whose task does, and look after its
+    marker meanwhile.
 
     Args:
         locked: acquires the locks of these names, calls the body that it is given, and releases.
     """
+    if not _has_marker(message, declared):
+        return locked(body)
     call = _call(task, declared, message, names)
     execution, raised = _Execution(call, message), None
     replaces = call.options.on_duplicate == "replace"
@@ -97,7 +98,7 @@ def _call(task: Any, declared: Declaration, message: Any, names: tuple[str, ...]
         made = Marker(*told)
     else:
         mode = declared.options.dedup
-        assert mode is not None, "see `concerns`"
+        assert mode is not None, "see `_has_marker`"
         made = Marker(marker.name_for(task.name, names), marker.until(mode))
     return Call(task, declared.engine, declared.options, names, made)
 
@@ -196,8 +197,14 @@ class _Execution:
         through_retries = self.begun and self.call.marker.until == marker.DONE
         if through_retries and isinstance(error, Exception) and not isinstance(error, Retry):
             self.is_open = is_autoretried(self.call.task, error)
-            _open.set(self if self.is_open else None)
+            if self.is_open:
+                afterwards(self.message, self._end_with_its_message)
         return self.is_open
+
+    def _end_with_its_message(self) -> None:
+        """The retry of its error was sent, or there is none."""
+        client.running.set(None)
+        self.lease.end(self.lease.successor)
 
     def end(self, error: BaseException | None) -> None:
         """The execution is over, or comes again. A marker of some seconds is left as it is."""
@@ -214,20 +221,6 @@ class _Execution:
             return self.lease.kept(marker.QUEUED)
         is_parked = isinstance(error, Aside) and not isinstance(error, Late)
         return self.lease.kept(marker.PARKED) if is_parked else None
-
-
-# The execution whose body has ended, and whose retry is not sent yet.
-_open: ContextVar[_Execution | None] = ContextVar("relock_dedup_open", default=None)
-
-
-def on_ended(task_id: str) -> None:
-    """A message is over (`task_postrun`): the retry of its error was sent, or there is none."""
-    execution = _open.get()
-    if execution is None or execution.message.id != task_id:
-        return
-    _open.set(None)
-    client.running.set(None)
-    execution.lease.end(execution.lease.successor)
 
 
 def _is_called_by_name(message: Any) -> bool:

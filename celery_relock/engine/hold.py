@@ -26,12 +26,17 @@ class Hold:
     """An execution's hold, as `self.lock` shows it. With several locks it speaks for all of
     them."""
 
-    __slots__ = ("_shares", "_unbroken", "owner")
+    __slots__ = ("_owner", "_shares", "_unbroken")
 
     def __init__(self, owner: str, shares: Sequence[Share], unbroken: bool = True) -> None:
-        self.owner = ids.full(owner)
+        self._owner = owner
         self._unbroken = unbroken
         self._shares = tuple(shares)
+
+    @property
+    def owner(self) -> str:
+        """Who may re-enter, by its whole id if that is a UUID."""
+        return ids.full(self._owner)
 
     @property
     def name(self) -> str:

@@ -27,7 +27,8 @@ def signature_of(task: Any) -> inspect.Signature:
     Read from `run`, not from Celery's `__header__`: class-based tasks have none, and under
     `pydantic=True` it takes anything. A body that does not tell its signature takes anything too.
     """
-    task = _concrete(task)
+    if issubclass(type(task), Proxy):  # what the decorator returns; it takes no weak reference
+        task = task._get_current_object()
     signature = _signatures.get(task)
     if signature is None:
         try:
@@ -66,14 +67,12 @@ def bind(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
             "a decorator that takes other arguments has to set __signature__ to them."
         ) from None
     bound.apply_defaults()
-    if not sent:
-        return bound.arguments
-    return {name: _as_sent(value) for name, value in bound.arguments.items()}
-
-
-def _concrete(task: Any) -> Any:
-    # What the decorator returns is a proxy, and proxies take no weak reference.
-    return task._get_current_object() if issubclass(type(task), Proxy) else task
+    arguments = bound.arguments
+    if sent:
+        for name, value in arguments.items():
+            if hasattr(type(value), "model_dump") and not hasattr(value, "__json__"):
+                arguments[name] = value.model_dump(mode="json")
+    return arguments
 
 
 def _is_told_exactly(function: Any) -> bool:
@@ -88,12 +87,6 @@ def _is_told_exactly(function: Any) -> bool:
             return False
         function = wrapped
     return not hasattr(function, "__signature__")
-
-
-def _as_sent(value: Any) -> object:
-    if callable(getattr(type(value), "model_dump", None)) and not hasattr(value, "__json__"):
-        return value.model_dump(mode="json")
-    return value
 
 
 def _anything(*args: Any, **kwargs: Any) -> None:

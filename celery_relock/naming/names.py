@@ -20,7 +20,7 @@ KeyPart: TypeAlias = str | Callable[..., object]
 LockKey: TypeAlias = KeyPart | list[KeyPart] | tuple[KeyPart, ...] | Literal[False] | None
 
 _Arguments: TypeAlias = Mapping[str, object]
-_Maker: TypeAlias = Callable[[_Arguments], tuple[str, ...]]
+_Maker: TypeAlias = Callable[[_Arguments], str | tuple[str, ...]]
 
 _ABSENT = object()
 _UNPRINTABLE = {
@@ -37,16 +37,13 @@ class NameRule:
 
     Attributes:
         task: the task's name.
-        makers: one for each part of lock_key; none if the task takes no lock.
+        makers: one for each part of lock_key.
+        off: whether the task takes no lock at all.
     """
 
     task: str
     makers: tuple[_Maker, ...]
-
-    @property
-    def off(self) -> bool:
-        """Whether the task takes no lock at all."""
-        return not self.makers
+    off: bool = False
 
     @classmethod
     def compile(cls, key: LockKey, task_name: str, signature: inspect.Signature) -> NameRule:
@@ -62,7 +59,7 @@ class NameRule:
             LockConfigError: the key names unknown arguments or can never give a name.
         """
         if key is False:
-            return cls(task_name, ())
+            return cls(task_name, (), off=True)
         if key is None:
             return cls(task_name, (_default(task_name),))
         parts = key if isinstance(key, (list, tuple)) else (key,)
@@ -80,8 +77,13 @@ class NameRule:
             LockConfigError: these arguments give no name, or one that no lock can have.
         """
         where = f"task {self.task}"
-        made = {name for maker in self.makers for name in maker(arguments)}
-        return tuple(sorted(check_name(name, where) for name in made))
+        made: set[str] = set()
+        for maker in self.makers:
+            found = maker(arguments)
+            made.update((found,) if isinstance(found, str) else found)
+        for name in made:
+            check_name(name, where)
+        return tuple(sorted(made))
 
 
 def check_name(name: str, where: str) -> str:
@@ -162,23 +164,22 @@ class _Task:
         for literal in filter(str.strip, template.literals):
             check_name(literal, self.where)
 
-        def maker(arguments: _Arguments) -> tuple[str, ...]:
-            return (template.render(self.seen(arguments), self.name),)
-
-        return maker
+        return self.seeing(partial(template.render, task=self.name))
 
     def _from_callable(self, function: Callable[..., object]) -> _Maker:
-        call = _Call(function, self)
+        return self.seeing(_Call(function, self))
 
-        def maker(arguments: _Arguments) -> tuple[str, ...]:
-            return call(self.seen(arguments))
+    def seeing(self, maker: _Maker) -> _Maker:
+        """A maker that gets what the task's `**parameter` caught, by its own name too."""
+        if self.rest is None:
+            return maker
 
-        return maker
+        def seen(arguments: _Arguments) -> str | tuple[str, ...]:
+            rest = arguments.get(self.rest or "")
+            both = {**rest, **arguments} if isinstance(rest, Mapping) and rest else arguments
+            return maker(both)
 
-    def seen(self, arguments: _Arguments) -> _Arguments:
-        """The arguments, and what the task's `**parameter` caught, by its own name too."""
-        rest = arguments.get(self.rest) if self.rest else None
-        return {**rest, **arguments} if isinstance(rest, Mapping) and rest else arguments
+        return seen
 
 
 class _Call:

@@ -93,19 +93,17 @@ class Template:
         Raises:
             LockConfigError: a field is missing in the arguments, is None, or has no stable form.
         """
-        return "".join(
-            part if isinstance(part, str) else self._rendered(part, arguments, task)
-            for part in self._parts
-        )
-
-    def _rendered(self, field: _Field, arguments: Mapping[str, object], task: str) -> str:
-        try:
-            return _formatted(field, _value(field, arguments))
-        except (_Refused, canonical.Unstable) as problem:
-            inside = getattr(problem, "path", "")
-            raise LockConfigError(
-                f"task {task}: lock_key {self.source!r}: {{{field.source}}}{inside} {problem}"
-            ) from problem
+        text = ""
+        for part in self._parts:
+            try:
+                text += part if isinstance(part, str) else _rendered(part, arguments)
+            except (_Refused, canonical.Unstable) as problem:
+                assert isinstance(part, _Field)
+                inside = getattr(problem, "path", "")
+                raise LockConfigError(
+                    f"task {task}: lock_key {self.source!r}: {{{part.source}}}{inside} {problem}"
+                ) from problem
+        return text
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -165,7 +163,7 @@ def _parse_step(where: str, match: re.Match[str]) -> _Step:
     return _Step(attribute, is_attribute=True)
 
 
-def _value(field: _Field, arguments: Mapping[str, object]) -> object:
+def _rendered(field: _Field, arguments: Mapping[str, object]) -> str:
     value = arguments.get(field.name, _MISSING)
     if value is _MISSING:
         raise _Refused(f"is missing: this call has no argument {field.name!r}.")
@@ -176,7 +174,9 @@ def _value(field: _Field, arguments: Mapping[str, object]) -> object:
             raise _Refused(f"is missing: {read} ({type(value).__qualname__}) has no {step}.")
         value = found
         read += str(step)
-    return value
+    if type(value) in (str, int) and not field.spec:
+        return str(value)  # as most are
+    return _formatted(field, value)
 
 
 def _follow(value: object, step: _Step) -> object:

@@ -2,8 +2,8 @@
 
 From top to bottom:
 
-    obtain       acquire; while somebody else holds a lock: wait, block, retry, drop, raise
-    ask          one question to the engine, and what a late copy is told
+    obtain       acquire, or wait, block, retry, drop, raise
+    _decide      what the answer and the task's policy make of it
     pause_for    how long to wait, and until the next try
     release      at the end
 """
@@ -69,19 +69,27 @@ class Attempt(NamedTuple):
 
 
 def obtain(attempt: Attempt) -> Held | None:
-    """Take the lock as the task's options say. None: the body is to run without it.
+    """Acquire the locks as the task's options say. None: the body is to run without them.
 
     Raises:
-        LockConflict: it is held by somebody else, and the policy, or the time to wait, ends here.
+        LockConflict: somebody else holds a lock, and the policy, or the time to wait, ends here.
         Dropped: the policy is not to run then.
-        SentAgain: the message was sent again and this run is over.
-        Aside: the message is parked, or is a copy of a run that has ended or lives elsewhere.
-        LockUnavailable, LockConfigError: from the store.
+        SentAgain: the message was sent again and this execution is over.
+        Aside: the message is parked, or is a copy of one that has ended or lives elsewhere.
+        LockUnavailable, LockConfigError: from the backend.
     """
-    task, options, message = attempt.task, attempt.options, attempt.message
+    task, engine, lease, options, message = attempt
+    # What cannot wait anywhere else, does so in its slot.
+    waits = options.on_conflict == "block"
+    waits = waits or (message is None and options.on_conflict in ("wait", "retry"))
+    wait = options.patience if waits and _may_wait() else 0.0
     while True:
         try:
-            return _obtain(attempt)
+            answer = engine.acquire(lease, wait)
+            held = answer if isinstance(answer, Held) else _decide(attempt, answer)
+            if held is not None:
+                return held
+            continue
         except SoftTimeLimitExceeded:
             # The task fails by it, so nothing of it may run later.
             _end_waiting(attempt)
@@ -101,7 +109,8 @@ def obtain(attempt: Attempt) -> Held | None:
                 raise
             if sent_again(task, message, pause):
                 raise SentAgain(f"{error}; again in {pause:.1f} s", exc=error, when=pause) from None
-        # Neither Redis nor the broker is there: the run stays in its slot, or it would be lost.
+        # Neither Redis nor the broker is there: the execution stays in its slot, or it would be
+        # lost.
         time.sleep(pause)
 
 
@@ -112,11 +121,15 @@ def _end_waiting(attempt: Attempt) -> None:
         attempt.engine.parking.withdraw_later(attempt.lease.claim.execution_id)
 
 
-def _obtain(attempt: Attempt) -> Held:
+def _decide(attempt: Attempt, answer: Conflict | Duplicate | Ended | Deadlocked) -> Held | None:
+    """The lock is not to be had: what the answer, and the task's policy, make of that. None: it is
+    to be asked for once more."""
     message, options = attempt.message, attempt.options
-    answer = ask(attempt, _first_wait(attempt))
-    if isinstance(answer, Held):
-        return answer
+    if isinstance(answer, Ended):
+        _again(attempt)
+        return None
+    if isinstance(answer, Deadlocked):
+        raise deadlock(attempt, answer)
     text = describe_conflict(attempt.lease.claim.names[0], answer)
     error = _conflict(options, answer, text)
     copy = answer if isinstance(answer, Duplicate) and message is not None else None
@@ -162,13 +175,6 @@ def _warn_of_an_ancestor(attempt: Attempt, answer: Conflict | Duplicate) -> None
         )
 
 
-def _first_wait(attempt: Attempt) -> float:
-    """Seconds to wait in the slot at once: what cannot wait anywhere else, does so there."""
-    policy = attempt.options.on_conflict
-    waits = policy == "block" or (attempt.message is None and policy in ("wait", "retry"))
-    return attempt.options.patience if waits and _may_wait() else 0.0
-
-
 def _policy(options: LockOptions, answer: Conflict | Duplicate, error: LockConflict) -> str:
     policy = options.on_conflict
     if not callable(policy):
@@ -197,7 +203,7 @@ def _as_done(policy: str, attempt: Attempt) -> str:
     return "raise" if waits and not callable(attempt.options.on_conflict) else policy
 
 
-def _wait_behind(attempt: Attempt, answer: Duplicate, error: LockConflict) -> Held:
+def _wait_behind(attempt: Attempt, answer: Duplicate, error: LockConflict) -> Held | None:
     """A copy of a run that lives. Never an error: that would overwrite the state of the one that
     lives. It comes back: to be discarded if the first has ended, in its place if it has died."""
     policy, message, found = attempt.options.on_conflict, attempt.message, None
@@ -206,14 +212,14 @@ def _wait_behind(attempt: Attempt, answer: Duplicate, error: LockConflict) -> He
     if isinstance(found, Held):
         return found
     if isinstance(found, Ended):
-        return _obtain(attempt)
+        return None
     pause = min(max(answer.remaining, FIRST), LONGEST)
     if isinstance(found, Parked) or sent_again(attempt.task, message, pause):
         raise Aside(f"waits: {error}")
     return _stay(attempt, None, error)
 
 
-def _park(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -> Held:
+def _park(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -> Held | None:
     left = left_of(attempt.message, attempt.options)
     if left is not None and left <= 0:
         _leave(attempt, answer)
@@ -235,7 +241,7 @@ def _park(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -
         raise deadlock(attempt, found)
     if isinstance(found, Parked):
         raise Aside(f"parked: {describe_wait(attempt.lease.claim.names[0], answer, found.rank)}")
-    return _send_again(attempt, answer, error) if found is None else _obtain(attempt)
+    return _send_again(attempt, answer, error) if found is None else None
 
 
 def _parked(
@@ -282,9 +288,14 @@ def _stay(attempt: Attempt, wait: float | None, error: LockConflict) -> Held:
     Its delivery may be acknowledged already, so to end here would lose it. Should it have been sent
     in spite of the error, it is a copy of this very run.
     """
-    answer = ask(attempt, wait)
+    answer = attempt.engine.acquire(attempt.lease, wait)
+    while isinstance(answer, Ended):
+        _again(attempt)
+        answer = attempt.engine.acquire(attempt.lease, wait)
     if isinstance(answer, Held):
         return answer
+    if isinstance(answer, Deadlocked):
+        raise deadlock(attempt, answer)
     _leave(attempt, answer)
     raise error
 
@@ -322,22 +333,15 @@ def _may_wait() -> bool:
     )
 
 
-def ask(attempt: Attempt, wait: float | None) -> Held | Conflict | Duplicate:
-    """Ask for the lock. Raises Late if the run has ended already and nothing is left to do."""
-    task, engine, lease, _, message = attempt
-    answer = engine.acquire(lease, wait)
-    while isinstance(answer, Ended):
-        if message is None or not _is_owed(task, message):
-            raise Late("is a late copy of an execution that has ended")
-        # The same name for all late copies, so that they are copies of one another too.
-        lease.claim = lease.claim._replace(
-            execution_id=ids.short(f"{lease.claim.execution_id}+again")
-        )
-        lease.again(ids.new_attempt_id())
-        answer = engine.acquire(lease, wait)
-    if isinstance(answer, Deadlocked):
-        raise deadlock(attempt, answer)
-    return answer
+def _again(attempt: Attempt) -> None:
+    """The execution has ended already: this is a late copy of its message, which is to be run all
+    the same, or Late is raised."""
+    lease, message = attempt.lease, attempt.message
+    if message is None or not _is_owed(attempt.task, message):
+        raise Late("is a late copy of an execution that has ended")
+    # The same name for all late copies, so that they are copies of one another too.
+    lease.claim = lease.claim._replace(execution_id=ids.short(f"{lease.claim.execution_id}+again"))
+    lease.again(ids.new_attempt_id())
 
 
 def call_off(attempt: Attempt) -> None:

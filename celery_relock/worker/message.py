@@ -10,8 +10,7 @@ owner.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -21,7 +20,6 @@ from celery._state import _task_stack
 
 from ..engine import ids, reentrancy
 from ..errors import LockConfigError
-from ..options import LockOptions
 
 #: The header of ours.
 HEADER = "relock"
@@ -34,8 +32,8 @@ _PARSED, _BEGUN = "relock_header", "relock_begun"
 
 # -- Which message -------------------------------------------------------------------------------
 
-# The tasks whose bodies this call stack is inside of.
-_bodies: ContextVar[tuple[str, ...]] = ContextVar("relock_bodies", default=())
+#: The executions whose bodies this call stack is inside of, the innermost last.
+inside: ContextVar[tuple[Any, ...]] = ContextVar("relock_inside", default=())
 
 
 def running_request() -> Any | None:
@@ -54,14 +52,15 @@ def request_of(task: Any) -> Any | None:
     Whatever stands between the tracer and the body may have pushed copies of the request, or put
     something else on Celery's stack of tasks, so nothing else is looked at.
     """
-    stack = task.request_stack.stack
-    request = next((each for each in reversed(stack) if each.id), None)
-    if request is None or getattr(request, _BEGUN, False):
-        return None
-    for each in stack:
-        if each.id == request.id:
-            setattr(each, _BEGUN, True)
-    return request
+    stack, found = task.request_stack.stack, None
+    for request in reversed(stack):
+        if found is None and request.id:
+            if getattr(request, _BEGUN, False):
+                return None
+            found = request
+        if found is not None and request.id == found.id:
+            setattr(request, _BEGUN, True)
+    return found
 
 
 def has_begun(request: Any) -> bool:
@@ -69,23 +68,33 @@ def has_begun(request: Any) -> bool:
     return bool(getattr(request, _BEGUN, False))
 
 
-@contextmanager
-def body_of(request: Any | None) -> Iterator[None]:
-    """Around the body of a locked task; the request is None for a direct call."""
-    if request is None:
-        yield
-        return
-    token = _bodies.set((*_bodies.get(), request.id))
-    try:
-        yield
-    finally:
-        _bodies.reset(token)
-
-
 def body_runs(task_id: str) -> bool:
     """Whether the body of this locked task runs on this call stack: what Celery sends for it before
     and after, such as the next step of a chain, is not sent by the body."""
-    return task_id in _bodies.get()
+    return any(each.request is not None and each.request.id == task_id for each in inside.get())
+
+
+# What is to be done when Celery has published what comes after a message, and stored its result: by
+# the message's task id.
+_left: ContextVar[tuple[tuple[str, Callable[[], None]], ...]] = ContextVar(
+    "relock_left", default=()
+)
+
+
+def afterwards(message: Any, call: Callable[[], None]) -> None:
+    """Call a function when the message is over, as `task_postrun` says."""
+    _left.set((*_left.get(), (message.id, call)))
+
+
+def finish(task_id: str | None = None) -> None:
+    """A message is over. None: all that have begun are, though this process was not told."""
+    left = _left.get()
+    if not left:
+        return
+    _left.set(() if task_id is None else tuple(each for each in left if each[0] != task_id))
+    for of, call in left:
+        if task_id in (None, of):
+            call()
 
 
 # -- The header ----------------------------------------------------------------------------------
@@ -148,82 +157,104 @@ class Header:
 
 def header_of(message: Any) -> Header:
     """The header that a message came with, or one made from its id if it has none of use."""
-    known: Header | None = getattr(message, _PARSED, None)
-    if known is None:
-        known = _parsed(message)
-        setattr(message, _PARSED, known)
-    return known
+    found: Header | None = getattr(message, _PARSED, None)
+    if found is None:
+        raw = getattr(message, HEADER, None) or (message.headers or {}).get(HEADER)
+        found = parse(raw) if isinstance(raw, Mapping) else None
+        found = found or Header(ids.short(f"{message.id}:{message.retries}"), own=False)
+        setattr(message, _PARSED, found)
+    return found
 
 
-def is_broadcast(app: Any, message: Any) -> bool:
-    """Whether every worker received a copy of the message (`kombu.common.Broadcast`)."""
-    name = (message.delivery_info or {}).get("exchange")
-    if not name:
-        return False
-    exchanges = [queue.exchange for queue in app.amqp.queues.values()]
-    return any(each and each.name == name and each.type == "fanout" for each in exchanges)
-
-
-def is_of_another_receiver(message: Any) -> bool:
-    """Of a broadcast message each worker's copy is an execution of its own: its header says so from
-    here on. True for a copy that another worker had parked, should it come here all the same."""
+def received(app: Any, message: Any) -> Header | None:
+    """The header of a message whose execution begins; None for another worker's copy of a
+    broadcast."""
+    if _left.get():
+        finish()  # what came before it is over, though nobody said so
     header = header_of(message)
-    if header.receiver:
-        return bool(header.receiver != message.hostname)
-    own = ids.short(f"{header.execution_id}@{message.hostname}")
-    setattr(message, _PARSED, replace(header, execution_id=own, receiver=message.hostname))
-    return False
+    exchange = (message.delivery_info or {}).get("exchange")
+    if not exchange or not _is_broadcast(app, exchange):
+        return header
+    if not header.receiver:
+        # Each worker's copy is an execution of its own.
+        own = ids.short(f"{header.execution_id}@{message.hostname}")
+        header = replace(header, execution_id=own, receiver=message.hostname)
+        setattr(message, _PARSED, header)
+    # Another worker may have parked its own.
+    return header if header.receiver == message.hostname else None
 
 
-def _parsed(message: Any) -> Header:
-    raw = _raw(message)
-    found = parse(raw) if isinstance(raw, Mapping) else None
-    return found or Header(ids.short(f"{message.id}:{message.retries}"), own=False)
-
-
-def _raw(message: Any) -> Any:
-    return getattr(message, HEADER, None) or (message.headers or {}).get(HEADER)
+def _is_broadcast(app: Any, exchange: str) -> bool:
+    """Whether every worker receives what is sent there (`kombu.common.Broadcast`)."""
+    exchanges = [queue.exchange for queue in app.amqp.queues.values()]
+    return any(each and each.name == exchange and each.type == "fanout" for each in exchanges)
 
 
 def parse(raw: Mapping[str, Any]) -> Header | None:
-    """The header in a message; None if it is not one of this version."""
-    execution_id, attempts, since = (
-        raw.get("execution_id"),
-        raw.get("attempts", 0),
-        raw.get("since", 0.0),
-    )
-    if (
-        raw.get("v") != VERSION
-        or not isinstance(execution_id, str)
-        or not isinstance(attempts, int)
-    ):
+    """The header in a message; None if it is not one of this version. What makes no sense in it
+    counts as left out, but for what tells which execution it is."""
+    if raw.get("v") != VERSION:
         return None
-    if not isinstance(since, int | float):
+    said = {}
+    try:
+        for name, value in raw.items():
+            if name in _READ:
+                said[name] = _READ[name](value)
+        return Header(**said)
+    except (TypeError, ValueError):
         return None
-    own, ancestors = raw.get("own") is not False, parse_ancestors(raw.get("ancestors"))
-    kept, told = _kept(raw.get("kept")), raw.get("workflow_locks")
-    listed = isinstance(told, list | tuple) and all(isinstance(each, Mapping) for each in told)
-    told, dedup = tuple(told or ()) if listed else (), _pair(raw.get("dedup"))
-    first = raw.get("first")
-    first = ids.short(first) if isinstance(first, str) and first else ""
-    waited = attempts, float(since)
-    receiver = raw.get("receiver")
-    receiver = receiver if isinstance(receiver, str) else ""
-    return Header(
-        ids.short(execution_id), own, *waited, ancestors, kept, told, dedup, first, receiver
-    )
 
 
-def _pair(raw: Any) -> tuple[str, str] | None:
-    fits = isinstance(raw, list | tuple) and [type(part) for part in raw] == [str, str]
-    return (raw[0], raw[1]) if fits else None
+def _is(*kinds: type) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if isinstance(value, kinds):
+            return value
+        raise TypeError(value)
+
+    return read
 
 
-def _kept(raw: Any) -> tuple[tuple[str, int], ...]:
-    pairs = raw if isinstance(raw, list | tuple) else ()
-    every = [tuple(each) for each in pairs if isinstance(each, list | tuple)]
-    fits = all([type(part) for part in each] == [str, int] for each in every)
-    return tuple(every) if fits else ()
+def _id(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return ids.short(value)
+
+
+def _or(default: Any, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def tried(value: Any) -> Any:
+        try:
+            return read(value)
+        except (TypeError, ValueError):
+            return default
+
+    return tried
+
+
+def _dedup(value: Any) -> tuple[str, str]:
+    name, until = value
+    return _is(str)(name), _is(str)(until)
+
+
+def _kept(value: Any) -> tuple[tuple[str, int], ...]:
+    return tuple((_is(str)(name), _is(int)(fence)) for name, fence in value)
+
+
+def _ancestors_in(value: Any) -> tuple[str, ...]:
+    return tuple([_id(each) for each in _is(list, tuple)(value)[:_MOST_ANCESTORS] if each])
+
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    "execution_id": _id,
+    "attempts": _is(int),
+    "since": lambda value: float(_is(int, float)(value)),
+    "own": lambda value: value is not False,
+    "first": _or("", lambda value: _id(value) if value else ""),
+    "receiver": _or("", _is(str)),
+    "ancestors": _or((), _ancestors_in),
+    "kept": _or((), _kept),
+    "dedup": _or(None, _dedup),
+    "workflow_locks": _or((), lambda value: tuple(map(_is(Mapping), _is(list, tuple)(value)))),
+}
 
 
 def write_header(headers: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -256,49 +287,28 @@ def is_retry(fields: Mapping[str, Any], request: Any) -> bool:
 # -- Ancestors -----------------------------------------------------------------------------------
 
 
-def ancestors_for(options: LockOptions) -> tuple[str, ...]:
-    """The holds that a task with these options may re-enter, though it does not run inside them."""
-    return ancestors_here() if options.reentrant == "descendants" else ()
-
-
 def ancestors_here() -> tuple[str, ...]:
     """The ancestors of the message that this call stack runs for; empty outside of tasks."""
     request = running_request()
-    return () if request is None else _ancestors_in(_raw(request))
+    return () if request is None else header_of(request).ancestors
 
 
 def _ancestors(fields: Mapping[str, Any], predecessor: Any) -> tuple[str, ...]:
     """The ancestors for a message that is published here."""
     request = running_request()
-    # A retry has that of the message before it, also where the worker's main process sends it.
-    raw = predecessor if predecessor or request is None else _raw(request)
-    inherited = _ancestors_in(raw)
+    if isinstance(predecessor, Mapping):
+        # A retry has those of the message before it, also where the worker's main process sends it.
+        before = parse(predecessor)
+        inherited = () if before is None else before.ancestors
+    else:
+        inherited = ancestors_here()
     if request is not None and is_retry(fields, request):
         # Not by its own holds: it would be in while the body before it is still on its way out.
         return inherited
-    return extended(inherited)
-
-
-def _ancestors_in(raw: Any) -> tuple[str, ...]:
-    known = isinstance(raw, Mapping) and raw.get("v") == VERSION
-    return parse_ancestors(raw.get("ancestors")) if known else ()
-
-
-def parse_ancestors(value: Any) -> tuple[str, ...]:
-    """The ancestors in a header; none if it has none."""
-    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
-        return ()
-    return tuple(ids.short(each) for each in value[:_MOST_ANCESTORS] if each)
-
-
-def extended(inherited: Iterable[str]) -> tuple[str, ...]:
-    """The ancestors of what this call stack publishes: all that it holds, then its own."""
     held = reentrancy.runs()
-    return (
-        tuple(islice(dict.fromkeys((*held, *inherited)), _MOST_ANCESTORS))
-        if held
-        else tuple(inherited)
-    )
+    if not held:
+        return inherited
+    return tuple(islice(dict.fromkeys((*held, *inherited)), _MOST_ANCESTORS))
 
 
 # -- The owner -----------------------------------------------------------------------------------
@@ -312,12 +322,14 @@ OwnerOption: TypeAlias = str | Callable[[Any], object]
 
 
 def workflow() -> str | None:
-    """The short id of the workflow that this call stack belongs to; None outside of any task.
-
-    Protocol 1 messages carry no root id: there the workflow is the task itself.
-    """
+    """The short id of the workflow that this call stack belongs to; None outside of any task."""
     request = running_request()
-    return None if request is None else ids.short(request.root_id or request.id)
+    return None if request is None else _workflow_of(request)
+
+
+def _workflow_of(request: Any) -> str:
+    # Protocol 1 messages carry no root id: there the workflow is the task itself.
+    return ids.short(request.root_id or request.id)
 
 
 def owner(option: OwnerOption, request: Any | None, where: str = "") -> str:
@@ -331,20 +343,18 @@ def owner(option: OwnerOption, request: Any | None, where: str = "") -> str:
     Raises:
         LockConfigError: the callable in the option failed, or gave no owner.
     """
-    if request is None:
-        request = running_request()
-    if request is not None:
-        if option == "task":
-            return ids.short(request.id)
-        if callable(option):
-            return ids.short(_asked(option, request, where))
-        return workflow() or ids.new_id()
-    # A direct call outside of any task belongs to whoever holds a lock around it, or to itself.
-    outer = reentrancy.innermost()
-    return ids.new_id() if outer is None else outer.claim.owner
+    running = request if request is not None and not request.is_eager else running_request()
+    if running is None:
+        # A direct call outside of any task belongs to whoever holds a lock around it, or to itself.
+        outer = reentrancy.innermost()
+        return ids.new_id() if outer is None else outer.claim.owner
+    if option == "root":
+        return _workflow_of(running)
+    asked = running if request is None else request
+    return ids.short(asked.id if option == "task" else _asked(option, asked, where))
 
 
-def _asked(option: Callable[[Any], object], request: Any, where: str) -> str:
+def _asked(option: Any, request: Any, where: str) -> str:
     try:
         found = option(request)
     except Exception as error:

@@ -520,6 +520,9 @@ class Outbox:
 
     Args:
         consumed: whether a live worker consumes a resume queue, by its `channel`.
+
+    Attributes:
+        home: the homes of all its apps, with spaces between.
     """
 
     # A worker announces what it consumes for some seconds, so an answer is good for one.
@@ -529,17 +532,17 @@ class Outbox:
         self._consumed = consumed
         self._apps: list[ref[Celery]] = []
         self._answers: dict[str, tuple[float, bool]] = {}
+        self.home = ""
 
     def add(self, app: Celery) -> None:
         """Send this app's messages as well."""
         app = app._get_current_object() if isinstance(app, Proxy) else app
         if all(known() is not app for known in self._apps):
-            self._apps.append(ref(app))
+            self._apps.append(ref(app, self._know_homes))
+            self._know_homes()
 
-    @property
-    def home(self) -> str:
-        """The homes of all its apps, with spaces between."""
-        return " ".join(dict.fromkeys(map(home, self._living())))
+    def _know_homes(self, _: object = None) -> None:
+        self.home = " ".join(dict.fromkeys(map(home, self._living())))
 
     def send(self, message: Message) -> None:
         """Publish a message, to the resume queue beside the queue that it came from if a live

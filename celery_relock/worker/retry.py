@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import datetime, timezone
 from typing import Any
@@ -27,7 +27,7 @@ from ..errors import RelockError
 from ..naming.arguments import bind
 from ..options import LockOptions
 from .conflict import release
-from .message import header_of, is_retry
+from .message import afterwards, header_of, is_retry
 from .states import is_acknowledged
 
 logger = logging.getLogger("celery_relock")
@@ -79,21 +79,23 @@ class _Legacy:
         if any(kept):
             self.lease.successor = Successor(self.execution_id, _seconds_to(self) + self.margin)
 
+    def end(self) -> None:
+        """The message is over: the retry of its error was sent, or there is none."""
+        _legacy.set(None)
+        self.leave()
+        over = bool(self.execution_id) or is_acknowledged(self.task, self.error)
+        release(self.engine, self.lease, ended=over and header_of(self.message).own)
+
 
 _legacy: ContextVar[_Legacy | None] = ContextVar("relock_legacy", default=None)
 
 
-def keeping(
-    task: Any, message: Any | None, engine: Engine, options: LockOptions, lease: Lease
-) -> AbstractContextManager[None]:
-    """Around a body: if it ends with the retry that it sent, the lease is left to that."""
-    if message is None or not options.keep_on_retry:
-        return nullcontext()
-    return _keeping(_Legacy(task, message, engine, lease, options.gap_ttl))
-
-
 @contextmanager
-def _keeping(legacy: _Legacy) -> Iterator[None]:
+def keeping(
+    task: Any, message: Any, engine: Engine, options: LockOptions, lease: Lease
+) -> Iterator[None]:
+    """Around a body: if it ends with the retry that it sent, the lease is left to that."""
+    legacy = _Legacy(task, message, engine, lease, options.gap_ttl)
     _legacy.set(legacy)
     try:
         yield
@@ -102,7 +104,9 @@ def _keeping(legacy: _Legacy) -> Iterator[None]:
         raise
     except Exception as error:
         # Celery's autoretry lies around the lock and sends the retry when this error reaches it.
-        legacy.open, legacy.error = is_autoretried(legacy.task, error), error
+        legacy.open, legacy.error = is_autoretried(task, error), error
+        if legacy.open:
+            afterwards(message, legacy.end)
         raise
     finally:
         if not legacy.open:
@@ -123,22 +127,10 @@ def is_autoretried(task: Any, error: Exception) -> bool:
     )
 
 
-def on_postrun(task_id: str) -> None:
-    """The message is over: the retry was sent, or there is none."""
-    legacy = _legacy.get()
-    if legacy is None or not legacy.open or legacy.message.id != task_id:
-        return
-    _legacy.set(None)
-    legacy.leave()
-    header = header_of(legacy.message)
-    over = header.own and (bool(legacy.execution_id) or is_acknowledged(legacy.task, legacy.error))
-    release(legacy.engine, legacy.lease, ended=over)
-
-
-def unbroken(message: Any | None, options: LockOptions, lease: Lease) -> bool:
-    """Whether a run that has its locks now has what was kept for it, if anything was. Tells if
-    not."""
-    if message is None or not options.keep_on_retry or not message.retries:
+def unbroken(message: Any, lease: Lease) -> bool:
+    """Whether an execution that has its locks now has what was kept for it, if anything was. Tells
+    if not."""
+    if not message.retries:
         return True
     kept, claim = dict(header_of(message).kept), lease.claim
     broken = {name: kept[name] for name in claim.names if name in kept}
@@ -182,8 +174,9 @@ def _names_of(task: Any, fields: Any, body: Any) -> tuple[str, ...]:
     else:
         args, kwargs = fields.get("args"), fields.get("kwargs")
     try:
+        declared = declaration(type(task))
         arguments = bind(task, args or (), kwargs or {})
-        return () if arguments is None else declaration(type(task)).rule.names(arguments)
+        return () if arguments is None else declared.rule.names(arguments)
     except (RelockError, TypeError):
         return ()  # it says so itself when it runs
 

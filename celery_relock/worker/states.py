@@ -116,22 +116,20 @@ class _Later:
         return "<when the task has its lock>"
 
 
-_LATER = _Later()
+LATER = _Later()
 
 
 def defer_started(cls: Any) -> None:
     """Let the tasks of a class be STARTED when `show_started` says so, if they are at all."""
     if cls.track_started:
-        cls.track_started = _LATER
+        cls.track_started = LATER
 
 
-def show_started(task: Any, message: Any | None) -> None:
-    """The body of a message begins; None for a direct or eager call."""
-    if message is None:
-        return
+def show_started(task: Any, message: Any) -> None:
+    """The body of a message begins."""
     if header_of(message).attempts:
         worker_events.show(task, message.id, STARTED)
-    if task.track_started is not _LATER or ignores_result(task, message):
+    if task.track_started is not LATER or ignores_result(task, message):
         return
     meta = {"pid": os.getpid(), "hostname": message.hostname}
     try:

@@ -25,7 +25,7 @@ from ..settings import option_defaults
 from ..task import LockedTask
 from ..worker import events as work
 from ..worker.conflict import Attempt, obtain, release
-from ..worker.message import ancestors_for, header_of, owner
+from ..worker.message import ancestors_here, header_of, owner
 from ..worker.states import Dropped, end_dropped, results_of
 from . import steps
 
@@ -202,7 +202,7 @@ def _lease(
         limits=(options.limit_for({}),) * len(names),
         lease=options.ttl,
         label=label,
-        ancestors=ancestors_for(options),
+        ancestors=ancestors_here() if options.reentrant == "descendants" else (),
         stuck=reentrancy.stuck(),
     )
     return engine.lease(claim)

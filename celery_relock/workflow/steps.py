@@ -42,7 +42,15 @@ from ..errors import LockConflict, LockLost, RelockError
 from ..options import LockOptions
 from ..worker import events as work
 from ..worker.conflict import Attempt, obtain, release
-from ..worker.message import HEADER, header_of, is_retry, request_of, running_request
+from ..worker.message import (
+    HEADER,
+    afterwards,
+    finish,
+    header_of,
+    is_retry,
+    request_of,
+    running_request,
+)
 from ..worker.states import Aside, Late, SentAgain, is_acknowledged
 
 logger = logging.getLogger("celery_relock")
@@ -226,7 +234,15 @@ def is_unbroken(lease: Lease) -> bool:
 
 def begin(lock: WorkflowLock, engine: Engine, lease: Lease, message: Any) -> None:
     """A workflow lock begins: from now on the running message's lease is left to successors."""
-    _active.set((*_active.get(), StepHold(lock, engine, lease, message)))
+    _activate(StepHold(lock, engine, lease, message))
+
+
+def _activate(hold: StepHold) -> None:
+    holds = _active.get()
+    if not holds:
+        # When Celery has published what goes on from the task, if anything does.
+        afterwards(hold.message, partial(_leave_all, hold.message))
+    _active.set((*holds, hold))
 
 
 def keep_for_chain(message: Any, engine: Engine, lease: Lease, options: LockOptions) -> None:
@@ -238,13 +254,6 @@ def keep_for_chain(message: Any, engine: Engine, lease: Lease, options: LockOpti
 
 
 # -- Around a step -------------------------------------------------------------------------------
-
-
-def concerns(message: Any, declared: Any) -> bool:
-    """Whether an execution is a step of a workflow, or begins one."""
-    if header_of(message).workflow_locks or declared.options.hold == "workflow":
-        return True
-    return bool(declared.enters_workflows or _active.get())
 
 
 def around(task: Any, message: Any, call: Callable[[], Any]) -> Any:
@@ -261,13 +270,6 @@ def around(task: Any, message: Any, call: Callable[[], Any]) -> Any:
     return result
 
 
-def on_postrun(task_id: str) -> None:
-    """Celery has published what goes on from the task, if anything does."""
-    holds = _active.get()
-    if holds and holds[0].message.id == task_id:
-        _leave_all(holds[0].message)
-
-
 def _comes_again(error: BaseException) -> bool:
     """Whether the same execution comes back: its message is parked, sent again or requeued."""
     if isinstance(error, Reject):
@@ -276,8 +278,7 @@ def _comes_again(error: BaseException) -> bool:
 
 
 def _acquire_all(task: Any, message: Any) -> None:
-    if _active.get():  # of a message whose end this process was not told
-        _leave_all(_active.get()[0].message)
+    finish()  # what came before it is over, though nobody may have said so
     for lock in workflow_locks(message):
         hold = _hold_for(task, message, lock)
         try:
@@ -324,7 +325,7 @@ def _acquire(task: Any, hold: StepHold) -> None:
             raise error
         hold.lock = lock._replace(fences=held.fences, unbroken=False)
     reentrancy.push(lease)
-    _active.set((*_active.get(), hold))
+    _activate(hold)
 
 
 def _tell_lost(task: Any, hold: StepHold, fences: tuple[int, ...]) -> LockLost:
@@ -350,7 +351,7 @@ def _tell_lost(task: Any, hold: StepHold, fences: tuple[int, ...]) -> LockLost:
 def _leave_all(message: Any, *, again: bool = False, acknowledged: bool = True) -> None:
     """Leave each hold to its successors; what has none is released."""
     holds = _active.get()
-    if not holds:
+    if not holds or holds[0].message.id != message.id:
         return
     _active.set(())
     remembered = acknowledged and header_of(message).own
@@ -498,6 +499,3 @@ def _keep_permits_of(task: Any) -> None:
 
     task.run, task.on_replace = run, replaced
     setattr(task, _KEEPS, True)
-
-
-# Until worker/publishing.py, worker/revocation.py and worker/bootstep.py call these.
