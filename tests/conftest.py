@@ -6,17 +6,30 @@ import gc
 import os
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
 from celery.result import ResultSet
 
 from tests.support import Journal, RedisServer, Worker, find_redis_server
-from tests.support.databases import MariaDB, Postgres
 from tests.support.rabbitmq import find_rabbitmq_server
 from tests.support.sentinel import Watched
 from tests.support.shared_rabbitmq import SharedRabbit
+
+if TYPE_CHECKING:
+    from tests.support.databases import MariaDB, Postgres
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # pytest-xdist would begin with the files that have the most tests.
+    config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take long: at the end one of them would keep one process busy."""
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in long)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -74,12 +87,16 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedRabbit]
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
     """One for the whole run. Without one the test is skipped, on a CI machine it fails."""
+    from tests.support.databases import Postgres  # its driver is not in each environment
+
     yield from _database(Postgres, "postgresql")
 
 
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[MariaDB]:
     """One for the whole run. Without one the test is skipped, on a CI machine it fails."""
+    from tests.support.databases import MariaDB
+
     yield from _database(MariaDB, "mariadb-server-core")
 
 

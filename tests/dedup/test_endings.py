@@ -15,6 +15,8 @@ from celery_relock import engines
 from tests.support import wait_for
 from tests.worker.test_duplicates import Message
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def on_redis(module_worker):

@@ -10,6 +10,8 @@ import pytest
 from tests.docs.pages import DOCS, URL, blocks, text
 from tests.support import Worker
 
+pytestmark = pytest.mark.slow
+
 SITE = "https://celery-relock.readthedocs.io/en/latest/"
 README = text("README")
 

@@ -15,6 +15,8 @@ from tests.support.desk import Desk
 from tests.support.long import LONG
 from tests.support.twins import HOME, NAMES, RUNS, Twin, Twins
 
+pytestmark = pytest.mark.slow
+
 HISTORIES, STEPS = (2000 if LONG else 28), 40
 CHANNELS = ("p-1", "p-2", "p", "parked")
 

@@ -11,6 +11,8 @@ from tests.peers.bench import Bench
 from tests.peers.scenarios import SCENARIOS
 from tests.support.worker import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def bench(redis_server):

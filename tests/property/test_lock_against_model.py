@@ -15,6 +15,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.property.machine import LockMachine
 from tests.support.long import LONG
 
+pytestmark = pytest.mark.slow
+
 # To say that something is wrong, and not what: scripts/mutate asks no more.
 QUICK = os.environ.get("RELOCK_QUICK", "") not in ("", "0")
 

@@ -20,6 +20,7 @@ class TcpProxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self.url = ""
+        self._refuses = False
         self._open: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -30,6 +31,14 @@ class TcpProxy:
             with contextlib.suppress(OSError):  # shut down, so that whoever reads from it wakes
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
+
+    def refuse(self) -> None:
+        """End every connection, and each new one at once, until `accept`."""
+        self._refuses = True
+        self.cut()
+
+    def accept(self) -> None:
+        self._refuses = False
 
     def __enter__(self) -> TcpProxy:
         return self
@@ -44,6 +53,9 @@ class TcpProxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
+                if self._refuses:
+                    client.close()
+                    continue
                 server = socket.create_connection(("127.0.0.1", self._target))
                 self._open += [client, server]
                 for source, sink in ((client, server), (server, client)):

@@ -17,6 +17,8 @@ import pytest
 from tests.support import leftovers
 from tests.support.worker import ROOT
 
+pytestmark = pytest.mark.slow
+
 NEEDED = {
     "celery_relock/__init__.py",
     "celery_relock/py.typed",

@@ -14,6 +14,8 @@ from tests.support.endings import ACKS, BODY, CHILD, RECORD, SIGNAL, record, row
 from tests.support.long import LONG
 from tests.support.proofs import Case, cases, nothing_lasts, prove
 
+pytestmark = pytest.mark.slow
+
 APP = "tests.worker.apps.endings"
 # The short form leaves out eventlet, some of whose endings are in test_endings_pools.
 _EVENTLET = ("eventlet",) if LONG or RECORD in os.environ else ()

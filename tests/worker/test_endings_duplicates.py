@@ -13,6 +13,8 @@ from tests.support.endings import record, row
 from tests.support.proofs import Case
 from tests.support.tcp import TcpProxy
 
+pytestmark = pytest.mark.slow
+
 APP = "tests.worker.apps.endings"
 TRANSPORT, SETTINGS = "RELOCK_TEST_TRANSPORT", "RELOCK_TEST_SETTINGS"
 BROKER = "RELOCK_TEST_BROKER"

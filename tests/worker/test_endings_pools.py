@@ -12,6 +12,8 @@ from tests.support import wait_for
 from tests.support.endings import ACKS, GOES_ON, Outcome, record, row
 from tests.support.proofs import cases, nothing_lasts, prove
 
+pytestmark = pytest.mark.slow
+
 APP = "tests.worker.apps.endings"
 GREEN = ("gevent", "eventlet")
 POOLS = ("threads", *GREEN, "solo")

@@ -12,6 +12,8 @@ from tests.support import wait_for
 from tests.support.endings import ACKS, Outcome, record, row
 from tests.support.proofs import Case
 
+pytestmark = pytest.mark.slow
+
 APP = "tests.worker.apps.endings"
 SETTINGS = "RELOCK_TEST_SETTINGS"
 SOON = {"RELOCK_TEST_TRANSPORT": '{"visibility_timeout": 1}'}

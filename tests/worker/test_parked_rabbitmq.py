@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 
 import celery
@@ -11,7 +10,7 @@ from celery import chain
 
 from celery_relock.lock import Lock
 from tests.support import leftovers, wait_for
-from tests.support.rabbitmq import RabbitServer, find_rabbitmq_server
+from tests.support.tcp import TcpProxy
 
 no_quorum = pytest.mark.skipif(
     celery.VERSION[:2] < (5, 5), reason="Celery 5.4 has no quorum queues"
@@ -20,15 +19,10 @@ both = pytest.mark.parametrize("queue", ["classic", pytest.param("quorum", marks
 
 
 @pytest.fixture(scope="module")
-def broker():
-    if not find_rabbitmq_server():
-        missing = "no rabbitmq-server: install RabbitMQ"
-        if os.environ.get("CI", "").lower() not in ("", "0", "false"):
-            pytest.fail(missing)
-        pytest.skip(missing)
-    server = RabbitServer()
-    yield server
-    server.stop()
+def broker(rabbitmq):
+    """The way to it, which can be shut."""
+    with TcpProxy(rabbitmq.port) as proxy:
+        yield proxy
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +30,7 @@ def worker(broker, module_worker):
     return module_worker(
         "tests.worker.apps.parked_rabbitmq",
         concurrency=2,
-        env={"RELOCK_TEST_BROKER": broker.url},
+        env={"RELOCK_TEST_BROKER": f"amqp://guest:guest@127.0.0.1:{broker.port}//"},
     )
 
 
@@ -150,13 +144,13 @@ def _ids_seen(worker, account):
     return [e["id"] for e in events if e.data.get("account") == account]
 
 
-def test_a_run_that_is_parked_outlives_the_broker(broker, worker, account, held):
+def test_what_is_parked_waits_for_a_broker_that_is_away(broker, worker, account, held):
     result = worker.module.work.delay(account)
     _parked(worker, result)
-    broker.kill()
+    broker.refuse()
     held.release()
     worker.wait_for_log("could not be resumed|Trying again in", timeout=20)
-    broker.restart()
+    broker.accept()
     _told(worker, "over", id=result.id, state="SUCCESS")
     assert _ids_seen(worker, account) == [result.id]
 

@@ -19,6 +19,8 @@ from celery_relock.worker import parking
 from celery_relock.worker.parking import Kept, kept, parked_text, publish
 from tests.support import wait_for
 
+pytestmark = pytest.mark.slow
+
 
 def _soon():
     return (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat()

@@ -13,6 +13,8 @@ from celery_relock.worker.states import is_dropped
 from tests.support import wait_for
 from tests.support.parked import lock_of, state_of
 
+pytestmark = pytest.mark.slow
+
 DOC = Path(__file__).parents[2] / "docs" / "conflicts.md"
 
 

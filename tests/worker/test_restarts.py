@@ -23,6 +23,8 @@ from tests.support.clock import server_with_a_clock
 from tests.support.journal import Event
 from tests.support.parked import state_of
 
+pytestmark = pytest.mark.slow
+
 HOUR = 3600.0
 NOTHING = ("--save", "", "--appendonly", "no")
 PARKS, BLOCKS = "wait", "block"

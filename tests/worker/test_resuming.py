@@ -21,6 +21,8 @@ from tests.support import Worker, wait_for
 from tests.support.parked import is_consumed, lock_of, state_of, wait_until_parked
 from tests.support.tcp import TcpProxy
 
+pytestmark = pytest.mark.slow
+
 APP = "tests.worker.apps.resuming"
 brokers = pytest.mark.parametrize("broker", ["redis", "amqp"])
 

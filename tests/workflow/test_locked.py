@@ -17,6 +17,8 @@ from celery_relock import Lock, locked
 from celery_relock.errors import LockConfigError, LockConflict, LockDeadlock
 from celery_relock.workflow import steps
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def worker(module_worker):

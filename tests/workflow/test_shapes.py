@@ -17,6 +17,8 @@ from celery_relock.workflow.locked import LockedChain
 from tests.support.long import LONG
 from tests.support.shapes import SHAPES, Maker
 
+pytestmark = pytest.mark.slow
+
 # Celery 5.4 itself never gives the result of these: a group of a chain that ends in a group, and a
 # chord in a group whose body is a chain, which a locked body is, as the task that enters is ahead.
 _HANG = {"group of one chain that ends in a group"}

@@ -14,6 +14,8 @@ from celery import chain, group
 
 from celery_relock import locked
 
+pytestmark = pytest.mark.slow
+
 # Between the end of a workflow and a parked rival's body, on a busy machine. A killed process is
 # found by its host's workers at once.
 SOON = 3.0

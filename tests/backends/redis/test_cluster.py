@@ -28,6 +28,8 @@ from tests.support.backends import backend_of
 from tests.support.cluster import ClusterServers
 from tests.support.tls import Authority, speaks_tls
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def cluster(redis_binary: str) -> Iterator[ClusterServers]:

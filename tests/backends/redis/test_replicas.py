@@ -22,6 +22,8 @@ from tests.engine.conftest import Runs
 from tests.support import RedisServer, programs, wait_for
 from tests.support.sentinel import Watched
 
+pytestmark = pytest.mark.slow
+
 _numbers = itertools.count()
 Start = Callable[..., RedisServer]
 

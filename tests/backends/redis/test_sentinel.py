@@ -29,6 +29,8 @@ from tests.support import RedisServer, programs, wait_for
 from tests.support.long import LONG
 from tests.support.sentinel import Watched
 
+pytestmark = pytest.mark.slow
+
 _numbers = itertools.count()
 WAYS = ("killed", "frozen", "told")
 
