@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import psutil
 
@@ -58,15 +58,28 @@ def _close(watch: subprocess.Popen[str]) -> None:
         pass
 
 
+class Process(Protocol):
+    pid: int
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+P = TypeVar("P", bound=Process)
+
+
 def start(command: list[str], **options: Any) -> subprocess.Popen[Any]:
     """Start a command as the leader of a process group that ends with the tests at the latest."""
-    process = subprocess.Popen(command, start_new_session=True, **options)
+    return adopt(subprocess.Popen(command, start_new_session=True, **options))
+
+
+def adopt(process: P) -> P:
+    """The same for a leader of a process group that was started by somebody else."""
     _groups.add(process.pid)
     _tell(f"+{process.pid}")
     return process
 
 
-def end(process: subprocess.Popen[Any]) -> None:
+def end(process: Process) -> None:
     """Kill the whole group of a process from `start` and wait until it is gone; may be repeated."""
     if process.pid not in _groups:  # ended before: the number may be somebody else's by now
         return

@@ -11,17 +11,21 @@ import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
 import psutil
 
-from tests.support import reaper
+from tests.support import nursery, reaper
 from tests.support.journal import Journal
 
 ROOT = Path(__file__).parents[2]
 _READY = re.compile(r"@\S+ ready\.")
+
+
+CELERY = (sys.executable, "-m", "celery")
 
 
 class Worker:
@@ -33,7 +37,7 @@ class Worker:
         url, namespace: the Redis and the namespace that the module's app uses.
         pool, concurrency, arguments: as on Celery's command line.
         env: more environment variables for the worker and for `module`.
-        program: what runs the worker, instead of `python -m celery`.
+        program: what runs the worker, instead of Celery.
 
     Attributes:
         module: the same module, imported afresh into the test's process with the same settings:
@@ -54,7 +58,7 @@ class Worker:
         arguments: tuple[str, ...] = (),
         env: Mapping[str, str] | None = None,
         timeout: float = 30.0,
-        program: tuple[str, ...] = (sys.executable, "-m", "celery"),
+        program: tuple[str, ...] = CELERY,
     ):
         own = {"RELOCK_TEST_URL": url, "RELOCK_TEST_NAMESPACE": namespace, **(env or {})}
         self.settings = own
@@ -63,20 +67,13 @@ class Worker:
         self._lines: list[str] = []
         self._changed = threading.Condition()
         self._ended = False
-        self._process = reaper.start(
-            [
-                *(*program, "-A", module, "worker"),
-                *("-P", pool, "-c", str(concurrency), "-n", f"{namespace}@127.0.0.1"),
-                *("--loglevel", "INFO", "--without-gossip", "--without-mingle", *arguments),
-            ],
-            cwd=ROOT,
-            env=_environment(own),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
+        arguments = [
+            *("-A", module, "worker", "-P", pool, "-c", str(concurrency)),
+            *("-n", f"{namespace}@127.0.0.1", "--loglevel", "INFO"),
+            *("--without-gossip", "--without-mingle", *arguments),
+        ]
+        start = nursery.start if _is_plain(pool, own, program) else partial(_start_afresh, program)
+        self._process = start(arguments, _environment(own))
         threading.Thread(target=self._read, daemon=True).start()
         try:
             self.wait_for_log(_READY, timeout)
@@ -148,6 +145,27 @@ class Worker:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
+
+
+def _is_plain(pool: str, own: Mapping[str, str], program: tuple[str, ...]) -> bool:
+    """Whether it may come from the nursery."""
+    plain = pool in ("prefork", "threads", "solo") and program == CELERY
+    return plain and all(name.startswith("RELOCK_TEST_") for name in own)
+
+
+def _start_afresh(
+    program: tuple[str, ...], arguments: list[str], env: Mapping[str, str]
+) -> subprocess.Popen[str]:
+    return reaper.start(
+        [*program, *arguments],
+        cwd=ROOT,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
 
 
 def _environment(own: Mapping[str, str]) -> dict[str, str]:
