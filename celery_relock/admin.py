@@ -18,8 +18,6 @@ import os
 import re
 import socket
 import time
-import uuid
-from base64 import urlsafe_b64decode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -631,7 +629,7 @@ def _holder(info: HoldInfo) -> Holder:
     told = _told(info.label)
     return Holder(
         info.fence,
-        _whole(info.owner),
+        ids.full(info.owner),
         info.execution_id,
         *told,
         since=info.fence / 1e6,
@@ -645,10 +643,10 @@ def _waiter(place: Place, name: str) -> Waiter:
     return Waiter(
         place.position,
         place.state,
-        _whole(place.owner),
+        ids.full(place.owner),
         place.execution_id,
         task,
-        task_id or _whole(place.task),
+        task_id or ids.full(place.task),
         host,
         pid,
         place.since,
@@ -666,17 +664,6 @@ def _told(label: str) -> tuple[str, str, str, int]:
 
 def _work(task: str, task_id: str) -> str:
     return f"{task or 'the task'}[{task_id}]" if task_id else task
-
-
-def _whole(short: str) -> str:
-    """The UUID that a short id stands for; whatever else it is, itself."""
-    if len(short) != 22:
-        return short
-    try:
-        found = uuid.UUID(bytes=urlsafe_b64decode(short + "=="))
-    except ValueError:
-        return short
-    return str(found) if found.version == 4 else short
 
 
 def _user() -> str:

@@ -11,12 +11,11 @@ local now = math.floor(Base.micros() / 1000)
 local LARGEST = 1000
 
 -- What is told of a hold; nil for one that has lapsed.
-local function facts(key, execution, record)
+local function facts(execution, record, label)
   local hold = Base.parse(record) or error('foreign')
   if hold.expiry > now then
     local left = math.min(hold.expiry - now, Base.longest(hold.bound))
-    local label = redis.call('HGET', key, '@' .. execution) or ''
-    return { execution, left, hold.fence, hold.attempt, hold.owner, label }
+    return { execution, left, hold.fence, hold.attempt, hold.owner, label or '' }
   end
 end
 
@@ -25,10 +24,13 @@ local function by_fence(one, other)
 end
 
 local function few_holds(key)
-  local found, fields = {}, redis.call('HGETALL', key)
+  local fields, records, found = redis.call('HGETALL', key), {}, {}
   for i = 1, #fields, 2 do
-    if string.sub(fields[i], 1, 1) ~= '@' then
-      found[#found + 1] = facts(key, fields[i], fields[i + 1])
+    records[fields[i]] = fields[i + 1]
+  end
+  for execution, record in pairs(records) do
+    if string.sub(execution, 1, 1) ~= '@' then
+      found[#found + 1] = facts(execution, record, records['@' .. execution])
     end
   end
   table.sort(found, by_fence)
@@ -38,7 +40,8 @@ end
 local function many_holds(key, ends, fences)
   local found = {}
   for _, execution in ipairs(redis.call('ZRANGE', fences, 0, most - 1)) do
-    found[#found + 1] = facts(key, execution, redis.call('HGET', key, execution))
+    local told = redis.call('HMGET', key, execution, '@' .. execution)
+    found[#found + 1] = facts(execution, told[1], told[2])
   end
   return redis.call('ZCOUNT', ends, string.format('(%.0f', now), '+inf'), found
 end
@@ -68,6 +71,9 @@ local function tell(key)
     error('foreign')
   end
   local queue = prefix .. 'q:' .. name
+  if redis.call('EXISTS', queue) == 0 then
+    return { held, 0, 0, holds, {} }
+  end
   local waiting, parked = redis.call('ZCARD', queue), redis.call('HLEN', prefix .. 'm:' .. name)
   return { held, waiting, parked, holds, first_waiters(queue, prefix .. 'w:' .. name) }
 end

@@ -48,16 +48,21 @@ class Inspection(NamedTuple):
         start = _SPECIAL.sub(r"\\\g<0>", self.own_keys.namespace)
         bucket = "0" if self.own_keys.buckets == 1 else "*"
         match = f"{start}:{{{bucket}}}:[lq]:{pattern}"
+        keys: list[str] = []
         for server in self._masters():
             cursor = "0"
             while True:
                 scan = ("SCAN", cursor, "MATCH", match, "COUNT", str(_SCANNED))
                 following, found = self._ask(scan, server)
-                if keys := [key for raw in found if (key := self._lock_key(raw))]:
+                keys += [key for raw in found if (key := self._lock_key(raw))]
+                if len(keys) >= _SURVEYED:
                     yield keys
+                    keys = []
                 cursor = following.decode()
                 if cursor == "0":
                     break
+        if keys:
+            yield keys
 
     def keys_of(self, name: str) -> list[str]:
         keys = [self.own_keys.lock(name)]
