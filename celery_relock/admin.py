@@ -233,6 +233,7 @@ class Locks:
         if not isinstance(backend, Inspectable):
             raise LockConfigError(f"{type(backend).__name__} cannot tell which locks there are")
         self._ask = backend.inspection()
+        self._used = False
 
     def find(
         self, pattern: str = "*", limit: int | None = None, *, markers: bool = False
@@ -335,13 +336,15 @@ class Locks:
         told = _result(self.app, task_id)
         if told is not None:
             return told
-        workers, answered = _ask_workers(self.app, task_id)
+        workers, answered = _ask_workers(self.app, task_id) if task_id else (None, True)
         if workers is not None:
             return self._why_in_a_worker(task_id, *workers)
         if not answered:
             for each in self._find("*", SHOWN):
                 if (known := _why_there(task_id, each)) is not None:
                     return known
+        elif (told := _result(self.app, task_id)) is not None:
+            return told  # it has ended while the workers were asked
         return Why(
             task_id,
             "unknown",
@@ -389,8 +392,12 @@ class Locks:
             fields = {"name": task, "locks": list(names), **facts}
             _send_event(self.app, "lock-forced", task_id, fields)
 
+    def _is_used(self) -> bool:
+        self._used = self._used or self._ask.is_used()
+        return self._used
+
     def _find(self, pattern: str, most: int = 1) -> Iterator[LockInfo]:
-        if not self._ask.is_used():
+        if not self._is_used():
             return
         seen: set[str] = set()
         for keys in self._ask.keys(pattern):
@@ -404,14 +411,14 @@ class Locks:
     def _get(self, name: str, most: int) -> tuple[str, LockInfo]:
         """A lock, and its key."""
         keys = self._ask.keys_of(name)
-        if not self._ask.is_used():
+        if not self._is_used():
             return keys[0], LockInfo(name, time.time())
         found = [(each.key, _lock(each)) for each in self._ask.survey(keys, most)]
         key, lock = next((each for each in found if not each[1].idle), found[0])
         return key, dataclasses.replace(lock, name=name)
 
     def _parked(self, task_id: str) -> ParkedMessage | None:
-        if not task_id or not self._ask.is_used():
+        if not task_id or not self._is_used():
             return None
         return self._ask.parked(ids.short(task_id))
 

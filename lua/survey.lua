@@ -34,7 +34,7 @@ local function few_holds(key)
     end
   end
   table.sort(found, by_fence)
-  return #found, { unpack(found, 1, most) }
+  return #found, { unpack(found, 1, math.min(#found, most)) }
 end
 
 local function many_holds(key, ends, fences)

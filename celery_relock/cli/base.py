@@ -96,15 +96,22 @@ def command(function: Callable[..., int]) -> click.Command:
     return made
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[object]], firm: Sequence[str] = ()
+) -> list[str]:
     """Lines with aligned columns. On a terminal none is longer than the terminal is wide: the
-    widest columns lose the middle of what is too long. In a pipe nothing is cut."""
+    widest columns lose the middle of what is too long, unless they are `firm`. In a pipe nothing is
+    cut."""
     texts = [list(head), *([plain(str(cell)) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     if sys.stdout.isatty():
         room = shutil.get_terminal_size((_WIDTH, 24)).columns - _GAP * (len(widths) - 1)
-        while sum(widths) > room and max(widths) > _LEAST:
-            widths[widths.index(max(widths))] -= 1
+        soft = [index for index, name in enumerate(head) if name not in firm]
+        while sum(widths) > room:
+            widest = max(soft, key=lambda index: widths[index])
+            if widths[widest] <= _LEAST:
+                break
+            widths[widest] -= 1
     return [(" " * _GAP).join(map(_fitted, row, widths)).rstrip() for row in texts]
 
 

@@ -119,7 +119,7 @@ def stats(here: Here) -> int:
 def rows_of(locks: list[LockInfo]) -> list[str]:
     """A table, a line for each lock."""
     head = ("LOCK", "HELD BY", "FOR", "WAITING", "PARKED")
-    return table(head, [_row(lock) for lock in locks])
+    return table(head, [_row(lock) for lock in locks], head[2:])
 
 
 def _row(lock: LockInfo) -> tuple[object, ...]:
@@ -157,8 +157,8 @@ def _shown(lock: LockInfo) -> Iterator[str]:
     if lock.waiters:
         yield ""
         yield "waiting"
-    for waiter in lock.waiters:
-        yield _waiter_line(waiter, lock.at)
+        rows = [_waiter_row(waiter, lock.at) for waiter in lock.waiters]
+        yield from table(("", "STATE", "FOR", "TASK ID", "TASK"), rows, ("STATE", "FOR", "TASK ID"))
     if lock.waiting > len(lock.waiters):
         yield f"  … and {lock.waiting - len(lock.waiters)} more"
 
@@ -174,6 +174,6 @@ def _holder_lines(holder: Holder, at: float) -> Iterator[str]:
     yield f"    token {holder.token}, workflow {plain(holder.owner)}"
 
 
-def _waiter_line(waiter: Waiter, at: float) -> str:
+def _waiter_row(waiter: Waiter, at: float) -> tuple[object, ...]:
     waits = duration(at - waiter.since)
-    return f"  {waiter.position:>3}  {waiter.state:<8} {waits:>7}  {plain(str(waiter))}"
+    return f"  {waiter.position}", waiter.state, waits, waiter.task_id or "-", waiter.task

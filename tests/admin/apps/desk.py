@@ -1,0 +1,67 @@
+"""Tasks for people to look at."""
+
+from __future__ import annotations
+
+import sys
+
+from celery_relock import LockedTask
+from tests.support import Journal, make_app
+
+KEY = "{key}"
+
+app = make_app(__name__, task_track_started=True)
+journal = Journal.from_env()
+
+
+def stand(key):
+    """Wait until the test lets a key go."""
+    journal.wait_for(lambda events: any(e.name == f"go {key}" for e in events), 30)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY)
+def hold(self, key):
+    journal.add(f"inside {key}", id=self.request.id)
+    stand(key)
+    return self.lock.lost
+
+
+@app.task(base=LockedTask, lock_key=KEY)
+def take(key):
+    journal.add(f"took {key}")
+
+
+@app.task(base=LockedTask, lock_key=KEY, lock_dedup="until_start")
+def once(key):
+    return key
+
+
+@app.task(base=LockedTask, lock_key=KEY, lock_on_conflict="block", lock_max_wait=30)
+def block(key):
+    journal.add(f"took {key}")
+
+
+@app.task(base=LockedTask, lock_key=KEY, lock_on_conflict="drop")
+def drop(key):
+    journal.add(f"took {key}")
+
+
+@app.task
+def bare(key):
+    journal.add(f"inside {key}")
+    stand(key)
+
+
+@app.task
+def joined(results):
+    return results
+
+
+@app.task
+def linked(result):
+    journal.add("linked", result=result)
+
+
+@app.task(base=LockedTask, lock_key=KEY)
+def loaded(key):
+    """The modules of this library that the worker has loaded, now that it has held a lock."""
+    return sorted(name for name in sys.modules if name.startswith("celery_relock"))

@@ -1,0 +1,222 @@
+"""`celery relock …`: what each command prints, as text and as JSON, and its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from celery_relock import Lock
+from celery_relock.cli import relock
+from celery_relock.cli.base import table
+from tests.support import Worker, wait_for
+from tests.support.tls import free_port
+from tests.support.worker import ROOT
+
+pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(worker: Worker) -> Run:
+    """Run a command with the worker's app: `run("ls", "account:*")`."""
+
+    def run(*arguments: str, code: int = 0, app: Any = worker.module.app, **more: Any) -> Result:
+        found = CliRunner().invoke(relock, arguments, obj=SimpleNamespace(app=app), **more)
+        assert "Traceback" not in found.output
+        assert found.exit_code == code, (found.output, found.exception)
+        return found
+
+    return run
+
+
+def document(result: Result) -> Any:
+    return json.loads(result.stdout)
+
+
+LOCK = {"name", "at", "held", "waiting", "parked", "holders", "waiters", "foreign"}
+HOLDER = {
+    *("token", "owner", "execution_id", "task", "task_id", "host", "pid", "since"),
+    *("lease_left", "kept"),
+}
+WAITER = HOLDER - {"token", "lease_left", "kept"} | {"position", "state", "names"}
+
+
+def test_ls_and_show_tell_of_a_lock(run: Run, key: str, held: Any) -> None:
+    parked = held.park()
+
+    head, row = run("ls", key).stdout.splitlines()
+    assert head.split() == ["LOCK", "HELD", "BY", "FOR", "WAITING", "PARKED"]
+    assert row.split()[:2] == [key, "tests.admin.apps.desk.hold"]
+    assert row.split()[-2:] == ["1", "1"]
+    shown = run("show", key).stdout
+    assert f"{key}: 1 hold it, 1 wait, 1 of them parked" in shown
+    assert f"tests.admin.apps.desk.hold[{held.id}]" in shown
+    assert parked in shown.splitlines()[-1]
+
+
+def test_the_documents_have_these_fields(run: Run, key: str, held: Any) -> None:
+    held.park()
+
+    found = document(run("ls", key, "--json"))
+    assert set(found) == {"locks", "cut"}
+    assert set(found["locks"][0]) == LOCK
+    lock = document(run("show", key, "--json"))
+    assert set(lock) == LOCK
+    assert (set(lock["holders"][0]), set(lock["waiters"][0])) == (HOLDER, WAITER)
+    why = {"task_id", "state", "sentence", "lock", "ahead", "holders"}
+    assert set(document(run("why", lock["waiters"][0]["task_id"], "--json"))) == why
+    stats = {
+        *("locks", "held", "contended", "holders", "waiting", "parked", "markers", "foreign"),
+        *("oldest_wait", "oldest_wait_lock"),
+    }
+    assert set(document(run("stats", "--json"))) == stats
+    once = document(run("watch", key, "--json", "--count", "1"))
+    assert (set(once), set(once["locks"][0])) == ({"locks"}, LOCK)
+
+
+def test_what_is_not_there_is_said_and_is_exit_code_1(run: Run, key: str) -> None:
+    assert "no lock like" in run("ls", key, code=1).stdout
+    assert document(run("ls", key, "--json", code=1)) == {"locks": [], "cut": False}
+    assert f"nobody holds '{key}'" in run("show", key, code=1).stdout
+    assert "nothing is known of the task" in run("why", "no-such-task", code=1).stdout
+    assert "nothing to release" in run("release", key, "--yes", code=1).stdout
+    assert "not parked" in run("cancel", "no-such-task", code=1).stdout
+
+
+def test_wrong_use_is_exit_code_2(run: Run, key: str, redis_url: str) -> None:
+    assert "No such command" in run("shwo", code=2).output
+    assert "Missing argument" in run("show", code=2).output
+    assert "--namespace goes with --redis" in run("ls", "--namespace", "n", code=2).output
+    assert "there is nobody to ask" in run("release", key, code=2).output
+    here = ("--redis", redis_url)
+    assert "takes its app" in run("cancel", "some-task", *here, code=2).output
+    assert "not the URL of a Redis" in run("ls", "--redis", "nonsense://here", code=2).output
+
+
+def test_a_redis_that_is_away_is_exit_code_69(run: Run) -> None:
+    away = f"redis://127.0.0.1:{free_port()}"
+    for command in (("ls",), ("show", "a"), ("stats",), ("release", "a", "--yes"), ("watch",)):
+        found = run(*command, "--redis", away, code=69)
+        assert "cannot be reached" in found.stderr
+        assert found.stdout == ""
+
+
+def test_release_frees_a_lock_and_cancel_takes_a_run_out(
+    worker: Worker, run: Run, key: str, held: Any
+) -> None:
+    first, second = held.park(), held.park()
+
+    assert run("cancel", second).stdout == f"cancelled: {second}\n"
+    missed = run("cancel", held.id, code=1).stdout
+    assert "not parked" in missed
+    assert "celery control revoke" in missed
+    released = document(run("release", key, "--task", held.id, "--yes", "--json"))
+    assert [each["task_id"] for each in released["released"]] == [held.id]
+    worker.journal.wait_for(f"took {key}")
+    wait_for(lambda: worker.module.app.AsyncResult(first).state == "SUCCESS", what="the next one")
+    assert "has ended: SUCCESS" in run("why", first).stdout
+
+
+def test_a_lock_is_found_without_an_app(run: Run, redis_url: str, namespace: str) -> None:
+    here = ("--redis", redis_url, "--namespace", namespace)
+    with Lock(redis_url, "a", namespace=namespace):
+        assert run("ls", *here, app=None).stdout.splitlines()[1].startswith("a     Lock")
+        assert "nobody" not in run("show", "a", *here, app=None).stdout
+        watched = run("watch", *here, "--count", "2", "--interval", "0", app=None).stdout
+        assert watched.count("1 locks held, 0 executions wait, 0 of them parked") == 2
+    assert f"in the namespace '{namespace}'" in run("ls", *here, app=None, code=1).stdout
+
+
+def test_ls_lists_no_more_than_it_is_told(run: Run, redis_url: str, namespace: str) -> None:
+    here = ("--redis", redis_url, "--namespace", namespace, "--limit", "1")
+    with Lock(redis_url, "a", namespace=namespace), Lock(redis_url, "b", namespace=namespace):
+        found = run("ls", *here)
+        assert len(found.stdout.splitlines()) == 2
+        assert "more than 1: --limit 0 lists all" in found.stderr
+        assert document(run("ls", *here, "--json"))["cut"] is True
+
+
+def test_what_a_terminal_would_obey_is_written_out(
+    run: Run, redis_url: str, namespace: str, client: Any
+) -> None:
+    with Lock(redis_url, "a", namespace=namespace):
+        client.set(f"{namespace}:{{0}}:l:\x1b[2J\xff", 1)
+        client.set(f"{namespace}:{{0}}:l:".encode() + b"\xff\n", 1)
+        here = ("--redis", redis_url, "--namespace", namespace)
+
+        printed = run("ls", *here).stdout
+
+        assert "\x1b" not in printed
+        assert "\\x1b[2J" in printed
+        assert "\\xff\\n" in printed
+        assert document(run("ls", *here, "--json"))["locks"][1]["foreign"] is True
+
+
+@pytest.mark.timeout(60)
+def test_celery_has_the_command_and_a_terminal_of_80_columns_shows_the_table(
+    redis_url: str, namespace: str
+) -> None:
+    """By Celery's own plugin point, in a process and a terminal of its own."""
+    command = [sys.executable, "-m", "celery", "relock", "ls"]
+    command += ["--redis", redis_url, "--namespace", namespace]
+    names = ["short", "a-long-name:" + "x" * 80]
+    master, slave = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "80"}
+    held = [Lock(redis_url, name, namespace=namespace) for name in names]
+    for lock in held:
+        assert lock.acquire()
+    try:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=slave, stderr=slave, close_fds=True
+        )
+        os.close(slave)
+        text = b""
+        while b"short" not in text:
+            text += os.read(master, 65536)
+        assert process.wait(20) == 0
+        piped = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    finally:
+        os.close(master)
+        for lock in held:
+            lock.release()
+    lines = text.decode().splitlines()
+    assert len(lines) == 3
+    assert max(map(len, lines)) <= 80
+    assert "…" in lines[1]
+    assert names[1] in piped.stdout, "in a pipe nothing is cut"
+
+
+def test_a_table_is_aligned() -> None:
+    assert table(("A", "B"), [("long", 1), ("b", 22)]) == ["A     B", "long  1", "b     22"]
+
+
+def test_no_worker_and_no_client_loads_what_only_people_need(worker: Worker, key: str) -> None:
+    """The worker was started by the `celery` command, which loads the plugin point of all."""
+    in_worker = worker.module.loaded.delay(key).get(timeout=10)
+    code = (
+        "import sys, celery_relock, celery\n"
+        "from celery_relock import LockedTask, Lock, locked\n"
+        "app = celery.Celery(); app.conf.relock_url = sys.argv[1]\n"
+        "@app.task(base=LockedTask, lock_key='a')\n"
+        "def task(): return 'done'\n"
+        "assert task.apply().get() == 'done'\n"
+        "print(*[name for name in sys.modules if name.startswith('celery_relock')])"
+    )
+    url = worker.module.app.conf.relock_url
+    client = subprocess.run(
+        [sys.executable, "-c", code, url], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    people = ("admin", "cli.", "contrib.django", "inspection", "doctor", "metrics")
+    for loaded in (in_worker, client.stdout.split()):
+        assert "celery_relock.task" in loaded
+        assert [name for name in loaded if any(each in name for each in people)] == []

@@ -1,0 +1,383 @@
+"""celery_relock.admin.Locks, beside a worker: who holds, who waits, why, and to free by hand."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+import pytest
+from celery import chain, chord, group, states
+from celery.app.control import Inspect
+
+from celery_relock import Lock, signals
+from celery_relock.admin import Locks
+from celery_relock.errors import LockConfigError, LockUnavailable, RelockError
+from tests.support import Worker, wait_for
+from tests.support.desk import Desk
+from tests.support.tls import free_port
+
+# Celery's own, where a state is stored; in a worker nobody is told.
+pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")
+
+
+@pytest.fixture
+def forced() -> Any:
+    """What `lock_forced` told, as (action, names, task_id, by, origin)."""
+    told: list[tuple[Any, ...]] = []
+
+    def hear(sender: Any, **facts: Any) -> None:
+        wanted = ("action", "names", "task_id", "by", "origin")
+        told.append(tuple(facts[name] for name in wanted))
+
+    signals.lock_forced.connect(hear, weak=False, dispatch_uid="here")
+    yield told
+    signals.lock_forced.disconnect(dispatch_uid="here")
+
+
+@pytest.fixture
+def monitor(worker: Worker) -> Any:
+    """The events that a monitor such as Flower hears, by type."""
+    app, heard, ready = worker.module.app, [], threading.Event()
+    with app.connection_for_read() as connection:
+        receiver = app.events.Receiver(connection, handlers={"*": heard.append})
+        receiver.on_consume_ready = lambda *_, **__: ready.set()
+        thread = threading.Thread(target=receiver.capture, kwargs={"wakeup": False})
+        thread.start()
+        assert ready.wait(10)
+        yield heard
+        receiver.should_stop = True
+        thread.join()
+
+
+def counted(call: Any, name: str, trips: list[str]) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        trips.append(name)
+        return call(*args, **kwargs)
+
+    return wrapper
+
+
+def test_a_lock_tells_who_holds_it_and_who_waits_in_their_order(
+    worker: Worker, locks: Locks, key: str, held: Any
+) -> None:
+    first, second = held.park(), held.park()
+    blocks = held.wait(worker.module.block, "waiting")
+
+    lock = locks.get(key)
+
+    (holder,) = lock.holders
+    assert (holder.task, holder.task_id) == ("tests.admin.apps.desk.hold", held.id)
+    assert (holder.host, holder.pid) == (socket.gethostname(), worker.pid)
+    assert holder.owner == held.id
+    assert 0 < lock.at - holder.since < 30
+    assert 0 < holder.lease_left <= 30
+    assert (lock.held, lock.waiting, lock.parked) == (1, 3, 2)
+    seen = [(each.position, each.state, each.task_id) for each in lock.waiters]
+    assert seen == [(1, "parked", first), (2, "parked", second), (3, "waiting", blocks)]
+    assert holder.since < lock.waiters[0].since < lock.waiters[2].since <= lock.at
+    assert json.loads(json.dumps(lock.as_dict()))["holders"][0]["task_id"] == held.id
+    assert [(each.name, each.waiting) for each in locks.find(key)] == [(key, 3)]
+
+
+def test_a_lock_that_nobody_has_is_idle(locks: Locks, key: str) -> None:
+    assert locks.get(key).idle
+    assert list(locks.find(key)) == []
+    assert locks.release(key) == ()
+
+
+def test_why_says_it_in_a_sentence_within_five_round_trips(
+    worker: Worker, locks: Locks, key: str, held: Any, trips: list[str], monkeypatch: Any
+) -> None:
+    module = worker.module
+    parked = held.park()
+    blocks = held.wait(module.block, "waiting")
+    dropped, ended = module.drop.delay(key), module.linked.delay(1)
+    assert ended.get(timeout=10) is None
+    assert dropped.get(timeout=10)["relock"] == "dropped"
+    runs, later = module.bare.delay(key), module.bare.apply_async((key,), countdown=60)
+    worker.journal.wait_for(f"inside {key}", count=2)
+    for owner, name in ((module.app.backend, "get_task_meta"), (Inspect, "query_task")):
+        monkeypatch.setattr(owner, name, counted(getattr(owner, name), name, trips))
+    wait_for(lambda: locks.why(later.id).state == "received", what="the message with an ETA")
+    expected = {
+        held.id: ("holds", key),
+        parked: ("parked", key),
+        blocks: ("waits", key),
+        dropped.id: ("dropped", key),
+        ended.id: ("ended", ""),
+        runs.id: ("runs", ""),
+        later.id: ("received", ""),
+        "no-such-task": ("unknown", ""),
+        "": ("unknown", ""),
+    }
+
+    for task_id, wanted in expected.items():
+        trips.clear()
+        why = locks.why(task_id)
+
+        assert (why.state, why.lock) == wanted, why
+        assert task_id in why.sentence
+        assert 1 <= len(trips) <= 5, trips
+    holder = f"tests.admin.apps.desk.hold[{held.id}]"
+    assert holder in locks.why(parked).sentence
+    assert holder in locks.why(blocks).sentence
+    trips.clear()
+    locks.get(key)
+    assert len(trips) <= 5
+    module.app.control.revoke(later.id)
+
+
+def test_without_an_app_a_task_is_found_by_what_is_in_redis(
+    worker: Worker, held: Any, key: str, redis_url: str
+) -> None:
+    parked = held.park()
+    locks = Locks(redis_url, namespace=worker.module.app.conf.relock_namespace)
+
+    assert (locks.why(held.id).state, locks.why(parked).state) == ("holds", "parked")
+    assert locks.why("no-such-task").state == "unknown"
+    with pytest.raises(RelockError, match="takes its app"):
+        locks.cancel(parked)
+    assert locks.get(key).parked == 1
+
+
+def test_a_forced_release_is_heard_by_the_holder_and_the_next_gets_in(
+    worker: Worker, locks: Locks, key: str, held: Any, forced: Any, caplog: Any
+) -> None:
+    parked = held.park()
+
+    with caplog.at_level(logging.WARNING, "celery_relock"):
+        assert [each.task_id for each in locks.release(key)] == [held.id]
+    worker.journal.wait_for(f"took {key}")
+    held.go()
+
+    assert held.result.get(timeout=10) is True, "the holder knows that its lock is lost"
+    assert forced == [("release", (key,), held.id, "alice", "desk 3")]
+    (line,) = [record.message for record in caplog.records if "by force" in record.message]
+    assert f"'{key}': released by force by alice from desk 3" in line
+    assert held.id in line
+    wait_for(lambda: locks.why(parked).state == "ended", what="the parked run to end")
+
+
+def test_only_the_hold_of_the_task_that_is_named_is_released(
+    locks: Locks, key: str, held: Any
+) -> None:
+    assert locks.release(key, "another") == ()
+    assert locks.get(key).held == 1
+    assert [each.task_id for each in locks.release(key, held.id)] == [held.id]
+    assert locks.get(key).held == 0
+
+
+def test_a_cancelled_run_leaves_the_queue_and_is_revoked(
+    worker: Worker, locks: Locks, key: str, held: Any, forced: Any, monitor: Any
+) -> None:
+    cancelled, next_one = held.park(link=worker.module.linked.s()), held.park()
+
+    assert locks.cancel(cancelled) is True
+    assert locks.cancel(cancelled) is False
+
+    assert [each.task_id for each in locks.get(key).waiters] == [next_one]
+    assert worker.module.app.AsyncResult(cancelled).state == states.REVOKED
+    assert forced == [("cancel", (key,), cancelled, "alice", "desk 3")]
+    told = wait_for(lambda: [each for each in monitor if each["type"] == "lock-forced"])
+    facts = {name: told[0][name] for name in ("uuid", "locks", "action", "by", "origin")}
+    assert list(facts.values()) == [cancelled, [key], "cancel", "alice", "desk 3"]
+    wait_for(lambda: [each for each in monitor if each["type"] == "task-revoked"])
+    why = locks.why(cancelled)
+    assert (why.state, "REVOKED" in why.sentence) == ("ended", True)
+    held.go()
+    worker.journal.wait_for(f"took {key}")
+    assert worker.journal.names().count(f"took {key}") == 1
+    assert not [each for each in worker.journal.events("linked") if each["result"] is None]
+
+
+@pytest.mark.parametrize("how", ["cancel", "revoke"])
+def test_a_canvas_ends_as_after_a_revoke(
+    worker: Worker, locks: Locks, key: str, held: Any, how: str
+) -> None:
+    """The second row is what Celery's own revoke does: the first must not differ from it."""
+    module = worker.module
+    body = chord(group(module.take.si(key), module.linked.si(1)))(module.joined.s())
+    steps = chain(module.take.si(key), module.linked.si(2)).delay()
+    wait_for(lambda: locks.get(key).parked == 2, what="both to be parked")
+
+    for waiter in locks.get(key).waiters:
+        if how == "cancel":
+            assert locks.cancel(waiter.task_id)
+        else:
+            module.app.control.revoke(waiter.task_id)
+
+    with pytest.raises(Exception, match=r"revoked|REVOKED"):
+        body.get(timeout=15)
+    wait_for(lambda: body.state == states.FAILURE, what="the body's end")
+    wait_for(lambda: steps.parent.state == states.REVOKED, what="the first step's end")
+    assert steps.state == states.PENDING
+    wait_for(lambda: locks.get(key).waiting == 0, what="the queue to be empty")
+
+
+def test_a_cancelled_call_can_be_sent_again(
+    worker: Worker, locks: Locks, key: str, held: Any
+) -> None:
+    first = held.park(worker.module.once)
+    markers = [each.name for each in locks.find(f"*{key}", markers=True)]
+    assert markers == [f"dedup\ttests.admin.apps.desk.once\t{key}"]
+    assert key not in [each.name for each in locks.find("*", markers=True)]
+
+    assert locks.cancel(first)
+
+    assert list(locks.find(f"*{key}", markers=True)) == []
+    assert held.park(worker.module.once) != first
+
+
+def test_a_run_whose_turn_has_come_is_cancelled_once_and_for_all(
+    worker: Worker, locks: Locks, key: str, redis_url: str
+) -> None:
+    """Its message is at the broker already: whoever receives it finds that it has ended."""
+    module = worker.module
+    with Lock(redis_url, key, namespace=module.app.conf.relock_namespace):
+        sent = module.take.delay(key)
+        wait_for(lambda: locks.get(key).parked, what="the run to be parked")
+    # Either it is quick and has run, or it is cancelled; never both, and never neither.
+    was_cancelled = locks.cancel(sent.id)
+    sent.get(timeout=15, propagate=False)
+
+    assert sent.state == (states.REVOKED if was_cancelled else states.SUCCESS)
+    assert (f"took {key}" in worker.journal.names()) is not was_cancelled
+
+
+def test_a_run_of_a_task_that_the_app_does_not_have_is_left_alone(
+    worker: Worker, locks: Locks, key: str, held: Any
+) -> None:
+    parked = held.park()
+    task = locks.app._tasks.pop("tests.admin.apps.desk.take")
+    try:
+        with pytest.raises(RelockError, match=r"which this app .* does not have"):
+            locks.cancel(parked)
+    finally:
+        locks.app._tasks[task.name] = task
+    assert locks.get(key).parked == 1
+
+
+def test_locks_may_change_while_they_are_looked_at(
+    worker: Worker, locks: Locks, redis_url: str
+) -> None:
+    namespace, stopped = worker.module.app.conf.relock_namespace, threading.Event()
+
+    def change(number: int) -> None:
+        while not stopped.is_set():
+            with Lock(redis_url, f"busy:{number % 2}", namespace=namespace):
+                pass
+
+    threads = [threading.Thread(target=change, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        seen: set[tuple[int, int]] = set()
+        until = time.monotonic() + 20
+        while len(seen) < 3 and time.monotonic() < until:
+            lock = locks.get("busy:0")
+            seen.add((lock.held, lock.waiting))
+            assert all(each.name.startswith("busy:") for each in locks.find("busy:*"))
+            assert lock.held <= 1
+    finally:
+        stopped.set()
+        for thread in threads:
+            thread.join()
+    assert len(seen) >= 2, "it did change"
+
+
+def test_of_ten_thousand_waiters_the_first_are_shown_and_all_are_counted(
+    redis_url: str, namespace: str, client: Any, trips: list[str]
+) -> None:
+    desk = Desk(redis_url, namespace)
+    try:
+        desk.fence("e", names=("a",))
+        desk.park("w0", names=("a",), task="t0")
+        record, queue = client.hget(desk.keys.waiters("a"), "w0"), desk.keys.queue("a")
+        more = [f"w{number}" for number in range(1, 10_000)]
+        client.hset(desk.keys.waiters("a"), mapping=dict.fromkeys(more, record))
+        client.zadd(queue, {name: 2e15 + at for at, name in enumerate(more)})
+        locks = Locks(redis_url, namespace)
+        client.config_resetstat()
+        trips.clear()
+
+        lock = locks.get("a")
+
+        assert (lock.waiting, len(lock.waiters)) == (10_000, 100)
+        assert lock.waiters[99].execution_id == "w99"
+        assert len(trips) <= 5
+        assert client.info("commandstats")["cmdstat_hget"]["calls"] < 300
+        assert [each.waiting for each in locks.find()] == [10_000]
+        assert locks.stats().waiting == 10_000
+    finally:
+        desk.close()
+
+
+def test_looking_costs_a_scan_and_a_script_for_fifty_locks(
+    redis_url: str, namespace: str, client: Any, trips: list[str]
+) -> None:
+    """The short form of `python -m benchmarks.inspecting`."""
+    desk = Desk(redis_url, namespace)
+    try:
+        for number in range(120):
+            desk.fence(f"e{number}", names=(f"n{number}",))
+        locks = Locks(redis_url, namespace)
+        list(locks.find(limit=1))
+        keys = client.dbsize()
+        trips.clear()
+
+        assert len(list(locks.find())) == 120
+
+        scans = trips.count("SCAN")
+        assert scans <= keys / 1000 + 3
+        assert trips.count("EVALSHA") <= 120 / 50 + 1
+        assert len(trips) <= scans + 4
+    finally:
+        desk.close()
+
+
+def test_bad_input_gets_a_clear_answer(redis_url: str, namespace: str, client: Any) -> None:
+    desk = Desk(redis_url, namespace)
+    locks = Locks(redis_url, namespace)
+    assert list(locks.find()) == []
+    assert locks.stats().locks == 0
+    assert client.keys(f"{namespace}:*") == [], "looking begins no namespace"
+    desk.fence("e", names=("a",))
+    client.set(desk.keys.lock("theirs"), "theirs")
+    client.set(desk.keys.lock("x").encode() + b"\xff", "theirs")
+
+    assert locks.get("theirs").foreign
+    with pytest.raises(LockConfigError, match="in use for something else; nothing was changed"):
+        locks.release("theirs")
+    assert {each.name: each.foreign for each in locks.find()} == {
+        "a": False,
+        "theirs": True,
+        "x\\xff": True,
+    }
+    assert locks.stats().foreign == 2
+    assert locks.get("\x1b[2J").idle
+    desk.close()
+
+
+def test_a_redis_that_is_away_or_refuses_is_told(own_redis: Any) -> None:
+    with pytest.raises(LockUnavailable, match="cannot be reached"):
+        Locks(f"redis://127.0.0.1:{free_port()}").get("a")
+    server = own_redis()
+    rules = ("~*", "&*", "+@all", "-scan")
+    server.client().execute_command("ACL", "SETUSER", "few", "on", ">pw", *rules)
+    few = Locks(f"redis://few:pw@127.0.0.1:{server.port}")
+    with Lock(server.url, "a"):
+        assert few.get("a").held == 1
+        with pytest.raises(LockConfigError, match="scan: this Redis user may not"):
+            list(few.find())
+
+
+def test_who_acts_is_told_by_default(redis_url: str) -> None:
+    locks = Locks(redis_url)
+
+    assert locks.by
+    assert locks.origin == f"{socket.gethostname()}:{os.getpid()}"
