@@ -542,7 +542,7 @@ def _names(app: Any, info: dict[str, Any]) -> tuple[str, ...]:
         return ()
     try:
         arguments = bind(task, info.get("args") or (), info.get("kwargs") or {})
-        return () if arguments is None else declaration(type(task)).rule.names(arguments)
+        return () if arguments is None else declaration(type(task)).names(arguments)
     except RelockError as error:
         logger.warning("the locks of %s cannot be told: %s", info.get("name"), error)
         return ()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,10 +17,11 @@ from .errors import LockConfigError
 from .naming.arguments import signature_of
 from .naming.names import NameRule
 from .options import LockOptions
-from .settings import option_defaults, store_settings
+from .settings import name_prefix, option_defaults, store_settings
 from .worker.parking import Outbox
 
 _PREFIX = "lock_"
+_METHODS = ("lock_for",)  # of LockedTask, named like options
 _KEPT = "__relock__"
 # Celery's own tasks (chord_unlock, map …) never lock: `Celery(task_cls=LockedTask)` is safe.
 _BUILT_IN = "celery."
@@ -37,7 +38,43 @@ class Declaration:
     enters_workflows: bool = False
     #: Whether its lock may be kept for the tasks that come after it.
     begins_workflows: bool = False
+    #: What stands before each lock name: the call's, or else what the app's `relock_prefix` says.
+    prefix: str | Callable[[], str] = ""
     _engine: Engine | None = None
+
+    def of_call(self, options: Mapping[str, object], prefix: str | None) -> Declaration:
+        """The declaration for one call.
+
+        Args:
+            options: the `lock_*` options of the call, by their short names.
+            prefix: of its lock names, None if the call does not say.
+
+        Raises:
+            LockConfigError: an option that a single call cannot have, or a value that does not do.
+        """
+        if not options and prefix is None:
+            return self
+        return replace(
+            self,
+            options=self.options.of_call(options) if options else self.options,
+            prefix=self.prefix if prefix is None else prefix,
+        )
+
+    def names(self, arguments: Mapping[str, object]) -> tuple[str, ...]:
+        """The lock names of a call with these bound arguments. Raises as `NameRule.names`."""
+        return self.rule.names(arguments, self.prefix_now())
+
+    def limits(self, arguments: Mapping[str, object], names: tuple[str, ...]) -> tuple[int, ...]:
+        """The limit of each of these names of a call. Raises as `LockOptions.limit_for`."""
+        options = self.options
+        if not isinstance(options.limit, list | Mapping):
+            return (options.limit_for(arguments),) * len(names)
+        parts = self.rule.parts(arguments, self.prefix_now())
+        return tuple(min(map(options.limit_of_part, parts[name])) for name in names)
+
+    def prefix_now(self) -> str:
+        """What stands before the lock names of a call that is made now. Raises LockConfigError."""
+        return self.prefix() if callable(self.prefix) else self.prefix
 
     @property
     def engine(self) -> Engine:
@@ -114,14 +151,15 @@ def _declare(cls: Any) -> Declaration:
     app, task = cls._app, cls._app._tasks.get(cls.name) or cls()
     options = LockOptions.collect(_options(cls, task), option_defaults(app), cls.name)
     key: Any = False if cls.name.startswith(_BUILT_IN) else options.key
-    rule = NameRule.compile(key, cls.name, signature_of(task))
+    rule = NameRule.compile(key, cls.name, signature_of(task), task)
     enters = getattr(cls, "enters_workflows", False)
-    return Declaration(options, rule, app, enters, enters or options.hold == "workflow")
+    begins = enters or options.hold == "workflow"
+    return Declaration(options, rule, app, enters, begins, name_prefix(app))
 
 
 def _options(cls: type, task: Any) -> dict[str, object]:
     """Every `lock_*` attribute as it was written, on the class or, for this task alone, on it."""
-    names = [name for name in dir(cls) if name.startswith(_PREFIX)]
+    names = [name for name in dir(cls) if name.startswith(_PREFIX) and name not in _METHODS]
     written = {name: _as_written(inspect.getattr_static(cls, name), task) for name in names}
     own = {name: value for name, value in vars(task).items() if name.startswith(_PREFIX)}
     return {**written, **own}

@@ -22,6 +22,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 from . import engines
 from .engine import ids, platform, reentrancy
+from .engine.engine import Engine
 from .engine.events import describe_conflict, describe_deadlock, label_of
 from .engine.lease import Lease, State
 from .engine.protocol import Answer, Claim, Deadlocked, Held
@@ -131,7 +132,7 @@ class Lock:
 
     def __init__(
         self,
-        redis: Redis | str | Callable[[], Redis],
+        redis: Redis | str | Callable[[], Redis] | Engine,
         name: str | bytes,
         timeout: float | None = None,
         sleep: float = 0.1,
@@ -154,7 +155,11 @@ class Lock:
         self._owner = None if owner is None else ids.short(owner)
         self._limit = limit
         self._renew = renew
-        self._engine = engines.engine_for(redis, namespace, replicas=(min_replicas, 1.0))
+        self._engine = (
+            redis
+            if isinstance(redis, Engine)
+            else engines.engine_for(redis, namespace, replicas=(min_replicas, 1.0))
+        )
         self.local: Any = threading.local() if thread_local else SimpleNamespace()
         self._shared = not thread_local
         if timeout is not None:

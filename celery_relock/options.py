@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from difflib import get_close_matches
 from typing import Any, TypeAlias
@@ -91,6 +91,15 @@ def _key(value: Any) -> Any:
     raise ValueError(value)
 
 
+def _limits(value: Any) -> Any:
+    """One limit for each part of lock_key; `LockOptions.collect` sees whether they fit."""
+    if isinstance(value, list | tuple) and value:
+        return [_count(each) for each in value]
+    if isinstance(value, Mapping) and value:
+        return {part: _count(each) for part, each in value.items()}
+    raise ValueError(value)
+
+
 def _makes_names(part: Any) -> bool:
     return isinstance(part, str | staticmethod) or callable(part)
 
@@ -147,7 +156,7 @@ class LockOptions:
             "False",
             values={
                 '"account:{account_id}"': "a template over the arguments of the task; "
-                "`{order.id}` and `{rows[0]}` work",
+                "`{order.id}`, `{rows[0]}` and `{task}` work",
                 "a callable": "called with the arguments that it names; returns the name",
                 "a list of these": "several locks: the task acquires all of them or none",
                 "None": "the name of the task and all its arguments",
@@ -241,12 +250,19 @@ def build_report(customer_id): ...""",
 def build_report(customer_id, style): ...""",
         ),
     )
-    limit: int | Callable[..., int] = field(
+    limit: int | Callable[..., int] | list[int] | Mapping[Any, int] = field(
         default=1,
         metadata=_says(
             "How many permits the lock has: how many executions hold it at the same time.",
-            _either(_count, _function),
-            allowed="a whole number from 1, or a callable of the arguments",
+            _either(_count, _function, _limits),
+            allowed="a whole number from 1, a callable of the arguments, a list with a number for "
+            "each part of lock_key, or a dict of numbers by template",
+            values={
+                "a number": "for every name",
+                "a callable": "called with the arguments that it names; returns the number",
+                "a list": "a number for each part of `lock_key`, in its order",
+                "a dict": "numbers by template; 1 for a template that it does not have",
+            },
             when="To run at most N calls of an API, or N jobs of a tenant.",
             example="""\
 @app.task(base=LockedTask, lock_key="api:{tenant}", lock_limit=5)
@@ -416,7 +432,60 @@ def fetch(feed): ...""",
                 f"task {where}: lock_key=False gives lock_dedup={options.dedup!r} no name to tell "
                 "duplicates by. Name it; lock_limit says how many may then run side by side."
             )
+        options._check_limits()
         return options
+
+    def of_call(self, values: Mapping[str, object]) -> LockOptions:
+        """These options, with what a single call says instead.
+
+        Args:
+            values: by the names of the options.
+
+        Raises:
+            LockConfigError: an option that does not exist, that a single call cannot have, or that
+                does not take the value.
+        """
+        where = f"a call of {self.task}"
+        for name in values:
+            if name not in OPTION_NAMES:
+                raise LockConfigError(f"{where}: {unknown(f'lock_{name}', 'lock_')}")
+            if name not in CALL_OPTIONS:
+                can = ", ".join(f"lock_{each}" for each in CALL_OPTIONS)
+                raise LockConfigError(
+                    f"{where}: lock_{name} belongs to the task, as it decides which executions "
+                    f"exclude each other. Declare it there. A single call can have {can}."
+                )
+            if callable(values[name]):
+                raise LockConfigError(
+                    f"{where}: lock_{name} cannot be a callable here, because it travels in the "
+                    "message. Declare the callable on the task."
+                )
+        new = {n: _checked(n, value, f"lock_{n}", where) for n, value in values.items()}
+        return replace(self, **new)
+
+    def _check_limits(self) -> None:
+        """Hold a limit for each name against the names."""
+        parts = list(self.key) if isinstance(self.key, list | tuple) else [self.key]
+        if isinstance(self.limit, list) and len(self.limit) != len(parts):
+            raise LockConfigError(
+                f"task {self.task}: lock_limit={self.limit!r} has {len(self.limit)} numbers for "
+                f"{len(parts)} lock names in lock_key. Give one number for each name."
+            )
+        if isinstance(self.limit, Mapping):
+            for part in self.limit:
+                if part not in parts:
+                    raise LockConfigError(
+                        f"task {self.task}: lock_limit has a number for {part!r:.80}, which is no "
+                        f"part of lock_key={self.key!r:.200}."
+                    )
+
+    def limit_of_part(self, number: int) -> int:
+        """The limit of the names that one part of lock_key gives; 1 if a dict does not have it."""
+        parts = self.key if isinstance(self.key, list | tuple) else [self.key]
+        if isinstance(self.limit, Mapping):
+            return self.limit.get(parts[number], 1)
+        assert isinstance(self.limit, list)
+        return self.limit[number]
 
     @property
     def patience(self) -> float:
@@ -430,8 +499,9 @@ def fetch(feed): ...""",
         Raises:
             LockConfigError: the callable failed, or returned no whole number from 1.
         """
-        if not callable(self.limit):
+        if isinstance(self.limit, int):
             return self.limit
+        assert callable(self.limit), "see Declaration.limits"
         try:
             wanted = inspect.signature(self.limit).parameters.values()
             takes_all = any(each.kind is each.VAR_KEYWORD for each in wanted)
@@ -446,6 +516,12 @@ def fetch(feed): ...""",
 
 _DECLARED = {each.name: each for each in fields(LockOptions) if each.metadata}
 OPTION_NAMES = tuple(_DECLARED)
+#: What one call can have for itself: `apply_async(…, lock_max_wait=5)`. The others decide which
+#: executions exclude each other, or what belongs together.
+CALL_OPTIONS = (
+    *("on_conflict", "max_wait", "ttl", "dedup", "on_duplicate", "max_parked"),
+    *("keep_on_retry", "on_lost", "on_unavailable"),
+)
 
 
 def unknown(written: str, prefix: str, others: tuple[str, ...] = ()) -> str:
@@ -455,11 +531,6 @@ def unknown(written: str, prefix: str, others: tuple[str, ...] = ()) -> str:
     every = ", ".join(prefix + name for name in names)
     hint = f"Did you mean {prefix}{close[0]}?" if close else f"There are: {every}."
     return f"there is no option {written}. {hint}"
-
-
-def checked(name: str, value: object, where: str) -> Any:
-    """An option's value for one call. Raises LockConfigError as `LockOptions.collect`."""
-    return _checked(name, value, f"lock_{name}", where)
 
 
 def _checked(name: str, value: Any, written: str, where: str) -> Any:

@@ -6,7 +6,7 @@ Read at each call, never written: `app.add_defaults` would go in front of what t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -17,7 +17,7 @@ from .options import OPTION_NAMES, unknown
 _PREFIX = "relock_"
 _STORE_SETTINGS = (
     *("url", "namespace", "use_ssl", "transport_options"),
-    *("min_replicas", "min_replicas_timeout"),
+    *("min_replicas", "min_replicas_timeout", "prefix"),
 )
 # What of the transport options says how a Redis is found; with `relock_url` there is one more.
 _TRANSPORT = ("master_name", "sentinel_kwargs", "min_other_sentinels")
@@ -83,6 +83,33 @@ def option_defaults(app: Any) -> dict[str, object]:
     conf = _read(app)
     found = {name: _get(conf, _PREFIX + name) for name in OPTION_NAMES}
     return {name: value for name, value in found.items() if value is not _UNSET}
+
+
+def name_prefix(app: Any) -> str | Callable[[], str]:
+    """What stands before each lock name: `relock_prefix`. A callable is asked for each call.
+
+    Raises:
+        LockConfigError: it is neither text nor callable; from the callable that is returned, that
+            it failed, or did not return text.
+    """
+    value = _get(_read(app), "relock_prefix")
+    if not callable(value):
+        return _text(app.conf, "relock_prefix") or ""
+
+    def prefix() -> str:
+        try:
+            made = value()
+        except Exception as error:
+            raise LockConfigError(
+                f"settings: the callable in relock_prefix failed: {error!r}"
+            ) from error
+        if isinstance(made, str):
+            return made
+        raise LockConfigError(
+            f"settings: the callable in relock_prefix must return text, not {made!r:.100}"
+        )
+
+    return prefix
 
 
 def _namespace(conf: Any) -> str:

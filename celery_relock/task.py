@@ -11,15 +11,20 @@ from celery import Task
 
 from .declaration import declaration, forget
 from .dedup import client as dedup
+from .engine import ids
 from .engine.hold import Hold
-from .errors import RelockError
+from .errors import LockConfigError, RelockError
+from .naming.arguments import bind, signature_of
 from .worker import company, publishing, revocation  # noqa: F401  # two receivers
 from .worker import execution as guard
+from .worker.message import HEADER, PREFIX, VERSION, call_options, prefix_here
 from .worker.states import Aside, defer_started
 from .workflow import steps
 
 if TYPE_CHECKING:
     from celery import Celery
+
+    from .lock import Lock
 
 
 class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
@@ -81,7 +86,9 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         """As Celery's; where `lock_dedup` says that the call is a duplicate, nothing is sent.
 
         Args:
-            lock_dedup: for this call instead of the task's own; False sends it in any case.
+            lock_…: for this call instead of the task's own: on_conflict, max_wait, ttl, dedup,
+                on_duplicate, max_parked, keep_on_retry, on_lost, on_unavailable. They travel in the
+                message, through waits and retries. `lock_dedup=False` sends the call in any case.
 
         Returns:
             The AsyncResult of the call, or of the one that is there already; an EagerResult with a
@@ -89,13 +96,65 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
 
         Raises:
             DuplicateTask: with `lock_on_duplicate="raise"`.
-            LockConfigError: a value that lock_dedup does not take, or another option of the lock.
+            LockConfigError: a value that an option does not take, or an option that decides which
+                executions exclude each other: `lock_key`, `lock_limit` and such.
             LockUnavailable: Redis is away; unless `lock_on_unavailable` is another than "raise".
         """
         options.update(
             task_id=task_id, producer=producer, link=link, link_error=link_error, shadow=shadow
         )
+        declared = declaration(type(self))
+        if declared.prefix:
+            # An empty one is carried too: the worker's own relock_prefix may say something else.
+            options.setdefault(PREFIX, declared.prefix_now() or prefix_here() or "")
         return dedup.send(self, super().apply_async, args, kwargs, options)
+
+    def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        """As Celery's, with `lock_…` options for this call as `apply_async` takes them."""
+        declared, own = declaration(type(self)), call_options(options)
+        options = {n: value for n, value in options.items() if not n.startswith("lock_")}
+        prefix = options.pop(PREFIX, None)
+        if own.pop("dedup", None) is None or own:
+            declared.of_call(own, prefix)
+        if own or prefix is not None:
+            told = {"v": VERSION, "execution_id": ids.new_id(), "options": own, "prefix": prefix}
+            options["headers"] = {**(options.get("headers") or {}), HEADER: told}
+        return super().apply(args, kwargs, **options)
+
+    def lock_for(self, *args: Any, **kwargs: Any) -> Lock:
+        """The lock of a call with these arguments, for a view, a command or a script.
+
+            with charge.lock_for(42, amount=5):
+                ...
+
+        It has the app's Redis, namespace and prefix, and the task's lease, limit and longest wait.
+        Nothing is acquired before it is used.
+
+        Raises:
+            TypeError: the task cannot be called with these arguments.
+            LockConfigError: the task has no lock, or several.
+        """
+        from .lock import Lock
+
+        declared = declaration(type(self)).of_call({}, prefix_here())
+        arguments = bind(self, args, kwargs)
+        if arguments is None:
+            signature_of(self).bind(*args, **kwargs)
+            raise TypeError(f"{self.name} cannot be called with {args}, {kwargs}")
+        names = declared.names(arguments)
+        if len(names) != 1:
+            raise LockConfigError(
+                f"task {self.name}: this call has {len(names)} locks"
+                + (f" ({', '.join(map(repr, names))})" if names else ", as lock_key is False")
+                + ", and lock_for() is for a task with one. Acquire a Lock for each name."
+            )
+        return Lock(
+            declared.engine,
+            names[0],
+            timeout=declared.options.ttl,
+            blocking_timeout=declared.options.max_wait,
+            limit=declared.limits(arguments, names)[0],
+        )
 
     def marked(self, *args: Any, **kwargs: Any) -> Any:
         """The AsyncResult of the call that makes this one a duplicate; None if there is none.

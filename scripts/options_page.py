@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
-from celery_relock.options import OPTION_NAMES, LockOptions
+from celery_relock.options import CALL_OPTIONS, OPTION_NAMES, LockOptions
 
 PAGE = Path(__file__).parent.parent / "docs" / "options.md"
 COMMON = ("key", "on_conflict", "max_wait", "ttl", "dedup")
@@ -24,13 +24,19 @@ task class. Each option is checked when the task is declared. A misspelt option 
 names the right one.
 
 Every `lock_…` option has a default for all tasks of the app: the [setting](settings.md) `relock_…`.
+
+A single call can have options of its own: `charge.apply_async((42, 5), lock_max_wait=5)`, or
+`charge.s(42, 5).set(lock_max_wait=5)` in a canvas. They travel in the message, through waits and
+retries. Such a call can have {}. The other options decide which executions exclude each other, and
+are refused.
 """
 
 
 def page() -> str:
     declared = {each.name: each for each in fields(LockOptions)}
     others = [name for name in OPTION_NAMES if name not in COMMON]
-    parts = [HEAD, "## The five common options\n"]
+    calls = ", ".join(f"`lock_{name}`" for name in CALL_OPTIONS)
+    parts = [HEAD.format(calls), "## The five common options\n"]
     for name in (*COMMON, *others):
         if name == others[0]:
             parts.append("## The other options\n")

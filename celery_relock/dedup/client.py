@@ -24,9 +24,17 @@ from ..engine.engine import Engine
 from ..engine.protocol import KEPT
 from ..errors import DuplicateTask, LockConfigError, LockUnavailable, RelockError
 from ..naming.arguments import bind, signature_of
-from ..options import LockOptions, checked
+from ..options import LockOptions
 from ..worker import events as worker_events
-from ..worker.message import body_runs, header_of, is_retry, running_request
+from ..worker.message import (
+    PREFIX,
+    body_runs,
+    call_options,
+    header_of,
+    is_retry,
+    prefix_here,
+    running_request,
+)
 from ..worker.states import Dropped, stores_no_result
 from . import marker
 from .marker import Found, Marker, MarkerLease
@@ -63,6 +71,7 @@ def send(
     """Send a task with `publish`, unless its call is a duplicate; see `LockedTask.apply_async`."""
     declared = declaration(type(task))
     mode = _mode(task, declared, options)
+    declared = declared.of_call(call_options(options), options.get(PREFIX))
     if mode is None or task.app.conf.task_always_eager:
         return publish(args, kwargs, **options)
     is_awaited = any(options.get(name) for name in _AWAITED)
@@ -81,12 +90,6 @@ def send(
 def _mode(task: Any, declared: Declaration, options: dict[str, Any]) -> Any:
     """What applies to this call: the option's value, or False if it is called off for this one."""
     asked = options.pop("lock_dedup", None)
-    for name in options:
-        if name.startswith("lock_"):
-            raise LockConfigError(
-                f"a call of {task.name}: of its options, a single call takes lock_dedup alone, not "
-                f"{name}. Give that to the task."
-            )
     if declared.rule.off:
         if asked:
             raise LockConfigError(
@@ -96,7 +99,7 @@ def _mode(task: Any, declared: Declaration, options: dict[str, Any]) -> Any:
         return None
     if asked is None:
         return declared.options.dedup
-    return False if asked is False else checked("dedup", asked, f"a call of {task.name}")
+    return False if asked is False else declared.options.of_call({"dedup": asked}).dedup
 
 
 def call_of(
@@ -106,7 +109,7 @@ def call_of(
     arguments = bind(task, args, kwargs)
     if arguments is None:
         return None
-    names = declared.rule.names(arguments)
+    names = declared.names(arguments)
     made = Marker(marker.name_for(task.name, names), marker.until(mode))
     return Call(task, declared.engine, declared.options, names, made)
 
@@ -281,7 +284,8 @@ def unmark(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _call_asked_about(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    call = call_of(task, declaration(type(task)), marker.DONE, args, kwargs)
+    declared = declaration(type(task)).of_call({}, prefix_here())
+    call = call_of(task, declared, marker.DONE, args, kwargs)
     if call is None:
         raise TypeError(f"{task.name}{signature_of(task)} cannot be called with {args}, {kwargs}")
     return call

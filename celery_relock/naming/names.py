@@ -46,7 +46,9 @@ class NameRule:
     off: bool = False
 
     @classmethod
-    def compile(cls, key: LockKey, task_name: str, signature: inspect.Signature) -> NameRule:
+    def compile(
+        cls, key: LockKey, task_name: str, signature: inspect.Signature, task: Any = None
+    ) -> NameRule:
         """Check a lock_key against the signature of its task and make the rule.
 
         Args:
@@ -54,6 +56,7 @@ class NameRule:
                 staticmethod, partial …): attribute access would have made a bound method of it.
             task_name: for the default name and for messages.
             signature: of the task's `run`, without `self`.
+            task: what `{self.…}` reads.
 
         Raises:
             LockConfigError: the key names unknown arguments or can never give a name.
@@ -67,23 +70,29 @@ class NameRule:
             raise LockConfigError(
                 f"task {task_name}: lock_key is empty. For a task without a lock it is False."
             )
-        task = _Task(task_name, signature)
-        return cls(task_name, tuple(task.maker(part) for part in parts))
+        against = _Task(task_name, signature, task)
+        return cls(task_name, tuple(against.maker(part) for part in parts))
 
-    def names(self, arguments: _Arguments) -> tuple[str, ...]:
+    def names(self, arguments: _Arguments, prefix: str = "") -> tuple[str, ...]:
         """The lock names for these bound arguments: sorted, each once, none without a lock.
 
         Raises:
             LockConfigError: these arguments give no name, or one that no lock can have.
         """
+        return tuple(self.parts(arguments, prefix))
+
+    def parts(self, arguments: _Arguments, prefix: str = "") -> dict[str, tuple[int, ...]]:
+        """The lock names, and by which parts of lock_key (their numbers) each was given. Raises as
+        `names`."""
         where = f"task {self.task}"
-        made: set[str] = set()
-        for maker in self.makers:
+        made: dict[str, tuple[int, ...]] = {}
+        for number, maker in enumerate(self.makers):
             found = maker(arguments)
-            made.update((found,) if isinstance(found, str) else found)
+            for name in (found,) if isinstance(found, str) else found:
+                made[prefix + name] = (*made.get(prefix + name, ()), number)
         for name in made:
             check_name(name, where)
-        return tuple(sorted(made))
+        return {name: made[name] for name in sorted(made)}
 
 
 def check_name(name: str, where: str) -> str:
@@ -126,10 +135,14 @@ def _default(task: str) -> _Maker:
 class _Task:
     """What the parts of a lock_key are held against."""
 
-    def __init__(self, name: str, signature: inspect.Signature) -> None:
+    def __init__(self, name: str, signature: inspect.Signature, task: Any = None) -> None:
         self.where = f"task {name}"
         self.name = name
         self.parameters = tuple(signature.parameters)
+        #: What a template can read beside the arguments, which go before it.
+        self.given: dict[str, Any] = {"task": name}
+        if task is not None:
+            self.given["self"] = task
         self.unnamed = {p.name for p in signature.parameters.values() if p.default is None}
         self.rest = next(
             (p.name for p in signature.parameters.values() if p.kind == p.VAR_KEYWORD), None
@@ -152,7 +165,8 @@ class _Task:
         except LockConfigError as error:
             raise LockConfigError(f"{self.where}: {error}") from error
         if self.rest is None:
-            template.check(self.parameters, self.name)
+            beside = [name for name in self.given if name in template.names]
+            template.check((*self.parameters, *beside), self.name)
         if not template.names:
             check_name(source, self.where)
         if missing := [name for name in template.names if name in self.unnamed]:
@@ -164,7 +178,14 @@ class _Task:
         for literal in filter(str.strip, template.literals):
             check_name(literal, self.where)
 
-        return self.seeing(partial(template.render, task=self.name))
+        given = {name: value for name, value in self.given.items() if name in template.names}
+        if not given:
+            return self.seeing(partial(template.render, task=self.name))
+
+        def maker(arguments: _Arguments) -> str:
+            return template.render({**given, **arguments}, task=self.name)
+
+        return self.seeing(maker)
 
     def _from_callable(self, function: Callable[..., object]) -> _Maker:
         return self.seeing(_Call(function, self))

@@ -19,7 +19,7 @@ from typing import Any
 
 from celery.signals import task_postrun
 
-from ..declaration import declaration
+from ..declaration import Declaration, declaration
 from ..dedup import worker as dedup
 from ..engine import ids, reentrancy
 from ..engine.engine import Engine
@@ -38,8 +38,10 @@ from .message import (
     ancestors_here,
     finish,
     has_begun,
+    header_of,
     inside,
     owner,
+    prefix_here,
     received,
     request_of,
     running_request,
@@ -109,7 +111,6 @@ class Execution:
         self.call = call
         self.args = args
         self.kwargs = kwargs
-        self.declared = declaration(type(task))
         self.request = request = request_of(task)
         self.message = None if request is None or request.is_eager else request
         self.header: Header | None = None
@@ -117,6 +118,7 @@ class Execution:
             self.header = received(task.app, self.message)
             if self.header is None:
                 raise Late("is the copy of another worker")
+        self.declared = _declared(task, request, self.header)
         self.names: tuple[str, ...] = ()
         self.arguments: Mapping[str, object] = {}
         self.hold: Hold | None = None
@@ -130,7 +132,7 @@ class Execution:
         if arguments is None:
             # The call does not fit the body, whose own TypeError says so best.
             return self.call(*self.args, **self.kwargs)
-        self.arguments, self.names = arguments, declared.rule.names(arguments)
+        self.arguments, self.names = arguments, declared.names(arguments)
         if header is not None and (header.dedup or declared.options.dedup is not None):
             return dedup.around(
                 self.task, declared, self.message, self.names, self.locked, self.body
@@ -228,7 +230,6 @@ class Execution:
     def _lease(self, engine: Engine, names: tuple[str, ...], is_inner: bool) -> Lease:
         """What is asked for."""
         options, header, task = self.declared.options, self.header, self.task
-        limit = options.limit_for(self.arguments) if callable(options.limit) else options.limit
         known = self.request or running_request()  # a direct call is found by whose it is
         task_id, node = ("", "") if known is None else (known.id, known.hostname or "")
         claim = Claim(
@@ -236,7 +237,7 @@ class Execution:
             attempt_id=ids.new_attempt_id(),
             owner=owner(options.owner, self.request, task.name),
             names=names,
-            limits=(limit,) * len(names),
+            limits=self.declared.limits(self.arguments, names),
             lease=options.ttl,
             label=label_of(task.name, task_id),
             by_owner=options.reentrant == "workflow",
@@ -247,6 +248,18 @@ class Execution:
         lease.work = Work(task, task.name, task_id, node)
         lease.parked_since = 0.0 if header is None else header.since
         return lease
+
+
+def _declared(task: Any, request: Any, header: Header | None) -> Declaration:
+    """What the task declares, and what this call says instead."""
+    declared = declaration(type(task))
+    if header is None and request is not None:
+        header = header_of(request)  # of an eager call
+    if header is not None and (header.options or header.prefix is not None):
+        return declared.of_call(header.options, header.prefix)
+    if declared.prefix and request is None:
+        return declared.of_call({}, prefix_here())  # called inside of another task
+    return declared
 
 
 def _fence(lease: Lease, name: str) -> int:

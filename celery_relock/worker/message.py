@@ -12,7 +12,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -24,6 +25,8 @@ from ..errors import LockConfigError
 #: The header of ours.
 HEADER = "relock"
 VERSION = 2
+#: By this name `apply_async` passes the prefix of the lock names on to `write_header`.
+PREFIX = "relock_prefix"
 # So many ancestors are passed on, the nearest first: a task that sends itself for ever must not
 # make its message longer each time.
 _MOST_ANCESTORS = 32
@@ -123,6 +126,8 @@ class Header:
         workflow_locks: those that it belongs to (see `workflow.steps.WorkflowLock`).
         dedup: the name of the call's marker and when it goes (see `marker`).
         receiver: the worker whose copy of a broadcast message it is.
+        options: what the call says instead of its task's options (`LockOptions.of_call`).
+        prefix: of the lock names, as the sender's `relock_prefix` had it; None if it has none.
         first: the id made from the task id, if it was given one of its own since.
         v: version of this content; one that is not known is ignored.
     """
@@ -137,6 +142,8 @@ class Header:
     dedup: tuple[str, str] | None = None
     first: str = ""
     receiver: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    prefix: str | None = None
     v: int = VERSION
 
     @property
@@ -250,6 +257,8 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "own": lambda value: value is not False,
     "first": _or("", lambda value: _id(value) if value else ""),
     "receiver": _or("", _is(str)),
+    "options": _or({}, _is(Mapping)),
+    "prefix": _or(None, _is(str)),
     "ancestors": _or((), _ancestors_in),
     "kept": _or((), _kept),
     "dedup": _or(None, _dedup),
@@ -257,12 +266,15 @@ _READ: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def write_header(headers: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+def write_header(
+    headers: dict[str, Any], fields: Mapping[str, Any], properties: dict[str, Any]
+) -> dict[str, Any]:
     """Give a message that is about to be published our header, which is returned.
 
     Args:
         headers: of the message.
         fields: where its id is; protocol 1 has that in the body.
+        properties: among them what `apply_async` was given for this call alone, which is taken out.
     """
     # A predecessor's header came along with its custom headers: it is replaced, never kept.
     predecessor = headers.get(HEADER)
@@ -273,8 +285,40 @@ def write_header(headers: dict[str, Any], fields: Mapping[str, Any]) -> dict[str
     if locks and not running_request():
         # Sent by a worker's main process, in the place of an execution that died.
         header["workflow_locks"] = locks
+    header.update(_of_call(fields, properties))
     headers[HEADER] = header
     return header
+
+
+def _of_call(fields: Mapping[str, Any], properties: dict[str, Any]) -> dict[str, Any]:
+    """What a call says instead of its task. A retry says what the call said."""
+    prefix, options = properties.pop(PREFIX, None), call_options(properties)
+    for name in options:
+        del properties[f"lock_{name}"]
+    request = running_request()
+    if request is not None and is_retry(fields, request):
+        before = header_of(request)
+        prefix, options = before.prefix, dict(before.options)
+    elif prefix is None:
+        prefix = prefix_here()  # sent by its name
+    told = {"prefix": prefix, "options": options}
+    return {name: value for name, value in told.items() if value not in (None, {})}
+
+
+def call_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The `lock_*` options among those of a call, by their short names, as a message has them."""
+    return {
+        name.removeprefix("lock_"): v.total_seconds() if isinstance(v, timedelta) else v
+        for name, v in options.items()
+        if name.startswith("lock_")
+    }
+
+
+def prefix_here() -> str | None:
+    """The prefix that the message brought which this call stack runs for: what is called inside of
+    it has the same one. None if it brought none."""
+    request = running_request()
+    return None if request is None else header_of(request).prefix
 
 
 def is_retry(fields: Mapping[str, Any], request: Any) -> bool:

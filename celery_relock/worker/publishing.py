@@ -17,14 +17,16 @@ from . import company, retry
 from .message import write_header
 
 
-def _before(sender: Any = None, headers: Any = None, body: Any = None, **_: Any) -> None:
+def _before(
+    sender: Any = None, headers: Any = None, body: Any = None, properties: Any = None, **_: Any
+) -> None:
     if not isinstance(headers, dict):
         return
     company.on_publish(sender)
     fields: Mapping[str, Any] = headers
     if "id" not in headers:  # protocol 1 has all in the body
         fields = body if isinstance(body, dict) else {}
-    header = write_header(headers, fields)
+    header = write_header(headers, fields, {} if properties is None else properties)
     dedup.on_publish(headers, body, header)  # may choose the execution id, so before the others
     retry.on_publish(fields, body, header)
     steps.on_publish(headers, body, header)

@@ -27,7 +27,7 @@ from ..errors import RelockError
 from ..naming.arguments import bind
 from ..options import LockOptions
 from .conflict import release
-from .message import afterwards, header_of, is_retry
+from .message import afterwards, header_of, is_retry, prefix_here
 from .states import is_acknowledged
 
 logger = logging.getLogger("celery_relock")
@@ -176,7 +176,9 @@ def _names_of(task: Any, fields: Any, body: Any) -> tuple[str, ...]:
     try:
         declared = declaration(type(task))
         arguments = bind(task, args or (), kwargs or {})
-        return () if arguments is None else declared.rule.names(arguments)
+        if declared.prefix:
+            declared = declared.of_call({}, prefix_here())
+        return () if arguments is None else declared.names(arguments)
     except (RelockError, TypeError):
         return ()  # it says so itself when it runs
 

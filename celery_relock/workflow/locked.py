@@ -15,7 +15,9 @@ from ..errors import LockConfigError
 from ..naming.arguments import bind, signature_of
 from ..naming.names import NameRule, check_name
 from ..options import LockOptions
+from ..settings import name_prefix
 from ..task import LockedTask as LockedTask  # the package's own: whoever loads it knows `enter`
+from ..worker.message import prefix_here
 from .enter import ENTER, held
 from .steps import Step, stamp, steps_of
 
@@ -110,8 +112,10 @@ def _names(key: Any, first: Step, app: Any) -> list[str]:
     if key is None or key is False:
         raise LockConfigError(f"{where}: key={key!r} names no lock. Give a name, or a template.")
     parts = key if isinstance(key, list | tuple) else (key,)
+    before = name_prefix(app)
+    prefix = (before() if callable(before) else before) or prefix_here() or ""
     if parts and all(isinstance(each, str) and "{" not in each for each in parts):
-        return sorted({check_name(each, where) for each in parts})
+        return sorted({check_name(prefix + each, where) for each in parts})
     task = app.tasks.get(first["task"])
     if task is None:
         raise LockConfigError(
@@ -125,7 +129,7 @@ def _names(key: Any, first: Step, app: Any) -> list[str]:
             f"not all there: {first!r:.200}. What a step gets from the one before it is not known "
             "when the canvas is made. Give the finished name as key."
         )
-    return list(NameRule.compile(key, where, signature_of(task)).names(arguments))
+    return list(NameRule.compile(key, where, signature_of(task)).names(arguments, prefix))
 
 
 def _check_canvas(canvas: Any) -> None:

@@ -223,13 +223,6 @@ def test_a_single_call_of_any_task_can_ask_for_it(m, account):
         m.without.apply_async((account,), lock_dedup="until_dnoe")
 
 
-@pytest.mark.parametrize("name", ["lock_on_duplicate", "lock_dedpu"])
-def test_another_option_of_a_lock_is_refused_in_a_single_call(m, account, name):
-    with pytest.raises(LockConfigError, match=f"{m.done.name}.*lock_dedup alone, not {name}"):
-        m.done.apply_async((account,), **{name: "raise"})
-    assert m.done.marked(account) is None
-
-
 def test_tasks_of_two_kinds_are_no_duplicates_of_each_other(m, account):
     first = m.done.apply_async((account,), countdown=60)
     second = m.starts.delay(account)

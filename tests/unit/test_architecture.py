@@ -24,7 +24,9 @@ ARROWS: dict[str, set[str]] = {
     },
     "signals": {"engine"},
     "lock": {"contrib", "engines", "engine", "errors", "naming", "worker"},
-    "task": {"declaration", "dedup", "engine", "errors", "worker", "workflow"},
+    "task": {
+        "declaration", "dedup", "engine", "errors", "lock", "naming", "worker", "workflow",
+    },
     "worker": {
         "declaration", "dedup", "engine", "errors", "naming", "options", "settings", "workflow",
     },
@@ -180,7 +182,7 @@ def test_the_checker_finds_nothing_in_a_tree_that_keeps_the_rules(tmp_path):
         ("backends/keys.py", "from ..task import base", "imports celery_relock.task"),
         ("task.py", "import redis", "task:1 imports redis"),
         ("task.py", "from .backends.keys import Keys", "imports celery_relock.backends.keys"),
-        ("task.py", "from .lock import Lock", "task:1 imports celery_relock.lock"),
+        ("task.py", "from .admin import Locks", "task:1 imports celery_relock.admin"),
         ("lock.py", "from redis import Redis", "only for types, or redis.exceptions"),
         ("lock.py", "from .backends import keys", "lock:1 imports celery_relock.backends.keys"),
         ("errors.py", "from .engine import ids", "errors:1 imports celery_relock.engine.ids"),

@@ -1,0 +1,75 @@
+"""Tasks whose calls say something of their own: options, and the prefix of the lock names."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+
+from celery_relock import LockedTask
+from tests.support.apps import make_app
+
+#: Of the process that sends. A worker has no tenant of its own.
+tenant: ContextVar[str] = ContextVar("tenant", default="")
+
+app = make_app(__name__, relock_prefix=tenant.get)
+
+
+@app.task(bind=True, base=LockedTask, lock_key="account:{account}")
+def look(self, account):
+    return [self.lock.name, self.lock.remaining]
+
+
+@app.task(bind=True, base=LockedTask, lock_key="account:{account}")
+def looks_inside(self, account):
+    """A call inside of the body has the same lock, and so re-enters."""
+    return look(account)
+
+
+@app.task(bind=True, base=LockedTask, lock_key="account:{account}", max_retries=1)
+def retries(self, account):
+    if not self.request.retries:
+        raise self.retry(countdown=0)
+    return [self.lock.name, self.lock.remaining]
+
+
+@app.task(base=LockedTask, lock_key="report:{account}", lock_dedup="until_start")
+def report(account):
+    return account
+
+
+@app.task(
+    base=LockedTask, lock_key=["all", "team:{team}"], lock_limit=[3, 1], lock_on_conflict="raise"
+)
+def of_team(team, body):
+    return body()
+
+
+@app.task(
+    base=LockedTask,
+    lock_key=["all", "team:{team}"],
+    lock_limit={"all": 3},
+    lock_on_conflict="raise",
+)
+def of_team_by_template(team, body):
+    return body()
+
+
+@app.task(bind=True, base=LockedTask, lock_key="{task}:{account}")
+def by_task(self, account):
+    return self.lock.name
+
+
+@app.task(bind=True, base=LockedTask, lock_key="{task}")
+def by_argument(self, task):
+    return self.lock.name
+
+
+class ByRegion(LockedTask):
+    name = "by_region"
+    region = "north"
+    lock_key = "region:{self.region}"
+
+    def run(self):
+        return self.lock.name
+
+
+by_region = app.register_task(ByRegion())

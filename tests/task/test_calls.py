@@ -1,0 +1,247 @@
+"""What a single call says instead of its task, on each way that it can go."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from datetime import timedelta
+
+import pytest
+from celery import chain
+
+from celery_relock import Lock, LockedTask, locked
+from celery_relock.errors import LockConfigError, LockConflict
+from celery_relock.worker.states import is_dropped
+from tests.support import wait_for
+
+
+@pytest.fixture(scope="module")
+def worker(module_worker):
+    return module_worker("tests.task.apps.calls")
+
+
+@pytest.fixture
+def m(worker):
+    token = worker.module.tenant.set("")
+    yield worker.module
+    worker.module.tenant.reset(token)
+
+
+@pytest.fixture
+def account():
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def held(m, account):
+    """Somebody else has the lock for the account: what runs here does not run inside of it."""
+    lock, done = _lock(m, f"account:{account}"), threading.Event()
+    held = threading.Event()
+
+    def hold():
+        with lock:
+            held.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(20)
+    yield
+    done.set()
+    thread.join()
+
+
+def _lock(m, name):
+    return Lock(m.app.conf.relock_url, name, namespace=m.app.conf.relock_namespace)
+
+
+def test_an_option_of_one_call_holds_for_that_call_in_a_worker(m, account, held):
+    dropped = m.look.apply_async((account,), lock_on_conflict="drop")
+    failed = m.look.apply_async((account,), lock_on_conflict="raise")
+    late = m.look.apply_async((account,), lock_max_wait=timedelta(seconds=0.2))
+    waits = m.look.delay(account)
+
+    assert is_dropped(dropped.get(timeout=20))
+    for each in (failed, late):
+        with pytest.raises(LockConflict):
+            each.get(timeout=20)
+    wait_for(lambda: waits.state == "BLOCKED", what="the call without options to wait")
+
+
+def test_it_is_kept_when_the_call_is_parked_and_resumed(m, account):
+    with _lock(m, f"account:{account}"):
+        sent = m.look.apply_async((account,), lock_ttl=90)
+        wait_for(lambda: sent.state == "BLOCKED", what="the call to be parked")
+
+    name, remaining = sent.get(timeout=20)
+    assert name == f"account:{account}"
+    assert remaining > 60
+
+
+def test_it_is_kept_by_a_retry(m, account):
+    m.tenant.set("acme:")
+    name, remaining = m.retries.apply_async((account,), lock_ttl=90).get(timeout=20)
+
+    assert name == f"acme:account:{account}"
+    assert remaining > 60
+
+
+def test_it_goes_by_a_signature_in_a_canvas(m, account, held):
+    sent = chain(
+        m.by_task.si(account), m.look.si(account).set(lock_on_conflict="drop")
+    ).apply_async()
+
+    assert is_dropped(sent.get(timeout=20))
+
+
+def test_it_goes_with_a_call_by_name(m, account, held):
+    sent = m.app.send_task(m.look.name, (account,), lock_on_conflict="drop")
+    wrong = m.app.send_task(m.look.name, (account,), lock_on_conflict="dorp")
+
+    assert is_dropped(sent.get(timeout=20))
+    with pytest.raises(LockConfigError, match="'dorp'"):
+        wrong.get(timeout=20)
+
+
+def test_it_holds_for_apply_and_for_eager_calls(m, account, held):
+    assert is_dropped(m.look.apply((account,), lock_on_conflict="drop").get())
+    m.app.conf.task_always_eager = True
+    try:
+        assert is_dropped(m.look.apply_async((account,), lock_on_conflict="drop").get())
+    finally:
+        m.app.conf.task_always_eager = False
+
+
+def test_what_a_caller_of_a_duplicate_gets_can_be_said_by_the_call(m, account):
+    with _lock(m, f"report:{account}"):
+        first = m.report.apply_async((account,), countdown=60)
+        assert m.report.delay(account).id == first.id
+        assert is_dropped(m.report.apply_async((account,), lock_on_duplicate="drop").get())
+    first.revoke()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("lock_key", "other", "belongs to the task"),
+        ("lock_limit", 2, "belongs to the task"),
+        ("lock_reentrant", "workflow", "belongs to the task"),
+        ("lock_dedpu", "until_done", "Did you mean lock_dedup"),
+        ("lock_max_wait", -1, "cannot be used"),
+        ("lock_on_conflict", print, "cannot be a callable here"),
+    ],
+)
+@pytest.mark.parametrize("way", ["apply_async", "apply"])
+def test_what_decides_who_excludes_whom_and_what_is_wrong_is_refused(
+    m, account, option, value, says, way
+):
+    with pytest.raises(LockConfigError, match=f"a call of {m.look.name}.*{says}"):
+        getattr(m.look, way)((account,), **{option: value})
+
+
+def test_the_prefix_of_the_sender_is_that_of_the_worker_and_of_all_that_is_called_inside(
+    m, account
+):
+    m.tenant.set("acme:")
+    direct, inside = m.look.delay(account), m.looks_inside.delay(account)
+    name = f"acme:account:{account}"
+
+    assert direct.get(timeout=20)[0] == name
+    assert inside.get(timeout=20)[0] == name
+    assert m.look.lock_for(account).name == name
+    assert m.look.apply((account,)).get()[0] == name
+    assert m.look(account)[0] == name
+    by_name = m.app.send_task(m.look.name, (account,))
+    assert by_name.get(timeout=20)[0] == f"account:{account}", "no sender of it knows the tenant"
+
+
+def test_tenants_exclude_nobody_but_themselves_and_have_duplicates_of_their_own(m, account):
+    m.tenant.set("acme:")
+    with m.look.lock_for(account):
+        waits = m.look.delay(account)
+        wait_for(lambda: waits.state == "BLOCKED", what="the tenant's own call to wait")
+        m.tenant.set("other:")
+        assert m.look.delay(account).get(timeout=20)[0] == f"other:account:{account}"
+    waits.get(timeout=20)
+
+    first = m.report.apply_async((account,), countdown=60)
+    assert m.report.marked(account) == first
+    m.tenant.set("acme:")
+    assert m.report.marked(account) is None
+    first.revoke()
+
+
+def test_a_locked_canvas_has_the_prefix_of_whoever_makes_it(m, account):
+    m.tenant.set("acme:")
+    canvas = locked(chain(m.look.si(account), m.by_task.si(account)), key="account:{account}")
+
+    assert canvas.tasks[0].args[0]["names"] == [f"acme:account:{account}"]
+    assert canvas.delay().get(timeout=20) == f"acme:{m.by_task.name}:{account}"
+
+
+def test_a_prefix_that_cannot_be_had_fails_the_call_before_anything_is_sent(m, account):
+    m.tenant.set(42)
+
+    with pytest.raises(LockConfigError, match="relock_prefix must return text, not 42"):
+        m.look.delay(account)
+
+
+def test_a_name_can_hold_the_tasks_name_and_its_attributes_and_arguments_win(m):
+    assert m.by_task("7") == f"{m.by_task.name}:7"
+    assert m.by_argument("mine") == "mine"
+    assert m.by_region() == "region:north"
+
+
+@pytest.mark.parametrize("name", ["of_team", "of_team_by_template"])
+def test_each_name_of_a_task_has_a_limit_of_its_own(m, name):
+    task, release = getattr(m, name), threading.Event()
+    begun = [threading.Event() for _ in "abc"]
+
+    def body(number):
+        begun[number].set()
+        return release.wait(30)
+
+    def run(team, number):
+        return threading.Thread(target=task, args=(team, lambda: body(number)))
+
+    threads = [run(team, number) for number, team in enumerate("abc")]
+    try:
+        for number, (thread, each) in enumerate(zip(threads, begun, strict=True)):
+            thread.start()
+            assert each.wait(20)
+            with pytest.raises(LockConflict, match="'team:a'" if number < 2 else "'all'"):
+                task("a", print)
+        with pytest.raises(LockConflict, match="'all'"):
+            task("d", print)
+    finally:
+        release.set()
+        for thread in threads:
+            if thread.is_alive():
+                thread.join()
+
+
+def _declare(m, **options):
+    @m.app.task(name=uuid.uuid4().hex, base=LockedTask, **options)
+    def declared(): ...
+
+    return declared()
+
+
+def test_limits_that_do_not_fit_the_names_are_refused_at_declaration(m):
+    with pytest.raises(LockConfigError, match=r"2 numbers for 1 lock names"):
+        _declare(m, lock_key="a", lock_limit=[1, 2])
+    with pytest.raises(LockConfigError, match="which is no part"):
+        _declare(m, lock_key=["a"], lock_limit={"b": 2})
+    with pytest.raises(LockConfigError, match="lock_limit"):
+        _declare(m, lock_key=["a"], lock_limit=[0])
+
+
+def test_lock_for_is_the_lock_of_the_call_with_the_tasks_options(m, account, held):
+    lock = m.look.lock_for(account=account)
+    assert (lock.name, lock.timeout) == (f"account:{account}", 30)
+
+    assert not lock.acquire(blocking=False)
+    with pytest.raises(LockConfigError, match="2 locks"):
+        m.of_team.lock_for("a", print)
+    with pytest.raises(TypeError):
+        m.look.lock_for()
