@@ -43,6 +43,9 @@ class Journal:
         self._url = url
         self._key = f"{BENCH_PREFIX}journal:{namespace}"
         self._client = redis.Redis.from_url(url)
+        # The id of the last entry, and all events up to it: one pair, as threads read side by side
+        # and a signal may come at any line.
+        self._read: tuple[str, list[Event]] = "0", []
 
     @classmethod
     def from_env(cls) -> Journal:
@@ -55,8 +58,7 @@ class Journal:
 
     def events(self, name: str | None = None) -> list[Event]:
         """All events in the order in which the server saw them, or those of one name."""
-        every = [_event(entry) for entry in self._client.xrange(self._key)]
-        return [event for event in every if name is None or event.name == name]
+        return [event for event in self._all()[1] if name is None or event.name == name]
 
     def names(self) -> list[str]:
         return [event.name for event in self.events()]
@@ -74,8 +76,7 @@ class Journal:
         """
         deadline = time.monotonic() + timeout
         while True:
-            entries = self._client.xrange(self._key)
-            events = [_event(entry) for entry in entries]
+            last, events = self._all()
             if callable(wanted):
                 if wanted(events):
                     return events
@@ -85,9 +86,14 @@ class Journal:
             if left <= 0:
                 lines = "\n".join(f"  {event}" for event in events) or "  (empty)"
                 raise AssertionError(f"not in the journal within {timeout} s: {wanted}\n{lines}")
-            last = entries[-1][0] if entries else "0"
             # In slices, so that a client timeout never cuts a long wait.
             self._client.xread({self._key: last}, count=1, block=max(1, int(min(left, 1) * 1000)))
+
+    def _all(self) -> tuple[str, list[Event]]:
+        last, events = self._read
+        if entries := self._client.xrange(self._key, f"({last}"):
+            self._read = entries[-1][0].decode(), [*events, *map(_event, entries)]
+        return self._read
 
     def close(self) -> None:
         self._client.close()

@@ -47,7 +47,7 @@ def _seen(worker, account, timeout=20.0):
     events = worker.journal.wait_for(
         lambda events: any(_is(e, "seen", account) for e in events), timeout
     )
-    return next(e.data for e in events if _is(e, "seen", account))
+    return next(dict(e.data) for e in events if _is(e, "seen", account))
 
 
 def _entries(worker, account):

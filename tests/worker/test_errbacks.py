@@ -61,7 +61,7 @@ def test_an_errback_in_the_main_process_never_waits_for_its_lock(worker, account
     # By which line Celery logs it depends on its version.
     told = rf"(?:{errback}' raised|callback raised)(?s:.)*?LockConflict\W+(.*account:{account}.*)"
     reason = worker.wait_for_log(re.compile(told), timeout=15)[1]
-    assert f"holds[{held.id[:8]}]" in reason
+    assert f"holds[{held.id}]" in reason
     started = time.monotonic()
     assert worker.module.ping.delay().get(timeout=10) == "pong"
     assert time.monotonic() - started < 3
@@ -81,7 +81,7 @@ def test_an_errback_in_the_main_process_runs_under_its_lock_when_that_is_free(wo
 def test_the_errback_of_a_hard_time_limit_does_not_wait_either(worker, account, held):
     worker.module.overruns.apply_async((account,), link_error=worker.module.waits.s(account))
     _seen(worker, "alive", account)
-    told = rf"LockConflict\W.*account:{account}.*holds\[{held.id[:8]}\]"
+    told = rf"LockConflict\W.*account:{account}.*holds\[{held.id}\]"
     worker.wait_for_log(told, timeout=15)
     started = time.monotonic()
     assert worker.module.ping.delay().get(timeout=10) == "pong"

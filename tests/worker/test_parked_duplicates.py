@@ -189,7 +189,7 @@ def test_two_tasks_that_would_wait_for_each_other_for_ever_are_told(worker):
     assert f"account:{one}" in str(told)
     assert f"account:{two}" in str(told)
     (other,) = [each for each in sent if each.state == "SUCCESS"]
-    assert f"[{other.id[:8]}]" in str(told), "which task it is that holds the one and waits"
+    assert f"[{other.id}]" in str(told), "which task it is that holds the one and waits"
     # The other one got its second lock when the first had given its own back.
     assert [each for each in outcomes if each is not told] in ([one], [two])
 

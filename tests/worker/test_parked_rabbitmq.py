@@ -82,7 +82,9 @@ def test_a_resumed_message_is_what_it_was_in_all_that_it_says(worker, account, h
     waits = task.apply_async((account,), **options)
     _parked(worker, waits)
     held.release()
-    after, at_once = (_told(worker, "seen", account=each).data for each in (account, straight))
+    after, at_once = (
+        dict(_told(worker, "seen", account=each).data) for each in (account, straight)
+    )
     assert after["id"] == waits.id
     for varies in ("id", "account"):
         after.pop(varies), at_once.pop(varies)
