@@ -10,11 +10,11 @@ from pathlib import Path
 
 import click
 
-from benchmarks import handover, memory, pairs, renewal, waiting
+from benchmarks import growth, handover, memory, pairs, renewal, waiting
 from tests.support import RedisServer
 
 _BLOCK = re.compile(r"(<!-- figures -->\n).*?(<!-- /figures -->)", re.DOTALL)
-PARTS = ("pairs", "handover", "renewal", "memory", "waiting")
+PARTS = ("pairs", "handover", "renewal", "memory", "growth", "waiting")
 
 
 @click.command()
@@ -28,6 +28,8 @@ PARTS = ("pairs", "handover", "renewal", "memory", "waiting")
 )
 @click.option("--seconds", default=2.0, show_default=True, help="Of one contended run, at least.")
 @click.option("--locks", multiple=True, default=(1_000, 10_000), show_default=True)
+@click.option("--sizes", multiple=True, default=(1, 10, 100, 1_000, 10_000), show_default=True)
+@click.option("--executions", default=100_000, show_default=True, help="Through one semaphore.")
 @click.option("--tasks", default=200, show_default=True, help="That wait, of 10 ms each.")
 @click.option("--write", type=click.Path(path_type=Path), help="Put the tables into this page.")
 def main(
@@ -39,6 +41,8 @@ def main(
     section: tuple[float, ...],
     seconds: float,
     locks: tuple[int, ...],
+    sizes: tuple[int, ...],
+    executions: int,
     tasks: int,
     write: Path | None,
 ) -> None:
@@ -56,6 +60,9 @@ def main(
             yield f"Renewal of {number:,} locks", renewal.measure(server.url, rounds * 3, number)
         if "memory" in wanted:
             yield "Memory", memory.measure(server.url)
+        if "growth" in wanted:
+            yield "Growth", growth.measure(server.url, rounds * 5, sizes)
+            yield "Through one semaphore", growth.through(server.url, executions)
         if "waiting" in wanted:
             yield "Waiting in Celery", waiting.measure(server.url, rounds, tasks, 0.01)
 

@@ -13,7 +13,7 @@ Base.write_without_memory(call.prefix)
 local lock = Holds.open(call, key)
 
 local reply = {}
-local holds = only == '' and Holds.some(lock, math.huge) or { [only] = lock.holds[only] }
+local holds = only == '' and Holds.some(lock, math.huge) or { [only] = lock.holds[only] or nil }
 for execution, hold in pairs(holds) do
   local label = redis.call('HGET', key, '@' .. execution) or ''
   reply[#reply + 1] = { execution, hold.fence, hold.owner, label }

@@ -36,7 +36,7 @@ if is_mine and redis.call('EXISTS', prefix .. 'q:' .. name, prefix .. 'e:' .. na
   return { 'RELEASED', 1 }
 end
 
--- Uses: lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
+-- Uses: lib/base, lib/call, lib/holds
 
 local call = Call.begin(meta)
 call.home, call.by = homes, execution .. ' ' .. attempt
@@ -56,13 +56,72 @@ end
 
 local function release(lock)
   local hold = lock.holds[execution]
-  local held = hold and hold.attempt == attempt
-  if held then
-    local label = successors ~= '' and redis.call('HGET', lock.key, '@' .. execution) or ''
-    Holds.drop(lock, execution)
-    leave_to_successors(lock, hold, label)
+  if not hold or hold.attempt ~= attempt then
+    return 0
   end
-  local waiter = redis.call('EXISTS', lock.queue) == 1 and Queue.waiter(lock, execution)
+  local label = successors ~= '' and redis.call('HGET', lock.key, '@' .. execution) or ''
+  Holds.drop(lock, execution)
+  leave_to_successors(lock, hold, label)
+  return 1
+end
+
+-- An attempt adds itself to those that have ended: a copy of any of them may be on its way. An
+-- execution that has ended stays so.
+local function remember_end()
+  local before = ended ~= 'run' and redis.call('GET', tombstone)
+  if before ~= '*' then
+    local what = ended == 'run' and '*' or (before or ' ') .. attempt .. ' '
+    redis.call('SET', tombstone, what, 'PX', remember)
+  end
+end
+
+local locks, failure = {}, nil
+
+-- pcall: a key that somebody else wrote must not keep the other locks of the execution.
+local function safely(step, what)
+  local fine, found = pcall(step, what)
+  failure = failure or not fine and found
+  return fine
+end
+
+local is_queued = false
+for i = 3, #keys do
+  safely(function()
+    local lock = Holds.peek(call, keys[i])
+    lock.released = release(lock)
+    lock.queued = redis.call('EXISTS', lock.queue) == 1
+    is_queued = is_queued or lock.queued
+    locks[#locks + 1] = lock
+  end)
+end
+
+local function reply()
+  local count = 0
+  for _, lock in ipairs(locks) do
+    count = count + lock.released
+  end
+  if ended ~= '' then
+    remember_end()
+  end
+  if failure and count == 0 then
+    error(failure, 0)
+  end
+  if count > 0 then
+    return { 'RELEASED', count, unpack(call.messages) }
+  end
+  return { 'GONE', unpack(call.messages) }
+end
+
+if not is_queued then
+  return reply()
+end
+
+-- Somebody waits, or this execution itself.
+-- Uses: lib/deadlock, lib/queue, lib/parked, lib/turns
+
+local function leave_queue(lock)
+  Holds.open(call, lock.key)
+  local waiter = lock.queued and Queue.waiter(lock, execution)
   -- A message outlives the attempt for which it was resumed. The attempt that parked the message, and
   -- heard no answer, takes it back; unless that attempt was killed. With the execution a copy that is
   -- parked behind it ends as well.
@@ -71,8 +130,8 @@ local function release(lock)
   local leaves = mine or waiter and waiter.parked and ended == 'run'
   if leaves then
     Queue.leave(call, lock, execution, waiter)
+    lock.released = 1
   end
-  return (held or leaves) and 1 or 0
 end
 
 local function let_in(lock)
@@ -84,39 +143,13 @@ local function let_in(lock)
   end
 end
 
--- An attempt adds itself to those that have ended: a copy of any of them may be on its way. An
--- execution that has ended stays so.
-local function remember_end()
-  local before = redis.call('GET', tombstone)
-  if ended == 'run' then
-    redis.call('SET', tombstone, '*', 'PX', remember)
-  elseif ended ~= '' and before ~= '*' then
-    redis.call('SET', tombstone, (before or ' ') .. attempt .. ' ', 'PX', remember)
-  end
-end
-
-local locks, released, failure = {}, 0, nil
-for i = 3, #keys do
-  -- pcall: a key that somebody else wrote must not keep the other locks of the execution.
-  local fine, found = pcall(function()
-    local lock = Holds.open(call, keys[i])
-    released = released + release(lock)
-    return lock
-  end)
-  locks[#locks + 1] = fine and found or nil
-  failure = failure or not fine and found
+for _, lock in ipairs(locks) do
+  lock.is_fine = safely(leave_queue, lock)
 end
 -- After all of them: an execution that waits for several of these locks must find all of them released.
 for _, lock in ipairs(locks) do
-  let_in(lock)
+  if lock.is_fine then
+    let_in(lock)
+  end
 end
-if ended ~= '' then
-  remember_end()
-end
-if failure and released == 0 then
-  error(failure, 0)
-end
-if released > 0 then
-  return { 'RELEASED', released, unpack(call.messages) }
-end
-return { 'GONE', unpack(call.messages) }
+return reply()

@@ -79,7 +79,7 @@ end
 
 -- A lock is stuck if each of its permits is stuck, by at least one of the holds in the permit.
 function lock_path(call, search, lock, limit)
-  if lock.permits < limit or lock.permits > MOST then
+  if Holds.permits(lock) < limit or Holds.permits(lock) > MOST then
     return nil
   end
   local path, stuck, permits = nil, {}, 0
@@ -90,7 +90,7 @@ function lock_path(call, search, lock, limit)
       path = path or found
     end
   end
-  if permits < lock.permits then
+  if permits < Holds.permits(lock) then
     return nil
   end
   table.insert(path, 1, lock.name)

@@ -15,21 +15,23 @@ local function foreign(lock)
   error('RELOCK-FOREIGN ' .. lock.key)
 end
 
+-- True if the hold is the first one of its permit.
 local function count(lock, execution, hold)
-  if not lock.fences[hold.fence] then
-    lock.fences[hold.fence] = 0
-    lock.permits = lock.permits + 1
-  end
-  lock.fences[hold.fence] = lock.fences[hold.fence] + 1
+  local others = lock.fences[hold.fence] or 0
+  lock.fences[hold.fence] = others + 1
+  lock.permits = lock.permits and others == 0 and lock.permits + 1 or lock.permits
   lock.latest = math.max(lock.latest, hold.expiry)
   lock.holds[execution] = hold
+  return others == 0
 end
 
-local function note(lock, execution, hold)
+local function note(lock, execution, hold, is_first)
   local index = lock.index
   redis.call('ZADD', index.ends, string.format('%.0f', hold.expiry), execution)
   redis.call('ZADD', index.fences, hold.fence, execution)
-  redis.call('ZADD', index.owners, 0, hold.owner .. ' ' .. hold.fence)
+  if is_first then
+    redis.call('ZADD', index.owners, 0, hold.owner .. ' ' .. hold.fence)
+  end
 end
 
 local function outlive_holds(lock, expiry)
@@ -41,52 +43,32 @@ local function outlive_holds(lock, expiry)
   end
 end
 
--- Whether there is an index that fits the holds.
+-- Whether there is an index. What is left of one whose lock somebody deleted, or a server evicted, goes.
 local function has_index(lock)
-  local index = lock.index
-  local there = redis.call('EXISTS', index.ends, index.fences, index.owners)
-  if there == 0 then
-    return false
+  local ends, fences, owners = lock.index.ends, lock.index.fences, lock.index.owners
+  -- A key that is named twice counts twice: the lock's own is told from the others'.
+  local there = redis.call('EXISTS', lock.key, ends, ends, fences, fences, owners, owners)
+  if there > 1 and there < 7 then
+    redis.call('DEL', ends, fences, owners)
   end
-  local size = redis.call('HLEN', lock.key) / 2
-  local fits = there == 3 and redis.call('ZCARD', index.ends) == size
-  fits = fits and redis.call('ZCARD', index.fences) == size
-  local last = fits and redis.call('ZREVRANGE', index.ends, 0, 0)[1]
-  local hold = last and Base.parse(redis.call('HGET', lock.key, last))
-  if hold and hold.expiry <= lock.now + Base.longest(hold.bound) then
-    return true
-  end
-  redis.call('DEL', index.ends, index.fences, index.owners)
-  return false
+  return there == 7
 end
 
 local function open_with_index(lock)
-  local index = lock.index
-  lock.permits = redis.call('ZCARD', index.owners)
   setmetatable(lock.holds, {
     __index = function(_, execution)
       local record = redis.call('HGET', lock.key, execution)
-      local hold = record and (Base.parse(record) or foreign(lock)) or nil
+      local hold = record and (Base.parse(record) or foreign(lock))  -- or false: asked once
       rawset(lock.holds, execution, hold)
       return hold
     end,
   })
   setmetatable(lock.fences, {
     __index = function(_, fence)
-      local size = redis.call('ZCOUNT', index.fences, fence, fence)
+      local size = redis.call('ZCOUNT', lock.index.fences, fence, fence)
       return size > 0 and size or nil
     end,
   })
-  local now = string.format('%.0f', lock.now)
-  for _, execution in ipairs(redis.call('ZRANGEBYSCORE', index.ends, '-inf', now)) do
-    -- A renewal while the lock's slot moves between two nodes does not reach the index.
-    local hold = lock.holds[execution]
-    if hold and hold.expiry > lock.now and hold.expiry <= lock.now + Base.longest(hold.bound) then
-      redis.call('ZADD', index.ends, string.format('%.0f', hold.expiry), execution)
-    else
-      Holds.drop(lock, execution)
-    end
-  end
 end
 
 local function open_by_reading(lock)
@@ -112,7 +94,7 @@ local function open_by_reading(lock)
   if #fields > 4 * FEW then
     lock.indexed = true
     for execution, hold in pairs(lock.holds) do
-      note(lock, execution, hold)
+      note(lock, execution, hold, true)
     end
     for _, key in pairs(lock.index) do
       redis.call('PEXPIREAT', key, string.format('%.0f', lock.latest + Base.GRACE))
@@ -120,9 +102,25 @@ local function open_by_reading(lock)
   end
 end
 
--- A lapsed hold is dropped before anything is decided: its lease ended by the server's clock, not when
--- somebody happened to look, and a late renewal must not find it again.
-function Holds.open(call, key)
+local function read(lock)
+  -- Each hold by its execution; how many holds have a fencing token; how many tokens there are.
+  lock.holds, lock.fences, lock.permits, lock.latest = {}, {}, 0, 0
+  lock.indexed = has_index(lock)
+  if lock.indexed then
+    lock.permits = nil
+    open_with_index(lock)
+  else
+    open_by_reading(lock)
+  end
+end
+
+local function rebuild(lock)
+  redis.call('DEL', lock.index.ends, lock.index.fences, lock.index.owners)
+  read(lock)
+end
+
+-- A lock of which nothing is decided yet but who holds it: with an index, what has lapsed is still there.
+function Holds.peek(call, key)
   if call.locks[key] then
     return call.locks[key]
   end
@@ -139,30 +137,74 @@ function Holds.open(call, key)
       fences = call.prefix .. 'f:' .. name,
       owners = call.prefix .. 'o:' .. name,
     },
-    -- Each hold by its execution; how many holds have a fencing token; how many tokens there are.
-    holds = {},
-    fences = {},
-    permits = 0,
-    latest = 0,
   }
-  lock.indexed = has_index(lock)
-  if lock.indexed then
-    open_with_index(lock)
-  else
-    open_by_reading(lock)
-  end
+  read(lock)
   call.locks[key] = lock
   return lock
 end
 
+-- A lapsed hold is dropped before anything is decided: its lease ended by the server's clock, not when
+-- somebody happened to look, and a late renewal must not find it again.
+function Holds.prune(lock)
+  if not lock.indexed then
+    return
+  end
+  local now = string.format('%.0f', lock.now)
+  for _, execution in ipairs(redis.call('ZRANGEBYSCORE', lock.index.ends, '-inf', now)) do
+    local hold = lock.holds[execution]
+    if not hold then
+      return rebuild(lock)
+    elseif hold.expiry > lock.now and hold.expiry <= lock.now + Base.longest(hold.bound) then
+      -- A renewal while the lock's slot moves between two nodes does not reach the index.
+      redis.call('ZADD', lock.index.ends, string.format('%.0f', hold.expiry), execution)
+    else
+      Holds.drop(lock, execution)
+    end
+  end
+end
+
+-- Before an index keeps anybody out: it has to fit the holds, and none of them was written before the
+-- clock was set back.
+function Holds.verify(lock)
+  if not lock.indexed then
+    return
+  end
+  local ends = lock.index.ends
+  local last = redis.call('ZREVRANGE', ends, 0, 0)[1]
+  local hold = last and lock.holds[last]
+  local is_in_time = hold and hold.expiry <= lock.now + Base.longest(hold.bound)
+  if not is_in_time or redis.call('ZCARD', ends) ~= redis.call('HLEN', lock.key) / 2 then
+    rebuild(lock)
+  end
+end
+
+function Holds.open(call, key)
+  local lock = Holds.peek(call, key)
+  if not lock.is_open then
+    lock.is_open = true
+    Holds.verify(lock)
+    Holds.prune(lock)
+  end
+  return lock
+end
+
+-- How many permits are live.
+function Holds.permits(lock)
+  lock.permits = lock.permits or redis.call('ZCARD', lock.index.owners)
+  return lock.permits
+end
+
 function Holds.write(lock, execution, hold, label)
-  if lock.holds[execution] then
+  local before = lock.holds[execution]
+  local stays = before and before.fence == hold.fence
+  if before and not stays then
     Holds.drop(lock, execution)
   end
-  count(lock, execution, hold)
+  local is_first = not stays and count(lock, execution, hold)
+  lock.holds[execution], lock.latest = hold, math.max(lock.latest, hold.expiry)
   redis.call('HSET', lock.key, execution, Base.record(hold, lock.now), '@' .. execution, label)
   if lock.indexed then
-    note(lock, execution, hold)
+    note(lock, execution, hold, is_first)
   end
   outlive_holds(lock, hold.expiry)
 end
@@ -186,13 +228,13 @@ function Holds.drop(lock, execution)
   local others = lock.fences[hold.fence] - 1
   redis.call('HDEL', lock.key, execution, '@' .. execution)
   rawset(lock.holds, execution, nil)
-  rawset(lock.fences, hold.fence, others > 0 and others or nil)
+  lock.fences[hold.fence] = others > 0 and others or nil
   if lock.indexed then
     redis.call('ZREM', lock.index.ends, execution)
     redis.call('ZREM', lock.index.fences, execution)
   end
   if others == 0 then
-    lock.permits = lock.permits - 1
+    lock.permits = lock.permits and lock.permits - 1
     if lock.indexed then
       redis.call('ZREM', lock.index.owners, hold.owner .. ' ' .. hold.fence)
     end
@@ -203,6 +245,12 @@ end
 function Holds.kept(lock, execution)
   local hold = lock.holds[execution]
   return hold and hold.attempt == Holds.KEPT and hold or nil
+end
+
+-- The hold that another attempt of an execution has, if it lives.
+function Holds.other_attempt(lock, execution, attempt)
+  local hold = lock.holds[execution]
+  return hold and hold.attempt ~= attempt and hold.attempt ~= Holds.KEPT and hold or nil
 end
 
 -- Every hold, or the first `most` of a lock that has more of them than are read at once.
@@ -266,4 +314,21 @@ function Holds.next_lapse(call, lock)
     end
   end
   return soonest and soonest - call.now or 0
+end
+
+-- The token of the newest permit that an execution may join without waiting. Ancestors that are forged
+-- or out of date admit nobody: an ancestor must have a live hold of the same owner.
+function Holds.permit_of(lock, execution, claim)
+  local kept = Holds.kept(lock, execution)
+  if kept then
+    return kept.fence
+  end
+  if claim.by_owner then
+    return Holds.newest_of(lock, claim.owner)
+  end
+  local ancestors = {}
+  for ancestor in string.gmatch(claim.ancestors or '', '%S+') do
+    ancestors[ancestor] = lock.holds[ancestor]
+  end
+  return Holds.newest(ancestors, claim.owner)
 end

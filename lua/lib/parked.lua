@@ -22,7 +22,7 @@ end
 -- How many permits a message on its way will need: 1 or 0.
 function Parked.promise(call, lock, execution, waiter)
   local is_early = math.abs(call.now - waiter.first) < OVERDUE
-  local comes_anew = is_early and not Queue.permit_of(lock, execution, waiter)
+  local comes_anew = is_early and not Holds.permit_of(lock, execution, waiter)
   return comes_anew and 1 or 0
 end
 

@@ -119,20 +119,3 @@ end
 function Queue.behind_itself(call, lock, execution, waiter)
   return waiter.parked and Queue.holds_any(Queue.wanted(call, lock, waiter), execution)
 end
-
--- The token of the newest permit that an execution may join without waiting. Ancestors that are forged
--- or out of date admit nobody: an ancestor must have a live hold of the same owner.
-function Queue.permit_of(lock, execution, claim)
-  local kept = Holds.kept(lock, execution)
-  if kept then
-    return kept.fence
-  end
-  if claim.by_owner then
-    return Holds.newest_of(lock, claim.owner)
-  end
-  local ancestors = {}
-  for ancestor in string.gmatch(claim.ancestors or '', '%S+') do
-    ancestors[ancestor] = lock.holds[ancestor]
-  end
-  return Holds.newest(ancestors, claim.owner)
-end

@@ -31,11 +31,11 @@ end
 local function admission(call, lock, execution, waiter, head)
   local fences = {}
   for i, each in ipairs(Queue.wanted(call, lock, waiter)) do
-    fences[i] = Queue.permit_of(each, execution, waiter) or false
+    fences[i] = Holds.permit_of(each, execution, waiter) or false
     if not fences[i] then
       local promised = each == head and lock.promised - (waiter.parked and 0 or lock.late)
         or promised_ahead(call, each, execution)
-      if not promised or each.permits + promised >= waiter.limits[i] then
+      if not promised or Holds.permits(each) + promised >= waiter.limits[i] then
         return nil
       end
     end
@@ -115,7 +115,7 @@ end
 
 -- Nobody holds the lock, and whoever was resumed does not come: perhaps a waiter behind is here.
 local function may_be_passed(lock, execution, waiter, caller)
-  return waiter.parked and execution ~= caller and lock.late > 0 and lock.permits == 0
+  return waiter.parked and execution ~= caller and lock.late > 0 and Holds.permits(lock) == 0
 end
 
 -- Grant the lock to the first in the queue, or hand out its message, and so on. True: somebody whose

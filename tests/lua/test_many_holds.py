@@ -37,8 +37,8 @@ def assert_costs_no_more_than_some_free_locks(desk, full):
     """Whoever reads all holds of a lock does it by HGETALL, one command however many there are."""
     free = commands_of(desk, lambda: pair(desk, "free", names=("b",)))
     assert not {"hgetall", "hvals", "hscan"} & full.keys(), full
-    # An index has three sets more to be kept.
-    assert full.total() <= 4.5 * free.total(), (full, free)
+    # An index has three sets more to be kept. Their time: `python -m benchmarks growth`.
+    assert full.total() <= 3 * free.total(), (full, free)
 
 
 def test_a_semaphore_of_a_thousand_costs_no_more_than_some_free_locks(desk):

@@ -1,0 +1,200 @@
+"""Growth: what a step costs the server beside more and more of something.
+
+The server's time of a step is told as a multiple of that of a pair of a free lock, measured
+in the same rounds: what the machine does beside it strikes both.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import redis
+
+from benchmarks.rounds import interleave, ratios, table
+from celery_relock import engines
+from celery_relock.backends.redis.backend import RedisBackend
+from celery_relock.engine.protocol import Claim, Held, Parked, ParkRequest, Queued, Successor
+
+_LONG = 3600.0
+_STEPS, _NAMES = 60, 3
+FREE = "a pair of a free lock"
+
+
+class Bench:
+    """A namespace of its own, and steps in it."""
+
+    def __init__(self, url: str, namespace: str) -> None:
+        self.client = redis.Redis.from_url(url)
+        self.backend: Any = engines.engine_for_url(url, namespace).backend
+        assert isinstance(self.backend, RedisBackend)
+        self._numbers = itertools.count()
+        # Grants are told only where somebody hears: nobody has to read what is heard.
+        self._ears = self.client.pubsub()
+        self._ears.subscribe(self.backend._keys.inbox("ear"))
+
+    def close(self) -> None:
+        self._ears.close()
+        self.client.close()
+
+    def new(self) -> str:
+        return f"e{next(self._numbers):07}"
+
+    def claim(self, execution: str, *names: str, limit: int = 1, owner: str = "") -> Claim:
+        limits = (limit,) * len(names)
+        return Claim(execution, "n", owner or execution, names, limits, _LONG, "bench host:1234")
+
+    def acquire(self, execution: str, *names: str, wait: float = 0.0, **more: Any) -> Any:
+        return self.backend.acquire(self.claim(execution, *names, **more), wait, "ear")
+
+    def held(self, execution: str, *names: str, **more: Any) -> str:
+        answer = self.acquire(execution, *names, **more)
+        assert isinstance(answer, Held), answer
+        return execution
+
+    def release(self, execution: str, *names: str, **more: Any) -> Any:
+        return self.backend.release(names, execution, "n", **more)
+
+    def pair(self, *names: str, limit: int = 1) -> None:
+        self.release(self.held(self.new(), *names, limit=limit), *names)
+
+    # Each prepares what a step is measured beside, and returns the step.
+
+    def locks_held(self, count: int) -> Callable[[], object]:
+        for number in range(count):
+            self.held(self.new(), f"lock-{number}")
+        return partial(self.pair, "one-more")
+
+    def holders(self, count: int) -> Callable[[], object]:
+        for _ in range(count):
+            self.held(self.new(), "semaphore", limit=count + 1)
+        return partial(self.pair, "semaphore", limit=count + 1)
+
+    def successors(self, count: int) -> Callable[[], object]:
+        flow, first = [self.new() for _ in range(count)], self.held(self.new(), "flow", owner="w")
+        self.release(first, "flow", successor=Successor(" ".join(flow), _LONG))
+        turns = itertools.cycle(flow)
+
+        def step() -> None:
+            execution = self.held(next(turns), "flow", owner="w")
+            self.release(execution, "flow", successor=Successor(execution, _LONG))
+
+        return step
+
+    def waiters(self, count: int) -> Callable[[], object]:
+        line = [self.held(self.new(), "line")]
+        line += [self._queued() for _ in range(count)]
+
+        def step() -> None:
+            self.release(line.pop(0), "line")  # which lets the next one in
+            line.append(self._queued())
+
+        return step
+
+    def _queued(self) -> str:
+        execution = self.new()
+        assert isinstance(self.acquire(execution, "line", wait=_LONG), Queued)
+        return execution
+
+    def parked(self, count: int) -> Callable[[], object]:
+        line = [self.held(self.new(), "parked")]
+        line += [self._parked() for _ in range(count)]
+
+        def step() -> None:
+            (message,) = self.release(line.pop(0), "parked", home="h").messages
+            assert message.execution_id == line[0]
+            self.held(line[0], "parked")
+            line.append(self._parked())
+
+        return step
+
+    def _parked(self) -> str:
+        execution = self.new()
+        request = ParkRequest("x" * 500, "h", execution, None, 100_000)
+        assert isinstance(self.backend.park(self.claim(execution, "parked"), request), Parked)
+        return execution
+
+    def names(self, count: int) -> Callable[[], object]:
+        return partial(self.pair, *[f"name-{number}" for number in range(count)])
+
+
+CASES: dict[str, tuple[str, Callable[[Bench, int], Callable[[], object]]]] = {
+    "locks held": ("a pair of another lock", Bench.locks_held),
+    "holders of one semaphore": ("a pair of it", Bench.holders),
+    "successors of one workflow": ("one acquires and releases", Bench.successors),
+    "waiters of one lock": ("the next one gets it, one more comes", Bench.waiters),
+    "parked for one lock": ("the next one is resumed and gets it, one more parks", Bench.parked),
+    "names of one task": ("a pair of all of them", Bench.names),
+}
+
+
+def measure(url: str, rounds: int, sizes: Sequence[int]) -> str:
+    """The multiples, by case and size."""
+    with redis.Redis.from_url(url) as client:
+        rows = [
+            (name, step, *[_times(client, url, prepare, size, rounds) for size in sizes])
+            for name, (step, prepare) in CASES.items()
+        ]
+    return table(["beside", "a step", *[f"{size:,}" for size in sizes]], rows)
+
+
+def _times(
+    client: redis.Redis,
+    url: str,
+    prepare: Callable[[Bench, int], Callable[[], object]],
+    size: int,
+    rounds: int,
+) -> str:
+    client.flushdb()
+    bench = Bench(url, "growth")
+    try:
+        step = prepare(bench, size)
+        free = partial(bench.pair, "free")
+        few = _NAMES if prepare is Bench.names else _STEPS
+        cases = {
+            FREE: partial(_micros, client, free, _STEPS),
+            "": partial(_micros, client, step, few),
+        }
+        for case in cases.values():
+            case()
+        found = interleave(cases, rounds)
+        return f"{statistics.median(ratios(found[''], found[FREE])):.1f}"
+    finally:
+        bench.close()
+
+
+def through(url: str, executions: int, permits: int = 10) -> str:
+    """Executions, one after another, through one semaphore of which all permits but one are held;
+    each leaves its tombstone. Ten parts of the way: is a step slower at the end?"""
+    with redis.Redis.from_url(url) as client:
+        client.flushdb()
+        bench = Bench(url, "growth")
+        for _ in range(permits - 1):
+            bench.held(bench.new(), "through", limit=permits)
+        free = partial(bench.pair, "free")
+
+        def step() -> None:
+            execution = bench.held(bench.new(), "through", limit=permits)
+            bench.release(execution, "through", ended="run", remember=_LONG)
+
+        parts: Iterator[tuple[float, float]] = (
+            (_micros(client, step, executions // 10), _micros(client, free, 1000))
+            for _ in range(10)
+        )
+        times = [f"{part / base:.2f}" for part, base in parts]
+        bench.close()
+        client.flushdb()
+    head = [f"{executions:,} executions", *[f"to {10 * part} %" for part in range(1, 11)]]
+    return table(head, [("a step, to a pair of a free lock", *times)])
+
+
+def _micros(client: redis.Redis, step: Callable[[], object], count: int) -> float:
+    """The server's time of a step."""
+    client.config_resetstat()
+    for _ in range(count):
+        step()
+    stats: Any = client.info("commandstats")
+    return sum(each["usec"] for name, each in stats.items() if "eval" in name) / count
