@@ -111,6 +111,13 @@ def free(self: Any, key: str) -> dict[str, Any]:
     return {"seen": instrument.seen()}
 
 
+@plain
+@told
+def plain_work(self: Any, key: str) -> None:
+    """As `work` without a lock: wait at the gate."""
+    wait_at_gate(key)
+
+
 @exclusive
 @told
 def look(self: Any, key: str) -> dict[str, Any]:

@@ -179,6 +179,7 @@ class Bench:
         self.worker = company.worker
         self.tasks: ModuleType = self.worker.module
         self.key = f"lock-{uuid.uuid4().hex[:8]}"
+        self._is_the_last = False
 
     def events(self, name: str, key: str | None = None) -> list[Event]:
         every = self.worker.journal.events(name)
@@ -244,7 +245,13 @@ class Bench:
     def start_flower(self) -> Flower:
         """A Flower that hears the worker."""
         flower = self.company.flower()
-        wait_for(lambda: flower.state(self.tasks.free.delay("for Flower").id), 20, "Flower's ear")
+        sent: list[str] = []
+
+        def heard() -> bool:
+            sent.append(self.tasks.free.delay("for Flower").id)
+            return any(map(flower.state, sent[-3:]))
+
+        wait_for(heard, 20, "Flower's ear")
         return flower
 
     def assert_held(self) -> None:
@@ -284,9 +291,16 @@ class Bench:
         ]
         assert names == ["begin", "end"] * count, "two bodies ran at once"
 
+    def be_the_last(self) -> None:
+        """Leave the worker to nobody, as a companion in it is not as it was."""
+        self._is_the_last = True
+
     def finish(self) -> None:
         """Leave the worker to the next scenario: idle, or not at all."""
         self.open_gate()
+        if self._is_the_last:
+            self.company.close()
+            return
         try:
             wait_for(self.company.idle, 10, "the worker to be idle")
         except AssertionError:

@@ -52,6 +52,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "beside(*names): only beside these companions")
     config.addinivalue_line("markers", "processes: needs child processes: kills, time limits")
+    config.addinivalue_line("markers", "threads: only in a pool of threads")
     config.addinivalue_line("markers", "traces: only beside what carries traces")
 
 
@@ -72,7 +73,8 @@ def _fits(item: pytest.Item) -> bool:
         return False
     if item.get_closest_marker("traces") and not companion.traces:
         return False
-    return pool == "prefork" or not item.get_closest_marker("processes")
+    unfit = "threads" if pool == "prefork" else "processes"
+    return not item.get_closest_marker(unfit)
 
 
 def pytest_report_header() -> list[str]:

@@ -1,0 +1,341 @@
+"""Every part of Celery and kombu that is not documented and that the library hangs on, by the names
+under which docs/architecture.md lists them. A test fails when a new release has moved its part."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import SimpleNamespace
+
+import pytest
+from celery import Celery, Task, current_app
+from celery._state import _task_stack
+from celery.app.task import Context
+from celery.app.trace import build_tracer
+from celery.events.state import Task as ShownTask
+from celery.exceptions import Ignore
+from celery.local import Proxy
+from celery.signals import worker_init
+from celery.states import FAILURE, PENDING, SUCCESS
+from celery.worker import control, state, strategy
+from celery.worker.consumer import Consumer
+from celery.worker.request import Request
+from kombu import Connection, compression, serialization
+
+from tests.support.worker import ROOT
+
+CHECKS = {}
+
+
+def row(part):
+    """The check of a row, by its first cell."""
+
+    def add(check):
+        CHECKS[part] = check
+        return check
+
+    return add
+
+
+def rows():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    section = page.split("\n## What it hangs on")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| ")][1:]
+    return {line.split(" | ")[0].removeprefix("| "): line.split(" | ")[1:] for line in lines}
+
+
+def test_every_part_in_the_table_has_a_test_and_the_other_way_round():
+    assert set(rows()) == set(CHECKS)
+
+
+@pytest.mark.parametrize("part", CHECKS)
+def test_it_is_where_it_was(part):
+    try:
+        CHECKS[part]()
+    except Exception as error:
+        what = rows().get(part, ["what docs/architecture.md says"])[0]
+        pytest.fail(f"{part} has moved ({error!r}), and this hangs on it: {what}")
+
+
+@pytest.mark.parametrize("part", rows())
+def test_the_files_that_see_it_are_there(part):
+    named = rows()[part][1].strip(" |").replace("`", "").split(", ")
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+
+
+def app_with_a_task(**options):
+    app = Celery("parts", broker="memory://", backend="cache+memory://", set_as_current=False)
+
+    @app.task(bind=True, shared=False, name="part", **options)
+    def part(self):
+        return self.request.id
+
+    app.finalize()
+    return app, app.tasks["part"]
+
+
+def received(task, **options):
+    """A message as a worker receives it, and Celery's request for it."""
+    task.apply_async(queue="parts", **options)
+    with task.app.connection_for_read() as connection:
+        message = connection.SimpleQueue("parts").get(timeout=5)
+        message.ack()
+    return message, Request(message, app=task.app, hostname="a@b", task=task, on_ack=list)
+
+
+def worker_of(app, **options):
+    """A worker that is never started, and that this process does not take for its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker_init, "send", lambda **_: [])
+        patch.setattr("celery.worker.components._set_task_join_will_block", lambda _: None)
+        return app.WorkController(pool="threads", concurrency=1, **options)
+
+
+def passes(member, *owners):
+    assert all(hasattr(owner, member) for owner in owners), member
+
+
+@row("`celery._state._task_stack`, `Task.request_stack`")
+def _():
+    _, task = app_with_a_task()
+    seen = []
+    task.run = lambda: seen.append((_task_stack.top, _task_stack.stack, task.request_stack.stack))
+    task.apply(task_id="x")
+    ((top, tasks, requests),) = seen
+    assert top is task
+    assert tasks[-1] is task
+    assert requests[-1].id == "x"
+
+
+@row("`_task_stack._local.__storage__`, `__ident_func__`")
+def _():
+    _, task = app_with_a_task()
+    local, seen = _task_stack._local, []
+    task.run = lambda: seen.append(local.__storage__[local.__ident_func__()]["stack"][-1])
+    task.apply()
+    assert seen == [task]
+
+
+@row("`app._tasks`, `Task._app`, `Proxy._get_current_object`")
+def _():
+    app, task = app_with_a_task()
+    assert app._tasks["part"] is task
+    assert type(task)._app is app
+    assert Proxy(lambda: app)._get_current_object() is app
+    assert isinstance(current_app, Proxy)
+
+
+@row("a data attribute `run` on a task's instance")
+def _():
+    _, task = app_with_a_task()
+    task.run = lambda: "ours"
+    assert task.apply().get() == task() == "ours"
+
+
+@row("a task's `__call__`, or else its `run`, is what the tracer calls")
+def _():
+    class Called(Task):
+        def __call__(self):
+            return "called", self.run()
+
+    _, task = app_with_a_task(base=Called)
+    task.run = lambda: "run"
+    assert task.apply().get() == ("called", "run")
+    _, task = app_with_a_task()
+    task.run = lambda: "run"
+    assert task.apply().get() == "run"
+
+
+@row("`Task.track_started` is only asked for its truth")
+def _():
+    class Never:
+        def __bool__(self):
+            return False
+
+    app, task = app_with_a_task(track_started=Never())
+    states = []
+    app.backend.store_result = lambda *args, **_: states.append(args[2])
+    _, request = received(task)
+    tracer = build_tracer(task.name, task, app=app)
+    tracer(request.id, (), {}, {**request.request_dict, "hostname": "a@b"})
+    assert "STARTED" not in states
+
+
+@row("`Request.message`, and `Request.request_dict`, whose `properties` reach the child")
+def _():
+    _, task = app_with_a_task()
+    message, request = received(task)
+    assert request.message is message
+    request.request_dict["properties"] = {**request.request_dict["properties"], "kept": 1}
+    jobs = []
+    pool = SimpleNamespace(apply_async=lambda *args, **options: jobs.append(options["args"]))
+    request.execute_using_pool(pool)
+    assert Context(jobs[0][2]).properties["kept"] == 1
+
+
+@row("`Context.__dict__` has what the message said of `ignore_result`")
+def _():
+    assert vars(Context({"ignore_result": True}))["ignore_result"] is True
+    assert vars(Context({})).get("ignore_result") is None
+
+
+@row("`Request.on_failure` acknowledges by `acks_on_failure_or_timeout` or `acks_on_failure`")
+def _():
+    names = Request.on_failure.__code__.co_names
+    assert "acks_on_failure_or_timeout" in names or "acks_on_failure" in names, names
+
+
+@row("`Consumer.create_task_handler`, `strategies`, `disable_rate_limits`, `Task.start_strategy`")
+def _():
+    app, task = app_with_a_task(rate_limit="1/m")
+    consumer = worker_of(app).consumer
+    passes("strategies", consumer)
+    asked = []
+
+    class Unlimited:
+        disable_rate_limits = True
+
+        def __getattr__(self, name):
+            asked.append(name)
+            return getattr(consumer, name)
+
+    stand_in = Unlimited()
+    taken = []
+    stand_in.strategies = {task.name: lambda message, *_, **__: taken.append(message)}
+    take = Consumer.create_task_handler(stand_in)
+    message, _ = received(task)
+    take(message)
+    assert taken == [message]
+    assert callable(task.start_strategy(app, stand_in))
+    assert "disable_rate_limits" not in asked
+
+
+@row(
+    "`Consumer.task_consumer`, `call_soon`, `timer`, `pool.num_processes`, `prefetch_multiplier`, "
+    "`on_decode_error`, `controller`"
+)
+def _():
+    app, _ = app_with_a_task()
+    consumer = worker_of(app).consumer
+    for member in ("task_consumer", "call_soon", "timer", "pool", "prefetch_multiplier"):
+        passes(member, consumer)
+    passes("on_decode_error", consumer)
+    passes("controller", consumer)
+    passes("call_repeatedly", consumer.timer)
+    passes("num_processes", consumer.pool)
+
+
+@row("`celery.worker.state`: `revoked`, `revoked_stamps`, `active_requests`, `reserved_requests`")
+def _():
+    _, task = app_with_a_task()
+    _, request = received(task)
+    state.task_reserved(request)
+    assert request in state.reserved_requests
+    state.task_accepted(request)
+    assert request in state.active_requests
+    state.task_ready(request)
+    assert request not in {*state.active_requests, *state.reserved_requests}
+    assert "x" not in state.revoked
+    assert isinstance(state.revoked_stamps, dict)
+
+
+@row("`celery.worker.request.Request`, `celery.worker.strategy.proto1_to_proto2`")
+def _():
+    _, task = app_with_a_task()
+    _, request = received(task)
+    assert request.id
+    assert not request.revoked()
+    passes("proto1_to_proto2", strategy)
+
+
+@row("`WorkController.task_events`")
+def _():
+    app, _ = app_with_a_task()
+    assert worker_of(app, task_events=True).task_events
+
+
+@row("`celery.events.state.Task.event`")
+def _():
+    for end in (SUCCESS, FAILURE):
+        task = ShownTask(uuid="x")
+        for kind, fields, shown in (
+            ("received", {}, "RECEIVED"),
+            ("blocked", {"state": "BLOCKED"}, "BLOCKED"),
+            ("started", {}, "BLOCKED"),  # why there is a task-pending
+            ("pending", {"state": "STARTED"}, "STARTED"),
+            ("received", {}, "STARTED"),
+            ({SUCCESS: "succeeded", FAILURE: "failed"}[end], {}, end),
+        ):
+            task.event(kind, 1.0, 1.0, dict(fields))
+            assert task.state == shown, (kind, task.state)
+
+
+@row("the log record of an ignored task, made while its error is handled")
+def _():
+    _, task = app_with_a_task()
+    seen = []
+
+    def look(record):
+        seen.append((sys.exc_info()[1], record.args["description"]))
+        record.args["description"] = "parked"
+        seen.append(record.getMessage())
+        return False
+
+    def ignored():
+        raise Ignore("why")
+
+    task.run = ignored
+    log = logging.getLogger("celery.app.trace")
+    level, disabled = log.level, log.disabled
+    log.setLevel(logging.INFO)
+    log.disabled = False
+    log.addFilter(look)
+    try:
+        task.apply(task_id="x")
+    finally:
+        log.removeFilter(look)
+        log.setLevel(level)
+        log.disabled = disabled
+    (error, description), text = seen
+    assert isinstance(error, Ignore)
+    assert description == "ignored"
+    assert text == "Task part[x] parked"
+
+
+@row("`app.amqp.as_task_v2`")
+def _():
+    app, _ = app_with_a_task()
+    headers, properties, body, _ = app.amqp.as_task_v2("x", "part", (1,), {"b": 2}, retries=3)
+    assert (headers["id"], headers["task"], headers["retries"]) == ("x", "part", 3)
+    assert body[:2] == ((1,), {"b": 2})
+    assert properties["correlation_id"] == "x"
+
+
+@row("`kombu.serialization.registry.type_to_name`, `kombu.compression.compress`")
+def _():
+    assert serialization.registry.type_to_name["application/json"] == "json"
+    packed, kind = compression.compress(b"x" * 100, "application/x-gzip")
+    assert compression.decompress(packed, kind) == b"x" * 100
+
+
+@row("`Transport.driver_type`")
+def _():
+    assert Connection("redis://").transport.driver_type == "redis"
+    assert Connection("amqp://").transport.driver_type == "amqp"
+
+
+@row("a stored success is not overwritten, and `Backend.forget`")
+def _():
+    app, _ = app_with_a_task()
+    app.backend.store_result("x", 1, SUCCESS)
+    app.backend.store_result("x", 2, FAILURE)
+    assert app.backend.get_state("x") == SUCCESS
+    app.backend.forget("x")
+    assert app.backend.get_state("x") == PENDING
+
+
+@row("`Panel.data`, `celery.worker.control.query_task`")
+def _():
+    assert control.Panel.data["query_task"] is not None
+    app, _ = app_with_a_task()
+    assert control.query_task(SimpleNamespace(app=app), ["nobody"]) == {}
