@@ -14,6 +14,7 @@ exception that cannot be unpickled stops the worker's main process (celery-singl
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 
@@ -24,6 +25,8 @@ class RelockError(Exception):
         name: the lock name, or None where no single lock is concerned.
         owner: who holds the lock, as far as it is known, or None.
         remaining: seconds until the lease that stands in the way ends, or None.
+        reason: what the error says; `page`: the address of a page that says more. The text of the
+            error is both.
     """
 
     def __init__(
@@ -36,16 +39,32 @@ class RelockError(Exception):
         super().__init__(message)
         # All of it: Celery rebuilds the error from it when it stores a result as JSON.
         self.args = (message, name, owner, remaining)
+        self.reason = message
         self.name = name
         self.owner = owner
         self.remaining = remaining
 
     def __str__(self) -> str:
-        return str(self.args[0])
+        return f"{self.reason} ({self.page})"
+
+    @property
+    def page(self) -> str:
+        """The address of the page that says what the error means and what to do."""
+        # `Lock` raises subclasses, and users have their own.
+        documented = (kind.__name__ for kind in type(self).__mro__ if kind.__module__ == __name__)
+        name = next(documented)
+        return f"{_site()}errors/{'index' if name == 'RelockError' else name}.html"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Without the constructor, which a user's subclass may have given other arguments.
         return _rebuild, (type(self), self.args, self.__dict__.copy())
+
+
+@cache
+def _site() -> str:
+    from importlib.metadata import version  # slow, and seldom needed
+
+    return f"https://celery-relock.readthedocs.io/en/{version('celery-relock')}/"
 
 
 def _rebuild(kind: type[RelockError], args: tuple[Any, ...], state: dict[str, Any]) -> RelockError:

@@ -134,13 +134,13 @@ def _decide(attempt: Attempt, answer: Conflict | Duplicate | Ended | Deadlocked)
     error = _conflict(options, answer, text)
     copy = answer if isinstance(answer, Duplicate) and message is not None else None
     policy = "duplicate" if copy is not None else _policy(options, answer, error)
-    attempt.lease.tell("conflict", str(error), policy=_as_done(policy, attempt))
+    attempt.lease.tell("conflict", error.reason, policy=_as_done(policy, attempt))
     _warn_of_an_ancestor(attempt, answer)
     if copy is not None:
         return _wait_behind(attempt, copy, error)
     if policy == "drop":
         _leave(attempt, answer)
-        attempt.lease.tell("dropped", str(error))
+        attempt.lease.tell("dropped", error.reason)
         raise Dropped(error)
     if policy == "wait" and message is not None:
         return _park(attempt, answer, error)

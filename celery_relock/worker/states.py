@@ -58,12 +58,12 @@ class Dropped(Exception):
     """The body does not run, and `marker` is its result."""
 
     def __init__(self, conflict: RelockError) -> None:
-        super().__init__(str(conflict))
+        super().__init__(conflict.reason)
         self.marker = {
             _MARK: "dropped",
             "lock": conflict.name,
             "owner": conflict.owner,
-            "reason": str(conflict),
+            "reason": conflict.reason,
         }
 
 

@@ -195,7 +195,7 @@ def test_the_errors_pickle_with_all_they_know(kind: type[Any]) -> None:
     error = kind("text", name="a", owner="flow", remaining=1.5)
     for copy in (pickle.loads(pickle.dumps(error)), kind(*error.args)):
         assert type(copy) is kind
-        assert str(copy) == "text"
+        assert copy.reason == "text"
         assert (copy.name, copy.owner, copy.remaining) == ("a", "flow", 1.5)
         assert copy.lock_name == "a"
 

@@ -85,7 +85,7 @@ def test_an_error_arrives_at_the_client_with_its_message_and_attributes(worker):
     with pytest.raises(LockConflict) as caught:
         worker.module.raises_a_conflict.delay().get(timeout=20)
     error = caught.value
-    assert str(error) == "in the way"
+    assert error.reason == "in the way"
     assert (error.name, error.owner, error.remaining) == ("account:7", "somebody", 1.5)
 
 

@@ -17,6 +17,7 @@ import celery_relock.lock
 import celery_relock.task
 from celery_relock import errors
 from celery_relock.errors import LockConflict, LockLost, RelockError
+from tests.support.worker import ROOT
 
 
 def _every(kind: type[RelockError]) -> list[type[RelockError]]:
@@ -75,7 +76,13 @@ class TestEveryError:
     def test_shows_its_message_and_carries_who_and_how_long(self, kind):
         error = _full(kind)
 
-        assert str(error) == "account:42 is held"
+        assert error.reason == "account:42 is held"
+        assert str(error) == f"{error.reason} ({error.page})"
+        assert (
+            (ROOT / "docs" / error.page.split("/en/")[1].partition("/")[2])
+            .with_suffix(".md")
+            .exists()
+        )
         assert (error.name, error.owner, error.remaining) == ("account:42", "Ann", 1.5)
         assert (kind("plain").name, kind("plain").owner, kind("plain").remaining) == (None,) * 3
 
@@ -104,7 +111,7 @@ class TestEveryError:
 
         back = backend.exception_to_python(backend.decode(backend.encode(stored)))
         assert type(back) is kind
-        assert str(back) == "account:42 is held"
+        assert back.reason == "account:42 is held"
         assert (back.name, back.owner, back.remaining) == ("account:42", "Ann", 1.5)
 
 
