@@ -268,10 +268,10 @@ def nested(strike: Callable[[Interruption, Interruption], None]) -> list[str]:
                     strike(inner, outer)
                     compute(2.0)
             except LockLost as error:
-                heard.append(str(error))
+                heard.append(error.reason)
             compute(2.0)
     except LockLost as error:
-        heard.append(str(error))
+        heard.append(error.reason)
     compute(0.05)
     return heard
 
