@@ -210,6 +210,9 @@ class Reaper:
         self._backend = backend
         self._parking = parking
         self._watched: dict[str, int] = {}
+        #: Journals of the dead that name other backends' locks alone, and when each is to go. The
+        #: dead write no more, so nobody has to read these twice.
+        self._foreign: dict[str, float] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -241,8 +244,13 @@ class Reaper:
 
     def look(self, poll: select.poll | None = None) -> int:
         """Free what the dead hold, and watch the living. Returns how many claims were freed."""
-        freed = 0
-        for path in folder().iterdir():
+        freed, found = 0, list(folder().iterdir())
+        self._foreign = {
+            path.name: self._foreign[path.name] for path in found if path.name in self._foreign
+        }
+        for path in found:
+            if time.time() < self._foreign.get(path.name, 0.0):
+                continue
             if alive(path.name):
                 if poll is not None and path.name not in self._watched:
                     self._watch(path.name, poll)
@@ -270,10 +278,10 @@ class Reaper:
     def _bury(self, path: Path) -> int:
         """Free what a dead process held, or leave a hold to its successors. The journal goes when
         nothing is left to do."""
-        freed, left = 0, 0
+        freed, left, foreign = 0, 0, 0
         for entry in read(path):
             if entry.backend != self._backend.id:
-                left += 1
+                foreign += 1
                 continue
             try:
                 had, messages = self._backend.release(
@@ -293,9 +301,13 @@ class Reaper:
             if had:
                 freed += 1
                 _tell(entry, path.name.partition("-")[0])
-        # What is left is another backend's, whose reaper may never come.
-        if not left or time.time() - path.stat().st_mtime > FORGET_AFTER:
-            path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another reaper was faster
+            # What is foreign is for another backend's reaper, which may never come.
+            forget_at = path.stat().st_mtime + FORGET_AFTER
+            if not (left or foreign) or time.time() > forget_at:
+                path.unlink()
+            elif not left:
+                self._foreign[path.name] = forget_at
         return freed
 
 

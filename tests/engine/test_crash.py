@@ -13,6 +13,7 @@ from celery_relock.engine import crash as journals
 from celery_relock.engine.crash import Entry, Journal, Reaper
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.protocol import Released
+from celery_relock.errors import LockUnavailable
 from tests.support.waiting import wait_for
 
 
@@ -198,6 +199,34 @@ def test_the_reaper_takes_only_what_the_dead_noted_for_its_own_store(folder, jou
     assert backend.released == ["nonce1"]
     assert dead.exists()  # the other store's reaper may come
     assert _reaper(_Store("another")).look() == 1
+
+
+def test_the_journal_of_a_dead_process_that_names_another_backend_is_read_once(folder, journal):
+    journal.add(_entry(1))
+    journal.add(Entry("another", "run2", "nonce2", ("b",)))
+    (folder / "1-1").write_bytes((folder / journals.process_name(os.getpid())).read_bytes())
+    backend = _Store("store")
+    reaper = _reaper(backend)
+
+    assert [reaper.look() for _ in range(3)] == [1, 0, 0]
+
+    assert backend.released == ["nonce1"]
+
+
+def test_what_cannot_be_freed_yet_is_tried_again(folder, journal):
+    class Away(_Store):
+        def release(self, names, run, attempt_id, **_):
+            self.released.append(attempt_id)
+            raise LockUnavailable("away")
+
+    journal.add(_entry(1))
+    (folder / "1-1").write_bytes((folder / journals.process_name(os.getpid())).read_bytes())
+    backend = Away("store")
+    reaper = _reaper(backend)
+
+    assert [reaper.look() for _ in range(2)] == [0, 0]
+
+    assert backend.released == ["nonce1"] * 2
 
 
 def test_what_nobody_came_for_is_thrown_away_after_a_day(folder, journal):
