@@ -15,7 +15,8 @@ from .errors import LockConfigError
 from .options import OPTION_NAMES, unknown
 
 _PREFIX = "relock_"
-_STORE_SETTINGS = (
+#: Where locks live, without `relock_`; every option of a task is a setting as well.
+SETTINGS = (
     *("url", "namespace", "use_ssl", "transport_options"),
     *("min_replicas", "min_replicas_timeout", "prefix"),
 )
@@ -124,11 +125,11 @@ def _namespace(conf: Any) -> str:
 
 def _read(app: Any) -> Any:
     conf = app.conf
-    known = {_PREFIX + name for name in (*_STORE_SETTINGS, *OPTION_NAMES)}
+    known = {_PREFIX + name for name in (*SETTINGS, *OPTION_NAMES)}
     for written in conf:
         name = _plain(str(written), conf.prefix or "")
         if name.startswith(_PREFIX) and name not in known:
-            raise LockConfigError(f"settings: {unknown(name, _PREFIX, _STORE_SETTINGS)}")
+            raise LockConfigError(f"settings: {unknown(name, _PREFIX, SETTINGS)}")
         if name.removeprefix("lock_") in OPTION_NAMES and name.startswith("lock_"):
             raise LockConfigError(
                 f"settings: {name} is an option of a task. The default for all tasks of the app is "

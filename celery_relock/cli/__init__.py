@@ -15,6 +15,7 @@ import click
 _COMMANDS: dict[str, str] = {
     **dict.fromkeys(("ls", "show", "why", "release", "cancel", "stats"), ".commands"),
     "watch": ".watch",
+    "doctor": ".doctor",
     "exporter": ".exporter",
 }
 

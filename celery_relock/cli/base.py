@@ -29,6 +29,7 @@ class Here:
     Attributes:
         app: the Celery app of `celery -A`; None with `--redis`.
         json: whether one JSON document is to be printed instead of text.
+        redis, namespace: as given; None with an app.
     """
 
     def __init__(self, app: Any, redis: str | None, namespace: str | None, as_json: bool) -> None:
@@ -36,8 +37,8 @@ class Here:
             raise click.UsageError("--namespace goes with --redis; the app has its own")
         self.app = None if redis else app
         self.json = as_json
-        self._redis = redis
-        self._namespace = namespace
+        self.redis = redis
+        self.namespace = namespace
 
     @functools.cached_property
     def locks(self) -> Locks:
@@ -46,8 +47,8 @@ class Here:
         Raises:
             LockConfigError: the settings lead to no Redis.
         """
-        if self._redis:
-            return Locks(self._redis, namespace=self._namespace or "relock")
+        if self.redis:
+            return Locks(self.redis, namespace=self.namespace or "relock")
         return Locks(self.app)
 
     def show(self, document: Any, lines: Iterable[str]) -> None:

@@ -20,6 +20,7 @@ from ..errors import RelockError
 from ..workflow import steps
 from . import company, parking
 from .message import HEADER, header_of
+from .report import report
 from .resuming import Forwarder
 
 logger = logging.getLogger("celery_relock")
@@ -70,6 +71,10 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
         task_revoked.connect(self._discard, dispatch_uid=(id(self), "revoked"))
         # Not in `stop`: the pool ends its tasks after that.
         worker_shutdown.connect(self._end, sender=w, dispatch_uid=(id(self), "shutdown"))
+
+    def info(self, w: Any) -> dict[str, Any]:
+        """What `celery inspect stats` shows of the locks; the doctor compares the workers by it."""
+        return {"relock": report(w.app)}
 
     def stop(self, w: Any) -> None:
         pass

@@ -54,15 +54,19 @@ def warn_of_missing_base(task: Any) -> None:
     if task.name in _looked_at:
         return
     _looked_at.add(task.name)
-    if hasattr(type(task), "_relock_declares"):
-        return
-    written = [name for name in _LOCK_ATTRIBUTES if hasattr(task, name)]
-    if written:
+    if written := lacks_base(task):
         logger.warning(
             "the task %s is declared with %s and takes NO LOCK, because its base is not "
             "LockedTask: write @app.task(base=LockedTask, %s=…)",
             *(task.name, ", ".join(written), written[0]),
         )
+
+
+def lacks_base(task: Any) -> list[str]:
+    """The options of a lock that a task was declared with, if it is no LockedTask."""
+    if hasattr(type(task), "_relock_declares"):
+        return []
+    return [name for name in _LOCK_ATTRIBUTES if hasattr(task, name)]
 
 
 def on_publish(name: str) -> None:

@@ -22,6 +22,7 @@ ARROWS: dict[str, set[str]] = {
     "admin": {
         "declaration", "engine", "engines", "errors", "naming", "settings", "signals", "worker",
     },
+    "doctor": {"declaration", "engine", "engines", "errors", "options", "settings", "worker"},
     "signals": {"engine"},
     "lock": {"contrib", "engines", "engine", "errors", "naming", "worker"},
     "task": {

@@ -45,6 +45,7 @@ from .keys import SCHEMA, Keys
 from .scripts import scripts
 
 if TYPE_CHECKING:
+    from .examination import Examination
     from .inspection import Inspection
 
 # The knee of the curve: within a tenth of the best use of a core, and no call stalls the server
@@ -248,6 +249,12 @@ class RedisBackend:
         from .inspection import Inspection  # no worker needs it
 
         return Inspection(self.transport, self._keys, self._scripts)
+
+    def examination(self) -> Examination:
+        """What a doctor asks, see `engine.examination`."""
+        from .examination import Examination  # no worker needs it
+
+        return Examination(self.transport, self._keys, self._scripts)
 
     def listen(
         self,

@@ -129,6 +129,11 @@ def passes(error: Exception) -> bool:
     return _is_of_the_way(error)
 
 
+def forbids(error: Exception) -> bool:
+    """Whether it says that the user may not do something."""
+    return _code(error) == "NOPERM"
+
+
 def check_server(info: Mapping[str, Any]) -> None:
     """Hold a server's INFO against what the scripts need.
 

@@ -1,0 +1,354 @@
+"""What a doctor asks of a Redis: see `engine.examination`. Loaded when somebody asks.
+
+Nothing is written. Whether a command is allowed is tried with a key that does not exist, and so
+that the command does nothing: the server looks at a user's permissions first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from redis.exceptions import ResponseError
+
+from ...engine.examination import Kind, Memory, Owed, ParkedRun, Server
+from .connections import Command, Connections, Effort, Transport
+from .errors import FAULTS, forbids, translate
+from .keys import Keys
+from .scripts import Script
+
+_TRIPS = 20
+_SECTIONS = ("server", "clients", "memory", "persistence", "replication", "cluster")
+# Keys that one SCAN passes over, and of how many of a kind the size is asked.
+_SCANNED, _MEASURED = 1000, 20
+# Locks, and of each the first messages, that are looked at for what is parked.
+_PARKED_EACH = 10
+_OURS = re.compile(r"(?P<namespace>[^\s{}]{1,60}):\{\d+\}:(?P<rest>.+)", re.DOTALL)
+_KINDS = {
+    "l": "locks",
+    "e": "locks",
+    "f": "locks",
+    "o": "locks",
+    "q": "queues",
+    "w": "queues",
+    "s": "queues",
+    "m": "parked messages",
+    "parked": "parked messages",
+    "due": "parked messages",
+    "owed": "parked messages",
+    "d": "ended executions",
+    "live": "workers",
+    "meta": "meta",
+}
+# Each command of the scripts, as it is tried. "KEY" does not exist; CHANNEL is nobody's.
+_TRIED: Mapping[str, Sequence[str]] = {
+    "DEL": ("KEY",),
+    "EXISTS": ("KEY",),
+    "GET": ("KEY",),
+    "HDEL": ("KEY", "-"),
+    "HEXISTS": ("KEY", "-"),
+    "HGET": ("KEY", "-"),
+    "HGETALL": ("KEY",),
+    "HLEN": ("KEY",),
+    "HMGET": ("KEY", "-"),
+    "HSET": ("KEY", "-", "-", "-"),  # a value is missing: refused, but after the permissions
+    "HVALS": ("KEY",),
+    "PERSIST": ("KEY",),
+    "PEXPIRE": ("KEY", "1"),
+    "PEXPIREAT": ("KEY", "1"),
+    "PTTL": ("KEY",),
+    "PUBLISH": ("CHANNEL", ""),
+    "SET": ("KEY", "-", "XX"),
+    "SPUBLISH": ("CHANNEL", ""),
+    "TIME": (),
+    "ZADD": ("KEY", "XX", "1", "-"),
+    "ZCARD": ("KEY",),
+    "ZCOUNT": ("KEY", "0", "0"),
+    "ZRANGE": ("KEY", "0", "0"),
+    "ZRANGEBYSCORE": ("KEY", "0", "0"),
+    "ZRANK": ("KEY", "-"),
+    "ZREM": ("KEY", "-"),
+    "ZREMRANGEBYSCORE": ("KEY", "0", "0"),
+    "ZREVRANGE": ("KEY", "0", "0"),
+    "ZREVRANGEBYLEX": ("KEY", "+", "-"),
+    "ZSCORE": ("KEY", "-"),
+}
+_TRY = """
+local said = {}
+for i, command in ipairs(cjson.decode(ARGV[1])) do
+  for j, word in ipairs(command) do
+    command[j] = word == 'KEY' and KEYS[1] or word == 'CHANNEL' and ARGV[2] or word
+  end
+  local answer = redis.pcall(unpack(command))
+  said[i] = type(answer) == 'table' and answer.err or ''
+end
+return said
+"""
+
+
+def needed(scripts: Mapping[str, Script]) -> list[str]:
+    """The commands that the scripts send, read from their source."""
+    text = "".join(script.source for script in scripts.values())
+    return sorted(set(re.findall(r"redis\.p?call\(\s*'([A-Z]+)'", text)))
+
+
+class Examination(NamedTuple):
+    """See `engine.examination.Examination`."""
+
+    transport: Transport
+    own_keys: Keys
+    scripts: Mapping[str, Script]
+
+    def servers(self) -> list[Server]:
+        needed = self.transport.replicas.needed
+        return [_server(links)._replace(needed=needed) for links, _ in self._masters()]
+
+    def is_used(self) -> bool:
+        from .inspection import Inspection
+
+        return Inspection(self.transport, self.own_keys, self.scripts).is_used()
+
+    def refused(self) -> list[str]:
+        every = [what for links, buckets in self._masters() for what in self._at(links, buckets[0])]
+        return list(dict.fromkeys(every))
+
+    def memory(self, most: int) -> Memory | None:
+        found = [_sampled(links, most) for links, _ in self._masters()]
+        if any(each is None for each in found):
+            return None
+        total, sample = 0, _Sample()
+        for size, names, measure in filter(None, found):
+            total += size
+            sample.add(names, self.own_keys.namespace, measure)
+        kinds = tuple(
+            Kind(name, count, sample.size_of(name)) for name, count in sample.counts.items()
+        )
+        return Memory(total, sample.seen, kinds, tuple(sorted(sample.namespaces)))
+
+    def parked(self, most: int) -> list[ParkedRun]:
+        found: list[ParkedRun] = []
+        for links, buckets in self._masters():
+            due = _ask(
+                links, [("ZRANGE", self.own_keys.due(b), "0", str(most - 1)) for b in buckets]
+            )
+            for bucket, members in zip(buckets, due, strict=True):
+                names = [member[2:] for member in members if member[:2] == b"l "]
+                for name in names[: most - len(found)]:
+                    found += self._parked_for(links, bucket, name)
+        return found[:most]
+
+    def owed(self, homes: set[str]) -> list[Owed]:
+        found = []
+        for links, buckets in self._masters():
+            for home in sorted(homes):
+                keys = [f"{self.own_keys.prefix(bucket)}owed:{home}" for bucket in buckets]
+                answers = _ask(
+                    links,
+                    [
+                        *[("ZCARD", key) for key in keys],
+                        *[("ZRANGE", key, "0", "0", "WITHSCORES") for key in keys],
+                        ("TIME",),
+                    ],
+                )
+                now = _seconds(answers.pop())
+                counts, firsts = answers[: len(keys)], answers[len(keys) :]
+                since = [now - float(first[1]) / 1e6 for first in firsts if first]
+                if since:
+                    found.append(Owed(home, sum(counts), max(since)))
+        return found
+
+    def _parked_for(self, links: Connections, bucket: int, raw: bytes) -> Iterator[ParkedRun]:
+        prefix, name = self.own_keys.prefix(bucket), raw.decode(errors="surrogateescape")
+        with suppress(UnicodeEncodeError):
+            queue, messages = f"{prefix}q:{name}", f"{prefix}m:{name}"
+            (ids,) = _ask(links, [("ZRANGE", queue, "0", str(_PARKED_EACH - 1))])
+            asked = [("HGET", messages, each.decode()) for each in ids]
+            for text in filter(None, _ask(links, asked) if asked else ()):
+                with suppress(ValueError, TypeError, AttributeError):  # not of ours
+                    message = json.loads(text)
+                    headers = message.get("headers") or {}
+                    yield ParkedRun(
+                        name,
+                        str(message.get("home", "")),
+                        str(message.get("queue") or ""),
+                        str(headers.get("task", "")),
+                        str(headers.get("id", "")),
+                    )
+
+    def _at(self, links: Connections, bucket: int) -> Iterator[str]:
+        """What the user may not do at a server."""
+        namespace, key = self.own_keys.namespace, f"{self.own_keys.prefix(bucket)}-"
+        channel = self.own_keys.inbox("-", bucket)
+        names = [name for name in needed(self.scripts) if name in _TRIED]
+        commands = json.dumps([(name, *_TRIED[name]) for name in names])
+        try_all = ("EVAL", _TRY, "1", key, commands, channel)
+        tried: list[Command] = [
+            try_all,
+            ("EVALSHA", "0" * 40, "0"),
+            ("PING",),
+            *[("INFO", section) for section in _SECTIONS[:1]],
+            ("CONFIG", "GET", "save"),
+            ("SCAN", "0", "COUNT", "1"),
+            ("DBSIZE",),
+            ("MEMORY", "USAGE", key),
+        ]
+        if self.transport.replicas.needed:
+            tried.append(("WAIT", "0", "1"))
+        rules = [_rule(command) for command in tried]
+        said: list[tuple[str, Any]] = list(zip(rules, _answers(links, tried), strict=True))
+        inner = said[0][1]
+        if isinstance(inner, list):
+            said += [
+                (f"+{name.lower()}", ResponseError(text.decode()) if text else None)
+                for name, text in zip(names, inner, strict=True)
+            ]
+        said.append(("+subscribe", _subscribed(links, channel)))
+        for rule, answer in said:
+            if isinstance(answer, Exception) and forbids(answer):
+                yield _what(rule, str(answer), namespace)
+
+    def _masters(self) -> list[tuple[Connections, list[int]]]:
+        """Each server, and its buckets."""
+        found: dict[int, tuple[Connections, list[int]]] = {}
+        try:
+            for bucket in range(self.own_keys.buckets):
+                links = self.transport.at(self.own_keys.meta(bucket))
+                found.setdefault(id(links), (links, []))[1].append(bucket)
+        except FAULTS as error:
+            raise translate(error, "doctor") from error
+        return list(found.values())
+
+
+class _Sample:
+    def __init__(self) -> None:
+        self.seen = 0
+        self.counts: dict[str, int] = {}
+        self.namespaces: set[str] = set()
+        self._sizes: dict[str, list[int]] = {}
+
+    def add(self, names: Sequence[bytes], namespace: str, measure: Any) -> None:
+        self.seen += len(names)
+        some: dict[str, list[str]] = {}
+        for raw in names:
+            name = raw.decode(errors="surrogateescape")
+            found = _OURS.fullmatch(name)
+            if not found:
+                continue
+            if found["namespace"] != namespace:
+                if found["rest"] == "meta":
+                    self.namespaces.add(found["namespace"])
+                continue
+            kind = _kind(found["rest"])
+            self.counts[kind] = self.counts.get(kind, 0) + 1
+            if len(some.setdefault(kind, [])) < _MEASURED and name.isascii():
+                some[kind].append(name)
+        for kind, keys in some.items():
+            self._sizes.setdefault(kind, []).extend(measure(keys))
+
+    def size_of(self, kind: str) -> float:
+        sizes = self._sizes.get(kind)
+        return sum(sizes) / len(sizes) if sizes else 0.0
+
+
+def _kind(rest: str) -> str:
+    if rest.startswith("l:dedup\t"):
+        return "dedup markers"
+    return _KINDS.get(rest.partition(":")[0], "other")
+
+
+def _sampled(links: Connections, most: int) -> tuple[int, list[bytes], Any] | None:
+    size, cursor = 0, "0"
+    names: list[bytes] = []
+    while len(names) < most:
+        asked = [("DBSIZE",), ("SCAN", cursor, "COUNT", str(_SCANNED))]
+        size, page = _allowed(_answers(links, asked))
+        if isinstance(size, Exception) or isinstance(page, Exception):
+            return None
+        names += page[1]
+        cursor = page[0].decode()
+        if cursor == "0":
+            break
+
+    def measure(keys: Sequence[str]) -> list[int]:
+        answers = _answers(links, [("MEMORY", "USAGE", key) for key in keys])
+        return [each for each in answers if isinstance(each, int)]
+
+    return size, names, measure
+
+
+def _server(links: Connections) -> Server:
+    asked: list[Command] = [("INFO", section) for section in _SECTIONS]
+    *info, saves = _allowed(_answers(links, [*asked, ("CONFIG", "GET", "save")]))
+    fields: dict[str, str] = {}
+    for part in info:
+        lines = part.decode().splitlines() if isinstance(part, bytes) else []
+        fields |= dict(line.split(":", 1) for line in lines if ":" in line)
+    trips, clocks = [], []
+    for _ in range(_TRIPS):
+        sent, began = time.time(), time.monotonic()
+        (told,) = _allowed(_answers(links, [("TIME",)]))
+        took = time.monotonic() - began
+        trips.append(took)
+        if isinstance(told, list):
+            clocks.append((took, _seconds(told) - sent - took / 2))
+    took, clock = min(clocks, default=(0.0, 0.0))
+    told = saves[1].decode() if isinstance(saves, list) and len(saves) == 2 else None
+    return Server(fields, told, (clock, took / 2), tuple(sorted(trips)))
+
+
+def _answers(links: Connections, commands: Sequence[Command]) -> list[Any]:
+    """The answer to each command; an error of the server's is one."""
+    try:
+        return links.ask(commands, Effort())
+    except FAULTS as error:
+        raise translate(error, "doctor") from error
+
+
+def _allowed(answers: Sequence[Any]) -> Sequence[Any]:
+    """Answers; what the user may not ask stays an error."""
+    for answer in answers:
+        if isinstance(answer, Exception) and not forbids(answer):
+            raise translate(answer, "doctor") from answer
+    return answers
+
+
+def _ask(links: Connections, commands: Sequence[Command]) -> list[Any]:
+    """Answers, and no errors."""
+    answers = _answers(links, commands)
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise translate(answer, "doctor") from answer
+    return answers
+
+
+def _subscribed(links: Connections, channel: str) -> Exception | None:
+    link = links.make(1.0)
+    try:
+        link.connect()
+        link.send_command("SUBSCRIBE", channel, check_health=False)
+        link.read_response(disable_decoding=True)
+    except FAULTS as error:
+        return error
+    finally:
+        link.disconnect()
+    return None
+
+
+def _rule(command: Command) -> str:
+    first, *rest = (word.lower() for word in command[:2])
+    return f"+{first}|{rest[0]}" if first in ("config", "memory") else f"+{first}"
+
+
+def _what(rule: str, said: str, namespace: str) -> str:
+    """What is missing: the command, or its key or channel."""
+    if "channel" in said:
+        return f"&{namespace}:*"
+    return f"~{namespace}:*" if re.search(r"\bkeys?\b", said) else rule
+
+
+def _seconds(told: Sequence[bytes]) -> float:
+    return int(told[0]) + int(told[1]) / 1e6

@@ -1,0 +1,32 @@
+"""`doctor`."""
+
+from __future__ import annotations
+
+import click
+
+from ..doctor import ERROR, NOTICE, SEVERITIES, WARNING, describe, examine
+from .base import FOUND, NOT_FOUND, Here, command, plain
+
+
+@command
+@click.option("--workers/--no-workers", default=True, help="Ask the workers, too.")
+@click.option("--timeout", default=1.0, show_default=True, help="Seconds they have to answer.")
+@click.option(
+    "--fail-on",
+    type=click.Choice([ERROR, WARNING, NOTICE, "never"]),
+    default=WARNING,
+    show_default=True,
+    help="From which severity on the exit code is 1.",
+)
+def doctor(here: Here, workers: bool, timeout: float, fail_on: str) -> int:
+    """Say what would hurt before it does: settings, Redis, workers, what is parked.
+
+    The exit code is 1 if there is a finding of --fail-on, or worse. Nothing is changed.
+    """
+    namespace = here.namespace or "relock"
+    report = examine(here.app, here.redis, namespace, workers=workers, timeout=timeout)
+    here.show(report.as_dict(), map(plain, describe(report)))
+    if fail_on == "never" or not report.worst:
+        return FOUND
+    bad = SEVERITIES.index(report.worst) <= SEVERITIES.index(fail_on)
+    return NOT_FOUND if bad else FOUND

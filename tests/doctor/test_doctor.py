@@ -1,0 +1,410 @@
+"""The doctor says what is wrong with settings, servers, workers and parked runs; each is set up
+wrongly here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import uuid
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_relock import Lock, doctor
+from celery_relock.declaration import engine_of
+from celery_relock.engine.examination import Server
+from celery_relock.engine.protocol import Claim, ParkRequest
+from tests.support import RedisServer, wait_for
+from tests.support.clock import server_with_a_clock
+from tests.support.proxy import Proxy
+from tests.support.worker import ROOT, _import_afresh
+
+APP = "tests.doctor.apps.shop"
+
+
+def found(report, check):
+    return [each for each in getattr(report, "findings", report) if each.check == check]
+
+
+def only(report, check):
+    [finding] = found(report, check)
+    assert finding.why
+    assert finding.do
+    return finding
+
+
+# -- Servers that are set up wrongly -------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server(redis_binary):
+    started = RedisServer(binary=redis_binary)
+    started.client().config_set("save", "900 1")
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def configured(server):
+    """Set some of the server's settings, for this test."""
+    before = {}
+
+    def set_(name, value):
+        before.setdefault(name, server.client().config_get(name)[name])
+        server.client().config_set(name, value)
+
+    yield set_
+    for name, value in before.items():
+        server.client().config_set(name, value)
+
+
+def looked_at(server):
+    return doctor.examine(place=server.url, namespace=f"ns{uuid.uuid4().hex[:12]}")
+
+
+def test_of_a_server_that_is_as_it_should_be_there_is_nothing_to_say(server):
+    with Lock(server.url, "a", namespace="used"):
+        report = doctor.examine(place=server.url, namespace="used")
+    assert report.findings == ()
+    assert report.worst == ""
+    [facts] = report.facts["servers"]
+    assert facts["role"] == "master"
+    assert 0 < facts["round_trip"] < 1
+    kinds = {each["kind"]: each["keys"] for each in report.facts["memory"]["kinds"]}
+    assert kinds == {"meta": 1, "locks": 1}
+    assert json.loads(json.dumps(report.as_dict()))["findings"] == []
+
+
+def test_a_server_that_throws_keys_away(server, configured):
+    configured("maxmemory-policy", "allkeys-lru")
+    assert only(looked_at(server), "eviction").severity == "warning"
+    configured("maxmemory", "1gb")
+    finding = only(looked_at(server), "eviction")
+    assert finding.severity == "error"
+    assert "allkeys-lru" in finding.what
+
+
+def test_a_server_whose_memory_is_nearly_full(server, configured):
+    configured("maxmemory", str(int(server.client().info("memory")["used_memory"] * 1.05)))
+    assert "maxmemory" in only(looked_at(server), "memory").what
+
+
+def test_a_server_that_keeps_nothing_on_disk(server, configured):
+    configured("save", "")
+    assert only(looked_at(server), "persistence").severity == "warning"
+    configured("appendonly", "yes")
+    assert found(looked_at(server), "persistence") == []
+
+
+def test_a_server_that_cannot_save(server):
+    client = server.client()
+    path = server._folder / client.config_get("dbfilename")["dbfilename"]
+    path.unlink(missing_ok=True)
+    path.mkdir()
+
+    def saved():
+        with contextlib.suppress(Exception):  # it saves already
+            client.bgsave()
+        return client.info("persistence")["rdb_last_bgsave_status"]
+
+    wait_for(lambda: saved() == "err")
+    assert only(looked_at(server), "persistence").severity == "error"
+    path.rmdir()
+    wait_for(lambda: saved() == "ok")
+
+
+def test_a_replica(server):
+    server.client().execute_command("REPLICAOF", "127.0.0.1", "1")
+    try:
+        assert only(looked_at(server), "role").severity == "error"
+    finally:
+        server.client().execute_command("REPLICAOF", "NO", "ONE")
+
+
+def test_a_server_that_has_hardly_a_connection_left(server, configured):
+    with contextlib.ExitStack() as idle:
+        for _ in range(60):
+            idle.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        used = int(server.client().info("clients")["connected_clients"])
+        configured("maxclients", str(used + 5))
+        assert "maxclients" in only(looked_at(server), "connections").what
+
+
+def test_a_server_with_another_clock():
+    server = server_with_a_clock()
+    try:
+        server.set_clock(-7)
+        assert "7.0 s behind" in only(looked_at(server), "clock").what
+        server.set_clock(7)
+        assert "7.0 s ahead" in only(looked_at(server), "clock").what
+    finally:
+        server.stop()
+
+
+def test_a_server_that_is_far_away(server):
+    with Proxy(server.port) as proxy:
+        proxy.delay = 0.03
+        assert "round trip" in only(looked_at(proxy), "latency").what
+
+
+def test_a_server_that_is_too_old():
+    old = Server({"redis_version": "6.0.16"}, "900 1", (0.0, 0.0), (0.001,))
+    assert "6.0.16" in only(doctor._of_servers([old], {}), "version").what
+    new = old._replace(info={"redis_version": "6.2.0"})
+    assert list(doctor._of_servers([new], {})) == []
+
+
+def test_clocks_of_a_cluster_that_differ():
+    servers = [Server({}, None, (ahead, 0.1), (0.001,)) for ahead in (-0.7, 0.7)]
+    assert "1.4 s apart" in only(doctor._of_servers(servers, {}), "clock").what
+
+
+def test_no_server_at_all_a_wrong_password_and_another_layout(server):
+    away = doctor.examine(place="redis://127.0.0.1:1/0")
+    assert "cannot be reached" in only(away, "redis").what
+    refused = doctor.examine(place=server.url.replace("redis://", "redis://:wrong@"))
+    assert "login" in only(refused, "redis").what
+    server.client().hset("older:{0}:meta", mapping={"schema": "1", "buckets": "1"})
+    other = doctor.examine(place=server.url, namespace="older")
+    assert "another layout" in only(other, "redis").what
+    server.client().delete("older:{0}:meta")
+
+
+def test_a_namespace_that_nobody_uses_is_told_with_those_that_are_used(server):
+    with Lock(server.url, "a", namespace="shop"):
+        finding = only(doctor.examine(place=server.url, namespace="sohp"), "namespace")
+    assert finding.severity == "warning"
+    assert "shop" in finding.what
+    assert not server.client().keys("sohp*")
+
+
+def test_what_a_user_may_not_do_by_how_much_it_hurts():
+    told = {
+        finding.what.split()[-1]: finding.severity
+        for finding in doctor._permissions(["+hget", "&relock:*", "+publish", "+scan", "~relock:*"])
+    }
+    assert told == {
+        "+hget": "error",
+        "~relock:*": "error",
+        "+scan": "notice",
+        "&relock:*": "warning",
+        "+publish": "warning",
+    }
+
+
+def test_locks_that_take_much_memory():
+    from celery_relock.engine.examination import Kind, Memory
+
+    sample = Memory(2_000_000, 20_000, (Kind("ended executions", 15_000, 200.0),), ())
+    facts: dict[str, Any] = {}
+    assert "ended executions" in only(doctor._memory(sample, facts), "memory").what
+    assert facts["memory"]["kinds"] == [
+        {"kind": "ended executions", "keys": 1_500_000, "bytes": 300_000_000}
+    ]
+
+
+# -- Settings and tasks --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def app_with(server):
+    """An app with these settings. Closed: Celery hands shared tasks to every app that there is."""
+    made = []
+
+    def make(**settings):
+        made.append(Celery("shop", broker=server.url, set_as_current=False))
+        made[-1].conf.update(relock_url=server.url, relock_namespace="used", **settings)
+        return made[-1]
+
+    yield make
+    for app in made:
+        app.close()
+
+
+def test_settings_that_are_misspelt(app_with):
+    wrong = only(doctor.quick(app_with(relock_tttl=3)), "settings")
+    assert wrong.severity == "error"
+    assert "Did you mean relock_ttl?" in wrong.what
+    near = only(doctor.quick(app_with(relok_min_replicas=1)), "settings")
+    assert near.severity == "warning"
+    assert near.do == "Write relock_min_replicas."
+    assert doctor.quick(app_with(relock_ttl=3)) == ()
+
+
+def test_settings_of_django_without_the_namespace_of_celery():
+    code = """
+        from django.conf import settings
+        settings.configure(RELOCK_TTL=5, CELERY_RELOCK_URL="redis://127.0.0.1:1/0")
+        from celery import Celery
+        app = Celery("shop")
+        app.config_from_object("django.conf:settings", namespace="CELERY")
+        from celery_relock import doctor
+        for each in doctor.quick(app):
+            print(each.check, each.severity, each.do)
+    """
+    shown = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert shown[0] == "settings warning Write CELERY_RELOCK_TTL."
+    assert shown[1].startswith("redis error")
+
+
+def test_replicas_that_are_missing(app_with):
+    finding = only(doctor.quick(app_with(relock_min_replicas=1)), "replicas")
+    assert finding.severity == "error"
+
+
+def test_a_task_that_only_looks_locked_and_one_that_cannot_be_loaded(app_with):
+    app = app_with()
+
+    @app.task(name="plain", lock_key="a", shared=False)
+    def plain():
+        pass
+
+    finding = only(doctor.quick(app), "tasks")
+    assert "the task plain" in finding.what
+    broken = app_with()
+    broken.conf.imports = ["no_such_module_of_this_shop"]
+    assert "no_such_module" in only(doctor.quick(broken), "tasks").what
+
+
+# -- Workers, and what is parked -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def worker(module_worker):
+    started = module_worker(APP, concurrency=1, arguments=("-Q", "reports,celery"))
+    with Lock(started.settings["RELOCK_TEST_URL"], "a", namespace=namespace_of(started)):
+        yield started
+
+
+def namespace_of(worker):
+    return worker.settings["RELOCK_TEST_NAMESPACE"]
+
+
+def of_workers(app):
+    return doctor.examine(app, timeout=0.7)
+
+
+def test_workers_tell_of_themselves(worker):
+    report = of_workers(worker.module.app)
+    assert found(report, "workers") == found(report, "parked") == found(report, "namespace") == []
+    [told] = report.facts["workers"].values()
+    assert told["version"] == report.facts["version"]
+    assert told["namespace"] == namespace_of(worker)
+    assert told["tasks"] == {"charge": "'account:{account}'", "report": "'report:{name}'"}
+    assert worker.settings["RELOCK_TEST_URL"] not in str(report.facts)
+
+
+def test_workers_whose_locks_are_elsewhere_or_named_otherwise(worker):
+    named = _import_afresh(APP, {**worker.settings, "TEST_KEY": "charge:{account}"}).app
+    finding = only(of_workers(named), "workers")
+    assert finding.severity == "error"
+    assert "'account:{account}'" in finding.what
+    assert "'charge:{account}'" in finding.what
+    other = _import_afresh(APP, worker.settings).app
+    other.conf.relock_namespace = "other"
+    assert "relock_namespace" in only(of_workers(other), "workers").what
+    moved = _import_afresh(APP, worker.settings).app
+    moved.conf.relock_url = moved.conf.relock_url.removesuffix("/0") + "/1"
+    assert "another address" in only(of_workers(moved), "workers").what
+
+
+def test_a_worker_that_runs_a_locked_task_without_the_library(worker, module_worker):
+    old = module_worker(
+        "tests.doctor.apps.old",
+        namespace=namespace_of(worker),
+        concurrency=1,
+        arguments=("-n", "old@host"),
+    )
+    finding = only(of_workers(worker.module.app), "workers")
+    assert finding.severity == "error"
+    assert finding.what == "the worker old@host runs charge without a lock"
+    assert old.stop() == 0
+
+
+def test_no_worker_and_no_broker(app_with):
+    app = app_with()
+    assert "no worker has answered" in only(doctor.examine(app, timeout=0.1), "workers").what
+    app.conf.update(broker_url="redis://127.0.0.1:1/0", broker_transport_options={"max_retries": 1})
+    assert only(doctor.examine(app, timeout=0.1), "workers").severity == "warning"
+
+
+def test_parked_runs_whose_queue_nobody_consumes(worker):
+    app, tasks = worker.module.app, worker.module
+    name = uuid.uuid4().hex
+    lock = Lock(app.conf.relock_url, f"report:{name}", namespace=namespace_of(worker))
+    with lock:
+        sent = tasks.report.delay(name)
+        backend = engine_of(app).backend
+        wait_for(lambda: backend.inspect(f"report:{name}").waiting == 1)
+        assert found(of_workers(app), "parked") == []
+        app.control.cancel_consumer("reports", reply=True)
+        wait_for(lambda: found(of_workers(app), "parked"))
+        finding = only(of_workers(app), "parked")
+        app.control.add_consumer("reports", reply=True)
+    assert finding.severity == "error"
+    assert f"report[{sent.id}]" in finding.what
+    assert "-Q reports" in finding.do
+    assert sent.get(timeout=20) == 1
+
+
+def test_parked_runs_that_nobody_can_send(app_with, namespace, monkeypatch):
+    monkeypatch.setattr(doctor, "_OWED", -1.0)
+    app = app_with()
+    app.conf.relock_namespace = namespace
+    backend = engine_of(app).backend
+    claims = [Claim(run, f"of {run}".replace(" ", "-"), run, ("a",), (1,), 30.0) for run in "xy"]
+    text = json.dumps({"home": "gone", "queue": "q", "headers": {"task": "charge", "id": "7"}})
+    backend.acquire(claims[0])
+    backend.park(claims[1], ParkRequest(text, "gone", "7"))
+    backend.release(("a",), "x", "of-x")
+    of_others, owed = sorted(
+        found(doctor.examine(app, workers=False), "parked"), key=lambda each: -len(each.severity)
+    )
+    assert (of_others.severity, owed.severity) == ("notice", "error")
+    assert "charge" in of_others.what
+    assert owed.what.startswith("1 parked runs have had their turn")
+
+
+# -- The command ---------------------------------------------------------------------------------
+
+
+def command(worker, *words):
+    return subprocess.run(
+        [sys.executable, "-m", "celery", "-A", APP, "relock", "doctor", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **worker.settings},
+    )
+
+
+def test_the_command_prints_what_why_and_what_to_do_and_ends_as_asked(worker):
+    shown = command(worker, "--timeout", "0.7")
+    assert shown.returncode == 1  # the tests' server keeps nothing on disk
+    assert "WARNING: the server keeps nothing on disk\n  why: " in shown.stdout
+    assert f"worker: {namespace_of(worker)}@127.0.0.1, celery-relock" in shown.stdout
+    told = command(worker, "--json", "--no-workers", "--fail-on", "error")
+    assert told.returncode == 0
+    document = json.loads(told.stdout)
+    assert [each["check"] for each in document["findings"]] == ["persistence"]
+    assert set(document["findings"][0]) == {"check", "severity", "what", "why", "do"}
+    assert "workers" not in document["facts"]
+
+
+def test_without_redis_the_command_says_so_without_a_trace(worker):
+    away = command(worker, "--redis", "redis://127.0.0.1:1/0")
+    assert away.returncode == 1
+    assert "cannot be reached" in away.stdout
+    assert away.stderr == ""
