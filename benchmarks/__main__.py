@@ -60,6 +60,7 @@ def main(
             yield f"Renewal of {number:,} locks", renewal.measure(server.url, rounds * 3, number)
         if "memory" in wanted:
             yield "Memory", memory.measure(server.url)
+            yield "Memory of a namespace", memory.redis_bytes(server.url)
         if "growth" in wanted:
             yield "Growth", growth.measure(server.url, rounds * 5, sizes)
             yield "Through one semaphore", growth.through(server.url, executions)

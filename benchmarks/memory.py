@@ -1,10 +1,13 @@
-"""Memory: what a held lock takes up in the server."""
+"""Memory: what a lock, a waiter, a message or a tombstone takes up in the server."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import redis
 
 from benchmarks.contenders import COMMANDS, KEPT, LIMIT, UNCONTENDED, Make
+from benchmarks.growth import Bench
 from benchmarks.rounds import table
 
 _MANY = 2000
@@ -18,6 +21,47 @@ def measure(url: str) -> str:
     rows = [(name, *_weigh(url, make)) for name, make in UNCONTENDED.items() if name not in _NOT]
     head = ["contender", "`MEMORY USAGE`, bytes per lock", "keys per lock"]
     return table([*head, f"growth of the server by {_MANY:,} locks, bytes per lock"], rows)
+
+
+def redis_bytes(url: str) -> str:
+    """Bytes of the server for each of what a namespace has many of, by its growth."""
+    rows = []
+    for name, prepare in KINDS.items():
+        with redis.Redis.from_url(url) as client:
+            client.flushdb()
+            bench = Bench(url, "relock")
+            prepare(bench, 1)
+            before = _dataset(client)
+            prepare(bench, _MANY)
+            rows.append((name, f"{(_dataset(client) - before) / _MANY:.0f}"))
+            bench.close()
+            client.flushdb()
+    return table(["one more", "bytes of the server"], rows)
+
+
+def _held(bench: Bench, count: int) -> None:
+    for number in range(count):
+        bench.held(bench.new(), f"account:{count}:{number}")
+
+
+def _holder(bench: Bench, count: int) -> None:
+    for _ in range(count):
+        bench.held(bench.new(), "semaphore", limit=1_000_000)
+
+
+def _ended(bench: Bench, count: int) -> None:
+    for _ in range(count):
+        execution = bench.held(bench.new() + "-as-long-as-ids", "account:42")
+        bench.release(execution, "account:42", ended="run", remember=3600.0)
+
+
+KINDS: dict[str, Callable[[Bench, int], object]] = {
+    "held lock": _held,
+    "holder of one semaphore": _holder,
+    "execution that waits in a process": Bench.waiters,
+    "parked execution, with a message of 500 bytes": Bench.parked,
+    "execution that has ended, for as long as it is remembered": _ended,
+}
 
 
 def _weigh(url: str, make: Make) -> tuple[object, ...]:

@@ -102,6 +102,7 @@ def engine_of(app: Any) -> Engine:
         if engine.parking.sender is None:
             engine.parking.sender = Outbox(engine.backend.consumed)
         engine.parking.sender.add(app)
+        engine.keep(found.remember, found.most_parked)
         _engines[app] = engine
     return _engines[app]
 

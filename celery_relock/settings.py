@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -19,6 +19,7 @@ _PREFIX = "relock_"
 SETTINGS = (
     *("url", "namespace", "use_ssl", "transport_options"),
     *("min_replicas", "min_replicas_timeout", "prefix"),
+    *("remember", "max_parked_messages", "max_parked_bytes"),
 )
 # What of the transport options says how a Redis is found; with `relock_url` there is one more.
 _TRANSPORT = ("master_name", "sentinel_kwargs", "min_other_sentinels")
@@ -40,6 +41,8 @@ class StoreSettings:
         transport: what of Celery's `…_transport_options` is for Sentinels.
         replicas: how many have to have a hold, and how many seconds they have for it.
         source: the setting that the URL came from.
+        remember: for how many seconds an execution that has ended is remembered.
+        most_parked: how many messages, of how many bytes, may be parked at all locks together.
     """
 
     url: object
@@ -48,6 +51,8 @@ class StoreSettings:
     source: str = "relock_url"
     transport: Mapping[str, Any] | None = None
     replicas: tuple[int, float] = (0, 1.0)
+    remember: float = 3600.0
+    most_parked: tuple[int, int] = (1_000_000, 1_000_000_000)
 
     def __repr__(self) -> str:
         return f"StoreSettings(namespace={self.namespace!r}, source={self.source!r})"
@@ -63,12 +68,13 @@ def store_settings(app: Any) -> StoreSettings:
     namespace = _namespace(conf)
     place = _get(conf, "relock_url")
     if callable(place) or hasattr(place, "connection_pool") or hasattr(place, "nodes_manager"):
-        return StoreSettings(place, None, namespace, replicas=_replicas(conf))
+        return _bounded(StoreSettings(place, None, namespace, replicas=_replicas(conf)), conf)
     for source, value in _places(conf):
         for url in _urls(value):
             if source == "relock_url" or _is_redis(url):
                 ssl, transport = _ssl(conf, source, url), _transport(conf, source)
-                return StoreSettings(url, ssl, namespace, source, transport, _replicas(conf))
+                found = StoreSettings(url, ssl, namespace, source, transport, _replicas(conf))
+                return _bounded(found, conf)
     raise LockConfigError(
         "celery-relock needs a Redis, and neither the result backend nor the broker is one. "
         'Set relock_url, for example app.conf.relock_url = "redis://localhost:6379/0".'
@@ -234,6 +240,27 @@ def _transport(conf: Any, source: str) -> Mapping[str, Any] | None:
     of = "result_backend" if source == "result_backend" else "broker"
     theirs = conf.get(f"{of}_transport_options") or {}
     return {name: theirs[name] for name in _TRANSPORT if name in theirs} or None
+
+
+def _bounded(found: StoreSettings, conf: Any) -> StoreSettings:
+    """With what may pile up in the Redis."""
+
+    def number(name: str, default: float, kinds: Any, what: str) -> Any:
+        value = _get(conf, name)
+        value = default if value is _UNSET else value
+        if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < float("inf"):
+            raise LockConfigError(f"settings: {name}={value!r}: give {what} above 0")
+        return value
+
+    messages, size = found.most_parked
+    return replace(
+        found,
+        remember=float(number("relock_remember", found.remember, (int, float), "seconds")),
+        most_parked=(
+            number("relock_max_parked_messages", messages, int, "a whole number"),
+            number("relock_max_parked_bytes", size, int, "a whole number of bytes"),
+        ),
+    )
 
 
 def _replicas(conf: Any) -> tuple[int, float]:

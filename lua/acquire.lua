@@ -15,7 +15,7 @@
 -- Reply {HELD, fence, reentered, …}: the execution has all locks; a pair per lock
 -- Reply {WAIT, rank, ms}: queued at this rank; look again after ms, when the next lease ends
 -- Reply {PARKED, rank, execution, name, message, …}: the message is in the queue at this rank; messages to resume
--- Reply {FULL, index, count}: so many are parked at the lock with this index already
+-- Reply {FULL, index, count, bytes}: so many are parked at the lock with this index already; 0 and the bytes, for all locks
 -- Reply {BUSY, index, ms, fence, owner, label, waiting, parked}: somebody else holds this lock; is the execution parked?
 -- Reply {DEADLOCK, lock, label, …}: waiting would never end: the holder of the lock waits for the next lock, and so on
 -- Reply {DUPLICATE, ms, label}: another attempt of the same execution lives, for ms more without renewal
@@ -169,10 +169,10 @@ end
 
 -- A parked execution has no process, so it joins no permit before all its locks are free.
 local function park(wanted, index)
-  local full, parked = Claim.full(me, wanted.locks)
+  local full = Claim.full(me, wanted.locks)
   Claim.leave_other_places(me, full and {} or wanted.locks)
   if full then
-    return { 'FULL', full.index_of_claim, parked }
+    return { 'FULL', unpack(full) }
   end
   Claim.park(me, wanted)
   return parked_at(locks[index])

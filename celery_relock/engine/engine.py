@@ -51,6 +51,9 @@ WAITER_LEASE = 6.0
 REMEMBER_ATTEMPT = 60.0
 # How often a park asks again for a lock whose lease had run out when the answer came.
 _TRIES = 3
+# For how many seconds an execution that has ended is remembered; how many messages, of how many
+# bytes, may be parked. An app may say otherwise.
+REMEMBER, MOST_PARKED = 3600.0, (1_000_000, 1_000_000_000)
 # How soon a backend that was away is asked again, in seconds.
 _AGAIN = 0.5
 
@@ -60,16 +63,26 @@ logger = logging.getLogger("celery_relock")
 class Engine:
     """Locks over one backend. A process has one engine for each backend, also after a fork.
 
-    Args:
+    Attributes:
         remember: for how many seconds an execution that has ended is remembered (a tombstone in the
             backend), so that a late copy of its message is told that there is nothing to do.
+        most_parked: how many messages, of how many bytes, may be parked at all locks together.
     """
 
-    def __init__(self, backend: Backend, remember: float = 3600.0) -> None:
+    def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self.remember = remember
-        self.parking = Parking(backend, remember)
+        self.remember = REMEMBER
+        self.most_parked = MOST_PARKED
+        self._asked_for: list[tuple[float, tuple[int, int]]] = []
+        self.parking = Parking(backend)
         self._inbox = Inbox(backend)
+
+    def keep(self, remember: float, most_parked: tuple[int, int]) -> None:
+        """What an app asks for. Of several apps that share the engine the most counts."""
+        self._asked_for.append((remember, most_parked))
+        self.remember = self.parking.remember = max(each for each, _ in self._asked_for)
+        messages, sizes = zip(*(each for _, each in self._asked_for), strict=True)
+        self.most_parked = max(messages), max(sizes)
 
     def lease(self, claim: Claim, on_lost: Callable[[str], None] | None = None) -> Lease:
         """A lease for the claim; nothing is sent. `on_lost` is called from another thread."""
@@ -181,6 +194,8 @@ class Engine:
     ) -> Held | Parked | Full | Duplicate | Deadlocked | Ended:
         """Acquire the locks of a lease, or park a message for them, which `release` takes back.
         Raises as `acquire` does."""
+        most, size = self.most_parked
+        park_request = park_request._replace(most_in_all=most, most_bytes=size)
         for _ in range(_TRIES):
             sent = self._begin(lease)
             answer = self.backend.park(lease.claim, park_request, self._inbox.name)
@@ -306,9 +321,9 @@ class Parking:
         remember: for how many seconds an execution counts as ended that was taken out of the queue.
     """
 
-    def __init__(self, backend: Backend, remember: float = 3600.0) -> None:
+    def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self.remember = remember
+        self.remember = REMEMBER
         self.sender: Sender | None = None
         self._reset()
 

@@ -133,6 +133,8 @@ class ParkRequest(NamedTuple):
         task: short id of the task, which a revoke names.
         patience: seconds after which the message is resumed, lock or not; None without end.
         most: how many messages may be parked at one lock.
+        most_in_all, most_bytes: how many messages, of how many bytes, may be parked at all locks
+            together; in a cluster, of one bucket.
     """
 
     message: str
@@ -140,6 +142,8 @@ class ParkRequest(NamedTuple):
     task: str
     patience: float | None = None
     most: int = 10_000
+    most_in_all: int = 1_000_000
+    most_bytes: int = 1_000_000_000
 
 
 class Message(NamedTuple):
@@ -159,10 +163,12 @@ class Parked(NamedTuple):
 
 
 class Full(NamedTuple):
-    """Nothing was parked: there are `parked` messages at this lock already."""
+    """Nothing was parked: there are `parked` messages at this lock already. With the name "" there
+    are so many at all locks together, of `size` bytes."""
 
     name: str
     parked: int
+    size: int = 0
 
 
 class Successor(NamedTuple):

@@ -42,8 +42,6 @@ logger = logging.getLogger("celery_relock")
 FIRST, LONGEST = 0.25, 10.0
 # How long a worker that lives may take from giving a lock back to storing the result, in seconds.
 _STORING = 2.0
-# For how long it is known that a run has ended that may come once more, in seconds.
-_CALLED_OFF = 3600.0
 
 
 # Asked where an execution turns out to have ended: True if nothing of it is to run again, whatever
@@ -230,6 +228,13 @@ def _park(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -
     found = _parked(attempt, left)
     if isinstance(found, Held):
         return found
+    if isinstance(found, Full) and not found.name:
+        raise LockConflict(
+            f"{found.parked} messages of {found.size} bytes are parked for all locks together, and "
+            "relock_max_parked_messages and relock_max_parked_bytes allow no more: see celery "
+            f"relock stats; {error}",
+            *error.args[1:],
+        )
     if isinstance(found, Full):
         raise LockConflict(
             f"{found.parked} runs are parked for the lock {found.name!r} already, which is "
@@ -350,7 +355,7 @@ def call_off(attempt: Attempt) -> None:
     if attempt.message is None or not header_of(attempt.message).own:
         return  # an id made from the task id is not remembered
     with suppress(RelockError):
-        told = ("run", _CALLED_OFF, engine.parking.home)
+        told = ("run", engine.remember, engine.parking.home)
         engine.parking.forward(
             engine.backend.release(claim.names, claim.execution_id, KEPT, *told).messages
         )

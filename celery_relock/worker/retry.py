@@ -193,7 +193,12 @@ def on_revoked(task: Any, request: Any, terminated: bool) -> None:
         names = [name for name, _ in header.kept]
         # As a run that has ended: the body that sent the retry may not have left its hold yet.
         back = engine.backend.release(
-            names, header.execution_id, KEPT, ended="run", remember=3600.0, home=engine.parking.home
+            names,
+            header.execution_id,
+            KEPT,
+            ended="run",
+            remember=engine.remember,
+            home=engine.parking.home,
         )
         engine.parking.forward(back.messages)
     except RelockError as error:

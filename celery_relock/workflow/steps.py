@@ -55,9 +55,6 @@ from ..worker.states import Aside, Late, SentAgain, is_acknowledged
 
 logger = logging.getLogger("celery_relock")
 
-# For how long a step that was revoked is known to be over, in seconds.
-_REMEMBER = 3600.0
-
 
 # -- The stamps ----------------------------------------------------------------------------------
 
@@ -424,7 +421,7 @@ def on_revoked(task: Any, request: Any, terminated: bool) -> None:
             engine = engine_of(task.app)
             own = hold_id(header_of(request).execution_id, lock.id)
             # As ended: the step before may not have left its hold yet, and must not leave it here.
-            ended = ("run", _REMEMBER, engine.parking.home)
+            ended = ("run", engine.remember, engine.parking.home)
             released = engine.backend.release(lock.names, own, KEPT, *ended)
             engine.parking.forward(released.messages)
     except RelockError as error:

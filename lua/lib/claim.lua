@@ -106,13 +106,21 @@ function Claim.wait(me, wanted)
   enter(me, wanted, place_for(me, wanted))
 end
 
--- The first of these locks that has no room for one more message, and how many messages it has.
+-- The index of the first of these locks that has no room for one more message, and how many messages it
+-- has; 0, all messages of the bucket and their bytes, where those leave no room.
 function Claim.full(me, locks)
+  local asked = me.asked
   for _, lock in ipairs(locks) do
     local parked = redis.call('HLEN', lock.messages)
-    if parked >= me.asked.most and redis.call('HEXISTS', lock.messages, me.execution) == 0 then
-      return lock, parked
+    if parked >= asked.most and redis.call('HEXISTS', lock.messages, me.execution) == 0 then
+      return { lock.index_of_claim, parked, 0 }
     end
+  end
+  local all = redis.call('HMGET', me.call.meta, 'parked', 'bytes')
+  local parked, bytes = tonumber(all[1] or 0), tonumber(all[2] or 0)
+  local is_over = parked >= asked.most_in_all or bytes + #asked.message > asked.most_bytes
+  if is_over and redis.call('HEXISTS', me.call.prefix .. 'parked', me.execution) == 0 then
+    return { 0, parked, bytes }
   end
   return nil
 end

@@ -146,6 +146,7 @@ function Parked.keep(call, locks, execution, waiter, text)
     redis.call('HSET', lock.messages, execution, i == 1 and text or '')
   end
   redis.call('HSET', call.prefix .. 'parked', execution, locks[1].name, '#' .. waiter.task, execution)
+  Queue.count_parked(call, 1, #text)
   keep_deadline(call, execution, waiter)
 end
 

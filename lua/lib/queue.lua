@@ -36,6 +36,7 @@ function Queue.unpark(call, locks, execution, waiter)
   if not waiter or not waiter.parked then
     return
   end
+  local size = redis.call('HSTRLEN', locks[1].messages, execution)
   for _, lock in ipairs(locks) do
     redis.call('HDEL', lock.messages, execution)
     -- Whoever waits in a process has a heartbeat that makes this longer again.
@@ -46,13 +47,27 @@ function Queue.unpark(call, locks, execution, waiter)
     end
   end
   local parked = call.prefix .. 'parked'
-  redis.call('HDEL', parked, execution)
+  local was_parked = redis.call('HDEL', parked, execution)
   -- Another execution of the task may be parked by now: a retry, while a copy still lies here.
   if redis.call('HGET', parked, '#' .. waiter.task) == execution then
     redis.call('HDEL', parked, '#' .. waiter.task)
   end
   redis.call('ZREM', call.prefix .. 'due', 'r ' .. execution)
   redis.call('ZREM', call.prefix .. 'owed:' .. waiter.home, execution)
+  if was_parked == 1 then
+    Queue.count_parked(call, -1, 0 - size)  -- `-size` may be -0, which is no integer to Redis
+  end
+end
+
+-- How many messages are parked in this bucket, and their bytes: for a bound, and zero when none is there,
+-- whatever a server that evicts keys has made of it.
+function Queue.count_parked(call, messages, bytes)
+  if redis.call('EXISTS', call.prefix .. 'parked') == 0 then
+    redis.call('HDEL', call.meta, 'parked', 'bytes')
+  else
+    redis.call('HINCRBY', call.meta, 'parked', messages)
+    redis.call('HINCRBY', call.meta, 'bytes', bytes)
+  end
 end
 
 function Queue.leave(call, lock, execution, waiter)

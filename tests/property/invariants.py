@@ -59,13 +59,14 @@ class Invariants(RuleBasedStateMachine):
                 assert text == (f"text of {run}" if run in first else "")
             here = {run for run, place in self.model.queues[name].items() if place.parked}
             assert set(lock.messages) == here
-        index, due, owed = self.parking
+        index, due, owed, counted = self.parking
         looks = {f"l {name}" for name, lock in self.now.items() if lock.messages}
         assert due == looks | {f"r {run}" for run in self.model.deadlines}
         assert index == {run: next(iter(place.limits)) for run, place in parked.items()} | {
             f"#t-{run}": run for run in parked
         }
         assert owed == {home: set(self.model.owed[home]) for home in owed}
+        assert counted == (len(parked), sum(len(f"text of {run}") for run in parked))
 
     @invariant()
     def invariant_01_at_most_so_many_entries_as_the_limit(self) -> None:

@@ -45,24 +45,27 @@ def read(desk: Desk, names: tuple[str, ...]) -> dict[str, RealLock]:
 
 class RealParking(NamedTuple):
     """What Redis has of parked runs beside their locks: which lock each is at (and each task's
-    run), what is to be looked at some time, and by home who is owed a sender."""
+    run), what is to be looked at some time, by home who is owed a sender, and how many messages
+    of how many bytes it counts."""
 
     index: dict[str, str]
     due: set[str]
     owed: dict[str, set[str]]
+    counted: tuple[int, int]
 
 
 def read_parking(desk: Desk, homes: tuple[str, ...]) -> RealParking:
     prefix = desk.keys.prefix(0)
     pipe = desk.client.pipeline(transaction=True).hgetall(f"{prefix}parked")
-    pipe.zrange(desk.keys.due(), 0, -1)
+    pipe.zrange(desk.keys.due(), 0, -1).hmget(desk.keys.meta(), "parked", "bytes")
     for home in homes:
         pipe.zrange(f"{prefix}owed:{home}", 0, -1)
-    index, due, *owed = pipe.execute()
+    index, due, counted, *owed = pipe.execute()
     return RealParking(
         {key.decode(): value.decode() for key, value in index.items()},
         {member.decode() for member in due},
         {home: {run.decode() for run in runs} for home, runs in zip(homes, owed, strict=True)},
+        (int(counted[0] or 0), int(counted[1] or 0)),
     )
 
 

@@ -110,11 +110,14 @@ class Desk:
         task: str = "",
         patience: float | None = None,
         most: int = 10_000,
+        most_in_all: int = 1_000_000,
+        most_bytes: int = 1_000_000_000,
         **more: Any,
     ) -> Any:
         """Take the locks, or leave a message (`text`, or the run's name) in line for them."""
         park_request = ParkRequest(
-            text or f"text of {run}", home, task or f"t-{run}", patience, most
+            text or f"text of {run}",
+            *(home, task or f"t-{run}", patience, most, most_in_all, most_bytes),
         )
         answer = self.backend.park(_claim(run, attempt_id, **more), park_request)
         self._out += answer.messages if isinstance(answer, Parked) else ()

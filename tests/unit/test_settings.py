@@ -374,6 +374,14 @@ def test_how_many_replicas_have_to_have_a_hold_is_a_setting() -> None:
         assert store_settings(app).replicas == (2, 3.0)
 
 
+def test_what_may_pile_up_is_a_setting() -> None:
+    found = store_settings(make(relock_url="redis://h"))
+    assert (found.remember, found.most_parked) == (3600.0, (1_000_000, 1_000_000_000))
+    more = {"relock_max_parked_messages": 7, "relock_max_parked_bytes": 9, "relock_remember": 60}
+    found = store_settings(make(relock_url="redis://h", **more))
+    assert (found.remember, found.most_parked) == (60.0, (7, 9))
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -382,8 +390,12 @@ def test_how_many_replicas_have_to_have_a_hold_is_a_setting() -> None:
         ("relock_min_replicas", "1"),
         ("relock_min_replicas_timeout", 0),
         ("relock_min_replicas_timeout", "soon"),
+        ("relock_remember", 0),
+        ("relock_remember", "1h"),
+        ("relock_max_parked_messages", 0.5),
+        ("relock_max_parked_bytes", -1),
     ],
 )
-def test_a_number_of_replicas_that_cannot_be_used_is_told(name: str, value: Any) -> None:
+def test_a_number_that_cannot_be_used_is_told(name: str, value: Any) -> None:
     with pytest.raises(LockConfigError, match=f"{name}={value!r}"):
         store_settings(make(relock_url="redis://h", **{name: value}))

@@ -108,6 +108,8 @@ class RedisBackend:
             "home": park_request.home,
             "task": park_request.task,
             "most": park_request.most,
+            "most_in_all": park_request.most_in_all,
+            "most_bytes": park_request.most_bytes,
         }
         if park_request.patience is not None:
             place["patience"] = max(round(park_request.patience * 1000), 0)
@@ -115,7 +117,7 @@ class RedisBackend:
         if reply[0] == b"PARKED":
             return Parked(reply[1], _messages(reply[2:]))
         if reply[0] == b"FULL":
-            return Full(claim.names[reply[1] - 1], reply[2])
+            return Full(claim.names[reply[1] - 1] if reply[1] else "", *reply[2:])
         found = answer_to(claim, reply, repeated, sent)
         assert isinstance(found, Held | Duplicate | Deadlocked | Ended), found
         return found

@@ -1,0 +1,40 @@
+"""What piles up has bounds that an app can set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import redis
+
+from celery_relock.engine.protocol import Full, Parked, ParkRequest
+
+
+def test_an_end_is_remembered_as_long_as_the_app_says(
+    runs: Callable[..., Any], client: redis.Redis, namespace: str
+) -> None:
+    process = runs()
+    process.engine.keep(remember=100.0, most_parked=(1, 1))
+    lease = process.held("a")
+    assert process.engine.release(lease, ended=True)
+    left = client.pttl(f"{namespace}:{{0}}:d:{lease.claim.execution_id}")
+    assert 90_000 < left <= 100_000
+
+
+def test_of_two_apps_with_one_engine_the_most_counts(runs: Callable[..., Any]) -> None:
+    engine = runs().engine
+    engine.keep(60.0, (5, 10))
+    assert (engine.remember, engine.most_parked) == (60.0, (5, 10))
+    engine.keep(30.0, (7, 9))
+    assert (engine.remember, engine.parking.remember, engine.most_parked) == (60.0, 60.0, (7, 10))
+
+
+def test_an_app_has_a_bound_for_all_that_it_parks(runs: Callable[..., Any]) -> None:
+    process = runs()
+    process.engine.keep(60.0, (1, 1000))
+    held = [process.held("a"), process.held("b")]
+    request = ParkRequest("message", "home", "task")
+    assert isinstance(process.engine.park(process.lease("a"), request), Parked)
+    assert process.engine.park(process.lease("b"), request) == Full("", 1, len("message"))
+    for lease in held:
+        process.release(lease)
