@@ -21,7 +21,7 @@ from celery_relock import Lock
 from tests.company.companions import Companion
 from tests.support import Worker, reaper, wait_for
 from tests.support.journal import Event
-from tests.support.worker import ROOT, _environment
+from tests.support.worker import ROOT, environment_of
 
 MODULE = "tests.company.app"
 SLOTS = 2
@@ -111,7 +111,7 @@ class Company:
 
     def _own(self, env: dict[str, str] | None = None) -> dict[str, str]:
         names = {"RELOCK_TEST_URL": self.url, "RELOCK_TEST_NAMESPACE": self.namespace}
-        return _environment({**names, **self.env, **(env or {})})
+        return environment_of({**names, **self.env, **(env or {})})
 
 
 class Process:

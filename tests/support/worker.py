@@ -73,7 +73,7 @@ class Worker:
             *("--without-gossip", "--without-mingle", *arguments),
         ]
         start = nursery.start if _is_plain(pool, own, program) else partial(_start_afresh, program)
-        self._process = start(arguments, _environment(own))
+        self._process = start(arguments, environment_of(own))
         threading.Thread(target=self._read, daemon=True).start()
         try:
             self.wait_for_log(_READY, timeout)
@@ -168,7 +168,8 @@ def _start_afresh(
     )
 
 
-def _environment(own: Mapping[str, str]) -> dict[str, str]:
+def environment_of(own: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process of a test's, without settings from outside."""
     outside = {
         name: value
         for name, value in os.environ.items()

@@ -42,7 +42,7 @@ ARROWS: dict[str, set[str]] = {
     "engines": {"engine", "backends", "errors"},
     "backends": {"engine", "errors"},
     "engine": {"contrib", "errors"},
-    "contrib": {"errors", "signals"},
+    "contrib": {"admin", "engine", "errors", "signals"},
     "errors": set(),
 }  # fmt: skip
 #: Which libraries a layer may use besides the standard library.

@@ -1,11 +1,26 @@
-"""The app's name and label."""
+"""The app's name and label, its check, and the Celery app whose locks it shows."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from django.apps import AppConfig
 
 
 class RelockConfig(AppConfig):  # type: ignore[misc]  # Django ships no types
+    """
+    Attributes:
+        celery: the Celery app of the project: the current one when Django was set up.
+    """
+
     name = "celery_relock.contrib.django"
     label = "celery_relock"
     verbose_name = "Locks"
+    default_auto_field = "django.db.models.BigAutoField"
+    celery: Any = None
+
+    def ready(self) -> None:
+        from celery import current_app
+
+        # Now, in the main thread: in another one the current app is Celery's default.
+        self.celery = current_app._get_current_object()

@@ -1,0 +1,162 @@
+"""The page in Django's admin: locks, their holders and waiters, and two buttons.
+
+Everything is asked of Redis when the page is made, and nothing of it is in the database but the log
+of what was done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+from django.apps import apps
+from django.contrib import admin, messages
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.utils import quote, unquote
+from django.contrib.contenttypes.models import ContentType
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from django.views.decorators.http import require_POST
+
+from ...admin import LockInfo, Locks
+from ...engine.events import duration
+from ...errors import RelockError
+from .models import Lock
+
+# Rows of a page.
+_SHOWN = 200
+_FREE = "celery_relock.free_lock"
+
+
+@admin.register(Lock)
+class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no types
+    """Locks in the admin: no objects, so none of its forms."""
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def get_urls(self) -> list[Any]:
+        def at(route: str, view: Callable[..., HttpResponse], name: str) -> Any:
+            # Named as Django names its own, for the index page and the log's links.
+            return path(route, self.admin_site.admin_view(view), name=f"celery_relock_lock_{name}")
+
+        return [
+            at("", self.list_view, "changelist"),
+            at("free/", require_POST(self.free_view), "free"),
+            at("<path:object_id>/change/", self.lock_view, "change"),
+        ]
+
+    def list_view(self, request: HttpRequest) -> HttpResponse:
+        """All locks, those for which most wait first; and, if asked, what a task does."""
+        self._needs(request, self.has_view_permission(request))
+        wanted = request.GET.get("q", "").strip()
+        task_id = request.GET.get("task", "").strip()
+        found: dict[str, Any] = {"q": wanted, "task": task_id}
+        try:
+            locks = self._locks(request)
+            pattern = wanted if set(wanted) & set("*?[") else f"*{wanted}*"
+            first = list(islice(locks.find(pattern), _SHOWN + 1))
+            found["cut"] = len(first) > _SHOWN
+            by_waiters = sorted(first[:_SHOWN], key=lambda lock: (-lock.waiting, lock.name))
+            found["rows"] = [_row(lock) for lock in by_waiters]
+            found["why"] = locks.why(task_id) if task_id else None
+        except RelockError as error:
+            found["error"] = str(error)
+        return self._page(request, "locks", "Locks", found)
+
+    def lock_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """A lock: its holders, and the first of its waiters."""
+        self._needs(request, self.has_view_permission(request))
+        name = unquote(object_id)
+        found: dict[str, Any] = {"name": name}
+        try:
+            lock = self._locks(request).get(name)
+            found["lock"] = lock
+            found["holders"] = [
+                (holder, duration(lock.at - holder.since)) for holder in lock.holders
+            ]
+            found["waiters"] = [
+                (waiter, duration(lock.at - waiter.since)) for waiter in lock.waiters
+            ]
+        except RelockError as error:
+            found["error"] = str(error)
+        return self._page(request, "lock", name, found)
+
+    def free_view(self, request: HttpRequest) -> HttpResponse:
+        """Release a lock, or cancel a parked run, once that was confirmed."""
+        self._needs(request, request.user.has_perm(_FREE))
+        name, task_id = request.POST.get("name", ""), request.POST.get("task", "")
+        what = "cancel" if request.POST.get("what") == "cancel" else "release"
+        back = HttpResponseRedirect(reverse("admin:celery_relock_lock_change", args=(quote(name),)))
+        if request.POST.get("sure") != "yes":
+            found = {"name": name, "task": task_id, "what": what, "back": back.url}
+            return self._page(request, "sure", f"{what.capitalize()}?", found)
+        try:
+            done = self._free(self._locks(request), what, name, task_id)
+        except RelockError as error:
+            messages.error(request, str(error))
+            return back
+        if done:
+            # Not by `log_change`: there is no object.
+            LogEntry.objects.create(
+                user_id=request.user.pk,
+                content_type=ContentType.objects.get_for_model(Lock),
+                object_id=name,
+                object_repr=name[:200],
+                action_flag=CHANGE,
+                change_message=done,
+            )
+            messages.success(request, done)
+        else:
+            messages.warning(request, "Nothing to do: it has changed meanwhile.")
+        return back
+
+    def _free(self, locks: Locks, what: str, name: str, task_id: str) -> str:
+        """What was done, "" for nothing."""
+        if what == "cancel":
+            return f"Cancelled the parked run {task_id}." if locks.cancel(task_id) else ""
+        released = locks.release(name, task_id or None)
+        return f"Released by force: {', '.join(map(str, released))}." if released else ""
+
+    def _locks(self, request: HttpRequest) -> Locks:
+        return Locks(
+            apps.get_app_config("celery_relock").celery,
+            by=request.user.get_username(),
+            origin=f"Django's admin, {request.META.get('REMOTE_ADDR', 'unknown')}",
+        )
+
+    def _needs(self, request: HttpRequest, permission: bool) -> None:
+        if not permission:
+            raise PermissionDenied
+
+    def _page(
+        self, request: HttpRequest, template: str, title: str, found: dict[str, Any]
+    ) -> HttpResponse:
+        context = {
+            **self.admin_site.each_context(request),
+            **found,
+            "title": title,
+            "may_free": request.user.has_perm(_FREE),
+        }
+        request.current_app = self.admin_site.name
+        status = 503 if "error" in found else 200
+        return TemplateResponse(request, f"celery_relock/{template}.html", context, status=status)
+
+
+def _row(lock: LockInfo) -> dict[str, Any]:
+    first = lock.holders[0] if lock.holders else None
+    return {
+        "lock": lock,
+        "key": quote(lock.name),
+        "holder": first,
+        "held": duration(lock.at - first.since) if first else "",
+    }

@@ -1,0 +1,15 @@
+"""What the admin shows. There is no table: locks are in Redis."""
+
+from __future__ import annotations
+
+from django.db import models
+
+
+class Lock(models.Model):  # type: ignore[misc]  # Django ships no types
+    """A lock, as far as Django's admin and its permissions are concerned."""
+
+    class Meta:
+        managed = False
+        default_permissions = ("view",)
+        permissions = (("free_lock", "Can release locks and cancel parked runs"),)
+        verbose_name = "lock"

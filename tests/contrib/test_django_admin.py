@@ -1,0 +1,186 @@
+"""The page in Django's admin, over HTTP, beside a worker: who sees it, who may free, its log."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from html import unescape
+from http.cookiejar import CookieJar
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlencode
+from urllib.request import HTTPCookieProcessor, Request, build_opener
+
+import pytest
+from celery import states
+
+from tests.support import Worker, wait_for
+from tests.support.worker import ROOT, environment_of
+
+LOCKS = "/admin/celery_relock/lock/"
+NAME = 'order:<b>"1/2"&ü'
+
+
+class Browser:
+    """A user's, with cookies; forms are sent as they stand on the page."""
+
+    def __init__(self, port: int, user: str) -> None:
+        self._at = f"http://127.0.0.1:{port}"
+        self._opener = build_opener(HTTPCookieProcessor(CookieJar()))
+        self.text = ""
+        self.status = self.get("/admin/login/")
+        self.post("/admin/login/", username=user, password="secret", next=LOCKS)
+
+    def get(self, path: str) -> int:
+        return self._open(Request(self._at + path))
+
+    def post(self, path: str, *, token: str | None = None, **fields: str) -> int:
+        """Send a form with the CSRF token of the page that was opened last."""
+        (found,) = set(re.findall(r'name="csrfmiddlewaretoken" value="(\w+)"', self.text)) or {""}
+        data = {"csrfmiddlewaretoken": found if token is None else token, **fields}
+        return self._open(Request(self._at + path, urlencode(data).encode()))
+
+    def _open(self, request: Request) -> int:
+        try:
+            with self._opener.open(request, timeout=30) as answer:
+                self.text, self.status = unescape(answer.read().decode()), answer.status
+        except HTTPError as error:
+            with error:
+                self.text, self.status = unescape(error.read().decode()), error.code
+        return self.status
+
+
+@pytest.fixture(scope="module")
+def worker(module_worker: Callable[..., Worker]) -> Worker:
+    return module_worker("tests.admin.apps.desk", pool="threads", concurrency=4)
+
+
+class Site:
+    """`tests.contrib.apps.site`, in a process of its own."""
+
+    def __init__(self, worker: Worker, folder: Path) -> None:
+        conf, self._database = worker.module.app.conf, str(folder / "db")
+        own = {"RELOCK_TEST_URL": conf.relock_url, "RELOCK_TEST_NAMESPACE": conf.relock_namespace}
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "tests.contrib.apps.site", self._database],
+            cwd=ROOT,
+            env=environment_of(own),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
+
+    def log(self) -> list[tuple[str, ...]]:
+        """The admin log: who did what, to which lock."""
+        asked = (
+            "select username, object_id, change_message from django_admin_log l "
+            "join auth_user u on u.id = l.user_id order by l.id"
+        )
+        with closing(sqlite3.connect(self._database)) as connection:
+            return connection.execute(asked).fetchall()
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def site(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    opened = Site(worker, tmp_path_factory.mktemp("site"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def held(worker: Worker) -> Iterator[Any]:
+    """A task that holds a lock with a hostile name, and one that is parked for the lock."""
+    first = worker.module.hold.delay(NAME)
+    worker.journal.wait_for(f"inside {NAME}")
+    second = worker.module.take.delay(NAME)
+    wait_for(lambda: second.state == "BLOCKED", what="the second run to be parked")
+    yield first, second
+    worker.journal.add(f"go {NAME}")
+    first.get(timeout=20)
+
+
+def page_of(browser: Browser) -> str:
+    """Where the list that is open leads to."""
+    (link,) = re.findall(rf'href="({LOCKS}[^"]+/change/)"', browser.text)
+    return str(link)
+
+
+def test_a_page_lists_locks_and_a_page_shows_one_to_whoever_may_see(site: Site, held: Any) -> None:
+    first, second = held
+    viewer = Browser(site.port, "viewer")
+
+    assert (viewer.status, NAME in viewer.text, first.id in viewer.text) == (200, True, True)
+    assert "<b>" not in viewer.text.replace(NAME, "")
+    viewer.get(f"{LOCKS}?q=order:")
+    assert first.id in viewer.text
+    viewer.get(f"{LOCKS}?q=nothing-like-it")
+    assert "Nobody holds a lock like" in viewer.text
+    viewer.get(f"{LOCKS}?task={second.id}")
+    assert f"tests.admin.apps.desk.hold[{first.id}] holds it" in viewer.text
+    viewer.get(LOCKS)
+    assert viewer.get(page_of(viewer)) == 200
+    assert first.id in viewer.text
+    assert second.id in viewer.text
+    assert "Release" not in viewer.text
+    assert viewer.get(f"{LOCKS}nobody-has-it/change/") == 200
+    assert "Nobody holds this lock" in viewer.text
+
+
+def test_nobody_else_sees_or_frees(site: Site, held: Any) -> None:
+    nobody, viewer = Browser(site.port, "nobody"), Browser(site.port, "viewer")
+    assert nobody.status == 403
+    assert nobody.get(f"{LOCKS}x/change/") == 403
+    viewer.get(LOCKS)
+    assert viewer.post(f"{LOCKS}free/", what="release", name=NAME, sure="yes") == 403
+    freer = Browser(site.port, "freer")
+    assert freer.get(f"{LOCKS}free/") == 405, "a link frees nothing"
+    freer.get(LOCKS)
+    forged = freer.post(f"{LOCKS}free/", token="x" * 64, what="release", name=NAME, sure="yes")
+    assert (forged, "CSRF" in freer.text) == (403, True)
+    assert held[0].state == states.STARTED
+
+
+def test_a_redis_that_refuses_is_told_on_the_page(worker: Worker, site: Site, client: Any) -> None:
+    root = Browser(site.port, "root")
+    meta = f"{worker.module.app.conf.relock_namespace}:{{0}}:meta"
+    schema = client.hget(meta, "schema")
+    client.hset(meta, "schema", 99)
+    try:
+        assert (root.get(LOCKS), "another layout" in root.text) == (503, True)
+    finally:
+        client.hset(meta, "schema", schema)
+    assert root.get(LOCKS) == 200
+
+
+def test_a_lock_is_freed_and_a_run_cancelled_once_that_was_confirmed(site: Site, held: Any) -> None:
+    first, second = held
+    freer = Browser(site.port, "freer")
+    form = {"name": NAME, "task": second.id, "what": "cancel"}
+    freer.get(page_of(freer))
+    assert freer.post(f"{LOCKS}free/", **form) == 200
+    assert second.state == "BLOCKED", "it asks first"
+    freer.post(f"{LOCKS}free/", **form, sure="yes")
+    assert f"Cancelled the parked run {second.id}" in freer.text
+    assert second.state == states.REVOKED
+    freer.post(f"{LOCKS}free/", **form, sure="yes")
+    assert "Nothing to do" in freer.text
+    freer.post(f"{LOCKS}free/", name=NAME, what="release", sure="yes")
+    assert "Released by force" in freer.text
+    assert "Nobody holds this lock" in freer.text
+    name = f"tests.admin.apps.desk.hold[{first.id}]"
+    assert site.log() == [
+        ("freer", NAME, f"Cancelled the parked run {second.id}."),
+        ("freer", NAME, f"Released by force: {name}."),
+    ]
+    freer.get("/admin/")
+    assert "/change/" in freer.text, "an entry of the log leads to its lock"
