@@ -670,7 +670,9 @@ def _told(label: str) -> tuple[str, str, str, int]:
 
 
 def _work(task: str, task_id: str) -> str:
-    return f"{task or 'the task'}[{task_id}]" if task_id else task
+    if task and task_id:
+        return f"{task}[{task_id}]"
+    return f"the task {task_id}" if task_id else task
 
 
 def _user() -> str:
