@@ -17,7 +17,7 @@ from .errors import LockConfigError, RelockError
 from .naming.arguments import bind, signature_of
 from .worker import company, publishing, revocation  # noqa: F401  # two receivers
 from .worker import execution as guard
-from .worker.message import HEADER, PREFIX, VERSION, call_options, prefix_here
+from .worker.message import HEADER, PREFIX, VERSION, call_options, has_begun, prefix_here
 from .worker.states import Aside, defer_started
 from .workflow import steps
 
@@ -69,7 +69,8 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Looked up at each call: a worker replaces Task.__call__ after this class was made.
         result = super().__call__(*args, **kwargs)
-        company.see_that_it_began(self)
+        if not has_begun(self.request_stack.top):
+            company.see_that_it_began(self)
         return result
 
     def apply_async(
@@ -224,7 +225,8 @@ def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(call)
     def __call__(self: LockedTask, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         result = call(self, *args, **kwargs)
-        company.see_that_it_began(self)
+        if not has_begun(self.request_stack.top):
+            company.see_that_it_began(self)
         return result
 
     return __call__

@@ -21,11 +21,11 @@ from .. import signals
 from ..declaration import Declaration, declaration
 from ..engine import events, ids
 from ..engine.engine import Engine
-from ..engine.protocol import KEPT
 from ..errors import DuplicateTask, LockConfigError, LockUnavailable, RelockError
 from ..naming.arguments import bind, signature_of
 from ..options import LockOptions
 from ..worker import events as worker_events
+from ..worker.conflict import forget
 from ..worker.message import (
     PREFIX,
     body_runs,
@@ -207,10 +207,7 @@ def _revoke(call: Call, old: Found, task_id: str) -> None:
     """The message of a call that was replaced stays where it is, and comes to nothing there."""
     engine = call.engine
     remember = max(old.remaining, marker.REMEMBER)
-    back = engine.backend.release(
-        call.names, old.execution_id, KEPT, ended="run", remember=remember, home=engine.parking.home
-    )
-    engine.parking.forward(back.messages)
+    forget(engine, call.names, old.execution_id, remember)
     show_replaced(call.task, old.task_id, f"replaced by {task_id}")
 
 

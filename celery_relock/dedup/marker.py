@@ -8,12 +8,10 @@ lock, freed by a reaper when the process dies, and left to a retry or to the par
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import datetime, timezone
 from typing import Any, NamedTuple
-
-from celery.utils.time import maybe_iso8601
 
 from ..engine import ids
 from ..engine.engine import Engine
@@ -21,6 +19,7 @@ from ..engine.lease import Lease, State
 from ..engine.protocol import KEPT, Answer, Claim, Conflict, Ended, HoldInfo, Renewal, Successor
 from ..errors import RelockError
 from ..worker.conflict import release
+from ..worker.message import moment
 
 # How long it may take to send a message, in seconds: a caller that is killed meanwhile, or can
 # neither send it nor remove the marker, leaves the marker for no longer.
@@ -30,6 +29,7 @@ SENDING = 60.0
 QUEUED = 86_400.0
 # The same for a parked message: it cannot be lost in a queue.
 PARKED = 30 * 86_400.0
+
 # For how long it is known that a call's marker is gone, in seconds: a late copy of its message must
 # not take it again.
 REMEMBER = 3600.0
@@ -258,15 +258,8 @@ def _hold_of(engine: Engine, name: str, execution_id: str) -> HoldInfo | None:
 
 
 def _seconds_to(when: Any, app: Any) -> float:
-    """From now to a moment in any form that Celery takes; 0 if it is none, or is over."""
+    """From now to a moment, or for so many seconds; 0 if it is none, or is over."""
     if isinstance(when, int | float):
         return max(0.0, float(when))
-    try:
-        moment = maybe_iso8601(when)
-    except (TypeError, ValueError):
-        return 0.0  # Celery says so better
-    if not isinstance(moment, datetime):
-        return 0.0
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=app.timezone)
-    return max(0.0, (moment - datetime.now(timezone.utc)).total_seconds())
+    until = moment(when, app)
+    return 0.0 if until is None else max(0.0, until - time.time())

@@ -18,9 +18,9 @@ from celery.exceptions import Reject, Retry
 
 from ..declaration import Declaration, declaration
 from ..engine.hold import Hold
-from ..engine.protocol import KEPT, Successor
+from ..engine.protocol import Successor
 from ..errors import LockUnavailable, RelockError
-from ..worker.conflict import ended_for_good
+from ..worker.conflict import ended_for_good, forget
 from ..worker.events import BLOCKED
 from ..worker.message import afterwards, header_of
 from ..worker.retry import is_autoretried
@@ -245,7 +245,7 @@ def on_revoked(task: Any, request: Any, terminated: bool) -> None:
             return
         # Also for a retry that is revoked before the body that sent it has ended.
         own = marker.hold_id(header.call)
-        declared.engine.backend.release([made.name], own, KEPT, "run", marker.REMEMBER)
+        forget(declared.engine, [made.name], own, marker.REMEMBER)
     except RelockError as error:
         logger.warning("the marker of %s stays until it ends: %s", request.id, error)
 

@@ -10,7 +10,7 @@ import logging
 from typing import Any
 
 from celery import bootsteps
-from celery.signals import task_revoked, worker_shutdown
+from celery.signals import worker_shutdown
 from celery.worker.state import active_requests, reserved_requests, revoked
 
 from ..declaration import locked_tasks
@@ -18,8 +18,8 @@ from ..engine import ids
 from ..engine.crash import Reaper, journal
 from ..errors import RelockError
 from ..workflow import steps
-from . import company, parking
-from .message import HEADER, header_of
+from . import company, parking, revocation
+from .message import HEADER
 from .report import report
 from .resuming import Forwarder
 
@@ -68,7 +68,7 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
             return
         for watcher in self._watchers:
             watcher.start()
-        task_revoked.connect(self._discard, dispatch_uid=(id(self), "revoked"))
+        revocation.discard.append(self._watchers[1].discard)
         # Not in `stop`: the pool ends its tasks after that.
         worker_shutdown.connect(self._end, sender=w, dispatch_uid=(id(self), "shutdown"))
 
@@ -83,13 +83,10 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
         pass
 
     def _end(self, **_: Any) -> None:
-        task_revoked.disconnect(dispatch_uid=(id(self), "revoked"))
+        if self._watchers is not None:
+            revocation.discard.remove(self._watchers[1].discard)
         for watcher in self._watchers or ():
             watcher.stop()
-
-    def _discard(self, request: Any = None, **_: Any) -> None:
-        if self._watchers is not None:
-            self._watchers[1].discard(header_of(request).execution_id)
 
 
 def _resumed_here() -> list[str]:

@@ -79,13 +79,13 @@ def on_publish(name: str) -> None:
 
 
 def see_that_it_began(task: Any) -> None:
-    """After a locked task was called: its body was reached by way of its lock.
+    """A locked task was called, and its body was not reached by way of its lock.
 
     Raises:
-        LockConfigError: it was not.
+        LockConfigError: there was a message to do so for.
     """
     request = task.request_stack.top
-    if request is not None and request.id and not has_begun(request) and task._relock_declares():
+    if request is not None and request.id and task._relock_declares():
         raise _error_of(task, request)
 
 

@@ -14,16 +14,14 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.signals import worker_init
 from celery.states import READY_STATES, RETRY
-from celery.utils.time import maybe_iso8601
 
 from ..engine import events, ids
 from ..engine.engine import Engine
@@ -32,7 +30,7 @@ from ..engine.lease import Lease, State
 from ..engine.protocol import KEPT, Conflict, Deadlocked, Duplicate, Ended, Full, Held, Parked
 from ..errors import LockConfigError, LockConflict, LockDeadlock, LockUnavailable, RelockError
 from ..options import POLICIES, LockOptions
-from .message import header_of, running_request
+from .message import header_of, moment, running_request
 from .parking import park_request, sent_again
 from .states import Aside, Dropped, Late, SentAgain, show_blocked, stores_no_result
 
@@ -254,7 +252,7 @@ def _parked(
 ) -> Held | Parked | Full | Duplicate | Deadlocked | Ended | None:
     """Leave the message in line for the lock. None: it cannot be parked."""
     task, engine, lease, options, message = attempt
-    bounds = {"patience": look_after(left, message), "most": options.max_parked}
+    bounds = {"patience": look_after(left, message, task.app), "most": options.max_parked}
     header = header_of(message).again().made_own()
     request = park_request(task, message, header, **bounds)
     if request is None:
@@ -355,10 +353,18 @@ def call_off(attempt: Attempt) -> None:
     if attempt.message is None or not header_of(attempt.message).own:
         return  # an id made from the task id is not remembered
     with suppress(RelockError):
-        told = ("run", engine.remember, engine.parking.home)
-        engine.parking.forward(
-            engine.backend.release(claim.names, claim.execution_id, KEPT, *told).messages
-        )
+        forget(engine, claim.names, claim.execution_id)
+
+
+def forget(
+    engine: Engine, names: Sequence[str], execution_id: str, remember: float | None = None
+) -> None:
+    """Release what is kept for an execution that will not come, and let copies of it that come all
+    the same be told so for some seconds, by default the engine's. Raises RelockError."""
+    home, remember = engine.parking.home, engine.remember if remember is None else remember
+    # As one that has ended: who left the hold may not have done so yet.
+    back = engine.backend.release(names, execution_id, KEPT, "run", remember, home)
+    engine.parking.forward(back.messages)
 
 
 def deadlock(attempt: Attempt, answer: Deadlocked) -> LockDeadlock:
@@ -417,14 +423,13 @@ def left_of(message: Any, options: LockOptions) -> float | None:
     return header_of(message).again().since + options.max_wait - time.time()
 
 
-def look_after(left: float | None, message: Any) -> float | None:
+def look_after(left: float | None, message: Any, app: Any) -> float | None:
     """Seconds until a parked message is to be sent on in any case: its wait is over, or it has
     expired, which a worker finds when it receives it."""
-    expires = maybe_iso8601(message.expires)
-    if not isinstance(expires, datetime):
+    expires = moment(message.expires, app)
+    if expires is None:
         return left
-    aware = expires if expires.tzinfo else expires.replace(tzinfo=timezone.utc)
-    until = max(aware.timestamp() - time.time() + 0.01, 0.0)
+    until = max(expires - time.time() + 0.01, 0.0)
     return until if left is None else min(left, until)
 
 

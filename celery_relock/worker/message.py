@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, TypeAlias
 
 from celery._state import _task_stack
+from celery.utils.time import maybe_iso8601
 
 from ..engine import ids, reentrancy
 from ..errors import LockConfigError
@@ -98,6 +99,18 @@ def finish(task_id: str | None = None) -> None:
     for of, call in left:
         if task_id in (None, of):
             call()
+
+
+def moment(when: Any, app: Any) -> float | None:
+    """An ETA or expiry, in any form that a message or a call has it: seconds since the epoch. None
+    if it is none."""
+    try:
+        found = maybe_iso8601(when)
+    except (TypeError, ValueError):
+        return None  # Celery says so better
+    if not isinstance(found, datetime):
+        return None
+    return (found if found.tzinfo else found.replace(tzinfo=app.timezone)).timestamp()
 
 
 # -- The header ----------------------------------------------------------------------------------

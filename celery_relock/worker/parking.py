@@ -18,9 +18,9 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from contextvars import Context
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta, timezone
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from celery import Celery
@@ -65,8 +65,9 @@ _ARGUMENTS = ("content_type", "content_encoding", "priority", "delivery_mode", "
 _DEATH = ("x-death", "x-first-death-", "x-last-death-")
 
 
-class Kept(NamedTuple):
-    """A message as it was received.
+@dataclass(slots=True, repr=False)
+class Kept:
+    """A message as it was received. Not a tuple: Celery's `saferepr` would look inside.
 
     Attributes:
         body: as the sender's serializer wrote it; decompressed.
@@ -87,30 +88,7 @@ class Kept(NamedTuple):
     queue: str = ""
 
     def __repr__(self) -> str:
-        return f"<Kept: {len(self.body)} bytes>"  # masked arguments must not get into logs
-
-
-class _Raw:
-    """The parts of a message that a request does not have. Not a tuple: Celery's `saferepr` would
-    look inside."""
-
-    __slots__ = ("body", "content_encoding", "content_type", "headers", "queue")
-
-    def __init__(
-        self, body: Any, content_type: str, content_encoding: str, headers: Any, queue: str
-    ) -> None:
-        self.body = body
-        self.content_type = content_type
-        self.content_encoding = content_encoding
-        self.headers = headers
-        self.queue = queue
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        parts = (self.body, self.content_type, self.content_encoding, self.headers, self.queue)
-        return _Raw, parts
-
-    def __repr__(self) -> str:
-        return f"<message of {len(self.body)} bytes>"
+        return f"<message of {len(self.body)} bytes>"  # masked arguments must not get into logs
 
 
 def keep(wanted: Callable[[Any], bool]) -> None:
@@ -134,11 +112,20 @@ def _keep(consumer: Any, request: Any) -> None:
     # It was in a resume queue that nobody consumed any more, and RabbitMQ brought it back.
     come_back(message.headers, told["delivery_info"])
     told.pop(ORIGIN, None)
-    info = told["delivery_info"]
-    queue = _queue_of(consumer, info.get("exchange") or "", info.get("routing_key") or "")
-    raw = _Raw(message.body, message.content_type, message.content_encoding, message.headers, queue)
+    info, properties = told["delivery_info"], told["properties"]
+    exchange, routing_key = info.get("exchange") or "", info.get("routing_key") or ""
+    kept = Kept(
+        message.body,
+        message.content_type,
+        message.content_encoding,
+        message.headers,
+        properties,
+        exchange,
+        routing_key,
+        _queue_of(consumer, exchange, routing_key),
+    )
     # A copy: the dict is kombu's.
-    told["properties"] = {**told["properties"], _KEY: raw}
+    told["properties"] = {**properties, _KEY: kept}
 
 
 def come_back(headers: dict[str, Any], delivery_info: dict[str, Any]) -> None:
@@ -188,21 +175,8 @@ def _fits(pattern: list[str], words: list[str]) -> bool:
 def kept(request: Any) -> Kept | None:
     """The message that a task's request (`celery.app.task.Context`) was made from; None if it was
     not kept: a call without a message, or a `Task.Strategy` that sends no `task_received`."""
-    properties = request.properties or {}
-    raw = properties.get(_KEY)
-    if not isinstance(raw, _Raw):
-        return None
-    info = request.delivery_info or {}
-    return Kept(
-        raw.body,
-        raw.content_type,
-        raw.content_encoding,
-        raw.headers,
-        {name: value for name, value in properties.items() if name != _KEY},
-        info.get("exchange") or "",
-        info.get("routing_key") or "",
-        raw.queue,
-    )
+    found = (request.properties or {}).get(_KEY)
+    return found if isinstance(found, Kept) else None
 
 
 def rebuilt(task: Any, request: Any) -> Kept:

@@ -9,38 +9,37 @@ the end of the lease frees the lock.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from datetime import datetime, timezone
 from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry
-from celery.utils.time import maybe_iso8601
 
 from ..declaration import declaration
 from ..engine import events
 from ..engine.engine import Engine
 from ..engine.lease import Lease
-from ..engine.protocol import KEPT, Successor
+from ..engine.protocol import Successor
 from ..errors import RelockError
 from ..naming.arguments import bind
 from ..options import LockOptions
-from .conflict import release
-from .message import afterwards, header_of, is_retry, prefix_here
+from .conflict import forget, release
+from .message import afterwards, header_of, is_retry, moment, prefix_here
 from .states import is_acknowledged
 
 logger = logging.getLogger("celery_relock")
 
 
 class _Legacy:
-    """What a running body leaves to its retry: its `execution_id`, `eta`, when it is due, and the
-    names that it needs. `open`: the body has ended, and the retry is not sent yet."""
+    """What a running body leaves to its retry: its `execution_id`, when it is `due`, and the names
+    that it needs. `open`: the body has ended, and the retry is not sent yet."""
 
     __slots__ = (
+        "due",
         "engine",
         "error",
-        "eta",
         "execution_id",
         "lease",
         "margin",
@@ -59,7 +58,7 @@ class _Legacy:
         self.lease = lease
         self.margin = margin
         self.execution_id = ""
-        self.eta: datetime | None = None
+        self.due: float | None = None
         self.needed: tuple[str, ...] = ()
         self.open = False
         self.error: Exception | None = None
@@ -77,7 +76,8 @@ class _Legacy:
                 self.engine.parking.forward(back.messages)
             self.lease.narrow(kept)
         if any(kept):
-            self.lease.successor = Successor(self.execution_id, _seconds_to(self) + self.margin)
+            ahead = 0.0 if self.due is None else max(0.0, self.due - time.time())
+            self.lease.successor = Successor(self.execution_id, ahead + self.margin)
 
     def end(self) -> None:
         """The message is over: the retry of its error was sent, or there is none."""
@@ -144,15 +144,6 @@ def unbroken(message: Any, lease: Lease) -> bool:
     return not broken
 
 
-def _seconds_to(legacy: _Legacy) -> float:
-    eta = legacy.eta
-    if eta is None:
-        return 0.0
-    if eta.tzinfo is None:
-        eta = eta.replace(tzinfo=legacy.task.app.timezone)
-    return max(0.0, (eta - datetime.now(timezone.utc)).total_seconds())
-
-
 def on_publish(fields: Mapping[str, Any], body: Any, header: dict[str, Any]) -> None:
     """The retry is published while the body still runs: its header tells what is kept for it."""
     legacy = _legacy.get()
@@ -161,7 +152,8 @@ def on_publish(fields: Mapping[str, Any], body: Any, header: dict[str, Any]) -> 
     if not is_retry(fields, legacy.message):
         return
     lease = legacy.lease
-    legacy.execution_id, legacy.eta = header["execution_id"], maybe_iso8601(fields.get("eta"))
+    legacy.execution_id = header["execution_id"]
+    legacy.due = moment(fields.get("eta"), legacy.task.app)
     legacy.needed = _names_of(legacy.task, fields, body)
     kept = zip(lease.claim.names, lease.fences, strict=True)
     header["kept"] = [[name, fence] for name, fence in kept if name in legacy.needed]
@@ -189,17 +181,7 @@ def on_revoked(task: Any, request: Any, terminated: bool) -> None:
     if terminated or not header.kept:
         return  # a body that is ended gives back by itself
     try:
-        engine = declaration(type(task)).engine
         names = [name for name, _ in header.kept]
-        # As a run that has ended: the body that sent the retry may not have left its hold yet.
-        back = engine.backend.release(
-            names,
-            header.execution_id,
-            KEPT,
-            ended="run",
-            remember=engine.remember,
-            home=engine.parking.home,
-        )
-        engine.parking.forward(back.messages)
+        forget(declaration(type(task)).engine, names, header.execution_id)
     except RelockError as error:
         logger.warning("what was kept for %s stays until its lease ends: %s", request.id, error)

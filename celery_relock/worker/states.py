@@ -129,15 +129,8 @@ def show_started(task: Any, message: Any) -> None:
     """The body of a message begins."""
     if header_of(message).attempts:
         worker_events.show(task, message.id, STARTED)
-    if task.track_started is not LATER or ignores_result(task, message):
-        return
-    meta = {"pid": os.getpid(), "hostname": message.hostname}
-    try:
-        task.backend.store_result(message.id, meta, STARTED, request=message)
-    except Exception as error:
-        if events.is_thrown_in(error):
-            raise
-        logger.warning("the state STARTED of %s could not be stored", message.id, exc_info=True)
+    if task.track_started is LATER:
+        _store(task, message, STARTED, {"pid": os.getpid(), "hostname": message.hostname})
 
 
 # -- BLOCKED: a message is parked ----------------------------------------------------------------
@@ -156,14 +149,18 @@ def show_blocked(task: Any, message: Any, conflict: LockConflict, answer: Any) -
         "blocked_at": time.time(),
     }
     worker_events.show(task, message.id, BLOCKED, **meta)
+    _store(task, message, BLOCKED, meta)
+
+
+def _store(task: Any, message: Any, state: str, meta: dict[str, Any]) -> None:
     if ignores_result(task, message):
         return
     try:
-        task.backend.store_result(message.id, meta, BLOCKED, request=message)
+        task.backend.store_result(message.id, meta, state, request=message)
     except Exception as error:
         if events.is_thrown_in(error):
             raise
-        logger.warning("the state BLOCKED of %s could not be stored", message.id, exc_info=True)
+        logger.warning("the state %s of %s could not be stored", state, message.id, exc_info=True)
 
 
 # -- Dropped -------------------------------------------------------------------------------------

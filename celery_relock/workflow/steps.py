@@ -24,12 +24,11 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextvars import ContextVar
-from datetime import timezone
 from functools import partial, wraps
 from typing import Any, NamedTuple
 
+from celery import current_app
 from celery.exceptions import Reject
-from celery.utils.time import maybe_iso8601
 
 from ..declaration import engine_of, is_locked, locked_tasks
 from ..engine import events, ids, reentrancy
@@ -37,24 +36,24 @@ from ..engine.crash import journal
 from ..engine.engine import Engine
 from ..engine.events import label_of
 from ..engine.lease import Lease
-from ..engine.protocol import KEPT, Claim, Successor
+from ..engine.protocol import Claim, Successor
 from ..errors import LockConflict, LockLost, RelockError
 from ..options import LockOptions
 from ..worker import events as work
-from ..worker.conflict import Attempt, obtain, release
+from ..worker.conflict import Attempt, forget, obtain, release
 from ..worker.message import (
     HEADER,
     afterwards,
     finish,
     header_of,
     is_retry,
+    moment,
     request_of,
     running_request,
 )
 from ..worker.states import Aside, Late, SentAgain, is_acknowledged
 
 logger = logging.getLogger("celery_relock")
-
 
 # -- The stamps ----------------------------------------------------------------------------------
 
@@ -389,7 +388,7 @@ def on_published(headers: Any) -> None:
     if not header or not _is_new(headers, header):
         return
     told = {each["id"] for each in header.get("workflow_locks") or ()}
-    due = _seconds_since_epoch(headers.get("eta")) if told else 0.0
+    due = (moment(headers.get("eta"), current_app) or time.time()) if told else 0.0
     for hold in holds:
         if hold.lock.id in told:
             hold.leave_to(hold_id(header["execution_id"], hold.lock.id), due)
@@ -420,10 +419,7 @@ def on_revoked(task: Any, request: Any, terminated: bool) -> None:
         for lock in workflow_locks(request):
             engine = engine_of(task.app)
             own = hold_id(header_of(request).execution_id, lock.id)
-            # As ended: the step before may not have left its hold yet, and must not leave it here.
-            ended = ("run", engine.remember, engine.parking.home)
-            released = engine.backend.release(lock.names, own, KEPT, *ended)
-            engine.parking.forward(released.messages)
+            forget(engine, lock.names, own)
     except RelockError as error:
         logger.warning("what was left to %s is held until its gap ends: %s", request.id, error)
 
@@ -450,13 +446,6 @@ def _goes_on(headers: Mapping[str, Any], body: Any, message: Any) -> bool:
 
 def _has_stamp(signature: Mapping[str, Any]) -> bool:
     return any(stamped(step.get("options")) for step in steps_of(dict(signature)))
-
-
-def _seconds_since_epoch(eta: Any) -> float:
-    when = maybe_iso8601(eta)
-    if when is None:
-        return time.time()
-    return float((when if when.tzinfo else when.replace(tzinfo=timezone.utc)).timestamp())
 
 
 # -- Steps that are no LockedTask ----------------------------------------------------------------
