@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from .errors import LockConfigError
@@ -29,8 +28,7 @@ _NEXT_URL = re.compile(r";(?=[\w+.-]+://|\Z)")
 _UNSET = object()
 
 
-@dataclass(frozen=True, slots=True)
-class StoreSettings:
+class StoreSettings(NamedTuple):
     """Where an app's locks live.
 
     Attributes:

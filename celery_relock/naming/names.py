@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 import unicodedata
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ..errors import LockConfigError
 from . import canonical
@@ -31,8 +30,7 @@ _UNPRINTABLE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class NameRule:
+class NameRule(NamedTuple):
     """How the lock names of a task follow from the arguments of a call.
 
     Attributes:

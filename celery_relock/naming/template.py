@@ -12,11 +12,10 @@ import re
 import string
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import LockConfigError
 from . import canonical
@@ -32,8 +31,7 @@ class _Refused(Exception):
     """Why a field cannot be rendered; the caller knows which field of which task."""
 
 
-@dataclass(frozen=True)
-class _Step:
+class _Step(NamedTuple):
     key: str
     is_attribute: bool
 
@@ -41,8 +39,7 @@ class _Step:
         return f".{self.key}" if self.is_attribute else f"[{self.key}]"
 
 
-@dataclass(frozen=True)
-class _Field:
+class _Field(NamedTuple):
     source: str
     name: str
     path: tuple[_Step, ...]

@@ -12,10 +12,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from celery._state import _task_stack
 from celery.utils.time import maybe_iso8601
@@ -124,8 +123,7 @@ def moment(when: Any, app: Any) -> float | None:
 # instead.
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """The header's content.
 
     Attributes:
@@ -155,7 +153,7 @@ class Header:
     dedup: tuple[str, str] | None = None
     first: str = ""
     receiver: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = {}  # never changed
     prefix: str | None = None
     v: int = VERSION
 
@@ -168,11 +166,11 @@ class Header:
         """The header for a message that may be sent on twice: from now on its copies are known."""
         if self.own:
             return self
-        return replace(self, execution_id=ids.new_id(), own=True, first=self.execution_id)
+        return self._replace(execution_id=ids.new_id(), own=True, first=self.execution_id)
 
     def again(self) -> Header:
         """The header for the same execution's next message."""
-        return replace(self, attempts=self.attempts + 1, since=self.since or time.time())
+        return self._replace(attempts=self.attempts + 1, since=self.since or time.time())
 
 
 def header_of(message: Any) -> Header:
@@ -198,7 +196,7 @@ def received(app: Any, message: Any) -> Header | None:
     if not header.receiver:
         # Each worker's copy is an execution of its own.
         own = ids.short(f"{header.execution_id}@{message.hostname}")
-        header = replace(header, execution_id=own, receiver=message.hostname)
+        header = header._replace(execution_id=own, receiver=message.hostname)
         setattr(message, _PARSED, header)
     # Another worker may have parked its own.
     return header if header.receiver == message.hostname else None

@@ -18,7 +18,7 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from contextvars import Context
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -459,7 +459,7 @@ def sent_again(task: Any, message: Any, pause: float) -> bool:
     """Send a message again, to come back after a pause in seconds. False if that failed."""
     try:
         was = kept(message) or rebuilt(task, message)
-        header = asdict(header_of(message).again())
+        header = header_of(message).again()._asdict()
         text = parked_text(task.app, was, header, largest=None)
         if text is None:
             return False
@@ -482,7 +482,7 @@ def park_request(task: Any, message: Any, header: Header, **bounds: Any) -> Park
             "a message of %s cannot be written (%s), so it is not parked", task.name, error
         )
         return None
-    text = parked_text(task.app, was, asdict(header))
+    text = parked_text(task.app, was, header._asdict())
     if text is None:
         return None
     return ParkRequest(text, home(task.app), ids.short(message.id), **bounds)
