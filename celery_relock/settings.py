@@ -251,8 +251,7 @@ def _bounded(found: StoreSettings, conf: Any) -> StoreSettings:
         return value
 
     messages, size = found.most_parked
-    return replace(
-        found,
+    return found._replace(
         remember=float(number("relock_remember", found.remember, (int, float), "seconds")),
         most_parked=(
             number("relock_max_parked_messages", messages, int, "a whole number"),
