@@ -107,7 +107,7 @@ def test_until_start_lets_one_more_be_queued_while_one_runs(worker, m, slow):
     assert _mark(m.starts, slow) is None
 
 
-def test_seconds_count_from_the_publish_and_whatever_the_run_does(worker, m, account):
+def test_seconds_count_from_the_publish_and_whatever_the_execution_does(worker, m, account):
     first = m.for_two_seconds.delay(account)
     first.get(timeout=20)
     assert m.for_two_seconds.delay(account).id == first.id
@@ -116,7 +116,9 @@ def test_seconds_count_from_the_publish_and_whatever_the_run_does(worker, m, acc
     assert m.for_two_seconds.delay(account).id != first.id
 
 
-def test_seconds_go_on_when_the_run_is_ended_and_not_when_it_never_began(worker, m, slow, account):
+def test_seconds_go_on_when_the_execution_is_ended_and_not_when_it_never_began(
+    worker, m, slow, account
+):
     ended = m.for_two_seconds.apply_async((slow,), lock_dedup=60)
     _began(worker, slow)
     never = m.for_two_seconds.apply_async((account,), countdown=1, lock_dedup=60)

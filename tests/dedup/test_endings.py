@@ -1,5 +1,5 @@
-"""However a run ends, or never begins, its call no longer counts; and while it may still run, it
-does. On a Redis and on a RabbitMQ broker."""
+"""However an execution ends, or never begins, its call no longer counts; and while it may still
+run, it does. On a Redis and on a RabbitMQ broker."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_when_it_has_expired(m, worker, account):
 
 
 @ON_RABBITMQ
-def test_a_run_counts_through_its_retries(m, worker, account):
+def test_an_execution_counts_through_its_retries(m, worker, account):
     first = m.ends.delay(account, "retry")
     for tries in (1, 2):
         _began(worker, account, tries)
@@ -243,7 +243,7 @@ def test_a_copy_of_one_that_has_begun_is_no_call_that_is_queued(m, worker, accou
     assert [e["id"] for e in _began(worker, slow)] == [message.id, second.id]
 
 
-def test_a_second_copy_of_its_message_takes_nothing_and_frees_nothing(m, worker, account):
+def test_a_second_copy_of_its_message_acquires_nothing_and_frees_nothing(m, worker, account):
     slow = f"slow{account}"
     message = _message(worker, m.done, slow, with_header=False)
     message.deliver()
@@ -383,7 +383,9 @@ def alone(module_worker):
     )
 
 
-def test_a_run_that_takes_longer_than_the_lease_counts_until_its_worker_is_killed(alone, account):
+def test_an_execution_that_takes_longer_than_the_lease_counts_until_its_worker_is_killed(
+    alone, account
+):
     task = alone.module.ends_by_its_lease
     first = task.delay(account, "kill")
     [began] = _began(alone, account)

@@ -47,7 +47,7 @@ def _lines(client, worker):
 
 
 def _all_over(client, worker):
-    """Every call got a run, each of which ran once and alone. Returns the lines, and the runs."""
+    """Every call got an execution, and each ran once and alone. Returns the lines and the runs."""
 
     def over():
         lines = _lines(client, worker)
@@ -90,7 +90,7 @@ def test_all_calls_while_one_waits_are_that_one(worker, race, client, redis_url,
     assert set(runs) == got
 
 
-def test_every_call_is_followed_by_the_begin_of_a_run(worker, race, client):
+def test_every_call_is_followed_by_the_begin_of_an_execution(worker, race, client):
     race("until_start")
     lines, runs = _all_over(client, worker)
     begins = {words[1]: at for at, words in enumerate(lines) if words[0] == "began"}
@@ -106,7 +106,7 @@ def test_every_call_is_followed_by_the_begin_of_a_run(worker, race, client):
     assert not worker.module.until_start.marked()
 
 
-def test_until_done_every_call_gets_a_run_that_has_not_ended_before(worker, race, client):
+def test_until_done_every_call_gets_an_execution_that_has_not_ended_before(worker, race, client):
     race("until_done")
     lines, runs = _all_over(client, worker)
     ends = {words[1]: at for at, words in enumerate(lines) if words[0] == "ended"}
@@ -124,7 +124,7 @@ def test_until_done_every_call_gets_a_run_that_has_not_ended_before(worker, race
 
 # Celery's own, where it stores a result in a process that calls.
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex")
-def test_where_the_last_call_wins_every_call_is_followed_by_the_begin_of_a_run(
+def test_where_the_last_call_wins_every_call_is_followed_by_the_begin_of_an_execution(
     worker, race, client
 ):
     race("last_wins")

@@ -266,7 +266,7 @@ def test_its_check_tells_turns_and_re_entry_from_an_overlap() -> None:
     assert not never_two([entered("A", 1), inner, left("inner"), entered("B", 2)])
 
 
-def test_its_check_wants_every_new_entry_to_have_a_higher_fence() -> None:
+def test_its_check_wants_every_new_permit_to_have_a_higher_fence() -> None:
     assert fences_increase([entered("A", 1), entered("inner", 1, again=True), entered("B", 2)])
     assert not fences_increase([entered("A", 2), entered("B", 2)])
     assert not fences_increase([entered("A", 2), entered("B", 1)])

@@ -71,7 +71,7 @@ def test_the_default_names_of_two_tasks_differ() -> None:
     assert other.names({"account_id": 1, "kind": "full"}) != names(None, 1)
 
 
-def test_a_false_key_takes_no_lock() -> None:
+def test_a_false_key_acquires_no_lock() -> None:
     assert names(False, 1) == ()
 
 

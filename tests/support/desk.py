@@ -60,7 +60,7 @@ class Inbox:
 class Desk:
     """Short names for the verbs of a RedisBackend, for claims of which most is the same.
 
-    A claim is for lock "a", of an owner called as the run, with limit 1 and a lease of 30 s.
+    A claim is for lock "a", of an owner called as the execution, with limit 1 and a lease of 30 s.
     """
 
     def __init__(self, url: str, namespace: str, pool: redis.ConnectionPool | None = None):
@@ -114,7 +114,7 @@ class Desk:
         most_bytes: int = 1_000_000_000,
         **more: Any,
     ) -> Any:
-        """Take the locks, or leave a message (`text`, or the run's name) in line for them."""
+        """Acquire the locks, or park a message (`text`, or the execution's name) for them."""
         park_request = ParkRequest(
             text or f"text of {run}",
             *(home, task or f"t-{run}", patience, most, most_in_all, most_bytes),
@@ -130,7 +130,7 @@ class Desk:
         return answer.rank
 
     def resume(self, home: str = "h", by: str = "", tasks: tuple[str, ...] = ()) -> list[str]:
-        """Look for what is to be sent on; returns the runs whose messages were handed out."""
+        """Look for what is to be resumed; returns the runs whose messages were handed out."""
         found = self.backend.resume(home, by or ids.new_attempt_id(), tasks)
         self.recheck = found.recheck
         return [message.execution_id for message in found.messages]

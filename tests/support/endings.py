@@ -90,8 +90,8 @@ _ROWS = (
     # The main process writes REVOKED, the child FAILURE: which of them is last is chance.
     Row("revoke with SIGUSR1", SIGNAL, "stays", EITHER, EITHER, "revoke SIGUSR1"),
     Row("revoke with SIGINT", SIGNAL),
-    Row("a signal inside the claim", SIGNAL),
-    Row("a signal inside the give-back", SIGNAL),
+    Row("a signal inside acquire", SIGNAL),
+    Row("a signal inside release", SIGNAL),
     Row("a signal while it waits in its slot", SIGNAL),
     Row("revoked before its start", SIGNAL),
     Row("expired", SIGNAL),

@@ -1,4 +1,4 @@
-"""Writes the table of docs/endings.md from what a run has measured; called by scripts/endings."""
+"""Writes the table of docs/endings.md from what a run of the tests has measured."""
 
 from __future__ import annotations
 

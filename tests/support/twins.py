@@ -86,14 +86,14 @@ class Twin:
         }
 
     def kill(self, run: str, name: str) -> None:
-        """The place of a run lapses, wherever it is, and is else as it was."""
+        """The place of an execution lapses, wherever it is, and is else as it was."""
         place = self.places(name)[run]
         text = json.dumps({**place, "expiry": 1})
         for each in place.get("names") or [name]:
             self.desk.client.hset(self.desk.keys.waiters(each), run, text)
 
     def forget(self, run: str) -> None:
-        """Let the time go by for which the end of a run is remembered."""
+        """Let the time go by for which the end of an execution is remembered."""
         self.desk.client.delete(self.desk.keys.tombstone(run))
 
     def bury(self, run: str, name: str) -> None:

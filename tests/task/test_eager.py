@@ -89,7 +89,7 @@ def test_an_eager_task_holds_its_lock_for_its_body(eager, how):
     assert _stored(eager, result) == ("SUCCESS" if eager.stores else "PENDING")
 
 
-def test_eager_tasks_inside_of_one_another_enter_the_same_lock(eager):
+def test_eager_tasks_inside_of_one_another_re_enter_the_same_lock(eager):
     def nests(self, deep):
         if deep:
             nested.delay(deep - 1).get(disable_sync_subtasks=False)
@@ -117,7 +117,7 @@ def test_an_eager_conflict_waits_and_then_is_the_result(eager):
     assert eager.seen == []
 
 
-def test_an_eager_task_enters_a_lock_that_its_caller_holds(eager):
+def test_an_eager_task_re_enters_a_lock_that_its_caller_holds(eager):
     task = eager.task(lambda self: None)
     with eager.lock() as held:
         task.delay().get()
@@ -159,7 +159,7 @@ def test_an_eager_lock_is_free_however_the_body_ends(eager, error, state):
     reason="Celery 5.4 runs an eager task that has a __call__ of its own under a blank request, "
     "locked or not, so its retry() ends it",
 )
-def test_each_attempt_of_an_eager_retry_takes_the_lock_for_itself(eager):
+def test_each_attempt_of_an_eager_retry_acquires_the_lock_for_itself(eager):
     def retries(self):
         if self.request.retries < 2:
             raise self.retry(countdown=0)
@@ -172,7 +172,7 @@ def test_each_attempt_of_an_eager_retry_takes_the_lock_for_itself(eager):
 
 
 @pytest.mark.parametrize("shape", ["chain", "group", "chord"])
-def test_the_steps_of_an_eager_canvas_take_the_lock_one_after_another(eager, shape):
+def test_the_steps_of_an_eager_canvas_acquire_the_lock_one_after_another(eager, shape):
     task = eager.task(lambda self, *values: "done")
     step = task.si()
     canvas = {"chain": chain, "group": group}.get(shape, lambda *steps: chord(steps, step))

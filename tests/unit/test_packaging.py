@@ -136,7 +136,7 @@ def test_a_wheel_built_from_the_sdist_is_the_wheel(sdist, wheel, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["wheel", "sdist", "editable"])
-def test_an_installed_package_takes_and_gives_back_a_lock_from_another_folder(
+def test_an_installed_package_acquires_and_releases_a_lock_from_another_folder(
     kind, request, sources, clean_python, tmp_path, redis_url, client, namespace
 ):
     if kind == "editable":

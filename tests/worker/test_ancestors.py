@@ -11,7 +11,7 @@ from celery.beat import ScheduleEntry, Scheduler
 from celery_relock import Lock
 from celery_relock.engine import ids
 from celery_relock.worker import message
-from tests.support.sections import sections
+from tests.support.permits import permits
 
 CONCURRENCY = 4
 
@@ -32,7 +32,7 @@ def lock_of(worker, account):
 
 
 def fences_of(worker, account):
-    return sections(worker.journal.events(), f"account:{account}")
+    return permits(worker.journal.events(), f"account:{account}")
 
 
 def result_of(worker, task_id):
@@ -60,7 +60,7 @@ def everyone_in(result):
         ("waits_for_a_replaced_child", (), 2),
     ],
 )
-def test_what_a_holder_spawned_and_waits_for_enters_with_its_fence(
+def test_what_a_holder_spawned_and_waits_for_re_enters_with_its_fence(
     family, account, name, more, count
 ):
     told = getattr(family.module, name).delay(account, *more).get(timeout=20)
@@ -74,12 +74,12 @@ def test_what_a_holder_spawned_and_waits_for_enters_with_its_fence(
         assert stranger.fence > told["fence"]
 
 
-def test_a_link_that_is_sent_after_its_task_enters_by_the_holder_above_both(family, account):
+def test_a_link_that_is_sent_after_its_task_re_enters_by_the_holder_above_both(family, account):
     told = family.module.waits_for_a_link.delay(account).get(timeout=20)
     assert fences_of(family, account) == [told["fence"]]
 
 
-def test_a_child_that_outlives_its_parent_keeps_the_entry(family, account):
+def test_a_child_that_outlives_its_parent_keeps_the_permit(family, account):
     parent = family.module.leaves_a_child_behind.delay(account).get(timeout=20)
     stranger = lock_of(family, account)
     assert not stranger.acquire(blocking=False), "the lock went with the parent"
@@ -92,14 +92,14 @@ def test_a_child_that_outlives_its_parent_keeps_the_entry(family, account):
     stranger.release()
 
 
-def test_what_replaces_a_task_may_enter_before_its_body_has_left(family, account):
+def test_what_replaces_a_task_may_re_enter_before_its_body_has_left(family, account):
     told = family.module.is_replaced.delay(account).get(timeout=20)
     replaced = [e for e in family.journal.events("replacing") if e["account"] == account]
     assert told["reentered"]
     assert told["fence"] == replaced[0]["fence"]
 
 
-def test_a_retry_does_not_enter_while_the_body_before_it_is_on_its_way_out(family, account):
+def test_a_retry_does_not_re_enter_while_the_body_before_it_is_on_its_way_out(family, account):
     told = family.module.retries_and_leaves_slowly.delay(account).get(timeout=20)
     assert not told["reentered"]
     assert len(fences_of(family, account)) == 2
@@ -136,7 +136,7 @@ def test_inline_alone_keeps_a_spawned_task_out(family, account):
     assert child["fence"] > parent["fence"]
 
 
-def test_a_thread_of_a_task_has_no_lineage(family, account):
+def test_a_thread_of_a_task_has_no_ancestors(family, account):
     parent = family.module.sends_from_a_thread.delay(account).get(timeout=20)
     child = result_of(family, parent["inner"])
     assert not child["reentered"]
@@ -152,7 +152,7 @@ def test_with_protocol_1_a_spawned_task_is_a_workflow_of_its_own(module_worker, 
     assert len(fences_of(worker, account)) == 2
 
 
-def test_what_beat_and_send_task_send_has_no_lineage(family, account):
+def test_what_beat_and_send_task_send_has_no_ancestors(family, account):
     app, take = family.module.app, family.module.take
     entry = ScheduleEntry(name="tick", task=take.name, schedule=60, args=(account,), app=app)
     ticks = [Scheduler(app, lazy=True).apply_async(entry) for _ in range(2)]
@@ -162,7 +162,7 @@ def test_what_beat_and_send_task_send_has_no_lineage(family, account):
     assert len(fences_of(family, account)) == 3
 
 
-def test_an_eager_child_enters_by_the_call_stack(family, account, monkeypatch):
+def test_an_eager_child_re_enters_by_the_call_stack(family, account, monkeypatch):
     monkeypatch.setitem(family.module.app.conf, "task_always_eager", True)
     told = family.module.waits_deeper.delay(account, 2).get(disable_sync_subtasks=False)
     found = everyone_in(told)
@@ -171,7 +171,7 @@ def test_an_eager_child_enters_by_the_call_stack(family, account, monkeypatch):
 
 
 def send_with(worker, account, root, ancestors):
-    """Send `take` with a lineage that this process made up."""
+    """Send `take` with ancestors that this process made up."""
     forged = {"v": message.VERSION, "execution_id": ids.new_id(), "ancestors": ancestors}
     return worker.module.take.apply_async(
         (account,), root_id=root, headers={message.HEADER: forged}
@@ -181,13 +181,13 @@ def send_with(worker, account, root, ancestors):
 @pytest.mark.parametrize(
     "ancestors", [7, "text", [None], {"a": 1}, ["", "a b", "é" * 100, "x" * 500], ["ab"] * 5000]
 )
-def test_a_lineage_that_makes_no_sense_is_no_error_and_admits_nobody(family, account, ancestors):
+def test_ancestors_that_make_no_sense_are_no_error_and_admit_nobody(family, account, ancestors):
     told = send_with(family, account, "some-root", ancestors).get(timeout=20)
     assert not told["reentered"]
 
 
 def held_from_within(worker, account):
-    """A task that lingers in the lock; its run id as the server has it."""
+    """A task that lingers in the lock; its execution id as the server has it."""
     sent = worker.module.lingers.delay(account)
     worker.journal.wait_for(
         lambda events: any(e.name == "lingering" and e["account"] == account for e in events)
@@ -196,7 +196,7 @@ def held_from_within(worker, account):
     return sent, state.holds[0].execution_id
 
 
-def test_a_lineage_of_another_workflow_admits_nobody(family, account):
+def test_ancestors_of_another_workflow_admit_nobody(family, account):
     holder, execution_id = held_from_within(family, account)
     forged = send_with(family, account, "another-root", [execution_id])
     family.journal.add("go on", account=account)
@@ -204,8 +204,8 @@ def test_a_lineage_of_another_workflow_admits_nobody(family, account):
     assert not forged.get()["reentered"]
 
 
-def test_the_same_lineage_of_the_same_workflow_admits(family, account):
-    # Without this one, the test above would pass as well if no lineage were read at all.
+def test_the_same_ancestors_of_the_same_workflow_admit(family, account):
+    # Without this one, the test above would pass as well if no ancestors were read at all.
     holder, execution_id = held_from_within(family, account)
     child = send_with(family, account, holder.id, ["unknown", execution_id]).get(timeout=20)
     family.journal.add("go on", account=account)
@@ -213,7 +213,7 @@ def test_the_same_lineage_of_the_same_workflow_admits(family, account):
     assert child["fence"] == holder.get(timeout=20)["fence"]
 
 
-def test_a_lineage_whose_holds_have_ended_admits_nobody(family, account):
+def test_ancestors_whose_holds_have_ended_admit_nobody(family, account):
     holder, execution_id = held_from_within(family, account)
     family.journal.add("go on", account=account)
     before = holder.get(timeout=20)
@@ -222,7 +222,7 @@ def test_a_lineage_whose_holds_have_ended_admits_nobody(family, account):
     assert child["fence"] > before["fence"]
 
 
-def test_a_lineage_does_not_grow_without_end(family, account):
+def test_the_ancestors_do_not_grow_without_end(family, account):
     family.module.tells_its_lineage.delay(account, message._MOST_ANCESTORS + 3)
 
     def told(events):
@@ -237,7 +237,7 @@ def test_a_lineage_does_not_grow_without_end(family, account):
     assert found[0][1:] == found[1][:-1]
 
 
-def test_without_a_lock_the_header_has_no_lineage():
+def test_without_a_lock_the_header_has_no_ancestors():
     published = {"id": "some-id"}
     Context().run(message.write_header, published, published)
     assert set(published[message.HEADER]) == {"v", "execution_id"}

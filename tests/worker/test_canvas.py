@@ -79,7 +79,7 @@ def test_chord_unlock_which_other_result_backends_need_is_not_locked(worker):
     assert module.app.AsyncResult("the-body-of-the-chord").get(timeout=30) == 12
 
 
-def test_each_item_of_a_map_takes_a_lock_of_its_own(worker, locks):
+def test_each_item_of_a_map_acquires_a_lock_of_its_own(worker, locks):
     client = locks.client()
 
     def scripts():

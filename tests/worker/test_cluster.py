@@ -15,7 +15,7 @@ from celery_relock.declaration import engine_of
 from celery_relock.errors import LockConfigError
 from tests.support import leftovers, wait_for
 from tests.support.cluster import ClusterServers
-from tests.support.sections import sections
+from tests.support.permits import permits
 
 ACCOUNTS = "abcde"
 
@@ -67,10 +67,12 @@ def in_use(cluster, worker):
 
 def assert_one_at_a_time(worker):
     events = worker.journal.events()
-    return {name: sections(events, f"account:{name}") for name in ACCOUNTS}
+    return {name: permits(events, f"account:{name}") for name in ACCOUNTS}
 
 
-def test_runs_that_wait_and_runs_that_block_have_their_lock_one_after_another(cluster, worker):
+def test_executions_that_wait_and_executions_that_block_have_their_lock_one_after_another(
+    cluster, worker
+):
     before = so_far(worker)
     for number in range(30):
         task = worker.module.waits if number % 3 else worker.module.blocks
@@ -88,7 +90,7 @@ def test_two_locks_that_share_a_hash_tag_are_acquired_together(cluster, worker):
     assert_one_at_a_time(worker)
     for name in ACCOUNTS:
         for each in ("in", "out"):
-            assert len(sections(worker.journal.events(), f"{{{name}}}:{each}")) >= 4
+            assert len(permits(worker.journal.events(), f"{{{name}}}:{each}")) >= 4
     wait_for(lambda: not in_use(cluster, worker), what="all to be given back")
 
 
@@ -107,7 +109,7 @@ def test_a_workflow_keeps_its_lock_from_the_first_step_to_the_last(cluster, work
     wait_for(lambda: not in_use(cluster, worker), what="all to be given back")
 
 
-def test_a_parked_run_is_sent_on_when_the_slots_of_its_lock_have_moved(cluster, worker):
+def test_a_parked_execution_is_resumed_when_the_slots_of_its_lock_have_moved(cluster, worker):
     before, name = so_far(worker), "account:b"
     worker.module.stays.delay("b")
     worker.journal.wait_for("in")

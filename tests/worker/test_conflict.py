@@ -1,4 +1,4 @@
-"""The lock is held by somebody else: each policy, and that a run that waits stays what it was."""
+"""Somebody else holds the lock: each policy, and that an execution that waits stays what it was."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery import chain, chord, group
 from celery_relock.errors import LockConflict
 from celery_relock.worker.conflict import pause_before
 from tests.support.parked import wait_until_parked
-from tests.support.sections import sections
+from tests.support.permits import permits
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +50,14 @@ def _seen(worker, account, timeout=20.0):
     return next(dict(e.data) for e in events if _is(e, "seen", account))
 
 
-def _entries(worker, account):
-    return sections(worker.journal.events(), f"account:{account}")
+def _permits(worker, account):
+    return permits(worker.journal.events(), f"account:{account}")
 
 
-def test_block_waits_in_the_slot_and_enters_in_turn(worker, account):
+def test_block_waits_in_the_slot_and_acquires_in_turn(worker, account):
     sent = [worker.module.blocks.delay(account, 0.1) for _ in range(6)]
     fences = [result.get(timeout=20) for result in sent]
-    assert len(_entries(worker, account)) == len(set(fences)) == 6
+    assert len(_permits(worker, account)) == len(set(fences)) == 6
 
 
 def test_block_ends_in_a_conflict_after_lock_max_wait(worker, account, holder):
@@ -93,7 +93,7 @@ def test_retry_comes_back_until_the_lock_is_free_and_counts_as_no_retry(worker, 
     assert len({e["execution_id"] for e in deliveries}) == 1
     assert len({e["since"] for e in deliveries[1:]}) == 1
     assert _seen(worker, account)["retries"] == 0
-    assert len(_entries(worker, account)) == 2
+    assert len(_permits(worker, account)) == 2
 
 
 @pytest.fixture(params=["retry", "wait"])
@@ -114,7 +114,7 @@ def _deliveries(events, task_id):
     return [e for e in events if e.name == "delivered" and e["task_id"] == task_id]
 
 
-def test_a_run_that_came_back_is_the_same_in_all_that_its_message_says(
+def test_an_execution_that_came_back_is_the_same_in_all_that_its_message_says(
     worker, account, holder, waits
 ):
     options = {
@@ -156,7 +156,7 @@ def test_a_run_that_came_back_is_the_same_in_all_that_its_message_says(
     assert (at_once["root"], at_once["parent"]) == ("the-root", "the-parent")
 
 
-def test_a_run_without_a_parent_does_not_become_its_own(worker, account, holder, waits):
+def test_an_execution_without_a_parent_does_not_become_its_own(worker, account, holder, waits):
     result = waits.task.delay(account)
     waits.until_put_off(result.id)
     holder()
@@ -209,7 +209,7 @@ def test_a_chord_waits_for_a_member_that_waits(worker, account, holder, waits):
     parts = [part.get(timeout=30) for part in result.parent]
     assert result.get(timeout=30) == sum(parts)
     assert _seen(worker, account)["group"] == result.parent.id
-    assert len(_entries(worker, account)) == 3
+    assert len(_permits(worker, account)) == 3
 
 
 def test_a_conflict_that_lasts_ends_after_lock_max_wait(worker, account, holder):
@@ -228,16 +228,18 @@ def test_the_pauses_grow_to_a_bound_and_are_spread(worker):
     assert all(5 <= pause_before(attempt) <= 10 for attempt in (6, 20, 5000))
 
 
-def test_a_run_that_cannot_be_sent_again_waits_in_its_slot(worker, account, holder):
+def test_an_execution_that_cannot_be_sent_again_waits_in_its_slot(worker, account, holder):
     result = worker.module.cannot_be_sent_again.delay(account)
     worker.wait_for_log("cannot_be_sent_again was not sent again")
     assert not result.ready()
     holder()
     assert result.get(timeout=20) > 0
-    assert len(_entries(worker, account)) == 2
+    assert len(_permits(worker, account)) == 2
 
 
-def test_a_run_that_cannot_be_sent_again_waits_no_longer_than_it_may(worker, account, holder):
+def test_an_execution_that_cannot_be_sent_again_waits_no_longer_than_it_may(
+    worker, account, holder
+):
     result = worker.module.cannot_be_sent_again_for_long.delay(account)
     with pytest.raises(LockConflict, match=r"lock_max_wait=0\.5 s"):
         result.get(timeout=20)

@@ -11,7 +11,7 @@ import pytest
 
 from celery_relock.engine import ids
 from tests.support import wait_for
-from tests.support.sections import sections
+from tests.support.permits import permits
 
 APP = "tests.worker.apps.duplicates"
 
@@ -62,8 +62,8 @@ class Message:
     def result(self):
         return self.app.AsyncResult(self.id)
 
-    def entries(self):
-        return sections(self.worker.journal.events(), f"account:{self.account}")
+    def permits(self):
+        return permits(self.worker.journal.events(), f"account:{self.account}")
 
 
 @pytest.fixture
@@ -80,7 +80,9 @@ def message(worker):
 
 
 @pytest.mark.parametrize("name", ["works", "works_or_raises", "works_or_drops", "works_acked_late"])
-def test_a_copy_waits_behind_the_run_and_is_discarded_after_its_clean_end(worker, message, name):
+def test_a_copy_waits_behind_the_execution_and_is_discarded_after_its_clean_end(
+    worker, message, name
+):
     twin = message(name)
     twin.deliver()
     twin.events("inside", count=1)
@@ -91,10 +93,10 @@ def test_a_copy_waits_behind_the_run_and_is_discarded_after_its_clean_end(worker
     assert twin.result.state == "PENDING", "the copy wrote a state over that of the first"
     twin.let_go()
     assert twin.result.get(timeout=20) == "run 1"
-    # It was parked behind the run, and went with it.
+    # It was parked behind the execution, and went with it.
     assert [e["state"] for e in twin.events("over", count=2)] == ["IGNORED", "SUCCESS"]
     assert twin.result.get(timeout=20) == "run 1"
-    assert len(twin.entries()) == 1
+    assert len(twin.permits()) == 1
 
 
 @pytest.fixture(scope="module", params=["threads", "gevent", "eventlet"])
@@ -106,7 +108,7 @@ def pool(request, module_worker):
 
 
 @pytest.mark.parametrize("name", ["works", "works_or_raises", "works_acked_late"])
-def test_a_copy_that_comes_to_the_very_process_of_the_run_is_one_too(pool, name):
+def test_a_copy_that_comes_to_the_very_process_of_the_execution_is_one_too(pool, name):
     twin = Message(pool, name)
     twin.deliver()
     (first,) = twin.events("inside", count=1)
@@ -119,7 +121,7 @@ def test_a_copy_that_comes_to_the_very_process_of_the_run_is_one_too(pool, name)
     ends = twin.events("over", count=4 if name == "works_or_raises" else 3)
     assert sorted(e["state"] for e in ends) == [*["IGNORED"] * (len(ends) - 1), "SUCCESS"]
     assert {e.pid for e in ends} == {first.pid}
-    assert len(twin.entries()) == 1
+    assert len(twin.permits()) == 1
 
 
 @contextmanager
@@ -158,7 +160,7 @@ def test_a_copy_stores_no_state_where_celery_tracks_the_start(worker, message, c
         assert sorted(over) == ["FAILURE", *["IGNORED"] * ends]
         wait_for(lambda: "FAILURE" in states())
         assert states() == ["STARTED", "FAILURE"]
-    assert len(twin.entries()) == 1
+    assert len(twin.permits()) == 1
 
 
 def _node(worker):
@@ -166,7 +168,7 @@ def _node(worker):
 
 
 @pytest.mark.parametrize("name", ["works", "works_or_raises", "works_or_drops"])
-def test_a_copy_takes_over_when_the_run_was_killed(worker, message, name):
+def test_a_copy_takes_over_when_the_execution_was_killed(worker, message, name):
     twin = message(name)
     twin.deliver()
     (first,) = twin.events("inside", count=1)
@@ -191,10 +193,10 @@ def test_a_copy_that_comes_after_the_end_is_discarded(worker, message, name):
     twin.deliver()
     states = [e["state"] for e in twin.events("over", count=2)]
     assert states == ["SUCCESS", "IGNORED"]
-    assert len(twin.entries()) == 1
+    assert len(twin.permits()) == 1
 
 
-def test_a_run_that_died_before_its_result_was_stored_is_done_again(worker, message):
+def test_an_execution_that_died_before_its_result_was_stored_is_done_again(worker, message):
     # acks_late: its message is delivered again on purpose, though its body had come to an end.
     twin = message("dies_before_its_result_is_stored")
     twin.let_go()
@@ -202,14 +204,14 @@ def test_a_run_that_died_before_its_result_was_stored_is_done_again(worker, mess
     first, second = twin.events("inside", count=2)
     assert first.pid != second.pid
     assert twin.result.get(timeout=20) == "run 2"
-    assert len(twin.entries()) == 2
+    assert len(twin.permits()) == 2
     # And what comes later still is a copy of both.
     twin.deliver()
     assert twin.events("over", count=2)[-1]["state"] == "IGNORED"
-    assert len(twin.entries()) == 2
+    assert len(twin.permits()) == 2
 
 
-def test_a_copy_of_a_run_that_has_sent_its_retry_is_discarded(worker, message):
+def test_a_copy_of_an_execution_that_has_sent_its_retry_is_discarded(worker, message):
     twin = message("retries_acked_late")
     twin.let_go()
     twin.deliver()
@@ -217,10 +219,10 @@ def test_a_copy_of_a_run_that_has_sent_its_retry_is_discarded(worker, message):
     twin.deliver()
     assert [e["state"] for e in twin.events("over", count=2)] == ["RETRY", "IGNORED"]
     assert twin.result.get(timeout=20) == "run 2"
-    assert len(twin.entries()) == 2
+    assert len(twin.permits()) == 2
 
 
-def test_a_copy_of_a_late_acknowledged_run_without_a_result_runs_again(worker, message):
+def test_a_copy_of_a_late_acknowledged_execution_without_a_result_runs_again(worker, message):
     # Nothing tells whether it was finished: at least once is what acks_late promises.
     twin = message("ignores_acked_late")
     twin.let_go()
@@ -228,7 +230,7 @@ def test_a_copy_of_a_late_acknowledged_run_without_a_result_runs_again(worker, m
     twin.events("over", count=1)
     twin.deliver()
     twin.events("inside", count=2)
-    assert len(twin.entries()) == 2
+    assert len(twin.permits()) == 2
 
 
 def test_a_task_sent_again_on_purpose_with_the_same_id_runs_again(worker, message):
@@ -238,7 +240,7 @@ def test_a_task_sent_again_on_purpose_with_the_same_id_runs_again(worker, messag
     for expected in ("run 1", "run 2"):
         task.apply_async((twin.account,), task_id=twin.id)
         twin.events("over", count=int(expected[-1]))
-    assert len(twin.entries()) == 2
+    assert len(twin.permits()) == 2
     headers = [e["header"]["execution_id"] for e in twin.events("inside")]
     assert len(set(headers)) == 2
 
@@ -255,4 +257,4 @@ def test_messages_without_the_header_exclude_each_other_and_none_is_taken_for_la
     twin.events("over", count=3)
     twin.deliver()
     twin.events("inside", count=3)
-    assert len(twin.entries()) == 3
+    assert len(twin.permits()) == 3

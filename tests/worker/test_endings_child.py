@@ -10,6 +10,7 @@ import celery
 import pytest
 
 from tests.support import wait_for
+from tests.support.apps import LOOK_EVERY
 from tests.support.endings import ACKS, BODY, CHILD, RECORD, SIGNAL, record, row, rows
 from tests.support.long import LONG
 from tests.support.proofs import Case, cases, nothing_lasts, prove
@@ -17,8 +18,12 @@ from tests.support.proofs import Case, cases, nothing_lasts, prove
 pytestmark = pytest.mark.slow
 
 APP = "tests.worker.apps.endings"
+WHOLE = LONG or RECORD in os.environ
 # The short form leaves out eventlet, some of whose endings are in test_endings_pools.
-_EVENTLET = ("eventlet",) if LONG or RECORD in os.environ else ()
+_EVENTLET = ("eventlet",) if WHOLE else ()
+# Celery notices five seconds later that a child has ended; until then nothing becomes of its task.
+# That the lock does not wait for this is seen by test_reaping.
+SOON = {} if RECORD in os.environ else {LOOK_EVERY: "0.3"}
 POOLS = ("prefork", "threads", "gevent", *_EVENTLET, "solo")
 
 
@@ -36,6 +41,8 @@ def pool(request, module_worker, redis_server):
 @pytest.mark.parametrize("ack", ACKS)
 @rows(BODY)
 def test_the_lock_of_a_body_that_ends_is_free_at_once(pool, row, ack, redis_url, client):
+    if ack == "late" and pool.pool != "prefork" and not WHOLE:
+        pytest.skip("when a message is acknowledged does not depend on the pool")
     canvases = ("chain", "chord") if pool.pool == "prefork" else ("chain",)
     groups = [cases(pool, redis_url, row.body, ack, canvases)]
     if pool.pool == "solo":
@@ -70,7 +77,7 @@ def worker(module_worker):
 def doomed(module_worker, redis_server):
     # Not the one above: whatever ends a child that was revoked before, Celery calls it revoked.
     namespace = f"ns-doomed-{uuid.uuid4().hex[:8]}"
-    yield module_worker(APP, concurrency=8, namespace=namespace)
+    yield module_worker(APP, concurrency=8, namespace=namespace, env=SOON)
     nothing_lasts(redis_server.client(), namespace)
 
 
@@ -139,7 +146,7 @@ def test_a_child_ignores_sigint_so_its_lock_stays_until_its_body_ends(
 
 @row("revoked before its start", "expired")
 @pytest.mark.parametrize("ack", ACKS)
-def test_a_message_that_never_runs_never_takes_its_lock(worker, row, ack, redis_url, client):
+def test_a_message_that_never_runs_never_acquires_its_lock(worker, row, ack, redis_url, client):
     case, plain = cases(worker, redis_url, "returns", ack, ("chain",))
     for one in (case, plain):
         if row.name == "expired":

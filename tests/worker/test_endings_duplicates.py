@@ -1,4 +1,4 @@
-"""A broker delivers a message again while its first run lives: the copy never runs beside it."""
+"""A broker delivers a message again while its execution lives: the copy never runs beside it."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_copy_after_a_lost_connection_waits_and_is_discarded(
 
 
 @row("… with `worker_cancel_long_running_tasks_on_connection_loss`")
-def test_a_copy_after_a_cancelled_run_takes_over(worker, broker, row, redis_url, client):
+def test_a_copy_after_a_cancelled_execution_takes_over(worker, broker, row, redis_url, client):
     cancel = '{"worker_cancel_long_running_tasks_on_connection_loss": true}'
     running = worker(APP, concurrency=4, env={BROKER: broker.url, SETTINGS: cancel})
     case = _case(running, redis_url)
@@ -162,7 +162,7 @@ def test_rabbitmq_delivers_again_and_the_copy_takes_over(worker, rabbitmq, row, 
 
 
 @row("RabbitMQ: `Reject(requeue=True)`")
-def test_rabbitmq_takes_a_message_back_and_its_next_run_is_no_copy(
+def test_rabbitmq_takes_a_message_back_and_its_next_execution_is_no_copy(
     worker, rabbitmq, row, redis_url, client
 ):
     running = worker(APP, concurrency=1, env={BROKER: rabbitmq.url})

@@ -125,7 +125,7 @@ def _go_on_until_the_end(pool, row, group, client):
 
 # The last one for each worker: it is the end of it.
 @row("threads, gevent, eventlet, solo: SIGQUIT to the worker")
-def test_a_worker_without_processes_gives_its_locks_back_when_it_is_told_to_quit(
+def test_a_worker_without_processes_releases_its_locks_when_it_is_told_to_quit(
     pool, row, redis_url, client
 ):
     # In Celery 5.4 the handler only notes the signal, so solo looks at it when its body is over.

@@ -1,4 +1,4 @@
-"""A signal lands while a child waits: for the answer to its claim, or to its give-back, for its
+"""A signal lands while a child waits: for the answer to its acquire, or to its release, for its
 turn, or for the result backend."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.support.proofs import Case
 from tests.support.proxy import Proxy
 
 APP = "tests.worker.apps.endings"
-INSIDE_ACQUIRE, INSIDE_RELEASE = "a signal inside the claim", "a signal inside the give-back"
+INSIDE_ACQUIRE, INSIDE_RELEASE = "a signal inside acquire", "a signal inside release"
 WAITING = "a signal while it waits in its slot"
 # The figures of the table are those of a worker that looks as it does by itself.
 SOON = {} if RECORD in os.environ else {LOOK_EVERY: "0.3"}
@@ -54,7 +54,7 @@ def test_nothing_is_left_when_the_command_was(worker, proxy, row, sig, executed,
     os.kill(child, sig)
     wait_for(lambda: not case.state_of_lock().holds, 10, "the lock to be free")
     seconds = time.monotonic() - started
-    # A soft time limit in the give-back comes after the body had its outcome.
+    # A soft time limit in the release comes after the body had its outcome.
     well = row.name == INSIDE_RELEASE and sig == signal.SIGUSR1
     expected = ("SUCCESS", "next") if well else ("FAILURE", "errback")
     wait_for(lambda: case.outcome()[:2] == expected, 20, f"{expected}")
@@ -75,7 +75,7 @@ def plain_worker(module_worker):
 
 @pytest.mark.parametrize("how", ["SIGUSR1", "SIGTERM", "SIGQUIT", "SIGKILL", "revoke"])
 @row(WAITING)
-def test_a_run_that_is_ended_while_it_waits_leaves_the_line(
+def test_an_execution_that_is_ended_while_it_waits_leaves_the_queue(
     plain_worker, row, how, redis_url, client
 ):
     case = Case(plain_worker, redis_url, "blocks", "early", True, "chain")
@@ -102,7 +102,7 @@ def results(redis_server):
         yield opened
 
 
-def test_a_time_limit_while_the_state_of_a_run_is_stored_ends_it(
+def test_a_time_limit_while_the_state_of_an_execution_is_stored_ends_it(
     module_worker, results, redis_url, client
 ):
     env = {"RELOCK_TEST_SETTINGS": json.dumps({"result_backend": results.url})}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import celery
@@ -9,13 +10,15 @@ import psutil
 import pytest
 
 from tests.support import wait_for
-from tests.support.endings import ACKS, Outcome, record, row
+from tests.support.endings import ACKS, RECORD, Outcome, record, row
+from tests.support.long import LONG
 from tests.support.proofs import Case
 
 pytestmark = pytest.mark.slow
 
 APP = "tests.worker.apps.endings"
 SETTINGS = "RELOCK_TEST_SETTINGS"
+_EVENTLET = ["eventlet"] if LONG or RECORD in os.environ else []
 SOON = {"RELOCK_TEST_TRANSPORT": '{"visibility_timeout": 1}'}
 
 
@@ -135,7 +138,7 @@ def another(module_worker):
     return module_worker(APP, concurrency=1, env={SETTINGS: '{"task_default_queue": "elsewhere"}'})
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet", "solo"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo", *_EVENTLET])
 @row("SIGKILL to the worker, another one on the host")
 def test_it_is_enough_that_the_main_process_is_killed_in_every_pool(
     module_worker, another, row, pool, redis_url, client

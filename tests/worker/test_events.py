@@ -62,7 +62,7 @@ def held(worker, account):
     sent.get(timeout=20, propagate=False)
 
 
-def test_a_monitor_hears_which_task_took_which_lock_and_gave_it_back(worker, monitor, account):
+def test_a_monitor_hears_which_task_acquired_which_lock_and_released_it(worker, monitor, account):
     sent = worker.module.works.delay(account)
     fence = sent.get(timeout=20)
     monitor.wait(sent.id, "task-succeeded")
@@ -87,7 +87,7 @@ def test_the_state_that_a_monitor_keeps_of_a_task_stays_celerys_own(worker, moni
     assert all(kind.startswith("lock-") for kind in own)
 
 
-def test_a_lock_that_a_plain_task_takes_is_told_as_that_tasks(worker, monitor, account):
+def test_a_lock_that_a_plain_task_acquires_is_told_as_that_tasks(worker, monitor, account):
     sent = worker.module.uses_a_lock.delay(account)
     fence = sent.get(timeout=20)
     acquired = monitor.wait(sent.id, "lock-acquired")

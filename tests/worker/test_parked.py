@@ -1,4 +1,5 @@
-"""A run whose lock is held is parked: no worker slot, its place in line, and nothing lost of it."""
+"""An execution whose lock is held is parked: it takes no worker slot, keeps its place in the queue,
+and nothing of it is lost."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from celery_relock.engine import ids
 from celery_relock.errors import LockConflict
 from tests.support import leftovers, wait_for
 from tests.support.parked import lock_of, state_of, wait_until_parked
-from tests.support.sections import sections
+from tests.support.permits import permits
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def _took(worker, account, count=1, timeout=10.0, of="id"):
     return found(worker.journal.wait_for(lambda events: len(found(events)) >= count, timeout))
 
 
-def test_a_parked_run_takes_no_slot_and_says_what_it_waits_for(worker, account, name):
+def test_a_parked_execution_takes_no_slot_and_says_what_it_waits_for(worker, account, name):
     before = time.time()
     worker.module.hold.delay(account)
     worker.journal.wait_for("held")
@@ -127,14 +128,14 @@ def _in_a_thread(call):
     return thread
 
 
-def test_many_runs_run_once_each_and_in_order(worker, account, name, held, client):
+def test_many_executions_run_once_each_and_in_order(worker, account, name, held, client):
     for _ in range(30):
         worker.module.takes.delay(account)
     wait_until_parked(worker, name, 30)
     line = [waiter.execution_id for waiter in state_of(worker, name).waiters]
     held.release()
     assert _took(worker, account, 30, 20, of="execution_id") == line
-    assert len(sections(worker.journal.events(), name)) == 30
+    assert len(permits(worker.journal.events(), name)) == 30
     namespace = worker.module.app.conf.relock_namespace
     wait_for(lambda: not _without_an_end(client, namespace, account))
 
@@ -144,7 +145,9 @@ def _without_an_end(client, namespace, account):
     return [key for key in every if client.ttl(key) == -1]
 
 
-def test_a_holder_that_dies_lets_the_parked_run_in_when_its_lease_ends(worker, account, name):
+def test_a_holder_that_dies_lets_the_parked_execution_acquire_when_its_lease_ends(
+    worker, account, name
+):
     lock = lock_of(worker, name, timeout=1.0, renew=False)
     lock.acquire()
     result = worker.module.takes.delay(account)
@@ -154,14 +157,14 @@ def test_a_holder_that_dies_lets_the_parked_run_in_when_its_lease_ends(worker, a
     assert time.monotonic() - started < 3.5
 
 
-def test_a_lock_taken_by_force_goes_to_the_parked_run(worker, account, name, held):
+def test_a_lock_released_by_force_goes_to_the_parked_execution(worker, account, name, held):
     result = worker.module.takes.delay(account)
     wait_until_parked(worker, name)
     held._engine.backend.force_release(name)
     assert result.get(timeout=10) == result.id
 
 
-def test_a_revoked_run_leaves_the_line_soon(worker, account, name, held):
+def test_a_revoked_execution_leaves_the_queue_soon(worker, account, name, held):
     first, second = (worker.module.takes.delay(account) for _ in range(2))
     wait_until_parked(worker, name, 2)
     first.revoke()
@@ -174,7 +177,9 @@ def test_a_revoked_run_leaves_the_line_soon(worker, account, name, held):
     assert _took(worker, account) == [second.id]
 
 
-def test_a_running_holder_that_is_revoked_frees_the_lock_for_the_parked_run(worker, account, name):
+def test_a_running_holder_that_is_revoked_frees_the_lock_for_the_parked_execution(
+    worker, account, name
+):
     running = worker.module.takes_long.delay(account)
     _took(worker, account)
     waits = worker.module.takes.delay(account)
@@ -185,7 +190,7 @@ def test_a_running_holder_that_is_revoked_frees_the_lock_for_the_parked_run(work
     assert waits.get(timeout=15) == waits.id
 
 
-def test_a_run_that_expires_while_it_is_parked_is_revoked_and_frees_its_place(
+def test_an_execution_that_expires_while_it_is_parked_is_revoked_and_frees_its_place(
     worker, account, name, held
 ):
     late, next_one = (worker.module.takes.apply_async((account,), expires=e) for e in (0.7, 60))
@@ -198,7 +203,7 @@ def test_a_run_that_expires_while_it_is_parked_is_revoked_and_frees_its_place(
     assert _took(worker, account) == [next_one.id]
 
 
-def test_lock_max_wait_ends_a_parked_run_as_a_failure_of_its_own(worker, account, name, held):
+def test_lock_max_wait_ends_a_parked_execution_as_a_failure_of_its_own(worker, account, name, held):
     m = worker.module
     started = time.monotonic()
     link = m.takes_soon.apply_async((account,), link_error=m.note.si(0, f"{account}-plain"))
@@ -244,7 +249,9 @@ def test_rich_arguments_come_back_by_the_serializer_they_were_sent_with(
 
 
 @pytest.mark.parametrize(("task", "retries"), [("retries_once", 1), ("retries_by_itself", 2)])
-def test_a_resumed_run_that_retries_has_all_its_retries(worker, account, name, held, task, retries):
+def test_a_resumed_execution_that_retries_has_all_its_retries(
+    worker, account, name, held, task, retries
+):
     result = getattr(worker.module, task).delay(account)
     wait_until_parked(worker, name)
     held.release()
@@ -252,7 +259,7 @@ def test_a_resumed_run_that_retries_has_all_its_retries(worker, account, name, h
     assert _took(worker, account, retries + 1) == [result.id] * (retries + 1)
 
 
-def test_a_run_that_wants_several_locks_waits_for_all_of_them(worker, account, name, held):
+def test_an_execution_that_wants_several_locks_waits_for_all_of_them(worker, account, name, held):
     other = lock_of(worker, f"account:{account}-other")
     other.acquire()
     result = worker.module.takes_both.delay(account, f"{account}-other")
@@ -283,7 +290,7 @@ def test_an_inline_call_waits_in_its_slot(worker, account, name, held, task):
     _took(worker, account)
 
 
-def test_inline_calls_in_all_slots_do_not_wait_for_a_parked_run_that_gets_none(
+def test_inline_calls_in_all_slots_do_not_wait_for_a_parked_execution_that_gets_none(
     worker, account, name, held
 ):
     parked = [worker.module.takes.delay(account) for _ in range(2)]

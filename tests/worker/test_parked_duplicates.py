@@ -12,7 +12,7 @@ from celery_relock.engine import ids
 from celery_relock.errors import LockDeadlock
 from tests.support import wait_for
 from tests.support.parked import lock_of, state_of, wait_until_parked
-from tests.support.sections import sections
+from tests.support.permits import permits
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def message(request, worker):
     made.let_go()
 
 
-def test_a_parked_run_that_meets_the_lock_again_keeps_its_place(worker, message):
+def test_a_parked_execution_that_meets_the_lock_again_keeps_its_place(worker, message):
     message.let_go()
     with lock_of(worker, message.name):
         message.deliver()
@@ -82,7 +82,7 @@ def test_a_parked_run_that_meets_the_lock_again_keeps_its_place(worker, message)
     assert len(asked) <= 1, "a callable is asked once, and its answer stands"
 
 
-def test_copies_of_a_parked_run_have_its_place_and_run_once(worker, message):
+def test_copies_of_a_parked_execution_have_its_place_and_run_once(worker, message):
     message.let_go()
     with lock_of(worker, message.name):
         message.deliver()
@@ -96,11 +96,11 @@ def test_copies_of_a_parked_run_have_its_place_and_run_once(worker, message):
     states = message.states(4)
     assert states.count("SUCCESS") == 1
     assert set(states) == {"SUCCESS", "IGNORED"}
-    assert len(sections(worker.journal.events(), message.name)) == 1
+    assert len(permits(worker.journal.events(), message.name)) == 1
     assert message.result.get() == "run 1"
 
 
-def test_a_copy_parks_behind_its_own_run_and_is_gone_after_a_clean_end(worker, message):
+def test_a_copy_parks_behind_its_own_execution_and_is_gone_after_a_clean_end(worker, message):
     message.deliver()
     message.events("inside", 1)
     message.deliver()
@@ -115,7 +115,7 @@ def test_a_copy_parks_behind_its_own_run_and_is_gone_after_a_clean_end(worker, m
     assert message.states(3) == ["IGNORED", "IGNORED", "SUCCESS"]
 
 
-def test_a_copy_takes_over_when_its_run_is_killed(worker, message):
+def test_a_copy_takes_over_when_its_execution_is_killed(worker, message):
     message.deliver()
     (first,) = message.events("inside", 1)
     message.deliver()
@@ -142,7 +142,7 @@ def test_the_callable_is_asked_of_conflicts_and_not_of_copies(worker):
 
 
 @pytest.mark.parametrize("end", ["is killed", "ends"])
-def test_a_copy_whose_run_ends_before_it_can_park_is_not_lost(worker, end):
+def test_a_copy_whose_execution_ends_before_it_can_park_is_not_lost(worker, end):
     message = Message(worker, "early", "gated-")
     message.deliver()
     (first,) = message.events("inside", 1)
@@ -167,7 +167,7 @@ def test_a_copy_whose_run_ends_before_it_can_park_is_not_lost(worker, end):
     assert not state_of(worker, message.name).waiting
 
 
-def test_a_copy_of_a_run_that_waits_in_its_slot_comes_back_and_is_discarded(worker):
+def test_a_copy_of_an_execution_that_waits_in_its_slot_comes_back_and_is_discarded(worker):
     message = Message(worker, "blocks")
     message.let_go()
     with lock_of(worker, message.name):
@@ -178,7 +178,7 @@ def test_a_copy_of_a_run_that_waits_in_its_slot_comes_back_and_is_discarded(work
         assert message.result.state == "PENDING"
     assert message.result.get(timeout=20) == "run 1"
     assert sorted(message.states(3)) == ["IGNORED", "IGNORED", "SUCCESS"]
-    assert len(sections(worker.journal.events(), message.name)) == 1
+    assert len(permits(worker.journal.events(), message.name)) == 1
 
 
 def test_two_tasks_that_would_wait_for_each_other_for_ever_are_told(worker):

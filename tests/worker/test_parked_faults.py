@@ -127,7 +127,7 @@ def test_a_child_that_is_killed_before_it_knows_that_it_has_parked_loses_nothing
 
 @pytest.fixture
 def cut_off(worker, locks, account):
-    """Run a task that is parked, sent on, and finds the Redis of its lock away."""
+    """Run a task that is parked, resumed, and finds the Redis of its lock away."""
 
     def run(policy):
         name = f"account:{account}"
@@ -143,7 +143,7 @@ def cut_off(worker, locks, account):
     locks.proxy.accept()
 
 
-def test_a_parked_run_that_fails_as_redis_is_away_does_not_run_later(
+def test_a_parked_execution_that_fails_as_redis_is_away_does_not_run_later(
     worker, account, locks, cut_off
 ):
     result = cut_off("raise")
@@ -155,14 +155,18 @@ def test_a_parked_run_that_fails_as_redis_is_away_does_not_run_later(
     assert result.state == "FAILURE"
 
 
-def test_a_parked_run_that_runs_without_its_lock_does_so_once(worker, account, locks, cut_off):
+def test_a_parked_execution_that_runs_without_its_lock_does_so_once(
+    worker, account, locks, cut_off
+):
     assert cut_off("run").get(timeout=20) == "ran"
     locks.proxy.accept()
     wait_for(lambda: state_of(worker, f"account:{account}").waiting == 0, 4)
     assert len(_events(worker, "took", account)) == 1
 
 
-def test_a_parked_run_that_comes_back_when_redis_does_runs_once(worker, account, locks, cut_off):
+def test_a_parked_execution_that_comes_back_when_redis_does_runs_once(
+    worker, account, locks, cut_off
+):
     result = cut_off("retry")
     worker.wait_for_log(rf"{result.id}\] retry: ")
     locks.proxy.accept()

@@ -8,7 +8,7 @@ from tests.support.parked import lock_of, state_of, wait_until_parked
 
 
 @pytest.mark.parametrize("pool", ["threads", "gevent", "eventlet", "solo"])
-def test_a_run_is_parked_and_resumed_in_every_pool(worker, pool):
+def test_an_execution_is_parked_and_resumed_in_every_pool(worker, pool):
     if pool in ("gevent", "eventlet"):
         pytest.importorskip(pool)
     one = worker("tests.worker.apps.parked", pool=pool, concurrency=2)

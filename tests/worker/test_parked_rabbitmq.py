@@ -1,4 +1,4 @@
-"""Parked in Redis, sent on to RabbitMQ: classic and quorum queues, no result backend."""
+"""Parked in Redis, resumed through RabbitMQ: classic and quorum queues, no result backend."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_resumed_message_is_what_it_was_in_all_that_it_says(worker, account, h
 
 
 @both
-def test_who_gives_the_lock_back_sends_the_next_one_in_the_order_of_their_coming(
+def test_who_releases_the_lock_resumes_the_next_one_in_the_order_of_their_coming(
     worker, account, queue
 ):
     where = {"queue": queue, "routing_key": f"{queue}.x"}
@@ -119,7 +119,7 @@ def test_a_chain_goes_on_after_the_wait(worker, account, held):
     _told(worker, "noted", account=account)
 
 
-def test_a_revoked_run_leaves_the_line_and_the_next_one_goes_on(worker, account, held):
+def test_a_revoked_execution_leaves_the_queue_and_the_next_one_goes_on(worker, account, held):
     first, second = (worker.module.work.delay(account) for _ in range(2))
     _parked(worker, first), _parked(worker, second)
     worker.module.app.control.revoke(first.id)
@@ -129,7 +129,7 @@ def test_a_revoked_run_leaves_the_line_and_the_next_one_goes_on(worker, account,
     assert _ids_seen(worker, account) == [second.id]
 
 
-def test_a_run_that_expires_leaves_the_line_though_nobody_gives_the_lock_back(
+def test_an_execution_that_expires_leaves_the_queue_though_nobody_releases_the_lock(
     worker, account, held
 ):
     result = worker.module.work.apply_async((account,), expires=1.0)

@@ -169,7 +169,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_result_that_was_to_come_after_a_dropped_run_is_the_marker(worker, shape):
+def test_every_result_that_was_to_come_after_a_dropped_execution_is_the_marker(worker, shape):
     module, account = worker.module, uuid.uuid4().hex
     with lock_of(worker, f"account:{account}"):
         result = module.nested(module.locked["drop"], account)[shape].apply_async()

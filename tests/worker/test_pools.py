@@ -1,11 +1,11 @@
-"""Take, enter again, give back, take turns: in every kind of worker pool."""
+"""Acquire, re-enter, release, take turns: in every kind of worker pool."""
 
 from __future__ import annotations
 
 import pytest
 
 from celery_relock import Lock
-from tests.support.sections import sections
+from tests.support.permits import permits
 
 
 @pytest.fixture(scope="module", params=["prefork", "threads", "gevent", "eventlet", "solo"])
@@ -19,7 +19,7 @@ def worker(request, module_worker):
 
 
 @pytest.mark.parametrize("name", ["calls_three_deep", "applies_under_a_direct_call"])
-def test_a_task_takes_its_lock_enters_it_again_and_gives_it_back(worker, name):
+def test_a_task_acquires_its_lock_re_enters_it_and_releases_it(worker, name):
     call = getattr(worker.module, name).delay(name).get(timeout=20)
     fence, owner = call["fence"], call["owner"]
     assert not call["reentered"]
@@ -30,10 +30,10 @@ def test_a_task_takes_its_lock_enters_it_again_and_gives_it_back(worker, name):
     assert not Lock(conf.relock_url, f"account:{name}", namespace=conf.relock_namespace).locked()
 
 
-def test_runs_for_one_account_take_turns_and_others_run_beside_them(worker):
+def test_executions_for_one_account_take_turns_and_others_run_beside_them(worker):
     take = worker.module.take
     sent = [take.delay(account, 0.2) for account in ("a", "a", "b", "a")]
     assert all(result.get(timeout=30)["fence"] for result in sent)
     events = worker.journal.events()
-    assert len(sections(events, "account:a")) == 3
-    assert len(sections(events, "account:b")) == 1
+    assert len(permits(events, "account:a")) == 3
+    assert len(permits(events, "account:b")) == 1

@@ -82,14 +82,14 @@ def test_down_at_acquire_with_run_goes_on_without_the_lock_and_says_so(worker, a
     worker.wait_for_log("ERROR.*runs_all_the_same RUNS WITHOUT ITS LOCK")
 
 
-def test_with_the_broker_away_too_the_run_stays_in_its_slot(worker, account, down):
+def test_with_the_broker_away_too_the_execution_stays_in_its_slot(worker, account, down):
     result = worker.module.stays_in_its_slot.delay(account)
     worker.wait_for_log("stays_in_its_slot was not sent again")
     down()
     assert result.get(timeout=30)["protected"]
 
 
-def test_down_at_give_back_leaves_the_result_as_it_is(worker, account, locks, down):
+def test_down_at_release_leaves_the_result_as_it_is(worker, account, locks, down):
     down()
     result = worker.module.holds.delay(account)
     _inside(worker, account)
@@ -111,7 +111,7 @@ def test_the_scripts_are_sent_again_after_script_flush(worker, account, locks):
 
 def test_somebody_elses_key_is_told_and_left_alone(worker, account, locks):
     client = locks.client()
-    # Learn where the lock's key is from a run that holds it.
+    # Learn where the lock's key is from an execution that holds it.
     result = worker.module.holds.delay(account)
     _inside(worker, account)
     (key,) = client.scan_iter(match=f"*account:{account}")

@@ -1,4 +1,4 @@
-"""A locked task may call what needs the same lock: it enters again, and never waits for itself."""
+"""A locked task may call what needs the same lock: it re-enters, and never waits for itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from celery_relock import Lock
 from celery_relock.engine import ids
 from celery_relock.errors import LockConfigError, LockConflict
-from tests.support.sections import sections
+from tests.support.permits import permits
 
 INLINE = [
     "calls_directly",
@@ -49,7 +49,7 @@ def chain_of(result):
 
 
 @pytest.mark.parametrize("name", INLINE)
-def test_what_is_called_inline_enters_again_with_the_same_fence(reentry, account, name):
+def test_what_is_called_inline_re_enters_with_the_same_fence(reentry, account, name):
     task = getattr(reentry.module, name)
     calls = chain_of(task.delay(account).get(timeout=20))
     assert len(calls) >= 2
@@ -58,7 +58,7 @@ def test_what_is_called_inline_enters_again_with_the_same_fence(reentry, account
     # The call stack says it all: an inner call costs no hold of its own, and ends none.
     assert {call.get("holds", 1) for call in calls} == {1}
     assert not lock_of(reentry, account).locked()
-    assert len(sections(reentry.journal.events(), f"account:{account}")) == 1
+    assert len(permits(reentry.journal.events(), f"account:{account}")) == 1
 
 
 @pytest.mark.parametrize("name", INLINE)
@@ -76,16 +76,16 @@ def test_a_task_that_calls_itself_for_a_lock_that_is_held_is_not_sent_again(reen
         result = reentry.module.calls_itself_for_another.delay(account, other)
         with pytest.raises(LockConflict, match=other):
             result.get(timeout=20)
-    assert len(sections(reentry.journal.events(), f"account:{account}")) == 1
+    assert len(permits(reentry.journal.events(), f"account:{account}")) == 1
 
 
-def test_items_of_starmap_enter_the_lock_of_the_caller(reentry, account):
+def test_items_of_starmap_re_enter_the_lock_of_the_caller(reentry, account):
     result = reentry.module.maps.delay(account).get(timeout=20)
     assert [item["reentered"] for item in result["inner"]] == [True, True]
     assert {item["fence"] for item in result["inner"]} == {result["fence"]}
 
 
-def test_items_of_a_starmap_message_take_the_lock_one_after_another(reentry, account):
+def test_items_of_a_starmap_message_acquire_the_lock_one_after_another(reentry, account):
     take = reentry.module.take
     items = take.starmap([(account,), (account,)]).delay().get(timeout=20)
     assert [item["reentered"] for item in items] == [False, False]
@@ -97,7 +97,9 @@ def test_a_call_of_run_itself_acquires_the_lock_too(reentry, account):
     assert result["inner"] == {"holds": 1}
 
 
-def test_of_two_locks_the_one_that_a_caller_has_is_entered_and_the_other_is_taken(reentry, account):
+def test_of_two_locks_the_one_that_a_caller_has_is_re_entered_and_the_other_is_acquired(
+    reentry, account
+):
     second = f"{account}-second"
     result = reentry.module.half_covers.delay(account, second).get(timeout=20)
     both, after = result["inner"]
@@ -145,7 +147,7 @@ def test_a_callable_that_names_no_owner_is_told_with_task_and_option(reentry, ac
         result.get(timeout=20)
 
 
-def test_a_direct_call_under_a_lock_object_enters_it(reentry, account):
+def test_a_direct_call_under_a_lock_object_re_enters_it(reentry, account):
     lock = lock_of(reentry, account)
     with lock:
         result = reentry.module.calls_directly(account)
@@ -181,7 +183,7 @@ def test_a_first_protocol_message_takes_its_own_id_for_the_workflow(module_worke
     both = [worker.module.take.delay(account, 0.3) for _ in range(2)]
     fences = [one.get(timeout=20)["fence"] for one in both]
     assert len(set(fences)) == 2
-    assert len(sections(worker.journal.events(), f"account:{account}")) == 3
+    assert len(permits(worker.journal.events(), f"account:{account}")) == 3
 
 
 def _is_in(events, account):

@@ -1,4 +1,4 @@
-"""Retries: the lock is given back for the countdown, or kept for the retry if the task says so."""
+"""Retries: the lock is released for the countdown, or kept for the retry if the task says so."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _free_within(worker, account, seconds):
     return time.monotonic() - started
 
 
-def test_the_lock_is_given_back_for_a_countdown_longer_than_the_lease(worker, account):
+def test_the_lock_is_released_for_a_countdown_longer_than_the_lease(worker, account):
     sent = worker.module.gives_back.delay(account, 2.0)
     _inside(worker, account, 1)
     worker.module.stranger.delay(account).get(timeout=20)
@@ -88,7 +88,7 @@ def test_autoretry_keeps_it_too(worker, account):
     assert second["continuous"]
 
 
-def test_it_is_given_back_when_the_retries_are_used_up(worker, account):
+def test_it_is_released_when_the_retries_are_used_up(worker, account):
     with pytest.raises(MaxRetriesExceededError):
         worker.module.gives_up.delay(account).get(timeout=20)
     assert not _lock(worker, account).locked()
@@ -106,7 +106,7 @@ def test_a_retry_that_comes_before_its_predecessor_is_out_waits_for_it(worker, a
     _free_within(worker, account, 5)
 
 
-def test_a_run_that_sends_a_retry_and_goes_on_gives_back_when_it_ends(worker, account):
+def test_an_execution_that_sends_a_retry_and_goes_on_releases_when_it_ends(worker, account):
     sent = worker.module.goes_on.delay(account)
     first, second = _inside(worker, account, 2)
     assert second["fence"] > first["fence"]

@@ -92,7 +92,7 @@ def _told(worker, name, lock):
     return found(worker.journal.wait_for(lambda events: found(events), 20))[0]
 
 
-def test_a_hold_is_renewed_and_a_run_is_parked_and_resumed_and_its_chain_goes_on(
+def test_a_hold_is_renewed_and_an_execution_is_parked_and_resumed_and_its_chain_goes_on(
     worker, held, client
 ):
     other, fence = f"account:{uuid.uuid4().hex}", held.fence

@@ -37,7 +37,7 @@ def _shows_started_until_the_end(worker, sent, account):
 
 
 @pytest.mark.parametrize("task", ["parks", "blocks", "comes_back"])
-def test_a_run_is_started_when_it_has_its_lock(worker, account, task):
+def test_an_execution_is_started_when_it_has_its_lock(worker, account, task):
     with lock_of(worker, account):
         sent = getattr(worker.module, task).delay(account)
         shown = {"parks": "BLOCKED", "blocks": "PENDING", "comes_back": "RETRY"}[task]

@@ -243,7 +243,7 @@ def _wait_for_state(result, state):
         time.sleep(0.02)
 
 
-def test_members_run_side_by_side_unless_they_take_a_lock_of_their_own(worker, account):
+def test_members_run_side_by_side_unless_they_acquire_a_lock_of_their_own(worker, account):
     module = worker.module
     members = [module.excluding.s(account=account, name=f"{n}") for n in range(3)]
     together = [module.meets.s(account=account, count=2) for _ in range(2)]

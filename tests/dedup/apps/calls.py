@@ -111,7 +111,7 @@ def without(self, account, *more):
 
 
 def end(self, account, how):
-    """End in one of the ways in which a run can end."""
+    """End in one of the ways in which an execution can end."""
     told = {"retries": self.request.retries, "header": self.request.relock}
     journal.add("began", account=account, id=self.request.id, **told)
     if how == "reject":

@@ -11,7 +11,7 @@ from celery.result import allow_join_result
 
 from celery_relock import LockedTask
 from tests.support import Journal, make_app
-from tests.support.sections import section
+from tests.support.permits import holding
 
 KEY = "account:{account}"
 
@@ -27,7 +27,7 @@ def locked(**options: Any) -> Any:
 def told(work: Any = None) -> dict[str, Any]:
     """What the running task sees of its lock, and what `work` gives under it."""
     hold = current_task.lock
-    with section(journal, hold):
+    with holding(journal, hold):
         inner = work() if work is not None else None
         assert not hold.lost
     return {"fence": hold.fence, "reentered": hold.reentered, "inner": inner}
@@ -83,7 +83,7 @@ def waits_deeper(self, account, depth):
 
 @app.task
 def relays(account, depth):
-    """Not a locked task: the lineage passes through it."""
+    """Not a locked task: the ancestors pass through it."""
     sent = relays.delay(account, depth - 1) if depth else take.delay(account)
     return result_of(sent)
 
@@ -154,7 +154,7 @@ def waits_for_a_retried_child(self, account):
 def retries_and_leaves_slowly(self, account):
     if self.request.retries:
         return told()
-    with section(journal, self.lock):
+    with holding(journal, self.lock):
         try:
             raise self.retry(countdown=0)
         finally:
@@ -164,7 +164,7 @@ def retries_and_leaves_slowly(self, account):
 @locked()
 def is_replaced(self, account):
     try:
-        with section(journal, self.lock):
+        with holding(journal, self.lock):
             journal.add("replacing", account=account, fence=self.lock.fence)
             raise self.replace(take.s(account))
     finally:

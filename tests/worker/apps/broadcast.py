@@ -8,7 +8,7 @@ from kombu.common import Broadcast
 
 from celery_relock import LockedTask
 from tests.support import Journal, make_app
-from tests.support.sections import section
+from tests.support.permits import holding
 
 app = make_app(__name__)
 NAME = f"all-{app.conf.relock_namespace}"
@@ -18,5 +18,5 @@ journal = Journal.from_env()
 
 @app.task(base=LockedTask, bind=True, lock_key="cache:{account}", ignore_result=True)
 def clears_the_cache(self: Any, account: str) -> None:
-    with section(journal, self.lock):
+    with holding(journal, self.lock):
         journal.add("cleared", account=account, worker=self.request.hostname)

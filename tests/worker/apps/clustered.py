@@ -10,7 +10,7 @@ from typing import Any
 
 from celery_relock import LockedTask
 from tests.support import Journal, make_app
-from tests.support.sections import section
+from tests.support.permits import holding
 
 app = make_app(__name__, relock_url=os.environ["RELOCK_TEST_LOCKS"], worker_prefetch_multiplier=1)
 journal = Journal.from_env()
@@ -18,11 +18,11 @@ journal = Journal.from_env()
 
 @contextmanager
 def inside(hold: Any) -> Iterator[None]:
-    """The section of each lock that a hold has."""
+    """Tells of each lock that a hold has."""
     with ExitStack() as stack:
         for name, fence in hold.fences.items():
             one = SimpleNamespace(name=name, fence=fence, reentered=hold.reentered)
-            stack.enter_context(section(journal, one))
+            stack.enter_context(holding(journal, one))
         yield
 
 

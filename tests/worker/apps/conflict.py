@@ -9,7 +9,7 @@ from kombu import Exchange, Queue
 
 from celery_relock import LockedTask
 from tests.support import Journal, make_app
-from tests.support.sections import section
+from tests.support.permits import holding
 
 KEY = "account:{account}"
 
@@ -29,13 +29,13 @@ journal = Journal.from_env()
 @app.task(base=LockedTask, bind=True, lock_key=KEY)
 def hold(self, account):
     """Holds the lock until the test says that it may go."""
-    with section(journal, self.lock):
+    with holding(journal, self.lock):
         journal.add("held", account=account)
         journal.wait_for(lambda events: any(e.name == f"free {account}" for e in events), 30)
 
 
 def waits(self: Any, account: str, seconds: float) -> int:
-    with section(journal, self.lock):
+    with holding(journal, self.lock):
         time.sleep(seconds)
         return self.lock.fence
 
@@ -72,7 +72,7 @@ class SeenAtEachDelivery(LockedTask):
 def look(self: Any, account: str, *rest: Any) -> int:
     """What the body sees of its message, when it runs at last."""
     request = self.request
-    with section(journal, self.lock):
+    with holding(journal, self.lock):
         custom = dict(request.headers or {})
         header = custom.pop("relock")
         seen = {

@@ -11,7 +11,7 @@ from celery.signals import task_postrun
 
 from celery_relock import LockedTask
 from tests.support import Journal, make_app
-from tests.support.sections import section
+from tests.support.permits import holding
 
 KEY = "account:{account}"
 ACKS_LATE = {"acks_late": True, "reject_on_worker_lost": True}
@@ -22,7 +22,7 @@ journal = Journal.from_env()
 
 def work(self: Any, account: str) -> str:
     """Runs until the test lets it go; `second`, `third` … where the body ran before."""
-    with section(journal, self.lock):
+    with holding(journal, self.lock):
         journal.add("inside", account=account, header=(self.request.headers or {}).get("relock"))
         journal.wait_for(lambda events: any(e.name == f"free {account}" for e in events), 30)
         return f"run {len(runs(account))}"
@@ -90,7 +90,7 @@ def retries_acked_late(self, account):
 
 
 class KillsWhoStoresIt:
-    """A result whose process dies between the give-back of the lock and the end of its storing."""
+    """A result whose process dies between the release of the lock and the end of its storing."""
 
     def __json__(self):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -23,7 +23,7 @@ from tests.support import make_app
 from tests.support.fenced import Fenced
 
 KEY = "{account}"
-# Longer than any test: what is free earlier has been given back or reclaimed.
+# Longer than any test: what is free earlier has been released or reclaimed.
 LONG = 120
 
 app = make_app(__name__, worker_prefetch_multiplier=1, worker_max_tasks_per_child=None)
@@ -80,7 +80,7 @@ def stay(self: Any, account: str) -> str:
     times, fence = begin(self, account)
     while times == 1 and not register.may_go(account):
         register.touch(account, fence)
-        time.sleep(0.02)
+        time.sleep(0.05)
     register.tell(account, "ending")
     return account
 

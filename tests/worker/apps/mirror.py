@@ -1,4 +1,4 @@
-"""Tasks that publish their own message once more the first time that they are delivered, as a run
+"""Tasks that publish their own message once more the first time that they are delivered, as one
 that is parked and resumed. What the worker receives, at each delivery, goes to the journal."""
 
 from __future__ import annotations

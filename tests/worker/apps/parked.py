@@ -7,7 +7,7 @@ from typing import Any
 
 from celery_relock import LockedTask
 from tests.support import Journal, make_app
-from tests.support.sections import section
+from tests.support.permits import holding
 
 KEY = "account:{account}"
 
@@ -28,13 +28,13 @@ def stand(gate: str, account: str) -> None:
 @app.task(base=LockedTask, bind=True, lock_key=KEY)
 def hold(self, account):
     """Holds the lock until the test says that it may go."""
-    with section(journal, self.lock):
+    with holding(journal, self.lock):
         journal.add("held", account=account)
         stand("free", account)
 
 
 def take(self: Any, account: str, seconds: float = 0.0) -> str:
-    with section(journal, self.lock):
+    with holding(journal, self.lock):
         run = self.request.headers["relock"]["execution_id"] if self.request.headers else ""
         journal.add("took", account=account, id=self.request.id, execution_id=run)
         time.sleep(seconds)
@@ -49,7 +49,7 @@ def takes(self, account, seconds=0.0):
 @app.task(base=LockedTask, bind=True, lock_key=KEY)
 def takes_long(self, account):
     """Is inside until the test lets it go."""
-    with section(journal, self.lock):
+    with holding(journal, self.lock):
         journal.add("took", account=account, id=self.request.id)
         stand("free", account)
 

@@ -9,7 +9,7 @@ from celery.signals import task_postrun, worker_init
 from celery_relock import LockedTask
 from celery_relock.engine.engine import Engine
 from tests.support import Journal, make_app
-from tests.support.sections import section
+from tests.support.permits import holding
 
 app = make_app(__name__)
 journal = Journal.from_env()
@@ -22,7 +22,7 @@ def wait_or_return(conflict):
 
 def works(self, account):
     """Is inside until the test lets it go."""
-    with section(journal, self.lock):
+    with holding(journal, self.lock):
         journal.add("inside", account=account)
         journal.wait_for(lambda events: any(e.name == f"free {account}" for e in events), 30)
         return f"run {len([e for e in journal.events('inside') if e['account'] == account])}"

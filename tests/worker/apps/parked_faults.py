@@ -69,7 +69,7 @@ finds_redis_away = {policy: cut_off(policy) for policy in ("raise", "retry", "ru
 
 
 class WithoutABroker(LockedTask):
-    """Its process can reach no broker from before its body until its lock is given back."""
+    """Its process can reach no broker from before its body until its lock is released."""
 
     def before_start(self, task_id, args, kwargs):
         # Where it sends to is known by then, as it is in real life.

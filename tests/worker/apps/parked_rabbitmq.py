@@ -12,7 +12,7 @@ from kombu import Exchange, Queue
 
 from celery_relock import LockedTask
 from tests.support import Journal, make_app
-from tests.support.sections import section
+from tests.support.permits import holding
 
 KEY = "account:{account}"
 
@@ -49,7 +49,7 @@ journal = Journal.from_env()
 @app.task(base=LockedTask, bind=True, lock_key=KEY)
 def hold(self: Any, account: str) -> None:
     """Holds the lock until the test says that it may go."""
-    with section(journal, self.lock):
+    with holding(journal, self.lock):
         journal.add("held", account=account)
         journal.wait_for(lambda events: any(e.name == f"free {account}" for e in events), 30)
 
@@ -57,7 +57,7 @@ def hold(self: Any, account: str) -> None:
 @app.task(base=LockedTask, bind=True, lock_key=KEY)
 def work(self: Any, account: str, *rest: Any) -> str:
     request = self.request
-    with section(journal, self.lock):
+    with holding(journal, self.lock):
         custom = {k: v for k, v in (request.headers or {}).items() if k.startswith("x-")}
         journal.add(
             "seen",
@@ -80,13 +80,13 @@ def work(self: Any, account: str, *rest: Any) -> str:
 
 @app.task(base=LockedTask, bind=True, lock_key=KEY, acks_late=True, reject_on_worker_lost=True)
 def work_acked_late(self: Any, account: str) -> None:
-    with section(journal, self.lock):
+    with holding(journal, self.lock):
         journal.add("seen", account=account, id=self.request.id)
 
 
 def _third_time(self: Any, account: str, error: Exception) -> str:
     """Each try of one message is told; the first two end with the error."""
-    with section(journal, self.lock):
+    with holding(journal, self.lock):
         journal.add("tried", account=account, id=self.request.id)
     if sum(e.name == "tried" and e["account"] == account for e in journal.events("tried")) < 3:
         raise error

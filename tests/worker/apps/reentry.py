@@ -11,7 +11,7 @@ from celery_relock import Lock, LockedTask
 from celery_relock.declaration import declaration
 from celery_relock.worker.message import workflow
 from tests.support import Journal, make_app
-from tests.support.sections import section
+from tests.support.permits import holding
 
 KEY = "account:{account}"
 
@@ -27,7 +27,7 @@ def holds(lock: str) -> int:
 def told(work: Any = None) -> dict[str, Any]:
     """What the running task sees of its lock, before and after `work`."""
     hold = current_task.lock
-    with section(journal, hold):
+    with holding(journal, hold):
         inner = work() if work is not None else None
         assert not hold.lost
         return {

@@ -13,7 +13,7 @@ from kombu.common import Broadcast
 
 from celery_relock import LockedTask
 from tests.support import Journal, make_app
-from tests.support.sections import section
+from tests.support.permits import holding
 
 KEY = "account:{account}"
 
@@ -53,14 +53,14 @@ def stand(gate: str, account: str) -> None:
 def hold(self: Any, account: str) -> None:
     """Holds the lock until the test says that it may go."""
     tenant.set("holder")
-    with section(journal, self.lock):
+    with holding(journal, self.lock):
         journal.add("held", account=account)
         stand("free", account)
 
 
 def take(self: Any, account: str, seconds: float) -> str:
     request = self.request
-    with section(journal, self.lock):
+    with holding(journal, self.lock):
         journal.add(
             "took",
             account=account,

@@ -1,8 +1,8 @@
-"""What tasks say about the locks that they are in, and the check that nobody else was in with them.
+"""What tasks say about the locks that they hold, and the check that nobody else held one meanwhile.
 
-with section(journal, task.lock):    # in a task
+with holding(journal, task.lock):    # in a task
     ...
-sections(journal.events(), "account:7")    # in the test: raises when two were in at once
+permits(journal.events(), "account:7")    # in the test: raises when two held it at once
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.support.journal import Event, Journal
 
 
 @contextmanager
-def section(journal: Journal, hold: Any) -> Iterator[None]:
+def holding(journal: Journal, hold: Any) -> Iterator[None]:
     """Write down that the work under a hold begins and, if the process lives, that it ends."""
     told = {"lock": hold.name, "fence": hold.fence, "reentered": hold.reentered}
     journal.add("enter", **told)
@@ -25,14 +25,14 @@ def section(journal: Journal, hold: Any) -> Iterator[None]:
         journal.add("leave", **told)
 
 
-def sections(events: Sequence[Event], lock: str) -> list[int]:
-    """The fences of the entries into a lock, in order.
+def permits(events: Sequence[Event], lock: str) -> list[int]:
+    """The fences of the permits of a lock, in order.
 
-    AssertionError if a stranger was in at the same time, if a fence did not increase from entry to
-    entry, or if a re-entry had another fence than the entry it joined.
+    AssertionError if two permits were live at the same time, if a fence did not increase from
+    permit to permit, or if a re-entry had another fence than the permit that it joined.
     """
     inside: list[int] = []
-    entries: list[int] = []
+    found: list[int] = []
     for event in events:
         if event.data.get("lock") != lock:
             continue
@@ -44,7 +44,7 @@ def sections(events: Sequence[Event], lock: str) -> list[int]:
             inside.append(fence)
         elif event.name == "enter":
             assert not inside, f"{lock}: {fence} came in while {inside} were in"
-            assert not entries or fence > entries[-1], f"{lock}: {fence} after {entries}"
+            assert not found or fence > found[-1], f"{lock}: {fence} after {found}"
             inside.append(fence)
-            entries.append(fence)
-    return entries
+            found.append(fence)
+    return found
