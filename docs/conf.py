@@ -34,5 +34,5 @@ nitpick_ignore_regex = [
         r"py:.*",
         r"(Redis|Task|Signal|Celery|TracebackType|Callable|Mapping|Sequence|Iterator|Share)",
     ),
-    (r"py:.*", r"collections\.abc\..*"),
+    (r"py:.*", r"(collections\.abc|contextlib)\..*"),
 ]

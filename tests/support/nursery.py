@@ -170,6 +170,9 @@ def _become(arguments: list[str], env: dict[str, str], out: int) -> Any:
     os.setsid()
     os.environ.clear()
     os.environ.update(env)
+    # The interpreter read this one when the nursery began.
+    paths = env.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [path for path in paths if path and path not in sys.path]
     for number in (1, 2):
         os.dup2(out, number)
     os.close(out)
