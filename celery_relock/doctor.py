@@ -416,7 +416,7 @@ _CHECKS: tuple[Callable[[Server], Iterator[Finding]], ...] = (
 
 
 # What locks go on without, slower; and what only a doctor wants to know.
-_SLOWER = ("+publish", "+subscribe", "+spublish", "+ping")
+_SLOWER = ("+publish", "+subscribe", "+spublish", "+ssubscribe", "+ping")
 _CURIOUS = ("+info", "+config|get", "+scan", "+dbsize", "+memory|usage")
 
 

@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from celery.signals import worker_init, worker_process_init, worker_ready
+from celery.signals import worker_process_init, worker_ready
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -65,7 +65,7 @@ def instrument(
             metric.inc(value)
 
     metrics.connect("prometheus", record, templates)
-    worker_init.connect(_warn, weak=False, dispatch_uid=_ID)
+    worker_ready.connect(_warn, weak=False, dispatch_uid=f"{_ID}.warn")
     if port is not None:
         _serve_from_worker(port, addr, registry)
 
@@ -101,8 +101,8 @@ def _shown(registry: CollectorRegistry) -> CollectorRegistry:
 
 
 def _warn(sender: Any = None, **_: Any) -> None:
-    pool = getattr(sender, "pool_cls", None)
-    if _FOLDER not in os.environ and "prefork" in getattr(pool, "__module__", ""):
+    pool = type(getattr(sender, "pool", None)).__module__
+    if _FOLDER not in os.environ and pool.endswith(".prefork"):
         logger.error(
             "metrics: %s is not set, so what the children of this pool count is seen by nobody. "
             "Set it to an empty folder before the worker starts",

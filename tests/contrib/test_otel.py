@@ -9,6 +9,7 @@ import pytest
 
 from celery_relock.declaration import engine_of
 from tests.support import wait_for
+from tests.support.redis_server import free_port
 
 APP = "tests.contrib.apps.measured"
 
@@ -44,10 +45,14 @@ class Exported:
 @pytest.fixture(scope="module")
 def exported(module_worker, tmp_path_factory):
     path = tmp_path_factory.mktemp("otel") / "lines"
-    arguments = ("-I", "tests.contrib.apps.with_otel")
-    return Exported(
-        module_worker(APP, env={"TEST_OTEL_FILE": str(path)}, arguments=arguments), path
-    )
+    apps = "tests.contrib.apps"
+    env = {"TEST_OTEL_FILE": str(path), "TEST_METRICS_PORT": str(free_port())}
+    arguments = ("-I", f"{apps}.with_otel,{apps}.with_prometheus")
+    return Exported(module_worker(APP, env=env, arguments=arguments), path)
+
+
+def test_beside_it_prometheus_says_what_it_lacks_in_a_prefork_pool(exported):
+    exported.worker.wait_for_log("ERROR.*PROMETHEUS_MULTIPROC_DIR is not set")
 
 
 def test_spans_tell_of_the_lock_and_of_each_wait_and_metrics_of_all(exported):

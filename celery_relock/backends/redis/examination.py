@@ -198,6 +198,8 @@ class Examination(NamedTuple):
         ]
         if self.transport.replicas.needed:
             tried.append(("WAIT", "0", "1"))
+        if self.transport.where == "cluster":
+            tried += [("CLUSTER", "SLOTS"), ("ASKING",)]
         rules = [_rule(command) for command in tried]
         said: list[tuple[str, Any]] = list(zip(rules, _answers(links, tried), strict=True))
         inner = said[0][1]
@@ -206,7 +208,9 @@ class Examination(NamedTuple):
                 (f"+{name.lower()}", ResponseError(text.decode()) if text else None)
                 for name, text in zip(names, inner, strict=True)
             ]
-        said.append(("+subscribe", _subscribed(links, channel)))
+        said.append(("+subscribe", _subscribed(links, "SUBSCRIBE", channel)))
+        if self.transport.where == "cluster":
+            said.append(("+ssubscribe", _subscribed(links, "SSUBSCRIBE", channel)))
         for rule, answer in said:
             if isinstance(answer, Exception) and forbids(answer):
                 yield _what(rule, str(answer), namespace)
@@ -325,11 +329,11 @@ def _ask(links: Connections, commands: Sequence[Command]) -> list[Any]:
     return answers
 
 
-def _subscribed(links: Connections, channel: str) -> Exception | None:
+def _subscribed(links: Connections, command: str, channel: str) -> Exception | None:
     link = links.make(1.0)
     try:
         link.connect()
-        link.send_command("SUBSCRIBE", channel, check_health=False)
+        link.send_command(command, channel, check_health=False)
         link.read_response(disable_decoding=True)
     except FAULTS as error:
         return error
@@ -340,7 +344,7 @@ def _subscribed(links: Connections, channel: str) -> Exception | None:
 
 def _rule(command: Command) -> str:
     first, *rest = (word.lower() for word in command[:2])
-    return f"+{first}|{rest[0]}" if first in ("config", "memory") else f"+{first}"
+    return f"+{first}|{rest[0]}" if first in ("cluster", "config", "memory") else f"+{first}"
 
 
 def _what(rule: str, said: str, namespace: str) -> str:

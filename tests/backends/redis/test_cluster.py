@@ -481,3 +481,33 @@ def test_while_slots_move_to_and_fro_every_lock_is_held_by_one_at_a_time(
     back = {name: [f for f in pairwise(each) if f[0] >= f[1]] for name, each in fences.items()}
     assert not any(back.values()), back
     print({name: len(each) for name, each in fences.items()})
+
+
+def test_a_doctor_looks_at_every_node(cluster: ClusterServers, namespace: str) -> None:
+    backend = cluster.backend(namespace)
+    message = '{"home": "shop", "queue": "q", "headers": {"task": "charge", "id": "7"}}'
+    for number in range(6):  # on every node
+        first, second = (
+            Claim(f"{each}{number}", "n", each, (f"name {number}",), (1,), 30.0) for each in "xy"
+        )
+        assert isinstance(backend.acquire(first), Held)
+        assert isinstance(backend.park(second, ParkRequest(message, "shop", "7")), Parked)
+    asks = backend.examination()
+    assert [server.info["role"] for server in asks.servers()] == ["master"] * 3
+    assert asks.refused() == []
+    found = asks.memory(1000)
+    assert found is not None
+    assert {kind.name: kind.keys for kind in found.kinds}["locks"] == 6
+    assert sorted(run.lock for run in asks.parked(100)) == [f"name {n}" for n in range(6)]
+    assert asks.owed({"shop"}) == []
+
+
+def test_what_a_user_lacks_in_a_cluster_is_named(cluster: ClusterServers, namespace: str) -> None:
+    rules = ["~*", "resetchannels", f"&{namespace}:*", "+@all", "-spublish", "-ssubscribe"]
+    for node in cluster.nodes:
+        cluster.admin(node).execute_command("ACL", "SETUSER", "less", "on", ">less", *rules)
+    first = cluster.nodes[0]
+    url = f"redis+cluster://less:less@127.0.0.1:{first.port}"
+    if cluster.admin(first).info("server")["redis_version"] < "7":
+        pytest.skip("before Redis 7 messages are sent to all nodes")
+    assert backend_of(url, namespace).examination().refused() == ["+spublish", "+ssubscribe"]
