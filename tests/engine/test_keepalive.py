@@ -279,7 +279,7 @@ def test_no_error_in_the_loop_ends_it(
     engine, backend = gated(redis_url, namespace)
     process = runs()
     process.engine = engine
-    lease = process.held("a", lease=1.0)
+    lease = process.held("a", lease=2.0)
     backend.fail_next(error, error)
     wait_for(lambda: backend.renewals >= 3, what="a third try")
     failed = time.monotonic()

@@ -36,6 +36,7 @@ def pool(request, module_worker, redis_server):
     started.pool = request.param
     yield started
     nothing_lasts(redis_server.client(), namespace)
+    started.close()
 
 
 @pytest.mark.parametrize("ack", ACKS)

@@ -29,6 +29,7 @@ def pool(request, module_worker, redis_server):
     started.pool = request.param
     yield started
     nothing_lasts(redis_server.client(), namespace)
+    started.close()
 
 
 def _in(*pools):

@@ -73,11 +73,12 @@ def _tls(own_redis: Start, folder: Path, port: int, login: str) -> Any:
 def test_a_waiter_hears_of_its_turn_and_a_hold_is_renewed(way: Any, namespace: str) -> None:
     runs = Runs(engine_for(way.place, namespace))
     # No heartbeat of this waiter finds the grant in so short a time.
-    holder, waiter = runs.held("a", lease=0.9), runs.lease("a", lease=60.0)
+    holder, waiter = runs.held("a", lease=3.0), runs.lease("a", lease=60.0)
+    began = holder.renewed
     thread = threading.Thread(target=lambda: runs.engine.acquire(waiter, 30.0))
     thread.start()
     wait_for(lambda: runs.engine.inspect("a").waiting == 1)
-    time.sleep(1.2)
+    wait_for(lambda: holder.renewed > began, what="a renewal")
     assert not holder.lost
     started = time.monotonic()
     assert runs.release(holder)
