@@ -17,6 +17,8 @@ from urllib.parse import urlencode
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
 from celery_relock.admin import Locks
@@ -46,8 +48,8 @@ def scraped(port: int) -> dict[tuple[str, frozenset], float]:
 class Measured:
     """A worker, and the names of its metrics in short."""
 
-    def __init__(self, worker, port):
-        self.worker, self.port = worker, port
+    def __init__(self, worker, port, folder):
+        self.worker, self.port, self.folder = worker, port, folder
         self.tasks = worker.module
 
     def value(self, name, task, **labels):
@@ -73,7 +75,8 @@ def measured(module_worker, tmp_path_factory):
     port, folder = free_port(), tmp_path_factory.mktemp("multiproc")
     env = {"PROMETHEUS_MULTIPROC_DIR": str(folder), "TEST_METRICS_PORT": str(port)}
     arguments = ("-I", "tests.contrib.apps.with_prometheus")
-    return Measured(module_worker(APP, concurrency=3, env=env, arguments=arguments), port)
+    worker = module_worker(APP, concurrency=3, env=env, arguments=arguments)
+    return Measured(worker, port, folder)
 
 
 def test_what_happens_to_locks_is_counted_by_task_and_template(measured):
@@ -126,6 +129,29 @@ def test_what_a_child_counted_stays_when_it_is_gone_and_the_next_one_counts_on(m
         measured.backend().force_release(f"account:{account}")
         wait_for(lambda: value("lost_total", "holds") == 1)
     wait_for(lambda: value("hold_seconds_count", "holds") == before + 1)
+
+
+def test_the_files_of_children_that_are_gone_become_one_and_the_sums_stay(measured, tmp_path):
+    def values(collector):
+        samples = [sample for metric in collector.collect() for sample in metric.samples]
+        return {(each.name, frozenset(each.labels.items())): each.value for each in samples}
+
+    real = [p for p in measured.folder.glob("*.db") if p.stem.rpartition("_")[2].isdigit()]
+    for index, path in enumerate(real):
+        kind = path.stem.rpartition("_")[0]
+        for number in range(30):  # no process has such an id
+            shutil.copy(path, tmp_path / f"{kind}_{10**9 + 100 * index + number}.db")
+    before = values(MultiProcessCollector(CollectorRegistry(), path=str(tmp_path)))
+    assert max(before.values()) >= 30
+    (tmp_path / "counter_2000000000.db").touch()  # killed while it made the file
+    sums = prometheus.Sums(CollectorRegistry(), path=str(tmp_path))
+    assert values(sums) == pytest.approx(before)
+    assert {path.stem for path in tmp_path.iterdir()} == {"counter_gone", "histogram_gone", "gone"}
+    for path in real:
+        shutil.copy(path, tmp_path / f"{path.stem.rpartition('_')[0]}_{os.getpid()}.db")
+    alive = values(sums)
+    assert all(alive[each] >= before[each] for each in before)
+    assert alive != before
 
 
 # -- A real Prometheus, its rules, a dashboard
