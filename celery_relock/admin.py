@@ -430,13 +430,13 @@ class Locks:
         work = _work(waiter.task, task_id)
         if waiter.state == "resumed":
             sentence = (
-                f"{work} has its turn for the lock {found.name!r}: its message is on its way to a "
-                f"worker; it waited {waits}"
+                f"{work} has its turn for the lock {found.name!r} after {waits}: its message is on "
+                "its way to a worker"
             )
         else:
             sentence = (
-                f"{work} is parked for the lock {found.name!r} since {waits}, {ahead} ahead of it; "
-                + _held_by(lock)
+                f"{work} is parked: it has waited {waits} for the lock {found.name!r}, "
+                f"{_ahead(ahead)}; {_held_by(lock)}"
             )
         return Why(task_id, waiter.state, sentence, found.name, ahead, lock.holders)
 
@@ -460,22 +460,27 @@ def _why_there(task_id: str, lock: LockInfo) -> Why | None:
     """What a task does at this lock; None if it does nothing there."""
     for holder in lock.holders:
         if holder.task_id == task_id and not holder.kept:
+            held = duration(lock.at - holder.since)
             sentence = (
-                f"{holder} holds the lock {lock.name!r} for {duration(lock.at - holder.since)}, in "
-                f"process {holder.pid} of {holder.host}; its lease has {holder.lease_left:.0f} s "
-                "left and is renewed while the process lives"
+                f"{holder} has held the lock {lock.name!r} for {held}, in process {holder.pid} of "
+                f"{holder.host}; its lease has {holder.lease_left:.0f} s left and is renewed while "
+                "the process lives"
             )
             return Why(task_id, "holds", sentence, lock.name, 0, lock.holders)
     for waiter in lock.waiters:
         if waiter.task_id == task_id:
             ahead = waiter.position - 1
             sentence = (
-                f"{waiter} waits in process {waiter.pid} of {waiter.host} for the lock "
-                f"{lock.name!r} since {duration(lock.at - waiter.since)}, {ahead} ahead of it; "
+                f"{waiter} has waited {duration(lock.at - waiter.since)} for the lock "
+                f"{lock.name!r} in process {waiter.pid} of {waiter.host}, {_ahead(ahead)}; "
                 + _held_by(lock)
             )
             return Why(task_id, "waits", sentence, lock.name, ahead, lock.holders)
     return None
+
+
+def _ahead(number: int) -> str:
+    return f"with {number} ahead of it" if number else "first in its queue"
 
 
 def _held_by(lock: LockInfo) -> str:
@@ -483,8 +488,8 @@ def _held_by(lock: LockInfo) -> str:
         return "nobody holds it at this moment"
     first, others = lock.holders[0], lock.held - 1
     return (
-        f"{first} holds it for {duration(lock.at - first.since)}, in process {first.pid} of "
-        f"{first.host}" + (f", and {others} more" if others else "")
+        f"{first} has held it for {duration(lock.at - first.since)}, in process {first.pid} of "
+        f"{first.host}" + (f", and {others} more hold it" if others else "")
     )
 
 

@@ -146,7 +146,7 @@ def _shown(lock: LockInfo) -> Iterator[str]:
     if lock.idle:
         yield f"nobody holds {name!r} or waits for it"
         return
-    yield f"{name}: {lock.held} hold it, {lock.waiting} wait, {lock.parked} of them parked"
+    yield f"{name}: {lock.held} holding, {lock.waiting} waiting, {lock.parked} of them parked"
     if lock.holders:
         yield ""
         yield "held by"
@@ -171,7 +171,7 @@ def _holder_lines(holder: Holder, at: float) -> Iterator[str]:
         yield "    kept for the next step, or the retry, of its workflow"
     else:
         yield f"    process {holder.pid} of {plain(holder.host)}"
-    yield f"    token {holder.token}, workflow {plain(holder.owner)}"
+    yield f"    token {holder.token}, owner {plain(holder.owner)}"
 
 
 def _waiter_row(waiter: Waiter, at: float) -> tuple[object, ...]:

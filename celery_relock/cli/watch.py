@@ -52,7 +52,7 @@ def _screen(locks: list[LockInfo]) -> list[str]:
     waiting, parked = (sum(getattr(lock, n) for lock in locks) for n in ("waiting", "parked"))
     held = sum(lock.held > 0 for lock in locks)
     now = time.strftime("%H:%M:%S")
-    head = f"{now}  {held} locks held, {waiting} executions wait, {parked} of them parked"
+    head = f"{now}  locks: {held} held; executions: {waiting} waiting, {parked} of them parked"
     rows = rows_of(locks[:_SHOWN]) if locks else []
     more = [f"… and {len(locks) - _SHOWN} more"] if len(locks) > _SHOWN else []
     return [plain(head), "", *rows, *more]

@@ -59,7 +59,7 @@ def test_ls_and_show_tell_of_a_lock(run: Run, key: str, held: Any) -> None:
     assert row.split()[:2] == [key, "tests.admin.apps.desk.hold"]
     assert row.split()[-2:] == ["1", "1"]
     shown = run("show", key).stdout
-    assert f"{key}: 1 hold it, 1 wait, 1 of them parked" in shown
+    assert f"{key}: 1 holding, 1 waiting, 1 of them parked" in shown
     assert f"tests.admin.apps.desk.hold[{held.id}]" in shown
     assert parked in shown.splitlines()[-1]
 
@@ -133,7 +133,7 @@ def test_a_lock_is_found_without_an_app(run: Run, redis_url: str, namespace: str
         assert run("ls", *here, app=None).stdout.splitlines()[1].startswith("a     Lock")
         assert "nobody" not in run("show", "a", *here, app=None).stdout
         watched = run("watch", *here, "--count", "2", "--interval", "0", app=None).stdout
-        assert watched.count("1 locks held, 0 executions wait, 0 of them parked") == 2
+        assert watched.count("locks: 1 held; executions: 0 waiting, 0 of them parked") == 2
     assert f"in the namespace '{namespace}'" in run("ls", *here, app=None, code=1).stdout
 
 

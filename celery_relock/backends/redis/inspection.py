@@ -135,7 +135,7 @@ class Inspection(NamedTuple):
             if isinstance(answer, Exception):
                 raise answer
         except FAULTS as error:
-            raise translate(error, command[0].lower()) from error
+            raise translate(error, "scan" if server else "inspect") from error
         return answer
 
     def _masters(self) -> list[Connections]:

@@ -1,0 +1,184 @@
+"""docs/operations.md: each situation is brought about, and each command prints what the page shows.
+
+`RELOCK_WRITE_PAGE=1` puts the outputs of this run into the page.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from celery_relock import Lock
+from celery_relock.cli import relock
+from tests.docs.pages import DOCS, text
+from tests.support import RedisServer, Worker, wait_for
+
+PAGE = text("operations")
+HOLDER, WAITER = "6a0e5bb2-91a4-4a6f-8d7e-1c2f3b4a5d60", "0b7d4c1e-5a2f-4e8b-b3c6-9d8e7f6a5b41"
+SECOND, DROPPED = "e2a9c8d7-6f5b-4c3a-92e1-d0f9b8a7c6e5", "c4b3a291-8070-4f6e-9d5c-4b3a29180f7e"
+OTHER = "127f9fee-efc3-4af0-850d-adcbba4c2efd"
+LATER, POISON = "5d6e7f80-91a2-4b3c-8d4e-5f60718293a4", "a1b2c3d4-e5f6-4a7b-8c9d-0e1f2a3b4c5d"
+# What is another each time.
+VARIES = (
+    (r"\d+(\.\d+)? s\b|\b\d+m\d\ds|\b\d+h\d\dm", "TIME"),
+    (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\d\d:\d\d:\d\d", "CLOCK"),
+    (r"process \d+ of [^\s;,]+|pid \d+|worker \S+@[^\s,]+", "PROCESS"),
+    (r"\b\d{16}\b", "TOKEN"),
+    (r"owner [0-9a-f-]{36}", "OWNER"),
+    (r'"(at|since|lease_left|host|pid|token|execution_id|owner)": [^,\n]+', "FIELD"),
+    (r" +", " "),
+)
+
+
+def sections() -> dict[str, str]:
+    parts = re.split(r"^## (.+)\n", PAGE, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def steps(heading: str) -> Iterator[tuple[str, str]]:
+    """The commands of a section, and what each has printed."""
+    for block in re.findall(r"```console\n(.*?)```", sections()[heading], flags=re.DOTALL):
+        for step in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, _, printed = step.partition("\n")
+            yield command, printed
+
+
+def same(printed: str) -> str:
+    for pattern, word in VARIES:
+        printed = re.sub(pattern, word, printed)
+    return printed.strip()
+
+
+class Shop:
+    """The worker of the page, and what happens around it."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.server = server
+        self.worker = Worker("tests.docs.apps.operations", server.url, "relock", concurrency=3)
+        self.module = self.worker.module
+        self.code = self._held = 0
+
+    def run(self, command: str) -> str:
+        if command == "echo $?":
+            return f"{self.code}\n"
+        words = shlex.split(command)
+        app = self.module.app if words[1] == "-A" else None
+        arguments = words[words.index("relock") + 1 :]
+        arguments = [word.replace("redis://localhost:6379", self.server.url) for word in arguments]
+        done = CliRunner().invoke(relock, arguments, obj=SimpleNamespace(app=app))
+        self.code = done.exit_code
+        if "release account:42" in command:
+            result = self.module.app.AsyncResult(WAITER)
+            wait_for(lambda: result.state == "SUCCESS", what="the next one's end")
+        return done.output
+
+    @contextmanager
+    def held(self, account: int, *waiters: str) -> Iterator[None]:
+        """A lock is held, and runs are parked for it."""
+        holder = {42: HOLDER, 7: OTHER}[account]
+        result = self.module.charge.apply_async((account,), task_id=holder)
+        self._held += 1
+        self.worker.journal.wait_for("inside", count=self._held)
+        for task_id in waiters:
+            task = self.module.import_file
+            sent = task.apply_async((account,), task_id=task_id)
+            wait_for(lambda sent=sent: sent.state == "BLOCKED", what="a run to be parked")
+        yield
+        self.worker.journal.add("go", account=account)
+        result.get(timeout=20)
+        ready = ("SUCCESS", "REVOKED")
+        results = [self.module.app.AsyncResult(each) for each in waiters]
+        wait_for(lambda: all(each.state in ready for each in results), what="the others' ends")
+        for each in (result, *results):
+            each.forget()
+
+    @contextmanager
+    def full(self) -> Iterator[None]:
+        with self.held(7):
+            self.server.client().config_set("maxmemory", 1)
+            yield
+            self.server.client().config_set("maxmemory", 0)
+
+    @contextmanager
+    def host_gone(self) -> Iterator[None]:
+        """Nobody renews: as if the host had gone that took the lock."""
+        Lock(self.server.url, "account:8", timeout=30, renew=False).acquire()
+        yield
+
+    @contextmanager
+    def many(self) -> Iterator[None]:
+        with self.held(42, WAITER, SECOND, POISON):
+            yield
+
+    @contextmanager
+    def never(self) -> Iterator[None]:
+        with self.held(42, WAITER):
+            dropped = self.module.refresh.apply_async((42,), task_id=DROPPED)
+            dropped.get(timeout=20)
+            later = self.module.import_file.apply_async((42,), task_id=LATER, countdown=600)
+            wait_for(lambda: "ETA" in self.run(f"celery -A shop relock why {LATER}"))
+            yield
+            self.module.app.control.revoke(later.id)
+
+    @contextmanager
+    def nothing(self) -> Iterator[None]:
+        yield
+
+    def situations(self) -> dict[str, Callable[[], Any]]:
+        return {
+            "A lock is stuck": lambda: self.held(42, WAITER),
+            "A worker is gone": self.host_gone,
+            "Redis is full": self.full,
+            "A deploy": lambda: self.held(42, WAITER),
+            "A failover": lambda: self.held(42, WAITER),
+            "Moving to another Redis": self.nothing,
+            "Too many wait": self.many,
+            "The wrong namespace": lambda: self.held(42),
+            "A task never runs": self.never,
+            "A poison message": lambda: self.held(42, POISON),
+        }
+
+
+def write(seen: list[tuple[str, str, str]]) -> None:
+    """Put what was printed into the page."""
+    left = iter(seen)
+
+    def printed(block: re.Match[str]) -> str:
+        commands = re.findall(r"^\$ .+$", block[0], flags=re.MULTILINE)
+        made = [f"$ {command}\n{output}" for command, _, output in islice(left, len(commands))]
+        return f"```console\n{''.join(made)}```"
+
+    made = re.sub(r"```console\n.*?```", printed, PAGE, flags=re.DOTALL)
+    (DOCS / "operations.md").write_text(made)
+
+
+def test_the_page_has_ten_situations_with_commands() -> None:
+    with_commands = [heading for heading in sections() if list(steps(heading))]
+    assert len(with_commands) == 10
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")
+def test_each_command_prints_what_the_page_shows(own_redis: Callable[..., RedisServer]) -> None:
+    shop = Shop(own_redis())
+    seen: list[tuple[str, str, str]] = []
+    try:
+        for heading, situation in shop.situations().items():
+            with situation():
+                seen += [(command, shown, shop.run(command)) for command, shown in steps(heading)]
+    finally:
+        shop.worker.close()
+    if os.environ.get("RELOCK_WRITE_PAGE"):
+        write(seen)
+        return
+    for command, shown, printed in seen:
+        assert same(printed) == same(shown), command
