@@ -75,6 +75,7 @@ class Site:
             text=True,
         )
         assert self._process.stdout is not None
+        self.checks = self._process.stdout.readline()
         self.port = int(self._process.stdout.readline())
 
     def log(self) -> list[tuple[str, ...]]:
@@ -184,3 +185,9 @@ def test_a_lock_is_freed_and_a_run_cancelled_once_that_was_confirmed(site: Site,
     ]
     freer.get("/admin/")
     assert "/change/" in freer.text, "an entry of the log leads to its lock"
+
+
+def test_the_check_for_deployment_tells_how_the_redis_is_set_up(site: Site) -> None:
+    """The tests' servers keep nothing on disk."""
+    assert "relock." in site.checks
+    assert "keeps nothing on disk" in site.checks

@@ -32,6 +32,7 @@ VARIES = (
     (r"\d+(\.\d+)? s\b|\b\d+m\d\ds|\b\d+h\d\dm", "TIME"),
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\d\d:\d\d:\d\d", "CLOCK"),
     (r"process \d+ of [^\s;,]+|pid \d+|worker \S+@[^\s,]+", "PROCESS"),
+    (r"\] \S+:\d+ \(", "] PROCESS ("),
     (r"\b\d{16}\b", "TOKEN"),
     (r"owner [0-9a-f-]{36}", "OWNER"),
     (r'"(at|since|lease_left|host|pid|token|execution_id|owner)": [^,\n]+', "FIELD"),

@@ -42,7 +42,7 @@ ARROWS: dict[str, set[str]] = {
     "engines": {"engine", "backends", "errors"},
     "backends": {"engine", "errors"},
     "engine": {"contrib", "errors"},
-    "contrib": {"admin", "engine", "errors", "signals"},
+    "contrib": {"admin", "doctor", "engine", "errors", "signals"},
     "errors": set(),
 }  # fmt: skip
 #: Which libraries a layer may use besides the standard library.

@@ -22,5 +22,7 @@ class RelockConfig(AppConfig):  # type: ignore[misc]  # Django ships no types
     def ready(self) -> None:
         from celery import current_app
 
+        from . import checks  # noqa: F401  # registers itself
+
         # Now, in the main thread: in another one the current app is Celery's default.
         self.celery = current_app._get_current_object()

@@ -76,6 +76,7 @@ def main() -> None:
     django.setup()
     from django.contrib import admin
     from django.contrib.staticfiles.handlers import StaticFilesHandler
+    from django.core.checks import run_checks
     from django.core.management import call_command
     from django.core.wsgi import get_wsgi_application
 
@@ -83,6 +84,8 @@ def main() -> None:
     call_command("migrate", verbosity=0)
     call_command("makemigrations", "celery_relock", check=True, dry_run=True, verbosity=0)
     users()
+    found = run_checks(tags=["relock"], include_deployment_checks=True)
+    print(*[f"{each.id}: {each.msg}" for each in found], sep="; ", flush=True)
     application = StaticFilesHandler(get_wsgi_application())
     server = make_server("127.0.0.1", int(os.environ.get("PORT", 0)), application, _Server, _Quiet)
     Thread(target=server.serve_forever, daemon=True).start()

@@ -1,0 +1,22 @@
+"""`manage.py check --deploy`: the settings of the locks, and how their Redis is set up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.apps import apps
+from django.core import checks
+
+
+@checks.register("relock", deploy=True)  # type: ignore[untyped-decorator]
+def check_locks(**_: Any) -> list[Any]:
+    """The quick part of `celery relock doctor`: no worker is asked."""
+    from ... import doctor
+
+    levels = {doctor.ERROR: checks.Error, doctor.WARNING: checks.Warning}
+    return [
+        levels.get(finding.severity, checks.Info)(
+            f"{finding.what}. {finding.why}", hint=finding.do, id=f"relock.{finding.check}"
+        )
+        for finding in doctor.quick(apps.get_app_config("celery_relock").celery)
+    ]
