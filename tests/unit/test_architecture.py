@@ -6,6 +6,7 @@ The checker works on any source tree, so the second half shows on small trees th
 from __future__ import annotations
 
 import graphlib
+import subprocess
 import sys
 from pathlib import Path
 
@@ -126,6 +127,10 @@ def test_only_the_composition_root_imports_a_backend():
     }
 
     assert users == {f"{PACKAGE}.engines"}
+
+
+def test_the_diagrams_are_drawn_from_their_texts():
+    subprocess.run([sys.executable, ROOT / "scripts" / "draw_diagrams.py", "--check"], check=True)
 
 
 GOOD = {
