@@ -85,36 +85,38 @@ class Bench:
         return step
 
     def waiters(self, count: int) -> Callable[[], object]:
-        line = [self.held(self.new(), "line")]
-        line += [self._queued() for _ in range(count)]
+        name = f"line-{count}"
+        line = [self.held(self.new(), name)]
+        line += [self._queued(name) for _ in range(count)]
 
         def step() -> None:
-            self.release(line.pop(0), "line")  # which lets the next one in
-            line.append(self._queued())
+            self.release(line.pop(0), name)  # which lets the next one in
+            line.append(self._queued(name))
 
         return step
 
-    def _queued(self) -> str:
+    def _queued(self, name: str) -> str:
         execution = self.new()
-        assert isinstance(self.acquire(execution, "line", wait=_LONG), Queued)
+        assert isinstance(self.acquire(execution, name, wait=_LONG), Queued)
         return execution
 
     def parked(self, count: int) -> Callable[[], object]:
-        line = [self.held(self.new(), "parked")]
-        line += [self._parked() for _ in range(count)]
+        name = f"parked-{count}"
+        line = [self.held(self.new(), name)]
+        line += [self._parked(name) for _ in range(count)]
 
         def step() -> None:
-            (message,) = self.release(line.pop(0), "parked", home="h").messages
+            (message,) = self.release(line.pop(0), name, home="h").messages
             assert message.execution_id == line[0]
-            self.held(line[0], "parked")
-            line.append(self._parked())
+            self.held(line[0], name)
+            line.append(self._parked(name))
 
         return step
 
-    def _parked(self) -> str:
+    def _parked(self, name: str) -> str:
         execution = self.new()
         request = ParkRequest("x" * 500, "h", execution, None, 100_000)
-        assert isinstance(self.backend.park(self.claim(execution, "parked"), request), Parked)
+        assert isinstance(self.backend.park(self.claim(execution, name), request), Parked)
         return execution
 
     def names(self, count: int) -> Callable[[], object]:

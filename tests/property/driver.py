@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from celery_relock.engine.protocol import Claim, Conflict, Duplicate, Held, Parked, Queued, Renewal
@@ -17,6 +17,8 @@ HOMES = ("h1", "h2")
 # Seconds of a place and of a hold: nothing lapses unless a rule says so. They differ, as a hold
 # that got the life of its place would else look right (field test, B2).
 LIFE, LEASE = 1000.0, 3000.0
+#: Beats and renewals come together with this one, at whose lock somebody else's key is.
+STRANGER = Renewal("foreign", "stranger", "n", LEASE, LIFE)
 
 
 class Driver(Invariants):
@@ -68,7 +70,17 @@ class Driver(Invariants):
             run,
         )
 
-    def _release(self, run: str, attempt_id: str, ended: str, copies: int, home: str = "") -> None:
+    def _release(
+        self,
+        run: str,
+        attempt_id: str,
+        ended: str,
+        copies: int,
+        home: str = "",
+        *,
+        tight: bool = False,
+    ) -> None:
+        """`tight`: the server is out of memory. Whoever releases does, and the next one gets in."""
         names = self.wants[run]
         lapsed = any(run in self.now[name].lapsed for name in names)
 
@@ -76,10 +88,18 @@ class Driver(Invariants):
             # What lapsed and was not looked at since may count as given back.
             assert real == expected or (lapsed and real)
 
+        def give_back() -> bool:
+            if tight:
+                self.desk.client.config_set("maxmemory", 1)
+            try:
+                return self.desk.give_back(
+                    run, attempt_id, names=names, ended=ended, remember=LIFE, home=home
+                )
+            finally:
+                self.desk.client.config_set("maxmemory", 0)
+
         self._both(
-            lambda: self.desk.give_back(
-                run, attempt_id, names=names, ended=ended, remember=LIFE, home=home
-            ),
+            give_back,
             lambda: self.model.release(run, attempt_id, names, ended, home),
             answers_agree,
             copies,
@@ -118,7 +138,9 @@ class Driver(Invariants):
                 self.invariant_12_who_looks_needs_no_message(run, nonce_of[run])
 
         self._both(
-            lambda: self.desk.backend.heartbeat([Renewal(*beat, LEASE, LIFE) for beat in renewals]),
+            lambda: self.desk.backend.heartbeat(
+                [STRANGER, *(Renewal(*beat, LEASE, LIFE) for beat in renewals)]
+            )[1:],
             lambda: self.model.heartbeat(renewals),
             answers_agree,
             copies,
@@ -162,12 +184,18 @@ class Driver(Invariants):
         assert [e for _, e in sorted(self.entry_of.items())] == sorted(self.entry_of.values())
         assert len(set(self.entry_of.values())) == len(self.entry_of)
 
-    def _the_messages_are_the_models(self, found: list[str] | None = None) -> None:
+    def _the_messages_are_the_models(
+        self, found: list[str] | None = None, lost: Collection[tuple[str, str, str]] = ()
+    ) -> None:
+        """`lost`: whose holds were released by force, as inbox, run and attempt."""
         out = self.desk.messages()
         assert [m.execution_id for m in out] + (found or []) == self.model.out
         assert all(m.text == f"text of {m.execution_id}" for m in out)
         for inbox, ear in self.ears.items():
-            heard = [text.split(" ") for text in ear.heard() if text.startswith("granted ")]
+            every = [text.split(" ") for text in ear.heard()]
+            heard = [words for words in every if words[0] == "granted"]
+            losses = {(words[1], words[2]) for words in every if words[0] == "lost"}
+            assert losses == {(run, nonce) for of, run, nonce in lost if of == inbox}
             real = [(*m[:3], [self.entry_of[int(fence)] for fence in m[3:]]) for m in heard]
             assert real == [message[1:] for message in self.model.messages if message[0] == inbox]
         self.model.messages.clear()

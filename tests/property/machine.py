@@ -10,8 +10,9 @@ import redis
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
+from celery_relock.engine.protocol import Renewal
 from tests.property import snapshot
-from tests.property.driver import HOMES, LIFE, NAMES, Driver
+from tests.property.driver import HOMES, LIFE, NAMES, STRANGER, Driver
 from tests.property.model import Model
 from tests.support import leftovers
 from tests.support.desk import Desk
@@ -48,6 +49,7 @@ class LockMachine(Driver):
         self.owners = dict(zip(RUNS, owners, strict=True))
         self.model = Model()
         self.desk = Desk("", f"ns{uuid.uuid4().hex[:12]}", self.pool)
+        self.desk.client.set(self.desk.keys.lock(STRANGER.name), "somebody else's")
         self.ears = {inbox: self.desk.listen(inbox) for inbox in INBOXES[:2]}
         self.model.reachable = set(self.ears)
         self.entry_of = {}
@@ -74,10 +76,11 @@ class LockMachine(Driver):
         self._acquire(run, place.attempt_id, inbox=place.inbox, **how)
 
     @somebody_holds
-    @rule(pick=picks, ended=st.sampled_from(["", "", "attempt", "run"]), copies=copies, home=homes)
-    def finish(self, pick: int, ended: str, copies: int, home: str) -> None:
+    @rule(pick=picks, ended=st.sampled_from(["", "", "attempt", "run"]), copies=copies, home=homes,
+          tight=st.booleans())  # fmt: skip
+    def finish(self, pick: int, ended: str, copies: int, home: str, *, tight: bool) -> None:
         _, run, hold = self._pick(self.model.holds, pick)
-        self._release(run, hold.attempt_id, ended, copies, home)
+        self._release(run, hold.attempt_id, ended, copies, home, tight=tight)
 
     @somebody_waits
     @rule(pick=picks, ended=ends, copies=copies, home=homes)
@@ -122,7 +125,8 @@ class LockMachine(Driver):
     @rule(run=runs, attempt_id=attempt_ids)
     def renew(self, run: str, attempt_id: str) -> None:
         for name in self.wants[run]:
-            kept = self._send(partial(self.desk.renew, run, attempt_id, name, LIFE))
+            renewals = [STRANGER, Renewal(name, run, attempt_id, LIFE)]
+            _, kept = self._send(partial(self.desk.backend.renew, renewals))
             self.invariant_09_a_renewal_brings_nothing_back()
             assert kept == self.model.renew(run, attempt_id, name)
 
@@ -141,10 +145,16 @@ class LockMachine(Driver):
     def force_release(self, pick: int, whole: bool) -> None:
         name, run, _ = self._pick(self.model.holds, pick)
         only = "" if whole else run
+        key, holds = self.desk.keys.lock(name), self.now[name].holds.items()
+        lost = [
+            (self.desk.client.hget(key, f"@{each}").decode().split(" ")[0], each, hold.attempt_id)
+            for each, hold in holds
+            if whole or each == run
+        ]
         taken = self._send(lambda: self.desk.backend.force_release(name, only))
         assert {hold.execution_id for hold in taken} == self.model.force_release(name, only)
         self._every_entry_is_one_fence()
-        self._the_messages_are_the_models()
+        self._the_messages_are_the_models(lost=lost)
 
     # What happens by itself
 
@@ -199,6 +209,7 @@ class LockMachine(Driver):
             if not self.sound:
                 return  # it has failed already
             self.invariant_12_everybody_who_waits_is_served_in_the_end()
+            self.desk.client.delete(self.desk.keys.lock(STRANGER.name))
             self.invariant_16_an_idle_lock_has_no_key()
         finally:
             for key in leftovers(self.desk.client, self.desk.keys.namespace):

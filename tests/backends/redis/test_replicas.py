@@ -20,6 +20,7 @@ from celery_relock.lock import Lock
 from tests.backends.redis.test_sentinel import in_step
 from tests.engine.conftest import Runs
 from tests.support import RedisServer, programs, wait_for
+from tests.support.clock import server_with_a_clock
 from tests.support.sentinel import Watched
 
 pytestmark = pytest.mark.slow
@@ -358,3 +359,43 @@ def test_a_lock_outside_of_tasks_says_how_many_by_itself(
 def test_a_number_that_is_none_is_refused(redis_url: str, number: Any) -> None:
     with pytest.raises(LockConfigError, match="min_replicas="):
         Lock(redis_url, "a", min_replicas=number)
+
+
+@pytest.mark.parametrize("needed", [0, 1])
+def test_fences_after_a_failover_to_a_replica_that_lacks_writes_and_whose_clock_is_behind(
+    own_redis: Start, namespace: str, needed: int, request: pytest.FixtureRequest
+) -> None:
+    """What `docs/redis.md` promises: they rise as long as one of the two holds, what was written or
+    the clock. Where both are lost they begin above what the replica has seen, and repeat; a hold
+    that had to be on the replica (`min_replicas`) is never the one that was lost."""
+    replica = server_with_a_clock()
+    master = own_redis("--repl-diskless-sync-delay", "0", binary=replica.binary)
+    request.addfinalizer(replica.stop)
+    replica.set_clock(-3600)
+    replica.client().replicaof("127.0.0.1", master.port)
+    wait_for(lambda: online(master) == 1, what="the replica")
+    before = runs_of(master.url, namespace, needed, 5.0)
+    seen = before.held("a").fences[0]
+    in_step(master)
+    replica.client().replicaof("NO", "ONE")  # what comes now it lacks
+    wait_for(lambda: online(master) == 0, what="the end of the replication")
+    granted = []
+    for name in "bcd":
+        lease = before.lease(name)
+        with suppress(LockUnavailable):
+            before.engine.acquire(lease, 0.0)
+            granted.append(lease.fences[0])
+        if needed:
+            break
+    master.kill()
+
+    after = runs_of(replica.url, namespace, 0)
+    first = after.held("b").fences[0]
+    assert first == seen + 1, "above all that the replica has seen, and an hour behind"
+    if needed:
+        assert granted == [], "what the replica lacks was granted to nobody"
+    else:
+        assert len(granted) == 3
+        assert first < min(granted), "so a fence is not higher than those that were lost"
+    replica.set_clock(+60)
+    assert after.held("c").fences[0] > max([seen, *granted]), "until its clock has passed them"
