@@ -26,7 +26,7 @@ from . import engines
 from .engine import ids
 from .engine.events import duration
 from .engine.inspection import Inspectable, ParkedMessage, Place, Survey
-from .engine.protocol import KEPT, HoldInfo
+from .engine.protocol import COOLDOWN, KEPT, HoldInfo
 from .errors import LockConfigError, RelockError
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class Holder:
         since: when the permit began, in seconds since the epoch, by the server's clock.
         lease_left: seconds until it ends if nobody renews it.
         kept: it has no process yet: it is kept for the next step, or the retry, of a workflow.
+        cooldown: the task is over, and the lock stays taken for a while (`lock_cooldown`).
     """
 
     token: int
@@ -70,6 +71,7 @@ class Holder:
     since: float
     lease_left: float
     kept: bool = False
+    cooldown: bool = False
 
     def __str__(self) -> str:
         return _work(self.task, self.task_id) or "an unnamed holder"
@@ -459,7 +461,7 @@ class Locks:
 def _why_there(task_id: str, lock: LockInfo) -> Why | None:
     """What a task does at this lock; None if it does nothing there."""
     for holder in lock.holders:
-        if holder.task_id == task_id and not holder.kept:
+        if holder.task_id == task_id and not (holder.kept or holder.cooldown):
             held = duration(lock.at - holder.since)
             sentence = (
                 f"{holder} has held the lock {lock.name!r} for {held}, in process {holder.pid} of "
@@ -638,7 +640,7 @@ def _lock(survey: Survey) -> LockInfo:
 
 
 def _holder(info: HoldInfo) -> Holder:
-    told = _told(info.label)
+    told, cools = _told(info.label), info.execution_id.startswith(COOLDOWN)
     return Holder(
         info.fence,
         ids.full(info.owner),
@@ -646,7 +648,8 @@ def _holder(info: HoldInfo) -> Holder:
         *told,
         since=info.fence / 1e6,
         lease_left=info.remaining,
-        kept=info.attempt_id == KEPT,
+        kept=info.attempt_id == KEPT and not cools,
+        cooldown=cools,
     )
 
 

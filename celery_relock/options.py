@@ -269,6 +269,20 @@ def build_report(customer_id, style): ...""",
 def call_api(tenant, path): ...""",
         ),
     )
+    cooldown: float | None = field(
+        default=None,
+        metadata=_says(
+            "Seconds for which the lock stays taken after the task has succeeded.",
+            _either(_none, _seconds(0, above=True)),
+            allowed="None, seconds above 0, or a timedelta",
+            when="If the work must not be repeated too soon. A failed, retried or revoked "
+            "execution releases its lock at once. An execution that comes during the cooldown "
+            'meets `lock_on_conflict`: `"drop"` ends it, with `"wait"` it runs afterwards.',
+            example="""\
+@app.task(base=LockedTask, lock_key="feed:{url}", lock_cooldown=3600, lock_on_conflict="drop")
+def fetch(url): ...""",
+        ),
+    )
     reentrant: str = field(
         default="inline",
         metadata=_says(
@@ -432,6 +446,12 @@ def fetch(feed): ...""",
                 f"task {where}: lock_key=False gives lock_dedup={options.dedup!r} no name to tell "
                 "duplicates by. Name it; lock_limit says how many may then run side by side."
             )
+        if options.cooldown and options.hold == "workflow":
+            raise LockConfigError(
+                f"task {where}: lock_cooldown={options.cooldown:g} begins when the task has ended, "
+                "and lock_hold='workflow' keeps the lock for the next step. Give the cooldown to "
+                "the last step."
+            )
         options._check_limits()
         return options
 
@@ -520,7 +540,7 @@ OPTION_NAMES = tuple(_DECLARED)
 #: executions exclude each other, or what belongs together.
 CALL_OPTIONS = (
     *("on_conflict", "max_wait", "ttl", "dedup", "on_duplicate", "max_parked"),
-    *("keep_on_retry", "on_lost", "on_unavailable"),
+    *("keep_on_retry", "on_lost", "on_unavailable", "cooldown"),
 )
 
 

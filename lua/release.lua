@@ -7,7 +7,7 @@
 -- ARGV[3] ended: `run`, `attempt` or empty, what has ended and leaves a tombstone; `killed` is an attempt
 -- ARGV[4] remember: ms, life of the tombstone
 -- ARGV[5] homes: ids with spaces between, the brokers that the caller can send to; empty sends none
--- ARGV[6] successors: ids with spaces between, the executions that the holds are left to; empty leaves none
+-- ARGV[6] successors: ids with spaces between, the executions that the holds are left to; empty leaves none. `cooldown.…` is nobody
 -- ARGV[7] keep: ms, for how long the holds are kept for each
 -- Reply {RELEASED, count, execution, name, message, …}: so many holds and places were released; messages to resume
 -- Reply {GONE, execution, name, message, …}: the attempt had none: released before, or lost; messages to resume
@@ -48,7 +48,9 @@ local function leave_to_successors(lock, hold, label)
   for each in string.gmatch(successors, '%S+') do
     local how = redis.call('GET', call.prefix .. 'd:' .. each)
     if not lock.holds[each] and (not how or each == execution and how ~= '*') then
-      local kept = { expiry = call.now + keep, fence = hold.fence, attempt = Holds.KEPT, owner = hold.owner }
+      -- A cooldown keeps everybody out, its own workflow too: nobody else has such an owner.
+      local owner = string.sub(each, 1, 9) == 'cooldown.' and each or hold.owner
+      local kept = { expiry = call.now + keep, fence = hold.fence, attempt = Holds.KEPT, owner = owner }
       Holds.write(lock, each, kept, label)
     end
   end

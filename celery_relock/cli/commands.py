@@ -167,7 +167,9 @@ def _holder_lines(holder: Holder, at: float) -> Iterator[str]:
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
     yield f"  {plain(str(holder))}"
     yield f"    since {since} ({duration(at - holder.since)}), lease {holder.lease_left:.0f} s left"
-    if holder.kept:
+    if holder.cooldown:
+        yield "    is over: the lock cools down until the lease ends (lock_cooldown)"
+    elif holder.kept:
         yield "    kept for the next step, or the retry, of its workflow"
     else:
         yield f"    process {holder.pid} of {plain(holder.host)}"

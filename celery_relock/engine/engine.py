@@ -164,6 +164,8 @@ class Engine:
             lease.tell("lost", "found at the release", time.monotonic() - lease.renewed)
         elif before is State.HELD and lease.successor is None:
             lease.tell("released")
+        elif before is State.HELD and lease.cools:
+            lease.tell("released", f"it cools down for {lease.cools:g} s")
         return not (lost or before is State.LOST)
 
     def extend(self, lease: Lease, length: float) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ..errors import LockLost
 from . import ids, platform
-from .protocol import Answer, Conflict, Duplicate
+from .protocol import COOLDOWN, Answer, Conflict, Duplicate
 
 logger = logging.getLogger("celery_relock")
 
@@ -210,7 +210,9 @@ def label_of(work: str, task_id: str = "") -> str:
 def describe_wait(name: str, answer: Answer, ahead: int) -> str:
     """`waits for … held by … since …`, of an execution that waits with others ahead of it."""
     text = f"waits for {name!r}"
-    if isinstance(answer, Conflict) and answer.fence:
+    if isinstance(answer, Conflict) and answer.owner.startswith(COOLDOWN):
+        text += f", which cools down for {answer.remaining:.1f} s more after {answer.label}"
+    elif isinstance(answer, Conflict) and answer.fence:
         begun = answer.fence / 1e6
         held = time.time() - begun
         clock = time.strftime("%F %T" if held > 86400 else "%T", time.localtime(begun))
@@ -220,6 +222,12 @@ def describe_wait(name: str, answer: Answer, ahead: int) -> str:
 
 def describe_conflict(name: str, answer: Answer | None) -> str:
     """`the lock … is held by … for …`, from what the backend answered."""
+    if isinstance(answer, Conflict) and answer.owner.startswith(COOLDOWN):
+        return (
+            f"the lock {answer.name!r} cools down for {answer.remaining:.1f} s more "
+            f"(lock_cooldown), after {answer.label or 'an unnamed holder'}"
+            + (f", {answer.waiting} wait for it" if answer.waiting else "")
+        )
     if isinstance(answer, Conflict) and answer.fence:
         held = duration(time.time() - answer.fence / 1e6)
         return (

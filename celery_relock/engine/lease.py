@@ -19,7 +19,7 @@ from . import platform
 from .crash import Entry
 from .events import NO_TASK, LockEvent, Work, tell, wanted
 from .platform import Guard
-from .protocol import Claim, Renewal, Successor
+from .protocol import COOLDOWN, Claim, Renewal, Successor
 
 if TYPE_CHECKING:
     from .protocol import Backend
@@ -274,6 +274,12 @@ class Lease:
         if self.state is not State.HELD or self.pid != platform.pid:
             return 0.0
         return max(0.0, self.deadline - time.monotonic())
+
+    @property
+    def cools(self) -> float:
+        """For how many seconds the lock stays taken after the release (`lock_cooldown`)."""
+        to = self.successor
+        return to.keep if to is not None and to.execution_id.startswith(COOLDOWN) else 0.0
 
     @property
     def lost(self) -> bool:

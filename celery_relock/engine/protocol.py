@@ -185,6 +185,9 @@ class Successor(NamedTuple):
 
 
 KEPT = "-"
+#: How the id begins that a hold is left to for `lock_cooldown`: no execution comes for it, and as
+#: its owner is this id too, nobody re-enters.
+COOLDOWN = "cooldown."
 
 
 class Released(NamedTuple):

@@ -27,7 +27,7 @@ from ..engine.events import Work, label_of
 from ..engine.hold import Hold, Share
 from ..engine.interrupt import Interruption
 from ..engine.lease import Lease, State
-from ..engine.protocol import Claim
+from ..engine.protocol import COOLDOWN, Claim, Successor
 from ..errors import LockLost
 from ..naming.arguments import bind
 from ..workflow import steps
@@ -176,6 +176,7 @@ class Execution:
                 over = is_acknowledged(task, error)
                 raise
             over = True
+            _cool_down(lease, options.cooldown)
             return result
         except Dropped as dropped:
             return end_dropped(task, message, dropped)
@@ -260,6 +261,12 @@ def _declared(task: Any, request: Any, header: Header | None) -> Declaration:
     if declared.prefix and request is None:
         return declared.of_call({}, prefix_here())  # called inside of another task
     return declared
+
+
+def _cool_down(lease: Lease, seconds: float | None) -> None:
+    """After a success: whom the hold is left to for so long is nobody."""
+    if seconds:
+        lease.successor = Successor(COOLDOWN + ids.new_id(), seconds)
 
 
 def _fence(lease: Lease, name: str) -> int:

@@ -38,6 +38,7 @@ def test_a_task_that_declares_nothing_has_the_documented_defaults() -> None:
         "max_wait": None,
         "hold": "task",
         "gap_ttl": 300,
+        "cooldown": None,
         "on_gap": "tell",
         "keep_on_retry": False,
         "max_parked": 10_000,

@@ -63,6 +63,18 @@ def by_argument(self, task):
     return self.lock.name
 
 
+@app.task(base=LockedTask, lock_key="cool:{account}", lock_cooldown=1.5)
+def cools(account, do=""):
+    if do:
+        raise ValueError(do)
+    return "ran"
+
+
+@app.task(base=LockedTask, lock_key="cool:{account}", lock_reentrant="workflow")
+def other_of_the_workflow(account):
+    return "ran"
+
+
 class ByRegion(LockedTask):
     name = "by_region"
     region = "north"

@@ -1,0 +1,82 @@
+"""`lock_cooldown`: after a success the name stays taken for a while."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+
+import pytest
+from celery import chain
+
+from celery_relock import LockedTask
+from celery_relock.admin import Locks
+from celery_relock.errors import LockConfigError, LockConflict
+from celery_relock.worker.states import is_dropped
+from tests.support import wait_for
+
+
+@pytest.fixture(scope="module")
+def m(module_worker):
+    return module_worker("tests.task.apps.calls").module
+
+
+@pytest.fixture
+def account():
+    return uuid.uuid4().hex
+
+
+def test_after_a_success_whoever_comes_meets_the_conflict_policy(m, account):
+    assert m.cools.delay(account).get(timeout=20) == "ran"
+
+    dropped = m.cools.apply_async((account,), lock_on_conflict="drop").get(timeout=20)
+    assert is_dropped(dropped)
+    assert "cools down for" in dropped["reason"]
+    assert f"after {m.cools.name}[" in dropped["reason"]
+    with pytest.raises(LockConflict, match="cools down"):
+        m.cools.apply((account,), lock_on_conflict="raise").get()
+    (holder,) = Locks(m.app).get(f"cool:{account}").holders
+    assert (holder.cooldown, holder.kept, holder.task) == (True, False, m.cools.name)
+
+
+def test_a_parked_execution_runs_when_the_cooldown_is_over(m, account):
+    first, second = m.cools.delay(account), m.cools.delay(account)
+
+    assert first.get(timeout=20) == "ran"
+    wait_for(lambda: second.state == "BLOCKED", what="the second one to be parked")
+    assert second.get(timeout=20) == "ran"
+
+
+def test_after_a_failure_the_lock_is_free(m, account):
+    with pytest.raises(ValueError, match="broken"):
+        m.cools.delay(account, do="broken").get(timeout=20)
+
+    assert m.cools.lock_for(account).acquire(blocking=False)
+
+
+def test_nobody_of_the_same_workflow_gets_in_either(m, account):
+    sent = chain(
+        m.cools.si(account), m.other_of_the_workflow.si(account).set(lock_on_conflict="drop")
+    ).delay()
+
+    assert is_dropped(sent.get(timeout=20))
+
+
+def test_a_waiter_in_a_thread_gets_it_after_the_cooldown(m, account):
+    m.cools(account)
+    got = threading.Event()
+
+    def wait():
+        with m.cools.lock_for(account):
+            got.set()
+
+    threading.Thread(target=wait).start()
+    wait_for(lambda: Locks(m.app).get(f"cool:{account}").waiting, what="the thread to wait")
+    assert got.wait(20)
+
+
+def test_a_lock_that_a_workflow_keeps_has_no_cooldown(m):
+    declare = m.app.task(
+        name=uuid.uuid4().hex, base=LockedTask, lock_cooldown=1, lock_hold="workflow"
+    )
+    with pytest.raises(LockConfigError, match="Give the cooldown to the last step"):
+        declare(lambda: None)()
