@@ -10,11 +10,11 @@ from pathlib import Path
 
 import click
 
-from benchmarks import growth, handover, memory, pairs, renewal, waiting
+from benchmarks import growth, handover, memory, pairs, renewal, task, waiting
 from tests.support import RedisServer
 
 _BLOCK = re.compile(r"(<!-- figures -->\n).*?(<!-- /figures -->)", re.DOTALL)
-PARTS = ("pairs", "handover", "renewal", "memory", "growth", "waiting")
+PARTS = ("pairs", "handover", "renewal", "memory", "growth", "task", "waiting")
 
 
 @click.command()
@@ -64,8 +64,7 @@ def main(
         if "growth" in wanted:
             yield "Growth", growth.measure(server.url, rounds * 5, sizes)
             yield "Through one semaphore", growth.through(server.url, executions)
-        if "waiting" in wanted:
-            yield "Waiting in Celery", waiting.measure(server.url, rounds, tasks, 0.01)
+        yield from _in_celery(server.url, wanted, rounds, tasks)
 
     wanted = parts or PARTS
     pages = [f"    python -m benchmarks {' '.join(sys.argv[1:])}".rstrip()]
@@ -78,6 +77,15 @@ def main(
     if write is not None:
         text = "\n\n".join(pages) + "\n"
         write.write_text(_BLOCK.sub(lambda m: m[1] + text + m[2], write.read_text()))
+
+
+def _in_celery(
+    url: str, wanted: tuple[str, ...], rounds: int, tasks: int
+) -> Iterator[tuple[str, str]]:
+    if "task" in wanted:
+        yield from task.measure(url, rounds * 5, tasks)
+    if "waiting" in wanted:
+        yield "Waiting in Celery", waiting.measure(url, rounds, tasks, 0.01)
 
 
 if __name__ == "__main__":
