@@ -204,7 +204,7 @@ def test_each_pool_has_them(start, account, broker, pool):
     lock = held(worker, account)
     results = [worker.module.takes.delay(account) for _ in range(3)]
     wait_until_parked(worker, lock.name, 3)
-    for _ in range(40):
+    for _ in range(120):
         worker.module.filler.delay(0.1)
     last = worker.module.note.delay("the end of the backlog")
     lock.release()
@@ -218,16 +218,18 @@ def test_the_worker_s_own_queues_stay_as_they_are_and_are_followed(worker, accou
     app = worker.module.app
     default = app.conf.task_default_queue
     more, control = f"{default}-more", app.control
+    # A RabbitMQ has the workers of other tests, too.
+    only = {"destination": [f"{app.conf.relock_namespace}@127.0.0.1"], "limit": 1}
 
     def queues():
         # A worker that is busy may answer late.
-        inspect = control.inspect(timeout=5, limit=1)
+        inspect = control.inspect(**only, timeout=5)
         answers = wait_for(inspect.active_queues, 20, "an answer")
         (found,) = answers.values()
         return {each["name"] for each in found}
 
     assert queues() == {default}
-    control.add_consumer(more, reply=True, limit=1)
+    control.add_consumer(more, reply=True, **only)
     ready(worker, more)
     assert queues() == {default, more}
     lock = held(worker, account)
@@ -235,7 +237,7 @@ def test_the_worker_s_own_queues_stay_as_they_are_and_are_followed(worker, accou
     wait_until_parked(worker, lock.name)
     lock.release()
     assert result.get(timeout=10) == result.id
-    control.cancel_consumer(more, reply=True, limit=1)
+    control.cancel_consumer(more, reply=True, **only)
     wait_for(lambda: not is_consumed(worker, more), what="the end of the announcement")
     assert is_consumed(worker)
 
@@ -334,7 +336,7 @@ def test_a_connection_that_breaks_is_made_anew(start, account, broker, request, 
         lock = held(worker, account)
         results = [worker.module.takes.delay(account) for _ in range(3)]
         wait_until_parked(worker, lock.name, 3)
-        for _ in range(40):
+        for _ in range(120):
             worker.module.filler.delay(0.1)
         last = worker.module.note.delay("the end of the backlog")
         lock.release()
