@@ -34,7 +34,7 @@ class Bench:
         self._numbers = itertools.count()
         # Grants are told only where somebody hears: nobody has to read what is heard.
         self._ears = self.client.pubsub()
-        self._ears.subscribe(self.backend._keys.inbox("ear"))
+        self._ears.subscribe(self.backend.keys.inbox("ear"))
 
     def close(self) -> None:
         self._ears.close()

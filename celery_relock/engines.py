@@ -4,9 +4,10 @@ locks share its connections and its inbox. Nothing else imports both the engine 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import redis
@@ -18,6 +19,9 @@ from .backends.redis.urls import transport_for_client, transport_for_url
 from .engine.engine import Engine
 from .errors import LockConfigError
 
+if TYPE_CHECKING:
+    from .engine.asyncio import Engine as LoopEngine
+
 NAMESPACE = "relock"
 # So many URLs have an engine that is kept while no lock uses it; those used last.
 MOST_URLS = 100
@@ -26,6 +30,7 @@ MOST_URLS = 100
 # its clients does, or the function that made one, or one of its locks.
 _engines: WeakValueDictionary[str, Engine] = WeakValueDictionary()
 _by_url: dict[str, Engine] = {}
+_of_loops: WeakKeyDictionary[Any, WeakKeyDictionary[Engine, LoopEngine]] = WeakKeyDictionary()
 _by_client: WeakKeyDictionary[Any, dict[tuple[Any, ...], Engine]] = WeakKeyDictionary()
 
 
@@ -35,12 +40,14 @@ def engine_for(
     ssl: Mapping[str, Any] | bool | None = None,
     transport: Mapping[str, Any] | None = None,
     replicas: tuple[int, float] = (0, 1.0),
+    loops: bool = False,
 ) -> Engine:
     """The engine for a URL, for a client of redis-py, or for a function that makes such a client.
 
     Args:
         ssl, transport: TLS and Sentinel options, for a URL alone: a client has its own.
         replicas: how many have to have a hold before it counts, and the seconds they have for it.
+        loops: coroutines will use it, so it may be a client of redis.asyncio.
 
     Raises:
         LockConfigError: it is none of these, or its parts or the namespace cannot be used.
@@ -48,8 +55,22 @@ def engine_for(
     if isinstance(place, str):
         return engine_for_url(place, namespace, ssl, transport, replicas)
     if callable(place) and not isinstance(place, type):
-        return engine_for_factory(place, namespace, replicas)
-    return engine_for_client(place, namespace, replicas)
+        return engine_for_factory(place, namespace, replicas, loops)
+    return engine_for_client(place, namespace, replicas, loops)
+
+
+def engine_of_loop(engine: Engine) -> LoopEngine:
+    """The engine for the locks of another one, in the event loop that runs here."""
+    of_loop = _of_loops.setdefault(asyncio.get_running_loop(), WeakKeyDictionary())
+    found = of_loop.get(engine)
+    if found is None:
+        from .backends.redis.asyncio import CoroutineBackend
+        from .engine.asyncio import Engine as LoopEngine
+
+        if not isinstance(engine.backend, RedisBackend):
+            raise LockConfigError("celery_relock.asyncio needs locks that are in Redis")
+        found = of_loop[engine] = LoopEngine(CoroutineBackend(engine.backend))
+    return found
 
 
 def engine_for_url(
@@ -77,7 +98,10 @@ def engine_for_url(
 
 
 def engine_for_factory(
-    make: Callable[[], object], namespace: str = NAMESPACE, replicas: tuple[int, float] = (0, 1.0)
+    make: Callable[[], object],
+    namespace: str = NAMESPACE,
+    replicas: tuple[int, float] = (0, 1.0),
+    loops: bool = False,
 ) -> Engine:
     """The engine for a function without arguments that returns a redis-py client. It is called once
     in a process, when its first lock is asked for; the client itself is not used.
@@ -92,24 +116,31 @@ def engine_for_factory(
         except Exception as error:
             name = getattr(make, "__qualname__", repr(make))
             raise LockConfigError(f"{name}() makes no Redis client: {error!r}") from error
-        found[namespace, replicas] = engine_for_client(client, namespace, replicas)
+        found[namespace, replicas] = engine_for_client(client, namespace, replicas, loops)
     return found[namespace, replicas]
 
 
 def engine_for_client(
-    client: object, namespace: str = NAMESPACE, replicas: tuple[int, float] = (0, 1.0)
+    client: object,
+    namespace: str = NAMESPACE,
+    replicas: tuple[int, float] = (0, 1.0),
+    loops: bool = False,
 ) -> Engine:
     """The engine for a redis-py client: same address, credentials and options, own connections.
     Clients come and go; those that reach a server in one way share one engine.
 
     Raises:
-        LockConfigError: it is no synchronous client of redis-py.
+        LockConfigError: it is no client of redis-py, or one of redis.asyncio for threads.
     """
-    if not isinstance(client, redis.Redis | RedisCluster):
+    wanted = (
+        redis.Redis | RedisCluster | redis.asyncio.Redis if loops else redis.Redis | RedisCluster
+    )
+    if not isinstance(client, wanted):
         kind = f"{type(client).__module__}.{type(client).__qualname__}"
+        hint = ": for redis.asyncio use celery_relock.asyncio.Lock"
         raise LockConfigError(
             "a lock needs a redis.Redis client or the URL of a Redis, or a function that makes a "
-            f"client, not {kind}: clients of redis.asyncio cannot be used in this release"
+            f"client, not {kind}{hint if '.asyncio' in kind and not loops else ''}"
         )
     kept = client.nodes_manager if isinstance(client, RedisCluster) else client.connection_pool
     found = _of(kept)

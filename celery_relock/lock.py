@@ -25,7 +25,7 @@ from .engine import ids, platform, reentrancy
 from .engine.engine import Engine
 from .engine.events import describe_conflict, describe_deadlock, label_of
 from .engine.lease import Lease, State
-from .engine.protocol import Answer, Claim, Deadlocked, Held
+from .engine.protocol import Answer, Claim, Conflict, Deadlocked, Held
 from .errors import (
     LockConfigError,
     LockConflict,
@@ -87,7 +87,7 @@ class Grip:
     renews the lease any more. (By a weak reference and not in `__del__`: a time limit's signal that
     struck there would be swallowed.)"""
 
-    __slots__ = ("__weakref__", "borrowed", "depth", "lease", "length", "thread")
+    __slots__ = ("__weakref__", "borrowed", "coroutine", "depth", "lease", "length", "thread")
 
     def __init__(self, lease: Lease, borrowed: bool = False) -> None:
         self.lease = lease
@@ -95,13 +95,59 @@ class Grip:
         self.depth = 1
         #: The lease is an outer holder's, who releases it.
         self.borrowed = borrowed
+        coroutine = platform.coroutine()
+        #: The asyncio task that acquired the lock, if one did.
+        self.coroutine = None if coroutine is None else weakref.ref(coroutine)
         #: The thread that acquired the lock, where other threads find the grip as well.
         self.thread = threading.current_thread() if lease.shared else None
         if not borrowed:
             lease.holder = weakref.ref(self)
 
 
-class Lock:
+class NamedLock:
+    """What a `Lock` asks for: that of threads, and that of coroutines."""
+
+    def __init__(
+        self, name: str | bytes, timeout: float | None, owner: str | None, limit: int
+    ) -> None:
+        self.name = check_name(as_text(name), "Lock")
+        self.timeout = timeout
+        self._owner = None if owner is None else ids.short(owner)
+        self._limit = limit
+        if timeout is not None:
+            check_length(timeout, f"timeout={timeout!r}", self.name)
+        if limit < 1:
+            raise LockConfigError(f"limit={limit!r}: give at least 1", name=self.name)
+
+    def _claim(self, token: _Token, owner: str | None, outer: Lease | None, ends: bool) -> Claim:
+        execution_id = ids.new_id() if token is None else ids.short(as_text(token))
+        return Claim(
+            execution_id=execution_id,
+            # An execution for each attempt is as random as an attempt has to be.
+            attempt_id=execution_id[:8] if token is None else ids.new_attempt_id(),
+            owner=owner or execution_id,
+            names=(self.name,),
+            limits=(self._limit,),
+            lease=DEFAULT_LEASE if self.timeout is None else float(self.timeout),
+            label=label_of("Lock"),
+            by_owner=self._owner is not None,
+            # Acquired by way of another client: the server finds the hold by its execution.
+            ancestors=(outer.claim.execution_id,) if outer else (),
+            # A wait with a bound ends by its bound, as redis-py's does.
+            stuck=() if ends else reentrancy.stuck(),
+        )
+
+    def _still_ours(self, lease: Lease) -> None:
+        if lease.lost:
+            raise self._not_owned(
+                "was lost: nobody renewed it in time, or it was released by force"
+            )
+
+    def _not_owned(self, what: str) -> LockNotOwned:
+        return LockNotOwned(f"the lock {self.name!r} {what}", name=self.name)
+
+
+class Lock(NamedLock):
     """A named lock with the interface of `redis.lock.Lock`, and what redis-py's lock lacks: the
     lease is renewed while the holder lives, waiters are served in turn, and a holder can re-enter.
 
@@ -147,13 +193,10 @@ class Lock:
         namespace: str = engines.NAMESPACE,
         min_replicas: int = 0,
     ) -> None:
-        self.name = check_name(as_text(name), "Lock")
-        self.timeout = timeout
+        super().__init__(name, timeout, owner, limit)
         self.blocking = blocking
         self.blocking_timeout = blocking_timeout
         self.raise_on_release_error = raise_on_release_error
-        self._owner = None if owner is None else ids.short(owner)
-        self._limit = limit
         self._renew = renew
         self._engine = (
             redis
@@ -162,10 +205,6 @@ class Lock:
         )
         self.local: Any = threading.local() if thread_local else SimpleNamespace()
         self._shared = not thread_local
-        if timeout is not None:
-            check_length(timeout, f"timeout={timeout!r}", self.name)
-        if limit < 1:
-            raise LockConfigError(f"limit={limit!r}: give at least 1", name=self.name)
 
     def acquire(
         self,
@@ -288,6 +327,8 @@ class Lock:
 
     def _take(self, wait: float | None, token: _Token) -> Answer:
         grip = self._own_grip()
+        if grip is not None and grip.coroutine and (other := self._is_another(grip, wait)):
+            return other
         if grip is not None and (again := self._enter_again(grip)) is not None:
             return again
         working = in_task()
@@ -319,24 +360,6 @@ class Lock:
         if isinstance(answer, Deadlocked):
             raise LockNeverFree(describe_deadlock(answer.path), name=self.name)
         return answer
-
-    def _claim(self, token: _Token, owner: str | None, outer: Lease | None, ends: bool) -> Claim:
-        execution_id = ids.new_id() if token is None else ids.short(as_text(token))
-        return Claim(
-            execution_id=execution_id,
-            # An execution for each attempt is as random as an attempt has to be.
-            attempt_id=execution_id[:8] if token is None else ids.new_attempt_id(),
-            owner=owner or execution_id,
-            names=(self.name,),
-            limits=(self._limit,),
-            lease=DEFAULT_LEASE if self.timeout is None else float(self.timeout),
-            label=label_of("Lock"),
-            by_owner=self._owner is not None,
-            # Acquired by way of another client: the server finds the hold by its execution.
-            ancestors=(outer.claim.execution_id,) if outer else (),
-            # A wait with a bound ends by its bound, as redis-py's does.
-            stuck=() if ends else reentrancy.stuck(),
-        )
 
     def locked(self) -> bool:
         """Whether anybody holds the lock."""
@@ -401,6 +424,20 @@ class Lock:
         grip = self._own_grip()
         return grip.lease if grip and grip.lease.state in (State.HELD, State.LOST) else None
 
+    def _is_another(self, grip: Grip, wait: float | None) -> Conflict | None:
+        """The conflict with another coroutine of this thread that holds the lock by this object."""
+        task, lease = grip.coroutine and grip.coroutine(), grip.lease
+        if not task or task.done() or task is platform.coroutine() or lease.state is not State.HELD:
+            return None
+        if wait is None:
+            raise LockNeverFree(
+                f"the lock {self.name!r} is held by another coroutine of this thread, which cannot "
+                "release it while this one waits: use celery_relock.asyncio.Lock",
+                name=self.name,
+            )
+        of = lease.claim
+        return Conflict(self.name, lease.remaining, lease.fences[0], of.owner, of.label, 0)
+
     def _enter_again(self, grip: Grip) -> Held | None:
         lease = grip.lease
         if lease.state is State.ASKED:
@@ -429,15 +466,6 @@ class Lock:
             text = f"the lock {self.name!r} is not held by this thread, so it cannot be {verb}"
             raise LockNotTaken(text, name=self.name)
         return grip
-
-    def _still_ours(self, lease: Lease) -> None:
-        if lease.lost:
-            raise self._not_owned(
-                "was lost: nobody renewed it in time, or it was released by force"
-            )
-
-    def _not_owned(self, what: str) -> LockNotOwned:
-        return LockNotOwned(f"the lock {self.name!r} {what}", name=self.name)
 
 
 def check_length(seconds: float, where: str, name: str) -> None:

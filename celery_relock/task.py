@@ -24,6 +24,7 @@ from .workflow import steps
 if TYPE_CHECKING:
     from celery import Celery
 
+    from .asyncio import Lock as CoroutineLock
     from .lock import Lock
 
 
@@ -137,6 +138,19 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         """
         from .lock import Lock
 
+        return Lock(**self._lock_for(args, kwargs))
+
+    def async_lock_for(self, *args: Any, **kwargs: Any) -> CoroutineLock:
+        """The same for a coroutine.
+
+        async with charge.async_lock_for(42, amount=5):
+            ...
+        """
+        from .asyncio import Lock
+
+        return Lock(**self._lock_for(args, kwargs))
+
+    def _lock_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         declared = declaration(type(self)).of_call({}, prefix_here())
         arguments = bind(self, args, kwargs)
         if arguments is None:
@@ -149,13 +163,13 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
                 + (f" ({', '.join(map(repr, names))})" if names else ", as lock_key is False")
                 + ", and lock_for() is for a task with one. Acquire a Lock for each name."
             )
-        return Lock(
-            declared.engine,
-            names[0],
-            timeout=declared.options.ttl,
-            blocking_timeout=declared.options.max_wait,
-            limit=declared.limits(arguments, names)[0],
-        )
+        return {
+            "redis": declared.engine,
+            "name": names[0],
+            "timeout": declared.options.ttl,
+            "blocking_timeout": declared.options.max_wait,
+            "limit": declared.limits(arguments, names)[0],
+        }
 
     def marked(self, *args: Any, **kwargs: Any) -> Any:
         """The AsyncResult of the call that makes this one a duplicate; None if there is none.

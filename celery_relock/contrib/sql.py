@@ -18,8 +18,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, closing, contextmanager
 from typing import Any
 
 from ..errors import LockConfigError, LockLost
@@ -126,25 +126,46 @@ def fenced(
     Raises:
         LockLost, LockConfigError: as `fence`; and for a lock with several permits.
     """
+    _check_limit(tokens, limit)
+    _begin(connection, tokens, check)
+    yield
+    _end(connection, tokens, check)
+
+
+@asynccontextmanager
+async def fenced_async(
+    connection: Any, tokens: Mapping[str, int], limit: int, check: Callable[[], None]
+) -> AsyncIterator[None]:
+    """As `fenced`, for a lock of `celery_relock.asyncio`."""
+    _check_limit(tokens, limit)
+    if not hasattr(connection, "run_sync"):
+        raise _refused(connection, ", but AsyncConnection or AsyncSession, both of SQLAlchemy")
+    await connection.run_sync(_begin, tokens, check)
+    yield
+    await connection.run_sync(_end, tokens, check)
+
+
+def _check_limit(tokens: Mapping[str, int], limit: int) -> None:
     if limit > 1:
         raise LockConfigError(
             f"{', '.join(tokens)}: a lock with {limit} permits has several holders at a time, "
             "whose tokens all count: only a lock with one permit can be fenced"
         )
 
-    def look() -> None:
-        check()
-        for name in sorted(tokens):  # in one order, so that two of them never wait for each other
-            fence(connection, name, tokens[name])
 
-    look()
-    yield
+def _begin(connection: Any, tokens: Mapping[str, int], check: Callable[[], None]) -> None:
+    check()
+    for name in sorted(tokens):  # in one order, so that two of them never wait for each other
+        fence(connection, name, tokens[name])
+
+
+def _end(connection: Any, tokens: Mapping[str, int], check: Callable[[], None]) -> None:
     if _in_transaction(_driver_of(connection)) is False:
         raise LockConfigError(
             f"the transaction ended inside the fenced block of {', '.join(sorted(tokens))}: commit "
             "after the block, not in it"
         )
-    look()
+    _begin(connection, tokens, check)
 
 
 def _see(connection: Any, row: str, token: int) -> tuple[bool, Any]:

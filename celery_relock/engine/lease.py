@@ -11,7 +11,6 @@ import enum
 import math
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -59,7 +58,7 @@ class Lease:
         on_lost: called once with the reason when the hold is lost, from whatever thread finds out.
         listen: called once when the hold is `LONG`; from then on the process hears of a loss.
         shared: another thread may release the lock.
-        holder: the object that releases the lock; when it is gone, nothing renews the lease.
+        holder: returns who releases the lock; when it returns None, nothing renews the lease.
         work: the task that the lock is for, None outside of tasks.
         successor: the execution that the hold is left to, instead of being released.
         waits_since: when the execution first had to wait in this process; 0 if it did not.
@@ -117,13 +116,17 @@ class Lease:
         self.deadline = self.due = self.renewed = 0.0
         self.waits_since = self.parked_since = self.held_since = 0.0
         self.listen_at = math.inf
-        self.holder: weakref.ref[object] | None = None
+        self.holder: Callable[[], object] | None = None
         self.work: Work | None = None
         self.successor: Successor | None = None
         self.rank = 0
         self.pid = platform.pid
         self._bell: threading.Event | None = None  # few leases ever wait
         self._early: tuple[int, ...] = ()
+
+    def is_here(self) -> bool:
+        """Whether the call stack that runs now may be that of who acquired it."""
+        return self.pid == platform.pid
 
     def switch(self, to: State, *allowed: State) -> bool:
         """Go to a state if the present one is among those allowed. True if it did."""

@@ -32,6 +32,15 @@ def green() -> bool:
     return gevent is not None and bool(gevent.is_module_patched("threading"))
 
 
+def coroutine() -> Any:
+    """The asyncio task that runs here, None outside of an event loop. asyncio is not loaded just to
+    say no."""
+    try:
+        return sys.modules["asyncio"].current_task()
+    except (KeyError, RuntimeError):
+        return None
+
+
 def _original(name: str) -> Any:
     """An attribute of `_thread` from before gevent replaced it."""
     if "gevent.monkey" in sys.modules:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
-from . import platform
 from .lease import Lease, State
 from .protocol import Backend
 
@@ -72,4 +71,4 @@ def _is_stuck(lease: Lease) -> bool:
 
 
 def _counts(lease: Lease) -> bool:
-    return lease.state in (State.HELD, State.LOST) and lease.pid == platform.pid
+    return lease.state in (State.HELD, State.LOST) and lease.is_here()

@@ -108,19 +108,16 @@ _Outages: TypeAlias = defaultdict[object, Outage]
 _aside = Aside()
 
 
-class KeepAlive:
-    """The registry of this process's leases and the thread that looks after the leases."""
+class Registry:
+    """The leases that are looked after together, and what is to be done for them. Who does it, and
+    how it waits for the server, is the subclass's: a thread, or a task of an event loop."""
 
     def __init__(self) -> None:
         self._reset()
 
     def _reset(self) -> None:
-        # In a forked child: the parent's leases are not ours, and its thread did not come along.
         self._leases: dict[tuple[str, str], Lease] = {}
         self._running = False
-        self._starting = native_lock()
-        self._bell = native_lock()
-        self._bell.acquire()
         self._wake_at = 0.0
         self._used = False
         self._outages: WeakKeyDictionary[Backend, _Outages] = WeakKeyDictionary()
@@ -151,6 +148,142 @@ class KeepAlive:
             if lease.backend is backend and lease.state is State.WAITING:
                 lease.due = 0.0
         self._ring()
+
+    def hear(self, backend: Backend, notice: Notice) -> None:
+        """A message came to the inbox of this process at a backend."""
+        lease = self.find(notice.execution_id, notice.attempt_id)
+        if lease is None or lease.backend is not backend:
+            return
+        if notice.kind == "granted":
+            self._granted(lease, notice.attempt_id, (notice.fence,))
+        elif notice.kind == "lost":
+            lose(lease, "it was released by force")
+            self.discard(lease)
+
+    def _start(self) -> None:
+        """Begin to look after them."""
+        raise NotImplementedError
+
+    def _ring(self) -> None:
+        """Look now: something is due sooner than it was."""
+        raise NotImplementedError
+
+    def _next(self, now: float) -> float:
+        """When the next look is due."""
+        # After a short lock comes another: nobody rings for that if somebody looks all the same.
+        used, self._used = self._used, False
+        idle = now + LONG if used else math.inf
+        return min((lease.next_look for lease in self.leases()), default=idle)
+
+    def _outage(self, backend: Backend, what: object) -> Outage:
+        tries = self._outages.setdefault(backend, outages("leases could not be renewed", _aside))
+        return tries[what]
+
+    def _due(self, now: float) -> dict[_Route, tuple[list[Lease], list[Lease]]]:
+        """The leases to renew now, and the waiters that need a heartbeat, by what they share."""
+        routes: dict[_Route, tuple[list[Lease], list[Lease]]] = {}
+        for lease in self.leases():
+            if now >= lease.listen_at and lease.listen is not None:
+                lease.listen_at = math.inf
+                lease.listen()
+            if lease.due <= now + _TOGETHER * (lease.wait or lease.claim.lease) / 3:
+                route = lease.backend, lease.backend.route(lease.claim.names)
+                held, waiting = routes.setdefault(route, ([], []))
+                if lease.state is State.HELD:
+                    held.append(lease)
+                elif lease.state is State.WAITING:
+                    waiting.append(lease)
+        return routes
+
+    def _tell_losses(self) -> None:
+        for lease in self.leases():
+            if lease.state is State.HELD and lease.lost:
+                self._lose(lease, "no renewal came through before the lease ran out")
+            elif lease.holder is not None and lease.holder() is None:
+                self._lose(lease, "it was dropped without being released")
+
+    def _put_off(self, leases: list[Lease], outage: Outage) -> None:
+        """Nobody answered for these leases: they are tried again soon."""
+        if wanted("unrenewed"):
+            for lease in leases:
+                if lease.state is State.HELD:
+                    _aside(partial(lease.tell, "unrenewed", str(outage.error)))
+        again = time.monotonic()
+        for lease in leases:
+            lease.due = again + min(1.0, (lease.wait or lease.claim.lease) / 15)
+        self._tell_losses()  # what comes next may take as long
+
+    def _renewed(self, sent: float, shares: _Shares, answers: Iterable[bool]) -> None:
+        answers = iter(answers)
+        for lease, renewals in shares:
+            kept = [next(answers) for _ in renewals]
+            if lease.claim.attempt_id != renewals[0].attempt_id:
+                continue  # of an attempt that was released, and that another has followed
+            if not all(kept):
+                self._lose(lease, "the server does not have the hold any more")
+            elif not lease.renew(sent, renewals[0].lease) and lease.lost:
+                self._lose(lease, "its renewal was answered after the lease had run out")
+
+    def _beaten(
+        self, sent: float, shares: _Shares, answers: Iterable[Held | Queued | None]
+    ) -> None:
+        answers = iter(answers)
+        for lease, renewals in shares:
+            self._told(lease, renewals[0].attempt_id, sent, [next(answers) for _ in renewals])
+
+    def _told(
+        self, lease: Lease, attempt_id: str, sent: float, answers: Sequence[Held | Queued | None]
+    ) -> None:
+        """A heartbeat came back for a lease that waits, or waited when the heartbeat was sent."""
+        if lease.claim.attempt_id != attempt_id:
+            return
+        if any(answer is None for answer in answers):
+            # The place is gone: the waiter has to ask again. A grant that was announced meanwhile
+            # stands: the server made it after this answer.
+            if lease.switch(State.ASKED, State.WAITING):
+                lease.ring()
+        elif all(isinstance(answer, Held) for answer in answers):
+            fences = tuple(answer.fences[0] for answer in answers if isinstance(answer, Held))
+            self._granted(lease, attempt_id, fences, sent=sent)
+            # The message came first: then this answer still says that the hold has a whole lease.
+            lease.renew(sent, lease.claim.lease)
+        else:
+            queued = [answer for answer in answers if isinstance(answer, Queued)]
+            lease.rank = queued[0].rank
+            lease.wait_on(sent, min((q.recheck for q in queued if q.recheck > 0), default=0.0))
+
+    def _granted(
+        self, lease: Lease, attempt_id: str, fences: tuple[int, ...], *, sent: float | None = None
+    ) -> None:
+        """The server granted a waiter its lock: told by a message, or by a heartbeat of `sent`."""
+        names = lease.claim.names
+        with_all = fences if len(fences) == len(names) else fences * len(names)
+        if lease.let_in(attempt_id, with_all, sent):
+            lease.ring()
+            self.add(lease)  # it may be due sooner
+
+    def _patience(self, now: float) -> float:
+        """How long to wait for an answer: half the time to the next deadline, of whatever backend.
+
+        Else a server that hangs would keep this thread from telling a loss in time, and from
+        renewing what other servers have. Half, so that a new connection has its chance, too."""
+        left = min((d - now for lease in self.leases() if (d := lease.deadline) > now), default=1e9)
+        return min(max(left / 2, _SHORTEST), _LONGEST)
+
+    def _lose(self, lease: Lease, reason: str) -> None:
+        lose(lease, reason, say=_aside)
+        self.discard(lease)
+
+
+class KeepAlive(Registry):
+    """The registry of this process's leases and the thread that looks after the leases."""
+
+    def _reset(self) -> None:
+        # In a forked child: the parent's leases are not ours, and its thread did not come along.
+        super()._reset()
+        self._starting = native_lock()
+        self._bell = native_lock()
+        self._bell.acquire()
 
     def _ring(self) -> None:
         with suppress(RuntimeError):  # it rings already
@@ -198,135 +331,25 @@ class KeepAlive:
         for route, (held, waiting) in self._due(now).items():
             self._guarded(self._renew, route, held)
             self._guarded(self._heartbeat, route, waiting)
-        # After a short lock comes another: nobody rings for that if the thread looks all the same.
-        used, self._used = self._used, False
-        idle = now + LONG if used else math.inf
-        return min((lease.next_look for lease in self.leases()), default=idle)
-
-    def _due(self, now: float) -> dict[_Route, tuple[list[Lease], list[Lease]]]:
-        """The leases to renew now, and the waiters that need a heartbeat, by what they share."""
-        routes: dict[_Route, tuple[list[Lease], list[Lease]]] = {}
-        for lease in self.leases():
-            if now >= lease.listen_at and lease.listen is not None:
-                lease.listen_at = math.inf
-                lease.listen()
-            if lease.due <= now + _TOGETHER * (lease.wait or lease.claim.lease) / 3:
-                route = lease.backend, lease.backend.route(lease.claim.names)
-                held, waiting = routes.setdefault(route, ([], []))
-                if lease.state is State.HELD:
-                    held.append(lease)
-                elif lease.state is State.WAITING:
-                    waiting.append(lease)
-        return routes
-
-    def _tell_losses(self) -> None:
-        for lease in self.leases():
-            if lease.state is State.HELD and lease.lost:
-                self._lose(lease, "no renewal came through before the lease ran out")
-            elif lease.holder is not None and lease.holder() is None:
-                self._lose(lease, "it was dropped without being released")
+        return self._next(now)
 
     def _guarded(self, look: Callable[..., None], route: _Route, leases: list[Lease]) -> None:
         if not leases:
             return
         backend, of_node = route
-        tries = self._outages.setdefault(backend, outages("leases could not be renewed", _aside))
-        outage = tries[look, of_node]
+        outage = self._outage(backend, (look, of_node))
         with outage:  # whatever it is, it is tried again until the deadline
             look(backend, leases)
             return
         self._put_off(leases, outage)
 
-    def _put_off(self, leases: list[Lease], outage: Outage) -> None:
-        """Nobody answered for these leases: they are tried again soon."""
-        if wanted("unrenewed"):
-            for lease in leases:
-                if lease.state is State.HELD:
-                    _aside(partial(lease.tell, "unrenewed", str(outage.error)))
-        again = time.monotonic()
-        for lease in leases:
-            lease.due = again + min(1.0, (lease.wait or lease.claim.lease) / 15)
-        self._tell_losses()  # what comes next may take as long
-
     def _renew(self, backend: Backend, leases: list[Lease]) -> None:
-        sent, shares, every = _shares(leases)
+        sent, shares, every = shares_of(leases)
         self._renewed(sent, shares, backend.renew(every, within=self._patience(sent)))
 
-    def _renewed(self, sent: float, shares: _Shares, answers: Iterable[bool]) -> None:
-        answers = iter(answers)
-        for lease, renewals in shares:
-            kept = [next(answers) for _ in renewals]
-            if lease.claim.attempt_id != renewals[0].attempt_id:
-                continue  # of an attempt that was released, and that another has followed
-            if not all(kept):
-                self._lose(lease, "the server does not have the hold any more")
-            elif not lease.renew(sent, renewals[0].lease) and lease.lost:
-                self._lose(lease, "its renewal was answered after the lease had run out")
-
     def _heartbeat(self, backend: Backend, leases: list[Lease]) -> None:
-        sent, shares, every = _shares(leases)
+        sent, shares, every = shares_of(leases)
         self._beaten(sent, shares, backend.heartbeat(every, within=self._patience(sent)))
-
-    def _beaten(
-        self, sent: float, shares: _Shares, answers: Iterable[Held | Queued | None]
-    ) -> None:
-        answers = iter(answers)
-        for lease, renewals in shares:
-            self._told(lease, renewals[0].attempt_id, sent, [next(answers) for _ in renewals])
-
-    def _told(
-        self, lease: Lease, attempt_id: str, sent: float, answers: Sequence[Held | Queued | None]
-    ) -> None:
-        """A heartbeat came back for a lease that waits, or waited when the heartbeat was sent."""
-        if lease.claim.attempt_id != attempt_id:
-            return
-        if any(answer is None for answer in answers):
-            # The place is gone: the waiter has to ask again. A grant that was announced meanwhile
-            # stands: the server made it after this answer.
-            if lease.switch(State.ASKED, State.WAITING):
-                lease.ring()
-        elif all(isinstance(answer, Held) for answer in answers):
-            fences = tuple(answer.fences[0] for answer in answers if isinstance(answer, Held))
-            self._granted(lease, attempt_id, fences, sent=sent)
-            # The message came first: then this answer still says that the hold has a whole lease.
-            lease.renew(sent, lease.claim.lease)
-        else:
-            queued = [answer for answer in answers if isinstance(answer, Queued)]
-            lease.rank = queued[0].rank
-            lease.wait_on(sent, min((q.recheck for q in queued if q.recheck > 0), default=0.0))
-
-    def hear(self, backend: Backend, notice: Notice) -> None:
-        """A message came to the inbox of this process at a backend."""
-        lease = self.find(notice.execution_id, notice.attempt_id)
-        if lease is None or lease.backend is not backend:
-            return
-        if notice.kind == "granted":
-            self._granted(lease, notice.attempt_id, (notice.fence,))
-        elif notice.kind == "lost":
-            lose(lease, "it was released by force")
-            self.discard(lease)
-
-    def _granted(
-        self, lease: Lease, attempt_id: str, fences: tuple[int, ...], *, sent: float | None = None
-    ) -> None:
-        """The server granted a waiter its lock: told by a message, or by a heartbeat of `sent`."""
-        names = lease.claim.names
-        with_all = fences if len(fences) == len(names) else fences * len(names)
-        if lease.let_in(attempt_id, with_all, sent):
-            lease.ring()
-            self.add(lease)  # it may be due sooner
-
-    def _patience(self, now: float) -> float:
-        """How long to wait for an answer: half the time to the next deadline, of whatever backend.
-
-        Else a server that hangs would keep this thread from telling a loss in time, and from
-        renewing what other servers have. Half, so that a new connection has its chance, too."""
-        left = min((d - now for lease in self.leases() if (d := lease.deadline) > now), default=1e9)
-        return min(max(left / 2, _SHORTEST), _LONGEST)
-
-    def _lose(self, lease: Lease, reason: str) -> None:
-        lose(lease, reason, say=_aside)
-        self.discard(lease)
 
 
 def lose(
@@ -345,7 +368,7 @@ def lose(
     say(partial(lease.tell, "lost", reason, since))
 
 
-def _shares(leases: Sequence[Lease]) -> tuple[float, _Shares, list[Renewal]]:
+def shares_of(leases: Sequence[Lease]) -> tuple[float, _Shares, list[Renewal]]:
     """What is sent for leases: from now on it counts; by lease; and all in a row."""
     shares = [(lease, lease.renewals()) for lease in leases]
     return time.monotonic(), shares, [each for _, renewals in shares for each in renewals]

@@ -25,8 +25,10 @@ ARROWS: dict[str, set[str]] = {
     },
     "doctor": {"declaration", "engine", "engines", "errors", "options", "settings", "worker"},
     "signals": {"engine"},
+    "asyncio": {"contrib", "engine", "engines", "errors", "lock"},
     "lock": {"contrib", "engines", "engine", "errors", "naming", "worker"},
     "task": {
+        "asyncio",
         "declaration", "dedup", "engine", "errors", "lock", "naming", "worker", "workflow",
     },
     "worker": {
@@ -50,6 +52,7 @@ ARROWS: dict[str, set[str]] = {
 LIBRARIES: dict[str, set[str]] = {
     "admin": {"celery"},
     "cli": {"click", "rich"},
+    "asyncio": {"redis"},
     "lock": {"redis"},
     "signals": {"celery"},
     "task": {"celery"},
@@ -88,7 +91,7 @@ def _broken_arrows(one: Import, package: str) -> list[str]:
     if library not in LIBRARIES.get(source, set()):
         return [place]
     # The errors of redis-py are bases of the public lock's own; the server is the backend's.
-    if source == "lock" and not one.typing and one.target != "redis.exceptions":
+    if source in ("asyncio", "lock") and not one.typing and one.target != "redis.exceptions":
         return [f"{place}: only for types, or redis.exceptions"]
     return []
 

@@ -70,28 +70,28 @@ class RedisBackend:
     def __init__(self, transport: Transport, namespace: str) -> None:
         self.transport = transport
         self.replicated = transport.replicas.needed > 0
-        self._keys = Keys(namespace, transport.buckets)
+        self.keys = Keys(namespace, transport.buckets)
         self._scripts = scripts(transport.where)
         self._agreed: set[str] = set()
         self._idle: dict[tuple[str, int], float] = {}
 
     @property
     def id(self) -> str:
-        return ids.digest(repr((sorted(self.transport.place), self._keys.namespace)).encode())
+        return ids.digest(repr((sorted(self.transport.place), self.keys.namespace)).encode())
 
     # What a caller holds by way of a client of its own, the task that it calls may enter by way of
     # the app's URL: two backends of one place have the same locks. Two lists may name other nodes
     # of one cluster; if they have one in common they are the same.
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, RedisBackend) or self._keys.namespace != other._keys.namespace:
+        if not isinstance(other, RedisBackend) or self.keys.namespace != other.keys.namespace:
             return False
         return not self.transport.place.isdisjoint(other.transport.place)
 
     def __hash__(self) -> int:
-        return hash(self._keys.namespace)
+        return hash(self.keys.namespace)
 
     def route(self, names: Sequence[str]) -> object:
-        return self.transport.route(self._keys.bucket(names[0]))
+        return self.transport.route(self.keys.bucket(names[0]))
 
     def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Answer:
         return answer_to(claim, *self._run("acquire", *self.acquire_call(claim, wait, inbox)))
@@ -151,12 +151,12 @@ class RedisBackend:
         """The keys and arguments of `release`."""
         to = successor or Successor("", 0.0)
         args = [execution_id, attempt_id, ended, _ms(remember), home, to.execution_id, _ms(to.keep)]
-        return self._keys.claim(names, execution_id), args
+        return self.keys.claim(names, execution_id), args
 
     def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
         args, now = [home, by, str(BATCH), " ".join(tasks)], time.monotonic()
         look = [b for b in self._buckets() if tasks or self._idle.get((home, b), 0.0) <= now]
-        calls = [([self._keys.meta(b), self._keys.due(b)], args) for b in look]
+        calls = [([self.keys.meta(b), self.keys.due(b)], args) for b in look]
         outcomes, _ = self._everywhere("resume", calls)
         pauses: list[float] = []
         messages: tuple[Message, ...] = ()
@@ -173,7 +173,7 @@ class RedisBackend:
         return Resumed(messages, min(pauses, default=None))
 
     def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
-        keys, args = self._keys, [execution_id, _ms(remember), home]
+        keys, args = self.keys, [execution_id, _ms(remember), home]
         calls = [([keys.meta(b), keys.tombstone(execution_id, b)], args) for b in self._buckets()]
         failed = None
         messages: tuple[Message, ...] = ()
@@ -190,7 +190,7 @@ class RedisBackend:
 
     def arrived(self, execution_ids: Sequence[str], seconds: float) -> None:
         args = [_ms(seconds), " ".join(execution_ids)]
-        self._everywhere("arrived", [([self._keys.meta(b)], args) for b in self._buckets()])
+        self._everywhere("arrived", [([self.keys.meta(b)], args) for b in self._buckets()])
 
     def announce(self, channels: Sequence[str], worker: str, seconds: float) -> None:
         self._live(channels, worker, seconds)
@@ -200,8 +200,8 @@ class RedisBackend:
         return bool(count)
 
     def _live(self, channels: Sequence[str], worker: str, seconds: float) -> list[int]:
-        self._agree(self._keys.meta())
-        keys, args = [self._keys.live(channel) for channel in channels], [worker, _ms(seconds)]
+        self._agree(self.keys.meta())
+        keys, args = [self.keys.live(channel) for channel in channels], [worker, _ms(seconds)]
         reply: list[int] = self.transport.run(self._scripts["announce"], keys, args)[0]
         return reply
 
@@ -211,7 +211,7 @@ class RedisBackend:
 
     def renew_call(self, part: Sequence[Renewal]) -> Call:
         """The keys and arguments of `renew`, for up to `BATCH` holds of one bucket."""
-        keys = [self._keys.lock(each.name) for each in part]
+        keys = [self.keys.lock(each.name) for each in part]
         return keys, [
             x
             for r in part
@@ -226,23 +226,21 @@ class RedisBackend:
 
     def heartbeat_call(self, part: Sequence[Renewal]) -> Call:
         """The keys and arguments of `heartbeat`, as of `renew_call`."""
-        meta = self._keys.meta(self._keys.bucket(part[0].name))
+        meta = self.keys.meta(self.keys.bucket(part[0].name))
         args = [x for r in part for x in (r.execution_id, r.attempt_id, _ms(r.wait), _ms(r.lease))]
-        return [meta, *(self._keys.lock(each.name) for each in part)], args
+        return [meta, *(self.keys.lock(each.name) for each in part)], args
 
     def inspect(self, name: str, most: int = 100) -> LockState:
-        self._agree(self._keys.meta(self._keys.bucket(name)))
+        self._agree(self.keys.meta(self.keys.bucket(name)))
         reply, *_ = self.transport.run(self._scripts["inspect"], *self.inspect_call(name, most))
         return lock_state(reply)
 
     def inspect_call(self, name: str, most: int = 100) -> Call:
         """The keys and arguments of `inspect`."""
-        return [self._keys.lock(name), self._keys.queue(name), self._keys.waiters(name)], [
-            str(most)
-        ]
+        return [self.keys.lock(name), self.keys.queue(name), self.keys.waiters(name)], [str(most)]
 
     def force_release(self, name: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
-        keys = [self._keys.meta(self._keys.bucket(name)), self._keys.lock(name)]
+        keys = [self.keys.meta(self.keys.bucket(name)), self.keys.lock(name)]
         taken, *_ = self._run("force_release", keys, [execution_id])
         return tuple(_hold(of, 0, fence, b"", owner, label) for of, fence, owner, label in taken)
 
@@ -250,13 +248,13 @@ class RedisBackend:
         """What people ask, see `engine.inspection`."""
         from .inspection import Inspection  # no worker needs it
 
-        return Inspection(self.transport, self._keys, self._scripts)
+        return Inspection(self.transport, self.keys, self._scripts)
 
     def examination(self) -> Examination:
         """What a doctor asks, see `engine.examination`."""
         from .examination import Examination  # no worker needs it
 
-        return Examination(self.transport, self._keys, self._scripts)
+        return Examination(self.transport, self.keys, self._scripts)
 
     def listen(
         self,
@@ -269,7 +267,7 @@ class RedisBackend:
             self._idle.clear()  # it may tell of something parked
             hear(notice)
 
-        self.transport.listen(lambda bucket: self._keys.inbox(inbox, bucket), ready, heard, wanted)
+        self.transport.listen(lambda bucket: self.keys.inbox(inbox, bucket), ready, heard, wanted)
 
     def dangers(self) -> list[str]:
         try:
@@ -298,7 +296,7 @@ class RedisBackend:
             " ".join(claim.ancestors),
             *map(str, claim.limits),
         ]
-        return self._keys.claim(claim.names, claim.execution_id), args
+        return self.keys.claim(claim.names, claim.execution_id), args
 
     def _run(self, verb: str, keys: Sequence[str], args: Sequence[str]) -> tuple[Any, bool, float]:
         if keys[0] not in self._agreed:
@@ -308,7 +306,7 @@ class RedisBackend:
     def _agree(self, meta: str) -> None:
         """Before this process's first command for a bucket: is the server new enough, and the
         layout ours? And that of the first bucket: all that have a layout have asked there."""
-        for each in {self._keys.meta(), meta} - self._agreed:
+        for each in {self.keys.meta(), meta} - self._agreed:
             reply, *_ = self.transport.run(self._scripts["open"], *self.open_call(each))
             self.check_layout(reply)
             if not self._agreed:
@@ -317,15 +315,15 @@ class RedisBackend:
 
     def open_call(self, meta: str) -> Call:
         """The keys and arguments of `open`."""
-        return [meta], [str(SCHEMA), str(self._keys.buckets)]
+        return [meta], [str(SCHEMA), str(self.keys.buckets)]
 
     def check_layout(self, reply: Sequence[Any]) -> None:
         """Raises LockConfigError if the reply of `open` tells of another layout than ours."""
         if reply[0] != b"OK":
             raise LockConfigError(
-                f"relock_namespace={self._keys.namespace!r} holds locks of another layout "
+                f"relock_namespace={self.keys.namespace!r} holds locks of another layout "
                 f"(schema {reply[1].decode()}, {reply[2].decode()} buckets; this is schema "
-                f"{SCHEMA}, {self._keys.buckets} buckets): run one version of celery-relock, "
+                f"{SCHEMA}, {self.keys.buckets} buckets): run one version of celery-relock, "
                 "or give this one a namespace of its own"
             )
 
@@ -339,7 +337,7 @@ class RedisBackend:
     def look_at_server(self) -> list[tuple[str, ...]]:
         """The commands whose answers `check_server` reads."""
         # Scripts go on where messages are forbidden, so that would never be told.
-        return [("INFO", "server"), ("PUBLISH", self._keys.inbox("-"), "")]
+        return [("INFO", "server"), ("PUBLISH", self.keys.inbox("-"), "")]
 
     def _in_batches(
         self,
@@ -352,7 +350,7 @@ class RedisBackend:
         script, found = self._scripts[verb], [None] * len(renewals)
         of_bucket: dict[int, list[int]] = {}
         for index, renewal in enumerate(renewals):
-            of_bucket.setdefault(self._keys.bucket(renewal.name), []).append(index)
+            of_bucket.setdefault(self.keys.bucket(renewal.name), []).append(index)
         parts = [x[i : i + BATCH] for x in of_bucket.values() for i in range(0, len(x), BATCH)]
         calls = [call([renewals[index] for index in part]) for part in parts]
         if within is None and self.transport.buckets == 1:
@@ -374,7 +372,7 @@ class RedisBackend:
         return found
 
     def _buckets(self) -> range:
-        return range(self._keys.buckets)
+        return range(self.keys.buckets)
 
     def _everywhere(self, verb: str, calls: Sequence[Call]) -> tuple[list[Any], bool]:
         """The outcomes of a verb in some buckets, and whether it may have been executed before. On

@@ -310,7 +310,7 @@ class Cluster(Transport):
             f"at each ({said})"
         )
 
-    def _patience(self, error: Exception) -> float:
+    def patience(self, error: Exception) -> float:
         """For how many seconds it is repeated; first the cluster is asked who serves what now."""
         if isinstance(error, TooFewReplicas):
             return self.PATIENCE  # nothing goes on that would bring more

@@ -42,14 +42,14 @@ Wanted: TypeAlias = "Callable[[], bool]"
 KEPT, KEPT_FOR = 4, 60.0
 # One that was idle for so many seconds is looked at before use: the server may have gone and come
 # back. Found out only by sending, nobody could tell whether the command was executed.
-_FRESH = 1.0
+FRESH = 1.0
 # Calls that are sent before the first answer is read: few enough for the buffers of a socket.
-_IN_FLIGHT = 4
+IN_FLIGHT = 4
 # A give-back is no promise: lost with a master, it lets the lease end the hold.
 _PROMISES = ("acquire", "renew", "heartbeat")
 # How often a subscription is held against where it should lead to, and whether anybody wants it
 # still, in seconds.
-_LOOK = 2.0
+LOOK = 2.0
 
 
 class Replicas(NamedTuple):
@@ -121,8 +121,8 @@ class Connections:
             RedisError, OSError: there is no answer, or too few replicas have what it promises.
         """
         found: list[Any] = []
-        for start in range(0, len(calls), _IN_FLIGHT):
-            part = calls[start : start + _IN_FLIGHT]
+        for start in range(0, len(calls), IN_FLIGHT):
+            part = calls[start : start + IN_FLIGHT]
             # Only the next command may go where the slot is not yet: no EVALSHA without its script.
             replies = self._send(script, part, effort, by_sha=not asking, asking=asking)
             if NoScriptError in map(type, replies):
@@ -142,7 +142,7 @@ class Connections:
             return self.ask(commands, effort)[asking:]
         # It counts what was written on its own connection, so it goes along.
         *replies, copies = self.ask([*commands, self._wait(effort.within)], effort)
-        if any(_promises(script, reply) for reply in replies[asking:]):
+        if any(promises(script, reply) for reply in replies[asking:]):
             if isinstance(copies, Exception):
                 raise copies
             if copies < self._replicas.needed:
@@ -180,7 +180,7 @@ class Connections:
                 if idle is None or not isinstance(error, FAULTS):
                     raise
                 silent = isinstance(error, AnswerTimeout | TimeoutError)
-                if silent and (effort.within or idle < _FRESH):
+                if silent and (effort.within or idle < FRESH):
                     raise
                 # It may have gone stale while nobody used it, which says nothing of the server; so
                 # may all others.
@@ -193,6 +193,11 @@ class Connections:
         """A connection that nobody keeps account of; it connects when it is used. `within`: seconds
         for its connect and each answer, where they are fewer than its own."""
         return self._made(within)
+
+    @property
+    def made_of(self) -> tuple[type[Any], dict[str, Any]]:
+        """redis-py's class of them, and its keywords."""
+        return self._kind, self._options
 
     def fits(self, link: Any) -> bool:
         """Whether a connection leads to where commands are to go now."""
@@ -223,7 +228,7 @@ class Connections:
                 since, link = self._idle.pop()
             except IndexError:
                 return self.make(within), None
-            if self.fits(link) and (now - since < _FRESH or _quiet(link)):
+            if self.fits(link) and (now - since < FRESH or _quiet(link)):
                 return link, now - since
             link.disconnect()
 
@@ -257,7 +262,7 @@ def _quiet(link: Any) -> bool:
         return False
 
 
-def _promises(script: Script, reply: Any) -> bool:
+def promises(script: Script, reply: Any) -> bool:
     if isinstance(reply, Exception):
         return False
     if script.name == "acquire":
@@ -283,8 +288,8 @@ class Transport:
     PATIENCE = 2.0
     # How long the next caller, so soon after, waits for an answer: giving back a lock that could
     # not be acquired must not double the time in which nothing happens.
-    _AFTER = _BRIEF = 1.0
-    _PAUSES = (0.0, 0.05, 0.1, 0.2)
+    AFTER = BRIEF = 1.0
+    PAUSES = (0.0, 0.05, 0.1, 0.2)
 
     fingerprint = ""
     where = "server"
@@ -313,8 +318,8 @@ class Transport:
             LockUnavailable, LockConfigError: translated from what redis-py raises.
         """
         started, tries = time.monotonic(), 0
-        brief = started - self._gave_up_at < self._AFTER
-        effort = Effort(self._BRIEF if brief else None)
+        brief = started - self._gave_up_at < self.AFTER
+        effort = Effort(self.BRIEF if brief else None)
         while True:
             try:
                 reply = self._once(script, (keys, args), effort)
@@ -323,12 +328,12 @@ class Transport:
                 raise reply
             except FAULTS as error:
                 again = passes(error)
-                patience = self._patience(error) if again and not brief else 0.0
+                patience = self.patience(error) if again and not brief else 0.0
                 if time.monotonic() - started >= patience:
                     if again:
                         self._gave_up_at = time.monotonic()
                     raise translate(error, script.name) from error
-            time.sleep(self._PAUSES[min(tries, len(self._PAUSES) - 1)])
+            time.sleep(self.PAUSES[min(tries, len(self.PAUSES) - 1)])
             tries += 1
 
     def run_each(
@@ -361,7 +366,7 @@ class Transport:
             while self._work.fits(subscription.link):
                 if not wanted():
                     return
-                if (notice := subscription.hear(_LOOK)) is not None:
+                if (notice := subscription.hear(LOOK)) is not None:
                     hear(notice)
         finally:
             subscription.close()
@@ -376,6 +381,6 @@ class Transport:
     def _once(self, script: Script, call: Call, effort: Effort) -> Any:
         return self._work.call(script, [call], effort)[0]
 
-    def _patience(self, error: Exception) -> float:
+    def patience(self, error: Exception) -> float:
         """For how many seconds a command that failed so is repeated."""
         return self.PATIENCE

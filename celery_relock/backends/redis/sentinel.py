@@ -120,12 +120,16 @@ class Finder:
 
     def look(self) -> None:
         """Look again if the last time is long ago; who does not answer changes nothing."""
-        now = time.monotonic()
-        if now - self._looked >= LOOK_EVERY:
+        if self.is_due():
+            now = time.monotonic()
             try:
                 self.find(_LOOK_WITHIN)
             except (*FAULTS, RelockError):
                 self._looked = now + _LOOK_LATER
+
+    def is_due(self) -> bool:
+        """Whether `look` would ask."""
+        return time.monotonic() - self._looked >= LOOK_EVERY
 
     def _ask_all(
         self, each: float
@@ -236,13 +240,13 @@ class Watched(Transport):
 
     def __init__(self, finder: Finder, *args: Any) -> None:
         super().__init__(*args)
-        self._finder = finder
+        self.finder = finder
 
-    def _patience(self, error: Exception) -> float:
+    def patience(self, error: Exception) -> float:
         # Where nobody tells of a failover, none is waited for.
         if isinstance(error, SentinelsAway):
-            return min(self.PATIENCE, self._finder.patience)
-        return self._finder.patience
+            return min(self.PATIENCE, self.finder.patience)
+        return self.finder.patience
 
 
 def _text(value: bytes | str) -> str:

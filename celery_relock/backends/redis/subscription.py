@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # A connection whose other end is gone in silence: asked after so many seconds without a word, given
 # up after so many.
-_ASK, _GIVE_UP = 15.0, 30.0
+ASK, GIVE_UP = 15.0, 30.0
 # How often those of a cluster are held against what this process knows of it, how often it asks the
 # cluster itself, and how soon one that failed is tried again, in seconds.
 _LOOK_EVERY, _ASK_EVERY, _AGAIN = 0.5, 10.0, 2.0
@@ -78,7 +78,7 @@ class Subscription:
         if word[0] == b"sunsubscribe":
             raise LockUnavailable("a slot of the inbox has moved")
         # An empty one asks whether anybody hears.
-        return _notice(word[2]) if word[0] in (b"message", b"smessage") and word[2] else None
+        return notice_of(word[2]) if word[0] in (b"message", b"smessage") and word[2] else None
 
     def close(self) -> None:
         if self.link is not None:
@@ -108,9 +108,9 @@ class Subscription:
 
     def _ask_after_silence(self) -> None:
         now = time.monotonic()
-        if now - self._heard > _GIVE_UP:
+        if now - self._heard > GIVE_UP:
             raise LockUnavailable("the inbox's connection no longer answers")
-        if now - self._asked > _ASK:
+        if now - self._asked > ASK:
             self._asked = now
             self.link.send_command("PING", check_health=False)
 
@@ -226,7 +226,7 @@ class _Ear:
         self.error = error
 
 
-def _notice(data: bytes) -> Notice | None:
+def notice_of(data: bytes) -> Notice | None:
     """What was published; None for what no script of ours publishes."""
     try:
         kind, execution_id, attempt_id, *fence = data.decode().split(" ")

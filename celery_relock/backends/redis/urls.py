@@ -79,7 +79,7 @@ def transport_for_url(
 
 
 def transport_for_client(
-    client: redis.Redis | redis.cluster.RedisCluster,
+    client: redis.Redis | redis.cluster.RedisCluster | redis.asyncio.Redis,
     replicas: Replicas = NONE,
 ) -> Transport:
     """The way to the Redis of a client: same address, credentials, options, own connections.
@@ -94,10 +94,15 @@ def transport_for_client(
         return _cluster(seeds, of_pool(pool), replicas, client.nodes_manager.address_remap)
     if isinstance(client.connection_pool, SentinelConnectionPool):
         return _of_pool_of_sentinels(client.connection_pool, replicas)
-    return _server(of_pool(client.connection_pool), replicas)
+    options = of_pool(client.connection_pool)
+    if isinstance(client, redis.asyncio.Redis):
+        from .asyncio import kind_for_threads
+
+        options["connection_class"] = kind_for_threads(options["connection_class"])
+    return _server(options, replicas)
 
 
-def of_pool(pool: redis.ConnectionPool) -> dict[str, Any]:
+def of_pool(pool: Any) -> dict[str, Any]:
     """How a pool reaches its server: class of connection, address, credentials, options."""
     found = {
         name: value

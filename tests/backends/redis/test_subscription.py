@@ -21,8 +21,8 @@ def server(own_redis: Callable[..., RedisServer]) -> RedisServer:
 
 @pytest.fixture
 def line(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Subscription:
-    monkeypatch.setattr(subscription, "_ASK", 0.2)
-    monkeypatch.setattr(subscription, "_GIVE_UP", 2.0)
+    monkeypatch.setattr(subscription, "ASK", 0.2)
+    monkeypatch.setattr(subscription, "GIVE_UP", 2.0)
     return Subscription(transport_for_url(server.url).at("").make, ["inbox"])
 
 

@@ -1,0 +1,404 @@
+"""The `Lock` for coroutines, with the interface of redis.asyncio's lock.
+
+    async with Lock("redis://localhost", "account:42") as lock:
+        await write(fence=lock.fence)
+
+    client.lock("account:42", timeout=30, lock_class=Lock)  # a client of redis.asyncio
+
+It is the same lock that tasks and threads acquire under that name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import LockError
+
+from . import engines
+from .engine import platform, reentrancy
+from .engine.asyncio import Engine, TaskLease
+from .engine.engine import Engine as _Locks
+from .engine.events import describe_conflict, describe_deadlock
+from .engine.lease import Lease, State
+from .engine.protocol import Answer, Deadlocked, Held
+from .errors import LockConfigError, LockUnavailable
+from .lock import (
+    LockNeverFree,
+    LockNotAcquired,
+    LockNotOwned,
+    LockNotTaken,
+    NamedLock,
+    check_length,
+    in_task,
+    logger,
+    work,
+    workflow,
+)
+
+if TYPE_CHECKING:
+    import redis
+    from redis.asyncio import Redis
+
+    from .lock import _Token
+
+    _Task = asyncio.Task[Any] | None
+
+__all__ = ["Lock", "LockNeverFree", "LockNotAcquired", "LockNotOwned", "LockNotTaken"]
+
+
+class Grip:
+    """A task's hold on a `Lock`. When the task or the `Lock` ends, nothing renews the lease any
+    more."""
+
+    __slots__ = ("__weakref__", "borrowed", "depth", "lease", "length", "task")
+
+    def __init__(self, lease: Lease, task: _Task, borrowed: bool = False) -> None:
+        self.lease = lease
+        self.length = lease.claim.lease
+        self.depth = 1
+        #: The lease is an outer holder's, who releases it.
+        self.borrowed = borrowed
+        self.task = None if task is None else weakref.ref(task)
+        if not borrowed:
+            grip = weakref.ref(self)
+            lease.holder = lambda: (held := grip()) and held.still()
+
+    def still(self) -> object:
+        """Itself, None if its task has ended."""
+        if self.task is None or self.lease.shared:
+            return self
+        task = self.task()
+        return None if task is None or task.done() else self
+
+
+class Lock(NamedLock):
+    """A named lock with the interface of `redis.asyncio.lock.Lock`, and what redis-py's lock lacks:
+    the lease is renewed while the holder lives, waiters are served in turn, and a holder can
+    re-enter.
+
+    Who re-enters: the same object in the same asyncio task; every `Lock` with the same `owner`;
+    inside a Celery task, a `Lock` for whatever the task's own call stack holds. One object may be
+    used by many tasks: they exclude each other. The task counts that calls `acquire`, so
+    `asyncio.wait_for(lock.acquire(), 5)` acquires for the caller.
+
+    A task that is cancelled while it acquires, waits or releases leaves nothing behind.
+
+    The lease is renewed by a task of the event loop: code that blocks the loop for longer than the
+    lease loses the lock. A `Lock` may be used in one event loop after another.
+
+    Args:
+        redis: a client of redis.asyncio or redis-py, the URL of a Redis, or a function that makes
+            a client. Only its address and credentials are used. Not a cluster.
+        name: the lock name. A `LockedTask` with the same name is excluded by it, and the other way.
+        timeout: seconds that the lock outlives its holder's death (its lease), 30 by default.
+        sleep: not used, there is no polling; accepted because redis-py's Lock has it.
+        blocking: whether to wait by default.
+        blocking_timeout: seconds to wait at most; None waits as long as it takes.
+        thread_local: False lets another task release what this task acquired.
+        raise_on_release_error: False logs a lock that was lost inside `async with` instead of
+            raising.
+        owner, limit: who may re-enter (any text), and how many permits the lock has.
+        renew: False lets the lock end `timeout` seconds after the acquire, as redis-py's does.
+        namespace: prefix of all keys; that of the Celery app's `relock_namespace`.
+        min_replicas: how many replicas have to have the hold; as `relock_min_replicas`.
+
+    Raises:
+        LockConfigError: a value that cannot be used.
+    """
+
+    def __init__(
+        self,
+        redis: Redis | redis.Redis | str | Callable[[], Redis] | _Locks,
+        name: str | bytes,
+        timeout: float | None = None,
+        sleep: float = 0.1,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+        *,
+        owner: str | None = None,
+        limit: int = 1,
+        renew: bool = True,
+        namespace: str = engines.NAMESPACE,
+        min_replicas: int = 0,
+    ) -> None:
+        super().__init__(name, timeout, owner, limit)
+        self.blocking = blocking
+        self.blocking_timeout = blocking_timeout
+        self.raise_on_release_error = raise_on_release_error
+        self._renew = renew
+        self._place = (
+            redis
+            if isinstance(redis, _Locks)
+            else engines.engine_for(redis, namespace, replicas=(min_replicas, 1.0), loops=True)
+        )
+        self._shared = not thread_local
+        # Of each task; that of no task, and with thread_local=False that of all, is under None.
+        self._grips: weakref.WeakKeyDictionary[asyncio.Task[Any], Grip] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._grip_of_all: Grip | None = None
+
+    # No coroutine functions: what is called in a task belongs to it, also where another task awaits
+    # it, as in `asyncio.wait_for` before Python 3.12.
+
+    def acquire(
+        self,
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+        token: _Token = None,
+    ) -> Coroutine[Any, Any, bool]:
+        """Acquire the lock, or re-enter what this task holds.
+
+        Args:
+            token: becomes the id of the hold; not needed.
+
+        Returns:
+            False if somebody else held the lock until the time was over.
+
+        Raises:
+            LockNotOwned: this task acquired the lock before and has lost it since.
+            LockNeverFree: to wait without a bound would never end: its holder waits for this task,
+                or is this task by another object.
+            LockUnavailable: Redis cannot be asked.
+        """
+        if not (self.blocking if blocking is None else blocking):
+            wait: float | None = 0.0
+        else:
+            wait = self.blocking_timeout if blocking_timeout is None else blocking_timeout
+        return self._acquire(wait, token, platform.coroutine())
+
+    def release(self) -> Coroutine[Any, Any, None]:
+        """Release the lock; after re-entries the last release counts.
+
+        Raises:
+            LockNotTaken: this task does not hold the lock.
+            LockNotOwned: the lock was lost meanwhile.
+            LockUnavailable: Redis cannot be told. The end of the lease frees the lock, or another
+                `release`.
+        """
+        return self._release(platform.coroutine())
+
+    def extend(
+        self, additional_time: float, replace_ttl: bool = False
+    ) -> Coroutine[Any, Any, bool]:
+        """Make the lease `additional_time` seconds longer, or with `replace_ttl` exactly so long.
+        What is re-entered from an outer holder stays as it is, as for `celery_relock.Lock`.
+
+        Raises:
+            LockNotTaken: this task does not hold the lock.
+            LockNotOwned: the lock is lost.
+            LockConfigError: the outer holder's lease is not renewed, and ends before that.
+        """
+        return self._extend(self._grip("extended"), additional_time, replace_ttl)
+
+    def reacquire(self) -> Coroutine[Any, Any, bool]:
+        """Set the lease back to its full length. Raises as `extend` does."""
+        grip = self._grip("extended")
+        return self._extend(grip, grip.length, replace_ttl=True)
+
+    def owned(self) -> Coroutine[Any, Any, bool]:
+        """Whether this task holds the lock, and the server agrees."""
+        return self._owned(self._lease)
+
+    async def locked(self) -> bool:
+        """Whether anybody holds the lock."""
+        return bool((await self._engine.inspect(self.name)).holds)
+
+    async def __aenter__(self) -> Lock:
+        wait = self.blocking_timeout if self.blocking else 0.0
+        answer = await self._take(wait, None, platform.coroutine())
+        if not isinstance(answer, Held):
+            text = f"{describe_conflict(self.name, answer)}; not acquired within {wait or 0:g} s"
+            raise LockNotAcquired(text, name=self.name)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            await self.release()
+        except (LockError, LockUnavailable) as failure:
+            # What the block itself raised says more.
+            if self.raise_on_release_error and error is None:
+                raise
+            logger.warning("at the end of its block: %s", failure)
+
+    @property
+    def fence(self) -> int:
+        """The fencing token, 0 if the lock is not held here. See `Hold.fence`."""
+        lease = self._lease
+        return 0 if lease is None else lease.fences[lease.claim.names.index(self.name)]
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lock was acquired here and has been lost since."""
+        lease = self._lease
+        return lease is not None and lease.lost
+
+    @property
+    def remaining(self) -> float:
+        """Seconds for which the hold is certain; 0 if the lock is not held here."""
+        lease = self._lease
+        return 0.0 if lease is None else lease.remaining
+
+    def check(self) -> None:
+        """Call before anything that must not happen without the lock.
+
+        Raises:
+            LockNotTaken: the lock is not held here.
+            LockNotOwned: the lock is lost.
+        """
+        self._still_ours(self._grip("relied on").lease)
+
+    def fenced(self, connection: Any) -> AbstractAsyncContextManager[None]:
+        """A block of a database transaction that only the holder of the lock can commit:
+
+            async with session.begin(), lock.fenced(session):
+                ...
+
+        Args:
+            connection: an AsyncConnection or AsyncSession of SQLAlchemy. See `Hold.fenced`.
+
+        Raises:
+            LockNotTaken: the lock is not held here.
+            LockNotOwned: the lock is lost; also LockLost, where the database finds out.
+            LockConfigError: the connection cannot be used, is not in a transaction, or the lock has
+                several permits.
+        """
+        from .contrib.sql import fenced_async
+
+        limits = self._grip("relied on").lease.claim.limits
+        return fenced_async(connection, {self.name: self.fence}, max(limits), self.check)
+
+    async def _acquire(self, wait: float | None, token: _Token, task: _Task) -> bool:
+        return isinstance(await self._take(wait, token, task), Held)
+
+    async def _take(self, wait: float | None, token: _Token, task: _Task) -> Answer:
+        engine, grip = self._engine, self._grip_of(task)
+        if grip is not None and (again := await self._enter_again(grip, task)) is not None:
+            return again
+        working = in_task()
+        outer = reentrancy.holding(None, self.name) if working and self._owner is None else None
+        if outer is not None and outer.backend is self._place.backend:
+            self._still_ours(outer)
+            self._keep(task, Grip(outer, task, borrowed=True))
+            outer.tell("reentered")
+            return Held(outer.fences, outer.reentered)
+        owner = self._owner or (outer.claim.owner if outer else workflow() if working else None)
+        lease = engine.lease(self._claim(token, owner, outer, ends=wait is not None), task)
+        lease.renews, lease.shared = self._renew, self._shared
+        lease.work = work() if working else None
+        try:
+            answer = await engine.acquire(lease, wait)
+        except BaseException:
+            await engine.let_go(lease)
+            raise
+        if isinstance(answer, Held):
+            reentrancy.push(lease)
+            self._keep(task, Grip(lease, task))
+            return answer
+        policy = "raise" if wait == 0 else "block"
+        lease.tell("conflict", describe_conflict(self.name, answer), policy=policy)
+        await engine.release(lease)
+        if isinstance(answer, Deadlocked):
+            raise LockNeverFree(describe_deadlock(answer.path), name=self.name)
+        return answer
+
+    async def _enter_again(self, grip: Grip, task: _Task) -> Held | None:
+        lease = grip.lease
+        if lease.state is State.ASKED and isinstance(lease, TaskLease):
+            await self._engine.release(lease)  # what could not be released stands in our own way
+        elif lease.state in (State.HELD, State.LOST) and (
+            not self._shared or (grip.task and grip.task()) is task
+        ):
+            self._still_ours(lease)
+            grip.depth += 1
+            return Held(lease.fences, lease.reentered)
+        return None
+
+    async def _release(self, task: _Task) -> None:
+        grip = self._grip_of(task) or self._grip("released")
+        lease = grip.lease
+        if grip.depth > 1:
+            grip.depth -= 1
+            return
+        # Before the command is sent: another task may acquire the lock before this one goes on.
+        self._keep(task, None)
+        if grip.borrowed or not isinstance(lease, TaskLease):
+            return  # the outer hold goes on
+        reentrancy.pop(lease)
+        try:
+            kept = await self._engine.release(lease)
+        except LockUnavailable:
+            self._keep(task, grip)  # the caller can try again
+            raise
+        if not kept:
+            raise self._not_owned("was lost before it was released")
+
+    async def _extend(self, grip: Grip, additional_time: float, replace_ttl: bool) -> bool:
+        lease = grip.lease
+        length = additional_time if replace_ttl else lease.remaining + additional_time
+        check_length(length, f"extend({additional_time!r}) makes it {length:g} s", self.name)
+        if grip.borrowed or not isinstance(lease, TaskLease):
+            self._still_ours(lease)
+            if not lease.renews and length > lease.remaining:
+                raise LockConfigError(
+                    f"the lock {self.name!r} is held by an outer Lock(renew=False): extend that",
+                    name=self.name,
+                )
+            return True
+        if not await self._engine.extend(lease, length):
+            raise self._not_owned("was lost before it was extended")
+        return True
+
+    async def _owned(self, lease: Lease | None) -> bool:
+        if lease is None or lease.lost:
+            return False
+        ours = lease.claim.execution_id, lease.claim.attempt_id
+        return any(
+            (hold.execution_id, hold.attempt_id) == ours
+            for hold in (await self._engine.inspect(self.name)).holds
+        )
+
+    @property
+    def _engine(self) -> Engine:
+        """That of the running loop."""
+        return engines.engine_of_loop(self._place)
+
+    @property
+    def _lease(self) -> Lease | None:
+        """The lease of this task's hold, lost or not."""
+        grip = self._grip_of(platform.coroutine())
+        return grip.lease if grip and grip.lease.state in (State.HELD, State.LOST) else None
+
+    def _grip_of(self, task: _Task) -> Grip | None:
+        if self._shared or task is None:
+            return self._grip_of_all
+        return self._grips.get(task)
+
+    def _keep(self, task: _Task, grip: Grip | None) -> None:
+        if self._shared or task is None:
+            self._grip_of_all = grip
+        elif grip is None:
+            self._grips.pop(task, None)
+        else:
+            self._grips[task] = grip
+
+    def _grip(self, verb: str) -> Grip:
+        grip = self._grip_of(platform.coroutine())
+        if grip is None:
+            text = (
+                f"the lock {self.name!r} is not held by this asyncio task, so it cannot be {verb}"
+            )
+            raise LockNotTaken(text, name=self.name)
+        return grip

@@ -1,0 +1,427 @@
+"""The backend in Redis for the coroutines of one event loop: the same scripts, keys and replies as
+in `backend`, over connections of redis.asyncio.
+
+Its pools and clients are not used, as those for threads are not (`connections`), and for the same
+reason: where a task is cancelled in the middle of a command, the answer stays in the connection for
+whoever has it next. Here whoever has a connection is alone with it, and it comes back only after
+every answer was read; else it is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import redis
+import redis.asyncio.connection as connections
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import TimeoutError as AnswerTimeout
+
+from ...engine.protocol import (
+    Answer,
+    Claim,
+    Held,
+    LockState,
+    Notice,
+    Queued,
+    Released,
+    Renewal,
+)
+from ...errors import LockConfigError, LockUnavailable
+from .backend import (
+    BATCH,
+    RedisBackend,
+    answer_to,
+    check_server,
+    lock_state,
+    place_of,
+    released,
+)
+from .connections import (
+    FRESH,
+    IN_FLIGHT,
+    LOOK,
+    Call,
+    Command,
+    Effort,
+    Replicas,
+    Transport,
+    promises,
+)
+from .errors import FAULTS, TooFewReplicas, passes, translate
+from .scripts import Script, scripts
+from .sentinel import Watched
+from .subscription import ASK, GIVE_UP, notice_of
+
+# So many commands are on their way at the same time; others wait for their turn.
+MOST = 8
+_LIMIT = 1.0  # for the answer to a renewal, in seconds
+# redis-py's class of connection for threads, and for coroutines.
+_KINDS: Mapping[type[Any], type[Any]] = {
+    redis.Connection: connections.Connection,
+    redis.SSLConnection: connections.SSLConnection,
+    redis.UnixDomainSocketConnection: connections.UnixDomainSocketConnection,
+}
+
+
+def kind_for_threads(kind: type[Any]) -> type[Any]:
+    """The class of connection that reaches a server as this one of redis.asyncio does.
+
+    Raises:
+        LockConfigError: it is a class of somebody's own.
+    """
+    for threads, coroutines in _KINDS.items():
+        if kind is coroutines:
+            return threads
+    raise LockConfigError(
+        f"a lock cannot be reached by connections of the class {kind.__qualname__}: give the URL "
+        "of the Redis"
+    )
+
+
+class Links:
+    """Connections to one server. A task has one of them for the time of one exchange.
+
+    Args:
+        make: makes one, with at most so many seconds for its connect and each answer.
+        fits: whether one leads to where commands are to go.
+        most: so many at a time.
+        replicas: how many have to have a hold before it counts.
+        timeout: seconds for an answer.
+        limit: whether that is less than others have: for renewals.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[float | None], Awaitable[Any]],
+        fits: Callable[[Any], Awaitable[bool]],
+        most: int,
+        replicas: Replicas,
+        timeout: float,
+        limit: bool,
+    ) -> None:
+        self.fits = fits
+        self._limit = limit
+        self._make = make
+        self._replicas = replicas
+        self._timeout = timeout
+        #: Whether one that is idle may stay open.
+        self.keeps = False
+        # Taken from and put back without a wait in between: a cancellation loses none.
+        self._idle: asyncio.LifoQueue[tuple[float, Any]] = asyncio.LifoQueue()
+        for _ in range(most):
+            self._idle.put_nowait((0.0, None))
+
+    async def call(self, script: Script, calls: Sequence[Call], effort: Effort) -> list[Any]:
+        """As `Connections.call`."""
+        found: list[Any] = []
+        for start in range(0, len(calls), IN_FLIGHT):
+            part = calls[start : start + IN_FLIGHT]
+            replies = await self._send(script, part, effort, ("EVALSHA", script.sha))
+            if NoScriptError in map(type, replies):
+                replies = await self._send(script, part, effort, ("EVAL", script.source))
+            found += replies
+        return found
+
+    async def _send(
+        self, script: Script, calls: Sequence[Call], effort: Effort, how: tuple[str, str]
+    ) -> list[Any]:
+        commands: list[Command] = [(*how, str(len(k)), *k, *args) for k, args in calls]
+        needed = self._replicas.needed
+        if not needed or script.name == "release":
+            return await self.ask(commands, effort)
+        seconds = min(self._replicas.timeout, min(effort.within or math.inf, self._timeout) / 2)
+        wait = "WAIT", str(needed), str(max(round(seconds * 1000), 1))
+        *replies, copies = await self.ask([*commands, wait], effort)
+        if any(promises(script, reply) for reply in replies):
+            if isinstance(copies, Exception):
+                raise copies
+            if copies < needed:
+                effort.unheard += 1  # it has been executed, and does not count
+                raise TooFewReplicas(f"{copies} of {needed} replicas within {seconds:g} s")
+        return replies
+
+    async def ask(self, commands: Sequence[Command], effort: Effort) -> list[Any]:
+        """As `Connections.ask`."""
+        since, link = await self._idle.get()
+        try:
+            while True:
+                idle = 0.0
+                if link is not None:
+                    idle = time.monotonic() - since
+                    if not await self._usable(link, idle):
+                        await _close(link)
+                        link = None
+                kept = link is not None
+                try:
+                    if not kept:
+                        link = await self.connected(effort.within)
+                    effort.unheard += 1
+                    effort.sent = time.monotonic()
+                    await link.send_packed_command(link.pack_commands(commands), check_health=False)
+                    answers = [await _read(link, effort.within) for _ in commands]
+                    effort.unheard -= 1
+                except BaseException as error:
+                    # Also where the task is cancelled: who came next would read what is left.
+                    await _close(link)
+                    link = None
+                    # It may have gone stale while nobody used it, which says nothing of the server.
+                    if not kept or not isinstance(error, FAULTS):
+                        raise
+                    if isinstance(error, AnswerTimeout | TimeoutError):
+                        raise
+                    await self.close()
+                else:
+                    # Made for less time than the next one may need.
+                    hasty = effort.within and not kept and not self._limit
+                    if not self.keeps or hasty:
+                        await _close(link)
+                        link = None
+                    return answers
+        finally:
+            self._idle.put_nowait((time.monotonic(), link))
+
+    async def close(self) -> None:
+        """Close what is idle."""
+        links = [self._idle.get_nowait()[1] for _ in range(self._idle.qsize())]
+        for link in links:
+            self._idle.put_nowait((0.0, None))
+            await _close(link)
+
+    async def connected(self, within: float | None = None) -> Any:
+        """A new connection, of which nobody keeps account."""
+        link = await self._make(within)
+        try:
+            await link.connect()
+        except BaseException:
+            await _close(link)
+            raise
+        return link
+
+    async def _usable(self, link: Any, idle: float) -> bool:
+        """Whether a kept connection is as it was left. Found out only by sending the command,
+        nobody could tell whether the command was executed."""
+        if not await self.fits(link):
+            return False
+        if idle < FRESH:
+            return True
+        try:
+            await link.send_command("PING", check_health=False)
+            return bool(await _read(link, _LIMIT) == b"PONG")
+        except FAULTS:
+            return False
+
+
+async def _close(link: Any) -> None:
+    if link is not None:
+        with suppress(*FAULTS):
+            await link.disconnect(nowait=True)
+
+
+async def _read(link: Any, within: float | None) -> Any:
+    try:
+        answer = await link.read_response(disable_decoding=True, timeout=within)
+    except ResponseError as error:
+        return error.with_traceback(None)  # which has the connection in it
+    if answer is None and within is not None:
+        raise AnswerTimeout(f"no answer within {within:g} s")
+    return answer
+
+
+class CoroutineBackend:
+    """The verbs of a `RedisBackend` that a lock outside of workers needs, for one event loop.
+
+    Args:
+        same: the locks are these.
+
+    Raises:
+        LockConfigError: the locks are in a cluster.
+    """
+
+    def __init__(self, same: RedisBackend) -> None:
+        self.same = same
+        self.replicated = same.replicated
+        self._transport = transport = same.transport
+        if not isinstance(transport, Watched) and type(transport) is not Transport:
+            raise LockConfigError(
+                "celery_relock.asyncio has no locks in a cluster in this release: use "
+                "celery_relock.Lock(…, thread_local=False), and call it by asyncio.to_thread"
+            )
+        self._finder = transport.finder if isinstance(transport, Watched) else None
+        (links,) = transport.masters()
+        kind, options = links.made_of
+        self._kind = _KINDS[kind]
+        self._options = {**options, "retry": Retry(NoBackoff(), 0)}
+        timeout = float(options["socket_timeout"])
+        self._work = self._links(MOST, timeout)
+        # Renewals stand behind no other command.
+        self._renewals = self._links(1, min(timeout, _LIMIT), _LIMIT)
+        self._scripts = scripts(transport.where)
+        self._agreed = False
+        self._gave_up_at = -math.inf
+
+    def keep(self, keeps: bool) -> None:
+        """Whether connections stay open while nobody uses them: only while somebody is there who
+        will close them."""
+        self._work.keeps = self._renewals.keeps = keeps
+
+    async def close(self) -> None:
+        """Close what is idle; all can still be used."""
+        await self._work.close()
+        await self._renewals.close()
+
+    async def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Answer:
+        called = self.same.acquire_call(claim, wait, inbox)
+        return answer_to(claim, *await self._run("acquire", *called))
+
+    async def release(
+        self,
+        names: Sequence[str],
+        execution_id: str,
+        attempt_id: str,
+        ended: str = "",
+        remember: float = 0.0,
+    ) -> Released:
+        called = self.same.release_call(names, execution_id, attempt_id, ended, remember)
+        reply, repeated, _ = await self._run("release", *called)
+        return released(reply, repeated)
+
+    async def renew(
+        self, renewals: Sequence[Renewal], *, within: float | None = None
+    ) -> list[bool]:
+        found = await self._in_batches("renew", renewals, self.same.renew_call, within)
+        return [kept == 1 for kept in found]
+
+    async def heartbeat(
+        self, renewals: Sequence[Renewal], *, within: float | None = None
+    ) -> list[Held | Queued | None]:
+        found = await self._in_batches("heartbeat", renewals, self.same.heartbeat_call, within)
+        return [place_of(line) for line in found]
+
+    async def inspect(self, name: str) -> LockState:
+        reply, *_ = await self._run("inspect", *self.same.inspect_call(name))
+        return lock_state(reply)
+
+    async def listen(
+        self, inbox: str, ready: Callable[[], None], hear: Callable[[Notice], None]
+    ) -> None:
+        """Hear the inbox's notices for ever, as `Backend.listen`."""
+        link = None
+        try:
+            link = await self._work.connected()
+            await link.send_command("SUBSCRIBE", self.same.keys.inbox(inbox), check_health=False)
+            heard = asked = time.monotonic()
+            while await self._work.fits(link):
+                word = await link.read_response(disable_decoding=True, timeout=LOOK)
+                now = time.monotonic()
+                if word is not None:
+                    heard = asked = now
+                    if word[0] == b"subscribe":
+                        ready()
+                    elif word[0] == b"message" and word[2] and (notice := notice_of(word[2])):
+                        hear(notice)
+                elif now - heard > GIVE_UP:
+                    raise LockUnavailable("the inbox's connection no longer answers")
+                elif now - asked > ASK:
+                    asked = now
+                    await link.send_command("PING", check_health=False)
+        except FAULTS as error:
+            raise translate(error, "listen") from error
+        finally:
+            await _close(link)
+        raise LockUnavailable("the inbox's server is the master no more")
+
+    async def _run(
+        self, verb: str, keys: Sequence[str], args: Sequence[str]
+    ) -> tuple[Any, bool, float]:
+        """As `Transport.run`; before the first one is the layout agreed on."""
+        if not self._agreed:
+            await self._agree()
+        return await self._repeated(self._scripts[verb], (keys, args))
+
+    async def _repeated(self, script: Script, call: Call) -> tuple[Any, bool, float]:
+        way, started, tries = self._transport, time.monotonic(), 0
+        brief = started - self._gave_up_at < way.AFTER
+        effort = Effort(way.BRIEF if brief else None)
+        while True:
+            try:
+                (reply,) = await self._work.call(script, [call], effort)
+                if not isinstance(reply, Exception):
+                    return reply, effort.unheard > 0, effort.sent
+                raise reply
+            except FAULTS as error:
+                again = passes(error)
+                patience = way.patience(error) if again and not brief else 0.0
+                if time.monotonic() - started >= patience:
+                    if again:
+                        self._gave_up_at = time.monotonic()
+                    raise translate(error, script.name) from error
+            await asyncio.sleep(way.PAUSES[min(tries, len(way.PAUSES) - 1)])
+            tries += 1
+
+    async def _agree(self) -> None:
+        called = self.same.open_call(self.same.keys.meta())
+        reply, *_ = await self._repeated(self._scripts["open"], called)
+        self.same.check_layout(reply)
+        try:
+            check_server(*await self._work.ask(self.same.look_at_server, Effort()))
+        except FAULTS as error:
+            raise translate(error, "info") from error
+        self._agreed = True
+
+    async def _in_batches(
+        self,
+        verb: str,
+        renewals: Sequence[Renewal],
+        called: Callable[[Sequence[Renewal]], Call],
+        within: float | None,
+    ) -> list[Any]:
+        calls = [called(renewals[i : i + BATCH]) for i in range(0, len(renewals), BATCH)]
+        if within is None:
+            return [line for each in calls for line in (await self._run(verb, *each))[0]]
+        try:
+            outcomes = await self._renewals.call(self._scripts[verb], calls, Effort(within))
+        except FAULTS as error:
+            raise translate(error, verb) from error
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise translate(outcome, verb) from outcome
+        return [line for outcome in outcomes for line in outcome]
+
+    def _links(self, most: int, timeout: float, limit: float | None = None) -> Links:
+        async def made(within: float | None, **address: Any) -> Any:
+            options = {**self._options, **address}
+            if least := min(filter(None, (within, limit)), default=None):
+                for name in ("socket_timeout", "socket_connect_timeout"):
+                    options[name] = min(options[name], least)
+            try:
+                return self._kind(**options)
+            except TypeError as error:  # an option that only the connections of threads have
+                raise LockConfigError(f"redis.asyncio cannot connect so: {error}") from error
+
+        finder = self._finder
+        if finder is None:
+            return Links(made, _always, most, self._transport.replicas, timeout, bool(limit))
+
+        # The Sentinels are asked over connections for threads, so in a thread.
+        async def at_master(within: float | None) -> Any:
+            host, port = await asyncio.to_thread(finder.find)
+            return await made(within, host=host, port=port)
+
+        async def is_at_master(link: Any) -> bool:
+            if finder.is_due():
+                await asyncio.to_thread(finder.look)
+            return bool((link.host, link.port) == finder.address)
+
+        replicas = self._transport.replicas
+        return Links(at_master, is_at_master, most, replicas, timeout, bool(limit))
+
+
+async def _always(link: Any) -> bool:
+    return True

@@ -1,0 +1,430 @@
+"""The locks of one event loop: what `engine` is for threads, for coroutines.
+
+The states of a lease, what is due and what an answer means are those of `lease` and `renewal`. Here
+is what waits otherwise: the engine awaits, a waiter sleeps on a future, one task of the loop renews
+all leases, and one hears the inbox. Everything runs in the loop's thread.
+
+A task may be cancelled at every `await`. Whoever acquires calls `let_go` then, and it releases in a
+task of its own, which that cancellation does not reach.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from ..errors import LockConfigError, RelockError
+from . import ids, platform
+from .engine import REMEMBER_ATTEMPT, WAITER_LEASE
+from .events import logger
+from .lease import Lease, State
+from .protocol import (
+    Answer,
+    Backend,
+    Claim,
+    Conflict,
+    Deadlocked,
+    Duplicate,
+    Ended,
+    Held,
+    LockState,
+    Notice,
+    Outcome,
+    Queued,
+    Released,
+    Renewal,
+)
+from .renewal import Registry, lose, shares_of
+
+# Connections and tasks that nobody needed for so many seconds end.
+_LINGER = 10.0
+
+
+class Coroutines(Protocol):
+    """The verbs of a `Backend`, as coroutines."""
+
+    #: The backend whose locks these are.
+    same: Any
+    replicated: bool
+
+    async def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Answer: ...
+
+    async def release(
+        self,
+        names: Sequence[str],
+        execution_id: str,
+        attempt_id: str,
+        ended: str = "",
+        remember: float = 0.0,
+    ) -> Released: ...
+
+    async def renew(
+        self, renewals: Sequence[Renewal], *, within: float | None = None
+    ) -> list[bool]: ...
+
+    async def heartbeat(
+        self, renewals: Sequence[Renewal], *, within: float | None = None
+    ) -> list[Held | Queued | None]: ...
+
+    async def inspect(self, name: str) -> LockState: ...
+
+    async def listen(
+        self, inbox: str, ready: Callable[[], None], hear: Callable[[Notice], None]
+    ) -> None: ...
+
+    def keep(self, keeps: bool) -> None:
+        """Whether connections may stay open while nobody uses them."""
+
+    async def close(self) -> None:
+        """Close what is idle; all can still be used."""
+
+
+class TaskLease(Lease):
+    """A lease that an asyncio task waits for and holds."""
+
+    __slots__ = ("_ringing", "_task")
+
+    def __init__(
+        self,
+        claim: Claim,
+        backend: Backend,
+        task: asyncio.Task[Any] | None,
+        listen: Callable[[], None] | None,
+    ) -> None:
+        super().__init__(claim, backend, min(claim.lease, WAITER_LEASE), None, listen)
+        self._ringing: asyncio.Future[None] | None = None
+        self._task = None if task is None else weakref.ref(task)
+
+    def is_here(self) -> bool:
+        # A task that was begun in the block has a copy of its context, and is not in the block.
+        here = self._task is None or self._task() is platform.coroutine()
+        return here and super().is_here()
+
+    def ring(self) -> None:
+        if self._ringing is not None and not self._ringing.done():
+            self._ringing.set_result(None)
+
+    async def doze(self, seconds: float) -> None:
+        """Wait for a ring, at most so long."""
+        loop = asyncio.get_running_loop()
+        self._ringing = loop.create_future()
+        alarm = loop.call_later(seconds, self.ring)
+        try:
+            await self._ringing
+        finally:
+            alarm.cancel()
+            self._ringing = None
+
+
+class Engine:
+    """Locks over one backend, for the coroutines of one event loop. As `engine.Engine`."""
+
+    def __init__(self, backend: Coroutines) -> None:
+        self.backend = backend
+        self._inbox = ids.new_attempt_id()
+        self._ear: asyncio.Task[None] | None = None
+        self._listening = self._refused = False
+        self._tried = asyncio.Event()
+        self._keeper = Keeper(backend, self._rest)
+        self._at_work: set[asyncio.Task[None]] = set()
+
+    def lease(self, claim: Claim, task: asyncio.Task[Any] | None) -> TaskLease:
+        """A lease for the claim of a task (None: of who drives the loop); nothing is sent."""
+        hears = self._ear is not None and not self._ear.done()
+        return TaskLease(claim, self.backend.same, task, None if hears else self._listen)
+
+    async def acquire(self, lease: TaskLease, wait: float | None = 0.0) -> Outcome:
+        """As `engine.Engine.acquire`. Whatever it raises, call `let_go` then."""
+        until = math.inf if wait is None else time.monotonic() + wait
+        queue = (wait is None or wait > 0) and self._listening
+        while True:
+            answer = await self._ask(lease, queue)
+            if isinstance(answer, Queued) and await self._stand_in_line(lease, until):
+                answer = Held(lease.fences, lease.reentered)
+            if isinstance(answer, Held) and lease.state is State.HELD and not lease.lost:
+                lease.tell("acquired")
+                return answer
+            left = until - time.monotonic()
+            if isinstance(answer, Held):
+                # The lease ran out before the answer came. Asked again, it begins anew.
+                if left <= 0:
+                    await self._drop(lease)
+                    return Conflict(lease.claim.names[0], 0.0, 0, "", "", 0)
+            elif isinstance(answer, Queued):
+                queue = left > 0  # asked without a wait, the answer names who is in the way
+            elif isinstance(answer, Ended | Deadlocked) or left <= 0:
+                return answer
+            elif isinstance(answer, Duplicate):
+                await asyncio.sleep(min(max(answer.remaining, 0.05), lease.wait / 3, left))
+            else:
+                self._listen()
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._tried.wait(), 2.0)
+                queue = True
+
+    async def release(self, lease: TaskLease) -> bool:
+        """Release what the lease has. May be called in any state, and repeatedly. As
+        `engine.Engine.release`. Cancelled, it releases all the same."""
+        if lease.state in (State.NEW, State.RELEASED) or not Lease.is_here(lease):
+            return True
+        before = lease.give_up()
+        lost = before is State.HELD and time.monotonic() >= lease.deadline
+        self._keeper.discard(lease)
+        try:
+            doubtful = lease.repeated or before is State.ASKED
+            had = await self._release(lease, "attempt" if doubtful else "")
+        except BaseException as error:
+            lease.switch(State.ASKED, State.RELEASED)
+            if isinstance(error, asyncio.CancelledError):
+                await self.let_go(lease)
+            raise
+        if before is State.HELD and (lost or not had):
+            lost = True
+            lease.tell("lost", "found at the release", time.monotonic() - lease.renewed)
+        elif before is State.HELD:
+            lease.tell("released")
+        return not (lost or before is State.LOST)
+
+    async def let_go(self, lease: TaskLease) -> None:
+        """Release what the lease has or is about to have, and wait for that, unless the task is
+        cancelled again. Raises nothing else: the end of the lease would do it, too."""
+        if lease.state in (State.NEW, State.RELEASED):
+            return
+        task = asyncio.ensure_future(self._let_go(lease))
+        self._at_work.add(task)
+        task.add_done_callback(self._at_work.discard)
+        await asyncio.wait([task])
+
+    async def _let_go(self, lease: TaskLease) -> None:
+        with suppress(RelockError):
+            try:
+                await self.release(lease)
+            except asyncio.CancelledError:
+                await self.release(lease)  # only the end of the loop cancels this, and only once
+
+    async def extend(self, lease: TaskLease, length: float) -> bool:
+        """As `engine.Engine.extend`."""
+        before, sent = lease.claim, time.monotonic()
+        try:
+            lease.claim = before._replace(lease=length)
+            exactly = [each._replace(longer=False) for each in lease.renewals()]
+            kept = not lease.lost and all(await self._asked(self.backend.renew(exactly)))
+        except BaseException:
+            lease.claim = before
+            lease.doubt(sent, length)
+            self._keeper.add(lease)
+            raise
+        if kept and lease.renew(sent, length):
+            self._keeper.add(lease)
+            return True
+        lose(lease, "the server does not have the hold any more")
+        self._keeper.discard(lease)
+        return False
+
+    async def inspect(self, name: str) -> LockState:
+        """Who holds a lock and who waits for the lock, by the server's clock."""
+        state: LockState = await self._asked(self.backend.inspect(name))
+        return state
+
+    async def _asked(self, command: Coroutine[Any, Any, Any]) -> Any:
+        self._keeper.wake()  # it closes the connection
+        return await command
+
+    async def _ask(self, lease: TaskLease, queue: bool) -> Answer:
+        lease.switch(State.ASKED, State.NEW)
+        sent = time.monotonic()
+        if queue:
+            # Before the command is sent: the message of a grant may overtake the answer "wait".
+            self._keeper.add(lease)
+        place = lease.wait if queue else 0.0, self._inbox
+        answer: Answer = await self._asked(self.backend.acquire(lease.claim, *place))
+        if isinstance(answer, Held):
+            self._enter(lease, answer, sent)
+            return answer
+        if not isinstance(answer, Ended | Deadlocked):
+            lease.repeated = lease.repeated or answer.repeated
+        if isinstance(answer, Queued):
+            lease.reentered = (False,) * len(lease.claim.names)
+            lease.rank = answer.rank
+            lease.stand(sent, answer.recheck)
+            self._keeper.add(lease)
+            if not lease.waits_since:
+                lease.waits_since = sent
+                lease.tell("waiting", f"{answer.rank} ahead")
+        else:
+            self._keeper.discard(lease)
+            if not lease.repeated:
+                # Else the state stays "asked": a copy of the command may still come, and acquire
+                # the lock for nobody.
+                lease.switch(State.NEW, State.ASKED)
+        return answer
+
+    def _enter(self, lease: TaskLease, answer: Held, sent: float) -> None:
+        lease.fences, lease.reentered = answer.fences, answer.reentered
+        lease.repeated = lease.repeated or answer.repeated
+        if lease.take(answer.sent or sent):
+            self._keeper.add(lease)
+
+    async def _stand_in_line(self, lease: TaskLease, until: float) -> bool:
+        """Wait for the grant. False: the wait is over, or the place was lost; nothing is held."""
+        while lease.state is State.WAITING:
+            left = until - time.monotonic()
+            if left <= 0 and lease.switch(State.ASKED, State.WAITING):
+                break
+            await lease.doze(min(left, lease.wait))
+        if lease.state is State.HELD and not lease.lost and await self._confirmed(lease):
+            return True
+        await self._drop(lease)
+        return False
+
+    async def _drop(self, lease: TaskLease) -> None:
+        lease.switch(State.ASKED, State.HELD, State.LOST)
+        self._keeper.discard(lease)
+        await self._release(lease, "attempt" if lease.repeated else "")
+        # A copy of that release may come late, so what follows is another attempt.
+        lease.again(ids.new_attempt_id())
+
+    async def _release(self, lease: TaskLease, ended: str) -> bool:
+        of = lease.claim
+        asked = of.names, of.execution_id, of.attempt_id, ended, REMEMBER_ATTEMPT
+        back = await self._asked(self.backend.release(*asked))
+        return bool(back.had)
+
+    async def _confirmed(self, lease: TaskLease) -> bool:
+        claim, sent = lease.claim, time.monotonic()
+        if lease.renews and not (claim.by_owner or claim.ancestors or self.backend.replicated):
+            return True
+        answer = await self._asked(self.backend.acquire(claim, 0.0, self._inbox))
+        if not isinstance(answer, Held):
+            return False
+        lease.fences, lease.reentered = answer.fences, answer.reentered
+        return lease.renew(answer.sent or sent, claim.lease)
+
+    def _listen(self) -> None:
+        """Begin to hear the inbox."""
+        self._keeper.wake()
+        if self._ear is None or self._ear.done():
+            self._tried.clear()
+            self._ear = asyncio.ensure_future(self._hear())
+
+    async def _hear(self) -> None:
+        pause = 0.1
+        try:
+            while True:
+                try:
+                    await self.backend.listen(self._inbox, self._connected, self._noticed)
+                except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
+                    pause = 0.1 if self._listening else min(pause * 2, 5.0)
+                    self._listening = False
+                    self._tried.set()
+                    if isinstance(error, LockConfigError) and not self._refused:
+                        self._refused = True
+                        logger.warning("this process hears of its turn late: %s", error)
+                    logger.debug("the inbox lost its connection and opens it again: %s", error)
+                    await asyncio.sleep(pause)
+        finally:
+            self._listening = False
+
+    def _connected(self) -> None:
+        self._listening = True
+        self._tried.set()
+        self._keeper.look_now(self.backend.same)
+
+    def _noticed(self, notice: Notice) -> None:
+        self._keeper.hear(self.backend.same, notice)
+
+    async def _rest(self) -> None:
+        """Nobody needs anything any more, or the loop ends."""
+        ear, self._ear = self._ear, None
+        if ear is not None:
+            ear.cancel()
+        await self.backend.close()
+
+
+class Keeper(Registry):
+    """The registry of a loop's leases at one backend, and the task that looks after the leases.
+
+    Args:
+        rest: called at its end, which comes when nobody has needed it for a while.
+    """
+
+    def __init__(self, backend: Coroutines, rest: Callable[[], Awaitable[None]]) -> None:
+        super().__init__()
+        self._backend = backend
+        self._rest = rest
+        self._bell = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._used_at = 0.0
+
+    def wake(self) -> None:
+        """Somebody needs the backend."""
+        self._used_at = time.monotonic()
+        if not self._running:
+            self._start()
+
+    def _ring(self) -> None:
+        self._bell.set()
+
+    def _start(self) -> None:
+        self._running = True
+        self._used_at = time.monotonic()
+        self._backend.keep(True)
+        self._task = asyncio.ensure_future(self._live())
+
+    async def _live(self) -> None:
+        try:
+            while True:
+                try:
+                    until = await self._look()
+                except Exception:  # noqa: BLE001 - whatever it is, leases go on
+                    logger.exception("the renewal of the locks of an event loop goes on after")
+                    until = time.monotonic() + 0.1
+                if not self._leases and time.monotonic() - self._used_at > _LINGER:
+                    return
+                await self._wait(min(until, time.monotonic() + _LINGER))
+        finally:
+            # At the end of its loop a task is cancelled.
+            self._running = False
+            self._backend.keep(False)
+            await self._rest()
+
+    async def _wait(self, until: float) -> None:
+        self._wake_at = until
+        self._bell.clear()
+        # A lease added since the last look found the old `_wake_at` and rang nobody.
+        soonest = min((lease.next_look for lease in self.leases()), default=until)
+        pause = min(until, soonest) - time.monotonic()
+        if pause > 0:
+            alarm = asyncio.get_running_loop().call_later(pause, self._ring)
+            try:
+                await self._bell.wait()
+            finally:
+                alarm.cancel()
+        self._wake_at = 0.0
+
+    async def _look(self) -> float:
+        now = time.monotonic()
+        self._tell_losses()
+        for held, waiting in self._due(now).values():
+            await self._guarded("renew", held)
+            await self._guarded("heartbeat", waiting)
+        return self._next(now)
+
+    async def _guarded(self, verb: str, leases: list[Lease]) -> None:
+        if not leases:
+            return
+        outage = self._outage(self._backend.same, verb)
+        with outage:  # whatever it is, it is tried again until the deadline
+            sent, shares, every = shares_of(leases)
+            within = self._patience(sent)
+            if verb == "renew":
+                self._renewed(sent, shares, await self._backend.renew(every, within=within))
+            else:
+                self._beaten(sent, shares, await self._backend.heartbeat(every, within=within))
+            return
+        self._put_off(leases, outage)

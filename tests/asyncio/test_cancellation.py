@@ -1,0 +1,154 @@
+"""A task that is cancelled at whatever `await` leaves neither a hold nor a place, and no answer for
+somebody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from celery_relock.asyncio import Lock
+from celery_relock.engine.protocol import LockState
+from tests.asyncio.conftest import run
+
+MakeLock = Callable[..., Lock]
+State = Callable[[], LockState]
+Scenario = Callable[[MakeLock], Coroutine[Any, Any, None]]
+
+
+class CancelledAt:
+    """Runs a coroutine and cancels its task where it suspends for the nth time: as it begins to
+    wait, or when it has got what it waited for and has not gone on yet; and once more at the next
+    one, if so asked. `count` is how often it suspended."""
+
+    def __init__(self, inner: Coroutine[Any, Any, None], number: int, how: str) -> None:
+        self._inner, self._number, self._how = inner, number, how
+        self.count = 0
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        task = asyncio.current_task()
+        assert task is not None
+        steps, thrown = self._inner.__await__(), None
+        while True:
+            try:
+                future = steps.send(None) if thrown is None else steps.throw(thrown)
+            except StopIteration:
+                return
+            self.count += 1
+            again = self._how == "twice" and self.count == self._number + 1
+            if self.count == self._number or again:
+                if self._how == "late" and future is not None:
+                    future.add_done_callback(lambda _: task.cancel())
+                else:
+                    task.cancel()
+            try:
+                thrown = None
+                yield future
+            except BaseException as error:
+                thrown = error
+
+
+async def free(lock: MakeLock) -> None:
+    async with lock():
+        await asyncio.sleep(0)
+
+
+async def held(lock: MakeLock) -> None:
+    """It waits in the queue, and gets its turn."""
+    other = lock()
+    await asyncio.create_task(_hold(other))
+    async with lock():
+        await asyncio.sleep(0)
+
+
+async def _hold(other: Lock) -> None:
+    task = asyncio.ensure_future(_hold_for(other, acquired := asyncio.Event()))
+    _others.add(task)
+    task.add_done_callback(_others.discard)
+    await acquired.wait()
+
+
+async def _hold_for(other: Lock, acquired: asyncio.Event) -> None:
+    async with other:
+        acquired.set()
+        await asyncio.sleep(0.02)
+
+
+_others: set[asyncio.Task[None]] = set()
+
+
+async def given_up(lock: MakeLock) -> None:
+    """It waits in the queue until its time is over."""
+    await asyncio.create_task(_hold(lock()))
+    one = lock()
+    if await one.acquire(blocking_timeout=0.005):  # on a busy machine
+        await one.release()
+
+
+async def by_owner(lock: MakeLock) -> None:
+    """Its grant has to be confirmed by another command."""
+    await asyncio.create_task(_hold(lock()))
+    async with lock(owner="somebody"):
+        await asyncio.sleep(0)
+
+
+async def extended(lock: MakeLock) -> None:
+    async with lock() as one:
+        await one.extend(5)
+        assert await one.owned()
+
+
+@pytest.mark.parametrize("how", ["early", "late", "twice"])
+@pytest.mark.parametrize("scenario", [free, held, given_up, by_owner, extended])
+def test_nothing_is_left_wherever_a_task_is_cancelled(
+    scenario: Scenario, how: str, lock: MakeLock, state: State
+) -> None:
+    async def at(number: int, fresh: bool) -> int:
+        if fresh:  # also while the connection is made, and while the inbox is opened
+            await lock()._engine._rest()
+            await asyncio.sleep(0)
+        cancelled = CancelledAt(scenario(lock), number, how)
+
+        async def main() -> None:
+            await cancelled
+
+        task = asyncio.create_task(main())
+        with suppress(asyncio.CancelledError):
+            await task
+        await asyncio.gather(*_others)
+        if how == "twice":  # the second one leaves the rest to be done by itself
+            while state().holds or state().waiting:
+                await asyncio.sleep(0.005)
+        assert (state().holds, state().waiting) == ((), 0), number
+        # The connections are good: no answer of a cancelled command is left in one.
+        assert not await lock().locked()
+        async with lock(blocking_timeout=0.5) as one:
+            assert one.fence
+        return cancelled.count
+
+    async def every() -> None:
+        for fresh in (False, True):
+            number = 1
+            while await at(number, fresh) >= number:
+                number += 1
+            assert number > 2  # fewer where another task is slow
+
+    run(every())
+
+
+def test_when_the_loop_ends_whoever_holds_releases(lock: MakeLock, state: State) -> None:
+    async def hold() -> None:
+        async with lock(), lock("b"):
+            await asyncio.sleep(60)
+
+    async def main() -> None:
+        waiting = asyncio.create_task(hold()), asyncio.create_task(hold())
+        while not state().waiting:
+            await asyncio.sleep(0.01)
+        del waiting  # both are cancelled with the loop
+
+    run(main())
+    assert (state().holds, state().waiting) == ((), 0)

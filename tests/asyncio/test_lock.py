@@ -1,0 +1,296 @@
+"""`celery_relock.asyncio.Lock`: the same locks as those of threads and tasks, for coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from celery import Celery
+from redis.asyncio.lock import Lock as RedisLock
+
+import celery_relock
+from celery_relock import LockedTask
+from celery_relock.asyncio import Lock
+from celery_relock.engine.protocol import LockState
+from celery_relock.errors import LockConfigError, LockUnavailable
+from celery_relock.lock import LockNeverFree, LockNotAcquired, LockNotOwned, LockNotTaken
+from tests.asyncio.conftest import run
+from tests.support import RedisServer
+
+MakeLock = Callable[..., Lock]
+State = Callable[[], LockState]
+
+
+def test_it_has_the_interface_of_redis_asyncio(lock: MakeLock) -> None:
+    for name in ("acquire", "release", "locked", "owned", "extend", "reacquire"):
+        theirs = inspect.signature(getattr(RedisLock, name)).parameters
+        assert [*inspect.signature(getattr(Lock, name)).parameters] == [*theirs]
+
+    async def main() -> None:
+        one = lock(timeout=5)
+        assert await one.acquire(token="mine")
+        assert await one.owned()
+        assert await one.locked()
+        assert one.fence > 0
+        assert 4 < one.remaining < 5
+        assert await one.extend(5)
+        assert 9 < one.remaining < 10
+        assert await one.reacquire()
+        assert one.remaining < 5
+        one.check()
+        await one.release()
+        assert not await one.locked()
+        with pytest.raises(LockNotTaken, match="not held by this asyncio task"):
+            await one.release()
+
+    run(main())
+
+
+def test_one_object_excludes_the_tasks_that_use_it(lock: MakeLock) -> None:
+    inside: list[int] = []
+    shared = lock()
+
+    async def work(number: int) -> int:
+        async with shared:
+            inside.append(number)
+            assert inside == [number]
+            await asyncio.sleep(0.001)
+            inside.remove(number)
+            return shared.fence
+
+    async def main() -> None:
+        threads = threading.active_count()
+        fences = await asyncio.gather(*map(work, range(100)))
+        assert len(set(fences)) == 100
+        assert threading.active_count() == threads
+
+    run(main())
+
+
+def test_who_re_enters(lock: MakeLock) -> None:
+    async def main() -> None:
+        one, two = lock(), lock()
+        mine, ours = lock("b", owner="order 42"), lock("b", owner="order 42")
+        async with one, one, mine:
+            child = asyncio.create_task(one.acquire())  # called here, so it is this task's
+            assert await child
+            await one.release()
+
+            async def another() -> tuple[bool, bool]:
+                return await one.acquire(blocking=False), await ours.acquire(blocking=False)
+
+            assert await asyncio.create_task(another()) == (False, True)
+            assert await two.acquire(blocking=False) is False
+            with pytest.raises(LockNeverFree):
+                await two.acquire()
+        assert not await one.locked()
+
+    run(main())
+
+
+def test_a_timeout_around_acquire_acquires_for_the_caller(lock: MakeLock) -> None:
+    async def main() -> None:
+        one = lock()
+        assert await asyncio.wait_for(one.acquire(), 5)
+        assert one.fence
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.create_task(asyncio.wait_for(lock().acquire(), 0.05))
+        await asyncio.shield(one.release())
+        assert not await one.locked()
+
+    run(main())
+
+
+def test_waiters_of_threads_and_of_tasks_are_served_in_turn(
+    lock: MakeLock, redis_url: str, namespace: str, state: State
+) -> None:
+    order: list[str] = []
+
+    def thread() -> None:
+        with celery_relock.Lock(redis_url, "a", namespace=namespace):
+            order.append("thread")
+
+    async def coroutine(name: str) -> None:
+        async with lock():
+            order.append(name)
+
+    async def queued(count: int) -> None:
+        while state().waiting < count:
+            await asyncio.sleep(0.01)
+
+    async def main() -> None:
+        async with lock():
+            waiting = [asyncio.create_task(coroutine("first"))]
+            await queued(1)
+            waiting.append(asyncio.create_task(asyncio.to_thread(thread)))
+            await queued(2)
+            waiting.append(asyncio.create_task(coroutine("last")))
+            await queued(3)
+        await asyncio.gather(*waiting)
+
+    run(main())
+    assert order == ["first", "thread", "last"]
+
+
+def test_a_wait_has_an_end(lock: MakeLock, state: State) -> None:
+    async def main() -> None:
+        async with lock():
+            assert await lock().acquire(blocking_timeout=0.1) is False
+            with pytest.raises(LockNotAcquired, match=r"held by Lock .*not acquired within 0\.1 s"):
+                async with lock(blocking_timeout=0.1):
+                    raise AssertionError("inside")
+            assert state().waiting == 0
+
+    run(main())
+
+
+def test_the_lease_is_renewed_until_the_task_ends(lock: MakeLock) -> None:
+    async def holder(release: bool) -> None:
+        one = lock(timeout=0.3)
+        await one.acquire()
+        await asyncio.sleep(0.5)
+        assert await one.owned()
+        if release:
+            await one.release()
+
+    async def main() -> None:
+        await asyncio.gather(holder(True), holder(True))
+        ended = asyncio.create_task(holder(False))  # kept, so nothing is garbage
+        await ended
+        assert await lock().locked()
+        async with lock(blocking_timeout=5):  # by the end of the lease
+            pass
+
+    run(main())
+
+
+def test_a_loop_that_was_blocked_for_too_long_has_lost_its_lock(lock: MakeLock) -> None:
+    async def main() -> None:
+        one = lock(timeout=0.2)
+        await one.acquire()
+        time.sleep(0.3)
+        assert one.lost
+        with pytest.raises(LockNotOwned):
+            one.check()
+        with pytest.raises(LockNotOwned):
+            await one.release()
+        async with lock():
+            pass
+
+    run(main())
+
+
+def test_a_forced_release_is_told_at_once(lock: MakeLock, redis_url: str, namespace: str) -> None:
+    async def main() -> None:
+        one = lock(timeout=60)
+        await one.acquire()
+        while not one._engine._listening:  # a hold that is a second old listens
+            await asyncio.sleep(0.05)
+        one._place.backend.force_release("a")
+        while not one.lost:
+            await asyncio.sleep(0.01)
+
+    run(main())
+
+
+def test_a_body_of_a_task_enters_with_its_coroutines(redis_url: str, namespace: str) -> None:
+    app = Celery("shop", set_as_current=False)
+    app.conf.update(relock_url=redis_url, relock_namespace=namespace)
+
+    @app.task(shared=False, base=LockedTask, bind=True, lock_key="a")
+    def book(self: Any) -> tuple[int, int]:
+        async def inner() -> int:
+            async with Lock(redis_url, "a", namespace=namespace) as one:
+                return one.fence
+
+        return self.lock.fence, asyncio.run(inner())
+
+    @app.task(shared=False, base=LockedTask, bind=True, lock_key="a")
+    def tell(self: Any) -> int:
+        return int(self.lock.fence)
+
+    async def main() -> tuple[int, int]:
+        async with tell.async_lock_for() as one:
+            return one.fence, tell()  # on the holder's call stack
+
+    for outer, inner in (book(), run(main())):
+        assert outer == inner
+
+
+def test_clients_and_places(lock: MakeLock, redis_url: str, namespace: str) -> None:
+    async def main() -> None:
+        client = redis.asyncio.Redis.from_url(redis_url)
+        async with lock(redis=client), client.lock("b", timeout=5, lock_class=Lock) as other:
+            assert isinstance(other, Lock)
+            assert await lock(redis=redis.Redis.from_url(redis_url)).locked()
+        await client.aclose()
+        cluster = lock(redis="redis+cluster://127.0.0.1:1")
+        with pytest.raises(LockConfigError, match=r"cluster.*asyncio\.to_thread"):
+            await cluster.acquire()
+        with pytest.raises(LockConfigError, match=r"use celery_relock\.asyncio\.Lock"):
+            celery_relock.Lock(client, "a")
+
+    run(main())
+
+
+def test_a_lock_of_threads_is_not_shared_by_coroutines(redis_url: str, namespace: str) -> None:
+    one = celery_relock.Lock(redis_url, "a", namespace=namespace)
+
+    async def second() -> bool:
+        with pytest.raises(LockNeverFree, match=r"another coroutine.*celery_relock\.asyncio"):
+            one.acquire()
+        return one.acquire(blocking=False)
+
+    async def main() -> None:
+        with one, one:
+            assert await asyncio.create_task(second()) is False
+
+    run(main())
+    with one:  # held around the loop, so by all in it
+        run(asyncio.sleep(0))
+        assert one.owned()
+
+
+def test_without_a_server_it_says_so_and_goes_on_when_one_is_there(
+    own_redis: Callable[..., RedisServer], lock: MakeLock
+) -> None:
+    server = own_redis()
+
+    async def main() -> None:
+        one = lock(redis=server.url, timeout=5)
+        await one.acquire()
+        server.kill()
+        with pytest.raises(LockUnavailable):
+            await one.release()
+        server.restart(keep_data=False)
+        async with lock(redis=server.url, blocking_timeout=10):
+            pass
+
+    run(main())
+
+
+def test_it_runs_on_uvloop(lock: MakeLock) -> None:
+    uvloop = pytest.importorskip("uvloop")
+
+    async def work() -> None:
+        async with lock():
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        await asyncio.gather(*(work() for _ in range(20)))
+
+    loop = uvloop.new_event_loop()
+    try:
+        loop.run_until_complete(asyncio.wait_for(main(), 20))
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0.01))
+    finally:
+        loop.close()
