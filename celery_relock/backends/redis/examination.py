@@ -44,7 +44,8 @@ _KINDS = {
     "live": "workers",
     "meta": "meta",
 }
-# Each command of the scripts, as it is tried. "KEY" does not exist; CHANNEL is nobody's.
+# Each command of the scripts, as it is tried without any effect: a new one goes here, too. "KEY"
+# does not exist; CHANNEL is nobody's.
 _TRIED: Mapping[str, Sequence[str]] = {
     "DEL": ("KEY",),
     "EXISTS": ("KEY",),
@@ -53,9 +54,11 @@ _TRIED: Mapping[str, Sequence[str]] = {
     "HEXISTS": ("KEY", "-"),
     "HGET": ("KEY", "-"),
     "HGETALL": ("KEY",),
+    "HINCRBY": ("KEY", "-", "-"),  # no number: refused, but after the permissions
     "HLEN": ("KEY",),
     "HMGET": ("KEY", "-"),
     "HSET": ("KEY", "-", "-", "-"),  # a value is missing: refused, but after the permissions
+    "HSTRLEN": ("KEY", "-"),
     "HVALS": ("KEY",),
     "PERSIST": ("KEY",),
     "PEXPIRE": ("KEY", "1"),
