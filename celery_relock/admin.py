@@ -609,7 +609,8 @@ def _revoke(app: Any, request: Any, is_out: bool) -> None:
         ) from error
     finally:
         revoked.discard(request.id)
-    fields = {"terminated": False, "signum": None, "expired": False}
+    # `state`: in a monitor nothing else follows BLOCKED (`worker.events.show`).
+    fields = {"terminated": False, "signum": None, "expired": False, "state": "REVOKED"}
     _send_event(app, "task-revoked", request.id, fields)
     if is_out and stores_no_result(request.task):
         # Nothing tells its worker that it was cancelled.

@@ -83,6 +83,10 @@ class Inspection(Protocol):
     def parked(self, task: str) -> ParkedMessage | None:
         """The parked message of a task, by its short id."""
 
+    def messages(self) -> Iterator[list[str]]:
+        """The texts of all parked messages, some at a time. One that comes or goes meanwhile may
+        be told of twice, or not."""
+
     def force_release(self, key: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
         """As `Backend.force_release`, by a lock's key."""
 

@@ -11,14 +11,14 @@ from typing import Any
 
 from celery import bootsteps
 from celery.signals import worker_shutdown
-from celery.worker.state import active_requests, reserved_requests, revoked
+from celery.worker.state import active_requests, reserved_requests
 
 from ..declaration import locked_tasks
 from ..engine import ids
 from ..engine.crash import Reaper, journal
 from ..errors import RelockError
 from ..workflow import steps
-from . import company, parking, revocation
+from . import company, control, parking, revocation
 from .message import HEADER
 from .report import report
 from .resuming import Forwarder
@@ -60,7 +60,7 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
         # All of it before the pool forks, so that its children know.
         journal.on = True
         parking.keep(_may_be_parked)
-        w.relock_forwarder = Forwarder(engine, lambda: revoked, _resumed_here)
+        w.relock_forwarder = Forwarder(engine, control.Revoked(engine.backend), _resumed_here)
         self._watchers = Reaper(engine.backend, engine.parking), w.relock_forwarder
 
     def start(self, w: Any) -> None:

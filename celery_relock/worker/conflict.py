@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.signals import worker_init
-from celery.states import READY_STATES, RETRY
+from celery.states import READY_STATES, RETRY, STARTED
 
 from ..engine import events, ids
 from ..engine.engine import Engine
@@ -30,6 +30,7 @@ from ..engine.lease import Lease, State
 from ..engine.protocol import KEPT, Conflict, Deadlocked, Duplicate, Ended, Full, Held, Parked
 from ..errors import LockConfigError, LockConflict, LockDeadlock, LockUnavailable, RelockError
 from ..options import POLICIES, LockOptions
+from .events import show
 from .message import header_of, moment, running_request
 from .parking import park_request, sent_again
 from .states import Aside, Dropped, Late, SentAgain, show_blocked, stores_no_result
@@ -216,14 +217,17 @@ def _wait_behind(attempt: Attempt, answer: Duplicate, error: LockConflict) -> He
 
 
 def _park(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -> Held | None:
-    left = left_of(attempt.message, attempt.options)
+    message: Any = attempt.message
+    left = left_of(message, attempt.options)
     if left is not None and left <= 0:
         _leave(attempt, answer)
         raise error
     if not (isinstance(answer, Conflict) and answer.parked):
         # Before it is parked: later, somebody may have sent it on and stored the result already.
-        show_blocked(attempt.task, attempt.message, error, answer)
+        show_blocked(attempt.task, message, error, answer)
     found = _parked(attempt, left)
+    if not isinstance(found, Parked):
+        show(attempt.task, message.id, STARTED)  # it goes on in its slot
     if isinstance(found, Held):
         return found
     if isinstance(found, Full) and not found.name:

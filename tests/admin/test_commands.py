@@ -51,6 +51,29 @@ HOLDER = {
 WAITER = HOLDER - {"token", "lease_left", "kept"} | {"position", "state", "names"}
 
 
+def test_no_worker_and_no_client_loads_what_only_people_need(worker: Worker, key: str) -> None:
+    """The worker was started by the `celery` command, which loads the plugin point of all. First of
+    all tests: a worker that was asked where a task is has loaded what finds it."""
+    in_worker = worker.module.loaded.delay(key).get(timeout=10)
+    code = (
+        "import sys, celery_relock, celery\n"
+        "from celery_relock import LockedTask, Lock, locked\n"
+        "app = celery.Celery(); app.conf.relock_url = sys.argv[1]\n"
+        "@app.task(base=LockedTask, lock_key='a')\n"
+        "def task(): return 'done'\n"
+        "assert task.apply().get() == 'done'\n"
+        "print(*[name for name in sys.modules if name.startswith('celery_relock')])"
+    )
+    url = worker.module.app.conf.relock_url
+    client = subprocess.run(
+        [sys.executable, "-c", code, url], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    people = ("admin", "cli.", "contrib.django", "inspection", "doctor", "metrics")
+    for loaded in (in_worker, client.stdout.split()):
+        assert "celery_relock.task" in loaded
+        assert [name for name in loaded if any(each in name for each in people)] == []
+
+
 def test_ls_and_show_tell_of_a_lock(run: Run, key: str, held: Any) -> None:
     parked = held.park()
 
@@ -198,25 +221,3 @@ def test_celery_has_the_command_and_a_terminal_of_80_columns_shows_the_table(
 
 def test_a_table_is_aligned() -> None:
     assert table(("A", "B"), [("long", 1), ("b", 22)]) == ["A     B", "long  1", "b     22"]
-
-
-def test_no_worker_and_no_client_loads_what_only_people_need(worker: Worker, key: str) -> None:
-    """The worker was started by the `celery` command, which loads the plugin point of all."""
-    in_worker = worker.module.loaded.delay(key).get(timeout=10)
-    code = (
-        "import sys, celery_relock, celery\n"
-        "from celery_relock import LockedTask, Lock, locked\n"
-        "app = celery.Celery(); app.conf.relock_url = sys.argv[1]\n"
-        "@app.task(base=LockedTask, lock_key='a')\n"
-        "def task(): return 'done'\n"
-        "assert task.apply().get() == 'done'\n"
-        "print(*[name for name in sys.modules if name.startswith('celery_relock')])"
-    )
-    url = worker.module.app.conf.relock_url
-    client = subprocess.run(
-        [sys.executable, "-c", code, url], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    people = ("admin", "cli.", "contrib.django", "inspection", "doctor", "metrics")
-    for loaded in (in_worker, client.stdout.split()):
-        assert "celery_relock.task" in loaded
-        assert [name for name in loaded if any(each in name for each in people)] == []

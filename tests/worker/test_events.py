@@ -14,7 +14,7 @@ from celery_relock.engine import ids
 from celery_relock.errors import LockConflict
 from tests.support import wait_for
 from tests.support.monitor import Monitor
-from tests.support.parked import state_of
+from tests.support.parked import state_of, wait_until_parked
 from tests.support.proxy import Proxy
 
 APP = "tests.worker.apps.events"
@@ -106,20 +106,26 @@ def test_a_conflict_is_told_with_the_holder(worker, monitor, account, held):
     assert signal["task_id"] == sent.id
 
 
-def test_a_parked_task_is_blocked_in_a_monitor_until_its_body_begins(worker, monitor, account):
+@pytest.mark.parametrize("is_parked", [True, False])
+def test_a_task_that_waits_is_blocked_in_a_monitor_until_its_body_begins(
+    worker, monitor, account, is_parked
+):
+    """Also where the lock is released when the message is about to be parked."""
     with _lock(worker, account):
         sent = worker.module.holds.delay(account)
         blocked = monitor.wait(sent.id, "task-blocked")
-        monitor.wait(sent.id, "task-started")  # Celery's own, of a delivery that ends without it
-        assert monitor.state.tasks[sent.id].state == "BLOCKED"
         assert blocked["lock"] == f"account:{account}"
         assert blocked["owner"] == ids.full(state_of(worker, f"account:{account}").holds[0].owner)
         assert blocked["holder"].endswith(f":{os.getpid()}")
-    _told(worker, "acquired", account)
+        if is_parked:
+            wait_until_parked(worker, f"account:{account}")
+            monitor.wait(sent.id, "task-started")  # Celery's own, of a delivery without a body
+            assert monitor.state.tasks[sent.id].state == "BLOCKED"
     wait_for(lambda: monitor.state.tasks[sent.id].state == "STARTED", what="the body in a monitor")
     worker.journal.add(f"free {account}")
     monitor.wait(sent.id, "task-succeeded")
-    wait_for(lambda: len(monitor.of(sent.id, "task-started")) == 2, what="both deliveries")
+    if is_parked:
+        wait_for(lambda: len(monitor.of(sent.id, "task-started")) == 2, what="both deliveries")
     assert monitor.state.tasks[sent.id].state == "SUCCESS"
     assert len(monitor.of(sent.id, "task-blocked")) == 1
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from celery import chain, chord, group
+from celery.canvas import StampingVisitor
 from celery.exceptions import TaskRevokedError
 from celery.exceptions import TimeoutError as NotReady
 
@@ -175,6 +176,50 @@ def test_a_revoked_execution_leaves_the_queue_soon(worker, account, name, held):
     held.release()
     second.get(timeout=10)
     assert _took(worker, account) == [second.id]
+
+
+def test_a_parked_run_is_reached_by_a_stamp(worker, account, name, held):
+    class Batch(StampingVisitor):
+        def on_signature(self, sig, **headers):
+            return {"batch": account}
+
+    signature = worker.module.takes.si(account)
+    other = signature.apply_async()
+    signature.stamp(visitor=Batch())
+    stamped = signature.apply_async()
+    wait_until_parked(worker, name, 2)
+    worker.module.app.control.revoke_by_stamped_headers({"batch": [account]})
+    with pytest.raises(TaskRevokedError):
+        stamped.get(timeout=10)
+    assert other.state == "BLOCKED"
+    held.release()
+    assert other.get(timeout=10) == other.id
+
+
+def test_query_task_says_where_a_parked_task_is(worker, account, name, held):
+    sent = worker.module.takes.delay(account)
+    wait_until_parked(worker, name)
+    inspect = worker.module.app.control.inspect()
+
+    def told():
+        (answer,) = inspect.query_task(sent.id, "nobody").values()
+        assert set(answer) == {sent.id}
+        state, where = answer[sent.id]
+        return where if state == "parked" else None  # until then its worker has it
+
+    told = wait_for(told)
+    assert (told["lock"], told["ahead"]) == (name, 0)
+    assert told["holders"] == [state_of(worker, name).holds[0].label]
+    held.release()
+    sent.get(timeout=10)
+
+
+def test_purge_takes_what_is_queued_and_leaves_what_is_parked(worker, account, name, held):
+    sent = worker.module.takes.delay(account)
+    wait_until_parked(worker, name)
+    worker.module.app.control.purge()
+    held.release()
+    assert sent.get(timeout=10) == sent.id
 
 
 def test_a_running_holder_that_is_revoked_frees_the_lock_for_the_parked_execution(

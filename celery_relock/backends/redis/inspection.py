@@ -100,6 +100,23 @@ class Inspection(NamedTuple):
                 return ParkedMessage(_text(name), at / 1000, waiter, _text(text))
         return None
 
+    def messages(self) -> Iterator[list[str]]:
+        for bucket in range(self.own_keys.buckets):
+            key, cursor = self.own_keys.parked(bucket), "0"
+            server = self.transport.at(key)
+            while True:
+                scan = ("HSCAN", key, cursor, "COUNT", str(_SURVEYED))
+                following, fields = self._ask(scan, server)
+                commands = [
+                    ("HGET", self.own_keys.message(_text(name), bucket), _text(execution_id))
+                    for execution_id, name in zip(fields[::2], fields[1::2], strict=True)
+                    if not execution_id.startswith(b"#")
+                ]
+                yield [_text(text) for text in self._ask_each(commands, server) if text]
+                cursor = following.decode()
+                if cursor == "0":
+                    break
+
     def force_release(self, key: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
         meta = self.own_keys.meta(bucket_of(key))
         taken, *_ = self.transport.run(self.scripts["force_release"], [meta, key], [execution_id])
@@ -129,14 +146,19 @@ class Inspection(NamedTuple):
 
     def _ask(self, command: Command, server: Connections | None = None) -> Any:
         """A plain command's answer, from where the layout is kept if not told."""
+        (answer,) = self._ask_each([command], server)
+        return answer
+
+    def _ask_each(self, commands: Sequence[Command], server: Connections | None) -> list[Any]:
         try:
             asked = server or self.transport.at(self.own_keys.meta())
-            (answer,) = asked.ask([command], Effort())
-            if isinstance(answer, Exception):
-                raise answer
+            answers = asked.ask(commands, Effort()) if commands else []
+            for answer in answers:
+                if isinstance(answer, Exception):
+                    raise answer
         except FAULTS as error:
             raise translate(error, "scan" if server else "inspect") from error
-        return answer
+        return answers
 
     def _masters(self) -> list[Connections]:
         try:

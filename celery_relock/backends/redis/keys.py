@@ -72,6 +72,10 @@ class Keys:
     def parked(self, bucket: int = 0) -> str:
         return f"{self.prefix(bucket)}parked"
 
+    def message(self, name: str, bucket: int) -> str:
+        """Where the messages are that are parked for a lock, by its name as it is kept."""
+        return f"{self.prefix(bucket)}m:{name}"
+
     def live(self, channel: str) -> str:
         return f"{self.prefix(0)}live:{channel}"
 

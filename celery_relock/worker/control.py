@@ -1,0 +1,99 @@
+"""Remote control of what is parked, which no worker has: `inspect query_task` tells where it is,
+and `revoke_by_stamped_headers` reaches it as `revoke` does.
+
+Loaded by a worker's main process.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from celery.utils.functional import maybe_list
+from celery.worker import control
+from celery.worker.state import active_requests, revoked, revoked_stamps
+
+from ..declaration import engine_of
+from ..engine.ids import short
+from ..errors import RelockError
+
+if TYPE_CHECKING:
+    from ..engine.inspection import Inspection
+
+logger = logging.getLogger("celery_relock")
+
+inspect_command: Any = control.inspect_command  # has no types
+_celerys = control.query_task
+
+
+@inspect_command(variadic="ids", signature="[id1 [id2 [... [idN]]]]")  # type: ignore[untyped-decorator]
+def query_task(state: Any, ids: Any, **_: Any) -> dict[str, Any]:
+    """Query for task information by id."""
+    found: dict[str, Any] = _celerys(state, ids)
+    try:
+        ask = _inspection(engine_of(state.app).backend)
+        for task_id in maybe_list(ids):
+            if task_id not in found and (told := _where(ask, task_id)):
+                found[task_id] = told
+    except RelockError as error:
+        logger.debug("what is parked cannot be told: %s", error)
+    return found
+
+
+def _inspection(backend: Any) -> Inspection | None:
+    from ..engine.inspection import Inspectable  # by whoever asks, and no worker just so
+
+    return backend.inspection() if isinstance(backend, Inspectable) else None
+
+
+def _where(ask: Inspection | None, task_id: str) -> tuple[str, dict[str, Any]] | None:
+    """As Celery tells of a request: its state, "parked" or, on its way to a worker, "resumed"; and
+    which lock it waits for, who holds that, and how many are ahead."""
+    found = None if ask is None else ask.parked(short(task_id))
+    if ask is None or found is None:
+        return None
+    locks = ask.survey(ask.keys_of(found.name), 1)
+    return found.place.state, {
+        "id": task_id,
+        "lock": found.name,
+        "holders": [hold.label for lock in locks for hold in lock.holds],
+        "ahead": found.place.position - 1,
+        "since": found.place.since,
+    }
+
+
+class Revoked:
+    """The ids of the tasks that are revoked at the moment, by their id or by a stamp. Of those with
+    a stamp the parked ones: the others are found as they come.
+
+    None of a task that is in a slot of this worker: it may be about to park, and is told of then.
+    """
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self._stamps: dict[str, list[Any]] = {}
+        self._stamped: set[str] = set()
+        self._found: set[str] = set()
+
+    def __call__(self) -> set[str]:
+        stamps = {name: maybe_list(values) for name, values in dict(revoked_stamps).items()}
+        if stamps != self._stamps:
+            ask = _inspection(self._backend)
+            every = () if ask is None else (text for some in ask.messages() for text in some)
+            self._stamped = set(_with_a_stamp(every, stamps))
+            self._stamps = stamps
+        with suppress(RuntimeError):  # the main thread has just begun one; the next look is soon
+            self._found = {*revoked, *self._stamped} - {request.id for request in active_requests}
+        return self._found
+
+
+def _with_a_stamp(texts: Iterable[str], stamps: Mapping[str, list[Any]]) -> Iterable[str]:
+    """The task ids of those messages that have one of these stamps."""
+    for text in texts:
+        headers = json.loads(text)["headers"]
+        found = headers.get("stamps") or {}
+        if any(set(maybe_list(found.get(name)) or ()) & set(stamps[name]) for name in stamps):
+            yield headers["id"]
