@@ -137,10 +137,9 @@ def engine_for_client(
     )
     if not isinstance(client, wanted):
         kind = f"{type(client).__module__}.{type(client).__qualname__}"
-        hint = ": for redis.asyncio use celery_relock.asyncio.Lock"
         raise LockConfigError(
             "a lock needs a redis.Redis client or the URL of a Redis, or a function that makes a "
-            f"client, not {kind}{hint if '.asyncio' in kind and not loops else ''}"
+            f"client, not {kind}{_hint(client, kind)}"
         )
     kept = client.nodes_manager if isinstance(client, RedisCluster) else client.connection_pool
     found = _of(kept)
@@ -148,6 +147,20 @@ def engine_for_client(
         made = transport_for_client(client, Replicas(*replicas).checked())
         found[namespace, replicas] = _engine(made, namespace)
     return found[namespace, replicas]
+
+
+def _hint(what: object, kind: str) -> str:
+    """What to write instead of what was given in the place of a client."""
+    if kind.startswith("redis.asyncio."):
+        return ". For this client use celery_relock.asyncio.Lock."
+    if hasattr(what, "send_task"):
+        return (
+            ", a Celery app. Give the URL, Lock(app.conf.relock_url, …), or use the lock of a "
+            "call: task.lock_for(…)."
+        )
+    if ".cache" in kind or kind == "django.utils.connection.ConnectionProxy":
+        return ', a cache. With django-redis, give django_redis.get_redis_connection("default").'
+    return "."
 
 
 def _of(what: Any) -> dict[tuple[Any, ...], Engine]:
