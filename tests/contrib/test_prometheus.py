@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
+from celery_relock import Lock
 from celery_relock.admin import Locks
 from celery_relock.contrib import metrics, prometheus
 from celery_relock.declaration import engine_of
@@ -152,6 +153,21 @@ def test_the_files_of_children_that_are_gone_become_one_and_the_sums_stay(measur
     alive = values(sums)
     assert all(alive[each] >= before[each] for each in before)
     assert alive != before
+
+
+def test_what_somebody_frees_by_force_is_counted_where_that_is_done(redis_url, namespace):
+    told = []
+    metrics.connect("this test", lambda name, value, labels: told.append((name, value, labels)))
+    try:
+        lock = Lock(redis_url, "a", namespace=namespace)
+        lock.acquire()
+        assert Locks(redis_url, namespace).release("a")
+    finally:
+        for signal_ in metrics._RULES:
+            signal_.disconnect(dispatch_uid="celery_relock.metrics.this test")
+    [forced] = [each for each in told if each[0] == "forced"]
+    assert forced[1:] == (1, {"task": "Lock", "action": "release"})
+    assert ("acquired", 1, {"task": ""}) in told
 
 
 # -- A real Prometheus, its rules, a dashboard
