@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
+from celery import _state
 from celery.result import ResultSet
 
 from tests.support import Journal, RedisServer, Worker, find_redis_server
@@ -46,6 +47,14 @@ def results_of_groups_are_looked_for_often() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ResultSet, "get", get_soon)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_tasks_stay_in_their_module() -> Iterator[None]:
+    """Celery hands a shared task to every app of the process that comes after it."""
+    before = set(_state._on_app_finalizers)
+    yield
+    _state._on_app_finalizers.intersection_update(before)
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,8 @@ from celery_relock import Lock
 from tests.support import wait_for
 from tests.support.worker import ROOT
 
+pytestmark = pytest.mark.slow
+
 PROCESSES, CALLS = map(int, os.environ.get("RELOCK_RACE", "8x25").split("x"))
 # Where each call is a message of its own, a worker has to throw nearly all of them away.
 PATIENCE = 90 + PROCESSES * CALLS / 20

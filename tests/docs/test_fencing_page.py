@@ -21,6 +21,8 @@ from tests.docs.pages import URL, blocks
 from tests.support.databases import Postgres
 from tests.support.worker import ROOT
 
+pytestmark = pytest.mark.slow
+
 IN_A_TASK, IN_DJANGO, IN_ASYNCIO = blocks("fencing")
 
 

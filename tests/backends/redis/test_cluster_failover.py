@@ -26,6 +26,8 @@ from tests.support import RedisServer, wait_for
 from tests.support.cluster import ClusterServers
 from tests.support.fenced import Fenced
 
+pytestmark = pytest.mark.slow
+
 
 class Outbox:
     """Takes parked messages, as a broker would."""
