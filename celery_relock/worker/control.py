@@ -18,7 +18,7 @@ from celery.worker.state import active_requests, revoked, revoked_stamps
 
 from ..declaration import engine_of
 from ..engine.ids import short
-from ..errors import RelockError
+from ..errors import LockUnavailable, RelockError
 
 if TYPE_CHECKING:
     from ..engine.inspection import Inspection
@@ -81,13 +81,22 @@ class Revoked:
     def __call__(self) -> set[str]:
         stamps = {name: maybe_list(values) for name, values in dict(revoked_stamps).items()}
         if stamps != self._stamps:
-            ask = _inspection(self._backend)
-            every = () if ask is None else (text for some in ask.messages() for text in some)
-            self._stamped = set(_with_a_stamp(every, stamps))
-            self._stamps = stamps
+            self._look_for(stamps)
         with suppress(RuntimeError):  # the main thread has just begun one; the next look is soon
             self._found = {*revoked, *self._stamped} - {request.id for request in active_requests}
         return self._found
+
+    def _look_for(self, stamps: dict[str, list[Any]]) -> None:
+        ask = _inspection(self._backend)
+        every = () if ask is None else (text for some in ask.messages() for text in some)
+        try:
+            self._stamped = set(_with_a_stamp(every, stamps))
+        except LockUnavailable as error:
+            logger.debug("what is parked is looked through for stamps again: %s", error)
+            return
+        except RelockError as error:
+            logger.warning("a stamp that was revoked does not reach what is parked: %s", error)
+        self._stamps = stamps
 
 
 def _with_a_stamp(texts: Iterable[str], stamps: Mapping[str, list[Any]]) -> Iterable[str]:
@@ -95,5 +104,7 @@ def _with_a_stamp(texts: Iterable[str], stamps: Mapping[str, list[Any]]) -> Iter
     for text in texts:
         headers = json.loads(text)["headers"]
         found = headers.get("stamps") or {}
-        if any(set(maybe_list(found.get(name)) or ()) & set(stamps[name]) for name in stamps):
+        if any(
+            each in stamps[name] for name in stamps for each in maybe_list(found.get(name)) or ()
+        ):
             yield headers["id"]
