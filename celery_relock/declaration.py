@@ -11,7 +11,6 @@ from weakref import WeakKeyDictionary
 
 from celery.local import Proxy
 
-from . import engines
 from .engine.engine import Engine
 from .errors import LockConfigError
 from .naming.arguments import signature_of
@@ -95,6 +94,9 @@ def engine_of(app: Any) -> Engine:
     """Where an app's locks live. Raises as `Declaration.engine`."""
     app = app._get_current_object() if isinstance(app, Proxy) else app
     if app not in _engines:
+        # Not before: a process that only sends has no use for the connections to Redis.
+        from . import engines
+
         found = store_settings(app)
         engine = engines.engine_for(
             found.url, found.namespace, found.ssl, found.transport, found.replicas
