@@ -125,6 +125,12 @@ def plain(text: str) -> str:
     )
 
 
+def typed(name: str) -> str:
+    """A lock name as somebody typed it. The name of a dedup marker has tabs, which `plain` shows as
+    `\\t`."""
+    return name.replace("\\t", "\t") if name.startswith("dedup\\t") else name
+
+
 def _fitted(text: str, width: int) -> str:
     if len(text) > width:
         head = (width - 1) // 2

@@ -11,7 +11,7 @@ import click
 
 from ..admin import SHOWN, Holder, LockInfo, Waiter, Why
 from ..engine.events import duration
-from .base import FOUND, NOT_FOUND, WRONG_USE, Here, command, plain, table
+from .base import FOUND, NOT_FOUND, WRONG_USE, Here, command, plain, table, typed
 
 _MANY = 1000
 
@@ -40,7 +40,7 @@ def ls(here: Here, pattern: str, limit: int, dedup: bool) -> int:
 @click.option("--limit", default=SHOWN, show_default=True, help="Holders and waiters to show.")
 def show(here: Here, name: str, limit: int) -> int:
     """Show who holds a lock, and who waits for it."""
-    lock = here.locks.get(name, limit)
+    lock = here.locks.get(typed(name), limit)
     here.show(lock.as_dict(), _shown(lock))
     return NOT_FOUND if lock.idle or lock.foreign else FOUND
 
@@ -64,6 +64,7 @@ def release(here: Here, name: str, task_id: str | None, yes: bool) -> int:
     Its holders hear of it at once, and the next in the queue get the lock. Work that is under way
     is not stopped: it must look at `self.lock.lost`, or let the fencing token decide.
     """
+    name = typed(name)
     if not yes:
         if here.json or not sys.stdin.isatty():
             raise click.UsageError("give --yes: there is nobody to ask")

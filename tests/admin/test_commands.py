@@ -150,6 +150,19 @@ def test_release_frees_a_lock_and_cancel_takes_a_run_out(
     assert "has ended: SUCCESS" in run("why", first).stdout
 
 
+def test_a_dedup_marker_is_released_by_the_name_that_ls_shows(
+    worker: Worker, run: Run, key: str, held: Any
+) -> None:
+    held.park(worker.module.once)
+    name = run("ls", "--dedup", f"*{key}").stdout.splitlines()[1].split()[0]
+    assert name == f"dedup\\ttests.admin.apps.desk.once\\t{key}"
+
+    run("show", name)
+    run("release", name, "--yes")
+
+    run("ls", "--dedup", f"*{key}", code=1)
+
+
 def test_a_lock_is_found_without_an_app(run: Run, redis_url: str, namespace: str) -> None:
     here = ("--redis", redis_url, "--namespace", namespace)
     with Lock(redis_url, "a", namespace=namespace):

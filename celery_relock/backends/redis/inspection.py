@@ -92,8 +92,8 @@ class Inspection(NamedTuple):
         return [found[key] for key in keys]
 
     def parked(self, task: str) -> ParkedMessage | None:
-        calls = [[self.own_keys.parked(bucket)] for bucket in range(self.own_keys.buckets)]
-        for at, *rest in self._run("where", calls, [task]):
+        calls = [[key] for key in self._with(task)]
+        for at, *rest in self._run("where", calls, [task]) if calls else ():
             if rest:
                 execution_id, name, position, ticket, place, text = rest
                 waiter = _place(at / 1000, _text(name), execution_id, position, ticket, place)
@@ -116,6 +116,25 @@ class Inspection(NamedTuple):
                 cursor = following.decode()
                 if cursor == "0":
                     break
+
+    def _with(self, task: str) -> list[str]:
+        """The keys where the parked message of a task may be found: in a cluster its buckets are
+        asked first, all of a node together."""
+        keys = [self.own_keys.parked(bucket) for bucket in range(self.own_keys.buckets)]
+        if len(keys) == 1:
+            return keys
+        together: dict[Connections, list[str]] = {}
+        found: list[str] = []
+        try:
+            for key in keys:
+                together.setdefault(self.transport.at(key), []).append(key)
+            for server, part in together.items():
+                answers = server.ask([("HGET", key, f"#{task}") for key in part], Effort())
+                # One that is an error is asked again, by a script: its slot may have moved.
+                found += [key for key, answer in zip(part, answers, strict=True) if answer]
+        except FAULTS as error:
+            raise translate(error, "inspect") from error
+        return found
 
     def force_release(self, key: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
         meta = self.own_keys.meta(bucket_of(key))

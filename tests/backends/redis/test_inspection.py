@@ -1,0 +1,58 @@
+"""What people ask of a Redis Cluster is asked of each node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from celery_relock import Lock
+from celery_relock.admin import Locks
+from celery_relock.backends.redis.connections import Connections
+from celery_relock.engine.protocol import Claim, ParkRequest
+from tests.support.backends import backend_of
+from tests.support.cluster import ClusterServers
+
+
+@pytest.fixture(scope="module")
+def cluster(redis_binary: str) -> Iterator[ClusterServers]:
+    servers = ClusterServers(redis_binary, replicas=False)
+    yield servers
+    servers.stop()
+
+
+def test_locks_are_found_shown_and_freed_on_every_node(
+    cluster: ClusterServers, namespace: str, monkeypatch: Any
+) -> None:
+    names = [f"account:{number}" for number in range(40)]
+    locks = Locks(cluster.url, namespace)
+    assert list(locks.find()) == []
+    held = [Lock(cluster.url, name, namespace=namespace) for name in names]
+    for lock in held:
+        assert lock.acquire(blocking=False)
+    backend = backend_of(cluster.url, namespace)
+    backend.park(
+        Claim("e1", "a", "o", (names[7],), (1,), 30.0, "shop.charge[t1] web-1:42"),
+        ParkRequest("text", "home", "t1"),
+    )
+    asked: list[str] = []
+    ask = Connections.ask
+    monkeypatch.setattr(
+        Connections, "ask", lambda *a, **k: asked.append(a[1][0][0]) or ask(*a, **k)
+    )
+
+    assert sorted(lock.name for lock in locks.find()) == sorted(names)
+    assert [lock.name for lock in locks.find("account:3?")] != []
+    assert locks.stats().held == 40
+    assert locks.get(names[7]).waiters[0].task_id == "t1"
+    why = locks.why("t1")
+    assert (why.state, why.lock) == ("parked", names[7])
+    asked.clear()
+    locks.why("t1")
+    assert len(asked) == 3 + 1 + 1, "each of the three nodes, where it is, and its lock"
+    assert [holder.task for holder in locks.release(names[3])] == ["Lock"]
+    assert locks.get(names[3]).idle
+    assert locks.why("nobody").state == "unknown"
+    for lock in held[:3] + held[4:]:
+        lock.release()
