@@ -12,8 +12,7 @@ local prefix = string.sub(parked, 1, -string.len('parked') - 1)
 local execution = redis.call('HGET', parked, '#' .. task)
 local name = execution and redis.call('HGET', parked, execution)
 local place = name and redis.call('HGET', prefix .. 'w:' .. name, execution)
-local waiter = Base.decoded(place or nil)
-if not waiter or not waiter.parked then
+if not Base.decoded(place or nil) then
   return { now }
 end
 local queue = prefix .. 'q:' .. name

@@ -135,10 +135,14 @@ def test_foreign_keys_are_told_of_and_hide_no_other(desk, ask):
     desk.client.set(f"{prefix}l:".encode() + b"\xff\x00", 1)
     desk.client.set(f"{prefix}q:queue", 1)
 
+    desk.client.config_resetstat()
+
     found = {each.name: each.foreign for keys in ask.keys("*") for each in ask.survey(keys, 9)}
 
     ours = {"a": False}
     assert found == {**ours, **dict.fromkeys(("text", "hash", "large", "queue", "\\xff\x00"), True)}
+    read = desk.client.info("commandstats")["cmdstat_hgetall"]["calls"]
+    assert read == 3, "the large one is not read"
 
 
 def test_a_long_name_is_found_by_what_is_kept_of_it(desk, ask):
