@@ -46,9 +46,9 @@ def document(result: Result) -> Any:
 LOCK = {"name", "at", "held", "waiting", "parked", "holders", "waiters", "foreign"}
 HOLDER = {
     *("token", "owner", "execution_id", "task", "task_id", "host", "pid", "since"),
-    *("lease_left", "kept"),
+    *("lease_left", "kept", "cooldown"),
 }
-WAITER = HOLDER - {"token", "lease_left", "kept"} | {"position", "state", "names"}
+WAITER = HOLDER - {"token", "lease_left", "kept", "cooldown"} | {"position", "state", "names"}
 
 
 def test_no_worker_and_no_client_loads_what_only_people_need(worker: Worker, key: str) -> None:

@@ -19,6 +19,7 @@ from urllib.request import HTTPCookieProcessor, Request, build_opener
 import pytest
 from celery import states
 
+from celery_relock.admin import Locks
 from tests.support import Worker, wait_for
 from tests.support.worker import ROOT, environment_of
 
@@ -104,7 +105,8 @@ def held(worker: Worker) -> Iterator[Any]:
     first = worker.module.hold.delay(NAME)
     worker.journal.wait_for(f"inside {NAME}")
     second = worker.module.take.delay(NAME)
-    wait_for(lambda: second.state == "BLOCKED", what="the second run to be parked")
+    locks = Locks(worker.module.app)
+    wait_for(lambda: locks.get(NAME).parked, what="the second run to be parked")
     yield first, second
     worker.journal.add(f"go {NAME}")
     first.get(timeout=20)

@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from celery_relock import Lock
+from celery_relock.admin import Locks
 from celery_relock.cli import relock
 from tests.docs.pages import DOCS, text
 from tests.support import RedisServer, Worker, wait_for
@@ -89,10 +90,11 @@ class Shop:
         result = self.module.charge.apply_async((account,), task_id=holder)
         self._held += 1
         self.worker.journal.wait_for("inside", count=self._held)
-        for task_id in waiters:
-            task = self.module.import_file
-            sent = task.apply_async((account,), task_id=task_id)
-            wait_for(lambda sent=sent: sent.state == "BLOCKED", what="a run to be parked")
+        locks = Locks(self.module.app)
+        for number, task_id in enumerate(waiters, 1):
+            self.module.import_file.apply_async((account,), task_id=task_id)
+            name = f"account:{account}"
+            wait_for(lambda: locks.get(name).parked == number, what="a run to be parked")  # noqa: B023
         yield
         self.worker.journal.add("go", account=account)
         result.get(timeout=20)

@@ -15,7 +15,7 @@ journal = Journal.from_env()
 
 def stand(key):
     """Wait until the test lets a key go."""
-    journal.wait_for(lambda events: any(e.name == f"go {key}" for e in events), 30)
+    journal.wait_for(lambda events: any(e.name == f"go {key}" for e in events), 100)
 
 
 @app.task(base=LockedTask, bind=True, lock_key=KEY)
