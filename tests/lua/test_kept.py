@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from celery_relock.engine.protocol import Claim as ClaimOf
 from celery_relock.engine.protocol import (
+    COOLDOWN,
     Conflict,
     Duplicate,
     Ended,
@@ -14,6 +14,7 @@ from celery_relock.engine.protocol import (
     Queued,
     Successor,
 )
+from celery_relock.engine.protocol import Claim as ClaimOf
 
 OWNER = {"owner": "workflow"}
 
@@ -48,6 +49,15 @@ def test_the_heir_enters_ahead_of_those_that_wait(desk):
     assert desk.waiters() == ["stranger"]
     desk.give_back("next")
     assert desk.holders() == ["stranger"]
+
+
+def test_a_cooldown_keeps_out_everybody_and_its_own_workflow(desk):
+    desk.fence("first", **OWNER)
+    _keep(desk, successor=f"{COOLDOWN}first")
+    for run in ("next", "first"):
+        answer = desk.take(run, by_owner=True, **OWNER)
+        assert isinstance(answer, Conflict | Ended)
+    assert desk.holders() == [f"{COOLDOWN}first"]
 
 
 def test_a_kept_hold_ends_by_itself(desk):

@@ -1,15 +1,15 @@
-"""Sends commands to the model and to a real Redis and compares all that they show."""
+"""Sends commands to the model and to a backend and compares all that they show."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from typing import Any
 
 from celery_relock.engine.protocol import Claim, Conflict, Duplicate, Held, Parked, Queued, Renewal
 from tests.property import snapshot
 from tests.property.invariants import Invariants
 from tests.property.model import Reply
-from tests.support import leftovers
 from tests.support.desk import Desk, Inbox
 
 NAMES = ("a", "b")
@@ -27,7 +27,7 @@ class Driver(Invariants):
     Attributes:
         wants, owners: of each run, which never change.
         ears: the inboxes that can be reached.
-        entry_of: the model's entry for each fence that Redis has given.
+        entry_of: the model's entry for each fence that the backend has given.
     """
 
     desk: Desk
@@ -89,14 +89,10 @@ class Driver(Invariants):
             assert real == expected or (lapsed and real)
 
         def give_back() -> bool:
-            if tight:
-                self.desk.client.config_set("maxmemory", 1)
-            try:
+            with self.desk.out_of_memory() if tight else nullcontext():
                 return self.desk.give_back(
                     run, attempt_id, names=names, ended=ended, remember=LIFE, home=home
                 )
-            finally:
-                self.desk.client.config_set("maxmemory", 0)
 
         self._both(
             give_back,
@@ -250,6 +246,4 @@ class Driver(Invariants):
         for name in NAMES:  # clears away what has lapsed
             self.desk.fence("last", "n", names=(name,))
             self.desk.give_back("last", "n", names=(name,))
-        meta = self.desk.keys.meta()
-        for key in leftovers(self.desk.client, self.desk.keys.namespace):
-            assert key == meta or (":d:" in key and self.desk.client.pttl(key) > 0), key
+        assert self.desk.left() == []

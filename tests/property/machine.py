@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import uuid
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import redis
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
@@ -14,7 +13,6 @@ from celery_relock.engine.protocol import Renewal
 from tests.property import snapshot
 from tests.property.driver import HOMES, LIFE, NAMES, STRANGER, Driver
 from tests.property.model import Model
-from tests.support import leftovers
 from tests.support.desk import Desk
 
 RUNS = tuple(f"r{i}" for i in range(6))
@@ -34,9 +32,13 @@ somebody_is_parked = precondition(lambda self: self.model.parked())
 
 
 class LockMachine(Driver):
-    """Six runs of up to three owners; some of them want both of two locks."""
+    """Six runs of up to three owners; some of them want both of two locks.
 
-    pool: redis.ConnectionPool
+    Attributes:
+        open_desk: opens the store that is held against the model, empty.
+    """
+
+    open_desk: Callable[[], Desk]
 
     @initialize(
         wants=st.tuples(*[st.sampled_from([("a",), ("a",), ("b",), NAMES])] * len(RUNS)),
@@ -48,8 +50,8 @@ class LockMachine(Driver):
         self.limits = dict(zip(NAMES, limits, strict=True))
         self.owners = dict(zip(RUNS, owners, strict=True))
         self.model = Model()
-        self.desk = Desk("", f"ns{uuid.uuid4().hex[:12]}", self.pool)
-        self.desk.client.set(self.desk.keys.lock(STRANGER.name), "somebody else's")
+        self.desk = self.open_desk()
+        self.desk.stranger(STRANGER.name)
         self.ears = {inbox: self.desk.listen(inbox) for inbox in INBOXES[:2]}
         self.model.reachable = set(self.ears)
         self.entry_of = {}
@@ -145,10 +147,9 @@ class LockMachine(Driver):
     def force_release(self, pick: int, whole: bool) -> None:
         name, run, _ = self._pick(self.model.holds, pick)
         only = "" if whole else run
-        key, holds = self.desk.keys.lock(name), self.now[name].holds.items()
         lost = [
-            (self.desk.client.hget(key, f"@{each}").decode().split(" ")[0], each, hold.attempt_id)
-            for each, hold in holds
+            (self.desk.inbox_of(each, name), each, hold.attempt_id)
+            for each, hold in self.now[name].holds.items()
             if whole or each == run
         ]
         taken = self._send(lambda: self.desk.backend.force_release(name, only))
@@ -199,7 +200,7 @@ class LockMachine(Driver):
 
     @rule(run=runs)
     def an_end_is_forgotten(self, run: str) -> None:
-        self.desk.client.delete(f"{self.desk.keys.prefix(0)}d:{run}")
+        self.desk.forget(run)
         self.model.ended.pop(run, None)
 
     def teardown(self) -> None:
@@ -209,9 +210,8 @@ class LockMachine(Driver):
             if not self.sound:
                 return  # it has failed already
             self.invariant_12_everybody_who_waits_is_served_in_the_end()
-            self.desk.client.delete(self.desk.keys.lock(STRANGER.name))
+            self.desk.stranger(STRANGER.name, goes=True)
             self.invariant_16_an_idle_lock_has_no_key()
         finally:
-            for key in leftovers(self.desk.client, self.desk.keys.namespace):
-                self.desk.client.delete(key)
+            self.desk.wipe()
             self.desk.close()

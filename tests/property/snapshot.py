@@ -1,12 +1,14 @@
-"""All that Redis has of some locks, read past the scripts, as plain values."""
+"""All that a backend has of some locks, read past its verbs, as plain values."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import singledispatch
 from typing import Any, NamedTuple
 
 from tests.support.desk import Desk
+from tests.support.memory_desk import MemoryDesk
 
 
 class RealHold(NamedTuple):
@@ -32,6 +34,7 @@ class RealLock:
         return {hold.fence for hold in self.holds.values()}
 
 
+@singledispatch
 def read(desk: Desk, names: tuple[str, ...]) -> dict[str, RealLock]:
     pipe = desk.client.pipeline(transaction=True)
     for name in names:
@@ -43,8 +46,32 @@ def read(desk: Desk, names: tuple[str, ...]) -> dict[str, RealLock]:
     return {name: _lock(*(next(replies) for _ in range(7))) for name in names}
 
 
+@read.register
+def _(desk: MemoryDesk, names: tuple[str, ...]) -> dict[str, RealLock]:
+    locks = desk.backend.state.locks
+    return {name: _lock_in_memory(desk, locks.get(name)) for name in names}
+
+
+def _lock_in_memory(desk: MemoryDesk, lock: Any) -> RealLock:
+    if lock is None:
+        return RealLock(lifetimes={"holds": -2, "queue": -2, "waiters": -2})
+    alive = {run: hold for run, hold in lock.holds.items() if hold.expiry > 0.001}
+    places = lock.queue.items()
+    first = {run for run, place in places if next(iter(place.limits)) == lock.name}
+    texts = {run: place.request.message for run, place in places if place.parked}
+    life = -2 if not places else -1 if lock.messages else 1
+    return RealLock(
+        {run: RealHold(hold.attempt_id, hold.owner, hold.fence) for run, hold in alive.items()},
+        lock.holds.keys() - alive.keys(),
+        {run: int(hold.expiry * 1000) for run, hold in alive.items()},
+        {run: desk.place(run, lock.name) for run in lock.queue},
+        {run: texts[run] if run in first else "" for run in lock.messages},
+        {"holds": 1 if lock.holds else -2, "queue": life, "waiters": life},
+    )
+
+
 class RealParking(NamedTuple):
-    """What Redis has of parked runs beside their locks: which lock each is at (and each task's
+    """What a backend has of parked runs beside their locks: which lock each is at (and each task's
     run), what is to be looked at some time, by home who is owed a sender, and how many messages
     of how many bytes it counts."""
 
@@ -54,6 +81,7 @@ class RealParking(NamedTuple):
     counted: tuple[int, int]
 
 
+@singledispatch
 def read_parking(desk: Desk, homes: tuple[str, ...]) -> RealParking:
     prefix = desk.keys.prefix(0)
     pipe = desk.client.pipeline(transaction=True).hgetall(f"{prefix}parked")
@@ -66,6 +94,18 @@ def read_parking(desk: Desk, homes: tuple[str, ...]) -> RealParking:
         {member.decode() for member in due},
         {home: {run.decode() for run in runs} for home, runs in zip(homes, owed, strict=True)},
         (int(counted[0] or 0), int(counted[1] or 0)),
+    )
+
+
+@read_parking.register
+def _(desk: MemoryDesk, homes: tuple[str, ...]) -> RealParking:
+    state = desk.backend.state
+    of_task = {f"#{task}": run for task, run in state.of_task.items()}
+    return RealParking(
+        {run: next(iter(place.limits)) for run, place in state.parked.items()} | of_task,
+        {" ".join(key) for key in state.due},
+        {home: set(state.owed[home]) for home in homes},
+        (len(state.parked), state.parked_bytes),
     )
 
 

@@ -1,4 +1,5 @@
-"""Random histories: the scripts on a real Redis do what a plain model of the lock does.
+"""Random histories: the scripts on a real Redis, and the backend in memory, do what a plain model
+of the lock does.
 
 `RELOCK_LONG=1 pytest tests/property` goes on for longer; see docs/mutations.md.
 """
@@ -6,6 +7,8 @@
 from __future__ import annotations
 
 import os
+import uuid
+from collections.abc import Callable
 
 import pytest
 import redis
@@ -13,7 +16,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.property.machine import LockMachine
+from tests.support.desk import Desk
 from tests.support.long import LONG
+from tests.support.memory_desk import MemoryDesk
 
 pytestmark = pytest.mark.slow
 
@@ -24,12 +29,22 @@ QUICK = os.environ.get("RELOCK_QUICK", "") not in ("", "0")
 @pytest.mark.timeout(7200 if LONG else 240)
 def test_redis_and_the_model_agree_and_every_invariant_holds(redis_url):
     pool = redis.ConnectionPool.from_url(redis_url, max_connections=2**31)
-    machine = type("LockMachine", (LockMachine,), {"pool": pool})
+    _run(lambda: Desk("", f"ns{uuid.uuid4().hex[:12]}", pool), 200)
+    pool.disconnect()
+
+
+@pytest.mark.timeout(7200 if LONG else 240)
+def test_memory_and_the_model_agree_and_every_invariant_holds():
+    _run(MemoryDesk, 100)
+
+
+def _run(open_desk: Callable[[], Desk], examples: int) -> None:
+    machine = type("LockMachine", (LockMachine,), {"open_desk": staticmethod(open_desk)})
     phases = (Phase.explicit, Phase.generate) if QUICK else tuple(Phase)
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=20_000 if LONG else 200,
+            max_examples=20_000 if LONG else examples,
             stateful_step_count=60 if LONG else 30,
             deadline=None,
             phases=phases,
@@ -37,4 +52,3 @@ def test_redis_and_the_model_agree_and_every_invariant_holds(redis_url):
             suppress_health_check=list(HealthCheck),
         ),
     )
-    pool.disconnect()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import redis
@@ -22,6 +24,7 @@ from celery_relock.engine.protocol import (
     Queued,
     Renewal,
 )
+from tests.support.keys import leftovers
 from tests.support.waiting import wait_for
 
 
@@ -235,6 +238,39 @@ class Desk:
         due = self.keys.due()
         if later := self.client.zrange(due, 0, -1):
             self.client.zadd(due, dict.fromkeys(later, 1), xx=True)
+
+    def forget(self, run: str) -> None:
+        """Let the time go by for which the end of a run is remembered."""
+        self.client.delete(self.keys.tombstone(run))
+
+    def stranger(self, name: str, *, goes: bool = False) -> None:
+        """Somebody else's key comes to where a lock's would be, or goes."""
+        key = self.keys.lock(name)
+        self.client.delete(key) if goes else self.client.set(key, "somebody else's")
+
+    @contextmanager
+    def out_of_memory(self) -> Iterator[None]:
+        """The server has none left for the time being."""
+        self.client.config_set("maxmemory", 1)
+        try:
+            yield
+        finally:
+            self.client.config_set("maxmemory", 0)
+
+    def inbox_of(self, run: str, name: str = "a") -> str:
+        """Where the holder of a lock hears of a loss."""
+        return self.client.hget(self.keys.lock(name), f"@{run}").decode().split(" ")[0]
+
+    def left(self) -> list[str]:
+        """What has no end, the layout excepted."""
+        found = (key for key in leftovers(self.client, self.keys.namespace))
+        ends = (key for key in found if key != self.keys.meta())
+        return [key for key in ends if ":d:" not in key or self.client.pttl(key) <= 0]
+
+    def wipe(self) -> None:
+        """Delete everything."""
+        for key in leftovers(self.client, self.keys.namespace):
+            self.client.delete(key)
 
     def close(self) -> None:
         for inbox in self._inboxes:

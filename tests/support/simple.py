@@ -18,11 +18,7 @@ def wait(desk: Desk, run: str, channel: str = "p-1", **more: Any) -> int:
 
 def kill(desk: Desk, run: str) -> None:
     """Its place lapses and is else as it was."""
-    key, before = desk.keys.waiters("a"), desk.place(run)["expiry"]
-    text = desk.client.hget(key, run).decode()
-    desk.client.hset(key, run, text.replace(f'"expiry":{before}', '"expiry":1'))
-    assert desk.place(run)["expiry"] == 1
-    assert desk.client.hget(key, run).decode() != text
+    desk.lapse_place(run)
 
 
 def in_a_row(desk: Desk, *runs: str, **more: Any) -> list[int]:

@@ -1,0 +1,1089 @@
+"""The backend in the memory of this process, for tests; and the rules of the scripts in `lua/`,
+written down in Python: without keys, lifetimes of keys, indexes, replies that get lost, or a clock
+that is set back.
+
+State: a lock is its live holds and its queue. A *permit* is all holds with one fencing token. A
+*place* is where an execution stands in the queues of all the locks that it wants; it waits in a
+process, which sends heartbeats, or it is *parked*: its message is kept here.
+
+    _Command    one verb from its look at the clock to its answer: holds, turns, parked messages
+    _Acquire    the verb that decides: refuse, join, hold, wait or park
+    MemoryBackend   the verbs (`engine.protocol.Backend`), one after another under one mutex
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from threading import Event
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from ..engine import ids, platform
+from ..engine.platform import Guard
+from ..engine.protocol import (
+    COOLDOWN,
+    KEPT,
+    Answer,
+    Claim,
+    Conflict,
+    Deadlocked,
+    Duplicate,
+    Ended,
+    Full,
+    Held,
+    HoldInfo,
+    LockState,
+    Message,
+    Notice,
+    Parked,
+    ParkRequest,
+    Queued,
+    Released,
+    Renewal,
+    Resumed,
+    Successor,
+    WaiterInfo,
+)
+from ..errors import LockConfigError
+
+# Seconds, as in `lua/lib/parked.lua`. A message that was handed out counts as on its way for _TRIP,
+# each further time for twice as long, up to _LONGEST. It holds up those who wait in a process for
+# _TRIP, and those who are parked for _OVERDUE. Somebody looks at a lock where somebody is parked
+# every _LOOK.
+_TRIP, _LONGEST, _OVERDUE, _LOOK = 5.0, 600.0, 60.0, 10.0
+# No reply has more messages than this; the others are owed.
+_MOST = 100
+# How often a listener looks whether it is still wanted, in seconds.
+_STILL_WANTED = 2.0
+
+_guard = Guard()
+_started = time.time() - time.monotonic()
+
+
+def _now() -> float:
+    """Seconds since the epoch, by a clock that is never set back."""
+    return _started + time.monotonic()
+
+
+@dataclass(slots=True)
+class _Hold:
+    """An execution's leased share of a lock."""
+
+    attempt_id: str
+    owner: str
+    fence: int
+    expiry: float
+    inbox: str
+    label: str
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """Where an execution stands in the queues of all its locks.
+
+    Attributes:
+        limits: the locks that it wants, and for each how many permits it takes for full.
+        lease: of the hold that it is to get.
+        life, expiry: how long the place lives without a heartbeat, and when it ends; for a place
+            that is not parked.
+        stuck: the executions whose holds cannot end before this one has its locks.
+        request: the parked message; None for a place that waits in a process.
+        arrived: the message came back too early, and its attempt has this place now.
+        first, back: when the message was first handed out, and until when it is on its way.
+        sent, by: how often it was handed out, and by which command last.
+        untold: it was handed out to nobody yet, and is owed to whoever can send it.
+    """
+
+    execution_id: str
+    attempt_id: str
+    owner: str
+    inbox: str
+    label: str
+    by_owner: bool
+    limits: dict[str, int]
+    lease: float
+    life: float
+    expiry: float
+    stuck: tuple[str, ...] = ()
+    ancestors: tuple[str, ...] = ()
+    request: ParkRequest | None = None
+    arrived: bool = False
+    first: float | None = None
+    back: float = 0.0
+    sent: int = 0
+    by: str | None = None
+    untold: bool = False
+
+    @property
+    def parked(self) -> bool:
+        return self.request is not None
+
+
+@dataclass(slots=True, eq=False)
+class _Lock:
+    """`holds` by execution; `queue` by execution, in the order of the turns; `messages`: who of
+    them is parked."""
+
+    name: str
+    holds: dict[str, _Hold] = field(default_factory=dict)
+    queue: dict[str, _Place] = field(default_factory=dict)
+    messages: set[str] = field(default_factory=set)
+
+    @property
+    def permits(self) -> int:
+        return len({hold.fence for hold in self.holds.values()})
+
+    def kept(self, execution_id: str) -> _Hold | None:
+        """The hold that is kept for an execution which is still to come."""
+        hold = self.holds.get(execution_id)
+        return hold if hold is not None and hold.attempt_id == KEPT else None
+
+    def has(self, execution_id: str) -> bool:
+        """Whether an execution holds the lock; a hold that is kept for it does not count."""
+        return execution_id in self.holds and self.kept(execution_id) is None
+
+    def rank(self, execution_id: str) -> int:
+        return list(self.queue).index(execution_id)
+
+
+@dataclass(slots=True)
+class _Ahead:
+    """What a look along a queue has found: permits that messages on their way will need
+    (`promised`), those of them that are late, and when to look again."""
+
+    promised: int = 0
+    late: int = 0
+    look: float = float("inf")
+
+
+# Kind, execution, attempt, and a fencing token for each lock, as in a `Notice`.
+_Words: TypeAlias = tuple[str, str, str, tuple[int, ...]]
+
+
+class _Ear:
+    """A listener of an inbox."""
+
+    __slots__ = ("bell", "heard")
+
+    def __init__(self) -> None:
+        self.heard: deque[_Words] = deque()
+        self.bell = Event()
+
+
+@dataclass(slots=True)
+class _State:
+    """All that is kept.
+
+    Attributes:
+        parked: the places of parked executions; `of_task` the one parked last of each task.
+        due: when to look at a lock ("l", name), and when to resume an execution ("r", id).
+        owed: by home, the executions whose turn came when nobody was there to send, and since when.
+        ended: how an execution ended ("*", or the attempts that did), and until when that is known.
+        live: by channel, the workers that consume it, and until when they count.
+        parked_bytes: the size of all parked messages.
+    """
+
+    locks: dict[str, _Lock] = field(default_factory=dict)
+    parked: dict[str, _Place] = field(default_factory=dict)
+    of_task: dict[str, str] = field(default_factory=dict)
+    due: dict[tuple[str, str], float] = field(default_factory=dict)
+    owed: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
+    ended: dict[str, tuple[str, float]] = field(default_factory=dict)
+    live: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
+    ears: dict[str, list[_Ear]] = field(default_factory=lambda: defaultdict(list))
+    fence: int = 0
+    parked_bytes: int = 0
+
+
+class _Search(NamedTuple):
+    """For a deadlock: who waits so that a hold can end, the holds of the execution that asks, and
+    the holds that were looked at."""
+
+    waits: Mapping[str, Iterable[_Place]]
+    mine: frozenset[str]
+    seen: set[str]
+
+
+class _Command:
+    """One verb. `homes` are the brokers that the caller can send to, `by` is its name for what it
+    was given: sent again, it is given the same."""
+
+    def __init__(self, state: _State, now: float, homes: str = "", by: str = "") -> None:
+        self.state = state
+        self.now = now
+        self.homes = homes.split()
+        self.by = by
+        self.messages: list[Message] = []
+        self._given: set[str] = set()
+        self._untold: list[_Place] = []
+        self._opened: dict[str, _Lock] = {}
+        self._ahead: dict[str, _Ahead] = {}
+
+    # --- holds ------------------------------------------------------------------------------------
+
+    def lock(self, name: str) -> _Lock:
+        """A lock, without the holds whose leases have ended: nobody needs to have noticed."""
+        if name not in self._opened:
+            lock = self._opened[name] = self.state.locks.setdefault(name, _Lock(name))
+            for execution_id, hold in list(lock.holds.items()):
+                if hold.expiry <= self.now:
+                    del lock.holds[execution_id]
+        return self._opened[name]
+
+    def tidy(self) -> None:
+        """Of an idle lock nothing is left."""
+        for name, lock in self._opened.items():
+            if not lock.holds and not lock.queue:
+                self.state.locks.pop(name, None)
+
+    def next_fence(self) -> int:
+        self.state.fence = max(self.state.fence + 1, int(self.now * 1e6))
+        return self.state.fence
+
+    def permit_of(self, lock: _Lock, execution_id: str, asks: Claim | _Place) -> int | None:
+        """The token of the newest permit that an execution may join without waiting: the one that
+        is kept for it, one of its owner's, or that of an ancestor which has a live hold and the
+        same owner."""
+        if kept := lock.kept(execution_id):
+            return kept.fence
+        among = lock.holds if asks.by_owner else asks.ancestors
+        holds = [lock.holds[each] for each in among if each in lock.holds]
+        return max((hold.fence for hold in holds if hold.owner == asks.owner), default=None)
+
+    def next_lapse(self, lock: _Lock) -> float:
+        """In how many seconds the next lease ends; 0 if none does."""
+        return min((hold.expiry - self.now for hold in lock.holds.values()), default=0.0)
+
+    def ended(self, execution_id: str) -> str:
+        """How an execution has ended: "*", or " attempt attempt … "; "" if nothing is known."""
+        how, until = self.state.ended.get(execution_id, ("", 0.0))
+        return how if until > self.now else ""
+
+    def remember(self, execution_id: str, how: str, seconds: float) -> None:
+        ended = self.state.ended
+        ended.pop(execution_id, None)
+        ended[execution_id] = how, self.now + seconds
+        for oldest in list(islice(ended, 3)):  # so that it does not grow without end
+            if ended[oldest][1] <= self.now:
+                del ended[oldest]
+
+    # --- places -----------------------------------------------------------------------------------
+
+    def wanted(self, place: _Place) -> list[_Lock]:
+        return [self.lock(name) for name in place.limits]
+
+    def is_gone(self, place: _Place) -> bool:
+        return not place.parked and place.expiry <= self.now
+
+    def leave(self, place: _Place) -> None:
+        """Out of all its queues; its message goes, too."""
+        self.unpark(place)
+        for lock in self.wanted(place):
+            if lock.queue.get(place.execution_id) is place:
+                del lock.queue[place.execution_id]
+
+    def unpark(self, place: _Place) -> None:
+        """The message goes, the place stays."""
+        request, execution_id, state = place.request, place.execution_id, self.state
+        if request is None:
+            return
+        place.request = None
+        for lock in self.wanted(place):
+            lock.messages.discard(execution_id)
+            if not lock.messages:
+                state.due.pop(("l", lock.name), None)
+        del state.parked[execution_id]
+        state.parked_bytes -= len(request.message.encode())
+        # Another execution of the task may be parked by now: a retry, while a copy still lies here.
+        if state.of_task.get(request.task) == execution_id:
+            del state.of_task[request.task]
+        state.due.pop(("r", execution_id), None)
+        state.owed[request.home].pop(execution_id, None)
+
+    def stands_behind_itself(self, place: _Place) -> bool:
+        """Whether a parked message is a copy of an execution that holds the lock: its turn comes if
+        that one dies."""
+        return place.parked and any(lock.has(place.execution_id) for lock in self.wanted(place))
+
+    def withdraw(self, execution_id: str) -> bool:
+        """A parked execution leaves for good, and those behind move up."""
+        place = self.state.parked.get(execution_id)
+        if place is None:
+            return False
+        self.leave(place)
+        for lock in self.wanted(place):
+            self.promote(lock)
+        return True
+
+    # --- parked messages --------------------------------------------------------------------------
+
+    def is_on_its_way(self, place: _Place) -> bool:
+        return place.parked and place.back > self.now
+
+    def promise(self, lock: _Lock, place: _Place) -> int:
+        """How many permits a message on its way will need: 1 or 0."""
+        is_early = place.first is not None and self.now - place.first < _OVERDUE
+        return int(is_early and self.permit_of(lock, place.execution_id, place) is None)
+
+    def can_send(self, place: _Place) -> bool:
+        has_room = len(self.messages) < _MOST
+        return has_room and place.request is not None and place.request.home in self.homes
+
+    def is_owed(self, place: _Place) -> bool:
+        """Whether a message on its way is this caller's all the same: the reply to its command was
+        lost, or nobody could send the message so far."""
+        is_here = place.request is not None and place.request.home in self.homes
+        mine = place.by == self.by or (place.untold and is_here)
+        return mine and place.execution_id not in self._given
+
+    def hand_out(self, place: _Place) -> None:
+        """To the caller if it can send the message, or else to whoever can, who is called. The
+        message stays until its execution has the lock: who is to send it may die."""
+        request, execution_id = place.request, place.execution_id
+        assert request is not None
+        place.first = self.now if place.first is None else place.first
+        if self.can_send(place):
+            place.sent += 1
+            place.by, place.untold = self.by, False
+            self.state.owed[request.home].pop(execution_id, None)
+            self._given.add(execution_id)
+            self.messages.append(Message(execution_id, next(iter(place.limits)), request.message))
+        else:
+            place.untold = True
+            self.state.owed[request.home].setdefault(execution_id, self.now)
+            self.tell("parked", ("parked", execution_id, request.home, ()))
+            self._untold.append(place)
+        place.back = self.now + min(_TRIP * 2 ** max(place.sent - 1, 0), _LONGEST)
+
+    def settle(self, homes: str) -> None:
+        """What this command owes to those who can send to these homes, its caller gets."""
+        self.homes = homes.split()
+        for place in self._untold:
+            if self.can_send(place) and place.execution_id not in self._given:
+                self.hand_out(place)
+
+    def may_look_behind(self, lock: _Lock, place: _Place, caller: str) -> bool:
+        """Whether those behind a parked place may be looked at: its message is on its way."""
+        if self.stands_behind_itself(place):
+            return True
+        if place.execution_id == caller or not self.is_on_its_way(place):
+            return False
+        if self.is_owed(place):
+            self.hand_out(place)
+        self.count(lock, place)
+        return True
+
+    def count(self, lock: _Lock, place: _Place) -> None:
+        if place.parked and place.first is not None:
+            ahead, promise = self._ahead[lock.name], self.promise(lock, place)
+            ahead.promised += promise
+            # A late message may need the very worker slot in which somebody behind it waits, so it
+            # holds up only those that are parked themselves.
+            ahead.late += promise if self.now >= place.first + _TRIP else 0
+            ahead.look = min(ahead.look, place.back)
+
+    def schedule(self, lock: _Lock) -> None:
+        """When somebody who looks for parked messages is to look at this lock next."""
+        if lock.messages:
+            lapse = self.next_lapse(lock)
+            soon = self.now + min(lapse + 0.001 if lapse > 0 else _LOOK, _LOOK)
+            self.state.due["l", lock.name] = min(self._ahead[lock.name].look, soon)
+
+    # --- turns ------------------------------------------------------------------------------------
+
+    def promised_ahead(self, lock: _Lock, execution_id: str) -> int | None:
+        """How many permits those ahead in the queue are about to need; None if one of them lets
+        nobody pass."""
+        promised = 0
+        for place in lock.queue.values():
+            if place.execution_id == execution_id:
+                return promised
+            if not self.stands_behind_itself(place):
+                if not self.is_on_its_way(place):
+                    return None
+                promised += self.promise(lock, place)
+        return None
+
+    def admission(self, place: _Place, head: _Lock | None = None) -> dict[str, int | None] | None:
+        """What a place may have now: for each lock the permit to join, or None for a new one. None
+        while not all of its locks are free. For a new permit it has to be first in the queue, which
+        the caller has seen to at the lock `head`."""
+        fences: dict[str, int | None] = {}
+        for lock in self.wanted(place):
+            fence = fences[lock.name] = self.permit_of(lock, place.execution_id, place)
+            if fence is None:
+                if lock is head:
+                    ahead = self._ahead[lock.name]
+                    promised: int | None = ahead.promised - (0 if place.parked else ahead.late)
+                else:
+                    promised = self.promised_ahead(lock, place.execution_id)
+                if promised is None or lock.permits + promised >= place.limits[lock.name]:
+                    return None
+        return fences
+
+    def let_in(self, place: _Place, fences: dict[str, int | None], caller: str) -> bool:
+        """Grant a place its locks, with their whole lease from now. False: nobody hears of it
+        there, so it keeps its place. The caller needs no message: the reply tells it."""
+        execution_id, new = place.execution_id, None
+        for name, fence in fences.items():
+            new = self.next_fence() if fence is None and new is None else new
+            fences[name] = new if fence is None else fence
+        told = tuple(fence for fence in fences.values() if fence is not None)
+        granted = ("granted", execution_id, place.attempt_id, told)
+        if execution_id != caller and not self.tell(place.inbox, granted):
+            return False
+        self.leave(place)
+        for lock, fence in zip(self.wanted(place), told, strict=True):
+            expiry = self.now + place.lease
+            of = place.attempt_id, place.owner, fence, expiry, place.inbox, place.label
+            lock.holds[execution_id] = _Hold(*of)
+        return True
+
+    def enter_or_send(
+        self, place: _Place, fences: dict[str, int | None] | None, caller: str
+    ) -> bool:
+        """Let a place in, or hand out its message. True: it needs its place no longer."""
+        if fences is None:
+            return False
+        if not place.parked or place.execution_id == caller:
+            return self.let_in(place, fences, caller)
+        if not self.is_on_its_way(place):
+            self.hand_out(place)
+        return False
+
+    def join(self, lock: _Lock, owner: str, caller: str) -> None:
+        """Waiters of an owner that has just got the lock join its permit, if they may."""
+        for place in list(lock.queue.values()):
+            joins = place.by_owner and place.owner == owner and not self.is_gone(place)
+            if joins and not self.stands_behind_itself(place):
+                self.enter_or_send(place, self.admission(place), caller)
+
+    def inherit(self, lock: _Lock, execution_id: str) -> None:
+        """A successor that waits already was quicker than its predecessor."""
+        place = lock.queue.get(execution_id)
+        if place is not None and not self.is_gone(place):
+            self.enter_or_send(place, self.admission(place), "")
+
+    def promote(self, lock: _Lock, caller: str = "") -> bool:
+        """Grant the lock to the first in the queue, or hand out its message, and so on. True:
+        somebody whose turn comes before the caller's still waits, so the caller has to."""
+        self._ahead[lock.name] = _Ahead()
+        is_ahead = self._serve(lock, caller)
+        self.schedule(lock)
+        return is_ahead
+
+    def _serve(self, lock: _Lock, caller: str) -> bool:
+        is_ahead = False
+        for execution_id, place in list(lock.queue.items()):
+            if lock.queue.get(execution_id) is not place:
+                continue  # it has joined its owner's permit just now
+            if self.is_gone(place):
+                self.leave(place)
+            elif place.parked and self.may_look_behind(lock, place, caller):
+                continue
+            elif (fences := self.admission(place, lock)) is None:
+                if not self._may_be_passed(lock, place, caller):
+                    return execution_id != caller
+                is_ahead = True
+            elif not self.enter_or_send(place, fences, caller):
+                self.count(lock, place)
+            elif place.by_owner:
+                for each in self.wanted(place):
+                    self.join(each, place.owner, caller)
+        return is_ahead
+
+    def _may_be_passed(self, lock: _Lock, place: _Place, caller: str) -> bool:
+        """Nobody holds the lock, and whoever was resumed does not come: perhaps somebody who waits
+        in a process behind this place is here."""
+        late = self._ahead[lock.name].late
+        is_other = place.parked and place.execution_id != caller
+        return is_other and late > 0 and not lock.holds
+
+    # --- deadlocks --------------------------------------------------------------------------------
+
+    def deadlock(self, wanted: dict[str, int], stuck: Sequence[str]) -> tuple[str, ...]:
+        """The way round if waiting for these locks would never end: a lock, the label of whoever
+        its holder waits by, the lock that this one waits for, and so on to a hold of `stuck`."""
+        if not stuck:
+            return ()
+        waits: dict[str, dict[_Place, None]] = defaultdict(dict)
+        for lock in self.state.locks.values():
+            for place in lock.queue.values():
+                for hold in () if self.is_gone(place) else place.stuck:
+                    waits[hold][place] = None
+        for name, limit in wanted.items():
+            search = _Search(waits, frozenset(stuck), set())
+            if path := self._from_lock(search, self.lock(name), limit):
+                return path
+        return ()
+
+    def _from_lock(self, search: _Search, lock: _Lock, limit: int) -> tuple[str, ...]:
+        """A lock is stuck if each of its permits is, by at least one of the permit's holds."""
+        stuck: dict[int, tuple[str, ...]] = {}
+        if lock.permits >= limit:
+            for execution_id, hold in lock.holds.items():
+                path = None if hold.fence in stuck else self._from_hold(search, execution_id)
+                if path is not None:
+                    stuck[hold.fence] = path
+        if not stuck or len(stuck) < lock.permits:
+            return ()
+        return (lock.name, *next(iter(stuck.values())))
+
+    def _from_hold(self, search: _Search, execution_id: str) -> tuple[str, ...] | None:
+        """From a hold on; None if it ends without the execution that asks."""
+        if execution_id in search.mine:
+            return ()
+        if execution_id in search.seen:
+            return None
+        search.seen.add(execution_id)
+        for place in search.waits.get(execution_id, ()):
+            for lock in self.wanted(place):
+                if path := self._from_lock(search, lock, place.limits[lock.name]):
+                    return (place.label, *path)
+        return None
+
+    # --- inboxes ----------------------------------------------------------------------------------
+
+    def tell(self, inbox: str, words: _Words) -> bool:
+        """Put words into an inbox. False: nobody listens there."""
+        ears = self.state.ears.get(inbox, ())
+        for ear in ears:
+            ear.heard.append(words)
+            ear.bell.set()
+        return bool(ears)
+
+
+class _Acquire(_Command):
+    """Acquire all locks of a claim, or none; else wait (`wait` seconds), park (`request`), or be
+    told who is in the way."""
+
+    def __init__(
+        self,
+        state: _State,
+        now: float,
+        claim: Claim,
+        inbox: str,
+        wait: float = 0.0,
+        request: ParkRequest | None = None,
+    ) -> None:
+        super().__init__(state, now, by=f"{claim.execution_id} {claim.attempt_id}")
+        self.claim = claim
+        self.me = claim.execution_id
+        self.inbox = inbox
+        self.wait = wait
+        self.request = request
+        self.holds = False
+        self.limits = dict(zip(claim.names, claim.limits, strict=True))
+        self.locks = [self.lock(name) for name in claim.names]
+
+    def answer(self) -> Answer | Parked | Full:
+        refused = self._refusal()
+        if refused is not None:
+            return refused
+        # Only now: an attempt that is turned away must not leave a place behind.
+        self._take_over_places()
+        joined, wanted, blocked = self._sort_out()
+        if blocked is None:
+            self._leave_other_places({})
+            return self._held(joined, wanted)
+        if not self.wait and self.request is None:
+            return self._busy(blocked)
+        if path := self.deadlock(wanted, self.claim.stuck):
+            self._leave_other_places({})
+            return Deadlocked(path)
+        if self.request is not None:
+            return self._full(wanted) or self._park(wanted, blocked)
+        self._leave_other_places(wanted)
+        for lock, fence in joined.items():
+            self._hold(lock, fence)
+        self._enter(self._place(wanted))
+        return Queued(blocked.rank(self.me), self.next_lapse(blocked))
+
+    def _refusal(self) -> Answer | Parked | None:
+        """For an execution, or an attempt, that is not to go on."""
+        ended = self.ended(self.me)
+        if ended == "*":
+            self.withdraw(self.me)  # when it is over, so is its message
+        if ended == "*" or f" {self.claim.attempt_id} " in ended:
+            return Ended()
+        other = self._other_attempt()
+        if other is None:
+            return None
+        left, label, holds = other
+        if holds and self.request is not None:
+            self._leave_other_places(self.limits)
+            return self._park(self.limits, self.locks[0], is_copy=True)
+        return Duplicate(left, label)
+
+    def _other_attempt(self) -> tuple[float, str, bool] | None:
+        """Another attempt of this execution that lives: for how long, who it is, and whether it
+        holds the lock (or waits)."""
+        mine, found = self.claim.attempt_id, None
+        for lock in self.locks:
+            hold, place = lock.holds.get(self.me), lock.queue.get(self.me)
+            if hold and hold.attempt_id not in (mine, KEPT) and found is None:
+                found = hold.expiry - self.now, hold.label, True
+            waits = place is not None and not place.parked and place.expiry > self.now
+            if place is not None and waits and place.attempt_id != mine:
+                return place.expiry - self.now, place.label, False
+        return found
+
+    def _take_over_places(self) -> None:
+        """The place of an attempt that died, or of a message that has arrived, goes to this
+        attempt, before the queue is cleared of the dead."""
+        claim = self.claim
+        # If this attempt holds the lock already, a parked message is a copy of its own.
+        self.holds = any(lock.has(self.me) for lock in self.locks)
+        asks = self.wait > 0 or self.request is not None
+        for lock in self.locks:
+            place = lock.queue.get(self.me)
+            if place is None:
+                continue
+            if not self.holds if place.parked else asks and place.expiry <= self.now:
+                place.attempt_id, place.inbox, place.label = (
+                    claim.attempt_id,
+                    self.inbox,
+                    claim.label,
+                )
+                place.owner, place.by_owner, place.lease = claim.owner, claim.by_owner, claim.lease
+                place.life = self.wait or claim.lease
+                place.expiry = self.now + place.life
+                place.ancestors = claim.ancestors if place.parked else ()
+                # An attempt that comes with a message is not the attempt that parked the message.
+                place.arrived = place.parked
+
+    def _sort_out(self) -> tuple[dict[_Lock, int], dict[str, int], _Lock | None]:
+        """The permits to join now; the locks for which a new permit is wanted; and the first lock
+        that is not free."""
+        ahead = {lock.name: self.promote(lock, self.me) for lock in self.locks if lock.queue}
+        joined: dict[_Lock, int] = {}
+        wanted: dict[str, int] = {}
+        blocked: _Lock | None = None
+        # Only now: whoever one of the queues let in may hold, or be, any of these.
+        for lock in self.locks:
+            if lock.has(self.me):
+                continue
+            fence = self.permit_of(lock, self.me, self.claim)
+            if fence is not None:
+                joined[lock] = fence
+                continue
+            limit = wanted[lock.name] = self.limits[lock.name]
+            promised = self._ahead[lock.name].promised if lock.name in ahead else 0
+            if ahead.get(lock.name) or lock.permits + promised >= limit:
+                blocked = blocked or lock
+        return joined, wanted, blocked
+
+    def _held(self, joined: dict[_Lock, int], wanted: dict[str, int]) -> Held:
+        for lock, fence in joined.items():
+            self._hold(lock, fence)
+        if wanted:
+            new = self.next_fence()
+            for name in wanted:
+                self._hold(self.lock(name), new)
+        fences, shared = [], []
+        for lock in self.locks:
+            hold = lock.holds[self.me]
+            # Asked again, a lease begins anew: this answer promises the whole lease.
+            hold.expiry = max(hold.expiry, self.now + self.claim.lease)
+            fences.append(hold.fence)
+            # Not alone in its permit: true for a repeat of the command as well.
+            shared.append(sum(each.fence == hold.fence for each in lock.holds.values()) > 1)
+        return Held(tuple(fences), tuple(shared))
+
+    def _hold(self, lock: _Lock, fence: int) -> None:
+        claim, expiry = self.claim, self.now + self.claim.lease
+        of = claim.attempt_id, claim.owner, fence, expiry, self.inbox, claim.label
+        lock.holds[self.me] = _Hold(*of)
+
+    def _busy(self, lock: _Lock) -> Conflict:
+        is_parked, waiting = self.me in lock.messages, len(lock.queue)
+        oldest = min(lock.holds.values(), key=lambda hold: hold.fence, default=None)
+        if oldest is None:
+            return Conflict(lock.name, 0.0, 0, "", "", waiting, is_parked)
+        left = oldest.expiry - self.now
+        of = oldest.fence, oldest.owner, oldest.label
+        return Conflict(lock.name, left, *of, waiting, is_parked)
+
+    def _leave_other_places(self, wanted: dict[str, int]) -> None:
+        """A place is for one set of locks: where another set is wanted now, it goes, and so does a
+        message that was parked when the execution held other locks. The copy of an execution that
+        holds the lock stays, unless the execution itself has to wait again."""
+        for place in (self.state.parked.get(self.me), *(x.queue.get(self.me) for x in self.locks)):
+            if place is None or list(place.limits) == list(wanted):
+                continue
+            if not (place.parked and self.holds and not wanted):
+                self.leave(place)
+
+    def _place(self, wanted: dict[str, int]) -> _Place:
+        claim, life = self.claim, self.wait or self.claim.lease
+        return _Place(
+            self.me,
+            claim.attempt_id,
+            claim.owner,
+            self.inbox,
+            claim.label,
+            claim.by_owner,
+            dict(wanted),
+            claim.lease,
+            life,
+            self.now + life,
+            claim.stuck,
+        )
+
+    def _enter(self, place: _Place, before_all: bool = False) -> None:
+        """Into the queues of all its locks at one moment: with one order over all queues the oldest
+        execution is first in each of its queues, so two that want the same locks cannot wait for
+        each other. Whoever is there already keeps its turn."""
+        # A message that is parked already was perhaps for another broker, or its patience is over.
+        if before := self.state.parked.get(self.me):
+            self.unpark(before)
+        for lock in self.wanted(place):
+            if before_all and self.me not in lock.queue:
+                lock.queue = {self.me: place, **lock.queue}
+            else:
+                lock.queue[self.me] = place
+
+    def _full(self, wanted: dict[str, int]) -> Full | None:
+        """Where there is no room for one more message: at one of these locks, or over all."""
+        request, state, found = self.request, self.state, None
+        assert request is not None
+        for lock in map(self.lock, wanted):
+            if len(lock.messages) >= request.most and self.me not in lock.messages:
+                found = found or Full(lock.name, len(lock.messages))
+        size = state.parked_bytes + len(request.message.encode())
+        is_over = len(state.parked) >= request.most_in_all or size > request.most_bytes
+        if found is None and is_over and self.me not in state.parked:
+            found = Full("", len(state.parked), state.parked_bytes)
+        self._leave_other_places(wanted if found is None else {})
+        return found
+
+    def _park(self, wanted: dict[str, int], at: _Lock, is_copy: bool = False) -> Parked:
+        """A parked execution has no process, so it joins no permit before all its locks are free.
+        A copy of an execution that holds the lock stands before all who wait."""
+        request, state = self.request, self.state
+        assert request is not None
+        place = self._place(wanted)
+        self._enter(place, before_all=is_copy)
+        place.request, place.ancestors = request, self.claim.ancestors
+        state.parked[self.me], state.of_task[request.task] = place, self.me
+        state.parked_bytes += len(request.message.encode())
+        if request.patience is not None:
+            state.due["r", self.me] = self.now + max(request.patience, 0.0)
+        for lock in self.wanted(place):
+            lock.messages.add(self.me)
+            self._ahead.setdefault(lock.name, _Ahead())
+            self.schedule(lock)
+        self.settle(request.home)
+        return Parked(at.rank(self.me), tuple(self.messages))
+
+
+_C = TypeVar("_C", bound=_Command)
+
+
+class MemoryBackend:
+    """Locks in the memory of this process, see `engine.protocol.Backend`. A forked child does not
+    share them: each verb raises LockConfigError there.
+
+    Args:
+        clock: tells seconds since the epoch, and is never set back.
+    """
+
+    replicated = False
+
+    def __init__(self, clock: Callable[[], float] = _now) -> None:
+        self.id = ids.new_id()
+        self.clock = clock
+        self.state = _State()
+        self._pid = platform.pid
+
+    def clear(self) -> None:
+        """Forget every lock. Who listens goes on listening. In a forked child it begins anew, as
+        that process's own."""
+        with _guard.lock:
+            kept = _State(fence=self.state.fence)
+            if self._pid == platform.pid:
+                kept.ears = self.state.ears
+            self.state, self._pid = kept, platform.pid
+
+    def route(self, names: Sequence[str]) -> object:
+        return None
+
+    def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Answer:
+        with self._executes(_Acquire, claim, inbox, wait) as command:
+            answer = command.answer()
+            assert not isinstance(answer, Parked | Full), answer
+            return answer
+
+    def park(
+        self, claim: Claim, park_request: ParkRequest, inbox: str = "-"
+    ) -> Held | Parked | Full | Duplicate | Deadlocked | Ended:
+        with self._executes(_Acquire, claim, inbox, 0.0, park_request) as command:
+            answer = command.answer()
+            assert not isinstance(answer, Queued | Conflict), answer
+            return answer
+
+    def release(
+        self,
+        names: Sequence[str],
+        execution_id: str,
+        attempt_id: str,
+        ended: str = "",
+        remember: float = 0.0,
+        home: str = "",
+        successor: Successor | None = None,
+    ) -> Released:
+        successors = [] if successor is None else successor.execution_id.split()
+        with self._executes(_Command, home, f"{execution_id} {attempt_id}") as command:
+            locks, had = [command.lock(name) for name in names], False
+            for lock in locks:
+                hold, place = lock.holds.get(execution_id), lock.queue.get(execution_id)
+                if hold is not None and hold.attempt_id == attempt_id:
+                    had = True
+                    del lock.holds[execution_id]
+                    if successor is not None:
+                        _leave_to(command, lock, hold, execution_id, successor)
+                if place is not None and _takes_back(place, attempt_id, ended):
+                    had = True
+                    command.leave(place)
+            # After all of them: who waits for several of these locks must find all released.
+            for lock in locks:
+                command.promote(lock)
+                for each in successors:
+                    command.inherit(lock, each)
+            # An execution that has ended stays so. An attempt adds itself to those that have
+            # ended: a copy of any of them may be on its way.
+            before = command.ended(execution_id)
+            if ended == "run":
+                command.remember(execution_id, "*", remember)
+            elif ended and before != "*":
+                command.remember(execution_id, f"{before or ' '}{attempt_id} ", remember)
+            return Released(had, tuple(command.messages))
+
+    def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
+        with self._executes(_Command, home, by) as command:
+            state, now = self.state, command.now
+            for each in command.homes:
+                owed = sorted(state.owed[each].items(), key=lambda item: item[::-1])
+                for execution_id, _ in owed[:_MOST]:
+                    # What is no longer on its way is found in the queue.
+                    del state.owed[each][execution_id]
+                    place = state.parked.get(execution_id)
+                    if place is not None and command.is_on_its_way(place):
+                        command.hand_out(place)
+            for task in tasks:
+                if task in state.of_task:
+                    _resume(command, state.of_task[task])
+            for _, (kind, what) in sorted((at, key) for key, at in state.due.items() if at <= now):
+                if kind == "r":
+                    _resume(command, what)
+                else:
+                    # Looked at again as long as somebody is parked there, see `schedule`.
+                    state.due.pop((kind, what), None)
+                    command.promote(command.lock(what))
+            recheck = min((max(at - now, 0.0) for at in state.due.values()), default=None)
+            if any(state.owed[each] for each in command.homes):
+                recheck = 0.0
+            return Resumed(tuple(command.messages), recheck)
+
+    def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
+        with self._executes(_Command, home, execution_id) as command:
+            had = command.withdraw(execution_id)
+            if had:
+                command.remember(execution_id, "*", remember)
+            return Released(had, tuple(command.messages))
+
+    def arrived(self, execution_ids: Sequence[str], seconds: float) -> None:
+        with self._executes(_Command) as command:
+            for each in execution_ids:
+                place = self.state.parked.get(each)
+                if place is not None and command.is_on_its_way(place):
+                    place.back = max(place.back, command.now + seconds)
+
+    def announce(self, channels: Sequence[str], worker: str, seconds: float) -> None:
+        with self._executes(_Command) as command:
+            for channel in channels:
+                if seconds > 0:
+                    self.state.live[channel][worker] = command.now + seconds
+                else:
+                    self.state.live[channel].pop(worker, None)
+
+    def consumed(self, channel: str) -> bool:
+        with self._executes(_Command) as command:
+            return any(until > command.now for until in self.state.live[channel].values())
+
+    def renew(self, renewals: Sequence[Renewal], *, within: float | None = None) -> list[bool]:
+        with self._executes(_Command) as command:
+            return [_renew(command, each) for each in renewals]
+
+    def heartbeat(
+        self, renewals: Sequence[Renewal], *, within: float | None = None
+    ) -> list[Held | Queued | None]:
+        with self._executes(_Command) as command:
+            # First all places are kept, then the heads get in: else a head of this very call would
+            # look dead. Last the answers: an execution that wants several locks may have got the
+            # first one with the last.
+            places = [_keep_place(command, each) for each in renewals]
+            for beat, place in zip(renewals, places, strict=True):
+                if place is not None:
+                    _get_in(command, command.lock(beat.name), place)
+            pairs = zip(renewals, places, strict=True)
+            return [_beat_answer(command, beat, place) for beat, place in pairs]
+
+    def inspect(self, name: str, most: int = 100) -> LockState:
+        with self._executes(_Command) as command:
+            now, lock = command.now, command.lock(name)
+            holds = [
+                HoldInfo(each, of.expiry - now, of.fence, of.attempt_id, of.owner, of.label)
+                for each, of in lock.holds.items()
+            ]
+            waiters = [
+                WaiterInfo(each, of.expiry - now, of.attempt_id, of.owner, of.label, of.parked)
+                for each, of in islice(lock.queue.items(), most)
+                if not command.is_gone(of)
+            ]
+            return LockState(tuple(holds), tuple(waiters), len(lock.queue))
+
+    def force_release(self, name: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
+        with self._executes(_Command) as command:
+            lock, released = command.lock(name), []
+            for each, hold in list(lock.holds.items()):
+                if execution_id in ("", each):
+                    del lock.holds[each]
+                    command.tell(hold.inbox, ("lost", each, hold.attempt_id, ()))
+                    released.append(HoldInfo(each, 0.0, hold.fence, "", hold.owner, hold.label))
+            command.promote(lock)
+            return tuple(released)
+
+    def dangers(self) -> list[str]:
+        return []
+
+    def listen(
+        self,
+        inbox: str,
+        ready: Callable[[], None],
+        hear: Callable[[Notice], None],
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
+        ear = self.ear(inbox)
+        try:
+            ready()
+            while wanted():
+                ear.bell.wait(_STILL_WANTED)
+                ear.bell.clear()
+                while ear.heard:
+                    kind, execution_id, attempt_id, fences = ear.heard.popleft()
+                    hear(Notice(kind, execution_id, attempt_id, fences[0] if fences else 0))
+        finally:
+            self.state.ears[inbox].remove(ear)
+
+    def ear(self, inbox: str) -> _Ear:
+        """Somebody who listens at an inbox from now on."""
+        self._check_process()
+        with _guard.lock:
+            made = _Ear()
+            self.state.ears[inbox].append(made)
+            return made
+
+    @contextmanager
+    def _executes(self, kind: Callable[..., _C], *args: Any) -> Iterator[_C]:
+        self._check_process()
+        with _guard.lock:
+            command = kind(self.state, self.clock(), *args)
+            try:
+                yield command
+            finally:
+                command.tidy()
+
+    def _check_process(self) -> None:
+        if self._pid != platform.pid:
+            raise LockConfigError(
+                "relock_url='memory://' keeps the locks in the memory of one process, and this "
+                f"process ({platform.pid}) was forked from it ({self._pid}): nothing that is "
+                "locked here would exclude anybody there. Let tests use the threads or the solo "
+                "pool, or a Redis"
+            )
+
+
+def _leave_to(
+    command: _Command, lock: _Lock, hold: _Hold, execution_id: str, successor: Successor
+) -> None:
+    """Keep a hold for those that come next. One may have been quicker: it has joined the permit, or
+    is over, or was killed. An execution that leaves a hold to itself lives, whatever became of an
+    attempt before."""
+    for each in successor.execution_id.split():
+        ended = command.ended(each)
+        is_over = ended == "*" or (ended and each != execution_id)
+        if each not in lock.holds and not is_over:
+            # A cooldown keeps everybody out, its own workflow too: nobody else has such an owner.
+            owner = each if each.startswith(COOLDOWN) else hold.owner
+            expiry = command.now + successor.keep
+            of = KEPT, owner, hold.fence, expiry, hold.inbox, hold.label
+            lock.holds[each] = _Hold(*of)
+
+
+def _takes_back(place: _Place, attempt_id: str, ended: str) -> bool:
+    """Whether a release takes a place with it. A message outlives the attempt for which it was
+    resumed. The attempt that parked the message, and heard no answer, takes it back; unless that
+    attempt was killed. With the execution a copy that is parked behind it ends as well."""
+    if not place.parked:
+        return place.attempt_id == attempt_id
+    parked_it = place.attempt_id == attempt_id and not place.arrived
+    return (parked_it and ended != "killed") or ended == "run"
+
+
+def _resume(command: _Command, execution_id: str) -> None:
+    """Hand out a message, whether its locks are free or not; look again when it should be back."""
+    place = command.state.parked.get(execution_id)
+    if place is None:
+        command.state.due.pop(("r", execution_id), None)
+        return
+    if not command.is_on_its_way(place) or command.is_owed(place):
+        command.hand_out(place)
+    command.state.due["r", execution_id] = place.back
+
+
+def _renew(command: _Command, renewal: Renewal) -> bool:
+    hold = command.lock(renewal.name).holds.get(renewal.execution_id)
+    if hold is None or hold.attempt_id != renewal.attempt_id:
+        return False
+    expiry = command.now + renewal.lease
+    # A renewal that was on its way when the holder asked for a longer lease must not undo that.
+    hold.expiry = max(hold.expiry, expiry) if renewal.longer else expiry
+    return True
+
+
+def _keep_place(command: _Command, beat: Renewal) -> _Place | None:
+    place = command.lock(beat.name).queue.get(beat.execution_id)
+    # A parked execution has no process: a beat that comes late must not acquire for nobody.
+    if place is None or place.parked or command.is_gone(place):
+        return None
+    if place.attempt_id != beat.attempt_id:
+        return None
+    place.life, place.expiry = beat.wait, command.now + beat.wait
+    return place
+
+
+def _get_in(command: _Command, lock: _Lock, place: _Place) -> None:
+    me = place.execution_id
+    if not lock.has(me):
+        command.promote(lock, me)
+    # Those who could not be told when their owner got in, or whose owner did not ask for them.
+    if not lock.has(me) and (place.by_owner or lock.kept(me)):
+        fences = command.admission(place)
+        if fences is not None:
+            command.let_in(place, fences, me)
+
+
+def _beat_answer(command: _Command, beat: Renewal, place: _Place | None) -> Held | Queued | None:
+    lock = command.lock(beat.name)
+    hold = lock.holds.get(beat.execution_id)
+    if hold is not None and hold.attempt_id == beat.attempt_id:
+        hold.expiry = max(hold.expiry, command.now + beat.lease)
+        return Held((hold.fence,), (False,))
+    if place is None:
+        return None
+    return Queued(lock.rank(beat.execution_id), command.next_lapse(lock))

@@ -1,0 +1,115 @@
+"""The counter for the backend in memory: the same short names, and a hand on its clock."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+from celery_relock.backends.memory import MemoryBackend
+from celery_relock.engine.protocol import Message
+from tests.support.desk import Desk
+
+
+class Ear:
+    """A process that hears of grants."""
+
+    def __init__(self, backend: MemoryBackend, process: str):
+        self._backend, self._process = backend, process
+        self._ear = backend.ear(process)
+
+    def heard(self) -> list[str]:
+        """All messages since the last call, as Redis has them."""
+        found = []
+        while self._ear.heard:
+            *words, fences = self._ear.heard.popleft()
+            found.append(" ".join([*words, *map(str, fences)]))
+        return found
+
+    def leave(self) -> None:
+        """Be unreachable from now on."""
+        self._backend.state.ears[self._process].remove(self._ear)
+
+    def close(self) -> None:
+        pass
+
+
+class MemoryDesk(Desk):
+    """Times of what it shows are in milliseconds, as in Redis; what "lapsed" ended at 1."""
+
+    def __init__(self) -> None:
+        self._now = time.time()
+        self.backend: Any = MemoryBackend(self._clock)
+        self._inboxes = []
+        self._out: list[Message] = []
+        self.recheck = None
+        # Whoever asks for a key here asks for what there is not.
+        self.client = self.keys = SimpleNamespace()
+
+    def _clock(self) -> float:
+        """Goes on by a millisecond at each look, and else by `wait_ms`."""
+        self._now += 0.001
+        return self._now
+
+    def waiters(self, name: str = "a") -> list[str]:
+        found = self.backend.state.locks.get(name)
+        return [] if found is None else list(found.queue)
+
+    def listen(self, process: str) -> Any:
+        return Ear(self.backend, process)
+
+    def now_ms(self) -> float:
+        return self._now * 1000
+
+    def wait_ms(self, milliseconds: float) -> None:
+        self._now += milliseconds / 1000
+
+    def lapse(self, run: str, name: str = "a") -> None:
+        self.backend.state.locks[name].holds[run].expiry = 0.001
+
+    def lapse_place(self, run: str, name: str = "a", **facts: Any) -> None:
+        place = self.backend.state.locks[name].queue[run]
+        for fact, value in (facts or {"expiry": 1}).items():
+            setattr(place, fact, value if fact == "sent" else value / 1000)
+
+    def place(self, run: str, name: str = "a") -> dict[str, Any]:
+        place = self.backend.state.locks[name].queue[run]
+        facts = {fact: getattr(place, fact) for fact in ("expiry", "back", "first", "life")}
+        facts = {fact: int(at * 1000) for fact, at in facts.items() if at}
+        if place.sent:
+            facts["sent"] = place.sent
+        return {
+            "attempt": place.attempt_id,
+            "inbox": place.inbox,
+            "parked": place.parked,
+            **({"names": list(place.limits)} if len(place.limits) > 1 else {}),
+            **facts,
+        }
+
+    def all_due(self) -> None:
+        self.backend.state.due = dict.fromkeys(self.backend.state.due, 0.001)
+
+    def forget(self, run: str) -> None:
+        self.backend.state.ended.pop(run, None)
+
+    def stranger(self, name: str, *, goes: bool = False) -> None:
+        """There is none."""
+
+    def out_of_memory(self) -> AbstractContextManager[None]:
+        """No server."""
+        return nullcontext()
+
+    def inbox_of(self, run: str, name: str = "a") -> str:
+        return self.backend.state.locks[name].holds[run].inbox
+
+    def left(self) -> list[str]:
+        state = self.backend.state
+        kept = {"locks", "parked", "of_task", "due", "owed"}
+        return [what for what in kept if any(getattr(state, what).values())]
+
+    def wipe(self) -> None:
+        self.backend.clear()
+
+    def close(self) -> None:
+        pass
