@@ -233,7 +233,10 @@ class Locks:
         self._engine, self.namespace = _engine(self.app, place, namespace)
         backend = self._engine.backend
         if not isinstance(backend, Inspectable):
-            raise LockConfigError(f"{type(backend).__name__} cannot tell which locks there are")
+            raise LockConfigError(
+                "with relock_url='memory://' or relock_enabled=False there are no locks outside of "
+                "the process that works with them. In tests the fixture `relock` tells of them"
+            )
         self._ask = backend.inspection()
         self._used = False
 

@@ -16,7 +16,7 @@ from .errors import LockConfigError
 from .naming.arguments import signature_of
 from .naming.names import NameRule
 from .options import LockOptions
-from .settings import name_prefix, option_defaults, store_settings
+from .settings import enabled, name_prefix, option_defaults, store_settings
 from .worker.parking import Outbox
 
 _PREFIX = "lock_"
@@ -94,19 +94,35 @@ def engine_of(app: Any) -> Engine:
     """Where an app's locks live. Raises as `Declaration.engine`."""
     app = app._get_current_object() if isinstance(app, Proxy) else app
     if app not in _engines:
-        # Not before: a process that only sends has no use for the connections to Redis.
-        from . import engines
-
-        found = store_settings(app)
-        engine = engines.engine_for(
-            found.url, found.namespace, found.ssl, found.transport, found.replicas
-        )
+        engine = _engine_of(app)
         if engine.parking.sender is None:
             engine.parking.sender = Outbox(engine.backend.consumed)
         engine.parking.sender.add(app)
-        engine.keep(found.remember, found.most_parked)
         _engines[app] = engine
     return _engines[app]
+
+
+def _engine_of(app: Any) -> Engine:
+    # Not before: a process that only sends has no use for the connections to Redis.
+    from . import engines
+
+    if not enabled(app):
+        return engines.engine_without_locks()
+    found = store_settings(app)
+    engine = engines.engine_for(
+        found.url, found.namespace, found.ssl, found.transport, found.replicas
+    )
+    engine.keep(found.remember, found.most_parked)
+    return engine
+
+
+def forget_engine(app: Any) -> None:
+    """The settings of an app have changed: where its locks live is read anew when next needed."""
+    _engines.pop(app, None)
+    for task in app.tasks.values():
+        found = type(task).__dict__.get(_KEPT)
+        if isinstance(found, Declaration):
+            found._engine = None
 
 
 def declaration(cls: Any) -> Declaration:

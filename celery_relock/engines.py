@@ -1,5 +1,6 @@
 """The engines of this process: one for each Redis, way to reach it, and namespace, so that all
-locks share its connections and its inbox. Nothing else imports both the engine and a backend.
+locks share its connections and its inbox; and those of locks in memory. Nothing else imports both
+the engine and a backend.
 """
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -15,6 +17,7 @@ from redis.cluster import RedisCluster
 
 from .backends.redis.backend import RedisBackend
 from .backends.redis.connections import Replicas, Transport
+from .backends.redis.keys import Keys
 from .backends.redis.urls import transport_for_client, transport_for_url
 from .engine.engine import Engine
 from .errors import LockConfigError
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from .engine.asyncio import Engine as LoopEngine
 
 NAMESPACE = "relock"
+#: The URL of locks in the memory of this process, for tests.
+MEMORY = "memory://"
 # So many URLs have an engine that is kept while no lock uses it; those used last.
 MOST_URLS = 100
 
@@ -32,6 +37,8 @@ _engines: WeakValueDictionary[str, Engine] = WeakValueDictionary()
 _by_url: dict[str, Engine] = {}
 _of_loops: WeakKeyDictionary[Any, WeakKeyDictionary[Engine, LoopEngine]] = WeakKeyDictionary()
 _by_client: WeakKeyDictionary[Any, dict[tuple[Any, ...], Engine]] = WeakKeyDictionary()
+# By namespace. They live as long as the process: nothing else has the locks.
+_in_memory: dict[str, Engine] = {}
 
 
 def engine_for(
@@ -43,6 +50,7 @@ def engine_for(
     loops: bool = False,
 ) -> Engine:
     """The engine for a URL, for a client of redis-py, or for a function that makes such a client.
+    `memory://` is the URL of locks in this process.
 
     Args:
         ssl, transport: TLS and Sentinel options, for a URL alone: a client has its own.
@@ -52,6 +60,8 @@ def engine_for(
     Raises:
         LockConfigError: it is none of these, or its parts or the namespace cannot be used.
     """
+    if isinstance(place, str) and place.lower().startswith("memory:"):
+        return engine_in_memory(place, namespace)
     if isinstance(place, str):
         return engine_for_url(place, namespace, ssl, transport, replicas)
     if callable(place) and not isinstance(place, type):
@@ -71,6 +81,32 @@ def engine_of_loop(engine: Engine) -> LoopEngine:
             raise LockConfigError("celery_relock.asyncio needs locks that are in Redis")
         found = of_loop[engine] = LoopEngine(CoroutineBackend(engine.backend))
     return found
+
+
+def engine_in_memory(url: str, namespace: str = NAMESPACE) -> Engine:
+    """The engine of the locks that this process has in memory, of one namespace. How a server would
+    be reached (TLS, Sentinels, replicas) has no meaning there.
+
+    Raises:
+        LockConfigError: there is something behind `memory://`, or the namespace cannot be used.
+    """
+    if url.lower() != MEMORY:
+        raise LockConfigError(
+            f"{url!r}: memory:// has nothing behind it. The locks of one process are told apart by "
+            "relock_namespace"
+        )
+    from .backends.memory import MemoryBackend
+
+    Keys(namespace)  # what Redis has no keys for is refused here as well
+    return _in_memory.setdefault(namespace, Engine(MemoryBackend()))
+
+
+@cache
+def engine_without_locks() -> Engine:
+    """The engine of `relock_enabled=False`."""
+    from .backends.off import NoLocks
+
+    return Engine(NoLocks())
 
 
 def engine_for_url(
@@ -141,6 +177,12 @@ def engine_for_client(
             "a lock needs a redis.Redis client or the URL of a Redis, or a function that makes a "
             f"client, not {kind}{_hint(client, kind)}"
         )
+    if _is_fake(client):
+        raise LockConfigError(
+            "fakeredis keeps everything in the memory of one process: a lock in a forked worker "
+            "would exclude nobody, unnoticed. Use relock_url='memory://', or Lock('memory://', …), "
+            "which refuses that"
+        )
     kept = client.nodes_manager if isinstance(client, RedisCluster) else client.connection_pool
     found = _of(kept)
     if (namespace, replicas) not in found:
@@ -161,6 +203,11 @@ def _hint(what: object, kind: str) -> str:
     if ".cache" in kind or kind == "django.utils.connection.ConnectionProxy":
         return ', a cache. With django-redis, give django_redis.get_redis_connection("default").'
     return "."
+
+
+def _is_fake(client: redis.Redis | RedisCluster) -> bool:
+    kinds = type(client).__mro__
+    return any(kind.__module__.partition(".")[0] == "fakeredis" for kind in kinds)
 
 
 def _of(what: Any) -> dict[tuple[Any, ...], Engine]:

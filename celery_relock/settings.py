@@ -17,7 +17,7 @@ _PREFIX = "relock_"
 #: Where locks live, without `relock_`; every option of a task is a setting as well.
 SETTINGS = (
     *("url", "namespace", "use_ssl", "transport_options"),
-    *("min_replicas", "min_replicas_timeout", "prefix"),
+    *("min_replicas", "min_replicas_timeout", "prefix", "enabled"),
     *("remember", "max_parked_messages", "max_parked_bytes"),
 )
 # What of the transport options says how a Redis is found; with `relock_url` there is one more.
@@ -32,7 +32,8 @@ class StoreSettings(NamedTuple):
     """Where an app's locks live.
 
     Attributes:
-        url: of the Redis, with its password; or a client of redis-py, or a function that makes one.
+        url: of the Redis, with its password; or a client of redis-py, or a function that makes one;
+            or `memory://`.
         ssl: what Celery's `…_use_ssl` settings hold: options whose names start with `ssl_`, True
             for TLS as the URL says, or None.
         namespace: prefix of all keys.
@@ -51,6 +52,11 @@ class StoreSettings(NamedTuple):
     replicas: tuple[int, float] = (0, 1.0)
     remember: float = 3600.0
     most_parked: tuple[int, int] = (1_000_000, 1_000_000_000)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether they live in the memory of each process, for tests."""
+        return isinstance(self.url, str) and self.url.lower().startswith("memory:")
 
     def __repr__(self) -> str:
         return f"StoreSettings(namespace={self.namespace!r}, source={self.source!r})"
@@ -75,8 +81,20 @@ def store_settings(app: Any) -> StoreSettings:
                 return _bounded(found, conf)
     raise LockConfigError(
         "celery-relock needs a Redis, and neither the result backend nor the broker is one. "
-        'Set relock_url, for example app.conf.relock_url = "redis://localhost:6379/0".'
+        'Set relock_url, for example app.conf.relock_url = "redis://localhost:6379/0"; in tests '
+        '"memory://" keeps the locks in the process.'
     )
+
+
+def enabled(app: Any) -> bool:
+    """`relock_enabled`. Raises LockConfigError for anything but True and False: the text "False" of
+    an environment variable would else count as True."""
+    value = _get(_read(app), "relock_enabled")
+    if value is _UNSET:
+        return True
+    if not isinstance(value, bool):
+        raise LockConfigError(f"settings: relock_enabled={value!r:.100}: give True or False")
+    return value
 
 
 def option_defaults(app: Any) -> dict[str, object]:

@@ -71,8 +71,8 @@ class Hold:
     @property
     def protected(self) -> bool:
         """Whether there is a lock. False if Redis could not be reached and the task declares
-        `lock_on_unavailable="run"`."""
-        return bool(self._shares)
+        `lock_on_unavailable="run"`, and with `relock_enabled=False`."""
+        return bool(self._shares) and all(share.fence for share in self._shares)
 
     @property
     def continuous(self) -> bool:

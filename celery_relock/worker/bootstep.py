@@ -7,16 +7,19 @@ Celery finds the steps by name (`LockedTask.on_bound`): who only sends loads non
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 from celery import bootsteps
+from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.signals import worker_shutdown
 from celery.worker.state import active_requests, reserved_requests
 
 from ..declaration import locked_tasks
 from ..engine import ids
 from ..engine.crash import Reaper, journal
-from ..errors import RelockError
+from ..errors import LockConfigError, RelockError
+from ..settings import enabled, store_settings
 from ..workflow import steps
 from . import company, control, parking, revocation
 from .message import HEADER
@@ -49,6 +52,11 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
         return True
 
     def create(self, w: Any) -> None:
+        if issubclass(w.pool_cls, PreforkPool) and _locks_are_in_memory(w):
+            raise _not_shared(
+                "the prefork pool of this worker runs tasks in other processes",
+                "Use the threads or the solo pool",
+            )
         try:
             engine = locked_tasks(w.app)[0].engine  # one app, one Redis
         except RelockError as error:
@@ -66,6 +74,11 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
     def start(self, w: Any) -> None:
         if self._watchers is None:
             return
+        if _locks_are_in_memory(w) and threading.current_thread() is threading.main_thread():
+            raise _not_shared(
+                "this worker is a process of its own",
+                "Start the worker in a thread of the tests (the fixture celery_worker)",
+            )
         for watcher in self._watchers:
             watcher.start()
         revocation.discard.append(self._watchers[1].discard)
@@ -87,6 +100,17 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
             revocation.discard.remove(self._watchers[1].discard)
         for watcher in self._watchers or ():
             watcher.stop()
+
+
+def _locks_are_in_memory(w: Any) -> bool:
+    return enabled(w.app) and store_settings(w.app).in_memory
+
+
+def _not_shared(where: str, what: str) -> LockConfigError:
+    return LockConfigError(
+        f"relock_url='memory://' keeps the locks in the memory of one process, and {where}, where "
+        f"they would exclude nobody else. {what}, or set relock_url to a Redis"
+    )
 
 
 def _resumed_here() -> list[str]:

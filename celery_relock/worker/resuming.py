@@ -147,7 +147,9 @@ class Forwarder:
     def _listen(self) -> None:
         while not self._stopped:
             try:
-                self._engine.backend.listen("parked", self._bell.set, self._hear)
+                self._engine.backend.listen(
+                    "parked", self._bell.set, self._hear, lambda: not self._stopped
+                )
             except Exception as error:  # noqa: BLE001  # whatever it is, it is tried again
                 logger.debug("the forwarder does not hear, it looks by itself: %s", error)
                 time.sleep(LOOK_EVERY)

@@ -1,0 +1,94 @@
+"""The backend of `relock_enabled=False`: whoever asks has the lock, with fencing token 0, and
+nothing is kept or asked anywhere. Everything above it works as usual, so a task that runs without
+locks runs the same code as one that has them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from ..engine.protocol import (
+    Claim,
+    Held,
+    HoldInfo,
+    LockState,
+    Notice,
+    ParkRequest,
+    Queued,
+    Released,
+    Renewal,
+    Resumed,
+    Successor,
+)
+
+
+class NoLocks:
+    """Grants everything, see `engine.protocol.Backend`."""
+
+    id = "relock_enabled=False"
+    replicated = False
+
+    def route(self, names: Sequence[str]) -> object:
+        return None
+
+    def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Held:
+        return Held((0,) * len(claim.names), (False,) * len(claim.names))
+
+    def park(self, claim: Claim, park_request: ParkRequest, inbox: str = "-") -> Held:
+        return self.acquire(claim)
+
+    def release(
+        self,
+        names: Sequence[str],
+        execution_id: str,
+        attempt_id: str,
+        ended: str = "",
+        remember: float = 0.0,
+        home: str = "",
+        successor: Successor | None = None,
+    ) -> Released:
+        return Released(True)
+
+    def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
+        return Resumed((), None)
+
+    def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
+        return Released(False)
+
+    def arrived(self, execution_ids: Sequence[str], seconds: float) -> None:
+        pass
+
+    def announce(self, channels: Sequence[str], worker: str, seconds: float) -> None:
+        pass
+
+    def consumed(self, channel: str) -> bool:
+        return False
+
+    def renew(self, renewals: Sequence[Renewal], *, within: float | None = None) -> list[bool]:
+        return [True] * len(renewals)
+
+    def heartbeat(
+        self, renewals: Sequence[Renewal], *, within: float | None = None
+    ) -> list[Held | Queued | None]:
+        return [Held((0,), (False,)) for _ in renewals]
+
+    def inspect(self, name: str, most: int = 100) -> LockState:
+        return LockState((), (), 0)
+
+    def force_release(self, name: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
+        return ()
+
+    def dangers(self) -> list[str]:
+        return ["relock_enabled=False: the tasks of this worker run without their locks"]
+
+    def listen(
+        self,
+        inbox: str,
+        ready: Callable[[], None],
+        hear: Callable[[Notice], None],
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
+        ready()
+        while wanted():
+            time.sleep(2.0)
