@@ -49,6 +49,10 @@ def results_of_groups_are_looked_for_often() -> Iterator[None]:
         yield
 
 
+# Installed, it is there by itself.
+pytest_plugins = ("celery_relock.testing",)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def shared_tasks_stay_in_their_module() -> Iterator[None]:
     """Celery hands a shared task to every app of the process that comes after it."""

@@ -19,7 +19,7 @@ from tests.docs.pages import URL, all_pages, blocks, text
 from tests.support import RedisServer
 
 # Whose blocks are run by a test of their own.
-ELSEWHERE = {"README", "quickstart", "fencing", "metrics", "migrating", "redis"}
+ELSEWHERE = {"README", "quickstart", "fencing", "metrics", "migrating", "redis", "testing"}
 PAGES = [
     page
     for page in all_pages()

@@ -35,7 +35,8 @@ def test_the_file_of_the_page_runs_and_prints_what_the_page_shows(
     (tmp_path / "shop.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    worker = Worker("shop", redis_url, namespace)
+    # Not from a process that knows the shop of the other page.
+    worker = Worker("shop", redis_url, namespace, env={"PYTHONPATH": str(tmp_path)})
     try:
         exec(code, {"__name__": "__main__"})
     finally:

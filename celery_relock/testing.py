@@ -1,0 +1,220 @@
+"""A pytest plugin: tests of tasks and their locks, without a Redis.
+
+    def test_only_one_charge_at_a_time(relock):
+        with relock.hold("account:42"), pytest.raises(LockConflict):
+            charge(42, 10)
+
+pytest loads this module in every run, so it imports Celery only when a test asks for `relock`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from threading import Thread
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+if TYPE_CHECKING:
+    from .engine.engine import Engine
+    from .engine.protocol import HoldInfo
+
+# Fixtures of Celery's own plugin (`celery.contrib.pytest`).
+_APPS = ("celery_app", "celery_session_app")
+_WORKERS = ("celery_worker", "celery_session_worker")
+
+
+class Sent(NamedTuple):
+    """A message that a task's call has sent, with the arguments as they are in the message."""
+
+    task_id: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class Relock:
+    """The locks of an app in the memory of this process, for one test; see the fixture `relock`.
+
+    Attributes:
+        app: the Celery app.
+    """
+
+    def __init__(self, app: Any, engine: Engine) -> None:
+        self.app = app
+        self._engine = engine
+        self._sent: dict[str, dict[str, Sent]] = {}
+
+    def held(self, name: str) -> bool:
+        """Whether anybody holds a lock."""
+        return bool(self._engine.inspect(name).holds)
+
+    def waiting(self, name: str) -> int:
+        """How many executions wait for a lock, in a process or parked."""
+        return len(self._engine.backend.inspect(name, 1_000_000).waiters)
+
+    @contextmanager
+    def hold(self, name: str, permits: int = 1) -> Iterator[int]:
+        """Hold a lock as somebody else would: no task enters it. A call in this thread that would
+        wait raises `LockDeadlock`, a `LockConflict`, at once, because the block cannot end before
+        it does; a task in a worker waits until the block has ended.
+
+        Args:
+            permits: how many permits of the lock to hold, for a task with a `lock_limit`.
+
+        Yields:
+            The fencing token.
+
+        Raises:
+            LockConflict: somebody else holds the lock.
+        """
+        with ExitStack() as stack:
+            tokens = [stack.enter_context(self._held(name, n + 1)) for n in range(permits)]
+            yield tokens[0]
+
+    def expire(self, name: str) -> None:
+        """Let the lease of whoever holds a lock run out, as if nobody had renewed it: `self.lock`
+        is lost at once, and the next who waits gets the lock.
+
+        Raises:
+            LookupError: nobody holds the lock.
+        """
+        holds = self._engine.inspect(name).holds
+        if not holds:
+            raise LookupError(f"nobody holds the lock {name!r}")
+        # In another thread, as a loss is always found: what it interrupts may be this very call.
+        ends = Thread(target=self._end, args=(name, holds))
+        ends.start()
+        ends.join()
+
+    def _end(self, name: str, holds: Sequence[HoldInfo]) -> None:
+        from .engine.renewal import keepalive, lose
+
+        for hold in holds:
+            lease = keepalive.find(hold.execution_id, hold.attempt_id)
+            if lease is not None:
+                lose(lease, "the test let it expire")
+                keepalive.discard(lease)
+        self._engine.backend.force_release(name)
+
+    def sent(self, task: Any) -> list[Sent]:
+        """The messages that calls of a task, or of a task's name, have sent since the test began.
+        A call that `lock_dedup` swallows sends none; retries and resumed messages are not calls.
+
+        Raises:
+            RuntimeError: the app runs tasks where they are called (`task_always_eager`), so no call
+                sends a message, and `lock_dedup` is not asked.
+        """
+        if self.app.conf.task_always_eager:
+            raise RuntimeError(
+                "with task_always_eager no call sends a message, and none is a duplicate: set it "
+                'to False, and broker_url to "memory://", to test what is sent'
+            )
+        return list(self._sent.get(getattr(task, "name", task), {}).values())
+
+    def _note(self, sender: Any = None, headers: Any = None, body: Any = None, **_: Any) -> None:
+        if "id" in headers:  # protocol 2
+            args, kwargs = body[0], body[1]
+            called = Sent(headers["id"], tuple(args), dict(kwargs))
+        else:
+            called = Sent(body["id"], tuple(body["args"]), dict(body["kwargs"]))
+        self._sent.setdefault(str(sender), {}).setdefault(called.task_id, called)
+
+    @contextmanager
+    def _held(self, name: str, limit: int) -> Iterator[int]:
+        from .engine import ids, reentrancy
+        from .engine.events import describe_conflict, label_of
+        from .engine.lease import Lease, State
+        from .engine.protocol import Claim, Held
+        from .errors import LockConflict
+
+        me, attempt_id = ids.new_id(), ids.new_attempt_id()
+        claim = Claim(me, attempt_id, me, (name,), (limit,), 30.0, label_of("relock.hold"))
+        lease = self._engine.lease(claim)
+        answer = self._engine.acquire(lease)
+        if not isinstance(answer, Held):
+            raise LockConflict(describe_conflict(name, answer), name=name)
+        # On the call stack, so that who waits here is told that it would wait for ever; and as a
+        # lease that was lost and covers no lock, so that nobody takes it for his own.
+        nobody = claim._replace(names=(), limits=(), owner=ids.new_id())
+        on_the_stack = Lease(nobody, self._engine.backend, 0.0)
+        on_the_stack.switch(State.LOST, State.NEW)
+        reentrancy.push(on_the_stack)
+        try:
+            yield answer.fences[0]
+        finally:
+            reentrancy.pop(on_the_stack)
+            self._engine.release(lease)
+
+
+@pytest.fixture
+def relock_app(request: pytest.FixtureRequest) -> Any:
+    """The app of `relock`: that of `celery_app` or `celery_session_app` if the test uses one, else
+    Celery's current app. Define a fixture of this name to give it another one."""
+    for name in _APPS:
+        if name in request.fixturenames:
+            return request.getfixturevalue(name)
+    from celery import current_app
+
+    return current_app._get_current_object()
+
+
+@pytest.fixture
+def relock(request: pytest.FixtureRequest, relock_app: Any) -> Iterator[Relock]:
+    """The locks of `relock_app`, in the memory of this process and empty, and a `Relock` to look at
+    them. Where the app's settings say otherwise, they are changed for this test."""
+    from celery.signals import before_task_publish
+
+    from .declaration import engine_of
+
+    with _in_memory(relock_app, request):
+        engine = engine_of(relock_app)
+        _clear(engine)
+        locks = Relock(relock_app, engine)
+        before_task_publish.connect(locks._note)
+        try:
+            yield locks
+        finally:
+            before_task_publish.disconnect(locks._note)
+            _clear(engine)
+
+
+@contextmanager
+def _in_memory(app: Any, request: pytest.FixtureRequest) -> Iterator[None]:
+    from .declaration import forget_engine
+    from .settings import enabled, store_settings
+
+    wanted = {"relock_url": "memory://", "relock_enabled": True}
+    if enabled(app) and store_settings(app).in_memory:
+        yield
+        return
+    asked = request.fixturenames
+    if early := [each for each in _WORKERS if each in asked[: asked.index("relock")]]:
+        raise pytest.UsageError(
+            f"{early[0]} starts before relock, so its locks are not those of this test: name "
+            "relock first, or set relock_url='memory://' in celery_config"
+        )
+    changes = app.conf.maps[0]
+    before = {name: changes[name] for name in wanted if name in changes}
+    changes.update(wanted)
+    forget_engine(app)
+    try:
+        yield
+    finally:
+        for name in wanted:
+            del changes[name]
+        changes.update(before)
+        forget_engine(app)
+
+
+def _clear(engine: Engine) -> None:
+    """Forget every lock. What a test still holds is no longer looked after, and nobody re-enters
+    it."""
+    from .engine.renewal import keepalive
+
+    backend: Any = engine.backend
+    for lease in keepalive.leases():
+        if lease.backend is backend:
+            keepalive.discard(lease)
+            lease.give_up()
+    backend.clear()

@@ -1,0 +1,166 @@
+"""The pytest plugin: locks in memory, for tests of an application's tasks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_relock import Lock, LockedTask
+from celery_relock.errors import LockConfigError, LockConflict, LockDeadlock, LockLost
+from celery_relock.testing import Relock
+from tests.support import wait_for
+
+MODULE = "celery_relock.testing"
+
+
+@pytest.fixture
+def relock_app() -> Iterator[Celery]:
+    """An app as a project has it: with a Redis that is not there."""
+    app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.update(relock_url="redis://127.0.0.1:1", task_eager_propagates=True)
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def eager(relock_app: Celery) -> Celery:
+    relock_app.conf.task_always_eager = True
+    return relock_app
+
+
+def _charge(app: Celery, **options: Any) -> Any:
+    @app.task(bind=True, base=LockedTask, lock_key="account:{account_id}", shared=False, **options)
+    def charge(self: Any, account_id: int) -> int:
+        return int(self.lock.fence)
+
+    return charge
+
+
+def test_a_task_has_its_lock_while_it_runs_and_no_longer(eager: Celery, relock: Relock) -> None:
+    seen = []
+
+    @eager.task(base=LockedTask, lock_key="account:{account_id}", shared=False)
+    def charge(account_id: int) -> None:
+        seen.append(relock.held("account:42"))
+
+    charge.delay(42)
+    assert seen == [True]
+    assert not relock.held("account:42")
+
+
+@pytest.mark.parametrize("how", ["called", "eager"])
+@pytest.mark.parametrize("policy", ["wait", "block", "retry", "raise"])
+def test_a_lock_that_the_test_holds_is_a_conflict_at_once(
+    eager: Celery, relock: Relock, policy: str, how: str
+) -> None:
+    charge = _charge(eager, lock_on_conflict=policy, lock_reentrant="workflow")
+    with relock.hold("account:42") as token:
+        with pytest.raises(LockConflict, match="account:42"):
+            charge(42) if how == "called" else charge.delay(42)
+        assert charge(7) > token
+    assert charge(42) > token
+
+
+def test_a_lock_that_the_test_holds_is_a_conflict_for_a_lock(relock: Relock) -> None:
+    lock = Lock("memory://", "account:42")
+    with relock.hold("account:42"):
+        assert not lock.acquire(blocking=False)
+        with pytest.raises(LockDeadlock):
+            lock.acquire()
+    with lock, pytest.raises(LockConflict, match="account:42"), relock.hold("account:42"):
+        pass
+
+
+def test_of_a_lock_with_several_permits_the_test_holds_as_many_as_it_likes(
+    eager: Celery, relock: Relock
+) -> None:
+    charge = _charge(eager, lock_limit=2, lock_on_conflict="raise")
+    with relock.hold("account:42"):
+        charge(42)
+    with relock.hold("account:42", permits=2), pytest.raises(LockConflict):
+        charge(42)
+
+
+def test_a_lease_that_expires_is_lost_under_the_body_and_free_for_others(
+    eager: Celery, relock: Relock
+) -> None:
+    @eager.task(bind=True, base=LockedTask, lock_key="account:{account_id}", shared=False)
+    def charge(self: Any, account_id: int) -> None:
+        relock.expire("account:42")
+        assert not relock.held("account:42")
+        assert self.lock.lost
+        self.lock.check()
+
+    with pytest.raises(LockLost):
+        charge.delay(42)
+    with pytest.raises(LookupError, match="account:42"):
+        relock.expire("account:42")
+
+
+def test_who_waits_is_counted_and_gets_a_lock_that_expires(relock: Relock) -> None:
+    entered = threading.Event()
+
+    def wait() -> None:
+        with Lock("memory://", "account:42"):
+            entered.set()
+
+    with relock.hold("account:42"):
+        assert relock.waiting("account:42") == 0
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        wait_for(lambda: relock.waiting("account:42") == 1)
+        relock.expire("account:42")
+        assert entered.wait(10)
+    waiter.join(10)
+
+
+def test_a_duplicate_sends_nothing(relock_app: Celery, relock: Relock) -> None:
+    charge = _charge(relock_app, lock_dedup="until_start")
+    first, again = charge.delay(42), charge.delay(account_id=42)
+    charge.delay(7)
+
+    assert again.id == first.id
+    assert [(one.args, one.kwargs) for one in relock.sent(charge)] == [((42,), {}), ((7,), {})]
+    assert relock.sent(charge.name)[0].task_id == first.id
+    assert relock.sent("another") == []
+
+
+def test_nobody_is_told_what_eager_tasks_have_sent(eager: Celery, relock: Relock) -> None:
+    with pytest.raises(RuntimeError, match="task_always_eager"):
+        relock.sent("charge")
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_each_test_begins_with_no_lock_held(eager: Celery, relock: Relock, number: int) -> None:
+    charge, lock = _charge(eager, lock_on_conflict="raise"), Lock("memory://", "account:42")
+    assert not relock.held("account:42")
+    token = charge(42)
+    assert lock.acquire(blocking=False)
+    assert charge(42) == lock.fence > token, "inside of the Lock, and of nothing before"
+
+
+def test_the_plugin_is_there_by_itself_and_loads_no_celery() -> None:
+    """Not even redis-py: pytest loads it in every run of an environment."""
+    (point,) = (each for each in entry_points(group="pytest11") if each.module == MODULE)
+    assert point.name == MODULE, "else pytest_plugins would load it once more"
+    program = f"""
+import sys, {point.module}
+print(sorted({{"celery", "kombu", "redis"}} & set(sys.modules)))
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert said.stdout == b"[]\n"
+
+
+def test_memory_takes_no_address(relock: Relock) -> None:
+    for url in ("memory://localhost", "memory:/", "memory://?db=1"):
+        with pytest.raises(LockConfigError, match="nothing behind it"):
+            Lock(url, "a")
+    with pytest.raises(LockConfigError, match="relock_namespace"):
+        Lock("memory://", "a", namespace="not this one")
