@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Break every rule of the Lua scripts in turn and see whether the tests notice.
+"""Break every rule of the Lua scripts, and of the order in worker/execution.py, in turn and see
+whether the tests notice.
 
     python scripts/mutate.py                  all of scripts/mutants.txt; writes docs/mutations.md
     python scripts/mutate.py --only fence    those with this text in rule or file; writes nothing
@@ -25,18 +26,20 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 SUITES = ("tests/lua", "tests/property")
-COPIED = ("celery_relock", "lua", "tests", "pyproject.toml")
+COPIED = ("celery_relock", "lua", "tests", "docs", "pyproject.toml", "README.md")
 TABLE = ROOT / "scripts" / "mutants.txt"
 REPORT = ROOT / "docs" / "mutations.md"
 
 INTRODUCTION = """\
 # Does a test notice when a rule is broken?
 
-Each line is a rule of the Lua scripts. `python scripts/mutate.py` breaks one after the other, in a
-copy, and runs `tests/lua` on each (examples, on this machine's Redis and on 6.2), and where those
-stay green `tests/property` (random histories against a plain model). A rule whose breaking no test
-notices is a missing test; the command then ends with status 1. This page is its output. With
-`--both` the property test is asked about every rule, which takes three times as long.
+Each line is a rule of the Lua scripts, or of the order in which `worker/execution.py` does things.
+`python scripts/mutate.py` breaks one after the other, in a copy, and runs `tests/lua` on each
+(examples, on this machine's Redis and on 6.2), and where those stay green `tests/property` (random
+histories against a plain model); for `execution.py` the tests that stand beside the rule in
+`scripts/mutants.txt`. A rule whose breaking no test notices is a missing test; the command then
+ends with status 1. This page is its output. With `--both` the property test is asked about every
+rule, which takes three times as long.
 
 The examples name what they check; of the property test the check that failed first is named.
 
@@ -47,12 +50,18 @@ The examples name what they check; of the property test the check that failed fi
 
 
 class Mutant(NamedTuple):
-    """One broken rule: in `file` of lua/, `old` (there exactly once) becomes `new`."""
+    """One broken rule: in `file`, of lua/ or of the package, `old` (there once) becomes `new`, and
+    one of the suites is to notice."""
 
     file: str
     rule: str
     old: str
     new: str
+    suites: tuple[str, ...] = SUITES
+
+    def path(self, tree: Path) -> Path:
+        """Where the file is in a tree."""
+        return tree / self.file if self.file.endswith(".py") else tree / "lua" / self.file
 
 
 class Verdict(NamedTuple):
@@ -69,7 +78,8 @@ def mutants() -> list[Mutant]:
 def _mutant(title: str, *edit: str) -> Mutant:
     file, rule = title.split(": ", 1)
     old, new = ("\n".join(line[1:] for line in edit if line[0] == sign) for sign in "-+")
-    return Mutant(file, rule, old, new)
+    suites = tuple(line[2:] for line in edit if line.startswith("@ ")) or SUITES
+    return Mutant(file, rule, old, new, suites)
 
 
 def copy_tree(to: Path) -> Path:
@@ -112,8 +122,7 @@ def run_suite(suite: str, where: Path) -> str:
 
 def judge(mutant: Mutant, folders: queue.Queue[Path], both: bool) -> Verdict:
     where = folders.get()
-    path = where / "lua" / mutant.file
-    text = (ROOT / "lua" / mutant.file).read_text("utf-8")
+    path, text = mutant.path(where), mutant.path(ROOT).read_text("utf-8")
     try:
         if text.count(mutant.old) != 1:
             return Verdict(
@@ -121,7 +130,7 @@ def judge(mutant: Mutant, folders: queue.Queue[Path], both: bool) -> Verdict:
             )
         path.write_text(text.replace(mutant.old, mutant.new), "utf-8")
         red = {}
-        for suite in SUITES:
+        for suite in mutant.suites:
             red[suite] = run_suite(suite, where)
             if red[suite] and not both:
                 break
@@ -157,7 +166,7 @@ def main() -> int:
         folders: queue.Queue[Path] = queue.Queue()
         for number in range(options.jobs):
             folders.put(copy_tree(Path(temporary) / str(number)))
-        for suite in SUITES:
+        for suite in sorted({suite for each in chosen for suite in each.suites}):
             if red := run_suite(suite, Path(temporary) / "0"):
                 print(f"the scripts as they are fail already: {suite}: {red}")
                 return 1

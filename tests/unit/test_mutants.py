@@ -29,6 +29,6 @@ def test_the_text_that_a_rule_breaks_is_there_exactly_once() -> None:
     amiss = [
         f"{rule.file}: {rule.rule}"
         for rule in rules
-        if (ROOT / "lua" / rule.file).read_text("utf-8").count(rule.old) != 1
+        if rule.path(ROOT).read_text("utf-8").count(rule.old) != 1
     ]
     assert amiss == []

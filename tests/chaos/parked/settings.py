@@ -9,6 +9,9 @@ from typing import Any
 
 from celery import Celery
 
+# Who sends gives each message its execution: else copies of one could not be told from two.
+from celery_relock import LockedTask  # noqa: F401
+
 VARIABLE = "RELOCK_CHAOS_PARKED"
 TASK = "chaos.touch"
 
