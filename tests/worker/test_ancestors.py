@@ -245,8 +245,10 @@ def test_without_a_lock_the_header_has_no_ancestors():
 
 def test_children_that_a_holder_sends_exclude_it_and_each_other_unless_asked(family, account):
     parent = family.module.sends_six_that_count.delay(account)
-    warning = family.wait_for_log(rf"counts\[\S+\] waits for the lock .*{account}.* which its own")
-    assert warning
+    family.wait_for_log(
+        rf"counts\[\S{{36}}\] waits for the lock .*{account}.* which its own "
+        rf"ancestor \S+\[{parent.id}\]"
+    )
     family.journal.add(f"go {account}")
     children = parent.get(timeout=20)
     for child in children:
