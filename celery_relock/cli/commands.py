@@ -11,7 +11,7 @@ import click
 
 from ..admin import SHOWN, Holder, LockInfo, Waiter, Why
 from ..engine.events import duration
-from .base import FOUND, NOT_FOUND, WRONG_USE, Here, command, plain, table, typed
+from .base import FOUND, NOT_FOUND, Here, command, plain, table, typed
 
 _MANY = 1000
 
@@ -70,7 +70,7 @@ def release(here: Here, name: str, task_id: str | None, yes: bool) -> int:
             raise click.UsageError("give --yes: there is nobody to ask")
         click.echo("\n".join(_shown(here.locks.get(name, 10))))
         if not click.confirm("Release it by force?"):
-            return WRONG_USE
+            return NOT_FOUND
     released = here.locks.release(name, task_id)
     by_whom = "nobody" if task_id is None else f"the task {task_id} does not hold it, or nobody"
     lines = [f"released: {plain(name)}, of {holder}" for holder in released]
