@@ -10,12 +10,17 @@ import redis
 
 from benchmarks.contenders import LIMIT, UNCONTENDED, Held
 from benchmarks.rounds import interleave, ratios, spread, table
+from celery_relock.lock import Lock
+
+#: What tests take instead of a Redis.
+IN_MEMORY = "celery-relock `Lock`, `memory://`"
 
 
 def measure(url: str, rounds: int, pairs: int) -> str:
     """Pairs per second as a ratio to the limit, and what the server spends on a pair."""
     client = redis.Redis.from_url(url)
     locks = {name: make(client, "account:42") for name, make in UNCONTENDED.items()}
+    locks[IN_MEMORY] = Lock("memory://", "account:42")
     for lock in locks.values():
         _time(lock, pairs)
     seconds = interleave(
@@ -25,7 +30,7 @@ def measure(url: str, rounds: int, pairs: int) -> str:
         (
             name,
             spread(ratios(seconds[LIMIT], seconds[name])),
-            f"{_server_micros(client, lock, pairs):.0f}",
+            "none" if name == IN_MEMORY else f"{_server_micros(client, lock, pairs):.0f}",
         )
         for name, lock in locks.items()
     ]
