@@ -10,11 +10,11 @@ from pathlib import Path
 
 import click
 
-from benchmarks import growth, handover, memory, pairs, renewal, task, waiting
+from benchmarks import coroutines, growth, handover, memory, pairs, renewal, task, waiting
 from tests.support import RedisServer
 
 _BLOCK = re.compile(r"(<!-- figures -->\n).*?(<!-- /figures -->)", re.DOTALL)
-PARTS = ("pairs", "handover", "renewal", "memory", "growth", "task", "waiting")
+PARTS = ("pairs", "handover", "renewal", "memory", "growth", "task", "waiting", "coroutines")
 
 
 @click.command()
@@ -31,6 +31,7 @@ PARTS = ("pairs", "handover", "renewal", "memory", "growth", "task", "waiting")
 @click.option("--sizes", multiple=True, default=(1, 10, 100, 1_000, 10_000), show_default=True)
 @click.option("--executions", default=100_000, show_default=True, help="Through one semaphore.")
 @click.option("--tasks", default=200, show_default=True, help="That wait, of 10 ms each.")
+@click.option("--waiting-coroutines", default=5_000, show_default=True)
 @click.option("--write", type=click.Path(path_type=Path), help="Put the tables into this page.")
 def main(
     parts: tuple[str, ...],
@@ -44,6 +45,7 @@ def main(
     sizes: tuple[int, ...],
     executions: int,
     tasks: int,
+    waiting_coroutines: int,
     write: Path | None,
 ) -> None:
     """Measure the lock beside others: PARTS, or all of them, on a Redis server of its own."""
@@ -56,6 +58,11 @@ def main(
         for inside, number in contended:
             title = f"Contended: {number} processes, {inside:g} ms inside"
             yield title, handover.measure(server.url, rounds, number, inside / 1000, seconds)
+        if "coroutines" in wanted:
+            yield (
+                f"{waiting_coroutines:,} waiting coroutines",
+                coroutines.measure(server.url, waiting_coroutines),
+            )
         for number in locks if "renewal" in wanted else ():
             yield f"Renewal of {number:,} locks", renewal.measure(server.url, rounds * 3, number)
         if "memory" in wanted:

@@ -163,6 +163,7 @@ class Engine:
                 await asyncio.sleep(min(max(answer.remaining, 0.05), lease.wait / 3, left))
             else:
                 self._listen()
+                lease.listen = None  # else each grant would wake the keeper for it
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._tried.wait(), 2.0)
                 queue = True

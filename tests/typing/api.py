@@ -8,6 +8,7 @@ from redis.exceptions import LockError
 from typing_extensions import assert_type
 
 from celery_relock import Lock, LockedTask, locked
+from celery_relock.asyncio import Lock as CoroutineLock
 from celery_relock.errors import (
     LockConfigError,
     LockConflict,
@@ -108,3 +109,12 @@ def faults(lock: Lock) -> float | None:
     except LockError:
         return None
     return 0.0
+
+
+async def coroutine(lock: CoroutineLock) -> bool:
+    async with lock as one, one.fenced(object()):
+        assert_type(one.fence, int)
+    async with on_all_arguments.async_lock_for(42):
+        pass
+    await lock.release()
+    return await lock.acquire(blocking_timeout=5) and await lock.extend(5)
