@@ -51,7 +51,7 @@ class Bench:
         return [e for e in self.worker.journal.events(kind) if e["task"] == name]
 
     def began(self, name: str, count: int = 1, seconds: float = 15.0) -> list[Event]:
-        self.see(lambda: len(self.events(name)) >= count, seconds, f"fewer than {count} runs")
+        self.see(lambda: len(self.events(name)) >= count, seconds, f"fewer than {count} executions")
         return self.events(name)
 
     def ended(self, name: str, count: int = 1, seconds: float = 15.0) -> None:

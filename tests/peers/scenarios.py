@@ -46,7 +46,7 @@ def _never_begins(title: str, **options: float) -> None:
         bench.accepts(bench.m.task, name)
 
 
-@_scenario("the same call twice is one run")
+@_scenario("the same call twice is one execution")
 def twice(bench: Bench) -> None:
     def try_it() -> float:
         name = bench.name("sleep 1")
@@ -57,7 +57,7 @@ def twice(bench: Bench) -> None:
         bench.ended(name)
         time.sleep(0.5)
         if len(bench.events(name)) != 1:
-            raise Defect(f"{len(bench.events(name))} runs")
+            raise Defect(f"{len(bench.events(name))} executions")
         return slow
 
     if (slow := _at_best(try_it, 0.5)) > 0.5:
@@ -73,7 +73,7 @@ def _at_best(try_it: Callable[[], float], enough: float) -> float:
     return least
 
 
-@_scenario("a run costs no time of its own")
+@_scenario("a call costs no extra time")
 def overhead(bench: Bench) -> None:
     def try_it() -> float:
         name, sent = bench.name(), time.monotonic()
@@ -95,10 +95,10 @@ def spellings(bench: Bench) -> None:
     bench.ended(name)
     time.sleep(0.5)
     if len(bench.events(name)) != 1:
-        raise Defect(f"{len(bench.events(name))} runs")
+        raise Defect(f"{len(bench.events(name))} executions")
 
 
-@_scenario("kill -9 of the run's process")
+@_scenario("kill -9 of the task's process")
 def kill(bench: Bench) -> None:
     name = bench.name("sleep 30")
     bench.send(bench.m.task, name)
@@ -134,7 +134,7 @@ _restarts("SIGQUIT, and a restart", signal.SIGQUIT)
 _restarts("SIGTERM, and a restart", signal.SIGTERM)
 
 
-@_scenario("a run longer than the lock's time to live")
+@_scenario("a task longer than the lock's time to live")
 def outlives(bench: Bench) -> None:
     name = bench.name("sleep 5")
     bench.send(bench.m.short, name)
@@ -176,10 +176,10 @@ def countdown(bench: Bench) -> None:
     bench.ended(name)
     time.sleep(1.5)
     if len(bench.events(name)) != 1:
-        raise Defect(f"{len(bench.events(name))} runs")
+        raise Defect(f"{len(bench.events(name))} executions")
 
 
-@_scenario("self.retry() twice is three runs")
+@_scenario("self.retry() twice is three executions")
 def retries(bench: Bench) -> None:
     name = bench.name("retry")
     result = bench.send(bench.m.task, name)

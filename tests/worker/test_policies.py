@@ -1,4 +1,4 @@
-"""What each policy does in each place: the table in docs/conflicts.md, cell by cell."""
+"""What each policy does in each place: the tables in docs/conflicts.md, cell by cell."""
 
 from __future__ import annotations
 
@@ -19,12 +19,20 @@ DOC = Path(__file__).parents[2] / "docs" / "conflicts.md"
 
 
 def table():
-    """The table of the document: {place: {policy: cell}}."""
-    rows = [line for line in DOC.read_text("utf-8").splitlines() if line.startswith("| ")]
-    first = next(n for n, row in enumerate(rows) if '`"wait"`' in row)
-    cells = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows[first:]]
-    heads = [head.strip('`"') for head in cells[0][1:]]
-    return {row[0].strip(): dict(zip(heads, row[1:], strict=True)) for row in cells[1:]}
+    """The two tables of the document as one: {place: {policy: "state; end"}}."""
+    lines = [line for line in DOC.read_text("utf-8").splitlines() if line.startswith("| ")]
+    cells = [line.strip("| ").split(" | ") for line in lines]
+    rows = {first.strip('`"'): rest for first, *rest in cells}
+    columns = dict.fromkeys(POLICIES, 0) | {"drop": 1, "raise": 2}
+    return {
+        place: {
+            policy: f"{rows[policy][place == 'inline call']}; {rows[place][columns[policy]]}"
+            for policy in rows
+            if policy in POLICIES
+        }
+        for place in rows
+        if place in END
+    }
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +54,7 @@ def observe(worker, policy, place, word=""):
         held = run.state
     final = _final(run)
     said = f"`{held}`" if run.state == held else f"`{held}`, then `{run.state}`"
-    said += " with the marker" if final == "marker" else ""
+    said += " with the dropped result" if final == "dropped result" else ""
     assert not state_of(worker, name).waiting
     return f"{said}{END[place](canvas, final, lambda: _noted(worker, account))}"
 
@@ -64,7 +72,7 @@ def _parked(worker, name):
 
 
 def _final(result):
-    """ "result", "marker" or "conflict"; anything else fails the test."""
+    """ "result", "dropped result" or "conflict"; anything else fails the test."""
     try:
         got = result.get(timeout=15)
     except LockConflict:
@@ -72,12 +80,12 @@ def _final(result):
     if is_dropped(got):
         assert got["lock"].startswith("account:")
         assert "is held by" in got["reason"]
-        return "marker"
+        return "dropped result"
     return "result"
 
 
 def _plain(canvas, final, noted):
-    if final == "marker":
+    if final == "dropped result":
         return "; no link is called" if not noted() else "; a link is called"
     wait_for(noted, what="the link")
     return f"; its {'links' if final == 'result' else 'errbacks'} are called"
@@ -98,7 +106,7 @@ def _chord(canvas, final, noted):
         return "; the body fails"
     first, middle, last = canvas.get(timeout=15)
     assert (first, last) == (1, 3)
-    return f"; the body gets the {'marker' if is_dropped(middle) else 'result'}"
+    return f"; the body gets the {'dropped result' if is_dropped(middle) else 'result'}"
 
 
 def _group(canvas, final, noted):
@@ -106,7 +114,7 @@ def _group(canvas, final, noted):
     assert (first, last) == (1, 3)
     if isinstance(middle, LockConflict):
         return "; the group has the conflict"
-    return f"; the group has the {'marker' if is_dropped(middle) else 'result'}"
+    return f"; the group has the {'dropped result' if is_dropped(middle) else 'result'}"
 
 
 def _link(canvas, final, noted):
@@ -119,7 +127,7 @@ def _inline(canvas, final, noted):
         return "; the call raises"
     after, got = canvas.get(timeout=15)
     assert after == "after"
-    return f"; the call returns the {'marker' if is_dropped(got) else 'result'}"
+    return f"; the call returns the {'dropped result' if is_dropped(got) else 'result'}"
 
 
 END = {
@@ -160,16 +168,18 @@ def test_a_callable_that_chooses_no_policy_fails_its_task(worker, name):
 
 
 SHAPES = {
-    "group at the end": ["marker", "marker"],
-    "chord at the end": "marker",
-    "chain in a chord": ["marker", 2],
-    "group in a chain in a chord": [["marker", "marker"], 2],
-    "long chain": "marker",
+    "group at the end": ["dropped result", "dropped result"],
+    "chord at the end": "dropped result",
+    "chain in a chord": ["dropped result", 2],
+    "group in a chain in a chord": [["dropped result", "dropped result"], 2],
+    "long chain": "dropped result",
 }
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_result_that_was_to_come_after_a_dropped_execution_is_the_marker(worker, shape):
+def test_every_result_that_was_to_come_after_a_dropped_execution_is_the_dropped_result(
+    worker, shape
+):
     module, account = worker.module, uuid.uuid4().hex
     with lock_of(worker, f"account:{account}"):
         result = module.nested(module.locked["drop"], account)[shape].apply_async()
@@ -180,4 +190,4 @@ def test_every_result_that_was_to_come_after_a_dropped_execution_is_the_marker(w
 def _as_told(got):
     if isinstance(got, list):
         return [_as_told(each) for each in got]
-    return "marker" if is_dropped(got) else got
+    return "dropped result" if is_dropped(got) else got
