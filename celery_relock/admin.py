@@ -212,8 +212,8 @@ class Locks:
         app: the Celery app, None without one.
         namespace: the prefix of all keys.
 
-    Every function raises LockUnavailable while Redis is away, and LockConfigError where it refuses:
-    no permission, another version's layout.
+    Every function raises LockUnavailable if Redis cannot be reached, and LockConfigError if Redis
+    refuses: no permission, another version's layout.
 
     Raises:
         LockConfigError: the settings, or the URL, lead to no Redis.
@@ -271,7 +271,7 @@ class Locks:
         """Release a lock by force. Its holders hear of it at once: `self.lock.lost` is True, and
         what `lock_on_lost` says happens. The next in the queue get the lock.
 
-        Whoever did the work goes on with it all the same, unless it looks: see `fence`.
+        The holder goes on with its work unless it checks its lock: see `fence`.
 
         Args:
             task_id: only what this task holds.
@@ -303,13 +303,13 @@ class Locks:
         return released
 
     def cancel(self, task_id: str) -> bool:
-        """End a parked run, as a revoke does: it leaves the queue, its state is REVOKED, its chord
-        hears of that, its dedup marker and what is kept for it are free, `task_revoked` is sent.
-        No worker is needed. Should this process die in the middle, the run has left the queue
-        without a state.
+        """End a parked task, as a revoke does: it leaves the queue, its state is REVOKED, its chord
+        is notified, its dedup marker is released, `task_revoked` is sent. No worker is needed. If
+        this process dies halfway, the task has left the queue without a state.
 
         Returns:
-            False if it is not parked (any more): then `app.control.revoke` is what ends it.
+            True if the task was parked and has ended now; False if it is not parked. Then end it
+            with `app.control.revoke`.
 
         Raises:
             RelockError: without an app; or the task is not one of this app's, or its message cannot

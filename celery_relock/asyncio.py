@@ -81,34 +81,35 @@ class Lock(NamedLock):
     the lease is renewed while the holder lives, waiters are served in turn, and a holder can
     re-enter.
 
-    Who re-enters: the same object in the same asyncio task; every `Lock` with the same `owner`;
-    inside a Celery task, a `Lock` for whatever the task's own call stack holds. One object may be
-    used by many tasks: they exclude each other. The task counts that calls `acquire`, so
-    `asyncio.wait_for(lock.acquire(), 5)` acquires for the caller.
+    The same object re-enters in the same asyncio task, and so does every `Lock` with the same
+    `owner`. Inside a Celery task a `Lock` re-enters what the task's own call stack holds. Many
+    asyncio tasks can use one object: they exclude each other. The task that calls `acquire` is the
+    holder, so `asyncio.wait_for(lock.acquire(), 5)` acquires for the caller.
 
     A task that is cancelled while it acquires, waits or releases leaves nothing behind.
 
     The lease is renewed by a task of the event loop: code that blocks the loop for longer than the
-    lease loses the lock. A `Lock` may be used in one event loop after another.
+    lease loses the lock. You can use a `Lock` in one event loop after another.
 
     Args:
-        redis: a client of redis.asyncio or redis-py, the URL of a Redis, or a function that makes
+        redis: a client of redis.asyncio or redis-py, the URL of a Redis, or a function that returns
             a client. Only its address and credentials are used. Not a cluster.
-        name: the lock name. A `LockedTask` with the same name is excluded by it, and the other way.
-        timeout: seconds that the lock outlives its holder's death (its lease), 30 by default.
-        sleep: not used, there is no polling; accepted because redis-py's Lock has it.
+        name: the lock name. It excludes any `Lock` and any `LockedTask` with the same name.
+        timeout: the lease: seconds until the lock ends after its holder has died. Default 30.
+        sleep: not used, as there is no polling; accepted because redis-py's Lock has it.
         blocking: whether to wait by default.
-        blocking_timeout: seconds to wait at most; None waits as long as it takes.
+        blocking_timeout: seconds to wait at most; None waits without a bound.
         thread_local: False lets another task release what this task acquired.
         raise_on_release_error: False logs a lock that was lost inside `async with` instead of
             raising.
-        owner, limit: who may re-enter (any text), and how many permits the lock has.
+        owner: any text. Every `Lock` with the same owner re-enters.
+        limit: how many permits the lock has, 1 or more.
         renew: False lets the lock end `timeout` seconds after the acquire, as redis-py's does.
-        namespace: prefix of all keys; that of the Celery app's `relock_namespace`.
-        min_replicas: how many replicas have to have the hold; as `relock_min_replicas`.
+        namespace: prefix of all keys. Use the Celery app's `relock_namespace`.
+        min_replicas: how many replicas must have the hold, as `relock_min_replicas`.
 
     Raises:
-        LockConfigError: a value that cannot be used.
+        LockConfigError: a value cannot be used.
     """
 
     def __init__(
@@ -157,16 +158,18 @@ class Lock(NamedLock):
         """Acquire the lock, or re-enter what this task holds.
 
         Args:
-            token: becomes the id of the hold; not needed.
+            blocking: whether to wait. Default: that of the object.
+            blocking_timeout: seconds to wait at most. Default: that of the object.
+            token: not needed; it becomes the id of the hold.
 
         Returns:
-            False if somebody else held the lock until the time was over.
+            True if acquired; False if another holder kept the lock until `blocking_timeout` passed.
 
         Raises:
             LockNotOwned: this task acquired the lock before and has lost it since.
-            LockNeverFree: to wait without a bound would never end: its holder waits for this task,
-                or is this task by another object.
-            LockUnavailable: Redis cannot be asked.
+            LockNeverFree: waiting without a bound would never end: the holder waits for this task,
+                or is this task, by another object.
+            LockUnavailable: Redis cannot be reached.
         """
         if not (self.blocking if blocking is None else blocking):
             wait: float | None = 0.0
@@ -175,12 +178,12 @@ class Lock(NamedLock):
         return self._acquire(wait, token, platform.coroutine())
 
     def release(self) -> Coroutine[Any, Any, None]:
-        """Release the lock; after re-entries the last release counts.
+        """Release the lock. After re-entries, only the last release counts.
 
         Raises:
             LockNotTaken: this task does not hold the lock.
             LockNotOwned: the lock was lost meanwhile.
-            LockUnavailable: Redis cannot be told. The end of the lease frees the lock, or another
+            LockUnavailable: Redis cannot be reached. The lock ends with its lease, or by another
                 `release`.
         """
         return self._release(platform.coroutine())
@@ -188,8 +191,7 @@ class Lock(NamedLock):
     def extend(
         self, additional_time: float, replace_ttl: bool = False
     ) -> Coroutine[Any, Any, bool]:
-        """Make the lease `additional_time` seconds longer, or with `replace_ttl` exactly so long.
-        What is re-entered from an outer holder stays as it is, as for `celery_relock.Lock`.
+        """Make the lease longer, as `celery_relock.Lock.extend` does.
 
         Raises:
             LockNotTaken: this task does not hold the lock.
@@ -231,7 +233,7 @@ class Lock(NamedLock):
             # What the block itself raised says more.
             if self.raise_on_release_error and error is None:
                 raise
-            logger.warning("at the end of its block: %s", failure)
+            logger.warning("Cannot release a lock at the end of its block: %s", failure)
 
     @property
     def fence(self) -> int:

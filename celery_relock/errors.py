@@ -1,10 +1,10 @@
 """What can go wrong with a lock, one class for each answer that a caller treats differently.
 
     RelockError
-    ├── LockConflict       somebody else holds the lock, and the time to wait for it is over
+    ├── LockConflict       another execution held the lock for as long as this one waits
     │   └── LockDeadlock   waiting would never end: two workflows wait for each other
-    ├── DuplicateTask      a call like this one is queued already, or runs
-    ├── LockLost           a hold ended before its run did; the work may no longer be protected
+    ├── DuplicateTask      an equal call is queued or runs
+    ├── LockLost           a hold ended before its work did; the work might be unprotected
     ├── LockUnavailable    Redis cannot be reached, or cannot take writes now; try again later
     └── LockConfigError    an option, a lock name or the server is wrong; trying again will not help
 
@@ -22,11 +22,10 @@ class RelockError(Exception):
     """Base of all errors of celery-relock.
 
     Attributes:
-        name: the lock name, or None where no single lock is concerned.
-        owner: who holds the lock, as far as it is known, or None.
-        remaining: seconds until the lease that stands in the way ends, or None.
-        reason: what the error says; `page`: the address of a page that says more. The text of the
-            error is both.
+        name: the lock name, or None if the error is not about a single lock.
+        owner: the owner of the hold in the way, or None if it is not known.
+        remaining: seconds until the lease of that hold ends, or None.
+        reason: the text of the error, without the address of its page.
     """
 
     def __init__(
@@ -75,18 +74,18 @@ def _rebuild(kind: type[RelockError], args: tuple[Any, ...], state: dict[str, An
 
 
 class LockConflict(RelockError):
-    """The lock is held by another owner and was not to be had in the time allowed."""
+    """Another execution held the lock for as long as this one waits. The body did not run."""
 
 
 class LockDeadlock(LockConflict):
-    """Waiting would never end: the holder waits, directly or not, for a lock of this owner."""
+    """Waiting would never end: the holder of the lock waits for a lock that you hold."""
 
 
 class DuplicateTask(RelockError):
-    """A call for the same lock name is queued already, or runs (`lock_dedup`).
+    """An equal call is queued or runs (`lock_dedup`). Nothing was sent.
 
     Attributes:
-        task_id: of that call.
+        task_id: the task id of that call.
     """
 
     def __init__(
@@ -103,11 +102,11 @@ class DuplicateTask(RelockError):
 
 
 class LockLost(RelockError):
-    """The hold ended before its run did: its lease ran out or somebody freed it by force."""
+    """The hold ended before its work did: its lease ran out, or it was released by force."""
 
 
 class LockUnavailable(RelockError):
-    """Redis could not be reached, or refuses writes for now. Nothing is known about the lock."""
+    """Redis cannot be reached, or refuses writes now. Nothing is known about the lock."""
 
 
 class LockConfigError(RelockError):

@@ -1,5 +1,5 @@
-"""A lock outside of tasks, or anywhere in one: a context manager with the interface of redis-py's
-lock.
+"""A lock for use outside of tasks, or inside a task's body: a context manager with the interface
+of redis-py's lock.
 
 with Lock("redis://localhost", "account:42") as lock:
     write(fence=lock.fence)
@@ -71,7 +71,7 @@ class LockNotAcquired(_AsInRedisPy, LockConflict, LockError):
 
 
 class LockNeverFree(_AsInRedisPy, LockDeadlock, LockError):
-    """To wait for the lock would never end. Also redis-py's `LockError`."""
+    """Waiting for the lock would never end. Also redis-py's `LockError`."""
 
 
 class LockNotTaken(_AsInRedisPy, LockError):
@@ -117,7 +117,9 @@ class NamedLock:
         if timeout is not None:
             check_length(timeout, f"timeout={timeout!r}", self.name)
         if limit < 1:
-            raise LockConfigError(f"limit={limit!r}: give at least 1", name=self.name)
+            raise LockConfigError(
+                f"Lock {self.name!r}: limit={limit!r} is too low. Use 1 or more.", name=self.name
+            )
 
     def _claim(self, token: _Token, owner: str | None, outer: Lease | None, ends: bool) -> Claim:
         execution_id = ids.new_id() if token is None else ids.short(as_text(token))
@@ -140,7 +142,7 @@ class NamedLock:
     def _still_ours(self, lease: Lease) -> None:
         if lease.lost:
             raise self._not_owned(
-                "was lost: nobody renewed it in time, or it was released by force"
+                "was lost: it was not renewed in time, or it was released by force"
             )
 
     def _not_owned(self, what: str) -> LockNotOwned:
@@ -151,29 +153,30 @@ class Lock(NamedLock):
     """A named lock with the interface of `redis.lock.Lock`, and what redis-py's lock lacks: the
     lease is renewed while the holder lives, waiters are served in turn, and a holder can re-enter.
 
-    Who re-enters: the same object in the same thread; every `Lock` with the same `owner`; inside a
-    Celery task, a `Lock` for whatever the task's own call stack holds. Two objects without an owner
-    exclude each other, as redis-py's do.
+    The same object re-enters in the same thread, and so does every `Lock` with the same `owner`.
+    Inside a Celery task a `Lock` re-enters what the task's own call stack holds. Two objects
+    without an owner exclude each other, as redis-py's do.
 
     Args:
-        redis: a client of redis-py, the URL of a Redis, or a function that makes a client.
-        name: the lock name. A `LockedTask` with the same name is excluded by it, and the other way.
-        timeout: seconds that the lock outlives its holder's death (its lease), 30 by default.
-        sleep: not used, there is no polling; accepted because redis-py's Lock has it.
+        redis: a client of redis-py, the URL of a Redis, or a function that returns a client.
+        name: the lock name. It excludes any `Lock` and any `LockedTask` with the same name.
+        timeout: the lease: seconds until the lock ends after its holder has died. Default 30.
+        sleep: not used, as there is no polling; accepted because redis-py's Lock has it.
         blocking: whether to wait by default.
-        blocking_timeout: seconds to wait at most; None waits as long as it takes.
+        blocking_timeout: seconds to wait at most; None waits without a bound.
         thread_local: False lets another thread release what this thread acquired.
         raise_on_release_error: False logs a lock that was lost inside `with` instead of raising.
-        owner, limit: who may re-enter (any text), and how many permits the lock has.
+        owner: any text. Every `Lock` with the same owner re-enters.
+        limit: how many permits the lock has, 1 or more.
         renew: False lets the lock end `timeout` seconds after the acquire, as redis-py's does.
-        namespace: prefix of all keys; that of the Celery app's `relock_namespace`.
-        min_replicas: how many replicas have to have the hold; as `relock_min_replicas`.
+        namespace: prefix of all keys. Use the Celery app's `relock_namespace`.
+        min_replicas: how many replicas must have the hold, as `relock_min_replicas`.
 
     Attributes:
-        local: each thread's grip; with `thread_local=False` one grip for all of them.
+        local: each thread's grip; with `thread_local=False` one grip for all threads.
 
     Raises:
-        LockConfigError: a value that cannot be used.
+        LockConfigError: a value cannot be used.
     """
 
     def __init__(
@@ -216,17 +219,20 @@ class Lock(NamedLock):
         """Acquire the lock, or re-enter what this thread holds.
 
         Args:
-            sleep, token: not needed; accepted because redis-py's Lock has them. A token becomes
-                the id of the hold.
+            sleep: not used; accepted because redis-py's Lock has it.
+            blocking: whether to wait. Default: that of the object.
+            blocking_timeout: seconds to wait at most. Default: that of the object.
+            token: not needed; accepted because redis-py's Lock has it. It becomes the id of the
+                hold.
 
         Returns:
-            False if somebody else held the lock until the time was over.
+            True if acquired; False if another holder kept the lock until `blocking_timeout` passed.
 
         Raises:
             LockNotOwned: this thread acquired the lock before and has lost it since.
-            LockNeverFree: to wait without a bound would never end: its holder waits for this
-                thread, or is this thread by another object.
-            LockUnavailable: Redis cannot be asked.
+            LockNeverFree: waiting without a bound would never end: the holder waits for this
+                thread, or is this thread, by another object.
+            LockUnavailable: Redis cannot be reached.
         """
         if not (self.blocking if blocking is None else blocking):
             wait: float | None = 0.0
@@ -235,12 +241,12 @@ class Lock(NamedLock):
         return isinstance(self._take(wait, token), Held)
 
     def release(self) -> None:
-        """Release the lock; after re-entries the last release counts.
+        """Release the lock. After re-entries, only the last release counts.
 
         Raises:
             LockNotTaken: this thread does not hold the lock.
             LockNotOwned: the lock was lost meanwhile.
-            LockUnavailable: Redis cannot be told. The end of the lease frees the lock, or another
+            LockUnavailable: Redis cannot be reached. The lock ends with its lease, or by another
                 `release`.
         """
         grip = self._own_grip() or self._grip("released")
@@ -263,10 +269,17 @@ class Lock(NamedLock):
             raise self._not_owned("was lost before it was released")
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> bool:
-        """Make the lease `additional_time` seconds longer, or with `replace_ttl` exactly so long.
+        """Make the lease longer.
 
-        Where this `Lock` has re-entered what an outer holder has (the task it runs in), the lease
-        is the outer holder's and stays as it is: renewed for as long as the outer one works.
+        If this `Lock` has re-entered the hold of an outer holder, such as its task, the lease is
+        the outer holder's and stays as it is.
+
+        Args:
+            additional_time: seconds to add to the lease.
+            replace_ttl: True makes the lease end `additional_time` seconds from now.
+
+        Returns:
+            True.
 
         Raises:
             LockNotTaken: this thread does not hold the lock.
@@ -290,7 +303,7 @@ class Lock(NamedLock):
         return True
 
     def reacquire(self) -> bool:
-        """Set the lease back to its full length. Raises as `extend` does."""
+        """Set the lease back to its full length. Returns and raises as `extend` does."""
         return self.extend(self._grip("extended").length, replace_ttl=True)
 
     def __enter__(self) -> Lock:
@@ -315,7 +328,7 @@ class Lock(NamedLock):
             # What the block itself raised says more.
             if self.raise_on_release_error and error is None:
                 raise
-            logger.warning("at the end of its block: %s", failure)
+            logger.warning("Cannot release a lock at the end of its block: %s", failure)
         except BaseException:
             # A signal's exception, on any line of the above. Nobody comes back for what is left:
             # while this object lives, the lock would be renewed, and re-entered. (An exception that
@@ -329,7 +342,7 @@ class Lock(NamedLock):
         grip = self._own_grip()
         if grip is not None and grip.coroutine and (other := self._is_another(grip, wait)):
             return other
-        if grip is not None and (again := self._enter_again(grip)) is not None:
+        if grip is not None and (again := self._re_enter(grip)) is not None:
             return again
         working = in_task()
         outer = reentrancy.holding(None, self.name) if working and self._owner is None else None
@@ -438,7 +451,7 @@ class Lock(NamedLock):
         of = lease.claim
         return Conflict(self.name, lease.remaining, lease.fences[0], of.owner, of.label, 0)
 
-    def _enter_again(self, grip: Grip) -> Held | None:
+    def _re_enter(self, grip: Grip) -> Held | None:
         lease = grip.lease
         if lease.state is State.ASKED:
             self._engine.release(lease)  # what could not be released stands in our own way
@@ -456,7 +469,7 @@ class Lock(NamedLock):
         return None if grip is None or grip.lease.pid != platform.pid else grip
 
     def _standing(self) -> tuple[Grip | None, int]:
-        """This thread's grip, and how many times it has entered."""
+        """This thread's grip, and how often it holds the lock, re-entries included."""
         grip = self._own_grip()
         return grip, 0 if grip is None else grip.depth
 

@@ -10,29 +10,30 @@ Signals, and what each of them tells of:
 - `lock_acquired`: an execution acquired a lock, or joined the permit of another execution of its
   workflow (then `reentered` is True);
 - `lock_reentered`: a call re-entered what its own call stack holds. Redis was not asked;
-- `lock_conflict`: somebody else holds the lock; `policy` says what becomes of the execution;
+- `lock_conflict`: another execution holds the lock; `policy` says what becomes of this one;
 - `lock_waiting`: the execution waits in its worker's slot, or a `Lock` in its thread;
 - `lock_parked`: its message waits in Redis, and the worker's slot is free;
-- `lock_resumed`: a parked message was published again, as its turn has come; told wherever that
-  happened, mostly where the lock was released. `sender` is None if no task has its name there;
-- `lock_dropped`: the execution ends without a run (`lock_on_conflict="drop"`);
+- `lock_resumed`: a parked message was published again, because its turn has come; sent in the
+  process that publishes it, mostly where the lock was released. `sender` is None if that process
+  does not have the task;
+- `lock_dropped`: the execution ends without running its body (`lock_on_conflict="drop"`);
 - `lock_released`: the lock was released;
 - `lock_lost`: it ended before the work under it did;
-- `lock_unrenewed`: Redis could not be asked to renew it, and will be asked again until the lease
-  ends. Told for each lock and each try;
-- `lock_duplicate`: a call was swallowed, as one like it is queued or runs (`lock_dedup`); told
-  where it was sent, or in the worker for a call by name. Its arguments are at the end;
-- `lock_forced`: somebody released it by force, or cancelled a run that was parked for it (`admin`);
-  told where that was done. Its arguments are at the end;
-- `lock_reclaimed`: it was freed for a process of this worker's host that is dead; told in the main
-  process of a worker, where no object stands for the task: `sender` is None.
+- `lock_unrenewed`: Redis could not be reached to renew it; the library tries again until the lease
+  ends. Sent for each lock and each try;
+- `lock_duplicate`: a call was swallowed, because an equal call is queued or runs (`lock_dedup`);
+  sent in the calling process, or in the worker for a call by name. Its arguments are at the end;
+- `lock_forced`: the lock was released by force, or a task that was parked for it was cancelled
+  (`admin`); sent in the process that did it. Its arguments are at the end;
+- `lock_reclaimed`: the lock of a dead process of this worker's host was released; sent in the main
+  process of a worker. `sender` is None.
 
-Arguments (more may come, so take `**kwargs`):
+Arguments (later versions can pass more, so take `**kwargs`):
 
 - `sender`: the task object, None for a `Lock` outside of tasks. `connect(…, sender=task)` selects;
 - `names`: the lock names, a tuple of texts;
 - `owner`: the id of the workflow, whole; `run`: the short id of the execution;
-- `fence`: the number of the entry, 0 if there is none;
+- `fence`: the fencing token, 0 if there is none;
 - `reason`: a sentence for people, "" where the signal says it all;
 - `since`: seconds since the last good renewal, for `lock_lost`;
 - `waited`: seconds since the execution first had to wait, parked ones included; 0 if it never did;
@@ -41,17 +42,17 @@ Arguments (more may come, so take `**kwargs`):
 - `reentered`: whether it joined a permit that was there;
 - `policy`: for `lock_conflict`, a value of `lock_on_conflict`, or "duplicate" for a second copy of
   a message, which waits behind the first one; "" elsewhere;
-- `task_id`, `task_name`: of the message that runs, "" without one.
+- `task_id`, `task_name`: of the message that is executed, "" if there is none.
 
 Those of `lock_duplicate`: `sender` and `names` as above, `task_id` of the call that was swallowed,
 `duplicate_of` (the task id of the call that is there), `since` (when that one got its dedup marker,
 in seconds since the epoch).
 
-Those of `lock_forced`: `sender`, `names`, `task_id`, `task_name` and `fence` as above, of whoever
-held it or was parked; `action` ("release" or "cancel"), `by` (who), `origin` (from where).
+Those of `lock_forced`: `sender`, `names`, `task_id`, `task_name` and `fence` as above, of the
+holder or the parked task; `action` ("release" or "cancel"), `by` (who), `origin` (from where).
 
-A receiver is called where the thing happens: in the process of the task, and for `lock_lost` mostly
-in a thread that is not the task's. The task waits for it. What it raises is logged.
+A receiver is called in the process of the task, and for `lock_lost` mostly in a thread that is not
+the task's. The task waits for it. If a receiver raises, the error is logged.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ def send_duplicate(
 
 
 def send_forced(task: Any, **told: Any) -> None:
-    """A lock was released by force, or a parked run was cancelled."""
+    """A lock was released by force, or a parked task was cancelled."""
     _call_receivers(lock_forced, sender=task, **told)
 
 

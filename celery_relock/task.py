@@ -1,4 +1,4 @@
-"""LockedTask: a Celery task class whose runs hold a lock."""
+"""LockedTask: a Celery task class whose executions hold a lock."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ if TYPE_CHECKING:
 
 
 class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
-    """Base for tasks that take a lock before their body runs and give it back however it ends.
+    """Base class for tasks that hold a lock while their body runs.
 
         @app.task(base=LockedTask, lock_key="account:{account_id}")
         def charge(account_id, amount): ...
 
-    The lock lies around `run`, whoever calls it and by whatever `__call__`: a subclass's own
-    `__call__`, `before_start` and `on_*` stay as they are, and so does what another library puts
-    around them. It is released before Celery publishes the next step of a chain or stores the
-    result: whoever sees the result finds the lock free.
+    The lock is released however the body ends, before Celery publishes the next step of a chain or
+    stores the result. So when you see the result, the lock is free.
 
-    `docs/options.md` has every option. Each is checked when the task is declared.
+    The lock lies around `run`. A subclass's own `__call__`, `before_start` and `on_*` methods run
+    outside of it, and so does what another library puts around them.
+
+    The page "Options" has every option. Each is checked when the task is declared.
     """
 
     abstract = True
@@ -85,22 +86,23 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         shadow: str | None = None,
         **options: Any,
     ) -> Any:
-        """As Celery's; where `lock_dedup` says that the call is a duplicate, nothing is sent.
+        """Send the task, as Celery's `apply_async` does, unless the call is a duplicate
+        (`lock_dedup`).
 
-        Args:
-            lock_…: for this call instead of the task's own: on_conflict, max_wait, ttl, dedup,
-                on_duplicate, max_parked, keep_on_retry, on_lost, on_unavailable. They travel in the
-                message, through waits and retries. `lock_dedup=False` sends the call in any case.
+        Options of the lock can be given for this call, instead of the task's own:
+        `lock_on_conflict`, `lock_max_wait`, `lock_ttl`, `lock_dedup`, `lock_on_duplicate`,
+        `lock_max_parked`, `lock_keep_on_retry`, `lock_on_lost`, `lock_on_unavailable`. They travel
+        in the message, through waits and retries. `lock_dedup=False` sends the call in any case.
 
         Returns:
-            The AsyncResult of the call, or of the one that is there already; an EagerResult with a
-            marker for `lock_on_duplicate="drop"`.
+            The AsyncResult of the call, or for a duplicate that of the first call. With
+            `lock_on_duplicate="drop"`, a duplicate's EagerResult.
 
         Raises:
-            DuplicateTask: with `lock_on_duplicate="raise"`.
-            LockConfigError: a value that an option does not take, or an option that decides which
-                executions exclude each other: `lock_key`, `lock_limit` and such.
-            LockUnavailable: Redis is away; unless `lock_on_unavailable` is another than "raise".
+            DuplicateTask: the call is a duplicate, with `lock_on_duplicate="raise"`.
+            LockConfigError: an option has a value that cannot be used, or cannot be given for one
+                call, such as `lock_key` and `lock_limit`.
+            LockUnavailable: Redis cannot be reached, with `lock_on_unavailable="raise"`.
         """
         options.update(
             task_id=task_id, producer=producer, link=link, link_error=link_error, shadow=shadow
@@ -112,7 +114,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         return dedup.send(self, super().apply_async, args, kwargs, options)
 
     def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        """As Celery's, with `lock_…` options for this call as `apply_async` takes them."""
+        """Run the task here, as Celery's `apply`, with `lock_…` options as for `apply_async`."""
         declared, own = declaration(type(self)), call_options(options)
         options = {n: value for n, value in options.items() if not n.startswith("lock_")}
         prefix = options.pop(PREFIX, None)
@@ -124,13 +126,13 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         return super().apply(args, kwargs, **options)
 
     def lock_for(self, *args: Any, **kwargs: Any) -> Lock:
-        """The lock of a call with these arguments, for a view, a command or a script.
+        """Return the `Lock` of a call with these arguments, for a view, a command or a script.
 
             with charge.lock_for(42, amount=5):
                 ...
 
         It has the app's Redis, namespace and prefix, and the task's lease, limit and longest wait.
-        Nothing is acquired before it is used.
+        Nothing is acquired until you use it.
 
         Raises:
             TypeError: the task cannot be called with these arguments.
@@ -141,10 +143,12 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         return Lock(**self._lock_for(args, kwargs))
 
     def async_lock_for(self, *args: Any, **kwargs: Any) -> CoroutineLock:
-        """The same for a coroutine.
+        """Return the same lock for a coroutine.
 
-        async with charge.async_lock_for(42, amount=5):
-            ...
+            async with charge.async_lock_for(42, amount=5):
+                ...
+
+        Raises as `lock_for` does.
         """
         from .asyncio import Lock
 
@@ -172,17 +176,21 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         }
 
     def marked(self, *args: Any, **kwargs: Any) -> Any:
-        """The AsyncResult of the call that makes this one a duplicate; None if there is none.
+        """Return the AsyncResult of the call of which this call is a duplicate, or None.
 
         Raises:
             TypeError: the task cannot be called with these arguments.
-            LockUnavailable: Redis is away.
+            LockUnavailable: Redis cannot be reached.
         """
         return dedup.marked(self, args, kwargs)
 
     def unmark(self, *args: Any, **kwargs: Any) -> bool:
-        """Let this call be sent again, though one like it is queued or runs, or its message is
-        lost. False if there is none. Raises as `marked`."""
+        """Let the next such call be sent, although an equal call is queued or runs, or its message
+        was lost.
+
+        Returns:
+            True if a call was marked; False if none was. Raises as `marked` does.
+        """
         return dedup.unmark(self, args, kwargs)
 
     def on_replace(self, sig: Any) -> Any:
@@ -202,7 +210,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
             app.steps["consumer"].add("celery_relock.worker.resuming:ResumeQueues")
 
     def _relock_declares(self) -> bool:
-        """Whether this task takes a lock."""
+        """Whether this task has a lock."""
         return not declaration(type(self)).rule.off
 
     def __setattr__(self, name: str, value: Any) -> None:

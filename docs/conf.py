@@ -32,7 +32,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(celery|kombu|redis|django|sqlalchemy|rich|click)\..*"),
     (
         r"py:.*",
-        r"(Redis|Task|Signal|Celery|TracebackType|Callable|Mapping|Sequence|Iterator|Share|Engine)",
+        r"(Redis|Task|Signal|Celery|TracebackType|Callable|Mapping|Sequence|Iterator|Share|Engine|_Locks|_Token|CoroutineLock)",
     ),
     (r"py:.*", r"(collections\.abc|contextlib)\..*"),
 ]

@@ -16,7 +16,7 @@ from ..naming.arguments import bind, signature_of
 from ..naming.names import NameRule, check_name
 from ..options import LockOptions
 from ..settings import name_prefix
-from ..task import LockedTask as LockedTask  # the package's own: whoever loads it knows `enter`
+from ..task import LockedTask as LockedTask  # the package's own: to load it registers `enter`
 from ..worker.message import prefix_here
 from .enter import ENTER, held
 from .steps import Step, stamp, steps_of
@@ -27,30 +27,29 @@ _CHUNKS = "celery.chunks"
 
 
 def locked(canvas: Signature, *, key: Any, **options: Any) -> Signature:
-    """A canvas under one permit of a lock, from before its first step until after its last.
+    """Hold one permit of a lock from the first step of a canvas to the end of the last.
 
         locked(chain(fetch.s(42), parse.s(), store.s()), key="account:42").delay()
 
-    It is the chain of `celery_relock.enter` and the canvas. That task acquires the lock as any
-    locked task does: parked while somebody else holds it, and so on by `on_conflict`. Each time the
-    canvas is applied it acquires a permit of its own. The steps may be any tasks, in workers that
-    have loaded this library. The members of a group or a chord share the permit: they run side by
-    side.
+    Returns the chain of the task `celery_relock.enter` and the canvas. `enter` acquires the lock as
+    any locked task does, by `on_conflict`. Each time you apply the canvas, it acquires its own
+    permit. The steps can be any tasks, in workers that have loaded this library. The members of a
+    group or a chord share the permit and run side by side.
 
     Args:
         canvas: a signature, chain, group, chord, map, starmap or chunks, or a part of a larger one.
-        key: as `lock_key`: a name, a template over the first step's arguments as they are written
-            in its signature, a callable of these, or a list.
-        ttl, gap_ttl, on_gap, on_conflict, max_wait, limit: as the options `lock_…` of a task. The
-            app's settings are the defaults. `on_conflict` and `limit` cannot be callables.
+        key: as `lock_key`: a name, a list of names, or a template or callable over the first step's
+            arguments, as its signature has them.
+        **options: `ttl`, `gap_ttl`, `on_gap`, `on_conflict`, `max_wait`, `limit`, as the options
+            `lock_…` of a task. The app's settings are the defaults. Callables are refused.
 
     Returns:
-        a chain to apply, to link, to put into a larger canvas, or to store as JSON. A canvas
-        without a step comes back as it is.
+        A chain to apply, to link, to put into a larger canvas, or to store as JSON. A canvas
+        without a step is returned as it is.
 
     Raises:
-        LockConfigError: the canvas is no signature, an option is unknown or cannot be used, or the
-            key gives no name.
+        LockConfigError: the canvas is not a signature, an option is unknown or cannot be used, or
+            the key gives no name.
     """
     _check_canvas(canvas)
     _check_options(options)
@@ -119,8 +118,8 @@ def _names(key: Any, first: Step, app: Any) -> list[str]:
     task = app.tasks.get(first["task"])
     if task is None:
         raise LockConfigError(
-            f"{where}: the key reads arguments, and the first step is no task of this app, so they "
-            "have no names here. Give the finished name as key."
+            f"{where}: the key reads arguments, and the first step is not a task of this app, so "
+            "they have no names here. Give the finished name as key."
         )
     arguments = bind(task, first.get("args") or (), first.get("kwargs") or {})
     if arguments is None:
@@ -137,7 +136,7 @@ def _check_canvas(canvas: Any) -> None:
         return
     name = getattr(canvas, "__name__", "task").strip("<>")
     if isinstance(canvas, Task):
-        says = f"{canvas.name} is a task and no signature. Write locked({name}.s(…), key=…)."
+        says = f"{canvas.name} is a task, not a signature. Write locked({name}.s(…), key=…)."
     elif isinstance(canvas, list | tuple) or inspect.isgenerator(canvas):
         says = (
             f"a {type(canvas).__name__} does not say how its steps run. Write locked(chain(…), …) "
@@ -151,7 +150,8 @@ def _check_canvas(canvas: Any) -> None:
         says = f"{name} is no task. Declare it with @app.task and write locked({name}.s(…), key=…)."
     else:
         says = (
-            f"{canvas!r:.100} is no signature. Write locked(task.s(…), key=…), or another canvas."
+            f"{canvas!r:.100} is not a signature. Write locked(task.s(…), key=…), "
+            "or another canvas."
         )
     raise LockConfigError(f"locked(): {says}")
 
@@ -160,10 +160,12 @@ def _check_options(options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if name not in _OPTIONS:
             raise LockConfigError(
-                f"locked(): there is no option {name}. There are: key, {', '.join(_OPTIONS)}."
+                f"locked(): there is no option {name}. The options are: key, {', '.join(_OPTIONS)}."
             )
         if callable(value):
-            raise LockConfigError(f"locked(): {name} cannot be a callable, it goes into a message.")
+            raise LockConfigError(
+                f"locked(): {name} cannot be a callable, because it travels in a message."
+            )
     LockOptions.collect({f"lock_{name}": each for name, each in options.items()}, {}, "locked()")
 
 
