@@ -530,7 +530,7 @@ class _Workers:
                     "workers",
                     WARNING,
                     f"the workers cannot be asked: {type(error).__name__}: {error}",
-                    "The broker is away, or knows no broadcasts.",
+                    "The broker cannot be reached, or knows no broadcasts.",
                     "See that broker_url leads to it.",
                 )
             )

@@ -73,8 +73,8 @@ class Relock:
             yield tokens[0]
 
     def expire(self, name: str) -> None:
-        """Let the lease of whoever holds a lock run out, as if nobody had renewed it: `self.lock`
-        is lost at once, and the next who waits gets the lock.
+        """Let the lease of a lock's holder run out, as if nobody had renewed it: `self.lock` is
+        lost at once, and the next waiter gets the lock.
 
         Raises:
             LookupError: nobody holds the lock.

@@ -95,7 +95,7 @@ class _Place:
         arrived: the message came back too early, and its attempt has this place now.
         first, back: when the message was first handed out, and until when it is on its way.
         sent, by: how often it was handed out, and by which command last.
-        untold: it was handed out to nobody yet, and is owed to whoever can send it.
+        untold: it was not handed out yet, and is owed to a process that can publish it.
     """
 
     execution_id: str
@@ -341,8 +341,8 @@ class _Command:
         return mine and place.execution_id not in self._given
 
     def hand_out(self, place: _Place) -> None:
-        """To the caller if it can send the message, or else to whoever can, who is called. The
-        message stays until its execution has the lock: who is to send it may die."""
+        """To the caller if it can publish the message, or else to a process that can, which is
+        called. The message stays until its execution has the lock: its publisher may die."""
         request, execution_id = place.request, place.execution_id
         assert request is not None
         place.first = self.now if place.first is None else place.first
@@ -497,8 +497,8 @@ class _Command:
         return is_ahead
 
     def _may_be_passed(self, lock: _Lock, place: _Place, caller: str) -> bool:
-        """Nobody holds the lock, and whoever was resumed does not come: perhaps somebody who waits
-        in a process behind this place is here."""
+        """Nobody holds the lock, and the resumed execution does not come: perhaps a waiter in a
+        process behind this place is here."""
         late = self._ahead[lock.name].late
         is_other = place.parked and place.execution_id != caller
         return is_other and late > 0 and not lock.holds
@@ -506,8 +506,9 @@ class _Command:
     # --- deadlocks --------------------------------------------------------------------------------
 
     def deadlock(self, wanted: dict[str, int], stuck: Sequence[str]) -> tuple[str, ...]:
-        """The way round if waiting for these locks would never end: a lock, the label of whoever
-        its holder waits by, the lock that this one waits for, and so on to a hold of `stuck`."""
+        """The way round if waiting for these locks would never end: a lock, the label of the
+        execution that its holder waits by, the lock that this one waits for, and so on to a
+        hold of `stuck`."""
         if not stuck:
             return ()
         waits: dict[str, dict[_Place, None]] = defaultdict(dict)
@@ -663,7 +664,7 @@ class _Acquire(_Command):
         joined: dict[_Lock, int] = {}
         wanted: dict[str, int] = {}
         blocked: _Lock | None = None
-        # Only now: whoever one of the queues let in may hold, or be, any of these.
+        # Only now: an execution that one of the queues let in may hold, or be, any of these.
         for lock in self.locks:
             if lock.has(self.me):
                 continue
@@ -737,7 +738,7 @@ class _Acquire(_Command):
     def _enter(self, place: _Place, before_all: bool = False) -> None:
         """Into the queues of all its locks at one moment: with one order over all queues the oldest
         execution is first in each of its queues, so two that want the same locks cannot wait for
-        each other. Whoever is there already keeps its turn."""
+        each other. An execution that is there already keeps its turn."""
         # A message that is parked already was perhaps for another broker, or its patience is over.
         if before := self.state.parked.get(self.me):
             self.unpark(before)

@@ -1,4 +1,4 @@
-"""The backend of `relock_enabled=False`: whoever asks has the lock, with fencing token 0, and
+"""The backend of `relock_enabled=False`: every caller has the lock, with fencing token 0, and
 nothing is kept or asked anywhere. Everything above it works as usual, so a task that runs without
 locks runs the same code as one that has them.
 """

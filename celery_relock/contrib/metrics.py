@@ -1,4 +1,4 @@
-"""What is measured of locks, whoever collects it: built on `celery_relock.signals`.
+"""What is measured of locks, for any collector: built on `celery_relock.signals`.
 
 Every instrument stands here once. `prometheus` and `otel` say how each system is told. Labels are
 the task's name and, where that is asked for, the template of its `lock_key`; never a lock's name,
@@ -71,7 +71,7 @@ GAUGES = {
 #: Upper bounds of the histograms' buckets, in seconds.
 BOUNDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
 
-# What was read from Redis is good for so many seconds, whoever asks.
+# What was read from Redis is good for so many seconds.
 FRESH = 2.0
 
 

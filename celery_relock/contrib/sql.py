@@ -1,4 +1,4 @@
-"""Fenced writes: the database refuses whoever has lost the lock.
+"""Fenced writes: the database refuses the write of a task that has lost its lock.
 
     with connection.transaction(), self.lock.fenced(connection):
         ...  # read, compute, write
@@ -80,7 +80,7 @@ def fence(connection: Any, name: str, token: int) -> None:
     """Let the transaction go on only if the database has seen no higher token of the lock.
 
     Call it first in the transaction, before you read what you are going to change. Until the
-    transaction ends, whoever comes with another token of the lock waits.
+    transaction ends, a transaction with another token of the lock waits.
 
     Args:
         connection: in a transaction; of Django, of SQLAlchemy (or a Session), or of a DB-API driver

@@ -191,7 +191,7 @@ class MarkerLease:
         """Take the marker over. Returns whose it is if it is another call's.
 
         Raises:
-            LockUnavailable: Redis is away; the execution goes on without its marker.
+            LockUnavailable: Redis cannot be reached; the execution goes on without its marker.
         """
         return found(self._engine.acquire(self._lease))
 

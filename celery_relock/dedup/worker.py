@@ -154,7 +154,7 @@ class _Execution:
                 self.lease.show_begun()
 
     def _free_before_the_body(self, replaces: bool) -> None:
-        """Before its first line: whoever calls from now on gets an execution of its own."""
+        """Before its first line: a call from now on gets an execution of its own."""
         try:
             if replaces and self._was_replaced():
                 raise Late("was replaced by a later call while it waited for its lock")
@@ -174,7 +174,7 @@ class _Execution:
         return False
 
     def show_replaced(self) -> None:
-        """Store REVOKED where nobody else will: whoever waits for the call would wait for ever.
+        """Store REVOKED where nobody else will: `get()` of the call would never return.
 
         A later call looked at the marker, this execution took it over, the later call ended it and
         found nothing when it looked again: it believes that this one runs. Or it had stored

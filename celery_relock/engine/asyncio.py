@@ -4,8 +4,8 @@ The states of a lease, what is due and what an answer means are those of `lease`
 is what waits otherwise: the engine awaits, a waiter sleeps on a future, one task of the loop renews
 all leases, and one hears the inbox. Everything runs in the loop's thread.
 
-A task may be cancelled at every `await`. Whoever acquires calls `let_go` then, and it releases in a
-task of its own, which that cancellation does not reach.
+A task may be cancelled at every `await`. The acquiring code then calls `let_go`, which releases in
+a task of its own, which that cancellation does not reach.
 """
 
 from __future__ import annotations

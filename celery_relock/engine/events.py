@@ -1,4 +1,4 @@
-"""What happens to locks, told to whoever wants to know (the log by default), and the sentences
+"""What happens to locks, told to subscribers (the log by default), and the sentences
 about who holds what, for errors, logs and the command line."""
 
 from __future__ import annotations

@@ -313,7 +313,7 @@ class Lease:
         return Entry(self.backend.id, of.execution_id, of.attempt_id, of.names, *told)
 
     def tell(self, kind: str, reason: str = "", since: float = 0.0, policy: str = "") -> None:
-        """Tell whoever wants to know what happened to the lease."""
+        """Tell the subscribers what happened to the lease."""
         if wanted(kind):
             of, fence = self.claim, max(self.fences, default=0)
             reentered = bool(self.reentered) and all(self.reentered)
@@ -334,12 +334,12 @@ class Lease:
         """Wait for a ring, at most so long, while the lease waits."""
         if self._bell is None:
             self._bell = threading.Event()
-        # Asked after the bell is there: whoever rang before found none.
+        # Asked after the bell is there: a ring before that found none.
         if self.state is State.WAITING and self._bell.wait(seconds):
             # The caller looks for itself next, so no ring is lost; and the caller may wait again.
             self._bell.clear()
 
     def ring(self) -> None:
-        """Wake whoever sleeps: a hint, as the sleeper looks for itself, now and then unasked."""
+        """Wake the sleeper: a hint, as the sleeper looks for itself, now and then unasked."""
         if self._bell is not None:
             self._bell.set()

@@ -1,6 +1,6 @@
 """The leases that the running call stack holds: inline re-entry is decided by them.
 
-Whoever calls and whoever is called cannot run at the same time, so an inner call may always
+A caller and the function that it calls cannot run at the same time, so an inner call may always
 re-enter what an outer call holds; to let the inner call wait would be a deadlock with itself.
 
 A context variable, because greenlets and threads each have a context of their own, and a coroutine

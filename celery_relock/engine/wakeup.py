@@ -1,6 +1,6 @@
 """The inbox of this process at a backend: where the process hears of grants and of forced releases.
 
-A message is a hint. Whoever waits looks for itself at every heartbeat, so a message that is lost,
+A message is a hint. A waiter looks for itself at every heartbeat, so a message that is lost,
 forged or garbled delays by a heartbeat at the most.
 """
 
@@ -79,7 +79,7 @@ class Inbox:
         return self._pause
 
     def ended(self) -> None:
-        """An exception from outside ended the thread: whoever waits next starts another thread."""
+        """An exception from outside ended the thread: the next waiter starts another thread."""
         self.started = self.listening = False
 
 

@@ -94,7 +94,7 @@ class NameRule(NamedTuple):
 
 
 def check_name(name: str, where: str) -> str:
-    """Give back a name that a lock can have.
+    """Return the name if a lock can have it.
 
     Args:
         name: any length up to 4096 bytes of UTF-8; a longer one is data that went astray.

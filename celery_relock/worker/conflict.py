@@ -112,15 +112,15 @@ def obtain(attempt: Attempt) -> Held | None:
 
 
 def _end_waiting(attempt: Attempt) -> None:
-    """The run ends here, or goes on without its lock: should it be parked, which cannot be told
-    while Redis is away, it must not run once more later."""
+    """The execution ends here, or goes on without its lock. It may be parked, which cannot be known
+    while Redis cannot be reached: then it must not run once more later."""
     if attempt.message is not None and attempt.lease.state is not State.HELD:
         attempt.engine.parking.withdraw_later(attempt.lease.claim.execution_id)
 
 
 def _decide(attempt: Attempt, answer: Conflict | Duplicate | Ended | Deadlocked) -> Held | None:
-    """The lock is not to be had: what the answer, and the task's policy, make of that. None: it is
-    to be asked for once more."""
+    """The lock is held: what the answer, and the task's policy, make of that. None: ask for it once
+    more."""
     message, options = attempt.message, attempt.options
     if isinstance(answer, Ended):
         _again(attempt)
@@ -151,8 +151,8 @@ def _decide(attempt: Attempt, answer: Conflict | Duplicate | Ended | Deadlocked)
 
 
 def _warn_of_an_ancestor(attempt: Attempt, answer: Conflict | Duplicate) -> None:
-    """Say it once where the holder is whoever sent this task: should the holder wait for it, both
-    would wait for ever, and the server cannot see that."""
+    """Say it once if the holder has sent this task: if the holder waits for it, both
+    wait for ever, and the server cannot see that."""
     if attempt.message is None or not isinstance(answer, Conflict):
         return
     header = header_of(attempt.message)
@@ -254,7 +254,7 @@ def _park(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -
 def _parked(
     attempt: Attempt, left: float | None
 ) -> Held | Parked | Full | Duplicate | Deadlocked | Ended | None:
-    """Leave the message in line for the lock. None: it cannot be parked."""
+    """Leave the message in the queue for the lock. None: it cannot be parked."""
     task, engine, lease, options, message = attempt
     bounds = {"patience": look_after(left, message, task.app), "most": options.max_parked}
     header = header_of(message).again().made_own()
@@ -327,7 +327,7 @@ def _remember_worker(**_: Any) -> None:
     _worker_pid = os.getpid()
 
 
-# Celery calls some errbacks inline in a worker's main process, when a child is lost. Whoever waits
+# Celery calls some errbacks inline in a worker's main process, when a child is lost. A wait
 # there stops the whole worker: no heartbeat, no new task.
 worker_init.connect(_remember_worker, weak=False, dispatch_uid="celery_relock.worker_pid")
 
@@ -384,7 +384,7 @@ def deadlock(attempt: Attempt, answer: Deadlocked) -> LockDeadlock:
 def _is_owed(task: Any, message: Any) -> bool:
     """Whether the message still has to be run, though the body of a run of it has ended.
 
-    The lock is given back before Celery stores the result and publishes the next step. With
+    The lock is released before Celery stores the result and publishes the next step. With
     `acks_late`, a worker that dies in between leaves a message that is delivered again on purpose:
     it is discarded only if the result is there. A copy of a run that ended without one (`Ignore`)
     runs again, as it does without a lock; so does one that stores no result but has a next step.
@@ -428,7 +428,7 @@ def left_of(message: Any, options: LockOptions) -> float | None:
 
 
 def look_after(left: float | None, message: Any, app: Any) -> float | None:
-    """Seconds until a parked message is to be sent on in any case: its wait is over, or it has
+    """Seconds until a parked message must be resumed in any case: its wait is over, or it has
     expired, which a worker finds when it receives it."""
     expires = moment(message.expires, app)
     if expires is None:
@@ -459,7 +459,7 @@ def release(engine: Engine, lease: Lease, *, ended: bool) -> None:
             raise
         logger.log(
             logging.WARNING if held else logging.DEBUG,
-            "the lock %s could not be given back, its lease ends it within %.0f s: %s",
+            "Cannot release the lock %s, its lease ends it within %.0f s: %s",
             ", ".join(map(repr, lease.claim.names)),
             lease.claim.lease,
             error,

@@ -44,7 +44,7 @@ def query_task(state: Any, ids: Any, **_: Any) -> dict[str, Any]:
 
 
 def _inspection(backend: Any) -> Inspection | None:
-    from ..engine.inspection import Inspectable  # by whoever asks, and no worker just so
+    from ..engine.inspection import Inspectable  # when it is asked for, not in every worker
 
     return backend.inspection() if isinstance(backend, Inspectable) else None
 

@@ -187,8 +187,8 @@ class Execution:
                 self._release(engine, lease, over)
 
     def _release(self, engine: Engine, lease: Lease, over: bool) -> None:
-        # An id made from the task id must not be remembered: whoever sends that id again on purpose
-        # would be taken for a late copy.
+        # An id made from the task id must not be remembered: a task that is sent again on
+        # purpose with that id would be taken for a late copy.
         ended = over and self.header is not None and self.header.own
         try:
             reentrancy.pop(lease)

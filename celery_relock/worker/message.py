@@ -130,7 +130,7 @@ class Header(NamedTuple):
         execution_id: anew at each publish.
         own: False if the id was made from the task id, as the message came without a header. Such
             an id cannot tell a copy from a task that somebody sends again on purpose.
-        attempts: how often its message was sent again because its lock was not to be had.
+        attempts: how often its message was sent again because its lock was held.
         since: the sender's clock (s since the epoch) when that first happened; 0 before.
         ancestors: execution ids of the holds that its ancestors have.
         kept: lock names and fences of what the attempt before a retry left to it (see `retry`).
@@ -163,7 +163,7 @@ class Header(NamedTuple):
         return self.first or self.execution_id
 
     def made_own(self) -> Header:
-        """The header for a message that may be sent on twice: from now on its copies are known."""
+        """The header of a message that may be published twice: its copies are known from now on."""
         if self.own:
             return self
         return self._replace(execution_id=ids.new_id(), own=True, first=self.execution_id)
@@ -400,7 +400,7 @@ def owner(option: OwnerOption, request: Any | None, where: str = "") -> str:
     """
     running = request if request is not None and not request.is_eager else running_request()
     if running is None:
-        # A direct call outside of any task belongs to whoever holds a lock around it, or to itself.
+        # A direct call outside of any task belongs to the holder of a lock around it, or to itself.
         outer = reentrancy.innermost()
         return ids.new_id() if outer is None else outer.claim.owner
     if option == "root":

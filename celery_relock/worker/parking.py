@@ -3,7 +3,7 @@ again to the broker of its own app.
 
     task_received (main process)        keep: the raw message travels along in the task's request
     a child, its lock is held           parked_text(app, kept(request), header), stored in Redis
-    whoever's release lets it go on     Outbox.send: publish(app, text, queue=…)
+    the release that grants its lock    Outbox.send: publish(app, text, queue=…)
 
 What is published is what was received, to the byte, but for our own header. No task, signature,
 `apply_async` or receiver of `before_task_publish` has a part in it, nor a context variable of the

@@ -1,4 +1,4 @@
-"""What a worker tells of its locks, to whoever asks it by `celery inspect stats`."""
+"""What a worker tells of its locks in `celery inspect stats`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A turn that has come is used: who publishes parked messages in time, and where they come in.
 
-Normally whoever releases a lock publishes the next message itself. Every worker's main process
-looks as well (`Forwarder`): when somebody calls who could not (another app, a plain `Lock`), when a
-lease that stood in the way has ended, when a message that was published did not arrive, when the
-time to wait is over. There is no leader and no beat: the first to look gets the message.
+Normally the process that releases a lock publishes the next message itself. Every worker's main
+process looks as well (`Forwarder`): when a process calls that could not (another app, a plain
+`Lock`), when a lease that stood in the way has ended, when a published message did not arrive, when
+the time to wait is over. There is no leader and no beat: the first to look gets the message.
 
 A message that is published to the queue that it came from stands behind that queue's backlog, and
 its lock idle. So a worker consumes, beside each of its queues, a resume queue (`ResumeQueues`), and
@@ -86,7 +86,7 @@ class Forwarder:
         self._announced_at = 0.0
 
     def start(self) -> None:
-        """Begin; the first look publishes what was left by whoever was here before."""
+        """Begin; the first look publishes what an earlier worker left."""
         for target in (self._live, self._listen):
             threading.Thread(target=target, name="relock-forwarder", daemon=True).start()
 

@@ -1,9 +1,9 @@
-"""`lock_keep_on_retry`: the hold of a run goes on to its retry, through the countdown.
+"""`lock_keep_on_retry`: the hold of an execution passes to its retry, through the countdown.
 
-A retry is a message of its own, so another run. Its run id is known once it is published, and when
-the body has ended the hold is left to that id, in the same entry. Nobody renews it meanwhile: the
-process that published the retry may be gone by the time it runs, and where the retry never comes
-the end of the lease frees the lock.
+A retry is a message of its own, so another execution. Its id is known once it is published, and
+when the body has ended the hold is left to that id, in the same permit. Nobody renews it meanwhile:
+the process that published the retry may be gone by the time it runs, and if the retry never comes
+the lease ends the lock.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def on_revoked(task: Any, request: Any, terminated: bool) -> None:
     """The retry was revoked, or has expired, before it ran: nobody comes for what is kept."""
     header = header_of(request)
     if terminated or not header.kept:
-        return  # a body that is ended gives back by itself
+        return  # a body that is ended releases by itself
     try:
         names = [name for name, _ in header.kept]
         forget(declaration(type(task)).engine, names, header.execution_id)

@@ -39,7 +39,7 @@ class EnterTask(LockedTask):
     lock_key = False
     enters_workflows = True
 
-    def apply_async(  # type: ignore[override]  # whoever sends it is this library
+    def apply_async(  # type: ignore[override]  # sent by this library alone
         self, args: Any = None, kwargs: Any = None, task_id: str | None = None, **options: Any
     ) -> Any:
         if self.app.conf.task_protocol == 1:
@@ -156,7 +156,7 @@ def held(app: Any, spec: Mapping[str, Any]) -> Iterator[None]:
     """Hold a workflow lock around a canvas that is applied here and now.
 
     Raises:
-        LockConflict: it was not to be had in time.
+        LockConflict: it was held for as long as `max_wait`.
     """
     engine, options = engine_of(app), _options(app, spec)
     names = _missing(engine, spec)

@@ -314,7 +314,7 @@ def _acquire(task: Any, hold: StepHold) -> None:
         # Somebody else holds it, so what was left to this step is gone.
         raise _tell_lost(task, hold, ()) from conflict
     if held is None:
-        return  # Redis is away, and the task is to run all the same
+        return  # Redis cannot be reached, and the task is to run all the same
     if held.fences != lock.fences:
         error = _tell_lost(task, hold, held.fences)
         if lock.on_gap == "raise":

@@ -97,7 +97,7 @@ def test_down_at_release_leaves_the_result_as_it_is(worker, account, locks, down
     try:
         worker.journal.add(f"free {account}")
         assert result.get(timeout=20) == "what the body returned"
-        worker.wait_for_log(rf"WARNING.*account:{account}.*could not be given back.*lease ends it")
+        worker.wait_for_log(rf"WARNING.*Cannot release the lock .*account:{account}.*lease ends it")
     finally:
         locks.restart(keep_data=False)
 

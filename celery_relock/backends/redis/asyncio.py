@@ -3,7 +3,7 @@ in `backend`, over connections of redis.asyncio.
 
 Its pools and clients are not used, as those for threads are not (`connections`), and for the same
 reason: where a task is cancelled in the middle of a command, the answer stays in the connection for
-whoever has it next. Here whoever has a connection is alone with it, and it comes back only after
+the next caller. Here one caller uses a connection at a time, and it comes back only after
 every answer was read; else it is closed.
 """
 

@@ -377,7 +377,7 @@ class RedisBackend:
     def _everywhere(self, verb: str, calls: Sequence[Call]) -> tuple[list[Any], bool]:
         """The outcomes of a verb in some buckets, and whether it may have been executed before. On
         one server it is repeated as usual; in a cluster what the others have handed out does not
-        wait for a node that is away, and it raises if all are errors."""
+        wait for a node that cannot be reached, and it raises if all are errors."""
         if len(self._buckets()) == 1:
             reply, repeated, _ = self._run(verb, *calls[0])
             return [reply], repeated

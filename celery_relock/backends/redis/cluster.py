@@ -43,7 +43,7 @@ FAILOVER = 30.0
 _BRIEF, _BRIEFLY = 1.0, 0.2
 # What was asked for so short a time ago, in seconds, is not asked for again.
 _NEWS = 0.05
-# How often a command is sent on at once, before it counts as one that goes round in a circle.
+# How often a command follows a redirection at once, before it counts as going round in a circle.
 _HOPS = 6
 
 
@@ -295,7 +295,7 @@ class Cluster(Transport):
         said: Exception,
         renewing: bool = False,
     ) -> Any:
-        """The outcome of a call that was sent on to another node."""
+        """The outcome of a call that was redirected to another node."""
         for _ in range(_HOPS):
             node, asking = self.map.told(bucket_of(call[0][0]), node, said), type(said) is AskError
             try:

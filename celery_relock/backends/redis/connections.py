@@ -4,7 +4,7 @@ and are sent again when it may help.
 They are `redis.Connection`s in a list of ours. redis-py's pools and clients hand an answer to the
 wrong caller when a time limit's signal strikes, and send again unseen; a pool's limit, its lock and
 its retries are not needed here. The recipe is in `ask`, and what is held to in all of this room:
-whoever has a connection is alone with it, it comes back only after every answer was read, and no
+one caller uses a connection at a time, it comes back only after every answer was read, and no
 int or float is given to be packed (hiredis runs signal handlers in their repr, and crashes).
 
 Every verb may be sent twice, so a command whose answer is lost is sent again, within a stated
