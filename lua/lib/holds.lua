@@ -259,7 +259,8 @@ function Holds.some(lock, most)
     return lock.holds
   end
   local found = {}
-  for _, execution in ipairs(redis.call('ZRANGE', lock.index.fences, 0, most - 1)) do
+  local last = most == math.huge and -1 or most - 1
+  for _, execution in ipairs(redis.call('ZRANGE', lock.index.fences, 0, last)) do
     found[execution] = lock.holds[execution]
   end
   return found

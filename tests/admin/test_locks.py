@@ -340,6 +340,17 @@ def test_looking_costs_a_scan_and_a_script_for_fifty_locks(
         desk.close()
 
 
+def test_a_lock_with_an_index_is_released_of_all_its_holders(
+    redis_url: str, namespace: str
+) -> None:
+    desk, locks = Desk(redis_url, namespace), Locks(redis_url, namespace)
+    for number in range(40):
+        desk.fence(f"h{number}", limit=100)
+    assert len(locks.release("a")) == 40
+    assert locks.get("a").idle
+    desk.close()
+
+
 def test_bad_input_gets_a_clear_answer(redis_url: str, namespace: str, client: Any) -> None:
     desk = Desk(redis_url, namespace)
     locks = Locks(redis_url, namespace)

@@ -93,6 +93,17 @@ def test_what_many_hold_is_told_and_ends_as_usual(desk):
     assert desk.client.exists(desk.keys.lock("a"), *index(desk)) == 0
 
 
+def test_many_holds_are_all_released_by_force(desk):
+    for number in range(MANY):
+        desk.fence(f"h{number}", limit=100)
+
+    released = desk.backend.force_release("a")
+    assert {hold.execution_id for hold in released} == {f"h{n}" for n in range(MANY)}
+    assert desk.holders() == []
+    assert desk.backend.force_release("a") == ()
+    assert isinstance(desk.take("other"), Held)
+
+
 def test_re_entry_finds_its_permit_among_many(desk):
     fences = {f"h{n}": desk.fence(f"h{n}", limit=100, owner=f"o{n % 7}") for n in range(MANY)}
 
