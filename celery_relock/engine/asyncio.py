@@ -300,9 +300,12 @@ class Engine:
         claim, sent = lease.claim, time.monotonic()
         if lease.renews and not (claim.by_owner or claim.ancestors or self.backend.replicated):
             return True
+        # Until it is answered, a copy may still come, and acquire the lock for nobody.
+        before, lease.repeated = lease.repeated, True
         answer = await self._asked(self.backend.acquire(claim, 0.0, self._inbox))
         if not isinstance(answer, Held):
             return False
+        lease.repeated = before or answer.repeated
         lease.fences, lease.reentered = answer.fences, answer.reentered
         return lease.renew(answer.sent or sent, claim.lease)
 

@@ -307,10 +307,12 @@ class Engine:
         if lease.renews and not (claim.by_owner or claim.ancestors or self.backend.replicated):
             return True
         # Sent again, the command tells the permit that was joined at each lock, and renews the
-        # lease.
+        # lease. Until it is answered, a copy may still come, and acquire the lock for nobody.
+        before, lease.repeated = lease.repeated, True
         answer = self.backend.acquire(claim, 0.0, self._inbox.name)
         if not isinstance(answer, Held):
             return False
+        lease.repeated = before or answer.repeated
         lease.fences, lease.reentered = answer.fences, answer.reentered
         return lease.renew(answer.sent or sent, claim.lease)
 

@@ -13,6 +13,8 @@ import pytest
 from celery_relock.asyncio import Lock
 from celery_relock.engine.protocol import LockState
 from tests.asyncio.conftest import run
+from tests.support import RedisServer
+from tests.support.proxy import Proxy
 
 MakeLock = Callable[..., Lock]
 State = Callable[[], LockState]
@@ -137,6 +139,26 @@ def test_nothing_is_left_wherever_a_task_is_cancelled(
             assert number > 2  # fewer where another task is slow
 
     run(every())
+
+
+def test_a_confirmation_that_was_cancelled_and_comes_late_holds_the_lock_for_nobody(
+    lock: MakeLock, state: State, redis_server: RedisServer
+) -> None:
+    async def main() -> None:
+        async with lock():
+            waiter = asyncio.create_task(lock(redis=proxy.url, owner="somebody").acquire())
+            while not state().waiting:
+                await asyncio.sleep(0.01)
+            copy = proxy.hold("acquire")
+        assert await asyncio.to_thread(copy.arrived.wait, 5)
+        waiter.cancel()
+        with suppress(asyncio.CancelledError):
+            await waiter
+        copy.deliver()
+        assert not state().holds
+
+    with Proxy(redis_server.port) as proxy:
+        run(main())
 
 
 def test_when_the_loop_ends_whoever_holds_releases(lock: MakeLock, state: State) -> None:

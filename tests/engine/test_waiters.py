@@ -373,6 +373,22 @@ def test_a_lost_wake_up_is_found_by_the_next_heartbeat(
     waiter.finish()
 
 
+def test_a_late_copy_of_the_confirmation_of_a_grant_holds_the_lock_for_nobody(
+    proxy: Proxy, runs: Callable[..., Runs]
+) -> None:
+    near, far = runs(proxy.url, socket_timeout=0.5), runs()
+    near.ready()
+    near.release(near.held("warm"))
+    holder = far.held("a")
+    copy = proxy.hold("acquire", after=1)  # the first is the one that waits
+    waiter = Waiter(near, by_owner=True).start()
+    far.release(holder)
+    assert waiter.entered.wait(5)
+    waiter.finish()
+    copy.deliver()
+    assert not far.engine.inspect("a").holds
+
+
 def test_a_wake_up_while_the_inbox_was_cut_off_is_found_when_it_is_back(
     proxy: Proxy, runs: Callable[..., Runs]
 ) -> None:
