@@ -229,13 +229,13 @@ class Registry:
     ) -> None:
         answers = iter(answers)
         for lease, renewals in shares:
-            self._told(lease, renewals[0].attempt_id, sent, [next(answers) for _ in renewals])
+            self._told(lease, renewals[0], sent, [next(answers) for _ in renewals])
 
     def _told(
-        self, lease: Lease, attempt_id: str, sent: float, answers: Sequence[Held | Queued | None]
+        self, lease: Lease, renewal: Renewal, sent: float, answers: Sequence[Held | Queued | None]
     ) -> None:
         """A heartbeat came back for a lease that waits, or waited when the heartbeat was sent."""
-        if lease.claim.attempt_id != attempt_id:
+        if lease.claim.attempt_id != renewal.attempt_id:
             return
         if any(answer is None for answer in answers):
             # The place is gone: the waiter has to ask again. A grant that was announced meanwhile
@@ -244,9 +244,9 @@ class Registry:
                 lease.ring()
         elif all(isinstance(answer, Held) for answer in answers):
             fences = tuple(answer.fences[0] for answer in answers if isinstance(answer, Held))
-            self._granted(lease, attempt_id, fences, sent=sent)
+            self._granted(lease, renewal.attempt_id, fences, sent=sent)
             # The message came first: then this answer still says that the hold has a whole lease.
-            lease.renew(sent, lease.claim.lease)
+            lease.renew(sent, renewal.lease)
         else:
             queued = [answer for answer in answers if isinstance(answer, Queued)]
             lease.rank = queued[0].rank

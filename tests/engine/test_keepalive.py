@@ -20,6 +20,7 @@ from celery_relock.engine.events import LockEvent
 from celery_relock.engine.lease import Lease
 from celery_relock.engine.protocol import Conflict, Held
 from celery_relock.engine.renewal import keepalive
+from celery_relock.errors import LockUnavailable
 from tests.support import RedisServer, programs, wait_for
 from tests.support.gate import gated
 from tests.support.long import LONG
@@ -270,6 +271,34 @@ def test_a_longer_lease_survives_a_renewal_with_the_old_length_that_crosses_it(
     assert engine.inspect("a").holds[0].remaining > 15
     assert process.release(lease)
     assert not losses(told)
+
+
+def test_a_heartbeat_that_crosses_a_failed_extension_says_nothing_of_the_longer_lease(
+    redis_url: str, namespace: str, runs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, backend = gated(redis_url, namespace)
+    near, far = runs(), runs()
+    near.engine = engine
+    near.ready()
+    holder, lease = far.held("a"), near.lease("a", lease=30.0)
+    waiter = threading.Thread(target=engine.acquire, args=(lease, 20.0))
+    waiter.start()
+    wait_for(lambda: far.engine.inspect("a").waiting == 1, what="a waiter")
+    keepalive.look_now(backend)
+    with backend.stopped(heartbeat=True) as gate:
+        far.release(holder)
+        waiter.join(10)  # the message of its grant came before the answer of its heartbeat
+
+        def away(_: object) -> list[bool]:
+            gate.open()
+            raise LockUnavailable("away", name="a")
+
+        monkeypatch.setattr(backend, "renew", away)
+        with pytest.raises(LockUnavailable):
+            engine.extend(lease, 3600.0)
+    monkeypatch.undo()
+    assert 0 < lease.remaining <= 30
+    assert near.release(lease)
 
 
 @pytest.mark.parametrize("error", [ValueError("odd"), SystemExit(1), KeyboardInterrupt()])

@@ -10,7 +10,7 @@ from typing import Any
 from celery_relock.backends.redis.backend import RedisBackend
 from celery_relock.backends.redis.urls import transport_for_url
 from celery_relock.engine.engine import Engine
-from celery_relock.engine.protocol import Renewal
+from celery_relock.engine.protocol import Held, Queued, Renewal
 
 
 class Gate:
@@ -40,14 +40,18 @@ class GatedStore(RedisBackend):
         super().__init__(transport_for_url(url), namespace)
         self._before: Gate | None = None
         self._after: Gate | None = None
+        self._beat: Gate | None = None
         self._fail: list[BaseException] = []
         self.renewals = 0
 
     @contextmanager
-    def stopped(self, *, answered: bool) -> Iterator[Gate]:
-        """Wait until a renewal stands at the gate; it is opened at the end at the latest."""
+    def stopped(self, *, answered: bool = False, heartbeat: bool = False) -> Iterator[Gate]:
+        """Wait until a renewal stands at the gate, or a heartbeat that was not sent yet; it is
+        opened at the end at the latest."""
         gate = Gate()
-        if answered:
+        if heartbeat:
+            self._beat = gate
+        elif answered:
             self._after = gate
         else:
             self._before = gate
@@ -75,6 +79,17 @@ class GatedStore(RedisBackend):
             after.stop()
         for gate in filter(None, (before, after)):
             # A moment later the thread is done with what it does with the answer.
+            _when_done(gate._passed.set)
+        return answers
+
+    def heartbeat(
+        self, renewals: Sequence[Renewal], *, within: float | None = None
+    ) -> list[Held | Queued | None]:
+        gate, self._beat = self._beat, None
+        if gate is not None:
+            gate.stop()
+        answers = super().heartbeat(renewals, within=within)
+        if gate is not None:
             _when_done(gate._passed.set)
         return answers
 
