@@ -40,7 +40,7 @@ SHOWN = 100
 _WORKERS = 1.0
 # How the name of a dedup marker begins.
 _MARKER = "dedup\t"
-_DONE = {"release": "released by force", "cancel": "a parked run was cancelled"}
+_DONE = {"release": "released by force", "cancel": "a parked task was cancelled"}
 _LABEL = re.compile(r"(?P<task>.*?)(?:\[(?P<id>[^\]]*)\])? (?P<host>\S*):(?P<pid>\d+)", re.DOTALL)
 
 
@@ -316,7 +316,7 @@ class Locks:
                 be read; nothing is changed.
         """
         if self.app is None:
-            raise RelockError("to cancel a run takes its app: it stores the state REVOKED")
+            raise RelockError("Cancelling a task needs its app, which stores the state REVOKED")
         found = self._parked(task_id)
         if found is None:
             return False
@@ -509,7 +509,7 @@ def _result(app: Any, task_id: str) -> Why | None:
     except NotImplementedError:
         return None  # no result backend
     except Exception as error:  # noqa: BLE001  # whatever a backend raises
-        logger.warning("the state of %s could not be read: %s", task_id, error)
+        logger.warning("Cannot read the state of %s: %s", task_id, error)
         return None
     state, result = str(meta.get("status", "")), meta.get("result")
     work = _work(str(meta.get("name") or ""), task_id)
@@ -532,7 +532,7 @@ def _ask_workers(app: Any, task_id: str) -> tuple[tuple[str, str, dict[str, Any]
     try:
         replies = app.control.inspect(timeout=_WORKERS).query_task([task_id]) or {}
     except Exception as error:  # noqa: BLE001  # whatever a broker's client raises
-        logger.warning("the workers cannot be asked: %s", error)
+        logger.warning("Cannot ask the workers: %s", error)
         return None, False
     for node, tasks in replies.items():
         if isinstance(tasks, dict) and task_id in tasks:
@@ -554,7 +554,7 @@ def _names(app: Any, info: dict[str, Any]) -> tuple[str, ...]:
         arguments = bind(task, info.get("args") or (), info.get("kwargs") or {})
         return () if arguments is None else declaration(type(task)).names(arguments)
     except RelockError as error:
-        logger.warning("the locks of %s cannot be told: %s", info.get("name"), error)
+        logger.warning("Cannot tell the locks of %s: %s", info.get("name"), error)
         return ()
 
 
@@ -627,7 +627,7 @@ def _send_event(app: Any, kind: str, task_id: str, fields: dict[str, Any]) -> No
             dispatcher = app.events.Dispatcher(producer.connection, None, True, producer.channel)
             dispatcher.send(kind, uuid=task_id, **fields)
     except Exception as error:  # noqa: BLE001  # whatever a broker's client raises
-        logger.warning("the event %s could not be sent: %s", kind, error)
+        logger.warning("Cannot send the event %s: %s", kind, error)
 
 
 def _lock(survey: Survey) -> LockInfo:

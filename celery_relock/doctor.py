@@ -38,7 +38,7 @@ ERROR, WARNING, NOTICE = SEVERITIES = ("error", "warning", "notice")
 # its memory that a server has used, and bytes that our keys take.
 _SLOW, _VERY_SLOW, _APART = 0.02, 1.0, 1.0
 _FULL, _LARGE = 0.9, 256 * 2**20
-# Keys of each server that are looked at, and parked runs.
+# Keys of each server that are looked at, and parked tasks.
 _SAMPLE, _PARKED = 20_000, 200
 # What is owed for so many seconds, nobody comes for.
 _OWED = 60.0
@@ -238,7 +238,7 @@ def _backend(
                 yield Finding(
                     "parked",
                     ERROR,
-                    f"{owed.runs} parked runs have had their turn, and no process has come to send "
+                    f"{owed.runs} parked tasks have had their turn, and no process has published "
                     f"them for {duration(owed.since)}",
                     "Their locks are free, or held by others, and they do not run.",
                     "Start a worker of their app: with this library, and with the same broker_url "
@@ -317,7 +317,7 @@ def _eviction(server: Server) -> Iterator[Finding]:
             ERROR if bounded else WARNING,
             f"maxmemory-policy is {policy}"
             + ("" if bounded else ", though maxmemory is not set so far"),
-            "When its memory is full, Redis throws away locks that are held, and parked runs.",
+            "When its memory is full, Redis throws away locks that are held, and parked tasks.",
             "CONFIG SET maxmemory-policy noeviction, and in redis.conf. A cache needs a Redis of "
             "its own.",
         )
@@ -365,7 +365,7 @@ def _clock(server: Server) -> Iterator[Finding]:
             WARNING,
             f"the server's clock is {abs(ahead):.1f} s {side} this machine's",
             "Locks go by the server's clock alone; but times that people are shown, lock_max_wait "
-            "of parked runs and the countdowns of retries go by those of both.",
+            "of parked tasks and the countdowns of retries go by those of both.",
             "Let NTP keep both.",
         )
 
@@ -428,7 +428,7 @@ def _permissions(refused: list[str]) -> Iterator[Finding]:
                 NOTICE,
                 f"the Redis user lacks {what}",
                 "Locks need it not, but `relock doctor`, `ls` and `stats` see less, and a worker "
-                "does not warn of a server that may lose parked runs.",
+                "does not warn of a server that may lose parked tasks.",
                 f"ACL SETUSER … {what}",
             )
         elif what in _SLOWER or what.startswith("&"):
@@ -436,8 +436,8 @@ def _permissions(refused: list[str]) -> Iterator[Finding]:
                 "permissions",
                 WARNING,
                 f"the Redis user lacks {what}",
-                "Nobody hears that a lock is free: waiters find out by their heartbeat, seconds "
-                "later, and a lock that is lost is noticed late."
+                "Waiters do not hear of a grant: they find out by their heartbeat, seconds later. "
+                "A lock that is lost is noticed late."
                 if what != "+ping"
                 else "A connection that was silent for 15 s cannot be looked at, and is given up.",
                 f"ACL SETUSER … {what}",
@@ -541,7 +541,7 @@ class _Workers:
                     "workers",
                     WARNING,
                     f"no worker has answered within {timeout:g} s",
-                    "Without one nothing runs, and parked runs are resumed by nobody.",
+                    "Without one nothing runs, and no parked task is resumed.",
                     "Start one; or give busy ones more time with --timeout.",
                 )
             )
@@ -583,7 +583,7 @@ def _compared(name: str, told: _Told, app: Any, engine: Engine | None) -> Iterat
             "workers",
             ERROR,
             f"the worker {name} has no locks: {problem}",
-            "Its locked tasks fail, and it resumes no parked runs.",
+            "Its locked tasks fail, and it resumes no parked tasks.",
             "Correct its settings, and restart it.",
         )
         return

@@ -84,7 +84,7 @@ def release(here: Here, name: str, task_id: str | None, yes: bool) -> int:
 @command
 @click.argument("task_ids", metavar="TASK_ID...", nargs=-1, required=True)
 def cancel(here: Here, task_ids: tuple[str, ...]) -> int:
-    """Take parked runs out of the queue, and store REVOKED as their state."""
+    """Take parked tasks out of the queue, and store REVOKED as their state."""
     cancelled: list[str] = []
     others: list[Why] = []
     for task_id in task_ids:

@@ -46,12 +46,14 @@ COUNTERS = {
     ),
     "parked": Instrument("Messages parked in Redis"),
     "resumed": Instrument("Parked messages published again"),
-    "dropped": Instrument("Executions that ended without a run because the lock was held"),
+    "dropped": Instrument(
+        "Executions that ended without running their body because the lock was held"
+    ),
     "duplicates": Instrument("Calls swallowed by lock_dedup"),
     "lost": Instrument("Locks that ended before the work under them did"),
-    "reclaimed": Instrument("Locks freed for processes that had died"),
+    "reclaimed": Instrument("Locks released for processes that had died"),
     "forced": Instrument(
-        "Locks released by force, and parked runs cancelled, by this process", ("action",)
+        "Locks released by force, and parked tasks cancelled, by this process", ("action",)
     ),
     "renewal_failures": Instrument("Renewals that Redis could not be asked for, one for each lock"),
 }
@@ -193,7 +195,7 @@ class Figures:
                     self._found = self._look()
                 except RelockError as error:
                     self._found = None
-                    logger.warning("the locks cannot be counted: %s", error)
+                    logger.warning("Cannot count the locks: %s", error)
                 self._read_at = time.monotonic()
                 self.took = self._read_at - now
             return self._found

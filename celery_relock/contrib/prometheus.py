@@ -154,7 +154,7 @@ def _warn(sender: Any = None, **_: Any) -> None:
     pool = type(getattr(sender, "pool", None)).__module__
     if _FOLDER not in os.environ and pool.endswith(".prefork"):
         logger.error(
-            "metrics: %s is not set, so what the children of this pool count is seen by nobody. "
+            "metrics: %s is not set, so the counts of this pool's children are not collected. "
             "Set it to an empty folder before the worker starts",
             _FOLDER,
         )

@@ -99,7 +99,7 @@ def fence(connection: Any, name: str, token: int) -> None:
     if not is_highest:
         raise LockLost(
             f"the lock {name!r} (fence {token}) was lost: the database has seen a higher fencing "
-            "token, so somebody else has had the lock since. Let the transaction roll back",
+            "token, so another task has had the lock since. Let the transaction roll back",
             name=name,
             remaining=0.0,
         )

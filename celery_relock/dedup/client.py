@@ -199,7 +199,7 @@ def state_of(task: Any, task_id: str) -> str:
     except Exception as error:
         if events.is_thrown_in(error):
             raise
-        logger.warning("the state of %s could not be read", task_id, exc_info=True)
+        logger.warning("Cannot read the state of %s", task_id, exc_info=True)
         return ""
 
 
@@ -222,7 +222,7 @@ def show_replaced(task: Any, task_id: str, reason: str) -> None:
     except Exception as error:
         if events.is_thrown_in(error):
             raise
-        logger.warning("the state REVOKED of %s could not be stored", task_id, exc_info=True)
+        logger.warning("Cannot store the state REVOKED of %s", task_id, exc_info=True)
 
 
 def tell(call: Call, there: Found, task_id: str) -> None:

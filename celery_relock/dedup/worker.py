@@ -135,7 +135,7 @@ class _Execution:
             there = self._claim(marker.QUEUED)
             return self.lease.acquire() if there is None else there
         except LockUnavailable as error:
-            logger.debug("%s begins without its marker: %s", self.call.task.name, error)
+            logger.debug("%s begins without its dedup marker: %s", self.call.task.name, error)
             return None
 
     def _claim(self, keep: float) -> Found | None:
@@ -247,7 +247,9 @@ def on_revoked(task: Any, request: Any, terminated: bool) -> None:
         own = marker.hold_id(header.call)
         forget(declared.engine, [made.name], own, marker.REMEMBER)
     except RelockError as error:
-        logger.warning("the marker of %s stays until it ends: %s", request.id, error)
+        logger.warning(
+            "Cannot release the dedup marker of %s, it ends by itself: %s", request.id, error
+        )
 
 
 def _marker_by_name(task: Any, declared: Declaration, request: Any) -> Marker | None:

@@ -121,7 +121,9 @@ class Journal:
                 self._map = mmap.mmap(file.fileno(), _SLOT * _SLOTS)
             self._free = list(range(_SLOTS))
         except (OSError, ValueError) as error:
-            logger.debug("no journal, so only leases free the locks of a killed process: %s", error)
+            logger.debug(
+                "Cannot write a journal: a killed process's locks end by their leases: %s", error
+            )
 
 
 def folder() -> Path:
@@ -221,7 +223,9 @@ class Reaper:
         try:
             folder()
         except OSError as error:
-            logger.debug("no journals here, so leases free the locks of the dead: %s", error)
+            logger.debug(
+                "Cannot read journals: killed processes' locks end by their leases: %s", error
+            )
             return
         self._thread = threading.Thread(target=self._live, name="relock-reaper", daemon=True)
         self._thread.start()
@@ -239,7 +243,7 @@ class Reaper:
                 # Ends early when a process dies that is watched.
                 poll.poll((LOOK_OFTEN if often else LOOK_EVERY) * 1000)
             except Exception:
-                logger.exception("the reaper failed and goes on")
+                logger.exception("Crash recovery failed and goes on")
                 self._stop.wait(LOOK_EVERY)
 
     def look(self, poll: select.poll | None = None) -> int:
@@ -295,7 +299,9 @@ class Reaper:
                 )
                 self._parking.forward(messages)
             except RelockError as error:
-                logger.warning("cannot free %s of a dead process yet: %s", entry.names, error)
+                logger.warning(
+                    "Cannot release %s of a dead process, trying again: %s", entry.names, error
+                )
                 left += 1
                 continue
             if had:

@@ -351,7 +351,7 @@ class Parking:
                 if events.is_thrown_in(error):
                     raise
                 logger.warning(
-                    "a message that is parked for the lock %r could not be resumed, trying again "
+                    "A message that is parked for the lock %r could not be resumed, trying again "
                     "in some seconds: %s",
                     message.name,
                     error,

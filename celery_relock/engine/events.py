@@ -239,13 +239,13 @@ def describe_conflict(name: str, answer: Answer | None) -> str:
     if isinstance(answer, Conflict) and not answer.waiting:
         return f"the lock {answer.name!r} was acquired, but its lease ended before the answer came"
     if isinstance(answer, Conflict):
-        return f"the lock {answer.name!r} is promised to {answer.waiting} that wait for it already"
+        return f"the lock {answer.name!r} is free, but {answer.waiting} waiters are ahead"
     if isinstance(answer, Duplicate):
         return (
             f"another copy of this execution holds or awaits the lock {name!r} ({answer.label}), "
             f"for {answer.remaining:.0f} s more if it has died"
         )
-    return f"the lock {name!r} is held by somebody else"
+    return f"the lock {name!r} is held by another execution"
 
 
 def describe_deadlock(path: Sequence[str]) -> str:

@@ -119,7 +119,7 @@ class Hold:
         from ..contrib.sql import fenced
 
         if not self._shares:
-            raise LockLost("no lock is held, so nothing can be fenced: the work goes on without")
+            raise LockLost("no lock is held, so there is no fencing token")
         limit = max(max(share.lease.claim.limits) for share in self._shares)
         return fenced(connection, self.fences, limit, self.check)
 
@@ -129,7 +129,7 @@ class Hold:
         ago = time.monotonic() - share.lease.renewed
         return LockLost(
             f"the lock {share.name!r} (fence {share.fence}) was lost: its last renewal was "
-            f"{ago:.1f} s ago. Somebody else may hold it now; do not write without comparing the "
+            f"{ago:.1f} s ago. Another task might hold it now: do not write without comparing the "
             "fencing token",
             name=share.name,
             owner=self.owner,

@@ -42,7 +42,7 @@ class Outage:
     debugging. No `Exception` gets out.
 
     Args:
-        what: what is the matter, in a sentence.
+        what: what is tried, such as "renewing leases".
         say: makes the calls that log, which may take long.
 
     Attributes:
@@ -73,7 +73,7 @@ class Outage:
             return True
         if error is None and self._since is not None:
             took = self._failed_at - self._since
-            self._say(partial(logger.info, "over, it lasted %.1f s: %s", took, self._what))
+            self._say(partial(logger.info, "%s works again after %.1f s", self._what, took))
             self._since = None
         return False
 
@@ -87,7 +87,7 @@ class Outage:
             level, self._said_at = logging.WARNING, now
         # What a server does needs no traceback, and what nobody has thought of does.
         trace = None if isinstance(error, RelockError) else error
-        text = "%s, trying again: %s"
+        text = "%s failed, trying again: %s"
         self._say(partial(logger.log, level, text, self._what, error, exc_info=trace))
 
 
@@ -176,7 +176,7 @@ class Registry:
         return min((lease.next_look for lease in self.leases()), default=idle)
 
     def _outage(self, backend: Backend, what: object) -> Outage:
-        tries = self._outages.setdefault(backend, outages("leases could not be renewed", _aside))
+        tries = self._outages.setdefault(backend, outages("renewing leases", _aside))
         return tries[what]
 
     def _due(self, now: float) -> dict[_Route, tuple[list[Lease], list[Lease]]]:

@@ -74,8 +74,11 @@ class Inbox:
         self._tried.set()
         if isinstance(error, LockConfigError) and not self._refused:
             self._refused = True
-            logger.warning("this process hears of its turn late: %s", error)
-        logger.debug("the inbox lost its connection and opens it again: %s", error)
+            logger.warning(
+                "Cannot hear of grants, so waiters find out seconds later: %s",
+                error,
+            )
+        logger.debug("The inbox lost its connection and opens it again: %s", error)
         return self._pause
 
     def ended(self) -> None:

@@ -156,7 +156,7 @@ def _parse_step(where: str, match: re.Match[str]) -> _Step:
             f"For the key of a mapping write [{attribute}]."
         )
     if not attribute.isidentifier():
-        raise LockConfigError(f"{where} reads {attribute!r}, which is no attribute name.")
+        raise LockConfigError(f"{where} reads {attribute!r}, which is not an attribute name.")
     return _Step(attribute, is_attribute=True)
 
 

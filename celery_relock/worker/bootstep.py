@@ -61,7 +61,8 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
             engine = locked_tasks(w.app)[0].engine  # one app, one Redis
         except RelockError as error:
             logger.warning(
-                "this worker frees no locks of killed processes and resumes no parked runs: %s",
+                "Cannot start crash recovery: this worker will not release locks of killed "
+                "processes or resume parked tasks: %s",
                 error,
             )
             return

@@ -166,8 +166,8 @@ def _warn_of_an_ancestor(attempt: Attempt, answer: Conflict | Duplicate) -> None
     if holder is not None:
         logger.warning(
             "%s[%s] waits for the lock %r, which its own ancestor %s holds. That is how children "
-            "exclude each other; but should the ancestor wait for this task, both wait until a "
-            "time limit: then call the task directly, or declare lock_reentrant='descendants'",
+            "exclude each other. If the ancestor waits for this task, both wait until a time "
+            "limit: then call the task directly, or declare lock_reentrant='descendants'",
             *(attempt.task.name, attempt.message.id, answer.name, holder.label),
         )
 
@@ -239,7 +239,7 @@ def _park(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -
         )
     if isinstance(found, Full):
         raise LockConflict(
-            f"{found.parked} runs are parked for the lock {found.name!r} already, which is "
+            f"{found.parked} tasks are parked for the lock {found.name!r} already, which is "
             f"lock_max_parked; {error}",
             *error.args[1:],
         )
@@ -407,7 +407,9 @@ def _is_owed(task: Any, message: Any) -> bool:
         except Exception as error:
             if events.is_thrown_in(error):
                 raise
-            logger.warning("no result of %s to look at: it runs again", message.id, exc_info=True)
+            logger.warning(
+                "Cannot read the result of %s, so it runs again", message.id, exc_info=True
+            )
             return True
         time.sleep(0.1)
     return True

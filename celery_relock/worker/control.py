@@ -39,7 +39,7 @@ def query_task(state: Any, ids: Any, **_: Any) -> dict[str, Any]:
             if task_id not in found and (told := _where(ask, task_id)):
                 found[task_id] = told
     except RelockError as error:
-        logger.debug("what is parked cannot be told: %s", error)
+        logger.debug("Cannot look for parked tasks: %s", error)
     return found
 
 
@@ -92,10 +92,10 @@ class Revoked:
         try:
             self._stamped = set(_with_a_stamp(every, stamps))
         except LockUnavailable as error:
-            logger.debug("what is parked is looked through for stamps again: %s", error)
+            logger.debug("Looking through parked tasks for stamps again: %s", error)
             return
         except RelockError as error:
-            logger.warning("a stamp that was revoked does not reach what is parked: %s", error)
+            logger.warning("A revoked stamp does not reach parked tasks: %s", error)
         self._stamps = stamps
 
 

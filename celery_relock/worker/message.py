@@ -419,6 +419,6 @@ def _asked(option: Any, request: Any, where: str) -> str:
     if not isinstance(found, str) or not found:
         raise LockConfigError(
             f"task {where}: the callable in lock_owner must return a text, the same for all who "
-            f"may re-enter; it returned {found!r:.100} for request {request.id}"
+            f"can re-enter; it returned {found!r:.100} for request {request.id}"
         )
     return found

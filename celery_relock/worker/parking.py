@@ -294,7 +294,7 @@ def parked_text(
         text, why = "", f"cannot be written ({error})"
     if why:
         name = headers.get("task", "a task")
-        logger.warning("a message of %s %s, so it is not written down", name, why)
+        logger.warning("A message of %s %s, so it is not parked", name, why)
     return None if why else text
 
 

@@ -110,7 +110,7 @@ class Forwarder:
     def _live(self) -> None:
         for warning in self._warnings():
             logger.warning(warning)
-        outage = Outage("parked runs cannot be looked for")
+        outage = Outage("looking for parked tasks")
         while not self._stopped:
             pause = LOOK_EVERY * ids.chance.uniform(0.8, 1.2)  # not all workers at once
             with outage:
@@ -250,8 +250,7 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         except c.connection.channel_errors as error:
             self._refused.add(name)
             logger.warning(
-                "no resume queue beside %r: what waited for its lock goes to the end of that queue "
-                "when its turn has come (%s)",
+                "no resume queue beside %r: a resumed task goes to the end of that queue (%s)",
                 *(name, error),
             )
             before = self._consumer

@@ -184,4 +184,6 @@ def on_revoked(task: Any, request: Any, terminated: bool) -> None:
         names = [name for name, _ in header.kept]
         forget(declaration(type(task)).engine, names, header.execution_id)
     except RelockError as error:
-        logger.warning("what was kept for %s stays until its lease ends: %s", request.id, error)
+        logger.warning(
+            "Cannot release the lock kept for %s, its lease ends it: %s", request.id, error
+        )

@@ -160,7 +160,7 @@ def _store(task: Any, message: Any, state: str, meta: dict[str, Any]) -> None:
     except Exception as error:
         if events.is_thrown_in(error):
             raise
-        logger.warning("the state %s of %s could not be stored", state, message.id, exc_info=True)
+        logger.warning("Cannot store the state %s of %s", state, message.id, exc_info=True)
 
 
 # -- Dropped -------------------------------------------------------------------------------------

@@ -421,7 +421,9 @@ def on_revoked(task: Any, request: Any, terminated: bool) -> None:
             own = hold_id(header_of(request).execution_id, lock.id)
             forget(engine, lock.names, own)
     except RelockError as error:
-        logger.warning("what was left to %s is held until its gap ends: %s", request.id, error)
+        logger.warning(
+            "Cannot release the hold left to %s, it ends after its gap: %s", request.id, error
+        )
 
 
 def _is_new(headers: Any, header: Any) -> bool:

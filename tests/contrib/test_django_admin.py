@@ -173,7 +173,7 @@ def test_a_lock_is_freed_and_a_run_cancelled_once_that_was_confirmed(site: Site,
     assert freer.post(f"{LOCKS}free/", **form) == 200
     assert second.state == "BLOCKED", "it asks first"
     freer.post(f"{LOCKS}free/", **form, sure="yes")
-    assert f"Cancelled the parked run {second.id}" in freer.text
+    assert f"Cancelled the parked task {second.id}" in freer.text
     assert second.state == states.REVOKED
     freer.post(f"{LOCKS}free/", **form, sure="yes")
     assert "Nothing to do" in freer.text
@@ -182,7 +182,7 @@ def test_a_lock_is_freed_and_a_run_cancelled_once_that_was_confirmed(site: Site,
     assert "Nobody holds this lock" in freer.text
     name = f"tests.admin.apps.desk.hold[{first.id}]"
     assert site.log() == [
-        ("freer", NAME, f"Cancelled the parked run {second.id}."),
+        ("freer", NAME, f"Cancelled the parked task {second.id}."),
         ("freer", NAME, f"Released by force: {name}."),
     ]
     freer.get("/admin/")

@@ -374,7 +374,7 @@ def test_parked_runs_that_nobody_can_send(app_with, namespace, monkeypatch):
     )
     assert (of_others.severity, owed.severity) == ("notice", "error")
     assert "charge" in of_others.what
-    assert owed.what.startswith("1 parked runs have had their turn")
+    assert owed.what.startswith("1 parked tasks have had their turn")
 
 
 # -- The command ---------------------------------------------------------------------------------

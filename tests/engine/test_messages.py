@@ -46,7 +46,7 @@ def test_a_conflict_with_a_holder_of_no_name_and_no_queue_is_told_as_well() -> N
 
 def test_a_lock_that_nobody_has_but_others_were_first() -> None:
     text = describe_conflict("a", Conflict("a", 0, 0, "", "", 2))
-    assert text == "the lock 'a' is promised to 2 that wait for it already"
+    assert text == "the lock 'a' is free, but 2 waiters are ahead"
 
 
 def test_what_is_parked_says_what_it_waits_for_who_has_that_since_when_and_who_is_ahead() -> None:
@@ -75,7 +75,7 @@ def test_a_duplicate_is_told_as_another_copy_of_the_run() -> None:
 
 
 def test_a_conflict_of_which_nothing_is_known_is_told_as_one() -> None:
-    assert describe_conflict("a", None) == "the lock 'a' is held by somebody else"
+    assert describe_conflict("a", None) == "the lock 'a' is held by another execution"
 
 
 @pytest.mark.parametrize(

@@ -28,25 +28,25 @@ def levels(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_each_outage_is_told_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
-    tried = Outage("the cellar is dark")
+    tried = Outage("lighting the cellar")
     with tried:
         pass
     for _ in range(2):
         for _ in range(3):
             fail(tried, LockUnavailable("no lamp"))
-        assert caplog.messages[0] == "the cellar is dark, trying again: no lamp"
+        assert caplog.messages[0].startswith("lighting the cellar failed, trying again: no lamp (")
         assert levels(caplog) == ["WARNING", "DEBUG", "DEBUG"]
         for _ in range(2):
             with tried:
                 pass
-        assert caplog.messages == ["over, it lasted 0.0 s: the cellar is dark"]
+        assert caplog.messages == ["lighting the cellar works again after 0.0 s"]
         assert levels(caplog) == ["INFO"]
 
 
 def test_one_that_goes_on_is_told_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried = Outage("the cellar is dark")
+    tried = Outage("lighting the cellar")
     fail(tried, LockUnavailable("no lamp"))
     monkeypatch.setattr(renewal, "_EVERY", 0.0)
     fail(tried, LockUnavailable("no lamp"))
@@ -56,7 +56,7 @@ def test_one_that_goes_on_is_told_again(
 def test_what_fails_after_a_time_without_a_try_is_another_one(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried = Outage("the cellar is dark")
+    tried = Outage("lighting the cellar")
     fail(tried, LockUnavailable("no lamp"))
     monkeypatch.setattr(renewal, "_APART", -1.0)
     fail(tried, LockUnavailable("no lamp"))
@@ -67,11 +67,11 @@ def test_only_what_nobody_has_thought_of_comes_with_a_traceback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for error in (LockUnavailable("no lamp"), ZeroDivisionError("a lamp of no size")):
-        fail(Outage("the cellar is dark"), error)
+        fail(Outage("lighting the cellar"), error)
     assert [record.exc_info is None for record in caplog.records] == [True, False]
 
 
 def test_what_ends_a_thread_gets_out(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(SystemExit):
-        fail(Outage("the cellar is dark"), SystemExit())
+        fail(Outage("lighting the cellar"), SystemExit())
     assert levels(caplog) == []

@@ -436,7 +436,10 @@ def check_server(info: Any, heard: Any) -> None:
     """Raises LockConfigError for a server that is too old."""
     check_version(_fields(info))
     if isinstance(heard, Exception):
-        logger.warning("waiters hear of their turn late: %s", translate(heard, "publish"))
+        logger.warning(
+            "Cannot tell waiters of grants, so they find out seconds later: %s",
+            translate(heard, "publish"),
+        )
 
 
 def _messages(parts: Sequence[bytes]) -> tuple[Message, ...]:
@@ -484,12 +487,12 @@ def _dangers_of(answers: Sequence[Any], needed: int) -> list[str]:
     policy = memory.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         found.append(
-            f"the Redis of the locks may throw away locks and parked runs when its memory is full: "
+            "the Redis of the locks can throw away locks and parked tasks when its memory is full: "
             f"maxmemory-policy is {policy}, and should be noeviction"
         )
     if persistence.get("aof_enabled") == "0" and answers[3] == [b"save", b""]:
         found.append(
-            "the Redis of the locks keeps nothing on disk: parked runs are gone when it restarts. "
+            "the Redis of the locks keeps nothing on disk: parked tasks are gone when it restarts. "
             "Turn appendonly on, or use lock_on_conflict='retry', which leaves them to the broker"
         )
     replicas = int(replication.get("connected_slaves", needed))

@@ -61,11 +61,12 @@ _TEXTS = (
 _FOR_NOW = {
     "READONLY": "this Redis is a read-only replica: a failover is going on, or the URL is not the "
     "master's",
-    "OOM": "Redis is out of memory (maxmemory) and takes no writes: give it more, or free some",
+    "OOM": "Redis is out of memory (maxmemory) and takes no writes: give it more memory, or delete "
+    "data",
     "LOADING": "Redis has just started and still loads its data",
     "MASTERDOWN": "this Redis is a replica that has lost its master",
     "BUSY": "Redis is busy with a long script: see SCRIPT KILL, and who runs it",
-    "KILLED": "somebody stopped the script with SCRIPT KILL",
+    "KILLED": "the script was stopped with SCRIPT KILL",
     "NOREPLICAS": "Redis has too few replicas to take writes (min-replicas-to-write)",
     "TOOFEW": "too few replicas have what was written (relock_min_replicas), so it does not count: "
     "see INFO replication",
@@ -80,11 +81,11 @@ _FOR_NOW = {
 _FOR_GOOD = {
     "NOAUTH": "Redis refuses the login: check user and password in relock_url (or the URL that it "
     "stands in for), special characters written as %40 and so on",
-    "NOPERM": "this Redis user may not do what locks need: give it the keys ~<namespace>:*, the "
-    "channels &<namespace>:* and the commands that docs/redis.md lists, or +@connection +@read "
+    "NOPERM": "this Redis user lacks permissions that locks need: give it the keys ~<namespace>:*, "
+    "the channels &<namespace>:* and the commands that docs/redis.md lists, or +@connection +@read "
     "+@write +@scripting +@pubsub +time +info (ACL SETUSER)",
     "WRONGTYPE": "the key of this lock is in use for something else; nothing was overwritten. Set "
-    "relock_namespace to a prefix that nobody else uses",
+    "relock_namespace to a prefix of your own",
     "UNKNOWN": "the server does not know a command that locks need: Redis 6.2 or newer, or Valkey, "
     "is needed, without renamed commands",
     "DATABASE": "Redis does not have the database that the URL names",

@@ -92,7 +92,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
         return self._page(request, "lock", name, found)
 
     def free_view(self, request: HttpRequest) -> HttpResponse:
-        """Release a lock, or cancel a parked run, once that was confirmed."""
+        """Release a lock, or cancel a parked task, once that was confirmed."""
         self._needs(request, request.user.has_perm(_FREE))
         name, task_id = request.POST.get("name", ""), request.POST.get("task", "")
         what = "cancel" if request.POST.get("what") == "cancel" else "release"
@@ -123,7 +123,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
     def _free(self, locks: Locks, what: str, name: str, task_id: str) -> str:
         """What was done, "" for nothing."""
         if what == "cancel":
-            return f"Cancelled the parked run {task_id}." if locks.cancel(task_id) else ""
+            return f"Cancelled the parked task {task_id}." if locks.cancel(task_id) else ""
         released = locks.release(name, task_id or None)
         return f"Released by force: {', '.join(map(str, released))}." if released else ""
 

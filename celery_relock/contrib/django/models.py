@@ -11,5 +11,5 @@ class Lock(models.Model):  # type: ignore[misc]  # Django ships no types
     class Meta:
         managed = False
         default_permissions = ("view",)
-        permissions = (("free_lock", "Can release locks and cancel parked runs"),)
+        permissions = (("free_lock", "Can release locks and cancel parked tasks"),)
         verbose_name = "lock"

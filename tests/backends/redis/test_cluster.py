@@ -220,7 +220,7 @@ def test_without_the_right_to_ask_who_has_a_slot_it_says_so(
     rules = [rule.replace("relock", namespace) for rule in least()]
     for node in cluster.nodes:
         cluster.admin(node).execute_command("ACL", "SETUSER", "blind", "on", ">few", *rules)
-    with pytest.raises(errors.LockConfigError, match="may not do what locks need"):
+    with pytest.raises(errors.LockConfigError, match="lacks permissions that locks need"):
         Lock(cluster.url.replace("://", "://blind:few@"), "a", namespace=namespace).acquire()
 
 

@@ -152,7 +152,7 @@ def test_one_permission_less_is_told(store_with: Callable[..., RedisBackend], mi
 def test_another_namespace_is_out_of_reach(store_with: Callable[..., RedisBackend]) -> None:
     backend = store_with(least(), "other")
 
-    with pytest.raises(LockConfigError, match=r"may not do what locks need"):
+    with pytest.raises(LockConfigError, match=r"lacks permissions that locks need"):
         backend.acquire(claim("r"))
 
 

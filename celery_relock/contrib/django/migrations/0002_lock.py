@@ -14,7 +14,7 @@ class Migration(migrations.Migration):  # type: ignore[misc]  # Django ships no 
             {
                 "managed": False,
                 "default_permissions": ("view",),
-                "permissions": (("free_lock", "Can release locks and cancel parked runs"),),
+                "permissions": (("free_lock", "Can release locks and cancel parked tasks"),),
                 "verbose_name": "lock",
             },
         )
