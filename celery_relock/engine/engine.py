@@ -208,9 +208,11 @@ class Engine:
                 f"each answer took longer than the lease of {lease.claim.lease:g} s lasts",
                 name=lease.claim.names[0],
             )
+        if isinstance(answer, Full | Duplicate):
+            lease.repeated = lease.repeated or answer.repeated
         if isinstance(answer, Held):
             lease.tell("acquired")
-        else:
+        elif isinstance(answer, Parked) or not lease.repeated:
             # A parked message is no longer this process's.
             lease.switch(State.NEW, State.ASKED)
             journal.remove(lease.claim.attempt_id)

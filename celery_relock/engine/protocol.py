@@ -164,11 +164,12 @@ class Parked(NamedTuple):
 
 class Full(NamedTuple):
     """Nothing was parked: there are `parked` messages at this lock already. With the name "" there
-    are so many at all locks together, of `size` bytes."""
+    are so many at all locks together, of `size` bytes. `repeated` as for `Held`."""
 
     name: str
     parked: int
     size: int = 0
+    repeated: bool = False
 
 
 class Successor(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Any
 import redis
 
 from celery_relock.engine.protocol import Full, Parked, ParkRequest
+from tests.support.proxy import Proxy
 
 
 def test_an_end_is_remembered_as_long_as_the_app_says(
@@ -38,3 +39,22 @@ def test_an_app_has_a_bound_for_all_that_it_parks(runs: Callable[..., Any]) -> N
     assert process.engine.park(process.lease("b"), request) == Full("", 1, len("message"))
     for lease in held:
         process.release(lease)
+
+
+def test_a_late_copy_of_what_was_told_that_there_is_no_room_parks_for_nobody(
+    runs: Callable[..., Any], proxy: Proxy
+) -> None:
+    process, other = runs(proxy.url, socket_timeout=0.5), runs()
+    process.release(process.held("warm"))
+    holder, first, second = other.held("a"), other.lease("a"), process.lease("a")
+    request = ParkRequest("message", "home", "task", most=1)
+    assert isinstance(other.engine.park(first, request), Parked)
+    copy = proxy.hold("acquire")
+    answer = process.engine.park(second, request)
+    assert isinstance(answer, Full)
+    assert answer.repeated
+    process.release(second)
+    other.engine.parking.withdraw(first.claim.execution_id)
+    copy.deliver()
+    assert not other.engine.inspect("a").waiting
+    other.release(holder)

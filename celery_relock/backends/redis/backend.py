@@ -117,7 +117,8 @@ class RedisBackend:
         if reply[0] == b"PARKED":
             return Parked(reply[1], _messages(reply[2:]))
         if reply[0] == b"FULL":
-            return Full(claim.names[reply[1] - 1] if reply[1] else "", *reply[2:])
+            name = claim.names[reply[1] - 1] if reply[1] else ""
+            return Full(name, *reply[2:])._replace(repeated=repeated)
         found = answer_to(claim, reply, repeated, sent)
         assert isinstance(found, Held | Duplicate | Deadlocked | Ended), found
         return found
