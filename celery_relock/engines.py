@@ -71,6 +71,8 @@ def engine_for(
 
 def engine_of_loop(engine: Engine) -> LoopEngine:
     """The engine for the locks of another one, in the event loop that runs here."""
+    for loop in [each for each in _of_loops if each.is_closed()]:
+        del _of_loops[loop]  # what it holds knows the loop, so it would never go by itself
     of_loop = _of_loops.setdefault(asyncio.get_running_loop(), WeakKeyDictionary())
     found = of_loop.get(engine)
     if found is None:

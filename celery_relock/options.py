@@ -276,7 +276,8 @@ def call_api(tenant, path): ...""",
             _either(_none, _seconds(0, above=True)),
             allowed="None, seconds above 0, or a timedelta",
             when="If the work must not be repeated too soon. A failed, retried or revoked "
-            "execution releases its lock at once. An execution that comes during the cooldown "
+            "execution releases its lock at once. A call inside of a task that holds the lock has "
+            "no cooldown of its own. An execution that comes during the cooldown "
             'meets `lock_on_conflict`: `"drop"` ends it, with `"wait"` it runs afterwards.',
             example="""\
 @app.task(base=LockedTask, lock_key="feed:{url}", lock_cooldown=3600, lock_on_conflict="drop")
@@ -436,21 +437,11 @@ def fetch(feed): ...""",
                 raise LockConfigError(f"task {where}: {unknown(attribute, 'lock_')}")
             values[name] = _checked(name, value, attribute, f"task {where}")
         options = cls(**values, task=where)
-        if options.on_conflict == "raise" and declared.get("lock_max_wait") and options.max_wait:
-            raise LockConfigError(
-                f"task {where}: lock_max_wait={options.max_wait:g} is never used, because "
-                "lock_on_conflict='raise' does not wait. To wait and then raise, use 'block'."
-            )
+        options._check_together(f"task {where}", declared)
         if options.key is False and declared.get("lock_dedup") is not None:
             raise LockConfigError(
                 f"task {where}: lock_key=False gives lock_dedup={options.dedup!r} no name to tell "
                 "duplicates by. Name it; lock_limit says how many may then run side by side."
-            )
-        if options.cooldown and options.hold == "workflow":
-            raise LockConfigError(
-                f"task {where}: lock_cooldown={options.cooldown:g} begins when the task has ended, "
-                "and lock_hold='workflow' keeps the lock for the next step. Give the cooldown to "
-                "the last step."
             )
         options._check_limits()
         return options
@@ -481,7 +472,23 @@ def fetch(feed): ...""",
                     "message. Declare the callable on the task."
                 )
         new = {n: _checked(n, value, f"lock_{n}", where) for n, value in values.items()}
-        return replace(self, **new)
+        options = replace(self, **new)
+        options._check_together(where, {f"lock_{name}": value for name, value in new.items()})
+        return options
+
+    def _check_together(self, where: str, said: Mapping[str, object]) -> None:
+        """Refuse options that contradict each other; `said` are those that were given here."""
+        if self.on_conflict == "raise" and said.get("lock_max_wait") and self.max_wait:
+            raise LockConfigError(
+                f"{where}: lock_max_wait={self.max_wait:g} is never used, because "
+                "lock_on_conflict='raise' does not wait. To wait and then raise, use 'block'."
+            )
+        if self.cooldown and self.hold == "workflow":
+            raise LockConfigError(
+                f"{where}: lock_cooldown={self.cooldown:g} begins when the task has ended, "
+                "and lock_hold='workflow' keeps the lock for the next step. Give the cooldown to "
+                "the last step."
+            )
 
     def _check_limits(self) -> None:
         """Hold a limit for each name against the names."""

@@ -17,7 +17,7 @@ from .errors import LockConfigError, RelockError
 from .naming.arguments import bind, signature_of
 from .worker import company, publishing, revocation  # noqa: F401  # two receivers
 from .worker import execution as guard
-from .worker.message import HEADER, PREFIX, VERSION, call_options, has_begun, prefix_here
+from .worker.message import HEADER, PREFIX, VERSION, call_options, has_begun, prefix_of
 from .worker.states import Aside, defer_started
 from .workflow import steps
 
@@ -91,8 +91,9 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
 
         Options of the lock can be given for this call, instead of the task's own:
         `lock_on_conflict`, `lock_max_wait`, `lock_ttl`, `lock_dedup`, `lock_on_duplicate`,
-        `lock_max_parked`, `lock_keep_on_retry`, `lock_on_lost`, `lock_on_unavailable`. They travel
-        in the message, through waits and retries. `lock_dedup=False` sends the call in any case.
+        `lock_max_parked`, `lock_keep_on_retry`, `lock_on_lost`, `lock_on_unavailable`,
+        `lock_cooldown`. They travel in the message, through waits and retries. `lock_dedup=False`
+        sends the call in any case.
 
         Returns:
             The AsyncResult of the call, or for a duplicate that of the first call. With
@@ -108,9 +109,10 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
             task_id=task_id, producer=producer, link=link, link_error=link_error, shadow=shadow
         )
         declared = declaration(type(self))
-        if declared.prefix:
+        prefix = prefix_of(declared.prefix)
+        if prefix or declared.prefix:
             # An empty one is carried too: the worker's own relock_prefix may say something else.
-            options.setdefault(PREFIX, declared.prefix_now() or prefix_here() or "")
+            options.setdefault(PREFIX, prefix)
         return dedup.send(self, super().apply_async, args, kwargs, options)
 
     def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
@@ -118,9 +120,11 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         declared, own = declaration(type(self)), call_options(options)
         options = {n: value for n, value in options.items() if not n.startswith("lock_")}
         prefix = options.pop(PREFIX, None)
-        if own.pop("dedup", None) is None or own:
-            declared.of_call(own, prefix)
-        if own or prefix is not None:
+        prefix = prefix_of(declared.prefix) if prefix is None else prefix
+        if own.get("dedup") is False:
+            del own["dedup"]
+        declared.of_call(own, prefix)
+        if own or prefix:
             told = {"v": VERSION, "execution_id": ids.new_id(), "options": own, "prefix": prefix}
             options["headers"] = {**(options.get("headers") or {}), HEADER: told}
         return super().apply(args, kwargs, **options)
@@ -155,7 +159,8 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         return Lock(**self._lock_for(args, kwargs))
 
     def _lock_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        declared = declaration(type(self)).of_call({}, prefix_here())
+        declared = declaration(type(self))
+        declared = declared.of_call({}, prefix_of(declared.prefix))
         arguments = bind(self, args, kwargs)
         if arguments is None:
             signature_of(self).bind(*args, **kwargs)

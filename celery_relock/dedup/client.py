@@ -32,7 +32,7 @@ from ..worker.message import (
     call_options,
     header_of,
     is_retry,
-    prefix_here,
+    prefix_of,
     running_request,
 )
 from ..worker.states import Dropped, stores_no_result
@@ -281,7 +281,8 @@ def unmark(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _call_asked_about(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    declared = declaration(type(task)).of_call({}, prefix_here())
+    declared = declaration(type(task))
+    declared = declared.of_call({}, prefix_of(declared.prefix))
     call = call_of(task, declared, marker.DONE, args, kwargs)
     if call is None:
         raise TypeError(f"{task.name}{signature_of(task)} cannot be called with {args}, {kwargs}")

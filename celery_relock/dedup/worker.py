@@ -238,8 +238,8 @@ def _is_called_by_name(message: Any) -> bool:
 def on_revoked(task: Any, request: Any, terminated: bool) -> None:
     """The call was revoked, or has expired, before it ran: another one may be sent."""
     try:
-        declared = declaration(type(task))
         header = header_of(request)
+        declared = declaration(type(task)).of_call(header.options, header.prefix)
         made = Marker(*header.dedup) if header.dedup else _marker_by_name(task, declared, request)
         if made is None or not made.name or (terminated and made.until == marker.TIME):
             return

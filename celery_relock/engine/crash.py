@@ -252,6 +252,9 @@ class Reaper:
         self._foreign = {
             path.name: self._foreign[path.name] for path in found if path.name in self._foreign
         }
+        # Another reaper has buried these. Their descriptors would end each wait at once, for ever.
+        for name in self._watched.keys() - {path.name for path in found}:
+            self._unwatch(name, poll)
         for path in found:
             if time.time() < self._foreign.get(path.name, 0.0):
                 continue

@@ -21,7 +21,7 @@ from ..engine.crash import Reaper, journal
 from ..errors import LockConfigError, RelockError
 from ..settings import enabled, store_settings
 from ..workflow import steps
-from . import company, control, parking, revocation
+from . import company, conflict, control, parking, revocation
 from .message import HEADER
 from .report import report
 from .resuming import Forwarder
@@ -73,6 +73,7 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
         self._watchers = Reaper(engine.backend, engine.parking), w.relock_forwarder
 
     def start(self, w: Any) -> None:
+        conflict.remember_consumer()
         if self._watchers is None:
             return
         if _locks_are_in_memory(w) and threading.current_thread() is threading.main_thread():
@@ -104,7 +105,10 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
 
 
 def _locks_are_in_memory(w: Any) -> bool:
-    return enabled(w.app) and store_settings(w.app).in_memory
+    try:
+        return enabled(w.app) and store_settings(w.app).in_memory
+    except LockConfigError:
+        return False  # what is wrong is told where the engine is asked for
 
 
 def _not_shared(where: str, what: str) -> LockConfigError:

@@ -20,7 +20,6 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from celery.exceptions import SoftTimeLimitExceeded
-from celery.signals import worker_init
 from celery.states import READY_STATES, RETRY, STARTED
 
 from ..engine import events, ids
@@ -319,25 +318,20 @@ def _conflict(options: LockOptions, answer: Any, text: str) -> LockConflict:
     )
 
 
-_worker_pid = 0
+# Celery calls some errbacks inline in the thread that consumes, when a child is lost. Whoever waits
+# there stops the whole worker: no heartbeat, no new task. It is not the main thread in a test's own
+# worker (`celery.contrib.testing`), where a test in the main thread waits as any program does.
+_consumer = (0, 0)
 
 
-def _remember_worker(**_: Any) -> None:
-    global _worker_pid
-    _worker_pid = os.getpid()
-
-
-# Celery calls some errbacks inline in a worker's main process, when a child is lost. A wait
-# there stops the whole worker: no heartbeat, no new task.
-worker_init.connect(_remember_worker, weak=False, dispatch_uid="celery_relock.worker_pid")
+def remember_consumer() -> None:
+    """Called in the thread of a worker that consumes."""
+    global _consumer
+    _consumer = os.getpid(), threading.get_ident()
 
 
 def _may_wait() -> bool:
-    return not (
-        _worker_pid == os.getpid()
-        and running_request() is None
-        and threading.current_thread() is threading.main_thread()
-    )
+    return _consumer != (os.getpid(), threading.get_ident()) or running_request() is not None
 
 
 def _again(attempt: Attempt) -> None:

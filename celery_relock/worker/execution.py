@@ -41,7 +41,7 @@ from .message import (
     header_of,
     inside,
     owner,
-    prefix_here,
+    prefix_of,
     received,
     request_of,
     running_request,
@@ -159,7 +159,7 @@ class Execution:
         try:
             held = obtain(Attempt(task, engine, lease, options, message))
             if held is None:
-                return body(Hold(lease.claim.owner, ()))  # lock_on_unavailable="run"
+                return body(Hold(lease.claim.owner, shares))  # lock_on_unavailable="run"
             reentrancy.push(lease)
             if message is not None and options.hold == "workflow":
                 steps.keep_for_chain(message, engine, lease, options)
@@ -258,8 +258,8 @@ def _declared(task: Any, request: Any, header: Header | None) -> Declaration:
         header = header_of(request)  # of an eager call
     if header is not None and (header.options or header.prefix is not None):
         return declared.of_call(header.options, header.prefix)
-    if declared.prefix and request is None:
-        return declared.of_call({}, prefix_here())  # called inside of another task
+    if request is None and (prefix := prefix_of(declared.prefix)):
+        return declared.of_call({}, prefix)
     return declared
 
 

@@ -9,18 +9,24 @@ owner.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
 
+from celery import current_app
 from celery._state import _task_stack
 from celery.utils.time import maybe_iso8601
 
 from ..engine import ids, reentrancy
 from ..errors import LockConfigError
+from ..settings import name_prefix
+
+logger = logging.getLogger("celery_relock")
 
 #: The header of ours.
 HEADER = "relock"
@@ -309,10 +315,14 @@ def _of_call(fields: Mapping[str, Any], properties: dict[str, Any]) -> dict[str,
     request = running_request()
     if request is not None and is_retry(fields, request):
         before = header_of(request)
-        prefix, options = before.prefix, dict(before.options)
+        prefix, options = before.prefix, {**before.options, **options}
     elif prefix is None:
-        prefix = prefix_here()  # sent by its name
-    told = {"prefix": prefix, "options": options}
+        # Of a plain task, or sent by its name: what comes after it may be a locked task.
+        prefix = _prefix_of_current_app() if request is None else prefix_here()
+    told: dict[str, Any] = {"prefix": prefix, "options": options}
+    if options.get("dedup") is False:
+        del options["dedup"]
+        told["dedup"] = ["", "off"]
     return {name: value for name, value in told.items() if value not in (None, {})}
 
 
@@ -330,6 +340,29 @@ def prefix_here() -> str | None:
     it has the same one. None if it brought none."""
     request = running_request()
     return None if request is None else header_of(request).prefix
+
+
+def prefix_of(own: str | Callable[[], str]) -> str:
+    """The prefix of the lock names of a call that is made here: what `relock_prefix` says now, else
+    that of the message that this call stack runs for. Raises LockConfigError."""
+    return (own() if callable(own) else own) or prefix_here() or ""
+
+
+# By app: to read a setting takes long.
+_prefixes: WeakKeyDictionary[Any, str | Callable[[], str]] = WeakKeyDictionary()
+
+
+def _prefix_of_current_app() -> str | None:
+    try:
+        app = current_app._get_current_object()
+        if app not in _prefixes:
+            _prefixes[app] = name_prefix(app)
+        own = _prefixes[app]
+        return (own() if callable(own) else own) or None
+    except LockConfigError as error:
+        # Raised here, it would be swallowed by the signal, and the whole header with it.
+        logger.error("a message is sent without the prefix of its lock names: %s", error)
+        return None
 
 
 def is_retry(fields: Mapping[str, Any], request: Any) -> bool:

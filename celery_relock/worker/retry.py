@@ -72,7 +72,9 @@ class _Legacy:
         if not all(kept):
             rest = [name for name, is_kept in zip(claim.names, kept, strict=True) if not is_kept]
             with suppress(RelockError):  # their lease ends them
-                back = self.engine.backend.release(rest, claim.execution_id, claim.attempt_id)
+                back = self.engine.backend.release(
+                    rest, claim.execution_id, claim.attempt_id, home=self.engine.parking.home
+                )
                 self.engine.parking.forward(back.messages)
             self.lease.narrow(kept)
         if any(kept):
@@ -168,8 +170,7 @@ def _names_of(task: Any, fields: Any, body: Any) -> tuple[str, ...]:
     try:
         declared = declaration(type(task))
         arguments = bind(task, args or (), kwargs or {})
-        if declared.prefix:
-            declared = declared.of_call({}, prefix_here())
+        declared = declared.of_call({}, prefix_here())
         return () if arguments is None else declared.names(arguments)
     except (RelockError, TypeError):
         return ()  # it says so itself when it runs

@@ -118,6 +118,7 @@ def enter(self: Any, *args: Any) -> Any:
 
 def _acquire(task: Any, message: Any, spec: Mapping[str, Any]) -> None:
     engine, options = engine_of(task.app), _options(task.app, spec)
+    options = options.of_call(header_of(message).options)
     names = _missing(engine, spec)
     if not names:
         return  # the workflow lock around this one holds them

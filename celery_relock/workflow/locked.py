@@ -9,6 +9,9 @@ from typing import Any
 
 from celery import Task, chain
 from celery.canvas import Signature, chunks, maybe_signature
+from celery.result import EagerResult
+from celery.states import SUCCESS
+from celery.utils import uuid
 
 from ..engine import ids
 from ..errors import LockConfigError
@@ -17,7 +20,8 @@ from ..naming.names import NameRule, check_name
 from ..options import LockOptions
 from ..settings import name_prefix
 from ..task import LockedTask as LockedTask  # the package's own: to load it registers `enter`
-from ..worker.message import prefix_here
+from ..worker.message import prefix_of
+from ..worker.states import Dropped
 from .enter import ENTER, held
 from .steps import Step, stamp, steps_of
 
@@ -75,11 +79,14 @@ class LockedChain(chain):  # type: ignore[misc]  # Celery ships no types
     def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         enter, *steps = self.tasks
         options = {**self.options, **options}
-        with held(self.app, enter.args[-1]):
-            if len(steps) == 1 and "link" not in options:
-                # A chain of one chord would not pass its arguments on, in Celery 5.4.
-                return steps[0].apply(args, kwargs, **options)
-            return chain(steps, app=self.app).apply(args, kwargs, **options)
+        try:
+            with held(self.app, enter.args[-1]):
+                if len(steps) == 1 and "link" not in options:
+                    # A chain of one chord would not pass its arguments on, in Celery 5.4.
+                    return steps[0].apply(args, kwargs, **options)
+                return chain(steps, app=self.app).apply(args, kwargs, **options)
+        except Dropped as dropped:
+            return EagerResult(uuid(), dropped.marker, SUCCESS)
 
 
 def _without_chunks(canvas: Any) -> Any:
@@ -111,8 +118,7 @@ def _names(key: Any, first: Step, app: Any) -> list[str]:
     if key is None or key is False:
         raise LockConfigError(f"{where}: key={key!r} names no lock. Give a name, or a template.")
     parts = key if isinstance(key, list | tuple) else (key,)
-    before = name_prefix(app)
-    prefix = (before() if callable(before) else before) or prefix_here() or ""
+    prefix = prefix_of(name_prefix(app))
     if parts and all(isinstance(each, str) and "{" not in each for each in parts):
         return sorted({check_name(prefix + each, where) for each in parts})
     task = app.tasks.get(first["task"])
@@ -166,6 +172,10 @@ def _check_options(options: Mapping[str, Any]) -> None:
             raise LockConfigError(
                 f"locked(): {name} cannot be a callable, because it travels in a message."
             )
+    if not isinstance(options.get("limit", 1), int):
+        raise LockConfigError(
+            f"locked(): limit={options['limit']!r} cannot be used. It takes a whole number from 1."
+        )
     LockOptions.collect({f"lock_{name}": each for name, each in options.items()}, {}, "locked()")
 
 

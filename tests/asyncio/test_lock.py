@@ -16,7 +16,7 @@ from celery import Celery
 from redis.asyncio.lock import Lock as RedisLock
 
 import celery_relock
-from celery_relock import LockedTask
+from celery_relock import LockedTask, engines
 from celery_relock.asyncio import Lock
 from celery_relock.engine.protocol import LockState
 from celery_relock.errors import LockConfigError, LockUnavailable
@@ -51,6 +51,26 @@ def test_it_has_the_interface_of_redis_asyncio(lock: MakeLock) -> None:
             await one.release()
 
     run(main())
+
+
+def test_with_replicas_looking_asks_none_of_them(redis_url: str, namespace: str) -> None:
+    async def main() -> None:
+        one = Lock(redis_url, "account:42", namespace=namespace, min_replicas=1)
+        assert not await one.locked()
+        assert not await one.owned()
+
+    run(main())
+
+
+def test_a_loop_that_is_closed_is_let_go(redis_url: str, namespace: str) -> None:
+    async def main() -> None:
+        async with Lock(redis_url, "account:42", namespace=namespace):
+            pass
+
+    for _ in range(3):
+        run(main())
+
+    assert len([loop for loop in engines._of_loops if loop.is_closed()]) <= 1
 
 
 def test_one_object_excludes_the_tasks_that_use_it(lock: MakeLock) -> None:

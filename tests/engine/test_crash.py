@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import time
@@ -211,6 +212,23 @@ def test_the_journal_of_a_dead_process_that_names_another_backend_is_read_once(f
     assert [reaper.look() for _ in range(3)] == [1, 0, 0]
 
     assert backend.released == ["nonce1"]
+
+
+def test_a_process_whose_journal_another_reaper_removed_is_watched_no_longer(folder, journal):
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    path = folder / journals.process_name(process.pid)
+    path.write_bytes(b"")
+    reaper, poll = _reaper(_Store("store")), select.poll()
+    reaper.look(poll)
+    path.unlink()
+    process.kill()
+    process.wait()
+    assert poll.poll(5000), "its death is heard"
+
+    reaper.look(poll)
+
+    assert poll.poll(0) == []
+    process.stdin.close()
 
 
 def test_what_cannot_be_freed_yet_is_tried_again(folder, journal):

@@ -151,8 +151,7 @@ def test_the_prefix_of_the_sender_is_that_of_the_worker_and_of_all_that_is_calle
     assert m.look.lock_for(account).name == name
     assert m.look.apply((account,)).get()[0] == name
     assert m.look(account)[0] == name
-    by_name = m.app.send_task(m.look.name, (account,))
-    assert by_name.get(timeout=20)[0] == f"account:{account}", "no sender of it knows the tenant"
+    assert m.app.send_task(m.look.name, (account,)).get(timeout=20)[0] == name
 
 
 def test_tenants_exclude_nobody_but_themselves_and_have_duplicates_of_their_own(m, account):
@@ -245,3 +244,62 @@ def test_lock_for_is_the_lock_of_the_call_with_the_tasks_options(m, account, hel
         m.of_team.lock_for("a", print)
     with pytest.raises(TypeError):
         m.look.lock_for()
+
+
+def test_a_prefix_goes_through_a_plain_task_to_the_locked_one_behind_it(m, account):
+    m.tenant.set("acme:")
+    name, _ = chain(m.plain.si(), m.look.si(account)).delay().get(timeout=20)
+
+    assert name == f"acme:account:{account}"
+
+
+def test_apply_inside_of_a_body_has_the_prefix_of_the_body_and_re_enters(m, account):
+    m.tenant.set("acme:")
+    name, reentered = m.applies_inside.delay(account).get(timeout=20)
+
+    assert (name, reentered) == (f"acme:account:{account}", True)
+
+
+def test_an_option_of_a_retry_goes_before_that_of_the_call(m, account):
+    _, remaining = m.retries.apply_async((account, 90), lock_ttl=20).get(timeout=20)
+
+    assert remaining > 60
+
+
+def test_dedup_can_be_called_off_in_a_call_by_name(m, account):
+    with _lock(m, f"report:{account}"):
+        first = m.report.apply_async((account,), countdown=60)
+        sent = m.app.send_task(m.report.name, (account,), lock_dedup=False)
+        wait_for(lambda: sent.state == "BLOCKED", what="the call by name to wait for its lock")
+    assert sent.get(timeout=20) == account
+    first.revoke()
+
+
+def test_a_locked_canvas_takes_options_when_it_is_applied(m, account, held):
+    canvas = locked(chain(m.look.si(account)), key="account:{account}")
+
+    assert is_dropped(canvas.apply_async(lock_on_conflict="drop").get(timeout=20))
+
+
+def test_an_eager_locked_canvas_that_is_dropped_says_so(m, account, held):
+    canvas = locked(chain(m.look.si(account)), key="account:{account}", on_conflict="drop")
+
+    assert is_dropped(canvas.apply().get())
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"lock_on_conflict": "raise", "lock_max_wait": 5}, "is never used"),
+        ({"lock_dedup": "bogus"}, "cannot be used"),
+    ],
+)
+@pytest.mark.parametrize("way", ["apply_async", "apply"])
+def test_options_of_a_call_are_held_against_each_other(m, account, way, options, says):
+    with pytest.raises(LockConfigError, match=says):
+        getattr(m.look, way)((account,), **options)
+
+
+def test_a_locked_canvas_has_one_limit(m, account):
+    with pytest.raises(LockConfigError, match="a whole number from 1"):
+        locked(chain(m.look.si(account)), key="account:{account}", limit=[3])

@@ -47,6 +47,7 @@ from .connections import (
     FRESH,
     IN_FLIGHT,
     LOOK,
+    PROMISES,
     Call,
     Command,
     Effort,
@@ -134,7 +135,7 @@ class Links:
     ) -> list[Any]:
         commands: list[Command] = [(*how, str(len(k)), *k, *args) for k, args in calls]
         needed = self._replicas.needed
-        if not needed or script.name == "release":
+        if not needed or script.name not in PROMISES:
             return await self.ask(commands, effort)
         seconds = min(self._replicas.timeout, min(effort.within or math.inf, self._timeout) / 2)
         wait = "WAIT", str(needed), str(max(round(seconds * 1000), 1))
@@ -155,9 +156,8 @@ class Links:
                 idle = 0.0
                 if link is not None:
                     idle = time.monotonic() - since
-                    if not await self._usable(link, idle):
-                        await _close(link)
-                        link = None
+                    before, link = link, None
+                    link = await self._checked(before, idle)
                 kept = link is not None
                 try:
                     if not kept:
@@ -186,6 +186,17 @@ class Links:
                     return answers
         finally:
             self._idle.put_nowait((time.monotonic(), link))
+
+    async def _checked(self, link: Any, idle: float) -> Any:
+        """A connection that was idle for so long; None, and closed, if it is of no more use."""
+        try:
+            if await self._usable(link, idle):
+                return link
+        except BaseException:
+            await _close(link)  # its PING may be unanswered still
+            raise
+        await _close(link)
+        return None
 
     async def close(self) -> None:
         """Close what is idle."""

@@ -46,7 +46,7 @@ FRESH = 1.0
 # Calls that are sent before the first answer is read: few enough for the buffers of a socket.
 IN_FLIGHT = 4
 # A give-back is no promise: lost with a master, it lets the lease end the hold.
-_PROMISES = ("acquire", "renew", "heartbeat")
+PROMISES = ("acquire", "renew", "heartbeat")
 # How often a subscription is held against where it should lead to, and whether anybody wants it
 # still, in seconds.
 LOOK = 2.0
@@ -138,7 +138,7 @@ class Connections:
         commands: list[Command] = [(*how, str(len(k)), *k, *args) for k, args in calls]
         if asking:
             commands.insert(0, ("ASKING",))
-        if not self._replicas.needed or script.name not in _PROMISES:
+        if not self._replicas.needed or script.name not in PROMISES:
             return self.ask(commands, effort)[asking:]
         # It counts what was written on its own connection, so it goes along.
         *replies, copies = self.ask([*commands, self._wait(effort.within)], effort)

@@ -127,7 +127,7 @@ def test_a_greenlet_whose_lock_is_lost_is_interrupted_and_its_neighbour_is_not(
                     time.sleep(2.0)
                 return "to the end"
             except LockLost as error:
-                return str(error)
+                return error.reason
             finally:
                 first.release(own)
 
@@ -224,7 +224,7 @@ def test_gevent_that_is_loaded_but_not_at_work_changes_nothing(
             with Interruption(own, lambda: LockLost("it is lost")):
                 time.sleep(5)
         except LockLost as error:
-            say(error)
+            say(error.reason)
         """,
         redis_url,
         namespace,

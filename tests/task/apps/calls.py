@@ -24,10 +24,26 @@ def looks_inside(self, account):
     return look(account)
 
 
+@app.task(bind=True, base=LockedTask, lock_key="account:{account}")
+def applies_inside(self, account):
+    name, _ = look.apply((account,)).get(disable_sync_subtasks=False)
+    return [name, says_whether_reentered.apply((account,)).get(disable_sync_subtasks=False)]
+
+
+@app.task(bind=True, base=LockedTask, lock_key="account:{account}")
+def says_whether_reentered(self, account):
+    return self.lock.reentered
+
+
+@app.task
+def plain():
+    """No locked task: what is behind it in a chain may be one."""
+
+
 @app.task(bind=True, base=LockedTask, lock_key="account:{account}", max_retries=1)
-def retries(self, account):
+def retries(self, account, ttl=None):
     if not self.request.retries:
-        raise self.retry(countdown=0)
+        raise self.retry(countdown=0, **({"lock_ttl": ttl} if ttl else {}))
     return [self.lock.name, self.lock.remaining]
 
 
