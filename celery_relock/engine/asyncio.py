@@ -366,6 +366,7 @@ class Keeper(Registry):
         self._rest = rest
         self._bell = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._over = False
         self._used_at = 0.0
 
     def wake(self) -> None:
@@ -378,6 +379,8 @@ class Keeper(Registry):
         self._bell.set()
 
     def _start(self) -> None:
+        if self._over:
+            return  # a task that begins while the loop ends is never cancelled
         self._running = True
         self._used_at = time.monotonic()
         self._backend.keep(True)
@@ -394,8 +397,10 @@ class Keeper(Registry):
                 if not self._leases and time.monotonic() - self._used_at > _LINGER:
                     return
                 await self._wait(min(until, time.monotonic() + _LINGER))
+        except asyncio.CancelledError:
+            self._over = True  # only the end of the loop cancels it
+            raise
         finally:
-            # At the end of its loop a task is cancelled.
             self._running = False
             self._backend.keep(False)
             await self._rest()

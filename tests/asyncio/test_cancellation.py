@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from celery_relock import engines
 from celery_relock.asyncio import Lock
 from celery_relock.engine.protocol import LockState
 from tests.asyncio.conftest import run
@@ -174,3 +175,5 @@ def test_when_the_loop_ends_whoever_holds_releases(lock: MakeLock, state: State)
 
     run(main())
     assert (state().holds, state().waiting) == ((), 0)
+    kept = [each._keeper._task for found in engines._of_loops.values() for each in found.values()]
+    assert all(task.done() for task in kept if task), "a task that nobody will ever end"
