@@ -17,6 +17,7 @@ from celery_relock.errors import LockLost, RelockError
 from celery_relock.settings import option_defaults, store_settings
 from tests.docs.pages import URL, all_pages, blocks, text
 from tests.support import RedisServer
+from tests.support.worker import ROOT
 
 # Whose blocks are run by a test of their own.
 ELSEWHERE = {"README", "quickstart", "fencing", "metrics", "migrating", "redis", "testing"}
@@ -131,3 +132,9 @@ def test_every_error_has_a_page_and_a_row() -> None:
     }
     for name in classes:
         assert f"[`{name}`]({name}.md)" in text("errors/index")
+
+
+@pytest.mark.parametrize("page", all_pages())
+def test_the_tests_and_scripts_that_a_page_names_are_there(page: str) -> None:
+    named = re.findall(r"(?:tests|scripts)/[\w/-]+(?:\.\w+)?", text(page))
+    assert not [path for path in named if not (ROOT / path).exists()]
