@@ -122,7 +122,7 @@ def test_wrong_use_is_exit_code_2(run: Run, key: str, redis_url: str) -> None:
     assert "--namespace goes with --redis" in run("ls", "--namespace", "n", code=2).output
     assert "there is nobody to ask" in run("release", key, code=2).output
     here = ("--redis", redis_url)
-    assert "takes its app" in run("cancel", "some-task", *here, code=2).output
+    assert "needs its app" in run("cancel", "some-task", *here, code=2).output
     assert "not the URL of a Redis" in run("ls", "--redis", "nonsense://here", code=2).output
 
 

@@ -140,7 +140,7 @@ def test_without_an_app_a_task_is_found_by_what_is_in_redis(
 
     assert (locks.why(held.id).state, locks.why(parked).state) == ("holds", "parked")
     assert locks.why("no-such-task").state == "unknown"
-    with pytest.raises(RelockError, match="takes its app"):
+    with pytest.raises(RelockError, match="needs its app"):
         locks.cancel(parked)
     assert locks.get(key).parked == 1
 
@@ -383,7 +383,7 @@ def test_a_redis_that_is_away_or_refuses_is_told(own_redis: Any) -> None:
     few = Locks(f"redis://few:pw@127.0.0.1:{server.port}")
     with Lock(server.url, "a"):
         assert few.get("a").held == 1
-        with pytest.raises(LockConfigError, match="scan: this Redis user may not"):
+        with pytest.raises(LockConfigError, match="scan: this Redis user lacks"):
             list(few.find())
 
 

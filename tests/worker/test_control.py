@@ -1,4 +1,4 @@
-"""What is parked cannot be looked through: nothing else of a worker's look suffers."""
+"""What is parked cannot be Looking through: nothing else of a worker's look suffers."""
 
 from __future__ import annotations
 
@@ -36,4 +36,4 @@ def test_while_redis_is_away_it_is_tried_again(namespace, caplog):
     found = control.Revoked(engines.engine_for_url("redis://127.0.0.1:1/0", namespace).backend)
     with caplog.at_level(logging.DEBUG, "celery_relock"):
         assert found() == found() == {"by id"}
-    assert sum("looked through" in record.getMessage() for record in caplog.records) == 2
+    assert sum("Looking through" in record.getMessage() for record in caplog.records) == 2
