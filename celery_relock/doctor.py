@@ -341,7 +341,7 @@ def _persistence(server: Server) -> Iterator[Finding]:
             "persistence",
             WARNING,
             "the server keeps nothing on disk",
-            "Runs that are parked are gone when it restarts: their messages are nowhere else.",
+            "Parked tasks are gone when it restarts: their messages are nowhere else.",
             "Turn appendonly on, or use lock_on_conflict='retry', which leaves messages to the "
             "broker.",
         )
