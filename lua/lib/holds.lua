@@ -15,23 +15,24 @@ local function foreign(lock)
   error('RELOCK-FOREIGN ' .. lock.key)
 end
 
--- True if the hold is the first one of its permit.
 local function count(lock, execution, hold)
   local others = lock.fences[hold.fence] or 0
   lock.fences[hold.fence] = others + 1
   lock.permits = lock.permits and others == 0 and lock.permits + 1 or lock.permits
   lock.latest = math.max(lock.latest, hold.expiry)
   lock.holds[execution] = hold
-  return others == 0
 end
 
-local function note(lock, execution, hold, is_first)
+-- In a permit there may be holds of several owners: a cooldown is one.
+local function of_owner(execution, hold)
+  return hold.owner .. ' ' .. hold.fence .. ' ' .. execution
+end
+
+local function note(lock, execution, hold)
   local index = lock.index
   redis.call('ZADD', index.ends, string.format('%.0f', hold.expiry), execution)
   redis.call('ZADD', index.fences, hold.fence, execution)
-  if is_first then
-    redis.call('ZADD', index.owners, 0, hold.owner .. ' ' .. hold.fence)
-  end
+  redis.call('ZADD', index.owners, 0, hold.fence, 0, of_owner(execution, hold))
 end
 
 local function outlive_holds(lock, expiry)
@@ -94,7 +95,7 @@ local function open_by_reading(lock)
   if #fields > 4 * FEW then
     lock.indexed = true
     for execution, hold in pairs(lock.holds) do
-      note(lock, execution, hold, true)
+      note(lock, execution, hold)
     end
     for _, key in pairs(lock.index) do
       redis.call('PEXPIREAT', key, string.format('%.0f', lock.latest + Base.GRACE))
@@ -190,21 +191,26 @@ end
 
 -- How many permits are live.
 function Holds.permits(lock)
-  lock.permits = lock.permits or redis.call('ZCARD', lock.index.owners)
+  if not lock.permits then
+    local holds_and_permits = redis.call('ZCARD', lock.index.owners)
+    lock.permits = holds_and_permits - redis.call('ZCARD', lock.index.fences)
+  end
   return lock.permits
 end
 
 function Holds.write(lock, execution, hold, label)
   local before = lock.holds[execution]
-  local stays = before and before.fence == hold.fence
+  local stays = before and before.fence == hold.fence and before.owner == hold.owner
   if before and not stays then
     Holds.drop(lock, execution)
   end
-  local is_first = not stays and count(lock, execution, hold)
+  if not stays then
+    count(lock, execution, hold)
+  end
   lock.holds[execution], lock.latest = hold, math.max(lock.latest, hold.expiry)
   redis.call('HSET', lock.key, execution, Base.record(hold, lock.now), '@' .. execution, label)
   if lock.indexed then
-    note(lock, execution, hold, is_first)
+    note(lock, execution, hold)
   end
   outlive_holds(lock, hold.expiry)
 end
@@ -232,11 +238,12 @@ function Holds.drop(lock, execution)
   if lock.indexed then
     redis.call('ZREM', lock.index.ends, execution)
     redis.call('ZREM', lock.index.fences, execution)
+    redis.call('ZREM', lock.index.owners, of_owner(execution, hold))
   end
   if others == 0 then
     lock.permits = lock.permits and lock.permits - 1
     if lock.indexed then
-      redis.call('ZREM', lock.index.owners, hold.owner .. ' ' .. hold.fence)
+      redis.call('ZREM', lock.index.owners, hold.fence)
     end
   end
 end
@@ -284,7 +291,7 @@ function Holds.newest_of(lock, owner)
   end
   local from, to = '[' .. owner .. ' \255', '[' .. owner .. ' '
   local last = redis.call('ZREVRANGEBYLEX', lock.index.owners, from, to, 'LIMIT', 0, 1)[1]
-  return last and string.match(last, '%d+$')
+  return last and string.match(last, '(%d+) %S+$')
 end
 
 -- A hold of the oldest permit: the one to name when somebody asks who is in the way.

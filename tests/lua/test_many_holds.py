@@ -118,6 +118,45 @@ def test_re_entry_finds_its_permit_among_many(desk):
     assert isinstance(desk.take("other", limit=MANY), Held)
 
 
+@pytest.mark.parametrize("first_to_end", ["parent", "child"])
+def test_a_permit_that_cools_is_one_permit_and_open_to_nobody_among_many(desk, first_to_end):
+    for number in range(MANY):
+        desk.fence(f"h{number}", limit=100)
+    desk.fence("parent", limit=100, owner="flow")
+    desk.fence("child", limit=100, owner="flow", ancestors=("parent",))
+
+    def cool(run):
+        desk.backend.release(("a",), run, "n", successor=Successor(f"cooldown.{run}", 0.3))
+
+    if first_to_end == "parent":
+        desk.give_back("parent")
+        cool("child")
+    else:
+        cool("child")
+        desk.give_back("parent")
+
+    assert isinstance(desk.take("other", limit=MANY + 1), Conflict)
+    inner = desk.take("inner", limit=100, owner="flow", by_owner=True)
+    assert inner.reentered == (False,)
+    desk.give_back("inner")
+    desk.wait_ms(301)
+    assert isinstance(desk.take("other", limit=MANY + 1), Held)
+    assert isinstance(desk.take("one too many", limit=MANY + 1), Conflict)
+
+
+def test_a_kept_hold_goes_on_to_the_owner_of_its_successor_among_many(desk):
+    for number in range(MANY):
+        desk.fence(f"h{number}", limit=100)
+    fence = desk.fence("first", limit=100, owner="flow")
+    desk.backend.release(("a",), "first", "n", successor=Successor("next", 30.0))
+    assert desk.fence("next", limit=100, owner="another") == fence
+
+    assert desk.fence("inner", limit=100, owner="another", by_owner=True) == fence
+    assert desk.fence("late", limit=100, owner="flow", by_owner=True) > fence
+    assert isinstance(desk.take("other", limit=MANY + 2), Conflict)
+    assert isinstance(desk.take("other", limit=MANY + 3), Held)
+
+
 def test_renewals_reach_the_index(desk):
     for number in range(MANY):
         desk.fence(f"h{number}", limit=100, lease=0.5)
