@@ -15,6 +15,7 @@ import fcntl
 import logging
 import os
 import struct
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -129,6 +130,14 @@ class Sums(MultiProcessCollector):
                 gone = [p for p in self._folder.glob(f"{kind}_*.db") if _is_gone(p)]
                 if len(gone) > self.FEW:
                     _add_up(self._folder / f"{kind}_gone.db", gone)
+            for empty in [p for p in self._folder.glob("*.db") if not p.stat().st_size]:
+                if _is_gone(empty):
+                    empty.unlink()  # its process was killed while it made the file
+            for wait in (0.02, 0.05, 0.1, 0.2, 0.5):
+                try:
+                    return list(super().collect())  # type: ignore[no-untyped-call]
+                except struct.error:
+                    time.sleep(wait)  # a child makes its file, which is empty for a moment
             return list(super().collect())  # type: ignore[no-untyped-call]
 
 

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 import uuid
 from urllib.parse import urlencode
@@ -18,6 +19,7 @@ from urllib.parse import urlencode
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry
+from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -130,6 +132,19 @@ def test_what_a_child_counted_stays_when_it_is_gone_and_the_next_one_counts_on(m
         measured.backend().force_release(f"account:{account}")
         wait_for(lambda: value("lost_total", "holds") == 1)
     wait_for(lambda: value("hold_seconds_count", "holds") == before + 1)
+
+
+def test_a_child_that_makes_its_file_meanwhile_fails_no_scrape(tmp_path):
+    making = tmp_path / f"counter_{os.getpid()}.db"
+    making.touch()
+    (tmp_path / "counter_2000000000.db").touch()  # killed while it made the file
+    made = threading.Timer(0.1, lambda: MmapedDict(str(making)).close())
+    made.start()
+
+    assert list(prometheus.Sums(CollectorRegistry(), path=str(tmp_path)).collect()) == []
+
+    made.join()
+    assert {path.name for path in tmp_path.glob("*.db")} == {making.name}
 
 
 def test_the_files_of_children_that_are_gone_become_one_and_the_sums_stay(measured, tmp_path):
