@@ -196,6 +196,21 @@ def test_a_copy_that_comes_after_the_end_is_discarded(worker, message, name):
     assert len(twin.permits()) == 1
 
 
+@pytest.mark.parametrize("name", ["rejects", "fails_unacknowledged"])
+def test_a_message_that_was_not_acknowledged_runs_each_time_a_redrive_brings_it_back(
+    worker, message, name
+):
+    # As SQS does it from its dead-letter queue: byte for byte the same message.
+    dead = message(name)
+    dead.let_go()
+    for number in (1, 2, 3):
+        dead.deliver()
+        assert len(dead.events("over", count=number)) == number
+
+    assert dead.result.get(timeout=20) == "run 3"
+    assert len(dead.permits()) == 3
+
+
 def test_an_execution_that_died_before_its_result_was_stored_is_done_again(worker, message):
     # acks_late: its message is delivered again on purpose, though its body had come to an end.
     twin = message("dies_before_its_result_is_stored")

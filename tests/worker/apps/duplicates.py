@@ -6,7 +6,7 @@ import os
 import signal
 from typing import Any
 
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, Reject
 from celery.signals import task_postrun
 
 from celery_relock import LockedTask
@@ -87,6 +87,25 @@ def retries_acked_late(self, account):
     if not self.request.retries:
         raise self.retry(countdown=3)
     return result
+
+
+def twice_for_nothing(self: Any, account: str, error: Exception) -> str:
+    result = work(self, account)
+    if len(runs(account)) < 3:
+        raise error
+    return result
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, acks_late=True)
+def rejects(self, account):
+    return twice_for_nothing(self, account, Reject("not now", requeue=False))
+
+
+@app.task(
+    base=LockedTask, bind=True, lock_key=KEY, acks_late=True, acks_on_failure_or_timeout=False
+)
+def fails_unacknowledged(self, account):
+    return twice_for_nothing(self, account, ValueError("not now"))
 
 
 class KillsWhoStoresIt:
