@@ -1,14 +1,15 @@
 """One execution of a locked task, from the call of its `run` to the release: the order of things.
 
-    run         which message the call is for; the workflow that it is a step of
+    Execution   which message the call is for, and what it says instead of its task
+    run         the workflow that it is a step of
     named       which locks it needs; whether its call is a duplicate
     locked      acquire, body, release
     body        the state STARTED, `self.lock`, and the task's own code
     _after      what is left for when Celery has published what comes next
 
-The message's header is read once. An execution that is no step of a workflow passes nothing of
-`workflow`, one without `lock_dedup` nothing of `dedup`, one without `lock_keep_on_retry` nothing of
-`retry`: its header says so, or its task's declaration.
+The message's header is read once. An execution that is no step of a workflow acquires and
+releases without `workflow`, one without `lock_dedup` passes nothing of `dedup`, one without
+`lock_keep_on_retry` nothing of `retry`: its header says so, or its task's declaration.
 """
 
 from __future__ import annotations

@@ -324,11 +324,6 @@ def _is_ours(death: Any) -> bool:
     return isinstance(death, Mapping) and str(death.get("queue", "")).endswith(SUFFIX)
 
 
-def queue_in(text: str) -> str:
-    """The queue that a written message was received from, "" if that is not known."""
-    return str(json.loads(text).get("queue") or "")
-
-
 def message_in(app: Celery, text: str) -> Any:
     """A written message, as a `kombu.Message` that can be read and not acknowledged."""
     found = json.loads(text)
@@ -382,7 +377,7 @@ def _publish(app: Celery, found: dict[str, Any], queue: str | None, delay: float
     if delay is not None:
         body = _delayed(app, found, body, delay)
     if queue is None:
-        declare = _declared(app, exchange, routing_key)
+        declare = _queues_at(app, exchange, routing_key)
     else:
         marks = {name: headers.pop(name) for name in list(headers) if name.startswith(_DEATH)}
         headers[ORIGIN] = [exchange, routing_key, marks]
@@ -426,7 +421,7 @@ def _delayed(app: Celery, found: dict[str, Any], body: bytes, delay: float) -> b
     return written if isinstance(written, bytes) else written.encode(encoding)
 
 
-def _declared(app: Celery, exchange: str, routing_key: str) -> list[Any]:
+def _queues_at(app: Celery, exchange: str, routing_key: str) -> list[Any]:
     """What to declare first, as Celery does when it sends.
 
     Kombu's virtual transports (Redis, SQS …) take an exchange for a direct one until this process
