@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
@@ -22,6 +24,7 @@ _BLOCK = re.compile(r"(<!-- parked figures -->\n).*?(<!-- /parked figures -->)",
 @click.option("--faults", default=60, show_default=True, help="In each campaign.")
 @click.option("--workers", default=3, show_default=True, help="With three children each.")
 @click.option("--seed", default=1, show_default=True, help="Of the order of the faults.")
+@click.option("--campaigns", default=1, show_default=True, help="Of each kind, seeds counted up.")
 @click.option(
     "--broker", "brokers", multiple=True, default=("redis",), type=click.Choice([*BROKERS])
 )
@@ -33,6 +36,7 @@ def main(
     faults: int,
     workers: int,
     seed: int,
+    campaigns: int,
     brokers: tuple[str, ...],
     early: bool,
     write: Path | None,
@@ -40,41 +44,56 @@ def main(
     """Let tasks wait for a few locks while workers are killed at every step, connections are cut
     and the Redis of the locks is killed, and check that none is lost. The exit status is 1 if
     something was not as promised."""
-    reports = {}
+    reports: dict[str, list[Report]] = {}
     for broker, late in itertools.product(brokers, (True, False) if early else (True,)):
         name = f"{broker}, acknowledged {'late' if late else 'early'}"
-        report = Campaign(tasks, keys, faults, workers, late, broker, seed=seed).run()
-        reports[name] = report
-        click.echo(f"{table({name: report})}\n")
-        for violation in report.violations:
-            click.echo(f"VIOLATION {violation}", err=True)
+        for number in range(seed, seed + campaigns):
+            report = Campaign(tasks, keys, faults, workers, late, broker, seed=number).run()
+            reports.setdefault(name, []).append(report)
+            click.echo(f"seed {number}:\n{table({name: [report]})}\n")
+            for violation in report.violations:
+                click.echo(f"VIOLATION {violation}", err=True)
     if write is not None:
         text = f"    scripts/parked {' '.join(sys.argv[1:])}\n\n{table(reports)}\n"
         write.write_text(_BLOCK.sub(lambda m: m[1] + text + m[2], write.read_text()))
-    sys.exit(any(report.violations for report in reports.values()))
+    sys.exit(any(report.violations for each in reports.values() for report in each))
 
 
-def table(reports: dict[str, Report]) -> str:
-    """A column for each campaign, as Markdown."""
+def table(reports: dict[str, list[Report]]) -> str:
+    """A column for all campaigns of one kind together, as Markdown."""
     every = list(reports.values())
+
+    def total(number: Callable[[Report], float]) -> list[object]:
+        return [f"{sum(map(number, each)):.0f}" for each in every]
+
+    kinds = sorted({kind for each in every for report in each for kind in report.faults})
     rows: list[tuple[str, list[object]]] = [
-        ("seconds", [f"{report.seconds:.0f}" for report in every]),
-        ("tasks", [report.sent for report in every]),
-        ("deliveries that came to an end", [report.deliveries for report in every]),
-        ("entries into a lock", [report.entries for report in every]),
+        ("campaigns", [len(each) for each in every]),
+        ("seconds", total(lambda report: report.seconds)),
+        ("tasks", total(lambda report: report.sent)),
+        ("deliveries that came to an end", total(lambda report: report.deliveries)),
+        ("entries into a lock", total(lambda report: report.entries)),
     ]
-    for kind in sorted({kind for report in every for kind in report.faults}):
-        rows.append((kind, [report.faults[kind] for report in every]))
+    for kind in kinds:
+        rows.append((kind, total(partial(_count, kind))))
     rows += [
-        ("pool processes killed", [report.killed for report in every]),
-        ("run again, as the result was not stored", [report.again for report in every]),
-        ("tasks lost on the way to the first worker", [report.unreceived for report in every]),
-        ("**tasks lost**", [f"**{len(report.lost)}**" for report in every]),
-        ("**violations**", [f"**{len(report.violations)}**" for report in every]),
+        ("pool processes killed", total(lambda report: report.killed)),
+        ("run again, as the result was not stored", total(lambda report: report.again)),
+        ("tasks lost on the way to the first worker", total(lambda report: report.unreceived)),
+        ("**tasks lost**", _bold(total(lambda report: len(report.lost)))),
+        ("**violations**", _bold(total(lambda report: len(report.violations)))),
     ]
     lines = [["", *reports], ["---"] * (len(reports) + 1)]
     lines += [[label, *map(str, cells)] for label, cells in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _count(kind: str, report: Report) -> int:
+    return report.faults[kind]
+
+
+def _bold(cells: list[object]) -> list[object]:
+    return [f"**{cell}**" for cell in cells]
 
 
 if __name__ == "__main__":
