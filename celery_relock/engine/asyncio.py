@@ -247,7 +247,7 @@ class Engine:
         if isinstance(answer, Held):
             self._enter(lease, answer, sent)
             return answer
-        if not isinstance(answer, Ended | Deadlocked):
+        if not isinstance(answer, Ended):
             lease.repeated = lease.repeated or answer.repeated
         if isinstance(answer, Queued):
             lease.reentered = (False,) * len(lease.claim.names)

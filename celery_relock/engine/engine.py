@@ -208,7 +208,7 @@ class Engine:
                 f"each answer took longer than the lease of {lease.claim.lease:g} s lasts",
                 name=lease.claim.names[0],
             )
-        if isinstance(answer, Full | Duplicate):
+        if isinstance(answer, Full | Duplicate | Deadlocked):
             lease.repeated = lease.repeated or answer.repeated
         if isinstance(answer, Held):
             lease.tell("acquired")
@@ -242,7 +242,7 @@ class Engine:
         if isinstance(answer, Held):
             self._enter(lease, answer, sent)
             return answer
-        if not isinstance(answer, Ended | Deadlocked):
+        if not isinstance(answer, Ended):
             lease.repeated = lease.repeated or answer.repeated
         if isinstance(answer, Queued):
             lease.reentered = (False,) * len(lease.claim.names)

@@ -113,11 +113,12 @@ class Deadlocked(NamedTuple):
 
     Attributes:
         path: a lock, the label of its holder, the lock that this holder waits for, and so on in
-            turns,
-            to a lock that the asking execution's own call stack holds.
+            turns, to a lock that the asking execution's own call stack holds.
+        repeated: as for `Held`.
     """
 
     path: tuple[str, ...]
+    repeated: bool = False
 
 
 Answer: TypeAlias = Held | Queued | Conflict | Duplicate | Ended | Deadlocked

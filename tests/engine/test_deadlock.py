@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from celery_relock import Lock
+from celery_relock.engine.protocol import Deadlocked, ParkRequest
 from celery_relock.errors import LockConflict, LockDeadlock
 from tests.support import wait_for
 
@@ -205,3 +206,30 @@ def test_a_place_that_is_given_up_no_longer_counts(lock, beside, client, namespa
         gate.set()
     other.join(10)
     assert not list(client.scan_iter(f"{namespace}:{{0}}:s:*"))
+
+
+@pytest.mark.parametrize("parks", [False, True])
+def test_a_late_copy_of_what_was_told_of_a_deadlock_acquires_and_parks_for_nobody(
+    runs, proxy, parks, beside
+):
+    near, far = runs(proxy.url, socket_timeout=0.5), runs()
+    near.release(near.held("warm"))
+    near.ready()
+    mine, theirs = near.held("a"), far.held("b")
+    waiter = far.lease("a", stuck=(theirs.claim.execution_id,))
+    waits = beside(lambda: far.engine.acquire(waiter, 20.0))
+    wait_for(lambda: far.engine.inspect("a").waiting == 1, what="a waiter for a")
+    copy = proxy.hold("acquire")
+    asking = near.lease("b", stuck=(mine.claim.execution_id,))
+    if parks:
+        answer = near.engine.park(asking, ParkRequest("message", "home", "task"))
+    else:
+        answer = near.engine.acquire(asking, 10.0)
+    assert isinstance(answer, Deadlocked)
+    assert near.release(asking)
+    near.release(mine)
+    waits.join(20)
+    far.release(waiter)
+    far.release(theirs)
+    copy.deliver()
+    assert far.engine.inspect("b") == ((), (), 0)

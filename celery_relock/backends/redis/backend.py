@@ -417,7 +417,7 @@ def answer_to(claim: Claim, reply: list[Any], repeated: bool, sent: float) -> An
     if tag == b"DUPLICATE":
         return Duplicate(reply[1] / 1000, _label(reply[2]), repeated)
     if tag == b"DEADLOCK":
-        return Deadlocked(tuple(part.decode(errors="replace") for part in reply[1:]))
+        return Deadlocked(tuple(x.decode(errors="replace") for x in reply[1:]), repeated)
     return Ended()
 
 
