@@ -211,13 +211,16 @@ class Engine:
     async def extend(self, lease: TaskLease, length: float) -> bool:
         """As `engine.Engine.extend`."""
         before, sent = lease.claim, time.monotonic()
+        renewals, once = lease.extensions(sent, length)
         try:
             lease.claim = before._replace(lease=length)
-            exactly = [each._replace(longer=False) for each in lease.renewals()]
-            kept = not lease.lost and all(await self._asked(self.backend.renew(exactly)))
+            kept = not lease.lost and all(
+                await self._asked(self.backend.renew(renewals, within=once))
+            )
         except BaseException:
             lease.claim = before
-            lease.doubt(sent, length)
+            if once:
+                lease.doubt(sent, length)
             self._keeper.add(lease)
             raise
         if kept and lease.renew(sent, length):

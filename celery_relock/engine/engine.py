@@ -175,13 +175,14 @@ class Engine:
             LockUnavailable: the server could not be told; the lease is as long as it was.
         """
         before, sent = lease.claim, time.monotonic()
+        renewals, once = lease.extensions(sent, length)
         try:
             lease.claim = before._replace(lease=length)
-            exactly = [each._replace(longer=False) for each in lease.renewals()]
-            kept = not lease.lost and all(self.backend.renew(exactly))
+            kept = not lease.lost and all(self.backend.renew(renewals, within=once))
         except BaseException:
             lease.claim = before
-            lease.doubt(sent, length)
+            if once:
+                lease.doubt(sent, length)
             keepalive.add(lease)
             raise
         if kept and lease.renew(sent, length):

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 MARGIN = 0.05
 # A hold this old, in seconds, is worth a connection on which its process hears of its loss.
 LONG = 1.0
+# For how long at the most the answer to a command is waited for that is sent once, in seconds.
+ANSWER = 2.0
 
 # One for all leases of the process: held for two lines, and only where threads may meet.
 _guard = Guard()
@@ -69,6 +71,7 @@ class Lease:
     __slots__ = (
         "_bell",
         "_early",
+        "_shortest",
         "backend",
         "claim",
         "deadline",
@@ -123,6 +126,7 @@ class Lease:
         self.pid = platform.pid
         self._bell: threading.Event | None = None  # few leases ever wait
         self._early: tuple[int, ...] = ()
+        self._shortest = math.inf
 
     def is_here(self) -> bool:
         """Whether the call stack that runs now may be that of who acquired it."""
@@ -247,12 +251,15 @@ class Lease:
             return True
 
     def doubt(self, sent: float, length: float) -> None:
-        """A command sent at `sent` was to set this length, and nobody knows whether it did."""
+        """A command sent at `sent` was to make the lease as short as this, and nobody knows whether
+        it did, or still will."""
         with _guard.lock:
+            self._shortest = min(self._shortest, length)
             self.deadline = min(self.deadline, sent + length - length * MARGIN)
             self.due = min(self.due, sent) if self.renews else math.inf
 
     def _believe(self, sent: float, length: float) -> None:
+        length = min(length, self._shortest)
         self.renewed = sent
         self.deadline = sent + length - length * MARGIN
         self.due = sent + length / 3 if self.renews else math.inf
@@ -305,6 +312,14 @@ class Lease:
             Renewal(name, claim.execution_id, claim.attempt_id, claim.lease, wait, longer=True)
             for name in claim.names
         ]
+
+    def extensions(self, sent: float, length: float) -> tuple[list[Renewal], float | None]:
+        """What is sent to make the lease this long, and within how many seconds it is to be
+        answered. None: it only makes the lease longer, and may be sent again. What makes it shorter
+        is sent once: a copy that comes late would shorten what was extended since."""
+        shorter = sent + length < self.deadline
+        renewals = [each._replace(lease=length, longer=not shorter) for each in self.renewals()]
+        return renewals, min(length / 2, ANSWER) if shorter else None
 
     def entry(self) -> Entry:
         """What the journal notes of the lease."""

@@ -289,7 +289,7 @@ def test_a_heartbeat_that_crosses_a_failed_extension_says_nothing_of_the_longer_
         far.release(holder)
         waiter.join(10)  # the message of its grant came before the answer of its heartbeat
 
-        def away(_: object) -> list[bool]:
+        def away(_: object, **__: object) -> list[bool]:
             gate.open()
             raise LockUnavailable("away", name="a")
 

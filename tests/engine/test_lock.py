@@ -8,6 +8,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -257,6 +258,21 @@ def test_an_extend_without_an_answer_is_not_believed_where_it_shortens(
     assert server_remaining(lock()) <= 3
     assert one.remaining <= 3
     proxy.refuse()
+
+
+def test_a_shortening_that_comes_late_shortens_no_newer_lease_that_is_believed_in(
+    proxy: Proxy, namespace: str, lock: MakeLock
+) -> None:
+    url = f"{proxy.url}?socket_timeout=0.5"
+    one = lock(url, timeout=60)
+    one.acquire()
+    late = proxy.hold("renew")
+    with suppress(LockUnavailable):
+        one.extend(5, replace_ttl=True)
+    one.extend(60, replace_ttl=True)
+    late.deliver()
+    assert one.remaining <= server_remaining(lock())
+    one.release()
 
 
 def server_remaining(one: Lock) -> float:
