@@ -164,8 +164,12 @@ class Engine:
             else:
                 self._listen()
                 lease.listen = None  # else each grant would wake the keeper for it
-                with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._tried.wait(), 2.0)
+                # Not `wait_for`, which may swallow a cancellation before Python 3.12.
+                alarm = asyncio.get_running_loop().call_later(2.0, self._tried.set)
+                try:
+                    await self._tried.wait()
+                finally:
+                    alarm.cancel()
                 queue = True
 
     async def release(self, lease: TaskLease) -> bool:

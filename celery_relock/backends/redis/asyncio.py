@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -60,9 +61,14 @@ from .scripts import Script, scripts
 from .sentinel import Watched
 from .subscription import ASK, GIVE_UP, notice_of
 
+if sys.version_info >= (3, 11):
+    from asyncio import timeout
+else:  # redis-py brings it there
+    from async_timeout import timeout
+
 # So many commands are on their way at the same time; others wait for their turn.
 MOST = 8
-_LIMIT = 1.0  # for the answer to a renewal, in seconds
+_LIMIT = 1.0  # for a renewal, in seconds
 # redis-py's class of connection for threads, and for coroutines.
 _KINDS: Mapping[type[Any], type[Any]] = {
     redis.Connection: connections.Connection,
@@ -90,25 +96,22 @@ class Links:
     """Connections to one server. A task has one of them for the time of one exchange.
 
     Args:
-        make: makes one, with at most so many seconds for its connect and each answer.
+        make: makes one.
         fits: whether one leads to where commands are to go.
         most: so many at a time.
         replicas: how many have to have a hold before it counts.
-        timeout: seconds for an answer.
-        limit: whether that is less than others have: for renewals.
+        timeout: seconds for an exchange.
     """
 
     def __init__(
         self,
-        make: Callable[[float | None], Awaitable[Any]],
+        make: Callable[[], Awaitable[Any]],
         fits: Callable[[Any], Awaitable[bool]],
         most: int,
         replicas: Replicas,
         timeout: float,
-        limit: bool,
     ) -> None:
         self.fits = fits
-        self._limit = limit
         self._make = make
         self._replicas = replicas
         self._timeout = timeout
@@ -164,8 +167,7 @@ class Links:
                         link = await self.connected(effort.within)
                     effort.unheard += 1
                     effort.sent = time.monotonic()
-                    await link.send_packed_command(link.pack_commands(commands), check_health=False)
-                    answers = [await _read(link, effort.within) for _ in commands]
+                    answers = await self._exchange(link, commands, effort.within)
                     effort.unheard -= 1
                 except BaseException as error:
                     # Also where the task is cancelled: who came next would read what is left.
@@ -174,13 +176,11 @@ class Links:
                     # It may have gone stale while nobody used it, which says nothing of the server.
                     if not kept or not isinstance(error, FAULTS):
                         raise
-                    if isinstance(error, AnswerTimeout | TimeoutError):
+                    if isinstance(error, AnswerTimeout):
                         raise
                     await self.close()
                 else:
-                    # Made for less time than the next one may need.
-                    hasty = effort.within and not kept and not self._limit
-                    if not self.keeps or hasty:
+                    if not self.keeps:
                         await _close(link)
                         link = None
                     return answers
@@ -207,13 +207,34 @@ class Links:
 
     async def connected(self, within: float | None = None) -> Any:
         """A new connection, of which nobody keeps account."""
-        link = await self._make(within)
+        link = await self._make()
         try:
-            await link.connect()
+            async with self._at_most(within):
+                await link.connect()
+        except asyncio.TimeoutError as error:
+            await _close(link)
+            raise AnswerTimeout("no connection in time") from error
         except BaseException:
             await _close(link)
             raise
         return link
+
+    def _at_most(self, within: float | None) -> Any:
+        """A bound in time. redis-py has one of its own for each command, by `asyncio.wait_for`,
+        which swallows a cancellation that comes when the command has just been sent (before
+        Python 3.12, https://github.com/python/cpython/issues/86296)."""
+        return timeout(min(within or math.inf, self._timeout))
+
+    async def _exchange(
+        self, link: Any, commands: Sequence[Command], within: float | None
+    ) -> list[Any]:
+        try:
+            async with self._at_most(within):
+                await link.send_packed_command(link.pack_commands(commands), check_health=False)
+                return [await _read(link) for _ in commands]
+        except asyncio.TimeoutError as error:
+            seconds = min(within or math.inf, self._timeout)
+            raise AnswerTimeout(f"no answer within {seconds:g} s") from error
 
     async def _usable(self, link: Any, idle: float) -> bool:
         """Whether a kept connection is as it was left. Found out only by sending the command,
@@ -223,8 +244,7 @@ class Links:
         if idle < FRESH:
             return True
         try:
-            await link.send_command("PING", check_health=False)
-            return bool(await _read(link, _LIMIT) == b"PONG")
+            return await self._exchange(link, [("PING",)], _LIMIT) == [b"PONG"]
         except FAULTS:
             return False
 
@@ -235,14 +255,11 @@ async def _close(link: Any) -> None:
             await link.disconnect(nowait=True)
 
 
-async def _read(link: Any, within: float | None) -> Any:
+async def _read(link: Any) -> Any:
     try:
-        answer = await link.read_response(disable_decoding=True, timeout=within)
+        return await link.read_response(disable_decoding=True)
     except ResponseError as error:
         return error.with_traceback(None)  # which has the connection in it
-    if answer is None and within is not None:
-        raise AnswerTimeout(f"no answer within {within:g} s")
-    return answer
 
 
 class CoroutineBackend:
@@ -268,11 +285,11 @@ class CoroutineBackend:
         (links,) = transport.masters()
         kind, options = links.made_of
         self._kind = _KINDS[kind]
-        self._options = {**options, "retry": Retry(NoBackoff(), 0)}
-        timeout = float(options["socket_timeout"])
-        self._work = self._links(MOST, timeout)
+        self._options = {**options, "retry": Retry(NoBackoff(), 0), "socket_timeout": None}
+        seconds = float(options["socket_timeout"])
+        self._work = self._links(MOST, seconds)
         # Renewals stand behind no other command.
-        self._renewals = self._links(1, min(timeout, _LIMIT), _LIMIT)
+        self._renewals = self._links(1, min(seconds, _LIMIT))
         self._scripts = scripts(transport.where)
         self._agreed = False
         self._gave_up_at = -math.inf
@@ -405,33 +422,28 @@ class CoroutineBackend:
                 raise translate(outcome, verb) from outcome
         return [line for outcome in outcomes for line in outcome]
 
-    def _links(self, most: int, timeout: float, limit: float | None = None) -> Links:
-        async def made(within: float | None, **address: Any) -> Any:
-            options = {**self._options, **address}
-            if least := min(filter(None, (within, limit)), default=None):
-                for name in ("socket_timeout", "socket_connect_timeout"):
-                    options[name] = min(options[name], least)
+    def _links(self, most: int, seconds: float) -> Links:
+        async def made(**address: Any) -> Any:
             try:
-                return self._kind(**options)
+                return self._kind(**{**self._options, **address})
             except TypeError as error:  # an option that only the connections of threads have
                 raise LockConfigError(f"redis.asyncio cannot connect so: {error}") from error
 
-        finder = self._finder
+        finder, replicas = self._finder, self._transport.replicas
         if finder is None:
-            return Links(made, _always, most, self._transport.replicas, timeout, bool(limit))
+            return Links(made, _always, most, replicas, seconds)
 
         # The Sentinels are asked over connections for threads, so in a thread.
-        async def at_master(within: float | None) -> Any:
+        async def at_master() -> Any:
             host, port = await asyncio.to_thread(finder.find)
-            return await made(within, host=host, port=port)
+            return await made(host=host, port=port)
 
         async def is_at_master(link: Any) -> bool:
             if finder.is_due():
                 await asyncio.to_thread(finder.look)
             return bool((link.host, link.port) == finder.address)
 
-        replicas = self._transport.replicas
-        return Links(at_master, is_at_master, most, replicas, timeout, bool(limit))
+        return Links(at_master, is_at_master, most, replicas, seconds)
 
 
 async def _always(link: Any) -> bool:

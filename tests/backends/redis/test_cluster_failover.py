@@ -117,18 +117,20 @@ def test_waiters_get_in_after_their_master_has_died(
 ) -> None:
     one, two, three = runs(), runs(), runs()
     holder, first, second = one.held("a"), two.lease("a"), three.lease("a")
-    threads = [waiting(two, first), waiting(three, second)]
+    waiters = {first: two, second: three}
+    for lease, its in waiters.items():
+        waiting(its, lease)
     master = master_of(cluster, "a", namespace)
     copied(cluster, master)
     cluster.fail_over(master)
-    started = time.monotonic()
     assert one.release(holder)
-    threads[0].join(20)
-    print(f"the first is in {time.monotonic() - started:.2f} s after the give-back")
-    assert two.release(first)
-    threads[1].join(20)
-    assert three.release(second)
-    assert holder.fences < first.fences < second.fences
+    # Not always the first one first: an outage may outlast a place, and then it asks anew.
+    fences = [holder.fences]
+    while waiters:
+        lease = wait_for(lambda: next((w for w in waiters if w.state is State.HELD), None), 30)
+        fences.append(lease.fences)
+        assert waiters.pop(lease).release(lease)
+    assert fences == sorted(set(fences))
 
 
 def test_who_waits_hears_of_its_turn_from_the_new_master(
