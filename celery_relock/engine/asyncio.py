@@ -305,7 +305,9 @@ class Engine:
 
     async def _confirmed(self, lease: TaskLease) -> bool:
         claim, sent = lease.claim, time.monotonic()
-        if lease.renews and not (claim.by_owner or claim.ancestors or self.backend.replicated):
+        plain = not (claim.by_owner or claim.ancestors or self.backend.replicated)
+        # The server granted a whole lease, but this side counts from its last heartbeat.
+        if plain and lease.renews and lease.remaining > claim.lease / 3:
             return True
         # Until it is answered, a copy may still come, and acquire the lock for nobody.
         before, lease.repeated = lease.repeated, True

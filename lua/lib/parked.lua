@@ -159,7 +159,11 @@ function Parked.find(call, execution)
   local lock = Holds.open(call, call.prefix .. 'l:' .. name)
   local waiter = Queue.waiter(lock, execution)
   if not waiter or not waiter.parked then
+    -- A server that evicts keys has taken its place.
+    local size = redis.call('HSTRLEN', lock.messages, execution)
+    redis.call('HDEL', lock.messages, execution)
     redis.call('HDEL', call.prefix .. 'parked', execution)
+    Queue.count_parked(call, -1, 0 - size)
     return nil
   end
   return lock, waiter

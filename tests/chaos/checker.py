@@ -8,6 +8,7 @@ What is demanded, with the words of `docs/reliability.md`:
   "lost". A frozen or dead holder does not look, so it needs no exemption. The one exemption: a
   server that came back empty has forgotten its holders, and can tell them only when they renew;
 - told: after such a loss every holder knows within one lease;
+- arrival: `acquire` calls no lock acquired whose lease is over already;
 - re-entry: an owner that is in is never refused, and has one fence;
 - update: a register's every write replaces the value that its writer had read.
 """
@@ -21,7 +22,9 @@ from dataclasses import dataclass
 
 from tests.chaos.history import Fault, History, Visit
 
-WIPE = "restart without data"
+WIPE, FREEZE = "restart without data", "SIGSTOP"
+# A thread may be put aside for so long, in seconds, between its last look and what it says next.
+_ASIDE = 0.05
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,20 @@ def check(history: History, lease: float) -> list[Violation]:
         found += _order(entries)
         found += _exclusion(entries, wipes)
         found += _told(visits, wipes, lease)
+        found += _arrival(visits, [fault for fault in history.faults if fault.kind == FREEZE])
         found += _reentry(visits, entries, wipes, lease)
     return found
+
+
+def _arrival(visits: Sequence[Visit], freezes: Sequence[Fault]) -> list[Violation]:
+    def frozen(at: float) -> bool:
+        return any(each.began <= at + _ASIDE and at <= each.ended for each in freezes)
+
+    return [
+        Violation("arrival", each.lock, f"{each.id} was over for {each.told - each.until:.2f} s")
+        for each in visits
+        if math.inf > each.told > each.until + _ASIDE and not frozen(each.until)
+    ]
 
 
 def entries_of(visits: Sequence[Visit]) -> list[Entry]:

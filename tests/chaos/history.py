@@ -24,6 +24,7 @@ class Visit:
         asked, entered, left: when `acquire` was called, when it returned with the lock, when
             `release` was called; inf if that never happened.
         trusted: the last moment at which the process looked and its lock said "not lost".
+        told, until: when `acquire` called the lock acquired, and when its lease ended.
         outcome: "unknown" (died, or nobody knows whether the server acted), "refused", "in" (died
             inside), "released", "lost" (told so), "unreleased" (the server could not be told).
     """
@@ -35,6 +36,8 @@ class Visit:
     asked: float
     fence: int = 0
     entered: float = math.inf
+    told: float = math.inf
+    until: float = math.inf
     trusted: float = -math.inf
     left: float = math.inf
     answered: float = math.inf
@@ -96,6 +99,7 @@ def visits_of(lines: Iterable[dict[str, Any]]) -> list[Visit]:
 def _add(visit: Visit, event: str, at: float, line: dict[str, Any]) -> None:
     if event == "in":
         visit.entered, visit.fence, visit.outcome = at, line["fence"], "in"
+        visit.told, visit.until = line.get("told", math.inf), line.get("until") or math.inf
     elif event == "trusted":
         visit.trusted = at
     elif event == "leave":

@@ -187,6 +187,16 @@ def test_a_forgotten_holder_that_is_not_told_within_a_lease_is_a_violation() -> 
     assert rules(forgotten, faults=(wipe(3, 4),)) == ["told"]
 
 
+def test_a_lock_that_was_over_when_acquire_called_it_acquired_breaks_a_rule() -> None:
+    late = visit("x", 0, 6, 7, 5, trusted=-math.inf, outcome="lost")
+    late.told, late.until = 6.0, 5.0
+    assert rules(late) == ["arrival"]
+    late.until = 5.9
+    assert rules(late) == [], "a thread may be put aside after its last look"
+    late.until = 5.0
+    assert rules(late, faults=(Fault("SIGSTOP", 4.9, 5.9),)) == []
+
+
 def test_lost_updates_are_writes_over_values_that_nobody_had_read() -> None:
     assert lost_updates([]) == 0
     assert lost_updates([Write("-", "a"), Write("a", "b"), Write("b", "c")]) == 0

@@ -49,6 +49,7 @@ class Waiter:
     def _run(self) -> None:
         try:
             self.answer = self.runs.engine.acquire(self.lease, self.wait)
+            self.remaining = self.lease.remaining
             if isinstance(self.answer, Held):
                 self.entered.set()
                 self.leave.wait(20)
@@ -387,6 +388,20 @@ def test_a_late_copy_of_the_confirmation_of_a_grant_holds_the_lock_for_nobody(
     waiter.finish()
     copy.deliver()
     assert not far.engine.inspect("a").holds
+
+
+def test_who_is_let_in_when_no_heartbeat_was_answered_for_long_has_a_whole_lease(
+    runs: Callable[..., Runs],
+) -> None:
+    near, far = runs(), runs()
+    near.ready()
+    holder = far.held("a")
+    waiter = Waiter(near, lease=300.0).start()
+    waiter.lease.renewed -= 280  # as if the last one had been so long ago
+    far.release(holder)
+    assert waiter.entered.wait(20)
+    assert waiter.remaining > 200
+    waiter.finish()
 
 
 def test_a_wake_up_while_the_inbox_was_cut_off_is_found_when_it_is_back(

@@ -45,3 +45,14 @@ def test_what_a_server_has_evicted_is_not_counted_for_ever(desk):
     assert counted(desk) == [1, len("text of r2")]
     desk.give_back("r1", home="h")
     assert counted(desk) == [0, 0]
+
+
+def test_a_message_whose_place_was_evicted_is_not_counted_for_ever(desk):
+    desk.fence("r0")
+    for run in ("r1", "r2"):
+        desk.leave(run, text="x" * 10)
+    desk.fence("s0", names=("b",))
+    desk.leave("s1", names=("b",), text="x" * 5)
+    desk.client.delete(desk.keys.waiters("a"))
+    desk.backend.arrived(["r1", "r2"], 60.0)
+    assert counted(desk) == [1, 5]
