@@ -1,5 +1,6 @@
 # Everything runs in .venv, which these commands make and keep up to date (the smoke suite in
-# .venv-smoke, the company suite in .venv-company, the documentation in .venv-docs).
+# .venv-smoke, the company suite in .venv-company, the documentation in .venv-docs, the examples in
+# .venv-examples).
 # `PYTHON=python3.12 make test` chooses the interpreter of a new .venv, `make test ARGS="-k fences"`
 # the tests, `make test JOBS=0` runs them one after the other, `RELOCK_LONG=1 make test` the long form.
 
@@ -8,6 +9,7 @@ BIN := .venv/bin
 JOBS ?= 3
 
 .PHONY: help test smoke company check docs demo clean
+.PHONY: example-django example-fastapi example-django-compose example-fastapi-compose
 
 help:
 	@echo "make test    install what is missing, then run the whole suite"
@@ -16,6 +18,10 @@ help:
 	@echo "make check   format, lint, types, Lua lint"
 	@echo "make docs    build the documentation site into build/docs"
 	@echo "make demo    watch the locks at work, on a real Redis and a real worker"
+	@echo "make example-django, make example-fastapi"
+	@echo "             run an example on a Redis that is there (examples/README.md)"
+	@echo "make example-django-compose, make example-fastapi-compose"
+	@echo "             run it in containers"
 	@echo "make clean   remove .venv and everything that was built"
 
 test:
@@ -49,6 +55,12 @@ docs:
 demo:
 	@scripts/demo $(ARGS)
 
+example-django example-fastapi:
+	@scripts/example $(@:example-%=%)
+
+example-django-compose example-fastapi-compose:
+	@docker compose -f examples/$(@:example-%-compose=%)/compose.yaml up --build
+
 clean:
-	rm -rf .venv .venv-company .venv-docs .venv-smoke build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-company .venv-docs .venv-examples .venv-smoke build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

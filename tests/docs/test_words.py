@@ -19,7 +19,7 @@ BANNED = re.compile(
 GENERATED = re.compile(r"<!-- (figures|parked figures|measured) -->.*?<!-- /\1 -->", re.DOTALL)
 PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md")),
-    *(ROOT / name / "README.md" for name in ("lua", "docker", "benchmarks")),
+    *(ROOT / name / "README.md" for name in ("lua", "docker", "benchmarks", "examples")),
     *(path for path in (ROOT / "docs").rglob("*.md") if path.name != "mutations.md"),
 ]
 CODE = sorted((ROOT / "celery_relock").rglob("*.py"))
