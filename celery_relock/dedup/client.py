@@ -206,7 +206,7 @@ def state_of(task: Any, task_id: str) -> str:
 def _revoke(call: Call, old: Found, task_id: str) -> None:
     """The message of a call that was replaced stays where it is, and comes to nothing there."""
     engine = call.engine
-    remember = max(old.remaining, marker.REMEMBER)
+    remember = max(old.remaining, engine.remember)
     forget(engine, call.names, old.execution_id, remember)
     show_replaced(call.task, old.task_id, f"replaced by {task_id}")
 

@@ -30,10 +30,6 @@ QUEUED = 86_400.0
 # The same for a parked message: it cannot be lost in a queue.
 PARKED = 30 * 86_400.0
 
-# For how long it is known that a call's marker is gone, in seconds: a late copy of its message must
-# not take it again.
-REMEMBER = 3600.0
-
 START, DONE = "until_start", "until_done"
 #: For a marker that stays for some seconds whatever happens.
 TIME = "time"
@@ -134,9 +130,9 @@ def drop(engine: Engine, name: str, execution_id: str, *, ended: bool = False) -
     """Free the marker of a call that has not begun. False if it had none, or has begun.
 
     Args:
-        ended: for the next hour the execution gets none any more.
+        ended: the execution gets none any more, for as long as its end is remembered.
     """
-    how = ("run", REMEMBER) if ended else ("", 0.0)
+    how = ("run", engine.remember) if ended else ("", 0.0)
     return engine.backend.release([name], hold_id(execution_id), KEPT, *how).had
 
 
@@ -149,7 +145,7 @@ def take_away(engine: Engine, marker: Marker, there: Found) -> bool:
         # In one step with the end of its hold: an execution that waits in a worker slot asks when
         # it is to begin, and one that arrives must not take the marker again before the call that
         # comes instead has got it.
-        how = ("run", max(hold.remaining, REMEMBER))
+        how = ("run", max(hold.remaining, engine.remember))
         own, attempt_id = hold.execution_id, hold.attempt_id
         if engine.backend.release([marker.name], own, attempt_id, *how).had:
             return True

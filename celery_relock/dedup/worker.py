@@ -245,7 +245,7 @@ def on_revoked(task: Any, request: Any, terminated: bool) -> None:
             return
         # Also for a retry that is revoked before the body that sent it has ended.
         own = marker.hold_id(header.call)
-        forget(declared.engine, [made.name], own, marker.REMEMBER)
+        forget(declared.engine, [made.name], own)
     except RelockError as error:
         logger.warning(
             "Cannot release the dedup marker of %s, it ends by itself: %s", request.id, error

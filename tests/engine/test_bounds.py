@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import redis
 
+from celery_relock.dedup import marker
 from celery_relock.engine.protocol import Full, Parked, ParkRequest
 from tests.support.proxy import Proxy
 
@@ -20,6 +22,24 @@ def test_an_end_is_remembered_as_long_as_the_app_says(
     assert process.engine.release(lease, ended=True)
     left = client.pttl(f"{namespace}:{{0}}:d:{lease.claim.execution_id}")
     assert 90_000 < left <= 100_000
+
+
+@pytest.mark.parametrize("end", ["drop", "take_away"])
+def test_a_call_without_its_dedup_marker_is_remembered_as_long_as_the_app_says(
+    end: str, runs: Callable[..., Any], client: redis.Redis, namespace: str
+) -> None:
+    engine = runs().engine
+    engine.keep(remember=10_000.0, most_parked=(1, 1))
+    made = marker.Marker("dedup\tt\ta", marker.DONE)
+    assert marker.put(engine, made, "call", "task", 60.0) is None
+    if end == "drop":
+        assert marker.drop(engine, made.name, "call", ended=True)
+    else:
+        found = marker.look(engine, made.name)
+        assert found is not None
+        assert marker.take_away(engine, made, found)
+    left = client.pttl(f"{namespace}:{{0}}:d:{marker.hold_id('call')}")
+    assert 9_000_000 < left <= 10_000_000
 
 
 def test_of_two_apps_with_one_engine_the_most_counts(runs: Callable[..., Any]) -> None:
