@@ -126,7 +126,7 @@ class Engine:
                 # then.
                 time.sleep(min(max(answer.remaining, 0.05), lease.wait / 3, left))
             else:
-                self._inbox.listen()
+                self._inbox.listen(left)
                 queue = True
 
     def release(self, lease: Lease, *, ended: bool = False, remember: float | None = None) -> bool:

@@ -6,6 +6,7 @@ forged or garbled delays by a heartbeat at the most.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -20,6 +21,9 @@ from .events import logger
 from .platform import native_lock, start_native_thread
 from .protocol import Backend
 from .renewal import keepalive
+
+# How long a waiter waits for the subscription to be there, in seconds.
+OPENING = 2.0
 
 
 class Inbox:
@@ -56,10 +60,11 @@ class Inbox:
             self.started = False
             raise
 
-    def listen(self, timeout: float = 2.0) -> None:
-        """Begin to listen, and wait for the subscription, or for the failure of a first try."""
+    def listen(self, timeout: float = math.inf) -> None:
+        """Begin to listen, and wait for the subscription, or for the failure of a first try, for
+        `OPENING` seconds at the most."""
         self.start()
-        self._tried.wait(timeout)
+        self._tried.wait(min(timeout, OPENING))
 
     def connected(self) -> None:
         """The subscription is there, for the first time or again."""

@@ -14,6 +14,7 @@ import pytest
 import redis
 
 from celery_relock.engine import engine as engine_module
+from celery_relock.engine import wakeup
 from celery_relock.engine.lease import Lease, State
 from celery_relock.engine.protocol import Conflict, Held
 from tests.engine.conftest import Runs
@@ -388,6 +389,21 @@ def test_a_late_copy_of_the_confirmation_of_a_grant_holds_the_lock_for_nobody(
     waiter.finish()
     copy.deliver()
     assert not far.engine.inspect("a").holds
+
+
+def test_the_first_subscription_takes_no_longer_than_the_wait_itself(
+    proxy: Proxy, runs: Callable[..., Runs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wakeup, "OPENING", 3600.0)
+    near, far = runs(proxy.url), runs()
+    holder = far.held("a")
+    proxy.hold("SUBSCRIBE")
+    waiter = Waiter(near, wait=0.2)
+    waiter.thread.start()
+    waiter.thread.join(20)
+    assert isinstance(waiter.answer, Conflict)
+    assert not near.engine._inbox._tried.is_set(), "the subscription was given up first"
+    far.release(holder)
 
 
 def test_who_is_let_in_when_no_heartbeat_was_answered_for_long_has_a_whole_lease(
