@@ -26,7 +26,7 @@ from redis.exceptions import TimeoutError as AnswerTimeout
 from ...engine import platform
 from ...engine.protocol import Notice
 from ...errors import LockConfigError, LockUnavailable
-from .errors import FAULTS, TooFewReplicas, passes, translate
+from .errors import FAULTS, TooFewReplicas, note_place, passes, translate
 from .scripts import Script
 from .subscription import Subscription
 
@@ -177,6 +177,7 @@ class Connections:
             except BaseException as error:
                 # Also at a signal in the middle of an answer: who came next would read the rest.
                 link.disconnect()
+                note_place(error, link, heard=idle is not None)
                 if idle is None or not isinstance(error, FAULTS):
                     raise
                 silent = isinstance(error, AnswerTimeout | TimeoutError)

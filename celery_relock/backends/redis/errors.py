@@ -108,10 +108,38 @@ _PASSING = frozenset(
 )
 
 
+# An error carries by this name which connection failed: the errors of silence do not tell.
+_PLACE = "relock_place"
+_SPEAKS_TLS = ". If this port speaks TLS, the URL has to begin with rediss://"
+_SPEAKS_NO_TLS = ". If this port speaks no TLS, the URL has to begin with redis://"
+
+
+def note_place(error: BaseException, link: Any, heard: bool) -> None:
+    """Note on an error which server a connection was for, and whether it has ever answered."""
+    if isinstance(error, FAULTS):
+        place = link.path if hasattr(link, "path") else f"{link.host}:{link.port}"
+        is_tls = any(kind.__name__ == "SSLConnection" for kind in type(link).__mro__)
+        setattr(error, _PLACE, (place, None if heard else is_tls))
+
+
+def _said(error: Exception) -> str:
+    said = _WRAPPING.sub("", str(error)) or type(error).__name__
+    place, is_tls = getattr(error, _PLACE, ("", None))
+    if place not in said:
+        said = f"{place}: {said}"
+    if is_tls and (isinstance(error, errors.TimeoutError) or "WRONG_VERSION_NUMBER" in said):
+        return said.removesuffix(".") + _SPEAKS_NO_TLS
+    # A server that speaks TLS closes at the first words that are none.
+    closed = isinstance(error, errors.ConnectionError) and "connecting to" not in said
+    if is_tls is False and closed and not isinstance(error, errors.TimeoutError):
+        return said.removesuffix(".") + _SPEAKS_TLS
+    return said
+
+
 def translate(error: Exception, where: str) -> RelockError:
     """The error to raise instead: LockUnavailable where trying again later may help, else
     LockConfigError. `where` is the verb that failed."""
-    code, said = _code(error), _WRAPPING.sub("", str(error)) or type(error).__name__
+    code, said = _code(error), _said(error)
     if code in _FOR_GOOD:
         return LockConfigError(f"{where}: {_FOR_GOOD[code]} ({said})")
     if code in _FOR_NOW:

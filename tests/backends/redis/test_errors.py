@@ -7,6 +7,7 @@ import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from celery_relock.errors import LockConfigError, LockUnavailable, RelockError
 from tests.support import RedisServer, wait_for
 from tests.support.backends import backend_of, client_of
 from tests.support.redis_server import bundled_redis_server
+from tests.support.tls import Authority, free_port, speaks_tls
 
 WRITE = "return redis.call('SET', KEYS[1], ARGV[1])"
 READ_A_HASH = "return redis.call('HGET', KEYS[1], 'field')"
@@ -406,3 +408,38 @@ def test_a_newer_server_is_accepted(version: str) -> None:
 
 def test_every_server_at_hand_is_new_enough(start: Start, connect: Connect) -> None:
     check_server(connect(start().url).info("server"))
+
+
+def unreachable(url: str) -> str:
+    """What is said of a server that cannot be asked."""
+    with pytest.raises(LockUnavailable) as caught:
+        backend_of(url, "tls").inspect("a")
+    return str(caught.value)
+
+
+def test_tls_towards_a_port_without_it_says_where_and_which_url_to_try(
+    redis_server: RedisServer,
+) -> None:
+    text = unreachable(f"rediss://127.0.0.1:{redis_server.port}/0?socket_connect_timeout=0.5")
+    assert f"127.0.0.1:{redis_server.port}" in text
+    assert "If this port speaks no TLS, the URL has to begin with redis://" in text
+
+
+def test_no_tls_towards_a_port_with_it_says_where_and_which_url_to_try(
+    redis_binary: str, own_redis: Start, tmp_path: Path
+) -> None:
+    if not speaks_tls(redis_binary):
+        pytest.skip("this Redis was built without TLS")
+    port = free_port()
+    own_redis(*Authority(tmp_path).server_config(port=port))
+    text = unreachable(f"redis://127.0.0.1:{port}/0")
+    assert f"127.0.0.1:{port}" in text
+    assert "If this port speaks TLS, the URL has to begin with rediss://" in text
+
+
+def test_a_server_that_does_not_answer_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        where = f"127.0.0.1:{silent.getsockname()[1]}"
+        text = unreachable(f"redis://{where}/0?socket_timeout=0.3")
+    assert f"({where}: " in text
+    assert "TLS" not in text
