@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 
 from .errors import LockConfigError
 
-# How long an execution may wait in its worker slot when lock_max_wait does not say, in seconds.
+# How long a run may wait in its worker slot when lock_max_wait does not say, in seconds.
 _PATIENCE = 60.0
-#: What an execution may do while somebody else holds the lock.
+#: What a run may do while somebody else holds the lock.
 POLICIES = ("wait", "block", "retry", "drop", "raise")
 
 
@@ -47,6 +47,12 @@ def _word(*words: str) -> Check:
 
 def _none(value: Any) -> None:
     if value is not None:
+        raise ValueError(value)
+
+
+def _off(value: Any) -> None:
+    """None; and False, which says so for a single call."""
+    if value is not None and value is not False:
         raise ValueError(value)
 
 
@@ -250,6 +256,58 @@ def build_report(customer_id): ...""",
 def build_report(customer_id, style): ...""",
         ),
     )
+    debounce: float | None = field(
+        default=None,
+        metadata=_says(
+            "Seconds without a call for the same lock name after which a burst of calls is sent as "
+            "one.",
+            _either(_off, _seconds(0, above=True)),
+            allowed="None, seconds above 0, or a timedelta",
+            values={
+                "None": "each call is sent when it is made; `False` for a single call",
+                "seconds": "calls wait in Redis; the message is that of the last call",
+            },
+            when="If calls come in bursts and one execution after the burst is enough. See "
+            "[bursts](debounce.md).",
+            example="""\
+@app.task(base=LockedTask, lock_key="index:{shop}", lock_debounce=5, lock_debounce_max=60)
+def rebuild(shop): ...""",
+        ),
+    )
+    debounce_max: float | None = field(
+        default=None,
+        metadata=_says(
+            "Seconds after its first call at which a burst is sent, though calls still come.",
+            _either(_none, _seconds(0, above=True)),
+            allowed="None, seconds from lock_debounce, or a timedelta",
+            values={"None": "ten times `lock_debounce`"},
+            when="To say how old the oldest change may become that no execution has seen.",
+            example="""\
+@app.task(base=LockedTask, lock_key="index:{shop}", lock_debounce=5, lock_debounce_max=60)
+def rebuild(shop): ...""",
+        ),
+    )
+    debounce_reduce: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] | None = field(
+        default=None,
+        metadata=_says(
+            "Merges the arguments of a call with those of the calls before it in the burst.",
+            _either(_none, _function),
+            allowed="None, or a callable of two dicts",
+            values={
+                "None": "the arguments of the last call",
+                "a callable": "gets two dicts, the arguments by name of the calls so far and of "
+                "this call; returns such a dict",
+            },
+            when="If an execution needs something of each call. See "
+            "[all arguments](debounce.md#the-arguments-of-all-calls).",
+            example="""\
+def both(earlier, later):
+    return {**later, "ids": sorted({*earlier["ids"], *later["ids"]})}
+
+@app.task(base=LockedTask, lock_key="index:{shop}", lock_debounce=5, lock_debounce_reduce=both)
+def reindex(shop, ids): ...""",
+        ),
+    )
     limit: int | Callable[..., int] | list[int] | Mapping[Any, int] = field(
         default=1,
         metadata=_says(
@@ -443,6 +501,11 @@ def fetch(feed): ...""",
                 f"task {where}: lock_key=False gives lock_dedup={options.dedup!r} no name to tell "
                 "duplicates by. Name it; lock_limit says how many may then run side by side."
             )
+        if options.key is False and declared.get("lock_debounce"):
+            raise LockConfigError(
+                f"task {where}: lock_key=False gives lock_debounce={options.debounce!r} no name to "
+                "tell by which calls belong together. Give the task a lock_key."
+            )
         options._check_limits()
         return options
 
@@ -460,16 +523,16 @@ def fetch(feed): ...""",
         for name in values:
             if name not in OPTION_NAMES:
                 raise LockConfigError(f"{where}: {unknown(f'lock_{name}', 'lock_')}")
+            if callable(values[name]):
+                raise LockConfigError(
+                    f"{where}: lock_{name} cannot be a callable here, because it travels in the "
+                    "message. Declare the callable on the task."
+                )
             if name not in CALL_OPTIONS:
                 can = ", ".join(f"lock_{each}" for each in CALL_OPTIONS)
                 raise LockConfigError(
                     f"{where}: lock_{name} belongs to the task, as it decides which executions "
                     f"exclude each other. Declare it there. A single call can have {can}."
-                )
-            if callable(values[name]):
-                raise LockConfigError(
-                    f"{where}: lock_{name} cannot be a callable here, because it travels in the "
-                    "message. Declare the callable on the task."
                 )
         new = {n: _checked(n, value, f"lock_{n}", where) for n, value in values.items()}
         options = replace(self, **new)
@@ -488,6 +551,21 @@ def fetch(feed): ...""",
                 f"{where}: lock_cooldown={self.cooldown:g} begins when the task has ended, "
                 "and lock_hold='workflow' keeps the lock for the next step. Give the cooldown to "
                 "the last step."
+            )
+
+        if said.get("lock_debounce_max") and self.debounce is None:
+            raise LockConfigError(
+                f"{where}: lock_debounce_max={self.debounce_max:g} is never used without "
+                "lock_debounce, the seconds after which a burst of calls is over."
+            )
+        if self.debounce and self.debounce_max and self.debounce_max < self.debounce:
+            raise LockConfigError(
+                f"{where}: lock_debounce_max={self.debounce_max:g} is less than lock_debounce="
+                f"{self.debounce:g}, so a burst would always end after it. Make it longer."
+            )
+        if said.get("lock_debounce_reduce") and self.debounce is None:
+            raise LockConfigError(
+                f"{where}: lock_debounce_reduce is never used without lock_debounce."
             )
 
     def _check_limits(self) -> None:
@@ -513,6 +591,11 @@ def fetch(feed): ...""",
             return self.limit.get(parts[number], 1)
         assert isinstance(self.limit, list)
         return self.limit[number]
+
+    @property
+    def longest_burst(self) -> float:
+        """Seconds from the first call of a burst to its end at the latest."""
+        return self.debounce_max or 10 * (self.debounce or 0.0)
 
     @property
     def patience(self) -> float:
@@ -548,6 +631,7 @@ OPTION_NAMES = tuple(_DECLARED)
 CALL_OPTIONS = (
     *("on_conflict", "max_wait", "ttl", "dedup", "on_duplicate", "max_parked"),
     *("keep_on_retry", "on_lost", "on_unavailable", "cooldown"),
+    *("debounce", "debounce_max"),
 )
 
 

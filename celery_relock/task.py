@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from celery import Task
 
-from .declaration import declaration, declare_anew
+from . import debounce
+from .declaration import declaration, forget
 from .dedup import client as dedup
 from .engine import ids
 from .engine.hold import Hold
@@ -56,6 +57,9 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
     lock_keep_on_retry: bool
     lock_dedup: str | float | None
     lock_on_duplicate: str
+    lock_debounce: float | None
+    lock_debounce_max: float | None
+    lock_debounce_reduce: Any
     lock_hold: str
     lock_gap_ttl: float
     lock_on_gap: str
@@ -87,16 +91,17 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         **options: Any,
     ) -> Any:
         """Send the task, as Celery's `apply_async` does, unless the call is a duplicate
-        (`lock_dedup`).
+        (`lock_dedup`), or is merged with others that are to come (`lock_debounce`).
 
         Options of the lock can be given for this call, instead of the task's own:
         `lock_on_conflict`, `lock_max_wait`, `lock_ttl`, `lock_dedup`, `lock_on_duplicate`,
         `lock_max_parked`, `lock_keep_on_retry`, `lock_on_lost`, `lock_on_unavailable`,
         `lock_cooldown`. They travel in the message, through waits and retries. `lock_dedup=False`
-        sends the call in any case.
+        sends the call in any case, `lock_debounce=False` at once.
 
         Returns:
-            The AsyncResult of the call, or for a duplicate that of the first call. With
+            The AsyncResult of the call; for a duplicate that of the first call, and for a call of
+            a burst that of the one execution which the burst becomes. With
             `lock_on_duplicate="drop"`, a duplicate's EagerResult.
 
         Raises:
@@ -113,6 +118,8 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         if prefix or declared.prefix:
             # An empty one is carried too: the worker's own relock_prefix may say something else.
             options.setdefault(PREFIX, prefix)
+        if declared.options.debounce or any(name.startswith("lock_debounce") for name in options):
+            return debounce.send(self, super().apply_async, args, kwargs, options)
         return dedup.send(self, super().apply_async, args, kwargs, options)
 
     def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
@@ -221,7 +228,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name.startswith("lock_"):
-            declare_anew(type(self))
+            forget(type(self))
 
     @property
     def lock(self) -> Hold:

@@ -28,9 +28,11 @@ from ..engine.protocol import (
     COOLDOWN,
     KEPT,
     Answer,
+    Burst,
     Claim,
     Conflict,
     Deadlocked,
+    Debounce,
     Duplicate,
     Ended,
     Full,
@@ -57,6 +59,8 @@ from ..errors import LockConfigError
 _TRIP, _LONGEST, _OVERDUE, _LOOK = 5.0, 600.0, 60.0, 10.0
 # No reply has more messages than this; the others are owed.
 _MOST = 100
+# The hold of a burst of debounced calls, and for how long a repeated call is known, in seconds.
+_PAUSE, _REPEATED = "pause", 60.0
 # How often a listener looks whether it is still wanted, in seconds.
 _STILL_WANTED = 2.0
 
@@ -96,6 +100,7 @@ class _Place:
         first, back: when the message was first handed out, and until when it is on its way.
         sent, by: how often it was handed out, and by which command last.
         untold: it was not handed out yet, and is owed to a process that can publish it.
+        call: the task id of a burst of debounced calls.
     """
 
     execution_id: str
@@ -117,6 +122,7 @@ class _Place:
     sent: int = 0
     by: str | None = None
     untold: bool = False
+    call: str = ""
 
     @property
     def parked(self) -> bool:
@@ -781,6 +787,35 @@ class _Acquire(_Command):
         self.settle(request.home)
         return Parked(at.rank(self.me), tuple(self.messages))
 
+    def debounce(self, call: Debounce) -> Parked | Burst | Full | None:
+        """Park the message in the place of the one of its burst, or as that of a new burst."""
+        (lock,), now, place = self.locks, self.now, _open_burst(self.locks[0])
+        if self.ended(call.call_id):
+            return Parked(0)  # a repetition
+        if place is None and call.burst is not None:
+            return None
+        if place is not None:
+            is_last = not call.exactly or (call.burst and place.attempt_id == call.burst.call_id)
+            if call.burst is None or place.execution_id != self.me or not is_last:
+                return _told(place, call.exactly)
+        if full := self._full(self.limits):
+            return full
+        # Without the pause the burst is over, and only waits for somebody who can publish it.
+        pause = lock.holds.get(_PAUSE)
+        if pause is not None or place is None:
+            fence = pause.fence if pause is not None and place is not None else self.next_fence()
+            first = now if place is None else fence / 1e6
+            expiry = min(now + call.pause, first + call.most)
+            lock.holds[_PAUSE] = _Hold(KEPT, _PAUSE, fence, expiry, "-", "a burst of calls")
+        self._park(self.limits, lock)
+        lock.queue[self.me].call = call.task_id if place is None else place.call
+        self.remember(call.call_id, "*", _REPEATED)
+        if place is None and self.request is not None:
+            self.tell("parked", ("parked", self.me, self.request.home, ()))
+        elif pause is None:
+            self.state.due["l", lock.name] = now
+        return Parked(0)
+
 
 _C = TypeVar("_C", bound=_Command)
 
@@ -916,6 +951,18 @@ class MemoryBackend:
         with self._executes(_Command) as command:
             return any(until > command.now for until in self.state.live[channel].values())
 
+    def burst(self, name: str, whole: bool) -> Burst | None:
+        with self._executes(_Command) as command:
+            return _told(_open_burst(command.lock(name)), whole)
+
+    def debounce(
+        self, name: str, call: Debounce, park_request: ParkRequest
+    ) -> Parked | Burst | Full | None:
+        burst_id = call.burst.burst_id if call.burst else call.call_id
+        claim = Claim(burst_id, call.call_id, burst_id, (name,), (1,), call.pause, label=call.label)
+        with self._executes(_Acquire, claim, "-", 0.0, park_request) as command:
+            return command.debounce(call)
+
     def renew(self, renewals: Sequence[Renewal], *, within: float | None = None) -> list[bool]:
         with self._executes(_Command) as command:
             return [_renew(command, each) for each in renewals]
@@ -1034,6 +1081,19 @@ def _takes_back(place: _Place, attempt_id: str, ended: str) -> bool:
         return place.attempt_id == attempt_id
     parked_it = place.attempt_id == attempt_id and not place.arrived
     return (parked_it and ended != "killed") or ended == "run"
+
+
+def _open_burst(lock: _Lock) -> _Place | None:
+    """The burst whose message nobody has been given yet."""
+    last = next(reversed(lock.queue.values()), None)
+    return last if last is not None and last.parked and not last.sent else None
+
+
+def _told(place: _Place | None, whole: bool) -> Burst | None:
+    if place is None or place.request is None:
+        return None
+    message = place.request.message if whole else ""
+    return Burst(place.execution_id, place.attempt_id, place.call, message)
 
 
 def _resume(command: _Command, execution_id: str) -> None:

@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from ..engine.protocol import (
+    Burst,
     Claim,
+    Debounce,
     Held,
     HoldInfo,
     LockState,
@@ -64,6 +66,12 @@ class NoLocks:
 
     def consumed(self, channel: str) -> bool:
         return False
+
+    def burst(self, name: str, whole: bool) -> Burst | None:
+        return None
+
+    def debounce(self, name: str, call: Debounce, park_request: ParkRequest) -> Held:
+        return Held((0,), (False,))
 
     def renew(self, renewals: Sequence[Renewal], *, within: float | None = None) -> list[bool]:
         return [True] * len(renewals)

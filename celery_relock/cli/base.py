@@ -128,7 +128,7 @@ def plain(text: str) -> str:
 def typed(name: str) -> str:
     """A lock name as somebody typed it. The name of a dedup marker has tabs, which `plain` shows as
     `\\t`."""
-    return name.replace("\\t", "\t") if name.startswith("dedup\\t") else name
+    return name.replace("\\t", "\t") if name.startswith(("dedup\\t", "debounce\\t")) else name
 
 
 def _fitted(text: str, width: int) -> str:

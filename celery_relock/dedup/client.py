@@ -25,7 +25,7 @@ from ..errors import DuplicateTask, LockConfigError, LockUnavailable, RelockErro
 from ..naming.arguments import bind, signature_of
 from ..options import LockOptions
 from ..worker import events as worker_events
-from ..worker.conflict import end_unexecuted
+from ..worker.conflict import forget
 from ..worker.message import (
     PREFIX,
     body_runs,
@@ -74,9 +74,9 @@ def send(
     declared = declared.of_call(call_options(options), options.get(PREFIX))
     if mode is None or task.app.conf.task_always_eager:
         return publish(args, kwargs, **options)
-    is_awaited = any(options.get(name) for name in _AWAITED)
+    awaited = is_awaited(options)
     options["task_id"] = task_id = options.get("task_id") or uuid()
-    if mode is False or is_awaited:
+    if mode is False or awaited:
         unmarked = Marker("", marker.OWN if mode else marker.OFF)
         with _sending(_Sent(task_id, unmarked)):
             return publish(args, kwargs, **options)
@@ -85,6 +85,11 @@ def send(
         return publish(args, kwargs, **options)  # it does not fit the body, and that is said there
     keep = mode if call.marker.until == marker.TIME else marker.keep_for(task, options)
     return _send_once(call, keep, lambda: publish(args, kwargs, **options), task_id)
+
+
+def is_awaited(options: Mapping[str, Any]) -> bool:
+    """Whether somebody else waits for the result of a call with these options."""
+    return any(options.get(name) for name in _AWAITED)
 
 
 def _mode(task: Any, declared: Declaration, options: dict[str, Any]) -> Any:
@@ -207,7 +212,7 @@ def _revoke(call: Call, old: Found, task_id: str) -> None:
     """The message of a call that was replaced stays where it is, and comes to nothing there."""
     engine = call.engine
     remember = max(old.remaining, engine.remember)
-    end_unexecuted(engine, call.names, old.execution_id, remember)
+    forget(engine, call.names, old.execution_id, remember)
     show_replaced(call.task, old.task_id, f"replaced by {task_id}")
 
 

@@ -17,12 +17,15 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 from ..errors import LockUnavailable
 from . import events, ids, platform
 from .crash import journal
 from .lease import Lease, State
 from .protocol import (
+    DEBOUNCE,
+    KEPT,
     Answer,
     Backend,
     Claim,
@@ -352,6 +355,8 @@ class Parking:
             try:
                 if self.sender is not None:
                     self.sender.send(message)
+                    if message.name.startswith(DEBOUNCE):
+                        self._sent(message)
             except Exception as error:
                 if events.is_thrown_in(error):
                     raise
@@ -361,6 +366,13 @@ class Parking:
                     message.name,
                     error,
                 )
+
+    def _sent(self, message: Message) -> None:
+        """The message of a burst is the broker's from now on. If nobody hears of that, a copy of it
+        is published later, and known as one."""
+        with suppress(LockUnavailable):
+            of = message.execution_id, KEPT, "run", REMEMBER_ATTEMPT
+            self.forward(self._backend.release([message.name], *of, self.home).messages)
 
     def resume(self, tasks: Sequence[str] = ()) -> float | None:
         """Resume whatever is due, and these tasks (short ids) in any case.

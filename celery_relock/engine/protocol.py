@@ -192,6 +192,48 @@ KEPT = "-"
 COOLDOWN = "cooldown."
 
 
+#: How the name begins of a lock for which the messages of debounced calls are parked. Such a
+#: message is over when it has been published: its execution needs other locks.
+DEBOUNCE = "debounce\t"
+
+
+class Burst(NamedTuple):
+    """Calls that were merged and wait to be published as one message.
+
+    Attributes:
+        burst_id: stays until the message is handed out.
+        call_id: of the last call that was merged.
+        task_id: of the message: all calls have it.
+        message: the text that is parked, if it was asked for.
+    """
+
+    burst_id: str
+    call_id: str
+    task_id: str
+    message: str = ""
+
+
+class Debounce(NamedTuple):
+    """A call that is to be merged into a burst, or to begin one.
+
+    Attributes:
+        call_id: of this call.
+        burst: the one that it is merged into; None begins one.
+        exactly: whether it is merged only if no other call was, since `burst` was asked for.
+        pause: seconds without a call after which the burst is over.
+        most: seconds from its first call after which the burst is over in any case.
+        task_id, label: of the call, for a burst that begins.
+    """
+
+    call_id: str
+    burst: Burst | None
+    exactly: bool
+    pause: float
+    most: float
+    task_id: str
+    label: str = ""
+
+
 class Released(NamedTuple):
     """What was released: whether the attempt had anything, and the messages to resume."""
 
@@ -328,6 +370,17 @@ class Backend(Protocol):
 
     def consumed(self, channel: str) -> bool:
         """Whether a worker consumes a channel now."""
+
+    def burst(self, name: str, whole: bool) -> Burst | None:
+        """The burst of a debounced call's lock that calls can still be merged into; with its
+        message if it is wanted `whole`."""
+
+    def debounce(
+        self, name: str, call: Debounce, park_request: ParkRequest
+    ) -> Parked | Burst | Full | Held | None:
+        """Park the message of a call at the lock of its burst, in the place of the one before it.
+        Burst: it is another one than the call knows, with its message if `exactly`. None: the burst
+        that the call knows is over. Held: nothing is parked here, so the message is to be sent."""
 
     def renew(self, renewals: Sequence[Renewal], *, within: float | None = None) -> list[bool]:
         """Renew holds; False for each that is lost. `within`: the keep-alive thread calls, and

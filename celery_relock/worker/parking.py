@@ -34,7 +34,7 @@ from kombu.message import Message as _Received
 from kombu.utils import json as _json
 
 from ..engine import events, ids
-from ..engine.protocol import Message, ParkRequest
+from ..engine.protocol import DEBOUNCE, Message, ParkRequest
 from ..errors import RelockError
 from . import events as worker_events
 from .message import HEADER, Header, header_of
@@ -529,7 +529,8 @@ class Outbox:
         beside = found["queue"] and resume_queue(found["queue"])
         taken = beside and self._is_consumed(channel(found["home"], beside))
         publish(app, message.text, queue=beside if taken else None)
-        worker_events.tell_resumed(app, message, found["headers"])
+        if not message.name.startswith(DEBOUNCE):
+            worker_events.tell_resumed(app, message, found["headers"])
 
     def _living(self) -> list[Celery]:
         return [app for known in self._apps if (app := known()) is not None]

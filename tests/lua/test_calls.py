@@ -15,7 +15,7 @@ import pytest
 from celery_relock.backends.redis.backend import RedisBackend
 from celery_relock.backends.redis.connections import Transport
 from celery_relock.backends.redis.keys import SCHEMA
-from celery_relock.engine.protocol import Claim, ParkRequest, Renewal
+from celery_relock.engine.protocol import Claim, Debounce, ParkRequest, Renewal
 from tests.support.backends import backend_of
 from tests.support.lua_headers import Header as Script
 from tests.support.lua_headers import Parameter
@@ -93,6 +93,11 @@ def _use_every_verb(backend: RedisBackend) -> None:
     backend.acquire(_claim("r4", "p"))
     backend.park(_claim("r5", "p"), park_request)  # PARKED
     backend.park(_claim("r6", "p"), park_request)  # FULL
+    call = Debounce("c1", None, False, 5.0, 60.0, "task-1", "who")
+    backend.burst("d", True)  # NONE
+    backend.debounce("d", call, park_request)  # PARKED
+    backend.debounce("d", call._replace(call_id="c2"), park_request)  # BURST
+    backend.debounce("e", call._replace(call_id="c3"), park_request._replace(most_in_all=1))  # FULL
     backend.inspection().parked("task")
     backend.inspection().survey(backend.inspection().keys_of("p"), 9)
     backend.resume("home", "by", ["task"])

@@ -52,6 +52,11 @@ def shop() -> Iterator[Shop]:
     def report() -> str:
         return "done"
 
+    @app.task(base=LockedTask, lock_key="index", lock_debounce=0.2, shared=False)
+    def index(what: int) -> int:
+        app.seen.append(what)
+        return what
+
     yield app
     app.close()
 
@@ -103,6 +108,14 @@ def test_a_dedup_marker_lives_in_memory(relock: Relock, task: Callable[[str], An
         assert len(relock.sent(report)) == 1
     assert first.get(timeout=10) == "done"
     wait_for(lambda: report.delay().id != first.id)
+
+
+def test_a_burst_waits_in_memory(shop: Shop, relock: Relock, task: Callable[[str], Any]) -> None:
+    index = task("index")
+    results = [index.delay(number) for number in range(5)]
+    assert {each.get(timeout=20) for each in results} == {4}
+    assert shop.seen == [4]
+    assert index.delay(5).get(timeout=20) == 5
 
 
 def test_a_workflow_lock_lives_in_memory(

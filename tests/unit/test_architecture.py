@@ -30,7 +30,11 @@ ARROWS: dict[str, set[str]] = {
     "lock": {"contrib", "engines", "engine", "errors", "naming", "worker"},
     "task": {
         "asyncio",
-        "declaration", "dedup", "engine", "errors", "lock", "naming", "worker", "workflow",
+        "debounce", "declaration", "dedup", "engine", "errors", "lock", "naming", "worker",
+        "workflow",
+    },
+    "debounce": {
+        "declaration", "dedup", "engine", "errors", "naming", "options", "worker",
     },
     "worker": {
         "declaration", "dedup", "engine", "errors", "naming", "options", "settings", "workflow",
@@ -60,6 +64,7 @@ LIBRARIES: dict[str, set[str]] = {
     "task": {"celery"},
     "worker": {"celery", "kombu"},
     "dedup": {"celery"},
+    "debounce": {"celery", "kombu"},
     "workflow": {"celery"},
     "declaration": {"celery"},
     "naming": {"celery", "kombu"},

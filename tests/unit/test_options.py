@@ -44,6 +44,9 @@ def test_a_task_that_declares_nothing_has_the_documented_defaults() -> None:
         "max_parked": 10_000,
         "dedup": None,
         "on_duplicate": "existing",
+        "debounce": None,
+        "debounce_max": None,
+        "debounce_reduce": None,
         "on_lost": "flag",
         "on_unavailable": "raise",
     }

@@ -17,9 +17,11 @@ from ...engine import ids
 from ...engine.events import logger
 from ...engine.protocol import (
     Answer,
+    Burst,
     Claim,
     Conflict,
     Deadlocked,
+    Debounce,
     Duplicate,
     Ended,
     Full,
@@ -54,6 +56,8 @@ BATCH = 100
 # When parked messages are looked for again, in seconds, where a node of a cluster could not be
 # asked, and at the latest in a bucket that had none.
 _AGAIN, _IDLE = 1.0, 5.0
+# For how long the repetition of a debounced call is known, in seconds: longer than it is tried.
+_REPEATED = 60.0
 
 
 class RedisBackend:
@@ -205,6 +209,36 @@ class RedisBackend:
         keys, args = [self.keys.live(channel) for channel in channels], [worker, _ms(seconds)]
         reply: list[int] = self.transport.run(self._scripts["announce"], keys, args)[0]
         return reply
+
+    def burst(self, name: str, whole: bool) -> Burst | None:
+        asks = ["-", "-", "", str(int(whole)), "0", "0", "0", "", ""]
+        reply, *_ = self._run("debounce", self.keys.claim((name,), "-"), asks)
+        return _burst(reply)
+
+    def debounce(
+        self, name: str, call: Debounce, park_request: ParkRequest
+    ) -> Parked | Burst | Full | None:
+        place = {
+            "id": call.task_id,
+            "message": park_request.message,
+            "home": park_request.home,
+            "task": park_request.task,
+            "most": park_request.most,
+            "most_in_all": park_request.most_in_all,
+            "most_bytes": park_request.most_bytes,
+        }
+        known = call.burst or Burst(call.call_id, "", "")
+        args = [
+            *(known.burst_id, call.call_id, known.call_id, str(int(call.exactly))),
+            *(_ms(call.pause), _ms(call.most), _ms(_REPEATED), call.label),
+            json.dumps(place, ensure_ascii=False),
+        ]
+        reply, *_ = self._run("debounce", self.keys.claim((name,), call.call_id), args)
+        if reply[0] == b"PARKED":
+            return Parked(0)
+        if reply[0] == b"FULL":
+            return Full(name if reply[1] else "", *reply[2:])
+        return _burst(reply)
 
     def renew(self, renewals: Sequence[Renewal], *, within: float | None = None) -> list[bool]:
         found = self._in_batches("renew", renewals, self.renew_call, within)
@@ -426,6 +460,10 @@ def released(reply: Sequence[Any], repeated: bool) -> Released:
         return Released(True, _messages(reply[2:]))
     # Sent twice, the first may have done it: then there is nothing left, as there should be.
     return Released(repeated, _messages(reply[1:]))
+
+
+def _burst(reply: Sequence[Any]) -> Burst | None:
+    return Burst(*map(bytes.decode, reply[1:])) if reply[0] == b"BURST" else None
 
 
 def lock_state(reply: Sequence[Any]) -> LockState:

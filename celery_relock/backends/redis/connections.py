@@ -46,7 +46,7 @@ FRESH = 1.0
 # Calls that are sent before the first answer is read: few enough for the buffers of a socket.
 IN_FLIGHT = 4
 # A give-back is no promise: lost with a master, it lets the lease end the hold.
-PROMISES = ("acquire", "renew", "heartbeat")
+PROMISES = ("acquire", "debounce", "renew", "heartbeat")
 # How often a subscription is held against where it should lead to, and whether anybody wants it
 # still, in seconds.
 LOOK = 2.0
@@ -266,7 +266,7 @@ def _quiet(link: Any) -> bool:
 def promises(script: Script, reply: Any) -> bool:
     if isinstance(reply, Exception):
         return False
-    if script.name == "acquire":
+    if script.name in ("acquire", "debounce"):
         return reply[0] in (b"HELD", b"PARKED")
     return any(line == 1 or (isinstance(line, list) and line[0] == b"HELD") for line in reply)
 

@@ -18,7 +18,16 @@ from celery_relock.backends.redis.keys import Keys
 from celery_relock.engine import ids
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.lease import Lease, State
-from celery_relock.engine.protocol import Claim, Held, Parked, ParkRequest, Queued, Renewal
+from celery_relock.engine.protocol import (
+    Burst,
+    Claim,
+    Debounce,
+    Held,
+    Parked,
+    ParkRequest,
+    Queued,
+    Renewal,
+)
 from celery_relock.engines import engine_for
 from celery_relock.lock import Lock
 from tests.backends.redis.test_permissions import least
@@ -511,3 +520,20 @@ def test_what_a_user_lacks_in_a_cluster_is_named(cluster: ClusterServers, namesp
     if cluster.admin(first).info("server")["redis_version"] < "7":
         pytest.skip("before Redis 7 messages are sent to all nodes")
     assert backend_of(url, namespace).examination().refused() == ["+spublish", "+ssubscribe"]
+
+
+def test_bursts_of_calls_wait_in_any_bucket(
+    cluster: ClusterServers, runs: Callable[..., Runs], namespace: str
+) -> None:
+    backend, names = runs().engine.backend, [f"debounce\tapp.index\tshop:{n}" for n in range(6)]
+    for name in names:
+        call = Debounce(ids.new_id(), None, False, 600.0, 6000.0, f"task {name}")
+        request = ParkRequest("first", "home", ids.new_id())
+        assert backend.debounce(name, call, request) == Parked(0)
+        known = backend.burst(name, True)
+        assert known == Burst(call.call_id, call.call_id, f"task {name}", "first")
+        later = call._replace(call_id=ids.new_id(), burst=known)
+        assert backend.debounce(name, later, request._replace(message=name)) == Parked(0)
+        backend.force_release(name)
+    found = backend.resume("home", "by").messages
+    assert sorted(message.text for message in found) == names

@@ -1,0 +1,262 @@
+"""`lock_debounce`: the calls of a burst are sent as one message, when no more of them come.
+
+    send       from `LockedTask.apply_async`: which calls are merged, and what the caller gets
+    _message   a call as Celery would send it, kept instead of sent
+    _reduced   the arguments of several calls in one
+
+A burst is a message that is parked for a lock of its own, which nobody acquires: its one hold, the
+*pause*, is made longer by each call, and when it ends the message's turn has come, like that of any
+parked message (`lua/debounce.lua`). From then on it is a message like any other.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from celery.utils import uuid
+from kombu import serialization as _serialization
+from kombu.compression import get_encoder as _get_encoder
+
+from .declaration import Declaration, declaration
+from .dedup import client as dedup
+from .dedup import marker
+from .engine import ids
+from .engine.events import label_of
+from .engine.protocol import DEBOUNCE, Burst, Debounce, Full, Held, Parked, ParkRequest
+from .errors import LockConfigError, LockConflict, LockUnavailable
+from .naming.arguments import bind, signature_of
+from .options import LockOptions
+from .worker.message import HEADER, PREFIX, call_options
+from .worker.parking import LARGEST, Kept, home, message_in, parked_text
+from .worker.parking import publish as publish_kept
+
+# They have no types.
+serialization: Any = _serialization
+get_encoder: Any = _get_encoder
+
+logger = logging.getLogger("celery_relock")
+
+Arguments = tuple[Sequence[Any], Mapping[str, Any]]
+
+
+def send(
+    task: Any,
+    publish: Callable[..., Any],
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    options: dict[str, Any],
+) -> Any:
+    """Merge a call into its burst, or begin one; see `LockedTask.apply_async`. A call for whose
+    result somebody else waits is sent at once, with `publish` at the end of the way."""
+    asked = call_options(options)
+    for name in [each for each in options if each.startswith("lock_debounce")]:
+        del options[name]
+    if asked.get("dedup") is False:
+        del asked["dedup"]
+    declared = declaration(type(task)).of_call(asked, options.get(PREFIX))
+    pause = declared.options.debounce
+    if declared.rule.off and asked.get("debounce"):
+        raise LockConfigError(
+            f"a call of {task.name}: lock_key=False gives lock_debounce={pause!r} no name to tell "
+            "by which calls belong together. Give the task a lock_key."
+        )
+    is_alone = not pause or declared.rule.off or dedup.is_awaited(options)
+    arguments = None
+    if not is_alone and not task.app.conf.task_always_eager:
+        if options.get("countdown") or options.get("eta"):
+            raise LockConfigError(
+                f"a call of {task.name}: lock_debounce={pause:g} says when it is sent, so it can "
+                "have no countdown or eta of its own. With lock_debounce=False in apply_async it "
+                "is sent by itself."
+            )
+        arguments = bind(task, args or (), kwargs or {})
+    if arguments is None:  # or it does not fit the body, and that is said there
+        return dedup.send(task, publish, args, kwargs, options)
+    names = declared.names(arguments)
+    try:
+        return _merge(task, declared, names, publish, (args or (), kwargs or {}), options)
+    except LockUnavailable as error:
+        if declared.options.on_unavailable == "raise":
+            raise
+        logger.error("%s is sent without lock_debounce: %s", task.name, error)
+        return dedup.send(task, publish, args, kwargs, options)
+
+
+def _merge(
+    task: Any,
+    declared: Declaration,
+    names: tuple[str, ...],
+    publish: Callable[..., Any],
+    given: Arguments,
+    options: dict[str, Any],
+) -> Any:
+    engine, own, app = declared.engine, declared.options, task.app
+    name, reduce = DEBOUNCE + "\t".join((task.name, *names)), own.debounce_reduce
+    burst: Burst | Any = engine.backend.burst(name, reduce is not None)
+    while True:
+        task_id = uuid() if burst is None else burst.task_id
+        args, kwargs = given
+        if reduce is not None and burst is not None:
+            args, kwargs = _reduced(task, declared, names, burst, given, options)
+        text, result = _message(task, publish, args, kwargs, {**options, "task_id": task_id})
+        call = Debounce(
+            ids.new_id(),
+            burst,
+            reduce is not None,
+            own.debounce or 0.0,
+            own.longest_burst,
+            task_id,
+            label_of(task.name, task_id),
+        )
+        bounds = own.max_parked, *engine.most_parked
+        request = ParkRequest(text, home(app), ids.short(task_id), None, *bounds)
+        answer = engine.backend.debounce(name, call, request)
+        if isinstance(answer, Parked):
+            logger.debug("%s[%s] waits until no more such calls come", task.name, task_id)
+            return result
+        if isinstance(answer, Held):  # relock_enabled=False
+            publish_kept(app, text)
+            return result
+        if isinstance(answer, Full):
+            raise _full(task, answer)
+        burst = answer  # another call was merged first, or the burst was sent
+
+
+def _full(task: Any, answer: Full) -> LockConflict:
+    which = "lock_max_parked" if answer.name else "relock_max_parked_messages or …_bytes"
+    return LockConflict(
+        f"a call of {task.name} cannot be kept for lock_debounce: {answer.parked} messages are "
+        f"parked already, and {which} allows no more: see celery relock stats",
+        name=answer.name or None,
+    )
+
+
+# --- the message ----------------------------------------------------------------------------------
+
+
+class _Keeper:
+    """A producer that keeps the message it is to publish: all else about it is as for any call."""
+
+    def __init__(self, producer: Any) -> None:
+        self._producer = producer
+        self.kept: Kept | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def publish(self, body: Any, **told: Any) -> Any:
+        if self.kept is not None:
+            return self._producer.publish(body, **told)  # the event `task-sent`
+        retry, policy = bool(told.pop("retry", False)), told.pop("retry_policy", None) or {}
+        for entity in told.pop("declare", None) or ():
+            # Here, as whoever publishes it may not know the queue.
+            self._producer.maybe_declare(entity, retry, **policy)
+        exchange, routing_key = told.pop("exchange", None), told.pop("routing_key", None)
+        headers, compression = told.pop("headers"), told.pop("compression", None)
+        content_type, encoding, written = serialization.dumps(
+            body, serializer=told.pop("serializer", None)
+        )
+        if compression:
+            _, headers["compression"] = get_encoder(compression)
+        if told.get("expiration") is not None:
+            told["expiration"] = str(int(float(told["expiration"]) * 1000))
+        properties = {name: value for name, value in told.items() if value is not None}
+        self.kept = Kept(
+            written,
+            content_type,
+            encoding,
+            headers,
+            properties,
+            getattr(exchange, "name", exchange) or "",
+            routing_key or "",
+        )
+        return None
+
+
+def _message(
+    task: Any,
+    publish: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: dict[str, Any],
+) -> tuple[str, Any]:
+    """The message of a call as text (see `parked_text`), and its AsyncResult."""
+    with task.app.producer_or_acquire(options.get("producer")) as producer:
+        keeper = _Keeper(producer)
+        result = publish(args, kwargs, **{**options, "producer": keeper})
+    kept = keeper.kept
+    assert kept is not None, "Celery has published nothing"
+    header = dict(kept.headers[HEADER])
+    if header.get("dedup") == ["", marker.OWN]:
+        del header["dedup"]  # it is a call of a program, whichever task that runs in
+    text = parked_text(task.app, kept, header)
+    if text is None:
+        raise LockConfigError(
+            f"a call of {task.name} cannot be kept for lock_debounce: its message is larger than "
+            f"{LARGEST} bytes, or has a header that is no JSON. With lock_debounce=False in "
+            "apply_async it is sent by itself."
+        )
+    return text, result
+
+
+# --- the arguments of several calls ---------------------------------------------------------------
+
+
+def _reduced(
+    task: Any,
+    declared: Declaration,
+    names: tuple[str, ...],
+    burst: Burst,
+    given: Arguments,
+    options: Mapping[str, Any],
+) -> Arguments:
+    """What `lock_debounce_reduce` makes of the arguments of the burst and of this call, both as a
+    worker would receive them.
+
+    Raises:
+        LockConfigError: it failed, or returned what the task cannot be called with, or what another
+            lock belongs to.
+    """
+    reduce = declared.options.debounce_reduce
+    assert reduce is not None, "see `_merge`"
+    body = message_in(task.app, burst.message).decode()
+    before = (body["args"], body["kwargs"]) if isinstance(body, Mapping) else body[:2]
+    earlier, later = bind(task, *before), bind(task, *_as_received(task, given, options))
+    if earlier is None or later is None:
+        raise LockConfigError(
+            f"task {task.name}: a call that waits for lock_debounce does not fit "
+            f"{signature_of(task)}. Was the task changed since it was called? It is sent within "
+            f"{declared.options.longest_burst:g} s of the first call."
+        )
+    try:
+        found = dict(reduce(earlier, later))
+    except Exception as error:
+        raise _refused(declared.options, f"failed: {error!r}") from error
+    made = inspect.BoundArguments(signature_of(task), found)
+    try:
+        signature_of(task).bind(*made.args, **made.kwargs)
+        fits = not found.keys() - signature_of(task).parameters.keys()
+    except (TypeError, KeyError):
+        fits = False
+    if not fits:
+        text = f"has to return the arguments of {task.name}{signature_of(task)} by name"
+        raise _refused(declared.options, f"{text}; it returned {found!r:.200}")
+    arguments = bind(task, made.args, made.kwargs)
+    if arguments is None or declared.names(arguments) != names:
+        locks = ", ".join(map(repr, names))
+        raise _refused(declared.options, f"returned the arguments of another lock than {locks}")
+    return made.args, made.kwargs
+
+
+def _as_received(task: Any, given: Arguments, options: Mapping[str, Any]) -> Arguments:
+    serializer = options.get("serializer") or task.serializer or task.app.conf.task_serializer
+    kind, encoding, written = serialization.dumps(given, serializer=serializer)
+    args, kwargs = serialization.loads(written, kind, encoding, accept={kind})
+    return args, kwargs
+
+
+def _refused(options: LockOptions, what: str) -> LockConfigError:
+    return LockConfigError(f"task {options.task}: the callable in lock_debounce_reduce {what}")

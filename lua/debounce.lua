@@ -1,0 +1,92 @@
+-- debounce: Park a call's message until its burst is over, or put it in the place of the message that is parked.
+-- KEYS[1] meta: hash, the bucket's fencing token and layout
+-- KEYS[2] tombstone: string, the burst that this call was merged into, if it was
+-- KEYS[3] lock: hash, the lock of these calls: its one hold is the pause, its waiters are bursts
+-- ARGV[1] burst: id, the burst that the call is for: one that begins, or one that was told of
+-- ARGV[2] call: id, of this call
+-- ARGV[3] known: id, the last call of the burst that was told of; empty begins one
+-- ARGV[4] exactly: 1 or 0, whether no other call may have been merged since; asks for the message, too
+-- ARGV[5] pause: ms, how long no call must come
+-- ARGV[6] most: ms, how long after its first call a burst is over in any case
+-- ARGV[7] remember: ms, for how long a repetition of this command is known
+-- ARGV[8] label: text, the call for people
+-- ARGV[9] place: text, the message and what belongs to it as JSON; empty asks for the burst and changes nothing
+-- Reply {PARKED, burst}: the message waits there, and no other message of the burst does
+-- Reply {BURST, burst, call, task, message}: it is not as the call knows it: its last call, its task, and the message if asked for
+-- Reply {NONE}: the burst is over, or there is none
+-- Reply {FULL, index, count, bytes}: so many are parked at the lock (1) or everywhere (0) already
+-- Keeps: a message that was handed out is never replaced; a burst ends after its longest time; sent twice it acts once
+-- Uses: lib/publish, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/claim
+
+local meta, tombstone, key = KEYS[1], KEYS[2], KEYS[3]
+local burst, caller, known, exactly = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
+local pause, most, remember = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local label, place = ARGV[8], ARGV[9]
+
+local PAUSE = 'pause'
+
+local before = redis.call('GET', tombstone)
+if before then
+  return { 'PARKED', before }
+end
+local call = Call.begin(meta)
+local lock = Holds.open(call, key)
+lock.index_of_claim = 1
+
+-- The burst whose message nobody has been given yet: only the last in the queue can be one.
+local open = redis.call('ZREVRANGE', lock.queue, 0, 0)[1]
+local waiter = open and Queue.waiter(lock, open)
+if waiter and (waiter.sent or redis.call('HEXISTS', lock.messages, open) == 0) then
+  waiter = nil
+end
+if not waiter and (known ~= '' or place == '') then
+  return { 'NONE' }
+end
+local is_known = known ~= '' and open == burst and (not exactly or waiter.attempt == known)
+if waiter and not is_known then
+  local message = exactly and redis.call('HGET', lock.messages, open) or ''
+  return { 'BURST', open, waiter.attempt, waiter.call, message }
+end
+
+local asked = cjson.decode(place)
+local me = {
+  call = call,
+  execution = burst,
+  attempt = caller,
+  owner = burst,
+  lease = pause,
+  inbox = '-',
+  label = label,
+  by_owner = false,
+  ancestors = '',
+  locks = { lock },
+  limits = { 1 },
+  asked = asked,
+}
+local full = Claim.full(me, me.locks)
+if full then
+  return { 'FULL', unpack(full) }
+end
+
+-- The pause is a hold that nobody renews but the next call. Without it the burst is over, and only
+-- waits for somebody who can publish its message. Its fencing token is the time of the first call.
+local held = lock.holds[PAUSE]
+if held or not waiter then
+  local fence = waiter and held.fence or Base.next_fence(meta, call.micros)
+  local first = waiter and math.floor(tonumber(fence) / 1000) or call.now
+  local expiry = math.max(math.min(call.now + pause, first + most), call.now + 1)
+  local hold = { expiry = expiry, fence = fence, attempt = Holds.KEPT, owner = PAUSE }
+  Holds.write(lock, PAUSE, hold, '- a burst of calls')
+end
+Claim.park(me, me)
+local parked = Queue.waiter(lock, burst)
+parked.call = waiter and waiter.call or asked.id
+Queue.write(call, lock, burst, parked)
+redis.call('SET', tombstone, burst, 'PX', remember)
+if waiter and not held then
+  redis.call('ZADD', call.prefix .. 'due', string.format('%.0f', call.now), 'l ' .. lock.name)
+elseif not waiter then
+  -- So that those who publish know when to look.
+  publish(call.prefix .. 'i:parked', 'parked ' .. burst .. ' ' .. asked.home)
+end
+return { 'PARKED', burst }

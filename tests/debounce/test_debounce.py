@@ -1,0 +1,397 @@
+"""The calls of a burst: which are merged, what is executed, and what the callers get."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import uuid
+
+import pytest
+from celery import chain, chord, group
+
+from celery_relock import LockedTask, declaration
+from celery_relock.dedup import marker
+from celery_relock.engine import ids
+from celery_relock.engine.protocol import DEBOUNCE, KEPT
+from celery_relock.errors import LockConfigError, LockUnavailable
+from celery_relock.worker.parking import home, publish
+from tests.support import leftovers, long, wait_for
+from tests.support.redis_server import free_port
+from tests.support.worker import ROOT, environment_of
+
+APP = "tests.debounce.apps.calls"
+LONG = 30.0
+
+
+@pytest.fixture(scope="module")
+def worker(module_worker):
+    return module_worker(APP, concurrency=3)
+
+
+@pytest.fixture
+def start_worker(module_worker, namespace):
+    return lambda: module_worker(APP, namespace=namespace)
+
+
+@pytest.fixture
+def m(worker):
+    return worker.module
+
+
+@pytest.fixture
+def shop():
+    return uuid.uuid4().hex
+
+
+def _backend(task):
+    return declaration.engine_of(task.app).backend
+
+
+def _name(task, shop):
+    return DEBOUNCE + "\t".join((task.name, f"shop:{shop}"))
+
+
+def _calling(worker, code):
+    """A process that calls tasks of this worker."""
+    command = [sys.executable, "-c", f"from {APP} import *; {code}"]
+    env = environment_of(worker.settings)
+    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
+
+
+def _end(task, shop):
+    """No more calls come: the burst is over at once."""
+    engine = declaration.engine_of(task.app)
+    engine.backend.force_release(_name(task, shop), "pause")
+    engine.parking.resume()
+
+
+def _began(worker, shop, count=1):
+    def found():
+        return [e for e in worker.journal.events("began") if e.data.get("shop") == shop]
+
+    wait_for(lambda: len(found()) >= count, LONG, f"{count} executions for {shop}")
+    return found()
+
+
+def _whats(worker, shop, count=1):
+    return [event["what"] for event in _began(worker, shop, count)]
+
+
+def _is_over(task, shop):
+    state = _backend(task).inspect(_name(task, shop))
+    return not state.holds and not state.waiting
+
+
+def test_a_burst_is_one_execution_with_the_arguments_of_its_last_call(worker, m, shop):
+    results = [m.soon.delay(shop, number) for number in range(20)]
+    assert len({each.id for each in results}) == 1
+    assert [each.get(timeout=LONG) for each in results] == [19] * 20
+    assert _whats(worker, shop) == [19]
+    assert m.soon.delay(shop, "next").id != results[0].id
+    assert _whats(worker, shop, 2) == [19, "next"]
+    wait_for(lambda: _is_over(m.soon, shop), LONG)
+
+
+def test_it_waits_until_no_more_calls_come_and_counts_nothing_meanwhile(worker, m, shop):
+    first = m.later.delay(shop, 1)
+    second = m.later.delay(shop=shop, what=2)
+    assert (first.id, first.state) == (second.id, "PENDING")
+    assert m.later.delay(shop + "x").id != first.id
+    assert m.soon.delay(shop, "of another task").get(timeout=LONG)
+    assert _whats(worker, shop) == ["of another task"]
+    _end(m.later, shop)
+    assert first.get(timeout=LONG) == 2
+
+
+def test_the_last_call_has_its_way_in_all_but_the_id(worker, m, shop):
+    m.later.apply_async((shop, 1), headers={"mine": 1}, queue="nowhere", priority=1)
+    last = m.later.apply_async((shop, 2), headers={"mine": 2}, compression="gzip", priority=3)
+    place = _backend(m.later).burst(_name(m.later, shop), True)
+    told = json.loads(place.message)
+    assert (told["headers"]["mine"], told["properties"]["priority"]) == (2, 3)
+    assert told["routing_key"] != "nowhere"
+    _end(m.later, shop)
+    assert last.get(timeout=LONG) == 2
+
+
+def test_a_call_after_the_burst_was_sent_is_another_execution(worker, m):
+    shop = f"slow{uuid.uuid4().hex}"
+    first = m.later.delay(shop, 1)
+    _end(m.later, shop)
+    _began(worker, shop)
+    second = m.later.delay(shop, 2)
+    assert second.id != first.id
+    _end(m.later, shop)
+    worker.journal.add(f"free {shop}")
+    assert (first.get(timeout=LONG), second.get(timeout=LONG)) == (1, 2)
+
+
+def test_what_somebody_waits_for_is_never_merged(worker, m, shop):
+    held = m.later.delay(shop, "held")
+    sig = m.later.si
+    sent = [
+        m.later.apply_async((shop, "id"), task_id=uuid.uuid4().hex),
+        chain(sig(shop, "chain 1"), sig(shop, "chain 2")).delay(),
+        group(sig(shop, "group 1"), sig(shop, "group 2")).delay(),
+        chord([sig(shop, "header 1"), sig(shop, "header 2")], sig(shop, "body")).delay(),
+        m.later.apply_async((shop, "linked"), link=sig(shop, "link")),
+        m.later.apply_async((shop, "alone"), lock_debounce=False),
+    ]
+    for each in sent:
+        each.get(timeout=LONG)
+    began = _whats(worker, shop, 11)
+    assert len(began) == 11
+    assert "held" not in began
+    _end(m.later, shop)
+    assert held.get(timeout=LONG) == "held"
+
+
+def test_a_retry_is_sent_at_once_and_merged_with_nothing(worker, m, shop):
+    first = m.tries_twice.delay(shop, 1)
+    _end(m.tries_twice, shop)
+    first.get(timeout=LONG)
+    assert [e["retries"] for e in _began(worker, shop, 2)] == [0, 1]
+
+
+def test_a_task_may_call_itself(worker, m, shop):
+    first = m.sends.delay(shop)
+    _end(m.sends, shop)
+    second = first.get(timeout=LONG)
+    assert second != first.id
+    _end(m.sends, shop)
+    assert m.sends.AsyncResult(second).get(timeout=LONG) == "again"
+
+
+def test_options_of_one_call(worker, m, shop):
+    m.later.delay(shop, 1)
+    last = m.later.apply_async((shop, 2), lock_debounce=0.1)
+    assert last.get(timeout=LONG) == 2
+    with pytest.raises(LockConfigError, match=r"lock_debounce=600 .* no countdown or eta"):
+        m.later.apply_async((shop,), countdown=5)
+    with pytest.raises(LockConfigError, match=r"lock_debounce_max=1 is less than .*=600"):
+        m.later.apply_async((shop,), lock_debounce_max=1)
+    with pytest.raises(LockConfigError, match="Declare the callable on the task"):
+        m.later.apply_async((shop,), lock_debounce_reduce=dict)
+    with pytest.raises(LockConfigError, match="larger than 1000000 bytes"):
+        m.later.delay(shop, "x" * 1_000_000)
+
+
+def test_a_revoked_burst_is_not_executed_and_takes_no_more_calls(worker, m, shop):
+    first = m.later.delay(shop, 1)
+    first.revoke()
+    wait_for(lambda: first.state == "REVOKED", LONG, "the revoke")
+    wait_for(lambda: m.later.delay(shop, 2).id != first.id, LONG)
+    _end(m.later, shop)
+    assert _whats(worker, shop) == [2]
+
+
+def test_with_dedup_a_burst_that_comes_while_one_runs_is_dropped(worker, m):
+    shop = f"slow{uuid.uuid4().hex}"
+    first = m.one_at_a_time.delay(shop, 1)
+    _end(m.one_at_a_time, shop)
+    _began(worker, shop)
+    second = m.one_at_a_time.delay(shop, 2)
+    assert m.one_at_a_time.delay(shop, 3).id == second.id != first.id
+    _end(m.one_at_a_time, shop)
+    assert second.get(timeout=LONG)["of"] == first.id
+    worker.journal.add(f"free {shop}")
+    assert first.get(timeout=LONG) == 1
+    third = m.one_at_a_time.delay(shop, 4)
+    _end(m.one_at_a_time, shop)
+    assert third.get(timeout=LONG) == 4
+    engine = declaration.engine_of(m.app)
+    name = marker.name_for(m.one_at_a_time.name, [f"shop:{shop}"])
+    wait_for(lambda: marker.look(engine, name) is None, LONG)
+
+
+def _reducing(m, reduce):
+    """A task that no worker has, with such a callable."""
+
+    @m.app.task(
+        base=LockedTask,
+        name=f"reduces.{uuid.uuid4().hex}",
+        lock_key="shop:{shop}",
+        lock_debounce=600,
+        lock_debounce_reduce=reduce,
+    )
+    def reduces(shop, ids): ...
+
+    return reduces
+
+
+def _discard(task, shop):
+    """Take a burst away. Returns it."""
+    backend, name = _backend(task), _name(task, shop)
+    found = backend.burst(name, True)
+    backend.release([name], found.burst_id, KEPT, "run", 60.0)
+    return found
+
+
+def _arguments(burst):
+    args, kwargs, _ = json.loads(json.loads(burst.message)["body"])
+    return {**dict(zip(("shop", "ids"), args, strict=False)), **kwargs}
+
+
+# --- all arguments --------------------------------------------------------------------------------
+
+
+def test_a_reducer_gets_the_arguments_of_all_calls_by_name(worker, m, shop):
+    m.all_ids.delay(shop, (1, 2))
+    m.all_ids.delay(shop, ids=[3])
+    last = m.all_ids.delay(shop, [4], how="slow")
+    assert last.get(timeout=LONG) == [[1, 2, 3, 4], "slow"]
+
+
+def test_a_call_that_comes_while_another_one_is_merged_is_not_lost(m, shop):
+    between = []
+
+    def reduce(earlier, later):
+        if later["ids"] == ["outer"] and not between:
+            between.append(reduces.delay(shop, ["inner"]))
+        return {**later, "ids": earlier["ids"] + later["ids"]}
+
+    reduces = _reducing(m, reduce)
+    assert reduces.delay(shop, ["first"]).id == reduces.delay(shop, ["outer"]).id == between[0].id
+    assert _arguments(_discard(reduces, shop))["ids"] == ["first", "inner", "outer"]
+
+
+@pytest.mark.skipif(not long.LONG, reason="only in the long form")
+def test_no_argument_is_lost_or_there_twice_though_processes_call_at_once(worker, m, shop):
+    callers = [_calling(worker, f"call_often({shop!r}, {number}, 12)") for number in range(3)]
+    for each in callers:
+        each.communicate(timeout=60)
+    assert [each.returncode for each in callers] == [0] * 3
+    wait_for(lambda: _is_over(m.all_ids, shop), LONG, "the last burst")
+
+    def seen():
+        return [each for ids, _ in _whats(worker, shop) for each in ids]
+
+    wait_for(lambda: len(seen()) >= 36, LONG, "all of them")
+    assert sorted(seen()) == sorted(f"{caller}-{n}" for caller in range(3) for n in range(12))
+
+
+@pytest.mark.parametrize(
+    ("reduce", "says"),
+    [
+        (lambda earlier, later: 1 / 0, "failed: ZeroDivisionError"),
+        (lambda earlier, later: {"ids": [1]}, "has to return the arguments of .* by name"),
+        (lambda earlier, later: {**later, "other": 1}, "has to return the arguments of"),
+        (lambda earlier, later: None, "failed: TypeError"),
+        (
+            lambda earlier, later: {**later, "shop": "x"},
+            "returned the arguments of another lock than 'shop:",
+        ),
+    ],
+)
+def test_a_reducer_that_does_not_do_is_named_and_the_burst_stays_as_it_was(m, shop, reduce, says):
+    reduces = _reducing(m, reduce)
+    reduces.delay(shop, [1])
+    before = _backend(reduces).burst(_name(reduces, shop), True)
+    with pytest.raises(LockConfigError, match=f"lock_debounce_reduce {says}"):
+        reduces.delay(shop, [2])
+    assert _discard(reduces, shop) == before
+
+
+# --- kills ----------------------------------------------------------------------------------------
+
+
+def test_a_caller_that_is_killed_has_made_its_call(worker, m, shop):
+    with _calling(worker, f"call_and_wait({shop!r})") as caller:
+        task_id = caller.stdout.readline().strip()
+        caller.kill()
+    _end(m.later, shop)
+    assert m.later.AsyncResult(task_id).get(timeout=LONG) == "last words"
+
+
+def test_a_burst_outlives_the_workers_and_runs_once(start_worker, shop):
+    one = start_worker()
+    task = one.module.later
+    result = task.delay(shop, 1)
+    one.kill(signal.SIGKILL)
+    assert task.delay(shop, 2).id == result.id
+    backend = _backend(task)
+    backend.force_release(_name(task, shop), "pause")
+    assert task.delay(shop, 3).id == result.id, "nobody has published it"
+    two = start_worker()
+    assert result.get(timeout=LONG) == 3
+    assert _whats(two, shop) == [3]
+
+
+def test_who_is_killed_when_it_is_to_publish_delays_a_burst_and_nothing_is_lost_or_doubled(
+    worker, m, shop
+):
+    """The test takes two messages, publishes one, and says nothing of either."""
+    shops = shop, f"{shop}x"
+    results = [m.later.delay(each, each) for each in shops]
+    backend, names = _backend(m.later), [_name(m.later, each) for each in shops]
+    tasks = [ids.short(each.id) for each in results]
+    taken = backend.resume(home(m.app), ids.new_attempt_id(), tasks)
+    texts = {message.name: message.text for message in taken.messages}
+    assert {*names} <= texts.keys()
+    publish(m.app, texts[names[0]])
+    assert [each.get(timeout=LONG) for each in results] == [*shops]
+    for name in names:
+        wait_for(lambda of=name: not backend.inspect(of).waiting, LONG, "the messages to go")
+    for each in shops:
+        assert m.soon.delay(each, "after it").get(timeout=LONG)
+        assert _whats(worker, each) == [each, "after it"]
+
+
+# --- without a lock Redis, without a worker -------------------------------------------------------
+
+
+def test_eager_calls_run_at_once(m, shop, monkeypatch):
+    assert m.later.apply((shop, 1), lock_debounce=5).get() == 1
+    monkeypatch.setitem(m.app.conf, "task_always_eager", True)
+    assert m.later.delay(shop, 2).get() == 2
+
+
+@pytest.fixture
+def apart(m, monkeypatch):
+    """The app's locks are on another address than its worker's."""
+
+    def move(**settings):
+        for name, value in settings.items():
+            monkeypatch.setitem(m.app.conf, name, value)
+        declaration.forget_engine(m.app)
+
+    yield move
+    monkeypatch.undo()
+    declaration.forget_engine(m.app)
+
+
+def test_without_redis_a_call_fails_or_is_sent_at_once(worker, m, shop, apart):
+    apart(relock_url=f"redis://127.0.0.1:{free_port()}", relock_transport_options={"patience": 0.2})
+    with pytest.raises(LockUnavailable):
+        m.later.delay(shop, 1)
+    sent = m.later.apply_async((shop, 2), lock_on_unavailable="retry")
+    assert sent.get(timeout=LONG) == 2
+
+
+def test_without_locks_each_call_is_sent_at_once(worker, m, shop, apart):
+    apart(relock_enabled=False)
+    assert m.later.delay(shop, 1).get(timeout=LONG) == 1
+    assert m.later.delay(shop, 2).get(timeout=LONG) == 2
+
+
+def test_a_broken_call_or_one_that_cannot_be_written_leaves_nothing(m, shop, client):
+    with pytest.raises(TypeError):
+        m.later.delay()
+    with pytest.raises(Exception, match="serializable"):
+        m.later.delay(shop, object())
+    namespace = m.app.conf.relock_namespace
+    assert not [key for key in leftovers(client, namespace) if shop in key]
+
+
+def test_on_rabbitmq_a_queue_of_the_call_is_there_when_its_message_comes(
+    module_worker, rabbitmq, shop, namespace
+):
+    worker = module_worker(APP, namespace=namespace, env={"RELOCK_TEST_BROKER": rabbitmq.url})
+    task, queue = worker.module.later, f"queue-{shop}"
+    result = task.apply_async((shop, 1), queue=queue, priority=2)
+    _backend(task).force_release(_name(task, shop))
+    wait_for(lambda: _is_over(task, shop), LONG, "the worker to publish it")
+    task.app.control.add_consumer(queue)
+    assert result.get(timeout=LONG) == 1
