@@ -552,7 +552,9 @@ def _names(app: Any, info: dict[str, Any]) -> tuple[str, ...]:
         return ()
     try:
         arguments = bind(task, info.get("args") or (), info.get("kwargs") or {})
-        return () if arguments is None else declaration(type(task)).names(arguments)
+        call = info.get("relock") or {}
+        declared = declaration(type(task)).of_call(call.get("options") or {}, call.get("prefix"))
+        return () if arguments is None else declared.names(arguments)
     except RelockError as error:
         logger.warning("Cannot tell the locks of %s: %s", info.get("name"), error)
         return ()

@@ -58,7 +58,7 @@ COUNTERS = {
     "renewal_failures": Instrument("Renewals that Redis could not be asked for, one for each lock"),
 }
 HISTOGRAMS = {
-    "wait": Instrument("Seconds that an execution waited for its lock, parked or not"),
+    "wait": Instrument("Seconds that an execution waited for its lock, parked or not, or in vain"),
     "hold": Instrument("Seconds for which an execution held its lock"),
 }
 #: What is read from Redis, by one process for all (`celery relock exporter`).
@@ -119,9 +119,11 @@ def _acquired(waited: float, reentered: bool, **_: Any) -> _Measured:
         yield "wait", waited, {}
 
 
-def _conflict(policy: str, **_: Any) -> _Measured:
+def _conflict(policy: str, waited: float, **_: Any) -> _Measured:
     if policy != "block":  # by now its wait is over, and it was counted when that began
         yield "conflicts", 1, {"policy": policy}
+    if waited and policy in ("block", "raise"):
+        yield "wait", waited, {}
 
 
 def _released(held: float, reentered: bool, **_: Any) -> _Measured:

@@ -195,6 +195,9 @@ def _as_done(policy: str, attempt: Attempt) -> str:
     """What becomes of the execution: what cannot wait elsewhere has waited here, or may not."""
     if attempt.lease.waits_since:
         return "block"
+    if policy in ("wait", "retry") and attempt.message is not None:
+        left = left_of(attempt.message, attempt.options)
+        return "raise" if left is not None and left <= 0 else policy
     waits = policy == "block" or (attempt.message is None and policy in ("wait", "retry"))
     return "raise" if waits and not callable(attempt.options.on_conflict) else policy
 
@@ -369,7 +372,7 @@ def deadlock(attempt: Attempt, answer: Deadlocked) -> LockDeadlock:
     """The error of a wait that would never end."""
     claim = attempt.lease.claim
     text = describe_deadlock(answer.path)
-    attempt.lease.tell("conflict", text)
+    attempt.lease.tell("conflict", text, policy="raise")
     return LockDeadlock(
         f"{attempt.task.name}: {text}", name=claim.names[0], owner=ids.full(claim.owner)
     )

@@ -1,5 +1,6 @@
 """Remote control of what is parked, which no worker has: `inspect query_task` tells where it is,
-and `revoke_by_stamped_headers` reaches it as `revoke` does.
+and `revoke_by_stamped_headers` reaches it as `revoke` does. Of what a worker has, it tells as well
+what the call says of its locks.
 
 Loaded by a worker's main process.
 """
@@ -14,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from celery.utils.functional import maybe_list
 from celery.worker import control
-from celery.worker.state import active_requests, revoked, revoked_stamps
+from celery.worker.state import active_requests, requests, revoked, revoked_stamps
 
 from ..declaration import engine_of
 from ..engine.ids import short
 from ..errors import LockUnavailable, RelockError
+from .message import HEADER, parse
 
 if TYPE_CHECKING:
     from ..engine.inspection import Inspection
@@ -33,6 +35,8 @@ _celerys = control.query_task
 def query_task(state: Any, ids: Any, **_: Any) -> dict[str, Any]:
     """Query for task information by id."""
     found: dict[str, Any] = _celerys(state, ids)
+    for task_id, (_, info) in found.items():
+        info["relock"] = _told_by_the_call(task_id)
     try:
         ask = _inspection(engine_of(state.app).backend)
         for task_id in maybe_list(ids):
@@ -41,6 +45,12 @@ def query_task(state: Any, ids: Any, **_: Any) -> dict[str, Any]:
     except RelockError as error:
         logger.debug("Cannot look for parked tasks: %s", error)
     return found
+
+
+def _told_by_the_call(task_id: str) -> dict[str, Any]:
+    """What the names of a task's locks depend on, besides its arguments."""
+    header = parse(getattr(requests.get(task_id), "request_dict", {}).get(HEADER) or {})
+    return {} if header is None else {"prefix": header.prefix, "options": dict(header.options)}
 
 
 def _inspection(backend: Any) -> Inspection | None:

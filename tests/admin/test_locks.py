@@ -132,6 +132,18 @@ def test_why_says_it_in_a_sentence_within_five_round_trips(
     module.app.control.revoke(later.id)
 
 
+def test_why_finds_the_lock_by_the_prefix_and_the_options_of_the_call(
+    worker: Worker, locks: Locks, key: str
+) -> None:
+    sent = worker.module.hold.apply_async((key,), relock_prefix="acme/")
+    worker.journal.wait_for(f"inside {key}")
+    why = locks.why(sent.id)
+    assert (why.state, why.lock) == ("holds", f"acme/{key}")
+    assert [each.task_id for each in locks.release(f"acme/{key}", sent.id)] == [sent.id]
+    worker.journal.add(f"go {key}")
+    assert sent.get(timeout=20) is True
+
+
 def test_without_an_app_a_task_is_found_by_what_is_in_redis(
     worker: Worker, held: Any, key: str, redis_url: str
 ) -> None:
@@ -247,6 +259,37 @@ def test_a_run_whose_turn_has_come_is_cancelled_once_and_for_all(
 
     assert sent.state == (states.REVOKED if was_cancelled else states.SUCCESS)
     assert (f"took {key}" in worker.journal.names()) is not was_cancelled
+
+
+@pytest.mark.parametrize("ignore_result", [False, True])
+def test_a_cancelled_run_whose_message_is_with_a_worker_already_never_runs(
+    ignore_result: bool, worker: Worker, locks: Locks, key: str, redis_url: str
+) -> None:
+    module = worker.module
+    with Lock(redis_url, key, namespace=module.app.conf.relock_namespace):
+        sent = module.take.apply_async((key,), ignore_result=ignore_result)
+        wait_for(lambda: locks.get(key).parked, what="the run to be parked")
+        # Every slot is taken, so the message comes to the worker, and no further.
+        others = [module.bare.delay(f"{key} {number}") for number in range(6)]
+        for number in range(6):
+            worker.journal.wait_for(f"inside {key} {number}")
+    wait_for(lambda: locks.why(sent.id).state == "resumed", what="its turn")
+    ask = module.app.control.inspect(timeout=1.0).query_task
+
+    def states_in_workers() -> list[str]:
+        return [told[sent.id][0] for told in (ask(sent.id) or {}).values() if sent.id in told]
+
+    wait_for(lambda: states_in_workers() == ["reserved"], what="its arrival")
+    assert locks.cancel(sent.id)
+    for number in range(6):
+        worker.journal.add(f"go {key} {number}")
+    for each in others:
+        each.get(timeout=20)
+    wait_for(lambda: not states_in_workers(), what="the end of the message")
+    assert f"took {key}" not in worker.journal.names()
+    assert locks.get(key).idle
+    if not ignore_result:
+        assert sent.state == states.REVOKED
 
 
 def test_a_run_of_a_task_that_the_app_does_not_have_is_left_alone(

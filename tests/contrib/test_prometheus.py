@@ -116,6 +116,19 @@ def test_what_happens_to_locks_is_counted_by_task_and_template(measured):
     assert names == {name for name in names if name.startswith("relock_")}
 
 
+def test_a_wait_that_is_given_up_is_a_wait_too(measured):
+    tasks, value = measured.tasks, measured.value
+    with measured.held() as account:
+        before = {task: value("wait_seconds_count", task) for task in ("holds", "blocks")}
+        for task in before:
+            given_up = getattr(tasks, task).apply_async((account,), lock_max_wait=0.3)
+            with pytest.raises(Exception, match="is held by"):
+                given_up.get(timeout=20)
+            wait_for(lambda: value("wait_seconds_count", task) == before[task] + 1)  # noqa: B023
+            assert value("wait_seconds_sum", task) >= 0.3
+    assert value("conflicts_total", "holds", policy="raise") == 1
+
+
 def test_what_a_child_counted_stays_when_it_is_gone_and_the_next_one_counts_on(measured):
     value, journal = measured.value, measured.worker.journal
     before = value("acquired_total", "holds")
