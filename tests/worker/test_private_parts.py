@@ -334,8 +334,9 @@ def _():
     assert app.backend.get_state("x") == PENDING
 
 
-@row("`Panel.data`, `celery.worker.control.query_task`")
+@row("`Panel.data`, `celery.worker.control.query_task`, `celery.worker.state.requests`")
 def _():
+    assert state.requests == {}
     assert control.Panel.data["query_task"] is not None
     app, _ = app_with_a_task()
     assert control.query_task(SimpleNamespace(app=app), ["nobody"]) == {}
