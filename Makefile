@@ -8,7 +8,7 @@ BIN := .venv/bin
 # Most tests wait for a worker or a lease, so more run at a time than there are cores.
 JOBS ?= 3
 
-.PHONY: help test smoke company check docs demo clean
+.PHONY: help test smoke company check docs demo dist clean
 .PHONY: example-django example-fastapi example-django-compose example-fastapi-compose
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "             run an example on a Redis that is there (examples/README.md)"
 	@echo "make example-django-compose, make example-fastapi-compose"
 	@echo "             run it in containers"
+	@echo "make dist    build sdist and wheel, and install them in clean environments"
 	@echo "make clean   remove .venv and everything that was built"
 
 test:
@@ -60,6 +61,9 @@ example-django example-fastapi:
 
 example-django-compose example-fastapi-compose:
 	@docker compose -f examples/$(@:example-%-compose=%)/compose.yaml up --build
+
+dist:
+	@scripts/dist
 
 clean:
 	rm -rf .venv .venv-company .venv-docs .venv-examples .venv-smoke build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

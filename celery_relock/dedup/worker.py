@@ -20,7 +20,7 @@ from ..declaration import Declaration, declaration
 from ..engine.hold import Hold
 from ..engine.protocol import Successor
 from ..errors import LockUnavailable, RelockError
-from ..worker.conflict import ended_for_good, forget
+from ..worker.conflict import end_unexecuted, ended_for_good
 from ..worker.events import BLOCKED
 from ..worker.message import afterwards, header_of
 from ..worker.retry import is_autoretried
@@ -245,7 +245,7 @@ def on_revoked(task: Any, request: Any, terminated: bool) -> None:
             return
         # Also for a retry that is revoked before the body that sent it has ended.
         own = marker.hold_id(header.call)
-        forget(declared.engine, [made.name], own)
+        end_unexecuted(declared.engine, [made.name], own)
     except RelockError as error:
         logger.warning(
             "Cannot release the dedup marker of %s, it ends by itself: %s", request.id, error

@@ -203,7 +203,7 @@ def _as_done(policy: str, attempt: Attempt) -> str:
 
 
 def _wait_behind(attempt: Attempt, answer: Duplicate, error: LockConflict) -> Held | None:
-    """A copy of a run that lives. Never an error: that would overwrite the state of the one that
+    """A copy of an execution that lives. Never an error: that would overwrite the state of the one that
     lives. It comes back: to be discarded if the first has ended, in its place if it has died."""
     policy, message, found = attempt.options.on_conflict, attempt.message, None
     if policy == "wait" or callable(policy):
@@ -264,7 +264,7 @@ def _parked(
     if request is None:
         return None
     if header.first:
-        # Two messages without a header may be copies, or two that are wanted: each is a run.
+        # Two messages without a header may be copies, or two that are wanted: each is an execution.
         lease.claim = lease.claim._replace(execution_id=header.execution_id)
     return engine.park(lease, request)
 
@@ -349,15 +349,15 @@ def _again(attempt: Attempt) -> None:
 
 
 def call_off(attempt: Attempt) -> None:
-    """The run ends here, so a message of it that is out, though nobody heard so, is a late copy."""
+    """The execution ends here: a message of it that is still out is a late copy."""
     engine, claim = attempt.engine, attempt.lease.claim
     if attempt.message is None or not header_of(attempt.message).own:
         return  # an id made from the task id is not remembered
     with suppress(RelockError):
-        forget(engine, claim.names, claim.execution_id)
+        end_unexecuted(engine, claim.names, claim.execution_id)
 
 
-def forget(
+def end_unexecuted(
     engine: Engine, names: Sequence[str], execution_id: str, remember: float | None = None
 ) -> None:
     """Release what is kept for an execution that will not come, and let copies of it that come all
@@ -379,11 +379,11 @@ def deadlock(attempt: Attempt, answer: Deadlocked) -> LockDeadlock:
 
 
 def _is_owed(task: Any, message: Any) -> bool:
-    """Whether the message still has to be run, though the body of a run of it has ended.
+    """Whether the message still has to be executed, though the body has ended once for it.
 
     The lock is released before Celery stores the result and publishes the next step. With
     `acks_late`, a worker that dies in between leaves a message that is delivered again on purpose:
-    it is discarded only if the result is there. A copy of a run that ended without one (`Ignore`)
+    it is discarded only if the result is there. A copy of an execution that ended without one (`Ignore`)
     runs again, as it does without a lock; so does one that stores no result but has a next step.
     """
     if not task.acks_late:

@@ -25,7 +25,7 @@ from ..engine.protocol import Successor
 from ..errors import RelockError
 from ..naming.arguments import bind
 from ..options import LockOptions
-from .conflict import forget, release
+from .conflict import end_unexecuted, release
 from .message import afterwards, header_of, is_retry, moment, prefix_here
 from .states import is_acknowledged
 
@@ -183,7 +183,7 @@ def on_revoked(task: Any, request: Any, terminated: bool) -> None:
         return  # a body that is ended releases by itself
     try:
         names = [name for name, _ in header.kept]
-        forget(declaration(type(task)).engine, names, header.execution_id)
+        end_unexecuted(declaration(type(task)).engine, names, header.execution_id)
     except RelockError as error:
         logger.warning(
             "Cannot release the lock kept for %s, its lease ends it: %s", request.id, error

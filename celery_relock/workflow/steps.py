@@ -40,7 +40,7 @@ from ..engine.protocol import Claim, Successor
 from ..errors import LockConflict, LockLost, RelockError
 from ..options import LockOptions
 from ..worker import events as work
-from ..worker.conflict import Attempt, forget, obtain, release
+from ..worker.conflict import Attempt, end_unexecuted, obtain, release
 from ..worker.message import (
     HEADER,
     afterwards,
@@ -419,7 +419,7 @@ def on_revoked(task: Any, request: Any, terminated: bool) -> None:
         for lock in workflow_locks(request):
             engine = engine_of(task.app)
             own = hold_id(header_of(request).execution_id, lock.id)
-            forget(engine, lock.names, own)
+            end_unexecuted(engine, lock.names, own)
     except RelockError as error:
         logger.warning(
             "Cannot release the hold left to %s, it ends after its gap: %s", request.id, error

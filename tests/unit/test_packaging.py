@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,11 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import leftovers
+from tests.docs.pages import URL, blocks
+from tests.support import leftovers, reaper, wait_for
 from tests.support.worker import ROOT
 
 pytestmark = pytest.mark.slow
 
+(VERSION,) = re.findall('^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
 NEEDED = {
     "celery_relock/__init__.py",
     "celery_relock/py.typed",
@@ -111,8 +114,19 @@ def test_the_wheel_carries_the_package_with_its_lua_files_and_nothing_else(wheel
     assert len(NEEDED) >= 9
     assert files >= NEEDED
     tops = {name.split("/")[0] for name in files}
-    assert tops == {"celery_relock", "celery_relock-0.1.0.dist-info"}
-    assert "celery_relock-0.1.0.dist-info/licenses/LICENSE" in files
+    assert tops == {"celery_relock", f"celery_relock-{VERSION}.dist-info"}
+    assert f"celery_relock-{VERSION}.dist-info/licenses/LICENSE" in files
+
+
+def test_pages_and_changelog_speak_of_this_version():
+    (newest,) = re.findall(r"^## \[(\d\S+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[
+        :1
+    ]
+    assert newest == VERSION
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert set(re.findall(r"readthedocs.io/en/(\d[\d.]*)/", page.read_text())) <= {VERSION}, (
+            page
+        )
 
 
 def test_the_sdist_carries_the_lua_files_as_files_and_what_the_tests_need(sdist):
@@ -151,6 +165,37 @@ def test_an_installed_package_acquires_and_releases_a_lock_from_another_folder(
 
     home = sources if kind == "editable" else tmp_path / "venv"
     assert Path(place).is_relative_to(home)
-    assert version == "0.1.0"
+    assert version == VERSION
     kept = [key for key in leftovers(client, namespace) if not key.endswith(":meta")]
     assert [key for key in kept if client.pttl(key) < 0] == []
+
+
+def test_what_the_readme_says_works_from_the_wheel_in_an_empty_folder(
+    wheel, clean_python, tmp_path, redis_url, namespace
+):
+    _install(clean_python, str(wheel))
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    settings = f'app.conf.update(relock_namespace="{namespace}", task_default_queue="{namespace}")'
+    shop = max(blocks("README"), key=len).replace(URL, redis_url)
+    (folder / "shop.py").write_text(shop.replace("\n@app.task", f"\n{settings}\n\n@app.task", 1))
+    console = "".join(blocks("README", "console"))
+    (command,) = re.findall(r"^\$ celery (-A shop worker .+)$", console, re.MULTILINE)
+
+    log = folder / "log"
+    with log.open("w") as output:
+        celery = [str(clean_python), "-m", "celery"]
+        start = {"cwd": folder, "env": _environment() | {"C_FORCE_ROOT": "1"}, "stdout": output}
+        worker = reaper.start([*celery, *command.split()], stderr=output, **start)
+    try:
+        wait_for(lambda: " ready." in log.read_text(), 60, "the worker")
+        said = _run([str(clean_python), "shop.py"], folder)
+    finally:
+        reaper.end(worker)
+
+    line = re.compile(r"^account (\d+): (\d\d:\d\d:\d\d) to (\d\d:\d\d:\d\d)$", re.MULTILINE)
+    accounts = [account for account, _, _ in line.findall(said)]
+    assert accounts == [account for account, _, _ in line.findall(console)] == ["42", "42", "7"]
+    (_, _, ends), (_, begins, _) = line.findall(said)[:2]
+    assert ends <= begins, "two tasks of one account ran at the same time"
+    assert log.read_text().count("parked: waits for 'account:42'") == 1

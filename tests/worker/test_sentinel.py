@@ -89,9 +89,9 @@ def test_of_twenty_tasks_all_run_and_none_beside_another_when_the_master_goes(
     def all_ran(events: list[Event]) -> bool:
         return {event["task"] for event in events if event.name == "out"} >= every
 
-    looked_after(worker, lambda: start(replicas), gone_on)
+    worker = looked_after(worker, lambda: start(replicas), gone_on)
     print(f"{how}: tasks go on after {time.monotonic() - started:.1f} s")
-    looked_after(worker, lambda: start(replicas), all_ran)
+    worker = looked_after(worker, lambda: start(replicas), all_ran)
     ran = one_after_another(worker)
     assert ran.keys() == every
     print(f"ran more than once: {[task for task, times in ran.items() if times > 1]}")
@@ -99,9 +99,9 @@ def test_of_twenty_tasks_all_run_and_none_beside_another_when_the_master_goes(
 
 def looked_after(
     worker: Worker, again: Callable[[], Worker], seen: Callable[[list[Event]], bool]
-) -> None:
+) -> Worker:
     """Wait as somebody who starts a worker that has ended: kombu's often does at a failover, with
-    AttributeError, when it puts back what was not acknowledged."""
+    AttributeError, when it puts back what was not acknowledged. Returns the one that runs."""
     until = time.monotonic() + PATIENTLY
     while not seen(worker.journal.events()):
         assert time.monotonic() < until, worker.journal.events()
@@ -110,3 +110,4 @@ def looked_after(
         if worker.ended:
             print("the worker ended and is started again")
             worker = again()
+    return worker

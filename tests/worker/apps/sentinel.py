@@ -16,8 +16,14 @@ TRANSPORT = {"master_name": os.environ["RELOCK_TEST_SERVICE"]}
 app: Celery = make_app(
     __name__,
     broker_url=URL,
-    # What a worker had when it ended comes back soon.
-    broker_transport_options={**TRANSPORT, "visibility_timeout": 15},
+    # What a worker had when its connection broke comes back soon. By default kombu looks for that
+    # when it connects, which is too early, and then 100 s later.
+    broker_transport_options={
+        **TRANSPORT,
+        "visibility_timeout": 15,
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+    },
     result_backend=URL,
     result_backend_transport_options=TRANSPORT,
     relock_url=None,  # as the results
