@@ -203,8 +203,8 @@ def _as_done(policy: str, attempt: Attempt) -> str:
 
 
 def _wait_behind(attempt: Attempt, answer: Duplicate, error: LockConflict) -> Held | None:
-    """A copy of an execution that lives. Never an error: that would overwrite the state of the one that
-    lives. It comes back: to be discarded if the first has ended, in its place if it has died."""
+    """A copy of an execution that lives. Never an error: that would overwrite the state of the
+    first. It comes back: to be discarded if the first has ended, in its place if it has died."""
     policy, message, found = attempt.options.on_conflict, attempt.message, None
     if policy == "wait" or callable(policy):
         found = _parked(attempt, None)
@@ -383,8 +383,8 @@ def _is_owed(task: Any, message: Any) -> bool:
 
     The lock is released before Celery stores the result and publishes the next step. With
     `acks_late`, a worker that dies in between leaves a message that is delivered again on purpose:
-    it is discarded only if the result is there. A copy of an execution that ended without one (`Ignore`)
-    runs again, as it does without a lock; so does one that stores no result but has a next step.
+    it is discarded only if the result is there. After an execution that ended without one
+    (`Ignore`) a copy runs again, as it does without a lock; so does one that stores no result but has a next step.
     """
     if not task.acks_late:
         return False
