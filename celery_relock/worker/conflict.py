@@ -384,7 +384,8 @@ def _is_owed(task: Any, message: Any) -> bool:
     The lock is released before Celery stores the result and publishes the next step. With
     `acks_late`, a worker that dies in between leaves a message that is delivered again on purpose:
     it is discarded only if the result is there. After an execution that ended without one
-    (`Ignore`) a copy runs again, as it does without a lock; so does one that stores no result but has a next step.
+    (`Ignore`) a copy runs again, as it does without a lock; so does one that stores no result but
+    has a next step.
     """
     if not task.acks_late:
         return False
