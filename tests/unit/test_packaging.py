@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from celery_relock import Lock
 from tests.docs.pages import URL, blocks
 from tests.support import leftovers, reaper, wait_for
 from tests.support.worker import ROOT
@@ -183,19 +184,33 @@ def test_what_the_readme_says_works_from_the_wheel_in_an_empty_folder(
     (command,) = re.findall(r"^\$ celery (-A shop worker .+)$", console, re.MULTILINE)
 
     log = folder / "log"
+    calls = None
     with log.open("w") as output:
         celery = [str(clean_python), "-m", "celery"]
         start = {"cwd": folder, "env": _environment() | {"C_FORCE_ROOT": "1"}, "stdout": output}
         worker = reaper.start([*celery, *command.split()], stderr=output, **start)
     try:
         wait_for(lambda: " ready." in log.read_text(), 60, "the worker")
-        said = _run([str(clean_python), "shop.py"], folder)
+        with Lock(redis_url, "account:42", namespace=namespace):
+            calls = reaper.start(
+                [str(clean_python), "shop.py"], **start | {"stdout": subprocess.PIPE}
+            )
+            wait_for(
+                lambda: log.read_text().count("parked: waits for") == 2, 60, "two to be parked"
+            )
+            locks = _run([*celery, *["-A", "shop", "relock", "ls"]], folder)
+        said = calls.communicate(timeout=60)[0].decode()
     finally:
         reaper.end(worker)
+        if calls:
+            reaper.end(calls)
 
     line = re.compile(r"^account (\d+): (\d\d:\d\d:\d\d) to (\d\d:\d\d:\d\d)$", re.MULTILINE)
     accounts = [account for account, _, _ in line.findall(said)]
     assert accounts == [account for account, _, _ in line.findall(console)] == ["42", "42", "7"]
     (_, _, ends), (_, begins, _) = line.findall(said)[:2]
     assert ends <= begins, "two tasks of one account ran at the same time"
-    assert log.read_text().count("parked: waits for 'account:42'") == 1
+    (shown,) = re.findall(r"^LOCK .+$", console, re.MULTILINE)
+    header, held = (" ".join(line.split()) for line in locks.splitlines()[:2])
+    assert (header, held[:15]) == (" ".join(shown.split()), "account:42 Lock")
+    assert held.endswith("2 2")
