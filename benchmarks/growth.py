@@ -17,10 +17,20 @@ import redis
 from benchmarks.rounds import interleave, ratios, table
 from celery_relock import engines
 from celery_relock.backends.redis.backend import RedisBackend
-from celery_relock.engine.protocol import Claim, Held, Parked, ParkRequest, Queued, Successor
+from celery_relock.engine.protocol import (
+    LINE,
+    Claim,
+    Held,
+    Parked,
+    ParkRequest,
+    PlaceRequest,
+    Queued,
+    Successor,
+)
 
 _LONG = 3600.0
 _STEPS, _NAMES = 60, 3
+ORDER = f"{LINE}account"
 FREE = "a pair of a free lock"
 
 
@@ -113,10 +123,37 @@ class Bench:
 
         return step
 
-    def _parked(self, name: str) -> str:
-        execution = self.new()
+    def _parked(self, name: str, execution: str = "") -> str:
+        execution = execution or self.new()
         request = ParkRequest("x" * 500, "h", execution, None, 100_000)
         assert isinstance(self.backend.park(self.claim(execution, name), request), Parked)
+        return execution
+
+    def placed(self, count: int) -> Callable[[], object]:
+        line = [self._placed() for _ in range(count)]
+
+        def step() -> None:
+            line.append(self._placed())
+            self.release(self.held(line.pop(0), ORDER), ORDER, ended="run", remember=60.0)
+
+        return step
+
+    def early(self, count: int) -> Callable[[], object]:
+        line = [self._placed() for _ in range(count)]
+        for execution in line[1:]:
+            self._parked(ORDER, execution)
+
+        def step() -> None:
+            execution = self._placed()
+            line.append(execution)
+            self._parked(ORDER, execution)
+            self.release(self.held(line.pop(0), ORDER), ORDER, ended="run", remember=60.0, home="h")
+
+        return step
+
+    def _placed(self) -> str:
+        execution = self.new()
+        self.backend.place(PlaceRequest(ORDER, execution, execution, "bench", _LONG, 0, 0, _LONG))
         return execution
 
     def names(self, count: int) -> Callable[[], object]:
@@ -129,6 +166,8 @@ CASES: dict[str, tuple[str, Callable[[Bench, int], Callable[[], object]]]] = {
     "successors of one workflow": ("one acquires and releases", Bench.successors),
     "waiters of one lock": ("the next one gets it, one more comes", Bench.waiters),
     "parked for one lock": ("the next one is resumed and gets it, one more parks", Bench.parked),
+    "calls in one line": ("one is placed, the first comes and ends", Bench.placed),
+    "calls in one line, here early": ("the same, each parked before its turn", Bench.early),
     "names of one task": ("a pair of all of them", Bench.names),
 }
 

@@ -29,6 +29,8 @@ PLAIN, LOCKED, HAND = "plain", "locked", "by_hand"
 CASES = {
     PLAIN: "plain task",
     LOCKED: "`LockedTask`",
+    "dedup": '`LockedTask`, `lock_dedup="until_start"`',
+    "ordered": '`LockedTask`, `lock_order="sent"`',
     HAND: "redis-py's `Lock` by hand in the body",
     "once": "celery-once",
     "singleton": "celery-singleton",

@@ -32,6 +32,18 @@ def locked(account: str) -> None:
     pass
 
 
+@app.task(
+    base=LockedTask, lock_key="account:{account}", lock_dedup="until_start", ignore_result=True
+)
+def dedup(account: str) -> None:
+    pass
+
+
+@app.task(base=LockedTask, lock_key="account:{account}", lock_order="sent", ignore_result=True)
+def ordered(account: str) -> None:
+    pass
+
+
 @app.task(ignore_result=True)
 def by_hand(account: str) -> None:
     with client.lock(f"bench:account:{account}", timeout=30):

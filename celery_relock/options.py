@@ -458,6 +458,47 @@ def fetch(feed): ...""",
             example=_CHARGE % ', lock_on_unavailable="retry"',
         ),
     )
+    order: str | None = field(
+        default=None,
+        metadata=_says(
+            "In which order the calls of one lock name run.",
+            _either(_none, _word("sent")),
+            allowed="None or 'sent'",
+            values={
+                "None": "in the order in which they reach a worker",
+                '"sent"': "in the order in which they were sent; those with a countdown or an ETA "
+                "by when they are due",
+            },
+            when="If an update must not overtake the one before it. See [ordered processing per "
+            "key](ordered.md).",
+            example=_CHARGE % ', lock_order="sent"',
+        ),
+    )
+    order_gap: float = field(
+        default=60.0,
+        metadata=_says(
+            'Seconds for which `lock_order="sent"` waits for a message that is late.',
+            _seconds(0, above=True),
+            allowed="seconds above 0, or a timedelta",
+            when="If a message can stand behind a task of more than a minute in a worker that has "
+            "fetched it in advance; or if a lost one must not hold up those behind it for so long. "
+            "It counts from when its turn has come and a later call is here.",
+            example=_CHARGE % ', lock_order="sent", lock_order_gap=600',
+        ),
+    )
+    order_retry: str = field(
+        default="keep",
+        metadata=_says(
+            "Where a retry stands in the order.",
+            _word("keep", "end"),
+            values={
+                '"keep"': "where the call stood: those behind wait for the retry",
+                '"end"': "behind the calls that were sent before the retry",
+            },
+            when="If a call that fails must not hold up those behind it.",
+            example=_CHARGE % ', lock_order="sent", lock_order_retry="end"',
+        ),
+    )
     max_parked: int = field(
         default=10_000,
         metadata=_says(
@@ -507,6 +548,7 @@ def fetch(feed): ...""",
                 "tell by which calls belong together. Give the task a lock_key."
             )
         options._check_limits()
+        options._check_order(f"task {where}")
         return options
 
     def of_call(self, values: Mapping[str, object]) -> LockOptions:
@@ -537,6 +579,7 @@ def fetch(feed): ...""",
         new = {n: _checked(n, value, f"lock_{n}", where) for n, value in values.items()}
         options = replace(self, **new)
         options._check_together(where, {f"lock_{name}": value for name, value in new.items()})
+        options._check_order(where)
         return options
 
     def _check_together(self, where: str, said: Mapping[str, object]) -> None:
@@ -583,6 +626,30 @@ def fetch(feed): ...""",
                         f"task {self.task}: lock_limit has a number for {part!r:.80}, which is no "
                         f"part of lock_key={self.key!r:.200}."
                     )
+
+    def _check_order(self, where: str) -> None:
+        """Refuse what cannot be done in the order in which calls are sent."""
+        if self.order is None:
+            return
+        several = isinstance(self.key, list | tuple) and len(self.key) > 1
+        refused = {
+            "lock_key=False, which names nothing to keep an order for": self.key is False,
+            "several names in lock_key: calls of each name would wait for the others'": several,
+            f"lock_limit={self.limit!r:.80}, which lets calls run side by side": self.limit != 1,
+            f"lock_reentrant={self.reentrant!r}, which lets a holder's own calls overtake": (
+                self.reentrant != "inline"
+            ),
+            "lock_hold='workflow', whose next step stands behind calls that wait for the lock": (
+                self.hold == "workflow"
+            ),
+            "lock_debounce, whose calls run when their burst is over": bool(self.debounce),
+            "lock_order_retry='end', which lets calls pass that lock_keep_on_retry keeps out": (
+                self.keep_on_retry and self.order_retry == "end"
+            ),
+        }
+        for what, is_so in refused.items():
+            if is_so:
+                raise LockConfigError(f"{where}: lock_order='sent' excludes {what}.")
 
     def limit_of_part(self, number: int) -> int:
         """The limit of the names that one part of lock_key gives; 1 if a dict does not have it."""

@@ -16,6 +16,9 @@ Signals, and what each of them tells of:
 - `lock_resumed`: a parked message was published again, because its turn has come; sent in the
   process that publishes it, mostly where the lock was released. `sender` is None if that process
   does not have the task;
+- `lock_passed`: with `lock_order`, calls that were sent later run before this one, because its
+  message had not come within `lock_order_gap`; sent in the main process of a worker. `sender` is
+  None. `waited` is how long they have waited for it;
 - `lock_dropped`: the execution ends without running its body (`lock_on_conflict="drop"`);
 - `lock_released`: the lock was released;
 - `lock_lost`: it ended before the work under it did;
@@ -73,6 +76,7 @@ __all__ = [
     "lock_forced",
     "lock_lost",
     "lock_parked",
+    "lock_passed",
     "lock_reclaimed",
     "lock_reentered",
     "lock_released",
@@ -90,6 +94,7 @@ lock_conflict = Signal(name="lock_conflict", providing_args=_ARGUMENTS)
 lock_waiting = Signal(name="lock_waiting", providing_args=_ARGUMENTS)
 lock_parked = Signal(name="lock_parked", providing_args=_ARGUMENTS)
 lock_resumed = Signal(name="lock_resumed", providing_args=_ARGUMENTS)
+lock_passed = Signal(name="lock_passed", providing_args=_ARGUMENTS)
 lock_dropped = Signal(name="lock_dropped", providing_args=_ARGUMENTS)
 lock_released = Signal(name="lock_released", providing_args=_ARGUMENTS)
 lock_lost = Signal(name="lock_lost", providing_args=_ARGUMENTS)
@@ -110,6 +115,7 @@ _signals = {
     "waiting": lock_waiting,
     "parked": lock_parked,
     "resumed": lock_resumed,
+    "passed": lock_passed,
     "dropped": lock_dropped,
     "released": lock_released,
     "lost": lock_lost,

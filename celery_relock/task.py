@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from celery import Task
@@ -16,6 +16,7 @@ from .engine import ids
 from .engine.hold import Hold
 from .errors import LockConfigError, RelockError
 from .naming.arguments import bind, signature_of
+from .order import client as order
 from .worker import company, publishing, revocation  # noqa: F401  # two receivers
 from .worker import execution as guard
 from .worker.message import HEADER, PREFIX, VERSION, call_options, has_begun, prefix_of
@@ -54,6 +55,9 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
     lock_on_conflict: str
     lock_max_wait: float | None
     lock_max_parked: int
+    lock_order: str | None
+    lock_order_gap: float
+    lock_order_retry: str
     lock_keep_on_retry: bool
     lock_dedup: str | float | None
     lock_on_duplicate: str
@@ -118,9 +122,12 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         if prefix or declared.prefix:
             # An empty one is carried too: the worker's own relock_prefix may say something else.
             options.setdefault(PREFIX, prefix)
+        publish = super().apply_async
+        if declared.options.order is not None:
+            publish = partial(order.send, self, publish)
         if declared.options.debounce or any(name.startswith("lock_debounce") for name in options):
-            return debounce.send(self, super().apply_async, args, kwargs, options)
-        return dedup.send(self, super().apply_async, args, kwargs, options)
+            return debounce.send(self, publish, args, kwargs, options)
+        return dedup.send(self, publish, args, kwargs, options)
 
     def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         """Run the task here, as Celery's `apply`, with `lock_…` options as for `apply_async`."""

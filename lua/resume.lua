@@ -5,7 +5,7 @@
 -- ARGV[2] by: id, of this call
 -- ARGV[3] most: count, locks and executions to look at
 -- ARGV[4] tasks: ids with spaces between, tasks whose message is wanted at once, lock or not
--- Reply {ms, execution, name, message, …}: when the next look is due, -1 for never; messages to resume
+-- Reply {ms, passed, execution, name, message, …}: when the next look is due, -1 for never; calls that were passed over; messages to resume
 -- Keeps: what is parked is resumed, though whoever was to do so has died; a foreign key hurts its own lock alone
 -- Uses: lib/publish, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
 
@@ -51,6 +51,15 @@ local function resume(execution)
   end
 end
 
+-- A call whose message has not come, and comes to nothing when it does, holds up nobody.
+local function revoke(task)
+  local execution = redis.call('HGET', call.prefix .. 'sent', '#' .. task)
+  local line = execution and Parked.awaited(call, execution)
+  if line and not line.holds[execution] then
+    Turns.withdraw(call, execution)
+  end
+end
+
 -- Whoever found the turn of this execution could not send its message. What is no longer on its way is
 -- found in the queue.
 local function settle(execution)
@@ -79,6 +88,8 @@ for task in string.gmatch(tasks, '%S+') do
   local execution = redis.call('HGET', call.prefix .. 'parked', '#' .. task)
   if execution then
     safely(resume, execution)
+  else
+    safely(revoke, task)
   end
 end
 mind_the_clock()
@@ -98,4 +109,8 @@ if is_owed then
 elseif next_due[2] then
   pause = math.max(tonumber(next_due[2]) - call.now, 0)
 end
-return { pause, unpack(call.messages) }
+local passed = redis.call('ZRANGE', call.prefix .. 'passed', 0, most - 1)
+for _, told in ipairs(passed) do
+  redis.call('ZREM', call.prefix .. 'passed', told)
+end
+return { pause, passed, unpack(call.messages) }

@@ -25,8 +25,10 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from ..engine import ids, platform
 from ..engine.platform import Guard
 from ..engine.protocol import (
+    COMES_AGAIN,
     COOLDOWN,
     KEPT,
+    LINE,
     Answer,
     Burst,
     Claim,
@@ -43,6 +45,8 @@ from ..engine.protocol import (
     Notice,
     Parked,
     ParkRequest,
+    Passed,
+    PlaceRequest,
     Queued,
     Released,
     Renewal,
@@ -57,6 +61,7 @@ from ..errors import LockConfigError
 # _TRIP, and those who are parked for _OVERDUE. Somebody looks at a lock where somebody is parked
 # every _LOOK.
 _TRIP, _LONGEST, _OVERDUE, _LOOK = 5.0, 600.0, 60.0, 10.0
+_DAY = 86_400.0
 # No reply has more messages than this; the others are owed.
 _MOST = 100
 # The hold of a burst of debounced calls, and for how long a repeated call is known, in seconds.
@@ -101,6 +106,8 @@ class _Place:
         sent, by: how often it was handed out, and by which command last.
         untold: it was not handed out yet, and is owed to a process that can publish it.
         call: the task id of a burst of debounced calls.
+        ordered: in a line, the call whose place it is; its `ticket`, and when its `turn` came while
+            its message was awaited.
     """
 
     execution_id: str
@@ -123,10 +130,19 @@ class _Place:
     by: str | None = None
     untold: bool = False
     call: str = ""
+    ordered: PlaceRequest | None = None
+    due: float = 0.0
+    ticket: int = 0
+    turn: float | None = None
 
     @property
     def parked(self) -> bool:
-        return self.request is not None
+        """Whether a message is to come: it is kept here, or was sent and is awaited."""
+        return self.request is not None or self.awaited
+
+    @property
+    def awaited(self) -> bool:
+        return self.ordered is not None and self.request is None and self.life == 0
 
 
 @dataclass(slots=True, eq=False)
@@ -138,6 +154,11 @@ class _Lock:
     holds: dict[str, _Hold] = field(default_factory=dict)
     queue: dict[str, _Place] = field(default_factory=dict)
     messages: set[str] = field(default_factory=set)
+
+    @property
+    def is_line(self) -> bool:
+        """Whether its waiters are calls, in the order in which they were sent."""
+        return self.name.startswith(LINE)
 
     @property
     def permits(self) -> int:
@@ -190,6 +211,8 @@ class _State:
         owed: by home, the executions whose turn came when nobody was there to send, and since when.
         ended: how an execution ended ("*", or the attempts that did), and until when that is known.
         live: by channel, the workers that consume it, and until when they count.
+        sent: the places in lines, by execution, and by the task with a `#` before it.
+        passed: calls that were passed over, and of which nobody has told yet.
         parked_bytes: the size of all parked messages.
     """
 
@@ -201,6 +224,8 @@ class _State:
     ended: dict[str, tuple[str, float]] = field(default_factory=dict)
     live: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
     ears: dict[str, list[_Ear]] = field(default_factory=lambda: defaultdict(list))
+    sent: dict[str, _Place] = field(default_factory=dict)
+    passed: list[Passed] = field(default_factory=list)
     fence: int = 0
     parked_bytes: int = 0
 
@@ -291,6 +316,12 @@ class _Command:
         for lock in self.wanted(place):
             if lock.queue.get(place.execution_id) is place:
                 del lock.queue[place.execution_id]
+            if lock.is_line and not lock.queue:
+                self.state.due.pop(("l", lock.name), None)
+        if place.ordered is not None:
+            for key in (place.execution_id, "#" + place.ordered.task):
+                if self.state.sent.get(key) is place:
+                    del self.state.sent[key]
 
     def unpark(self, place: _Place) -> None:
         """The message goes, the place stays."""
@@ -317,7 +348,7 @@ class _Command:
 
     def withdraw(self, execution_id: str) -> bool:
         """A parked execution leaves for good, and those behind move up."""
-        place = self.state.parked.get(execution_id)
+        place = self.state.parked.get(execution_id) or self.state.sent.get(execution_id)
         if place is None:
             return False
         self.leave(place)
@@ -397,6 +428,9 @@ class _Command:
         if lock.messages:
             lapse = self.next_lapse(lock)
             soon = self.now + min(lapse + 0.001 if lapse > 0 else _LOOK, _LOOK)
+            self.state.due["l", lock.name] = min(self._ahead[lock.name].look, soon)
+        elif lock.is_line and lock.queue:
+            soon = self.now + _DAY
             self.state.due["l", lock.name] = min(self._ahead[lock.name].look, soon)
 
     # --- turns ------------------------------------------------------------------------------------
@@ -478,7 +512,7 @@ class _Command:
         """Grant the lock to the first in the queue, or hand out its message, and so on. True:
         somebody whose turn comes before the caller's still waits, so the caller has to."""
         self._ahead[lock.name] = _Ahead()
-        is_ahead = self._serve(lock, caller)
+        is_ahead = (self._serve_line if lock.is_line else self._serve)(lock, caller)
         self.schedule(lock)
         return is_ahead
 
@@ -508,6 +542,69 @@ class _Command:
         late = self._ahead[lock.name].late
         is_other = place.parked and place.execution_id != caller
         return is_other and late > 0 and not lock.holds
+
+    # --- lines (lock_order) -----------------------------------------------------------------------
+
+    def _serve_line(self, lock: _Lock, caller: str) -> bool:
+        """As `_serve`, of a line: nobody is passed by but who is late."""
+        for execution_id in list(lock.holds):
+            # It came to its end somewhere else: it was cancelled.
+            if lock.kept(execution_id) and self.ended(execution_id) == "*":
+                del lock.holds[execution_id]
+        while lock.queue:
+            execution_id, place = next(iter(lock.queue.items()))
+            is_caller = execution_id == caller
+            if lock.holds:
+                return not is_caller
+            if self.is_gone(place):
+                self.leave(place)
+            elif is_caller or not place.parked:
+                self._let_into_line(lock, place, caller)
+                return not is_caller
+            elif not place.awaited:
+                if not self.is_on_its_way(place) or self.is_owed(place):
+                    self.hand_out(place)
+                self._ahead[lock.name].look = min(self._ahead[lock.name].look, place.back)
+                return True
+            elif self._await(lock, place, caller):
+                return True
+        return False
+
+    def _let_into_line(self, lock: _Lock, place: _Place, caller: str) -> None:
+        """A call's turn has come. By its fencing token, which is its ticket, it sees that nobody
+        overtook it. If its message may come again, its place stays in front."""
+        fence = place.ticket or self.next_fence()
+        granted = ("granted", place.execution_id, place.attempt_id, (fence,))
+        if place.execution_id != caller and not self.tell(place.inbox, granted):
+            return  # its next heartbeat asks
+        of = place.attempt_id, place.owner, fence, self.now + place.lease
+        lock.holds[place.execution_id] = _Hold(*of, place.inbox, place.label)
+        if place.ordered is None or place.owner != COMES_AGAIN:
+            self.leave(place)
+            return
+        self.unpark(place)
+        place.life, place.turn, place.first, place.back = 0.0, None, None, 0.0
+        place.arrived, place.sent, place.by, place.untold = True, 0, None, False
+
+    def _await(self, lock: _Lock, place: _Place, caller: str) -> bool:
+        """The message of the first of a line is awaited. True: those behind wait for it, too. Its
+        time counts from when one of them was here."""
+        call, ahead = place.ordered, self._ahead[lock.name]
+        assert call is not None
+        is_waited_for = bool(caller or lock.messages)
+        late = max(place.turn or self.now, place.due) + call.gap
+        ends = place.due + call.life
+        if ends <= self.now or self.ended(place.execution_id) == "*":
+            self.leave(place)
+            return False
+        if is_waited_for and place.turn is not None and late <= self.now:
+            waited = self.now - place.turn
+            self.state.passed.append(Passed(lock.name, place.execution_id, place.label, waited))
+            self.leave(place)
+            return False
+        place.turn = (place.turn or self.now) if is_waited_for else None
+        ahead.look = min(ahead.look, ends, late if is_waited_for else ends)
+        return True
 
     # --- deadlocks --------------------------------------------------------------------------------
 
@@ -657,8 +754,9 @@ class _Acquire(_Command):
                     claim.label,
                 )
                 place.owner, place.by_owner, place.lease = claim.owner, claim.by_owner, claim.lease
-                place.life = self.wait or claim.lease
-                place.expiry = self.now + place.life
+                if not place.awaited:
+                    place.life = self.wait or claim.lease
+                    place.expiry = self.now + place.life
                 place.ancestors = claim.ancestors if place.parked else ()
                 # An attempt that comes with a message is not the attempt that parked the message.
                 place.arrived = place.parked
@@ -722,6 +820,9 @@ class _Acquire(_Command):
         for place in (self.state.parked.get(self.me), *(x.queue.get(self.me) for x in self.locks)):
             if place is None or list(place.limits) == list(wanted):
                 continue
+            # A place in a line, and one in the queue of a lock, are both for one execution.
+            if self.locks[0].is_line or any(lock.is_line for lock in self.wanted(place)):
+                continue
             if not (place.parked and self.holds and not wanted):
                 self.leave(place)
 
@@ -749,10 +850,24 @@ class _Acquire(_Command):
         if before := self.state.parked.get(self.me):
             self.unpark(before)
         for lock in self.wanted(place):
-            if before_all and self.me not in lock.queue:
+            if lock.is_line and (self.me in lock.queue or not before_all):
+                self._enter_line(lock, place)
+            elif before_all and self.me not in lock.queue:
                 lock.queue = {self.me: place, **lock.queue}
             else:
                 lock.queue[self.me] = place
+
+    def _enter_line(self, lock: _Lock, place: _Place) -> None:
+        """The message has come to the place that was taken for it, or to one that is taken now, in
+        front of those that are due later."""
+        before = lock.queue.get(self.me)
+        if before is not None:
+            place.ordered, place.due, place.ticket = before.ordered, before.due, before.ticket
+            if before.ordered is not None:
+                self.state.sent[self.me] = self.state.sent["#" + before.ordered.task] = place
+            lock.queue[self.me] = place
+        else:
+            put(lock, place, self.next_fence())
 
     def _full(self, wanted: dict[str, int]) -> Full | None:
         """Where there is no room for one more message: at one of these locks, or over all."""
@@ -911,8 +1026,11 @@ class MemoryBackend:
                     if place is not None and command.is_on_its_way(place):
                         command.hand_out(place)
             for task in tasks:
+                awaited = state.sent.get("#" + task)
                 if task in state.of_task:
                     _resume(command, state.of_task[task])
+                elif awaited and not command.wanted(awaited)[0].has(awaited.execution_id):
+                    command.withdraw(awaited.execution_id)
             for _, (kind, what) in sorted((at, key) for key, at in state.due.items() if at <= now):
                 if kind == "r":
                     _resume(command, what)
@@ -923,7 +1041,25 @@ class MemoryBackend:
             recheck = min((max(at - now, 0.0) for at in state.due.values()), default=None)
             if any(state.owed[each] for each in command.homes):
                 recheck = 0.0
-            return Resumed(tuple(command.messages), recheck)
+            passed, state.passed = tuple(state.passed), []
+            return Resumed(tuple(command.messages), recheck, passed)
+
+    def place(self, request: PlaceRequest) -> int:
+        with self._executes(_Command) as command:
+            lock, me = command.lock(request.line), request.execution_id
+            if me in lock.queue:
+                return lock.queue[me].ticket
+            if command.ended(me):
+                return 0
+            due = max(command.now + request.delay, request.moment)
+            place = _Place(
+                me, KEPT, KEPT, "-", request.label, False, {request.line: 1}, 0.0, 0.0, 0.0
+            )
+            place.ordered, place.due = request, due
+            put(lock, place, int(due * 1e6) if due > command.now else command.next_fence())
+            self.state.sent[me] = self.state.sent["#" + request.task] = place
+            self.state.due.setdefault(("l", lock.name), due + request.life)
+            return place.ticket
 
     def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
         with self._executes(_Command, home, execution_id) as command:
@@ -1054,6 +1190,15 @@ class MemoryBackend:
                 "locked here would exclude anybody there. Let tests use the threads or the solo "
                 "pool, or a Redis"
             )
+
+
+def put(lock: _Lock, place: _Place, ticket: int) -> None:
+    """Into a line, by its ticket."""
+    while any(each.ticket == ticket for each in lock.queue.values()):
+        ticket += 1
+    place.ticket = ticket
+    by_ticket = {**lock.queue, place.execution_id: place}
+    lock.queue = dict(sorted(by_ticket.items(), key=lambda item: item[1].ticket))
 
 
 def _leave_to(

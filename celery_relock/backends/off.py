@@ -17,6 +17,7 @@ from ..engine.protocol import (
     LockState,
     Notice,
     ParkRequest,
+    PlaceRequest,
     Queued,
     Released,
     Renewal,
@@ -54,6 +55,9 @@ class NoLocks:
 
     def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
         return Resumed((), None)
+
+    def place(self, request: PlaceRequest) -> int:
+        return 0
 
     def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
         return Released(False)

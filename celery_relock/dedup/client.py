@@ -318,6 +318,12 @@ _sent: ContextVar[_Sent | None] = ContextVar("relock_dedup_sent", default=None)
 running: ContextVar[Running | None] = ContextVar("relock_dedup_running", default=None)
 
 
+def execution_of(task_id: str) -> str:
+    """The execution id that the message of this task will have, "" if that is not known here."""
+    sent = _sent.get()
+    return sent.execution_id if sent is not None and sent.task_id == task_id else ""
+
+
 @contextmanager
 def _sending(sent: _Sent) -> Iterator[None]:
     token = _sent.set(sent)

@@ -384,6 +384,8 @@ class Parking:
             LockUnavailable, LockConfigError: see `Backend`.
         """
         found = self._backend.resume(self.home, ids.new_attempt_id(), tasks)
+        for call in found.passed:
+            events.tell_passed(call)
         self.forward(found.messages)
         return found.recheck
 

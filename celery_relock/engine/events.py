@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ..errors import LockLost
 from . import ids, platform
-from .protocol import COOLDOWN, Answer, Conflict, Duplicate
+from .protocol import COOLDOWN, LINE, Answer, Conflict, Duplicate, Passed
 
 logger = logging.getLogger("celery_relock")
 
@@ -160,9 +160,22 @@ def tell(event: LockEvent) -> None:
             logger.exception("a listener for lock events failed: %r", each.listener)
 
 
+def tell_passed(call: Passed) -> None:
+    """A call was passed over in its line."""
+    work, _, rest = call.label.rpartition("[")
+    reason = (
+        f"passed over after {duration(call.waited)}: its message has not come, and calls that were "
+        "sent after it wait (lock_order_gap)"
+    )
+    named = call.line.removeprefix(LINE), call.execution_id
+    of = Work(None, work, rest.partition("]")[0])
+    tell(LockEvent("passed", named[:1], named[1], "", reason=reason, work=of, waited=call.waited))
+
+
 def sentence(event: LockEvent) -> str:
     """The event for people."""
-    text = f"lock {', '.join(map(repr, event.names))} {event.kind}: owner {event.owner}"
+    text = f"lock {', '.join(map(repr, event.names))} {event.kind}"
+    text += f": owner {event.owner}" if event.owner else ""
     if event.work is not None and event.work.name:
         text += f", task {event.work.name}[{event.work.id}]"
     if event.fence:
@@ -209,6 +222,9 @@ def label_of(work: str, task_id: str = "") -> str:
 
 def describe_wait(name: str, answer: Answer, ahead: int) -> str:
     """`waits for … held by … since …`, of an execution that waits with others ahead of it."""
+    if name.startswith(LINE):
+        text = f"waits for its turn in the order of {name.removeprefix(LINE)!r}"
+        return f"{text}, {ahead} ahead" if ahead else text
     text = f"waits for {name!r}"
     if isinstance(answer, Conflict) and answer.owner.startswith(COOLDOWN):
         text += f", which cools down for {answer.remaining:.1f} s more after {answer.label}"
@@ -222,6 +238,12 @@ def describe_wait(name: str, answer: Answer, ahead: int) -> str:
 
 def describe_conflict(name: str, answer: Answer | None) -> str:
     """`the lock … is held by … for …`, from what the backend answered."""
+    if isinstance(answer, Conflict) and answer.name.startswith(LINE):
+        return (
+            f"calls that were sent before are to run first for {answer.name.removeprefix(LINE)!r} "
+            f"(lock_order), {answer.waiting} wait or are on their way"
+            + (f"; now it is the turn of {answer.label}" if answer.label else "")
+        )
     if isinstance(answer, Conflict) and answer.owner.startswith(COOLDOWN):
         return (
             f"the lock {answer.name!r} cools down for {answer.remaining:.1f} s more "

@@ -23,15 +23,21 @@ class Share(NamedTuple):
 
 
 class Hold:
-    """An execution's hold, as `self.lock` shows it. With several locks it speaks for all of
-    them."""
+    """An execution's hold, as `self.lock` shows it. With several locks it speaks for all of them.
 
-    __slots__ = ("_owner", "_shares", "_unbroken")
+    Attributes:
+        in_order: with `lock_order`, whether no call that was sent later has begun before this one.
+            False for one that was passed over, or had no place in the order. None without a
+            message or without `lock_order`.
+    """
+
+    __slots__ = ("_owner", "_shares", "_unbroken", "in_order")
 
     def __init__(self, owner: str, shares: Sequence[Share], unbroken: bool = True) -> None:
         self._owner = owner
         self._unbroken = unbroken
         self._shares = tuple(shares)
+        self.in_order: bool | None = None
 
     @property
     def owner(self) -> str:

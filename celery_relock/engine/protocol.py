@@ -241,11 +241,54 @@ class Released(NamedTuple):
     messages: tuple[Message, ...] = ()
 
 
+#: How the name of a line begins. No lock name has a tab.
+LINE = "order\t"
+#: The owner of a claim to a line whose message comes again if its process dies: its place stays in
+#: front until then.
+COMES_AGAIN = "again"
+
+
+class PlaceRequest(NamedTuple):
+    """A call that is about to be sent and is to have its place in a line, which is a lock whose
+    waiters are calls in the order in which they are sent.
+
+    Attributes:
+        line: the name of that lock.
+        execution_id: of the message.
+        task: short id of the task, which a revoke names.
+        label: the call for people.
+        gap: for how many seconds those behind wait for the message when it is late.
+        delay: seconds from now to when the call is due.
+        moment: when it is due, in seconds since the epoch; 0 says nothing.
+        life: seconds from when the call is due to the end of its place, whatever becomes of it.
+    """
+
+    line: str
+    execution_id: str
+    task: str
+    label: str
+    gap: float
+    delay: float
+    moment: float
+    life: float
+
+
+class Passed(NamedTuple):
+    """A call that was passed over in a line, and after how many seconds."""
+
+    line: str
+    execution_id: str
+    label: str
+    waited: float
+
+
 class Resumed(NamedTuple):
-    """The messages to resume now, and in how many seconds (or None) to look again."""
+    """The messages to resume now, in how many seconds (or None) to look again, and the calls that
+    were passed over since somebody asked last."""
 
     messages: tuple[Message, ...]
     recheck: float | None
+    passed: tuple[Passed, ...] = ()
 
 
 class Renewal(NamedTuple):
@@ -357,8 +400,13 @@ class Backend(Protocol):
         """The parked messages of a broker that are to be resumed now; those of `tasks` (short ids)
         in any case. `by` is the id of this call, for its repetition."""
 
+    def place(self, request: PlaceRequest) -> int:
+        """Take a place in a line. Returns its ticket, which is the fencing token of the line when
+        the turn of the place has come; 0 if the execution has ended already."""
+
     def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
-        """Take a parked message out of its queues for good; the execution counts as ended."""
+        """Take a parked message, or the place of a call whose message has not come, out of its
+        queues for good; the execution counts as ended."""
 
     def arrived(self, execution_ids: Sequence[str], seconds: float) -> None:
         """A worker has received these messages, which were parked, and has no slot for them yet:

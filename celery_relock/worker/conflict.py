@@ -26,7 +26,17 @@ from ..engine import events, ids
 from ..engine.engine import Engine
 from ..engine.events import describe_conflict, describe_deadlock, describe_wait
 from ..engine.lease import Lease, State
-from ..engine.protocol import KEPT, Conflict, Deadlocked, Duplicate, Ended, Full, Held, Parked
+from ..engine.protocol import (
+    KEPT,
+    LINE,
+    Conflict,
+    Deadlocked,
+    Duplicate,
+    Ended,
+    Full,
+    Held,
+    Parked,
+)
 from ..errors import LockConfigError, LockConflict, LockDeadlock, LockUnavailable, RelockError
 from ..options import POLICIES, LockOptions
 from .events import show
@@ -167,7 +177,7 @@ def _warn_of_an_ancestor(attempt: Attempt, answer: Conflict | Duplicate) -> None
             "%s[%s] waits for the lock %r, which its own ancestor %s holds. That is how children "
             "exclude each other. If the ancestor waits for this task, both wait until a time "
             "limit: then call the task directly, or declare lock_reentrant='descendants'",
-            *(attempt.task.name, attempt.message.id, answer.name, holder.label),
+            *(attempt.task.name, attempt.message.id, answer.name.removeprefix(LINE), holder.label),
         )
 
 
@@ -241,7 +251,8 @@ def _park(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -
         )
     if isinstance(found, Full):
         raise LockConflict(
-            f"{found.parked} tasks are parked for the lock {found.name!r} already, which is "
+            f"{found.parked} tasks are parked for the lock {found.name.removeprefix(LINE)!r} "
+            "already, which is "
             f"lock_max_parked; {error}",
             *error.args[1:],
         )
@@ -315,7 +326,7 @@ def _conflict(options: LockOptions, answer: Any, text: str) -> LockConflict:
     policy = getattr(options.on_conflict, "__qualname__", options.on_conflict)
     return LockConflict(
         f"{text}; lock_on_conflict={policy!r}{bound}",
-        name=busy.name if busy else None,
+        name=busy.name.removeprefix(LINE) if busy else None,
         owner=ids.full(busy.owner) if busy else None,
         remaining=answer.remaining,
     )

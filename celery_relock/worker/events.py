@@ -19,7 +19,7 @@ from celery.signals import worker_init
 from ..engine import events
 from ..engine.events import LockEvent, Work
 from ..engine.lease import Lease
-from ..engine.protocol import Message
+from ..engine.protocol import LINE, Message
 from ..errors import LockLost
 from .message import running_request
 
@@ -69,7 +69,8 @@ def tell_resumed(app: Any, message: Message, headers: Mapping[str, Any]) -> None
     if events.wanted("resumed"):
         name, task_id = str(headers.get("task") or ""), str(headers.get("id") or "")
         work = Work(app.tasks.get(name), name, task_id)
-        events.tell(LockEvent("resumed", (message.name,), message.execution_id, "", work=work))
+        names = (message.name.removeprefix(LINE),)
+        events.tell(LockEvent("resumed", names, message.execution_id, "", work=work))
 
 
 def _remember(sender: Any = None, **_: Any) -> None:

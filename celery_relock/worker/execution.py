@@ -9,6 +9,7 @@
 
 The message's header is read once. An execution that is no step of a workflow acquires and
 releases without `workflow`, one without `lock_dedup` passes nothing of `dedup`, one without
+`lock_order` nothing of `order`, one without
 `lock_keep_on_retry` nothing of `retry`: its header says so, or its task's declaration.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from celery.signals import task_postrun
@@ -31,6 +33,7 @@ from ..engine.lease import Lease, State
 from ..engine.protocol import COOLDOWN, Claim, Successor
 from ..errors import LockLost
 from ..naming.arguments import bind
+from ..order import worker as order
 from ..workflow import steps
 from . import company, events, retry
 from .conflict import Attempt, obtain, release
@@ -134,11 +137,12 @@ class Execution:
             # The call does not fit the body, whose own TypeError says so best.
             return self.call(*self.args, **self.kwargs)
         self.arguments, self.names = arguments, declared.names(arguments)
+        locked = self.locked
+        if header is not None and (header.order or declared.options.order):
+            locked = partial(order.around, self.task, declared, self.message, self.names, locked)
         if header is not None and (header.dedup or declared.options.dedup is not None):
-            return dedup.around(
-                self.task, declared, self.message, self.names, self.locked, self.body
-            )
-        return self.locked(self.body)
+            return dedup.around(self.task, declared, self.message, self.names, locked, self.body)
+        return locked(self.body)
 
     def locked(self, body: Callable[[Hold], Any]) -> Any:
         """Acquire what the call stack does not hold, run the body, and release."""

@@ -142,6 +142,8 @@ class Header(NamedTuple):
         kept: lock names and fences of what the attempt before a retry left to it (see `retry`).
         workflow_locks: those that it belongs to (see `workflow.steps.WorkflowLock`).
         dedup: the name of the call's marker and when it goes (see `marker`).
+        order: the line in which the call has a place, and its ticket (see `order`); 0 if another
+            call may have overtaken it already.
         receiver: the worker whose copy of a broadcast message it is.
         options: what the call says instead of its task's options (`LockOptions.of_call`).
         prefix: of the lock names, as the sender's `relock_prefix` had it; None if it has none.
@@ -157,6 +159,7 @@ class Header(NamedTuple):
     kept: tuple[tuple[str, int], ...] = ()
     workflow_locks: tuple[Mapping[str, Any], ...] = ()
     dedup: tuple[str, str] | None = None
+    order: tuple[str, int] | None = None
     first: str = ""
     receiver: str = ""
     options: Mapping[str, Any] = {}  # never changed
@@ -259,6 +262,11 @@ def _dedup(value: Any) -> tuple[str, str]:
     return _is(str)(name), _is(str)(until)
 
 
+def _order(value: Any) -> tuple[str, int]:
+    line, ticket = value
+    return _is(str)(line), _is(int)(ticket)
+
+
 def _kept(value: Any) -> tuple[tuple[str, int], ...]:
     return tuple((_is(str)(name), _is(int)(fence)) for name, fence in value)
 
@@ -279,6 +287,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "ancestors": _or((), _ancestors_in),
     "kept": _or((), _kept),
     "dedup": _or(None, _dedup),
+    "order": _or(None, _order),
     "workflow_locks": _or((), lambda value: tuple(map(_is(Mapping), _is(list, tuple)(value)))),
 }
 

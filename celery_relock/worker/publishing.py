@@ -12,6 +12,7 @@ from typing import Any
 from celery.signals import after_task_publish, before_task_publish
 
 from ..dedup import client as dedup
+from ..order import client as order
 from ..workflow import steps
 from . import company, retry
 from .message import write_header
@@ -28,6 +29,7 @@ def _before(
         fields = body if isinstance(body, dict) else {}
     header = write_header(headers, fields, {} if properties is None else properties)
     dedup.on_publish(headers, body, header)  # may choose the execution id, so before the others
+    order.on_publish(fields, header)
     retry.on_publish(fields, body, header)
     steps.on_publish(headers, body, header)
 

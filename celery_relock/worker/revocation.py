@@ -10,6 +10,7 @@ from celery.signals import task_revoked
 from celery.states import REVOKED
 
 from ..dedup import worker as dedup
+from ..order import worker as order
 from ..workflow import steps
 from . import events, retry
 from .message import header_of
@@ -25,6 +26,7 @@ def _revoked(sender: Any = None, request: Any = None, terminated: Any = None, **
     for each in discard:
         each(header_of(request).execution_id)
     retry.on_revoked(sender, request, was_running)
+    order.on_revoked(sender, request, was_running)
     dedup.on_revoked(sender, request, was_running)
     steps.on_revoked(sender, request, was_running)
 

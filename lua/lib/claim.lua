@@ -64,6 +64,10 @@ end
 function Claim.leave_other_places(me, locks)
   local names = table.concat(names_of(locks), '\0')
   local function leave(lock, waiter)
+    -- A place in a line, and one in the queue of a lock, are both for one execution (lib/turns).
+    if lock and (Queue.is_line(lock) or Queue.is_line(me.locks[1])) then
+      return
+    end
     local other = waiter and table.concat(waiter.names or { lock.name }, '\0') ~= names
     if other and not (waiter.parked and me.holds and names == '') then
       Queue.leave(me.call, lock, me.execution, waiter)

@@ -130,6 +130,10 @@ function Parked.schedule(call, lock)
     local lapse = Holds.next_lapse(call, lock)
     local look = math.min(lock.look, call.now + (lapse > 0 and lapse + 1 or LOOK), call.now + LOOK)
     redis.call('ZADD', call.prefix .. 'due', string.format('%.0f', look), 'l ' .. lock.name)
+  elseif Queue.is_line(lock) and redis.call('EXISTS', lock.queue) == 1 then
+    -- Nobody waits for those that are awaited. They end, some day.
+    local look = math.min(lock.look, call.now + Queue.DAY)
+    redis.call('ZADD', call.prefix .. 'due', string.format('%.0f', look), 'l ' .. lock.name)
   end
 end
 
@@ -144,10 +148,28 @@ end
 function Parked.keep(call, locks, execution, waiter, text)
   for i, lock in ipairs(locks) do
     redis.call('HSET', lock.messages, execution, i == 1 and text or '')
+    if waiter.line then
+      redis.call('PERSIST', lock.queue)
+      redis.call('PERSIST', lock.waiters)
+    end
   end
   redis.call('HSET', call.prefix .. 'parked', execution, locks[1].name, '#' .. waiter.task, execution)
   Queue.count_parked(call, 1, #text)
   keep_deadline(call, execution, waiter)
+end
+
+-- A call by its execution's id, whose message has not come: its line and its place, if it has one.
+function Parked.awaited(call, execution)
+  local name = redis.call('HGET', call.prefix .. 'sent', execution)
+  if not name then
+    return nil
+  end
+  local line = Holds.open(call, call.prefix .. 'l:' .. name)
+  local waiter = Queue.waiter(line, execution)
+  if not waiter then
+    redis.call('HDEL', call.prefix .. 'sent', execution)
+  end
+  return waiter and line, waiter
 end
 
 -- A parked execution by its id: its first lock and its place, if it has one.

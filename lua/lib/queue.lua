@@ -5,6 +5,8 @@ local Queue = {}
 -- A call never works through more places than this, so no call stalls the server. The next heartbeat,
 -- or look at parked messages, goes on from there.
 Queue.MOST = 256
+-- A call has no longer than this, in ms, to arrive after it was due.
+Queue.DAY = 86400000
 
 function Queue.waiter(lock, execution)
   local waiter = Base.decoded(redis.call('HGET', lock.waiters, execution))
@@ -21,6 +23,25 @@ function Queue.gone(call, waiter)
   return not waiter or not waiter.parked and waiter.expiry <= call.now
 end
 
+-- A line is a lock whose waiters are calls, in the order in which they were sent. Its places are taken
+-- before their messages come (place), and are kept until their executions have ended (lib/turns).
+function Queue.is_line(lock)
+  return string.sub(lock.name, 1, 6) == 'order\t'
+end
+
+-- The place of a call is not parked as long as its message has not come.
+function Queue.is_awaited(lock, execution, waiter)
+  return waiter.line and redis.call('HEXISTS', lock.messages, execution) == 0
+end
+
+-- Without messages a line lives as long as its last place, give or take a day.
+local function outlive_places(call, lock)
+  local last = tonumber(redis.call('ZREVRANGE', lock.queue, 0, 0, 'WITHSCORES')[2] or 0)
+  local life = math.max(math.floor(last / 1000) - call.now, 0) + Queue.DAY + Base.GRACE
+  redis.call('PEXPIRE', lock.queue, life)
+  redis.call('PEXPIRE', lock.waiters, life)
+end
+
 -- All the locks that a waiter of this lock wants.
 function Queue.wanted(call, lock, waiter)
   local locks = {}
@@ -33,14 +54,16 @@ end
 
 -- The message of a parked execution goes; its places in the queues stay.
 function Queue.unpark(call, locks, execution, waiter)
-  if not waiter or not waiter.parked then
+  if not waiter or not waiter.parked or Queue.is_awaited(locks[1], execution, waiter) then
     return
   end
   local size = redis.call('HSTRLEN', locks[1].messages, execution)
   for _, lock in ipairs(locks) do
     redis.call('HDEL', lock.messages, execution)
-    -- Whoever waits in a process has a heartbeat that makes this longer again.
-    if redis.call('EXISTS', lock.messages) == 0 then
+    if redis.call('EXISTS', lock.messages) == 0 and Queue.is_line(lock) then
+      outlive_places(call, lock)
+    elseif redis.call('EXISTS', lock.messages) == 0 then
+      -- Whoever waits in a process has a heartbeat that makes this longer again.
       redis.call('PEXPIRE', lock.queue, Base.GRACE)
       redis.call('PEXPIRE', lock.waiters, Base.GRACE)
       redis.call('ZREM', call.prefix .. 'due', 'l ' .. lock.name)
@@ -78,10 +101,24 @@ function Queue.leave(call, lock, execution, waiter)
   end
   Deadlock.forget(call, execution, waiter or {})
   Queue.unpark(call, wanted, execution, waiter)
+  if Queue.is_line(lock) and redis.call('EXISTS', lock.queue) == 0 then
+    redis.call('ZREM', call.prefix .. 'due', 'l ' .. lock.name)
+  end
+  if waiter and waiter.line then
+    local sent = call.prefix .. 'sent'
+    redis.call('HDEL', sent, execution)
+    -- Another call may have the task's id by now: a retry.
+    if redis.call('HGET', sent, '#' .. waiter.task) == execution then
+      redis.call('HDEL', sent, '#' .. waiter.task)
+    end
+  end
 end
 
 function Queue.write(call, lock, execution, waiter)
   redis.call('HSET', lock.waiters, execution, cjson.encode(waiter))
+  if waiter.line and Queue.is_awaited(lock, execution, waiter) then
+    return  -- it lives as long as the place
+  end
   if waiter.parked or redis.call('EXISTS', lock.messages) == 1 then
     redis.call('PERSIST', lock.waiters)
     redis.call('PERSIST', lock.queue)
@@ -91,6 +128,9 @@ function Queue.write(call, lock, execution, waiter)
 end
 
 local function ticket_behind_all(call, locks)
+  if Queue.is_line(locks[1]) then
+    return Base.next_fence(call.meta, call.micros)  -- in front of those that are due later
+  end
   local ticket = call.micros
   for _, lock in ipairs(locks) do
     local last = redis.call('ZREVRANGE', lock.queue, 0, 0, 'WITHSCORES')
@@ -113,6 +153,10 @@ end
 function Queue.enter(call, locks, execution, waiter, before_all)
   local ticket = before_all and ticket_before_all(call, locks) or ticket_behind_all(call, locks)
   for _, lock in ipairs(locks) do
+    -- The message has come to the place that was taken for it, or to one that is taken now.
+    if Queue.is_line(lock) then
+      waiter.line = (Queue.waiter(lock, execution) or {}).line
+    end
     -- NX: whoever comes back, by a repeated command or as a new attempt of a dead one, keeps its place.
     redis.call('ZADD', lock.queue, 'NX', string.format('%.0f', ticket), execution)
     Queue.write(call, lock, execution, waiter)

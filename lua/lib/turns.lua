@@ -153,9 +153,123 @@ local function serve(call, lock, caller)
   return true
 end
 
+-- --- lines (lock_order): calls in the order in which they were sent -----------------------------------
+
+-- The owner of a claim to a line whose message comes again should its process die.
+local COMES_AGAIN = 'again'
+
+-- A call's turn has come. By its fencing token, which is its ticket, it sees that nobody overtook it. If
+-- its message may come again, its place stays in front until its execution has ended.
+local function let_into_line(call, lock, execution, waiter, caller)
+  local fence = waiter.line and waiter.line.ticket or Base.next_fence(call.meta, call.micros)
+  local hears = execution == caller or reached(call, execution, waiter, { fence })
+  if not hears then
+    return  -- its next heartbeat asks
+  end
+  local hold = {
+    expiry = call.now + waiter.lease,
+    fence = fence,
+    attempt = waiter.attempt,
+    owner = waiter.owner,
+  }
+  Holds.write(lock, execution, hold, waiter.inbox .. ' ' .. waiter.label)
+  if not waiter.line or waiter.owner ~= COMES_AGAIN then
+    Queue.leave(call, lock, execution, waiter)
+    return
+  end
+  Queue.unpark(call, { lock }, execution, waiter)
+  waiter.parked, waiter.arrived, waiter.turn = true, true, nil
+  waiter.back, waiter.first, waiter.sent, waiter.by, waiter.untold = nil, nil, nil, nil, nil
+  Queue.write(call, lock, execution, waiter)
+end
+
+-- The execution for which a hold is kept came to its end somewhere else: it was cancelled.
+local function drop_what_is_kept_for_nobody(call, lock)
+  for execution in pairs(Holds.some(lock, 1)) do
+    local kept = Holds.kept(lock, execution)
+    if kept and redis.call('GET', call.prefix .. 'd:' .. execution) == '*' then
+      Holds.drop(lock, execution)
+    end
+  end
+end
+
+-- So many calls that were passed over are told of at the most.
+local TOLD = 1000
+
+local function pass_over(call, lock, execution, waiter)
+  local told = { lock.name, execution, waiter.label, call.now - waiter.turn }
+  local passed = call.prefix .. 'passed'
+  if redis.call('ZCARD', passed) < TOLD then
+    redis.call('ZADD', passed, string.format('%.0f', call.now), cjson.encode(told))
+    redis.call('PEXPIRE', passed, Queue.DAY)
+  end
+  Queue.leave(call, lock, execution, waiter)
+end
+
+-- The first of the line is awaited. True: those behind wait for it, too. Its time counts from when one
+-- of them was here: until then the broker may simply be behind.
+local function await(call, lock, execution, waiter, caller)
+  local is_waited_for = caller or redis.call('EXISTS', lock.messages) == 1
+  local turn = is_waited_for and (waiter.turn or call.now) or nil
+  local late = turn and math.max(turn, waiter.line.due) + waiter.line.gap
+  local is_over = redis.call('GET', call.prefix .. 'd:' .. execution) == '*'  -- it was replaced
+  if is_over or waiter.line.ends <= call.now then
+    Queue.leave(call, lock, execution, waiter)
+    return false
+  elseif late and late <= call.now and waiter.turn then
+    pass_over(call, lock, execution, waiter)
+    return false
+  end
+  if turn ~= waiter.turn then
+    waiter.turn = turn
+    Queue.write(call, lock, execution, waiter)
+  end
+  lock.look = math.min(lock.look, late or math.huge, waiter.line.ends + 1)
+  return true
+end
+
+-- The message of the first of the line is here. True: it is on its way.
+local function hand_out_first(call, lock, execution, waiter)
+  local is_on_its_way = Parked.on_its_way(call, waiter)
+  if not is_on_its_way or Parked.is_owed(call, execution, waiter) then
+    if not Parked.hand_out(call, lock, execution, waiter) then
+      return false
+    end
+  end
+  lock.look = math.min(lock.look, waiter.back)
+  return true
+end
+
+-- As `serve`, of a line: nobody is passed by but who is late.
+local function serve_line(call, lock, caller)
+  drop_what_is_kept_for_nobody(call, lock)
+  for _ = 1, Queue.MOST do
+    local execution = redis.call('ZRANGE', lock.queue, 0, 0)[1]
+    if not execution then
+      return false
+    end
+    local waiter = Queue.waiter(lock, execution)
+    if Holds.permits(lock) > 0 then
+      return execution ~= caller
+    elseif Queue.gone(call, waiter) then
+      Queue.leave(call, lock, execution, waiter)
+    elseif execution == caller or not waiter.parked then
+      let_into_line(call, lock, execution, waiter, caller)
+      return execution ~= caller
+    elseif Queue.is_awaited(lock, execution, waiter) then
+      if await(call, lock, execution, waiter, caller) then
+        return true
+      end
+    elseif hand_out_first(call, lock, execution, waiter) then
+      return true
+    end
+  end
+  return true
+end
+
 function Turns.promote(call, lock, caller)
   lock.promised, lock.late, lock.look = 0, 0, math.huge
-  local ahead = serve(call, lock, caller)
+  local ahead = (Queue.is_line(lock) and serve_line or serve)(call, lock, caller)
   Parked.schedule(call, lock)
   return ahead
 end
@@ -163,6 +277,9 @@ end
 -- A parked execution leaves for good, and those behind move up. False: it is not parked.
 function Turns.withdraw(call, execution)
   local lock, waiter = Parked.find(call, execution)
+  if not lock then
+    lock, waiter = Parked.awaited(call, execution)
+  end
   if not lock then
     return false
   end

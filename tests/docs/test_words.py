@@ -16,7 +16,9 @@ BANNED = re.compile(
     r"|in line|not to be had|whoever|lineages?|heirs?|(is|are|was) away|nonces?|run ids?)\b",
     re.IGNORECASE,
 )
-GENERATED = re.compile(r"<!-- (figures|parked figures|measured) -->.*?<!-- /\1 -->", re.DOTALL)
+GENERATED = re.compile(
+    r"<!-- (figures|parked figures|ordered figures|measured) -->.*?<!-- /\1 -->", re.DOTALL
+)
 PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md")),
     *(ROOT / name / "README.md" for name in ("lua", "docker", "benchmarks", "examples")),

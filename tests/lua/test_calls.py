@@ -15,7 +15,7 @@ import pytest
 from celery_relock.backends.redis.backend import RedisBackend
 from celery_relock.backends.redis.connections import Transport
 from celery_relock.backends.redis.keys import SCHEMA
-from celery_relock.engine.protocol import Claim, Debounce, ParkRequest, Renewal
+from celery_relock.engine.protocol import Claim, Debounce, ParkRequest, PlaceRequest, Renewal
 from tests.support.backends import backend_of
 from tests.support.lua_headers import Header as Script
 from tests.support.lua_headers import Parameter
@@ -110,6 +110,9 @@ def _use_every_verb(backend: RedisBackend) -> None:
     backend.acquire(_claim("r8", "y"))
     backend.acquire(_claim("inner-r7", "y")._replace(stuck=("r7",)), wait=20.0)
     backend.acquire(_claim("inner-r8", "x")._replace(stuck=("r8",)), wait=20.0)  # DEADLOCK
+    place = PlaceRequest("line", "r9", "task", "who", 60.0, 0.0, 0.0, 99.0)
+    backend.place(place)  # PLACED
+    backend.place(place._replace(execution_id="r3"))  # ENDED
 
 
 def _groups(parameters: tuple[Parameter, ...], count: int) -> float:

@@ -233,6 +233,13 @@ class Desk:
         assert record is not None, f"{run} does not wait for {name}"
         return json.loads(record)
 
+    def age_call(self, run: str, name: str, *, waited_for: bool = True) -> None:
+        """Turn the clock for a call in a line: it was due long ago; and those behind it have waited
+        as long."""
+        record = self.place(run, name)
+        record["line"]["due"] = 1
+        self.lapse_place(run, name, line=record["line"], **({"turn": 1} if waited_for else {}))
+
     def all_due(self) -> None:
         """Turn the clock for everything that is to be looked at later."""
         due = self.keys.due()

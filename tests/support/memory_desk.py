@@ -87,6 +87,11 @@ class MemoryDesk(Desk):
             **facts,
         }
 
+    def age_call(self, run: str, name: str, *, waited_for: bool = True) -> None:
+        place = self.backend.state.locks[name].queue[run]
+        place.ordered = place.ordered._replace(life=self._now * 2)
+        self.lapse_place(run, name, due=1, **({"turn": 1} if waited_for else {}))
+
     def all_due(self) -> None:
         self.backend.state.due = dict.fromkeys(self.backend.state.due, 0.001)
 

@@ -39,6 +39,7 @@ def transfer(self: LockedTask, a: int, b: int) -> int:
     assert_type(self.lock.fences, dict[str, int])
     assert_type(self.lock.reentered, bool)
     assert_type(self.lock.continuous, bool)
+    assert_type(self.lock.in_order, bool | None)
     assert_type(self.lock.protected, bool)
     assert_type(self.lock.lost, bool)
     assert_type(self.lock.remaining, float)

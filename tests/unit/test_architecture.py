@@ -30,15 +30,17 @@ ARROWS: dict[str, set[str]] = {
     "lock": {"contrib", "engines", "engine", "errors", "naming", "worker"},
     "task": {
         "asyncio",
-        "debounce", "declaration", "dedup", "engine", "errors", "lock", "naming", "worker",
-        "workflow",
+        "debounce", "declaration", "dedup", "engine", "errors", "lock", "naming", "order",
+        "worker", "workflow",
     },
     "debounce": {
         "declaration", "dedup", "engine", "errors", "naming", "options", "worker",
     },
     "worker": {
-        "declaration", "dedup", "engine", "errors", "naming", "options", "settings", "workflow",
+        "declaration", "dedup", "engine", "errors", "naming", "options", "order", "settings",
+        "workflow",
     },
+    "order": {"declaration", "dedup", "engine", "errors", "naming", "worker"},
     "dedup": {"declaration", "engine", "errors", "naming", "options", "signals", "worker"},
     "workflow": {
         "declaration", "engine", "errors", "naming", "options", "settings", "task", "worker",
@@ -65,6 +67,7 @@ LIBRARIES: dict[str, set[str]] = {
     "worker": {"celery", "kombu"},
     "dedup": {"celery"},
     "debounce": {"celery", "kombu"},
+    "order": {"celery"},
     "workflow": {"celery"},
     "declaration": {"celery"},
     "naming": {"celery", "kombu"},

@@ -25,6 +25,7 @@ HOLD = [
     "fence",
     "fenced",
     "fences",
+    "in_order",
     "lost",
     "lost_error",
     "name",
@@ -86,7 +87,7 @@ def test_the_version_is_that_of_the_installed_package():
 def test_the_signals_are_these_each_documented_and_loaded_when_they_are_asked_for():
     from celery_relock import signals
 
-    kinds = ["acquired", "conflict", "dropped", "duplicate", "forced", "lost", "parked"]
+    kinds = ["acquired", "conflict", "dropped", "duplicate", "forced", "lost", "parked", "passed"]
     kinds += ["reclaimed", "reentered", "released", "resumed", "unrenewed", "waiting"]
     assert signals.__all__ == [f"lock_{kind}" for kind in kinds]
     assert all(f"`{name}`" in signals.__doc__ for name in signals.__all__)

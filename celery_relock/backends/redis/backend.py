@@ -32,6 +32,8 @@ from ...engine.protocol import (
     Notice,
     Parked,
     ParkRequest,
+    Passed,
+    PlaceRequest,
     Queued,
     Released,
     Renewal,
@@ -165,17 +167,29 @@ class RedisBackend:
         outcomes, _ = self._everywhere("resume", calls)
         pauses: list[float] = []
         messages: tuple[Message, ...] = ()
+        passed: tuple[Passed, ...] = ()
         for bucket, reply in zip(look, outcomes, strict=True):
             self._idle.pop((home, bucket), None)
             if isinstance(reply, Exception):
                 pauses.append(_AGAIN)
                 continue
-            messages += _messages(reply[1:])
+            passed += tuple(map(_passed, reply[1]))
+            messages += _messages(reply[2:])
             if reply[0] >= 0:
                 pauses.append(reply[0] / 1000)
             elif len(self._buckets()) > 1:  # not all at the same time
                 self._idle[home, bucket] = now + ids.chance.uniform(_IDLE / 2, _IDLE)
-        return Resumed(messages, min(pauses, default=None))
+        return Resumed(messages, min(pauses, default=None), passed)
+
+    def place(self, request: PlaceRequest) -> int:
+        reply, *_ = self._run("place", *self.place_call(request))
+        return int(reply[1]) if reply[0] == b"PLACED" else 0
+
+    def place_call(self, of: PlaceRequest) -> Call:
+        """The keys and arguments of `place`."""
+        times = (of.gap, of.delay, of.moment, of.life)
+        args = [of.execution_id, of.task, of.label, *(str(round(each * 1000)) for each in times)]
+        return self.keys.claim([of.line], of.execution_id), args
 
     def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
         keys, args = self.keys, [execution_id, _ms(remember), home]
@@ -485,6 +499,11 @@ def _messages(parts: Sequence[bytes]) -> tuple[Message, ...]:
     """Three values for each message that is handed out."""
     texts = list(map(bytes.decode, parts))
     return tuple(map(Message, texts[::3], texts[1::3], texts[2::3]))
+
+
+def _passed(text: bytes) -> Passed:
+    line, execution_id, label, waited = json.loads(text)
+    return Passed(line, execution_id, label, waited / 1000)
 
 
 def place_of(line: list[Any]) -> Held | Queued | None:

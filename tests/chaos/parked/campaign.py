@@ -25,7 +25,7 @@ from tests.chaos.register import Register
 from tests.support import Journal, RedisServer, leftovers, reaper
 from tests.support.journal import Event
 
-_RECEIVED = re.compile(r"\[([-0-9a-f]+)\] received")
+RECEIVED = re.compile(r"\[([-0-9a-f]+)\] received")
 ROOT = Path(__file__).parents[3]
 _KINDS = ("normal", "pubsub")
 _DURABLE = ("--appendonly", "yes", "--appendfsync", "no")
@@ -130,7 +130,7 @@ class Campaign:
                 reaper.start(
                     command,
                     cwd=ROOT,
-                    env={**_plain_environment(), **self._settings.environment()},
+                    env={**plain_environment(), **self._settings.environment()},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -242,9 +242,9 @@ class Campaign:
 
     def _received(self) -> set[str]:
         logs = (path.read_text() for path in self._folder.glob("*.log"))
-        return {task for log in logs for task in _RECEIVED.findall(log)}
+        return {task for log in logs for task in RECEIVED.findall(log)}
 
 
-def _plain_environment() -> dict[str, str]:
+def plain_environment() -> dict[str, str]:
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("CELERY", "RELOCK"))}
     return {**plain, "PYTHONPATH": str(ROOT), "C_FORCE_ROOT": "1"}

@@ -1,0 +1,181 @@
+"""`lock_order` where a call is sent: it takes a place in the line of its lock name, in one round
+trip to Redis, before its message is published.
+
+A line is a lock of its own (`lua/lib/turns.lua`), whose waiters are calls. What holds the line runs
+or waits for its lock. So those that also use the lock, and have nothing to do with the order, never
+stand behind calls that no worker has received yet.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from celery.utils import uuid
+
+from ..declaration import Declaration, declaration
+from ..dedup import client as dedup
+from ..engine import ids
+from ..engine.engine import Engine
+from ..engine.events import label_of
+from ..engine.protocol import KEPT, LINE, PlaceRequest
+from ..errors import LockConfigError, LockUnavailable, RelockError
+from ..naming.arguments import bind
+from ..worker.message import PREFIX, call_options, is_retry, moment
+
+logger = logging.getLogger("celery_relock")
+
+# For how long after it is due a call has a place, in seconds, whatever becomes of its message.
+QUEUED = 86_400.0
+
+
+class _Sent(NamedTuple):
+    """What the message that is being sent is to say."""
+
+    task_id: str
+    execution_id: str
+    name: str
+    ticket: int
+
+
+class Running:
+    """The execution on this call stack that holds a line, and what it leaves the line to: its
+    retry, which is due at a time."""
+
+    __slots__ = ("app", "due", "message", "name", "retry", "ticket")
+
+    def __init__(self, app: Any, message: Any, name: str, ticket: int) -> None:
+        self.app = app
+        self.message = message
+        self.name = name
+        self.ticket = ticket
+        self.retry = ""
+        self.due: float | None = None
+
+
+_sent: ContextVar[_Sent | None] = ContextVar("relock_order_sent", default=None)
+#: Set by worker.py while a body runs whose retry keeps its place.
+running: ContextVar[Running | None] = ContextVar("relock_order_running", default=None)
+
+
+def send(
+    task: Any,
+    publish: Callable[..., Any],
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    **options: Any,
+) -> Any:
+    """Send a task with `publish`, in its place; see `LockedTask.apply_async`."""
+    declared = declaration(type(task))
+    if declared.options.order is None or task.app.conf.task_always_eager:
+        return publish(args, kwargs, **options)
+    arguments = bind(task, args or (), kwargs or {})
+    if arguments is None:
+        return publish(args, kwargs, **options)  # it does not fit the body, and that is said there
+    declared = declared.of_call(call_options(options), options.get(PREFIX))
+    name = name_of(declared, arguments)
+    options["task_id"] = task_id = options.get("task_id") or uuid()
+    if _is_kept(options, name):
+        return publish(args, kwargs, **options)
+    engine, execution_id = declared.engine, dedup.execution_of(task_id) or ids.new_id()
+    request = _request(task, declared, name, execution_id, options)
+    try:
+        ticket = engine.backend.place(request)
+    except LockUnavailable as error:
+        if declared.options.on_unavailable == "raise":
+            raise
+        logger.error("%s[%s] is sent without a place in its order: %s", task.name, task_id, error)
+        return publish(args, kwargs, **options)
+    if not ticket:
+        return publish(args, kwargs, **options)  # relock_enabled=False
+    try:
+        with _sending(_Sent(task_id, execution_id, name, ticket)):
+            return publish(args, kwargs, **options)
+    except BaseException:
+        # Not as one that has ended: the message may be out all the same.
+        with suppress(RelockError):
+            leave(engine, name, execution_id)
+        raise
+
+
+def name_of(declared: Declaration, arguments: Mapping[str, object]) -> str:
+    """The one lock name of a call. Raises LockConfigError."""
+    names = declared.names(arguments)
+    if len(names) != 1:
+        raise LockConfigError(
+            f"task {declared.options.task}: lock_order='sent' is for calls with one lock name, and "
+            f"this one has {len(names)}: {', '.join(map(repr, names))}"
+        )
+    return names[0]
+
+
+def leave(engine: Engine, name: str, execution_id: str) -> None:
+    """Give up the place of a call whose message does not come. Raises RelockError."""
+    home = engine.parking.home
+    back = engine.backend.release([LINE + name], execution_id, KEPT, home=home)
+    engine.parking.forward(back.messages)
+
+
+def _request(
+    task: Any, declared: Declaration, name: str, execution_id: str, options: Mapping[str, Any]
+) -> PlaceRequest:
+    task_id, app = options["task_id"], task.app
+    countdown, eta = options.get("countdown"), moment(options.get("eta"), app)
+    delay = float(countdown) if isinstance(countdown, int | float) else 0.0
+    due = max(delay, 0.0 if eta is None else eta - time.time())
+    expires = options.get("expires") or task.expires
+    if isinstance(expires, int | float):
+        end: float | None = float(expires)
+    else:
+        until = moment(expires, app)
+        end = None if until is None else until - time.time()
+    # A worker that gets it later only throws it away.
+    life = QUEUED if end is None else min(QUEUED, max(end - due, 0.0) + 1.0)
+    return PlaceRequest(
+        LINE + name,
+        execution_id,
+        ids.short(task_id),
+        label_of(task.name, task_id),
+        declared.options.order_gap,
+        delay,
+        0.0 if eta is None else eta,
+        life,
+    )
+
+
+@contextmanager
+def _sending(sent: _Sent) -> Iterator[None]:
+    token = _sent.set(sent)
+    try:
+        yield
+    finally:
+        _sent.reset(token)
+
+
+def _is_kept(fields: Mapping[str, Any], name: str) -> bool:
+    """Whether this is the retry of an execution that keeps its place for the retry."""
+    now = running.get()
+    told = {"id": fields.get("task_id"), **fields}
+    return now is not None and now.name == name and is_retry(told, now.message)
+
+
+def on_publish(fields: Mapping[str, Any], header: dict[str, Any]) -> None:
+    """Write into our header of a new message what it says of its place.
+
+    Args:
+        fields: where the message has its id.
+        header: ours, which is in the message already.
+    """
+    sent, now = _sent.get(), running.get()
+    # Another handler of the signal may send a message of its own meanwhile.
+    if sent is not None and fields.get("id") == sent.task_id:
+        header["order"] = [sent.name, sent.ticket]
+        header["execution_id"] = sent.execution_id
+    elif now is not None and is_retry(fields, now.message):
+        header["order"] = [now.name, now.ticket]
+        now.retry = header["execution_id"]
+        now.due = moment(fields.get("eta"), now.app)

@@ -1,0 +1,229 @@
+"""`lock_order` where a message arrives: it waits for its turn, and its execution holds the line
+while it waits for the lock and runs, and leaves the line to its retry, or for good.
+
+The line is a lock that the execution acquires before its own, as any lock is acquired: an execution
+that comes early is parked, and one that dies is found by the reaper or by the end of its lease. Its
+fencing token is the ticket of the place, if nobody has overtaken it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from celery.exceptions import Reject, Retry
+
+from ..declaration import Declaration, declaration
+from ..engine import events, ids, reentrancy
+from ..engine.engine import WAITER_LEASE
+from ..engine.events import LockEvent, Work, label_of
+from ..engine.hold import Hold
+from ..engine.lease import Lease, State
+from ..engine.protocol import COMES_AGAIN, LINE, Claim, Held, Successor
+from ..errors import RelockError
+from ..worker.conflict import Attempt, end_unexecuted, obtain, release
+from ..worker.message import Header, afterwards, header_of
+from ..worker.retry import is_autoretried
+from ..worker.states import Aside, Late, is_acknowledged
+from . import client
+
+logger = logging.getLogger("celery_relock")
+
+Body = Callable[[Hold], Any]
+
+# For how long an execution keeps the line while it is parked for its lock, in seconds. If it ends
+# there, the line is free.
+_PARKED = 30 * 86_400.0
+
+
+def around(
+    task: Any,
+    declared: Declaration,
+    message: Any,
+    names: tuple[str, ...],
+    locked: Callable[[Body], Any],
+    body: Body,
+) -> Any:
+    """Execute a message in the order of its line.
+
+    Args:
+        locked: acquires the lock of this name, calls the body that it is given, and releases.
+    """
+    header = header_of(message)
+    name = header.order[0] if header.order else names[0]
+    if reentrancy.holding(declared.engine.backend, name) is not None:
+        # The step of a workflow lock: the line would wait for the workflow, and it for the line.
+        with suppress(RelockError):
+            client.leave(declared.engine, name, header.execution_id)
+        return locked(_telling(body, False))
+    execution = _Execution(task, declared, message, header, name)
+    raised: BaseException | None = None
+    running = client.running.set(None)
+    try:
+        return locked(execution.ordered(body, execution.arrive()))
+    except BaseException as error:
+        raised = error
+        raise
+    finally:
+        try:
+            if not execution.stays_open(raised):
+                execution.end(raised)
+        finally:
+            if not execution.is_open:
+                client.running.reset(running)
+                # A signal's exception may have come before the end above had begun.
+                if execution.held:
+                    execution.end(raised)
+
+
+def _telling(body: Body, in_order: bool | None) -> Body:
+    def told(hold: Hold) -> Any:
+        hold.in_order = in_order
+        return body(hold)
+
+    return told
+
+
+class _Execution:
+    """A message that has arrived, and what it has of its line."""
+
+    def __init__(
+        self, task: Any, declared: Declaration, message: Any, header: Header, name: str
+    ) -> None:
+        self.task = task
+        self.message = message
+        self.header = header
+        self.name = name
+        self.engine = declared.engine
+        # Whatever the task does while somebody holds its lock: here it waits for its turn.
+        self.options = replace(declared.options, on_conflict="wait")
+        self.is_open = self.begun = False
+        self.running: client.Running | None = None
+        claim = Claim(
+            execution_id=header.execution_id,
+            attempt_id=ids.new_attempt_id(),
+            owner=COMES_AGAIN if task.acks_late else "-",
+            names=(LINE + name,),
+            limits=(1,),
+            lease=self.options.ttl,
+            label=label_of(task.name, message.id),
+        )
+        self.lease = _LineLease(claim, self.engine.backend, min(claim.lease, WAITER_LEASE))
+        self.lease.work = Work(task, task.name, message.id, message.hostname or "")
+        self.lease.parked_since = header.since
+
+    @property
+    def held(self) -> bool:
+        return self.lease.state in (State.HELD, State.LOST)
+
+    def arrive(self) -> bool | None:
+        """Wait for the turn of this execution. Returns whether nobody has overtaken it; None where
+        there are no locks at all."""
+        held = obtain(Attempt(self.task, self.engine, self.lease, self.options, self.message))
+        told, ticket = self.header.order, 0 if held is None else held.fences[0]
+        in_order = told is not None and told[1] == ticket
+        if held is not None and not ticket:
+            return None  # relock_enabled=False
+        if held is not None and self.options.order_retry == "keep":
+            ticket = ticket if in_order else 0
+            self.running = client.Running(self.task.app, self.message, self.name, ticket)
+        if not in_order and isinstance(held, Held):
+            logger.warning(
+                "%s[%s] runs out of the order of %r: %s",
+                *(self.task.name, self.message.id, self.name),
+                "it came after it had been passed over, or its place was lost"
+                if told
+                else "it was sent without a place in it",
+            )
+        return in_order
+
+    def ordered(self, body: Body, in_order: bool | None) -> Body:
+        """The body, with what it is told."""
+        told = _telling(body, in_order)
+
+        def begin(hold: Hold) -> Any:
+            self.begun = True
+            client.running.set(self.running)
+            return told(hold)
+
+        return begin
+
+    def stays_open(self, error: BaseException | None) -> bool:
+        """Whether Celery's autoretry, which lies around the lock, is to make a retry of this error:
+        then the line goes on to it, and the execution ends with its message."""
+        keeps = self.begun and self.running is not None
+        if keeps and isinstance(error, Exception) and not isinstance(error, Retry):
+            self.is_open = is_autoretried(self.task, error)
+            if self.is_open:
+                afterwards(self.message, lambda: self._end_with_its_message(error))
+        return self.is_open
+
+    def _end_with_its_message(self, error: Exception) -> None:
+        """The retry of its error was sent, or there is none."""
+        client.running.set(None)
+        is_retried = self.running is not None and self.running.retry
+        self.end(Retry() if is_retried else error)
+
+    def end(self, error: BaseException | None) -> None:
+        """The execution is over, or comes again."""
+        if not self.held:
+            if isinstance(error, Exception) and not isinstance(error, Aside | Retry | Reject):
+                self._give_up(error)
+            return
+        self.lease.successor = to = self._successor(error)
+        is_fine = error is None or isinstance(error, Exception)
+        over = is_fine and is_acknowledged(self.task, error)
+        comes_again = to is not None and to.execution_id == self.header.execution_id
+        release(self.engine, self.lease, ended=over and not comes_again and self.header.own)
+
+    def _successor(self, error: BaseException | None) -> Successor | None:
+        me, gap = self.lease.claim.execution_id, self.options.order_gap
+        if isinstance(error, Retry):
+            if not self.begun:
+                pause = error.when if isinstance(error.when, int | float) else 0.0
+                return Successor(me, pause + gap)  # its message was sent again
+            if self.running is not None and self.running.retry:
+                due = self.running.due
+                ahead = 0.0 if due is None else max(0.0, due - time.time())
+                return Successor(self.running.retry, ahead + gap)
+        is_parked = isinstance(error, Aside) and not isinstance(error, Late)
+        return Successor(me, _PARKED) if is_parked and not self.begun else None
+
+    def _give_up(self, error: Exception) -> None:
+        """It ends before its turn: its time to wait is over, or too many wait."""
+        if self.header.own and is_acknowledged(self.task, error):
+            with suppress(RelockError):
+                end_unexecuted(self.engine, self.lease.claim.names, self.lease.claim.execution_id)
+
+
+class _LineLease(Lease):
+    """Told of by the name of the lock: to people the line is a part of it."""
+
+    __slots__ = ()
+
+    def tell(self, kind: str, reason: str = "", since: float = 0.0, policy: str = "") -> None:
+        if kind in ("acquired", "released", "lost") or not events.wanted(kind):
+            return
+        of = self.claim
+        names = tuple(name.removeprefix(LINE) for name in of.names)
+        told = (names, of.execution_id, "", 0, reason, since, self.work)
+        events.tell(LockEvent(kind, *told, self._waited(), policy=policy))
+
+
+def on_revoked(task: Any, request: Any, terminated: bool) -> None:
+    """The call was revoked, or has expired: nobody waits for it."""
+    header = header_of(request)
+    if header.order is None:
+        return
+    try:
+        engine = declaration(type(task)).engine
+        end_unexecuted(engine, [LINE + header.order[0]], header.execution_id)
+    except RelockError as error:
+        logger.warning(
+            "Cannot free a place in the order of %r, which is passed over: %s",
+            *(header.order[0], error),
+        )

@@ -1,0 +1,74 @@
+-- place: Take a place in a line, where calls run in the order in which they are sent, for a message to come.
+-- KEYS[1] meta: hash, the bucket's fencing token and layout
+-- KEYS[2] tombstone: string, how the execution ended
+-- KEYS[3] lock: hash, the lock in whose queue the places are
+-- ARGV[1] execution: id, the execution of the message
+-- ARGV[2] task: id, of the task; a revoke names it
+-- ARGV[3] label: text, the call for people
+-- ARGV[4] gap: ms, how long those behind wait for the message when it is late
+-- ARGV[5] delay: ms, from now to when the call is due
+-- ARGV[6] moment: ms, since the epoch, when the call is due; 0 says nothing
+-- ARGV[7] life: ms, from when the call is due to the end of the place, whatever becomes of the call
+-- Reply {PLACED, ticket}: the execution has this place
+-- Reply {ENDED}: the execution has ended already
+-- Keeps: tickets rise in the order of the commands, or of the times that calls are due; sent twice it takes one place
+-- Uses: lib/base
+
+local meta, tombstone, lock = KEYS[1], KEYS[2], KEYS[3]
+local execution, task, label = ARGV[1], ARGV[2], ARGV[3]
+local gap, delay, moment, life = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+
+local prefix = string.sub(meta, 1, -5)
+local name = string.sub(lock, string.len(prefix) + 3)
+local queue, waiters, sent = prefix .. 'q:' .. name, prefix .. 'w:' .. name, prefix .. 'sent'
+local micros = Base.micros()
+local now = math.floor(micros / 1000)
+local due = math.max(now + delay, moment)
+
+-- Fencing tokens are never spent twice, and rise although the clock is set back: so does a ticket that
+-- is one. A call that is due later stands among them by its time.
+local function next_ticket()
+  if due <= now then
+    return Base.next_fence(meta, micros)
+  end
+  local ticket = due * 1000
+  while redis.call('ZCOUNT', queue, ticket, ticket) > 0 do
+    ticket = ticket + 1
+  end
+  return string.format('%.0f', ticket)
+end
+
+local before = Base.decoded(redis.call('HGET', waiters, execution))
+if before and before.line then
+  return { 'PLACED', before.line.ticket }
+end
+-- The command may arrive after the end of its execution, when the client sent it again.
+if redis.call('EXISTS', tombstone) == 1 then
+  return { 'ENDED' }
+end
+local ticket, ends = next_ticket(), due + life
+local waiter = {
+  attempt = '-',
+  owner = '-',
+  inbox = '-',
+  label = label,
+  task = task,
+  home = '',
+  parked = true,
+  limits = { 1 },
+  lease = 0,
+  life = 0,
+  expiry = ends,
+  line = { ticket = ticket, gap = gap, due = due, ends = ends },
+}
+redis.call('ZADD', queue, ticket, execution)
+redis.call('HSET', waiters, execution, cjson.encode(waiter))
+redis.call('HSET', sent, execution, name, '#' .. task, execution)
+-- While a message is parked there, the line lives without end.
+if redis.call('EXISTS', prefix .. 'm:' .. name) == 0 then
+  Base.outlive(ends - now, queue, waiters)
+end
+Base.outlive(ends - now, sent)
+-- Should nobody come to look, somebody looks when the place has ended.
+redis.call('ZADD', prefix .. 'due', 'NX', string.format('%.0f', ends + 1), 'l ' .. name)
+return { 'PLACED', ticket }

@@ -1,0 +1,247 @@
+"""A campaign on the order of calls: senders, workers, faults, and a verdict."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+import psutil
+
+from tests.chaos.ordered import judge
+from tests.chaos.parked.brokers import BROKERS, Broker
+from tests.chaos.parked.campaign import RECEIVED, plain_environment
+from tests.chaos.parked.settings import Settings
+from tests.support import RedisServer, reaper
+
+ROOT = Path(__file__).parents[3]
+_DURABLE = ("--appendonly", "yes", "--appendfsync", "no")
+#: As in the workers' app.
+BEGUN = "ordered:begun"
+#: Nothing has ended for so long, in seconds: what has not by then is lost. Longer than a late call
+#: holds up those behind it.
+STALLED = 45.0
+#: The same where neither the broker nor Redis has a message any more.
+IDLE = 2.0
+
+
+class Campaign:
+    """Runs one campaign; see `run`.
+
+    Args:
+        calls, keys, senders, workers: so many; each worker has two children.
+        faults: so many, spread over the calls: in turns a sender, a worker with all its processes
+            and a pool process are killed, and a message is taken away from the broker.
+        broker: of `BROKERS`.
+        gap: seconds for which a late call holds up those behind it: longer than the messages of a
+            killed worker need to come back, so that those alone are passed over that were lost.
+        seed: of the senders' keys, and of the faults.
+    """
+
+    def __init__(
+        self,
+        calls: int,
+        keys: int,
+        senders: int,
+        workers: int,
+        faults: int,
+        broker: str = "redis",
+        gap: float = 20.0,
+        seed: int = 1,
+    ) -> None:
+        self._gap = gap
+        self._calls, self._keys, self._faults = calls, keys, faults
+        self._senders: list[subprocess.Popen[Any] | None] = [None] * senders
+        self._count, self._make_broker, self._seed = workers, BROKERS[broker], seed
+        self._random = random.Random(seed)
+        self._folder = Path(tempfile.mkdtemp(prefix="relock-ordered-"))
+        self._workers: list[subprocess.Popen[Any]] = []
+        self._started = 0
+        self._killed: set[int] = set()
+        self._taken: set[str] = set()
+        self._laid: Counter[str] = Counter()
+
+    def run(self) -> judge.Report:
+        """Start everything, lay the faults, wait for the end, and judge."""
+        locks, resource = RedisServer(*_DURABLE), RedisServer()
+        broker: Broker = self._make_broker()
+        self._settings = Settings(
+            broker=broker.url,
+            transport=broker.options,
+            locks=locks.url,
+            resource=resource.url,
+            namespace=f"ordered{uuid.uuid4().hex[:8]}",
+            late=True,
+            lease=5.0,
+        )
+        self._broker, self._locks = broker, locks.client()
+        self._app, self._truth = self._settings.app(), resource.client()
+        began = time.monotonic()
+        try:
+            for _ in range(self._count):
+                self._start_worker()
+            self._work()
+            report = self._judge()
+            report.seconds = time.monotonic() - began
+        finally:
+            for each in (*self._workers, *self._senders):
+                if each is not None:
+                    reaper.end(each)
+            self._app.close()
+            for server in (broker, locks, resource):
+                server.stop()
+        if report.violations:
+            report.violations.append(f"the journals and the logs are kept in {self._folder}")
+        else:
+            for path in self._folder.iterdir():
+                path.unlink()
+            self._folder.rmdir()
+        return report
+
+    def _start(self, arguments: list[str], log: str) -> subprocess.Popen[Any]:
+        with (self._folder / f"{log}.log").open("a") as file:
+            return reaper.start(
+                [sys.executable, "-m", *arguments],
+                cwd=ROOT,
+                env={
+                    **plain_environment(),
+                    **self._settings.environment(),
+                    "RELOCK_CHAOS_GAP": str(self._gap),
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+            )
+
+    def _start_worker(self) -> None:
+        self._started += 1
+        name = f"w{self._started}"
+        command = ["celery", "-A", "tests.chaos.ordered.app", "worker", "-c", "2", "-l", "INFO"]
+        command += ["-n", f"{name}@127.0.0.1", "--without-gossip", "--without-mingle"]
+        self._workers.append(self._start(command, name))
+
+    def _work(self) -> None:
+        acts: list[Callable[[], bool]] = []
+        done, changed = 0, time.monotonic()
+        while not self._is_over(time.monotonic() - changed):
+            before, done = done, self._truth.llen(BEGUN)
+            changed = time.monotonic() if done != before else changed
+            self._revive()
+            if self._laid.total() < min(self._faults * done / (2 * self._calls), self._faults):
+                if not acts:
+                    acts = [self._kill_sender, self._kill_worker, self._kill_child, self._take]
+                    self._random.shuffle(acts)
+                if acts[-1]():
+                    acts.pop()
+            time.sleep(0.05)
+
+    def _is_over(self, idle: float) -> bool:
+        """All has run that was sent; or nothing happens any more."""
+        if idle > STALLED:
+            return True
+        if any(each is None or each.poll() is None for each in self._senders):
+            return False
+        if idle > IDLE and not self._broker.left(self._app.conf.task_default_queue):
+            return not self._locks.exists(f"{self._settings.namespace}:{{0}}:parked")
+        if self._truth.llen(BEGUN) < 1.9 * self._calls:
+            return False
+        ended = {each.id for each in self._begins() if each.what == "ended"}
+        sent = judge.calls_in(self._journals()).values()
+        return {each.id for each in sent if each.until < float("inf")} <= ended | self._taken
+
+    def _revive(self) -> None:
+        alive = [each for each in self._workers if each.poll() is None]
+        for _ in range(self._count - len(alive)):
+            self._start_worker()
+        self._workers = [each for each in self._workers if each.poll() is None]
+        share = self._calls // len(self._senders)
+        for number, sender in enumerate(self._senders):
+            if sender is None or sender.poll() not in (None, 0):
+                arguments = [str(self._journal(number)), str(share), str(self._keys)]
+                module = "tests.chaos.ordered.sender"
+                command = [module, *arguments, str(self._seed * 1000 + number)]
+                self._senders[number] = self._start(command, f"s{number}")
+
+    # Each kills or takes something, and says whether there was anything.
+
+    def _kill_sender(self) -> bool:
+        alive = [each for each in self._senders if each is not None and each.poll() is None]
+        if not alive:
+            return True  # all is sent
+        victim = self._random.choice(alive)
+        victim.kill()
+        victim.wait()
+        self._laid["senders killed"] += 1
+        return True
+
+    def _kill_worker(self) -> bool:
+        victim = self._random.choice(self._workers)
+        children = self._children(victim)
+        for process in (victim.pid, *children):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        self._killed.update(children)
+        victim.wait()
+        self._laid["workers killed"] += 1
+        return True
+
+    def _kill_child(self) -> bool:
+        children = self._children(self._random.choice(self._workers))
+        if not children:
+            return False
+        victim = self._random.choice(children)
+        self._killed.add(victim)
+        with suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
+        self._laid["pool processes killed"] += 1
+        return True
+
+    def _take(self) -> bool:
+        """Take a message away, as a broker does that loses one."""
+        with self._app.connection_for_read() as connection:
+            queue = connection.SimpleQueue(self._app.conf.task_default_queue)
+            try:
+                message = queue.get(block=False)
+            except Empty:
+                return False
+            self._taken.add(message.headers["id"])
+            message.ack()
+        self._laid["messages taken away"] += 1
+        return True
+
+    def _children(self, worker: subprocess.Popen[Any]) -> list[int]:
+        with suppress(psutil.NoSuchProcess):
+            return [each.pid for each in psutil.Process(worker.pid).children()]
+        return []
+
+    def _journal(self, number: int) -> Path:
+        return self._folder / f"sender-{number}"
+
+    def _journals(self) -> list[str]:
+        paths = map(self._journal, range(len(self._senders)))
+        return [path.read_text() for path in paths if path.exists()]
+
+    def _begins(self) -> list[judge.Begin]:
+        return judge.begins_in(map(json.loads, self._truth.lrange(BEGUN, 0, -1)))
+
+    def _judge(self) -> judge.Report:
+        calls, begins = judge.calls_in(self._journals()), self._begins()
+        logs = (path.read_text() for path in self._folder.glob("w*.log"))
+        received = {task for log in logs for task in RECEIVED.findall(log)}
+        report = judge.report(calls, begins, self._taken, self._killed, received)
+        report.faults = self._laid
+        if report.violations:
+            (self._folder / "begins").write_text("\n".join(map(str, begins)))
+        return report

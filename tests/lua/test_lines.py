@@ -1,0 +1,290 @@
+"""A line: calls get their turns in the order in which they took their places, whenever their
+messages come (`lock_order`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from celery_relock.engine.protocol import (
+    COMES_AGAIN,
+    LINE,
+    Conflict,
+    Ended,
+    Held,
+    Parked,
+    PlaceRequest,
+    Successor,
+)
+from tests.support.desk import Desk
+
+A = (f"{LINE}a",)
+GAP = 1000.0
+
+
+def place(desk: Desk, run: str, **more: Any) -> int:
+    """A call is about to be sent."""
+    facts = {"gap": GAP, "delay": 0.0, "moment": 0.0, "life": 100000.0, **more}
+    return desk.backend.place(PlaceRequest(A[0], run, f"t-{run}", f"call[{run}] here", **facts))
+
+
+def arrive(desk: Desk, run: str, attempt_id: str = "n", *, again: bool = False) -> Any:
+    """Its message comes to a worker: the ticket by which it gets the line, or what is said."""
+    answer = desk.take(run, attempt_id, names=A, owner=COMES_AGAIN if again else "-")
+    return answer.fences[0] if isinstance(answer, Held) else answer
+
+
+def park(desk: Desk, run: str, attempt_id: str = "n", *, again: bool = False) -> None:
+    """It comes early."""
+    assert isinstance(arrive(desk, run, attempt_id, again=again), Conflict)
+    desk.park(run, attempt_id, names=A, owner=COMES_AGAIN if again else "-")
+
+
+def end(desk: Desk, run: str, attempt_id: str = "n") -> list[str]:
+    """It has run: whose messages are handed out."""
+    desk.give_back(run, attempt_id, names=A, ended="run")
+    return desk.out()
+
+
+def passed(desk: Desk) -> list[str]:
+    desk.all_due()
+    found = desk.backend.resume("h", "by", ())
+    desk._out += found.messages
+    return [call.execution_id for call in found.passed]
+
+
+@pytest.fixture
+def line(desk: Desk) -> list[int]:
+    """Three calls were sent."""
+    return [place(desk, run) for run in ("r1", "r2", "r3")]
+
+
+def test_tickets_rise_in_the_order_in_which_calls_are_sent(line):
+    assert line == sorted(set(line))
+
+
+def test_a_place_that_is_asked_for_twice_is_one_place(desk, line):
+    assert place(desk, "r2") == line[1]
+    assert desk.waiters(A[0]) == ["r1", "r2", "r3"]
+
+
+def test_calls_that_arrive_in_order_get_the_line_by_their_tickets(desk, line):
+    for run, ticket in zip(("r1", "r2", "r3"), line, strict=True):
+        assert arrive(desk, run) == ticket
+        assert end(desk, run) == []
+
+
+def test_calls_that_arrive_early_are_parked_and_handed_out_in_order(desk, line):
+    park(desk, "r3")
+    park(desk, "r2")
+    assert desk.out() == []
+    assert arrive(desk, "r1") == line[0]
+    assert end(desk, "r1") == ["r2"]
+    assert arrive(desk, "r2", "n2") == line[1]
+    assert end(desk, "r2", "n2") == ["r3"]
+    assert arrive(desk, "r3", "n2") == line[2]
+
+
+def test_nobody_overtakes_a_message_that_was_handed_out(desk, line):
+    park(desk, "r2")
+    arrive(desk, "r1")
+    assert end(desk, "r1") == ["r2"]
+    desk.lapse_place("r2", A[0], first=1, back=1)
+    assert isinstance(arrive(desk, "r3"), Conflict)
+
+
+def test_a_later_call_waits_for_a_late_one_no_longer_than_its_gap(desk, line):
+    park(desk, "r2")
+    assert passed(desk) == []
+    desk.age_call("r1", A[0])
+    assert passed(desk) == ["r1"]
+    assert desk.out() == ["r2"]
+    assert passed(desk) == []
+
+
+def test_the_gap_counts_from_when_a_later_call_is_here(desk, line):
+    desk.age_call("r1", A[0], waited_for=False)
+    park(desk, "r2")
+    assert passed(desk) == []
+
+
+def test_a_backlog_that_moves_on_by_itself_passes_nobody_over(desk, line):
+    desk.age_call("r1", A[0], waited_for=False)
+    assert passed(desk) == []
+    assert [arrive(desk, "r1"), end(desk, "r1"), arrive(desk, "r2")] == [line[0], [], line[1]]
+
+
+def test_a_call_that_comes_after_it_was_passed_over_gets_another_ticket(desk, line):
+    park(desk, "r2")
+    desk.age_call("r1", A[0])
+    assert passed(desk) == ["r1"]
+    assert desk.out() == ["r2"]
+    assert arrive(desk, "r2", "n2") == line[1]
+    park(desk, "r1")
+    assert end(desk, "r2", "n2") == []
+    assert arrive(desk, "r3") == line[2]
+    assert end(desk, "r3") == ["r1"]
+    assert arrive(desk, "r1", "n2") > line[2]
+
+
+def test_calls_without_a_place_come_after_those_that_have_one(desk, line):
+    park(desk, "r9")
+    for run in ("r1", "r2"):
+        arrive(desk, run)
+        assert end(desk, run) == []
+    arrive(desk, "r3")
+    assert end(desk, "r3") == ["r9"]
+    assert arrive(desk, "r9", "n2") > line[2]
+
+
+def test_a_place_is_free_at_once_when_its_message_was_not_sent(desk, line):
+    park(desk, "r2")
+    desk.give_back("r1", "-", names=A)
+    assert desk.out() == ["r2"]
+
+
+def test_a_place_is_free_at_once_when_its_call_is_withdrawn(desk, line):
+    park(desk, "r2")
+    assert desk.withdraw("r1", home="h")
+    assert desk.out() == ["r2"]
+    assert isinstance(arrive(desk, "r1"), Ended)
+
+
+def test_a_place_is_free_at_once_when_its_task_is_revoked(desk, line):
+    park(desk, "r2")
+    assert desk.resume(tasks=("t-r1",)) == ["r2"]
+
+
+def test_a_revoke_of_a_task_that_runs_leaves_its_place(desk, line):
+    arrive(desk, "r1", again=True)
+    park(desk, "r2")
+    assert desk.resume(tasks=("t-r1",)) == []
+    assert desk.waiters(A[0]) == ["r1", "r2", "r3"]
+
+
+def test_a_place_ends_with_its_call_whether_anybody_comes_or_not(desk):
+    place(desk, "r1", life=0.05)
+    place(desk, "r2")
+    desk.wait_ms(60)
+    assert arrive(desk, "r2") > 0
+    assert passed(desk) == []
+
+
+def test_calls_that_are_due_later_stand_by_the_time_at_which_they_are_due(desk):
+    later, latest = place(desk, "r1", delay=20.0), place(desk, "r2", delay=30.0)
+    between = place(desk, "r3", moment=desk.now_ms() / 1000 + 25)
+    assert place(desk, "r4") < later < between < latest
+    assert desk.waiters(A[0]) == ["r4", "r1", "r3", "r2"]
+    assert arrive(desk, "r4") > 0
+    assert end(desk, "r4") == []
+    park(desk, "r9")  # has no place, and is here now
+    assert arrive(desk, "r9", "n2") < later
+
+
+def test_a_call_that_is_due_later_is_not_late_before(desk):
+    place(desk, "r1", gap=0.0, delay=1000.0)
+    place(desk, "r2", delay=2000.0)
+    park(desk, "r2")
+    assert passed(desk) == []
+
+
+def test_two_calls_that_are_due_at_one_moment_have_an_order(desk):
+    moment = desk.now_ms() / 1000 + 100
+    assert place(desk, "r2", moment=moment) < place(desk, "r1", moment=moment)
+
+
+def test_a_call_whose_message_comes_again_keeps_its_place_while_it_runs(desk, line):
+    assert arrive(desk, "r1", again=True) == line[0]
+    park(desk, "r2")
+    desk.give_back("r1", names=A, ended="killed")
+    assert desk.out() == []
+    assert arrive(desk, "r1", "n2", again=True) == line[0]
+    assert end(desk, "r1", "n2") == ["r2"]
+
+
+def test_it_is_late_if_it_does_not_come_again(desk, line):
+    arrive(desk, "r1", again=True)
+    park(desk, "r2")
+    desk.lapse("r1", A[0])
+    assert passed(desk) == []
+    desk.age_call("r1", A[0])
+    assert passed(desk) == ["r1"]
+    assert desk.out() == ["r2"]
+
+
+def test_a_call_whose_message_does_not_come_again_holds_up_nobody_when_it_dies(desk, line):
+    arrive(desk, "r1")
+    park(desk, "r2")
+    desk.give_back("r1", names=A, ended="killed")
+    assert desk.out() == ["r2"]
+
+
+def test_a_copy_of_a_call_that_runs_is_handed_out_first_if_that_dies(desk, line):
+    arrive(desk, "r1", again=True)
+    park(desk, "r2")
+    desk.park("r1", "copy", names=A, owner=COMES_AGAIN)
+    desk.give_back("r1", names=A, ended="killed")
+    assert desk.out() == ["r1"]
+    assert arrive(desk, "r1", "n3", again=True) == line[0]
+
+
+def test_a_copy_of_a_call_that_runs_goes_with_its_end(desk, line):
+    arrive(desk, "r1", again=True)
+    park(desk, "r2")
+    desk.park("r1", "copy", names=A, owner=COMES_AGAIN)
+    assert end(desk, "r1") == ["r2"]
+    assert isinstance(arrive(desk, "r1", "copy2"), Ended)
+
+
+def test_what_is_left_to_a_retry_keeps_those_behind_out_and_the_ticket(desk, line):
+    arrive(desk, "r1", again=True)
+    park(desk, "r2")
+    retry = Successor("r1-retry", 100.0)
+    desk.backend.release(A, "r1", "n", ended="run", remember=9.0, home="h", successor=retry)
+    assert desk.resume() == []
+    assert arrive(desk, "r1-retry") == line[0]
+    assert end(desk, "r1-retry") == ["r2"]
+
+
+def test_what_is_kept_for_an_execution_that_was_cancelled_is_free(desk, line):
+    arrive(desk, "r1")
+    park(desk, "r2")
+    desk.backend.release(A, "r1", "n", home="h", successor=Successor("r1", 1000.0))
+    desk.take("holder")
+    desk.park("r1", "m")
+    desk.withdraw("r1")
+    desk.all_due()
+    assert desk.resume() == ["r2"]
+
+
+def test_an_execution_that_is_parked_for_its_lock_keeps_both_its_places(desk, line):
+    desk.take("holder")
+    arrive(desk, "r1")
+    park(desk, "r2")
+    desk.park("r1", "m")
+    desk.backend.release(A, "r1", "n", successor=Successor("r1", 1000.0))
+    desk.give_back("holder")
+    assert desk.out() == ["r1"]
+    assert arrive(desk, "r1", "n2") == line[0]
+    assert isinstance(desk.take("r1", "m2"), Held)
+
+
+def test_a_lock_is_free_for_others_while_calls_of_its_line_wait(desk, line):
+    park(desk, "r2")
+    assert isinstance(desk.take("somebody"), Held)
+
+
+def test_nothing_is_left_of_a_line(desk, line):
+    for run in ("r1", "r2", "r3"):
+        arrive(desk, run, again=True)
+        end(desk, run)
+    desk.resume()
+    assert desk.waiters(A[0]) == []
+    assert desk.left() == []
+
+
+def test_an_answer_to_park_is_repeated(desk, line):
+    park(desk, "r2")
+    assert isinstance(desk.leave("r2", "n", names=A, owner="-"), Parked)
+    assert desk.waiters(A[0]) == ["r1", "r2", "r3"]

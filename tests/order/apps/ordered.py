@@ -1,0 +1,83 @@
+"""Tasks whose calls run in the order in which they are sent."""
+
+from __future__ import annotations
+
+import os
+
+from celery_relock import LockedTask
+from tests.support import Journal, make_app
+
+KEY = "account:{account}"
+
+app = make_app(
+    __name__,
+    worker_prefetch_multiplier=1,
+    broker_url=os.environ.get("RELOCK_TEST_BROKER") or os.environ["RELOCK_TEST_URL"],
+    task_publish_retry=False,
+)
+if os.environ.get("RELOCK_TEST_BROKER", "").startswith("amqp"):
+    app.conf.broker_transport_options = {}
+journal = Journal.from_env()
+
+
+def work(self, account, number, how):
+    """Says that it runs, and ends in the way that the call wants."""
+    told = {"account": account, "number": number, "retries": self.request.retries}
+    journal.add("began", in_order=self.lock.in_order, id=self.request.id, **told)
+    if how == "slow":
+        journal.wait_for(lambda events: any(e.name == f"free {account}" for e in events), 30)
+    if how == "retry" and self.request.retries < 1:
+        raise self.retry(countdown=1)
+    if how == "fail" and self.request.retries < 1:
+        raise ConnectionError("not this time")
+    journal.add("ended", **told)
+    return number
+
+
+def ordered(**options):
+    return app.task(base=LockedTask, bind=True, lock_key=KEY, lock_order="sent", **options)
+
+
+@ordered()
+def update(self, account, number, how=""):
+    return work(self, account, number, how)
+
+
+@ordered(lock_order_gap=1.0)
+def hasty(self, account, number, how=""):
+    return work(self, account, number, how)
+
+
+@ordered(acks_late=True, reject_on_worker_lost=True)
+def careful(self, account, number, how=""):
+    return work(self, account, number, how)
+
+
+@ordered(lock_order_retry="end")
+def lets_pass(self, account, number, how=""):
+    return work(self, account, number, how)
+
+
+@ordered(autoretry_for=(ConnectionError,), retry_backoff=False, default_retry_delay=1)
+def retried(self, account, number, how=""):
+    return work(self, account, number, how)
+
+
+@ordered(lock_dedup="until_start")
+def once(self, account, number, how=""):
+    return work(self, account, number, how)
+
+
+@ordered(lock_max_wait=1.0)
+def impatient(self, account, number, how=""):
+    return work(self, account, number, how)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY)
+def unordered(self, account, number, how=""):
+    return work(self, account, number, how)
+
+
+@app.task
+def total(numbers):
+    return sum(numbers)

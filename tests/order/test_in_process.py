@@ -1,0 +1,115 @@
+"""What `lock_order` refuses, and what it is without a Redis."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import pytest
+from celery import Celery
+from celery.app.trace import build_tracer
+from celery.contrib.testing.worker import start_worker
+
+from celery_relock import LockedTask
+from celery_relock.declaration import declaration
+from celery_relock.errors import LockConfigError, LockUnavailable
+from tests.support import wait_for
+
+
+def app_of(**settings):
+    app = Celery(f"t{uuid.uuid4().hex}", broker="memory://", backend="cache+memory://")
+    app.conf.update(task_default_queue=f"q{uuid.uuid4().hex}", **settings)
+    return app
+
+
+def begun_in(app):
+    """The task `update`, and what its bodies have seen."""
+    begun = []
+
+    @app.task(
+        base=LockedTask, bind=True, shared=False, lock_key="{account}", lock_order="sent",
+        lock_on_unavailable="run",
+    )  # fmt: skip
+    def update(self, account, number):
+        begun.append((number, self.lock.in_order))
+
+    return update, begun
+
+
+def test_calls_run_in_order_in_the_memory_of_one_process():
+    app = app_of(relock_url="memory://")
+    update, begun = begun_in(app)
+    update.apply_async(("a", 1), queue="late")
+    update.delay("a", 2)
+    update.delay("a", 3)
+    with start_worker(app, pool="threads", concurrency=2, perform_ping_check=False):
+        state = declaration(type(app.tasks[update.name])).engine.backend.state
+        wait_for(lambda: len(state.parked) == 2, 20, "two calls that wait")
+        update.delay("b", 1)
+        wait_for(lambda: begun == [(1, True)], 20, "a call of another name")
+        app.control.add_consumer("late", reply=True, timeout=20, limit=1)
+        wait_for(lambda: len(begun) == 4, 20, "all calls")
+    assert begun[1:] == [(1, True), (2, True), (3, True)]
+
+
+def test_without_locks_there_is_no_order():
+    app = app_of(relock_enabled=False)
+    update, begun = begun_in(app)
+    assert update.delay("a", 1).id
+    trace = build_tracer(update.name, update, app=app)
+    trace("id", ("a", 1), {}, {"id": "id", "hostname": "here"})
+    assert begun == [(1, None)]
+
+
+@pytest.mark.parametrize("policy", ["raise", "run"])
+def test_a_call_that_gets_no_place_is_sent_or_not_as_the_task_says(policy):
+    app = app_of(relock_url="redis://127.0.0.1:1")
+
+    @app.task(base=LockedTask, shared=False, lock_key="a", lock_order="sent",
+              lock_on_unavailable=policy)  # fmt: skip
+    def update():
+        pass
+
+    began = time.monotonic()
+    if policy == "raise":
+        with pytest.raises(LockUnavailable):
+            update.delay()
+    else:
+        assert update.delay().id
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lock_key": False},
+        {"lock_key": ["a:{account}", "b:{number}"]},
+        {"lock_limit": 2},
+        {"lock_reentrant": "workflow"},
+        {"lock_hold": "workflow"},
+        {"lock_keep_on_retry": True, "lock_order_retry": "end"},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_what_does_not_go_with_an_order_is_refused_when_the_task_is_declared(options):
+    app = app_of(relock_url="memory://")
+
+    @app.task(base=LockedTask, shared=False, **{"lock_key": "a", "lock_order": "sent", **options})
+    def update(account, number):
+        pass
+
+    with pytest.raises(LockConfigError, match="lock_order='sent' excludes"):
+        app.finalize()
+
+
+def test_a_call_with_several_names_is_refused_when_it_is_sent():
+    app = app_of(relock_url="memory://")
+
+    @app.task(
+        base=LockedTask, shared=False, lock_order="sent", lock_key=lambda accounts: list(accounts)
+    )
+    def update(accounts):
+        pass
+
+    with pytest.raises(LockConfigError, match="2: 'a', 'b'"):
+        update.delay(["a", "b"])

@@ -1,0 +1,243 @@
+"""Calls run in the order in which they were sent, whatever way their messages take. On a Redis and
+on a RabbitMQ broker.
+
+A message is made late by a queue that the worker does not consume until the test says so.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+
+import pytest
+from celery import chain, chord, group
+from kombu.exceptions import EncodeError
+
+from celery_relock import engines
+from celery_relock.engine.protocol import LINE
+from tests.support import wait_for
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def on_redis(module_worker):
+    return module_worker("tests.order.apps.ordered", concurrency=3)
+
+
+@pytest.fixture(scope="module")
+def on_rabbitmq(module_worker, rabbitmq):
+    return module_worker(
+        "tests.order.apps.ordered",
+        concurrency=3,
+        namespace=f"ns{uuid.uuid4().hex[:12]}",
+        env={"RELOCK_TEST_BROKER": rabbitmq.url},
+    )
+
+
+@pytest.fixture(params=["redis", "rabbitmq"])
+def worker(request):
+    return request.getfixturevalue(f"on_{request.param}")
+
+
+ON_REDIS = pytest.mark.parametrize("worker", ["redis"], indirect=True)
+
+
+@pytest.fixture
+def m(worker):
+    return worker.module
+
+
+@pytest.fixture
+def account():
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def late(m):
+    """A queue whose messages come when the test says so."""
+
+    class Late:
+        name = f"late-{uuid.uuid4().hex}"
+
+        def comes(self):
+            m.app.control.add_consumer(self.name, reply=True, timeout=20, limit=1)
+
+    return Late()
+
+
+def began(worker, account, count):
+    """The calls of an account that have begun, in that order, once there are so many."""
+
+    def found():
+        return [e for e in worker.journal.events("began") if e["account"] == account]
+
+    wait_for(lambda: len(found()) >= count, 30, f"{count} began for {account}")
+    return found()
+
+
+def numbers(events):
+    return [event["number"] for event in events]
+
+
+def waits(m, account, count=1):
+    """So many calls are parked for their turns."""
+    conf = m.app.conf
+    engine = engines.engine_for_url(conf.relock_url, conf.relock_namespace)
+    line = f"{LINE}account:{account}"
+
+    def parked():
+        at = engine.backend.inspection().survey([engine.backend.keys.lock(line)], 0)
+        return sum(each.parked for each in at)
+
+    wait_for(lambda: parked() >= count, 20, f"{count} calls of {account} that wait")
+
+
+def test_a_call_that_comes_early_waits_for_those_that_were_sent_before(worker, m, account, late):
+    m.update.apply_async((account, 1), queue=late.name)
+    m.update.delay(account, 2)
+    m.update.delay(account, 3)
+    waits(m, account, 2)
+    late.comes()
+    events = began(worker, account, 3)
+    assert numbers(events) == [1, 2, 3]
+    assert all(event["in_order"] is True for event in events)
+
+
+def test_a_burst_by_way_of_two_queues_and_with_priorities_runs_in_order(worker, m, account, late):
+    late.comes()
+    for number in range(30):
+        how = {"queue": late.name} if number % 3 else {}
+        m.update.apply_async((account, number), priority=number % 10, **how)
+    assert numbers(began(worker, account, 30)) == list(range(30))
+
+
+def test_others_use_the_lock_while_calls_wait_for_their_turns(worker, m, account, late):
+    m.update.apply_async((account, 1), queue=late.name)
+    m.update.delay(account, 2)
+    waits(m, account)
+    assert m.unordered.delay(account, 9).get(timeout=20) == 9
+    late.comes()
+    assert numbers(began(worker, account, 3)) == [9, 1, 2]
+
+
+@ON_REDIS
+def test_a_late_call_is_passed_over_and_told_so_when_it_comes(worker, m, account, late):
+    m.hasty.apply_async((account, 1), queue=late.name, task_id=f"late-{account}")
+    m.hasty.delay(account, 2)
+    assert [(e["number"], e["in_order"]) for e in began(worker, account, 1)] == [(2, True)]
+    worker.wait_for_log(rf"'account:{account}' passed, task .*hasty\[late-{account}\].*passed over")
+    late.comes()
+    assert [(e["number"], e["in_order"]) for e in began(worker, account, 2)][1] == (1, False)
+
+
+@ON_REDIS
+@pytest.mark.parametrize("how", ["revoked", "expired", "not sent", "forgotten"])
+def test_a_call_that_does_not_come_holds_up_nobody(worker, m, account, late, how):
+    options = {"expires": 1.0} if how == "expired" else {}
+    if how == "not sent":
+        with pytest.raises(EncodeError):
+            m.update.delay(account, object())
+    else:
+        first = m.update.apply_async((account, 1), queue=late.name, **options)
+    m.update.delay(account, 2)
+    if how in ("revoked", "forgotten"):
+        waits(m, account)
+        first.revoke()
+    assert numbers(began(worker, account, 1)) == [2]
+
+
+@ON_REDIS
+@pytest.mark.parametrize(
+    ("task", "how", "expected"),
+    [
+        ("update", "retry", [1, 1, 2]),
+        ("lets_pass", "retry", [1, 2, 1]),
+        ("retried", "fail", [1, 1, 2]),
+    ],
+)
+def test_a_retry_keeps_its_place_or_goes_to_the_end(worker, m, account, task, how, expected):
+    ordered = getattr(m, task)
+    ordered.delay(account, 1, how)
+    ordered.delay(account, 2)
+    events = began(worker, account, 3)
+    assert numbers(events) == expected
+    assert [event["in_order"] for event in events] == [True, True, True]
+
+
+@ON_REDIS
+def test_a_call_that_fails_or_gives_up_holds_up_nobody(worker, m, account, late):
+    failing = m.update.delay(account, 1, "fail")
+    m.impatient.apply_async((account, 2), queue=late.name)
+    gives_up = m.impatient.delay(account, 3)
+    with pytest.raises(Exception, match="were sent before"):
+        gives_up.get(timeout=20)
+    with pytest.raises(ConnectionError):
+        failing.get(timeout=20)
+    late.comes()
+    m.update.delay(account, 4)
+    assert numbers(began(worker, account, 3)) == [1, 2, 4]
+
+
+@pytest.mark.parametrize(("task", "expected"), [("careful", [1, 1, 2]), ("update", [1, 2])])
+def test_a_killed_call_runs_again_before_those_behind_if_its_message_comes_again(
+    worker, m, account, task, expected
+):
+    ordered = getattr(m, task)
+    ordered.delay(account, 1, "slow")
+    (first,) = began(worker, account, 1)
+    ordered.delay(account, 2)
+    waits(m, account)
+    os.kill(first.pid, signal.SIGKILL)
+    worker.journal.add(f"free {account}")
+    events = began(worker, account, len(expected))
+    assert numbers(events) == expected
+    assert all(event["in_order"] for event in events)
+
+
+@ON_REDIS
+def test_calls_with_a_countdown_run_by_the_time_at_which_they_are_due(worker, m, account):
+    m.update.apply_async((account, 1), countdown=2)
+    m.update.delay(account, 2)
+    m.update.apply_async((account, 3), countdown=1)
+    assert numbers(began(worker, account, 3)) == [2, 3, 1]
+
+
+@ON_REDIS
+def test_chains_groups_and_chords_of_one_name_come_to_their_ends(worker, m, account):
+    steps = chain(m.update.si(account, 1), m.update.si(account, 2))
+    assert steps.apply_async().get(timeout=20) == 2
+    members = group(m.update.si(account, number) for number in (3, 4, 5))
+    assert members.apply_async().get(timeout=20) == [3, 4, 5]
+    sums = chord([m.update.si(account, number) for number in (6, 7)], m.total.s())
+    assert sums.apply_async().get(timeout=20) == 13
+    assert numbers(began(worker, account, 7)) == [1, 2, 3, 4, 5, 6, 7]
+
+
+@ON_REDIS
+def test_a_call_by_name_has_no_place_until_it_arrives(worker, m, account, late):
+    m.update.apply_async((account, 1), queue=late.name)
+    m.app.send_task(m.update.name, (account, 2))
+    waits(m, account)
+    late.comes()
+    events = began(worker, account, 2)
+    assert [(e["number"], e["in_order"]) for e in events] == [(1, True), (2, False)]
+
+
+@ON_REDIS
+def test_a_duplicate_takes_no_place(worker, m, account, late):
+    first = m.once.apply_async((account, 1), queue=late.name)
+    assert m.once.delay(account, 1).id == first.id
+    m.update.delay(account, 2)
+    waits(m, account)
+    late.comes()
+    assert numbers(began(worker, account, 2)) == [1, 2]
+
+
+@ON_REDIS
+def test_eager_and_direct_calls_have_no_order(m, account):
+    assert m.update.apply((account, 1)).get() == 1
+    assert m.update(account, 2) == 2
+    events = [e for e in m.journal.events("began") if e["account"] == account]
+    assert [event["in_order"] for event in events] == [None, None]
