@@ -16,7 +16,8 @@ myst_heading_anchors = 3
 html_theme = "furo"
 html_title = f"celery-relock {version}"
 html_show_sphinx = False
-html_static_path = ["pictures"]
+html_static_path = ["pictures", "site.css"]
+html_css_files = ["site.css"]
 # Furo's own fonts and scripts; nothing is fetched when a page is read.
 html_theme_options = {"navigation_with_keys": True}
 
