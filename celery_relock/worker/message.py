@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from datetime import datetime, timedelta
 from itertools import islice
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 from celery import current_app
-from celery._state import _task_stack
+from celery._state import _get_active_apps, _task_stack
 from celery.utils.time import maybe_iso8601
 
 from ..engine import ids, reentrancy
@@ -293,7 +293,10 @@ _READ: dict[str, Callable[[Any], Any]] = {
 
 
 def write_header(
-    headers: dict[str, Any], fields: Mapping[str, Any], properties: dict[str, Any]
+    headers: dict[str, Any],
+    fields: Mapping[str, Any],
+    properties: dict[str, Any],
+    queues: Iterable[Any],
 ) -> dict[str, Any]:
     """Give a message that is about to be published our header, which is returned.
 
@@ -301,6 +304,7 @@ def write_header(
         headers: of the message.
         fields: where its id is; protocol 1 has that in the body.
         properties: among them what `apply_async` was given for this call alone, which is taken out.
+        queues: that the message goes to, if its sender knows them.
     """
     # A predecessor's header came along with its custom headers: it is replaced, never kept.
     predecessor = headers.get(HEADER)
@@ -311,12 +315,14 @@ def write_header(
     if locks and not running_request():
         # Sent by a worker's main process, in the place of an execution that died.
         header["workflow_locks"] = locks
-    header.update(_of_call(fields, properties))
+    header.update(_of_call(fields, properties, queues))
     headers[HEADER] = header
     return header
 
 
-def _of_call(fields: Mapping[str, Any], properties: dict[str, Any]) -> dict[str, Any]:
+def _of_call(
+    fields: Mapping[str, Any], properties: dict[str, Any], queues: Iterable[Any]
+) -> dict[str, Any]:
     """What a call says instead of its task. A retry says what the call said."""
     prefix, options = properties.pop(PREFIX, None), call_options(properties)
     for name in options:
@@ -327,7 +333,7 @@ def _of_call(fields: Mapping[str, Any], properties: dict[str, Any]) -> dict[str,
         prefix, options = before.prefix, {**before.options, **options}
     elif prefix is None:
         # Of a plain task, or sent by its name: what comes after it may be a locked task.
-        prefix = _prefix_of_current_app() if request is None else prefix_here()
+        prefix = _prefix_of_sender(queues) if request is None else prefix_here()
     told: dict[str, Any] = {"prefix": prefix, "options": options}
     if options.get("dedup") is False:
         del options["dedup"]
@@ -361,9 +367,19 @@ def prefix_of(own: str | Callable[[], str]) -> str:
 _prefixes: WeakKeyDictionary[Any, str | Callable[[], str]] = WeakKeyDictionary()
 
 
-def _prefix_of_current_app() -> str | None:
+def _sender(queues: Iterable[Any]) -> Any:
+    """The app that publishes, which Celery does not tell: the queue is an object of its own. For an
+    exchange without a queue, the current app."""
+    for queue in queues:
+        for app in list(_get_active_apps()):
+            if "amqp" in vars(app) and app.amqp.queues.get(queue.name) is queue:
+                return app
+    return current_app._get_current_object()
+
+
+def _prefix_of_sender(queues: Iterable[Any]) -> str | None:
     try:
-        app = current_app._get_current_object()
+        app = _sender(queues)
         if app not in _prefixes:
             _prefixes[app] = name_prefix(app)
         own = _prefixes[app]

@@ -19,7 +19,12 @@ from .message import write_header
 
 
 def _before(
-    sender: Any = None, headers: Any = None, body: Any = None, properties: Any = None, **_: Any
+    sender: Any = None,
+    headers: Any = None,
+    body: Any = None,
+    properties: Any = None,
+    declare: Any = None,
+    **_: Any,
 ) -> None:
     if not isinstance(headers, dict):
         return
@@ -27,7 +32,7 @@ def _before(
     fields: Mapping[str, Any] = headers
     if "id" not in headers:  # protocol 1 has all in the body
         fields = body if isinstance(body, dict) else {}
-    header = write_header(headers, fields, {} if properties is None else properties)
+    header = write_header(headers, fields, {} if properties is None else properties, declare or ())
     dedup.on_publish(headers, body, header)  # may choose the execution id, so before the others
     order.on_publish(fields, header)
     retry.on_publish(fields, body, header)

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 from celery import Celery, Task, current_app
-from celery._state import _task_stack
+from celery._state import _get_active_apps, _task_stack
 from celery.app.task import Context
 from celery.app.trace import build_tracer
 from celery.events.state import Task as ShownTask
 from celery.exceptions import Ignore
 from celery.local import Proxy
-from celery.signals import worker_init
+from celery.signals import before_task_publish, worker_init
 from celery.states import FAILURE, PENDING, SUCCESS
 from celery.worker import control, state, strategy
 from celery.worker.consumer import Consumer
@@ -332,6 +332,20 @@ def _():
     assert app.backend.get_state("x") == SUCCESS
     app.backend.forget("x")
     assert app.backend.get_state("x") == PENDING
+
+
+@row(
+    "`celery._state._get_active_apps`; `before_task_publish` tells by `declare` the `Queue` object "
+    "of the app that sends"
+)
+def _():
+    app, _ = app_with_a_task()
+    assert app in _get_active_apps()
+    told = []
+    before_task_publish.connect(lambda declare, **_: told.extend(declare), weak=False, sender="t")
+    app.conf.broker_url = "memory://"
+    app.send_task("t")
+    assert told[0] is app.amqp.queues["celery"]
 
 
 @row("`Panel.data`, `celery.worker.control.query_task`, `celery.worker.state.requests`")

@@ -1,0 +1,49 @@
+"""What a message is given when it is published, by a process with several apps."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+from celery import Celery, current_app
+from celery.signals import before_task_publish
+
+from celery_relock import LockedTask
+from celery_relock.worker.message import HEADER
+
+
+def an_app(prefix: str) -> Any:
+    """An app whose locks have this prefix, with a plain task and a locked one."""
+    app = Celery(uuid.uuid4().hex, broker="memory://", set_as_current=False)
+    app.conf.update(relock_url="memory://", relock_prefix=prefix)
+
+    @app.task(name=f"{app.main}.plain")
+    def plain() -> None: ...
+
+    @app.task(base=LockedTask, name=f"{app.main}.locked", lock_key="a")
+    def under_lock() -> None: ...
+
+    return app
+
+
+@pytest.mark.parametrize("current", [0, 1])
+def test_a_message_has_the_prefix_of_the_app_that_sends_it_whichever_is_the_current_one(
+    current: int, request: pytest.FixtureRequest
+) -> None:
+    apps = [an_app("acme:"), an_app("other:")]
+    request.addfinalizer(current_app._get_current_object().set_current)
+    apps[current].set_current()
+    found: list[str] = []
+
+    def look(headers: Any, **_: Any) -> None:
+        found.append(headers[HEADER]["prefix"])
+
+    before_task_publish.connect(look)
+    for app in apps:
+        app.tasks[f"{app.main}.plain"].delay()
+        app.tasks[f"{app.main}.locked"].delay()
+        app.send_task("somebody.elses")
+    before_task_publish.disconnect(look)
+
+    assert found == ["acme:"] * 3 + ["other:"] * 3
