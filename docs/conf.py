@@ -8,7 +8,7 @@ copyright = author  # noqa: A001  # Sphinx's name for it
 release = version_of("celery-relock")
 version = ".".join(release.split(".")[:2])
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"]
 source_suffix = {".md": "markdown"}
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
@@ -26,6 +26,8 @@ autodoc_member_order = "bysource"
 autodoc_mock_imports: list[str] = []
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+
+smartquotes_action = "qe"  # two hyphens are an option's, and no dash
 
 nitpicky = True
 # Types of other libraries, which have no pages here.
