@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .lock import Lock as Lock
     from .task import LockedTask as LockedTask
+    from .worker.states import is_dropped as is_dropped
     from .workflow.locked import locked as locked
 
-__all__ = ["Lock", "LockedTask", "locked"]
+__all__ = ["Lock", "LockedTask", "is_dropped", "locked"]
 
 # LockedTask by way of the module that makes workers know the canvases of `locked`.
-_HOMES = {"Lock": ".lock", "LockedTask": ".workflow.locked", "locked": ".workflow.locked"}
+_HOMES = {
+    "Lock": ".lock",
+    "LockedTask": ".workflow.locked",
+    "is_dropped": ".worker.states",
+    "locked": ".workflow.locked",
+}
 
 
 def __getattr__(name: str) -> Any:

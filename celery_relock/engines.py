@@ -76,13 +76,20 @@ def engine_of_loop(engine: Engine) -> LoopEngine:
     of_loop = _of_loops.setdefault(asyncio.get_running_loop(), WeakKeyDictionary())
     found = of_loop.get(engine)
     if found is None:
-        from .backends.redis.asyncio import CoroutineBackend
-        from .engine.asyncio import Engine as LoopEngine
-
-        if not isinstance(engine.backend, RedisBackend):
-            raise LockConfigError("celery_relock.asyncio needs locks that are in Redis")
-        found = of_loop[engine] = LoopEngine(CoroutineBackend(engine.backend))
+        found = of_loop[engine] = _of_loop(engine.backend)
     return found
+
+
+def _of_loop(backend: Any) -> LoopEngine:
+    from .engine.asyncio import Engine as LoopEngine
+
+    if isinstance(backend, RedisBackend):
+        from .backends.redis.asyncio import CoroutineBackend
+
+        return LoopEngine(CoroutineBackend(backend))
+    from .backends.local import LocalBackend
+
+    return LoopEngine(LocalBackend(backend))
 
 
 def engine_in_memory(url: str, namespace: str = NAMESPACE) -> Engine:

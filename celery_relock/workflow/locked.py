@@ -25,7 +25,7 @@ from ..worker.states import Dropped
 from .enter import ENTER, held
 from .steps import Step, stamp, steps_of
 
-_OPTIONS = ("ttl", "gap_ttl", "on_gap", "on_conflict", "max_wait", "limit")
+_OPTIONS = ("ttl", "gap_ttl", "on_gap", "on_conflict", "max_wait", "limit", "on_unavailable")
 _PLACES = ("queue", "exchange", "routing_key")
 _CHUNKS = "celery.chunks"
 
@@ -44,8 +44,9 @@ def locked(canvas: Signature, *, key: Any, **options: Any) -> Signature:
         canvas: a signature, chain, group, chord, map, starmap or chunks, or a part of a larger one.
         key: as `lock_key`: a name, a list of names, or a template or callable over the first step's
             arguments, as its signature has them.
-        **options: `ttl`, `gap_ttl`, `on_gap`, `on_conflict`, `max_wait`, `limit`, as the options
-            `lock_…` of a task. The app's settings are the defaults. Callables are refused.
+        **options: `ttl`, `gap_ttl`, `on_gap`, `on_conflict`, `max_wait`, `limit`,
+            `on_unavailable`, as the options `lock_…` of a task. The app's settings are the
+            defaults. Callables are refused.
 
     Returns:
         A chain to apply, to link, to put into a larger canvas, or to store as JSON. A canvas

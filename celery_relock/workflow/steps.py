@@ -115,7 +115,7 @@ def _write_stamp(fields: Any, stamps: Any, locks: list[str]) -> None:
 
 # -- What the header carries ---------------------------------------------------------------------
 
-_OPTIONS = ("ttl", "gap_ttl", "on_gap", "on_conflict", "max_wait")
+_OPTIONS = ("ttl", "gap_ttl", "on_gap", "on_conflict", "max_wait", "on_unavailable")
 
 
 class WorkflowLock(NamedTuple):
@@ -134,6 +134,7 @@ class WorkflowLock(NamedTuple):
     on_gap: str
     on_conflict: str
     max_wait: float | None
+    on_unavailable: str = "raise"
     #: False once the permit had ended between two steps.
     unbroken: bool = True
 

@@ -15,10 +15,9 @@ from celery.signals import before_task_publish
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
-from celery_relock import LockedTask, declaration, engines, signals
+from celery_relock import LockedTask, declaration, engines, is_dropped, signals
 from celery_relock.dedup import marker
 from celery_relock.errors import DuplicateTask, LockConfigError, LockUnavailable
-from celery_relock.worker.states import is_dropped
 from tests.support import leftovers, wait_for
 
 DAY = 86_400.0

@@ -7,7 +7,7 @@ import uuid
 import pytest
 from celery import chain, chord
 
-from celery_relock.worker.states import is_dropped
+from celery_relock import is_dropped
 from tests.support import wait_for
 
 

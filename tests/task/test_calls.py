@@ -9,9 +9,8 @@ from datetime import timedelta
 import pytest
 from celery import chain
 
-from celery_relock import Lock, LockedTask, locked
+from celery_relock import Lock, LockedTask, is_dropped, locked
 from celery_relock.errors import LockConfigError, LockConflict
-from celery_relock.worker.states import is_dropped
 from tests.support import wait_for
 
 

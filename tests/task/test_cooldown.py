@@ -8,10 +8,9 @@ import uuid
 import pytest
 from celery import chain
 
-from celery_relock import LockedTask
+from celery_relock import LockedTask, is_dropped
 from celery_relock.admin import Locks
 from celery_relock.errors import LockConfigError, LockConflict
-from celery_relock.worker.states import is_dropped
 from tests.support import wait_for
 
 

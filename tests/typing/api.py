@@ -7,7 +7,7 @@ from redis import Redis
 from redis.exceptions import LockError
 from typing_extensions import assert_type
 
-from celery_relock import Lock, LockedTask, locked
+from celery_relock import Lock, LockedTask, is_dropped, locked
 from celery_relock.asyncio import Lock as CoroutineLock
 from celery_relock.errors import (
     LockConfigError,
@@ -50,6 +50,7 @@ def transfer(self: LockedTask, a: int, b: int) -> int:
 
 
 flow = locked(chain(charge.s(1, 2), transfer.s(3)), key="account:{account}", gap_ttl=60)
+assert_type(is_dropped(flow), bool)
 flow.delay()
 
 

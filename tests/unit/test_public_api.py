@@ -18,7 +18,7 @@ from celery_relock import errors
 from celery_relock.engine.hold import Hold
 from tests.support.worker import ROOT
 
-NAMES = ["Lock", "LockedTask", "locked"]
+NAMES = ["Lock", "LockedTask", "is_dropped", "locked"]
 HOLD = [
     "check",
     "continuous",
@@ -68,8 +68,8 @@ def _loaded_by(code: str) -> list[str]:
 def test_the_package_offers_these_names():
     assert celery_relock.__all__ == NAMES
     assert dir(celery_relock) == sorted([*NAMES, "__version__"])
-    classes = [getattr(celery_relock, name) for name in NAMES if name != "locked"]
-    assert {type(each) for each in classes} == {type}
+    assert {type(celery_relock.Lock), type(celery_relock.LockedTask)} == {type}
+    assert celery_relock.is_dropped({"relock": "dropped"})
     assert callable(celery_relock.locked)
     with pytest.raises(AttributeError, match="no attribute 'Lok'"):
         _ = celery_relock.Lok

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from celery_relock import is_dropped
 from celery_relock.errors import LockConfigError, LockConflict
 from celery_relock.options import POLICIES
-from celery_relock.worker.states import is_dropped
 from tests.support import wait_for
 from tests.support.parked import lock_of, state_of
 

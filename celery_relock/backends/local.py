@@ -1,0 +1,91 @@
+"""The backends of this process, in memory and off, for the coroutines of one event loop: their
+verbs answer at once, so nobody waits for anything but a notice."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from ..engine.protocol import Answer, Claim, Held, LockState, Notice, Queued, Released, Renewal
+from .memory import MemoryBackend
+from .off import NoLocks
+
+
+class _Bell(threading.Event):
+    """Rung in whatever thread, it is heard in the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._loop = loop
+        self._rung = asyncio.Event()
+
+    def set(self) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and so is the listener gone
+            self._loop.call_soon_threadsafe(self._rung.set)
+
+    async def heard(self) -> None:
+        await self._rung.wait()
+        self._rung.clear()
+
+
+class LocalBackend:
+    """See `engine.asyncio.Coroutines`."""
+
+    replicated = False
+
+    def __init__(self, same: MemoryBackend | NoLocks) -> None:
+        self.same = same
+
+    async def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Answer:
+        return self.same.acquire(claim, wait, inbox)
+
+    async def release(
+        self,
+        names: Sequence[str],
+        execution_id: str,
+        attempt_id: str,
+        ended: str = "",
+        remember: float = 0.0,
+    ) -> Released:
+        return self.same.release(names, execution_id, attempt_id, ended, remember)
+
+    async def renew(
+        self, renewals: Sequence[Renewal], *, within: float | None = None
+    ) -> list[bool]:
+        return self.same.renew(renewals)
+
+    async def heartbeat(
+        self, renewals: Sequence[Renewal], *, within: float | None = None
+    ) -> list[Held | Queued | None]:
+        return self.same.heartbeat(renewals)
+
+    async def inspect(self, name: str) -> LockState:
+        return self.same.inspect(name)
+
+    async def listen(
+        self, inbox: str, ready: Callable[[], None], hear: Callable[[Notice], None]
+    ) -> None:
+        bell = _Bell(asyncio.get_running_loop())
+        if isinstance(self.same, NoLocks):
+            ready()
+            await bell.heard()  # nobody waits, and nothing is told
+            return
+        ear = self.same.ear(inbox)
+        ear.bell = bell
+        try:
+            ready()
+            while True:
+                while ear.heard:
+                    kind, execution_id, attempt_id, fences = ear.heard.popleft()
+                    hear(Notice(kind, execution_id, attempt_id, fences[0] if fences else 0))
+                await bell.heard()
+        finally:
+            self.same.state.ears[inbox].remove(ear)
+
+    def keep(self, keeps: bool) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
