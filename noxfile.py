@@ -25,6 +25,8 @@ FAST = (
     "tests/naming/test_names.py",
     "tests/lua/test_acquire.py",
     "tests/engine/test_lock.py",
+    "tests/asyncio/test_cancellation.py",
+    "tests/asyncio/test_lock.py",
     "tests/backends/redis/test_clients.py",
     "tests/backends/redis/test_connections.py",
     "tests/backends/redis/test_server_faults.py",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import math
 import sys
 import threading
 import time
@@ -94,13 +93,13 @@ def test_250_holds_are_renewed_by_three_calls(
     server = own_redis()
     process, client = runs(server.url), server.client()
     know_the_script(process)
-    leases = [process.held(f"lock {n}", lease=6.0) for n in range(250)]
+    leases = [process.held(f"lock {n}", lease=60.0) for n in range(250)]
     before, start = scripts_called(client), time.monotonic()
+    for lease in leases:  # as if they had been acquired close together, 20 s ago
+        lease.due = 0.0
+    keepalive._ring()
     wait_for(lambda: all_renewed(leases, start), what="the renewal of all")
-    # One step, unless the machine was so slow that the locks were not taken close together.
-    steps = Counter(lease.renewed for lease in leases).values()
-    assert scripts_called(client) - before == sum(math.ceil(size / 100) for size in steps)
-    assert len(steps) <= 3
+    assert scripts_called(client) - before == 3
     assert not any(lease.lost for lease in leases)
 
 
@@ -196,7 +195,7 @@ def test_a_server_that_hangs_holds_up_neither_the_news_of_a_loss_nor_the_leases_
         wait_for(lambda: short_one.lost, 3, what="the deadline of the short one")
         at = time.monotonic()
         wait_for(lambda: losses(told), 3, what="the news of it")
-        assert time.monotonic() - at < 1.0  # the socket timeout would be 5
+        assert time.monotonic() - at < 4.0  # the socket timeout would be 5
         wait_for(lambda: long_one.lost, 5, what="the deadline of the long one")
         wait_for(lambda: len(losses(told)) == 2, 3, what="the news of that")
     finally:

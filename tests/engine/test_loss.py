@@ -150,12 +150,12 @@ def test_force_release_reaches_a_hold_that_is_a_second_old_at_once(
     process, other = runs(), runs()
     lease = process.held("a", lease=30.0)
     assert subscribers(client, namespace) == 0
-    wait_for(lambda: subscribers(client, namespace) == 1, 3, what="the process to listen")
+    wait_for(lambda: subscribers(client, namespace) == 1, 8, what="the process to listen")
     assert time.monotonic() - lease.renewed >= 1.0
     other.engine.backend.force_release("a")
-    wait_for(lambda: lease.lost, 1, what="the loss")
+    wait_for(lambda: lease.lost, 8, what="the loss")  # the first renewal is 10 s away
     assert lease.state.value == "lost"
-    wait_for(lambda: "lost" in kinds(told), 1, what="the news")
+    wait_for(lambda: "lost" in kinds(told), 8, what="the news")
     assert "by force" in told[-1].reason
     assert isinstance(other.engine.acquire(other.lease("a")), Held)
     assert not process.release(lease)
@@ -170,9 +170,9 @@ def test_force_release_of_one_run_is_told_to_no_other(
     process = runs()
     first = process.held("a", lease=30.0, limits=(2,))
     second = process.held("a", lease=30.0, limits=(2,))
-    wait_for(lambda: subscribers(client, namespace) == 1, 3, what="the process to listen")
+    wait_for(lambda: subscribers(client, namespace) == 1, 8, what="the process to listen")
     process.engine.backend.force_release("a", first.claim.execution_id)
-    wait_for(lambda: first.lost, 1, what="the loss")
+    wait_for(lambda: first.lost, 8, what="the loss")
     assert not second.lost
     assert process.release(second)
 
