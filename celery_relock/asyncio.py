@@ -25,7 +25,7 @@ from .engine.asyncio import Engine, TaskLease
 from .engine.engine import Engine as _Locks
 from .engine.events import describe_conflict, describe_deadlock
 from .engine.lease import Lease, State
-from .engine.protocol import Answer, Deadlocked, Held
+from .engine.protocol import SHARED, Answer, Deadlocked, Held
 from .errors import LockConfigError, LockUnavailable
 from .lock import (
     LockNeverFree,
@@ -104,6 +104,7 @@ class Lock(NamedLock):
             raising.
         owner: any text. Every `Lock` with the same owner re-enters.
         limit: how many permits the lock has, 1 or more.
+        mode: "exclusive", or "shared": beside every other shared holder, and beside nobody else.
         renew: False lets the lock end `timeout` seconds after the acquire, as redis-py's does.
         namespace: prefix of all keys. Use the Celery app's `relock_namespace`.
         min_replicas: how many replicas must have the hold, as `relock_min_replicas`.
@@ -125,11 +126,12 @@ class Lock(NamedLock):
         *,
         owner: str | None = None,
         limit: int = 1,
+        mode: str = "exclusive",
         renew: bool = True,
         namespace: str = engines.NAMESPACE,
         min_replicas: int = 0,
     ) -> None:
-        super().__init__(name, timeout, owner, limit)
+        super().__init__(name, timeout, owner, limit, mode)
         self.blocking = blocking
         self.blocking_timeout = blocking_timeout
         self.raise_on_release_error = raise_on_release_error
@@ -199,6 +201,10 @@ class Lock(NamedLock):
             LockConfigError: the outer holder's lease is not renewed, and ends before that.
         """
         return self._extend(self._grip("extended"), additional_time, replace_ttl)
+
+    def downgrade(self) -> Coroutine[Any, Any, None]:
+        """Share the lock, as `celery_relock.Lock.downgrade` does, and raise as that does."""
+        return self._downgrade(self._grip("downgraded"))
 
     def reacquire(self) -> Coroutine[Any, Any, bool]:
         """Set the lease back to its full length. Raises as `extend` does."""
@@ -290,7 +296,9 @@ class Lock(NamedLock):
         if grip is not None and (again := await self._enter_again(grip, task)) is not None:
             return again
         working = in_task()
-        outer = reentrancy.holding(None, self.name) if working and self._owner is None else None
+        outer = None
+        if working and self._owner is None:
+            outer = reentrancy.holding(None, self.name, self._limit == SHARED)
         if outer is not None and outer.backend is self._place.backend:
             self._still_ours(outer)
             self._keep(task, Grip(outer, task, borrowed=True))
@@ -313,7 +321,9 @@ class Lock(NamedLock):
         lease.tell("conflict", describe_conflict(self.name, answer), policy=policy)
         await engine.release(lease)
         if isinstance(answer, Deadlocked):
-            raise LockNeverFree(describe_deadlock(answer.path), name=self.name)
+            path = answer.path
+            text = describe_deadlock(path, reentrancy.shares(path[-1]))
+            raise LockNeverFree(text, name=self.name)
         return answer
 
     async def _enter_again(self, grip: Grip, task: _Task) -> Held | None:
@@ -324,6 +334,8 @@ class Lock(NamedLock):
             not self._shared or (grip.task and grip.task()) is task
         ):
             self._still_ours(lease)
+            if not self._covering(lease):
+                return None  # it was downgraded: the server names the deadlock
             grip.depth += 1
             return Held(lease.fences, lease.reentered)
         return None
@@ -362,6 +374,12 @@ class Lock(NamedLock):
         if not await self._engine.extend(lease, length):
             raise self._not_owned("was lost before it was extended")
         return True
+
+    async def _downgrade(self, grip: Grip) -> None:
+        lease = grip.lease
+        self._check_downgrade(lease, grip.borrowed, grip.depth)
+        if isinstance(lease, TaskLease) and not await self._engine.downgrade(lease):
+            raise self._not_owned("was lost before it was downgraded")
 
     async def _owned(self, lease: Lease | None) -> bool:
         if lease is None or lease.lost:

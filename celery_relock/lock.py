@@ -25,7 +25,7 @@ from .engine import ids, platform, reentrancy
 from .engine.engine import Engine
 from .engine.events import describe_conflict, describe_deadlock, label_of
 from .engine.lease import Lease, State
-from .engine.protocol import Answer, Claim, Conflict, Deadlocked, Held
+from .engine.protocol import SHARED, Answer, Claim, Conflict, Deadlocked, Held
 from .errors import (
     LockConfigError,
     LockConflict,
@@ -48,6 +48,7 @@ __all__ = ["Lock", "LockNotAcquired", "LockNotOwned", "LockNotTaken"]
 logger = logging.getLogger("celery_relock")
 
 DEFAULT_LEASE = 30.0
+MODES = ("exclusive", "shared")
 _Token: TypeAlias = "str | bytes | None"
 # The shortest lease, in seconds: Redis is told leases in these units.
 _SHORTEST = 0.001
@@ -108,17 +109,23 @@ class NamedLock:
     """What a `Lock` asks for: that of threads, and that of coroutines."""
 
     def __init__(
-        self, name: str | bytes, timeout: float | None, owner: str | None, limit: int
+        self, name: str | bytes, timeout: float | None, owner: str | None, limit: int, mode: str
     ) -> None:
         self.name = check_name(as_text(name), "Lock")
         self.timeout = timeout
         self._owner = None if owner is None else ids.short(owner)
-        self._limit = limit
+        self._limit = SHARED if mode == "shared" else limit
         if timeout is not None:
             check_length(timeout, f"timeout={timeout!r}", self.name)
         if limit < 1:
             raise LockConfigError(
                 f"Lock {self.name!r}: limit={limit!r} is too low. Use 1 or more.", name=self.name
+            )
+        if mode not in MODES or (mode == "shared" and limit != 1):
+            raise LockConfigError(
+                f"Lock {self.name!r}: mode={mode!r} with limit={limit!r} cannot be used. Use "
+                '"exclusive", or "shared" without a limit.',
+                name=self.name,
             )
 
     def _claim(self, token: _Token, owner: str | None, outer: Lease | None, ends: bool) -> Claim:
@@ -138,6 +145,21 @@ class NamedLock:
             # A wait with a bound ends by its bound, as redis-py's does.
             stuck=() if ends else reentrancy.stuck(),
         )
+
+    def _covering(self, lease: Lease) -> bool:
+        """Whether what is held already is enough: who is to be alone is not, where others share."""
+        of = lease.claim
+        return self._limit == SHARED or of.limits[of.names.index(self.name)] != SHARED
+
+    def _check_downgrade(self, lease: Lease, borrowed: bool, depth: int) -> None:
+        self._still_ours(lease)
+        if borrowed or depth > 1:
+            outer = "an outer holder" if borrowed else "an outer block"
+            raise LockConfigError(
+                f"the lock {self.name!r} cannot be downgraded here, as {outer} relies on it: "
+                "downgrade it where it was acquired first",
+                name=self.name,
+            )
 
     def _still_ours(self, lease: Lease) -> None:
         if lease.lost:
@@ -168,6 +190,7 @@ class Lock(NamedLock):
         raise_on_release_error: False logs a lock that was lost inside `with` instead of raising.
         owner: any text. Every `Lock` with the same owner re-enters.
         limit: how many permits the lock has, 1 or more.
+        mode: "exclusive", or "shared": beside every other shared holder, and beside nobody else.
         renew: False lets the lock end `timeout` seconds after the acquire, as redis-py's does.
         namespace: prefix of all keys. Use the Celery app's `relock_namespace`.
         min_replicas: how many replicas must have the hold, as `relock_min_replicas`.
@@ -192,11 +215,12 @@ class Lock(NamedLock):
         *,
         owner: str | None = None,
         limit: int = 1,
+        mode: str = "exclusive",
         renew: bool = True,
         namespace: str = engines.NAMESPACE,
         min_replicas: int = 0,
     ) -> None:
-        super().__init__(name, timeout, owner, limit)
+        super().__init__(name, timeout, owner, limit, mode)
         self.blocking = blocking
         self.blocking_timeout = blocking_timeout
         self.raise_on_release_error = raise_on_release_error
@@ -302,6 +326,22 @@ class Lock(NamedLock):
             raise self._not_owned("was lost before it was extended")
         return True
 
+    def downgrade(self) -> None:
+        """Share the lock that this thread holds, without a moment in which it is free: shared
+        waiters that are first in the queue get it at once. There is no way back but `release`.
+
+        Raises:
+            LockNotTaken: this thread does not hold the lock.
+            LockNotOwned: the lock is lost.
+            LockConfigError: the lock has several permits, or others have re-entered it and rely on
+                it.
+            LockUnavailable: Redis cannot be reached. The lock might be shared; call again.
+        """
+        grip = self._grip("downgraded")
+        self._check_downgrade(grip.lease, grip.borrowed, grip.depth)
+        if not self._engine.downgrade(grip.lease):
+            raise self._not_owned("was lost before it was downgraded")
+
     def reacquire(self) -> bool:
         """Set the lease back to its full length. Returns and raises as `extend` does."""
         return self.extend(self._grip("extended").length, replace_ttl=True)
@@ -345,7 +385,9 @@ class Lock(NamedLock):
         if grip is not None and (again := self._re_enter(grip)) is not None:
             return again
         working = in_task()
-        outer = reentrancy.holding(None, self.name) if working and self._owner is None else None
+        outer = None
+        if working and self._owner is None:
+            outer = reentrancy.holding(None, self.name, self._limit == SHARED)
         if outer is not None and outer.backend is self._engine.backend:
             self._still_ours(outer)
             self.local.grip = Grip(outer, borrowed=True)
@@ -371,7 +413,9 @@ class Lock(NamedLock):
         lease.tell("conflict", describe_conflict(self.name, answer), policy=policy)
         self._engine.release(lease)
         if isinstance(answer, Deadlocked):
-            raise LockNeverFree(describe_deadlock(answer.path), name=self.name)
+            path = answer.path
+            text = describe_deadlock(path, reentrancy.shares(path[-1]))
+            raise LockNeverFree(text, name=self.name)
         return answer
 
     def locked(self) -> bool:
@@ -459,6 +503,8 @@ class Lock(NamedLock):
             not self._shared or grip.thread is threading.current_thread()
         ):
             self._still_ours(lease)
+            if not self._covering(lease):
+                return None  # it was downgraded: the server names the deadlock
             grip.depth += 1
             return Held(lease.fences, lease.reentered)
         return None

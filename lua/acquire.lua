@@ -11,7 +11,7 @@
 -- ARGV[7] label: text, the holder for people
 -- ARGV[8] by_owner: 1 or 0, whether every execution of the owner may re-enter
 -- ARGV[9] ancestors: ids with spaces between, the executions whose holds may be re-entered
--- ARGV[10..] limit: count, permits at the same time; one per lock
+-- ARGV[10..] limit: count, permits at the same time, 0 to share the lock; one per lock
 -- Reply {HELD, fence, reentered, …}: the execution has all locks; a pair per lock
 -- Reply {WAIT, rank, ms}: queued at this rank; look again after ms, when the next lease ends
 -- Reply {PARKED, rank, execution, name, message, …}: the message is in the queue at this rank; messages to resume
@@ -20,7 +20,7 @@
 -- Reply {DEADLOCK, lock, label, …}: waiting would never end: the holder of the lock waits for the next lock, and so on
 -- Reply {DUPLICATE, ms, label}: another attempt of the same execution lives, for ms more without renewal
 -- Reply {ENDED}: the execution, or this attempt, has ended already
--- Keeps: at most `limit` live permits; re-entry never waits; nobody overtakes; sent twice it acts once
+-- Keeps: at most `limit` live permits; nobody beside those who share; re-entry never waits; nobody overtakes; sent twice it acts once
 -- Uses: lib/publish
 
 local meta, tombstone, first = KEYS[1], KEYS[2], KEYS[3]
@@ -45,7 +45,8 @@ if is_free then
   local fence = string.format('%.0f', math.max(last + 1, micros))
   redis.call('HSET', meta, 'fence', fence)
   local _, exponent = math.frexp(lease)
-  local expiry, bound = math.floor(micros / 1000) + lease, string.char(97 + math.min(exponent, 25))
+  local letter = options[10] == '0' and 65 or 97
+  local expiry, bound = math.floor(micros / 1000) + lease, string.char(letter + math.min(exponent, 25))
   local record = string.format('%.0f %s %s %s %s', expiry, fence, attempt, owner, bound)
   redis.call('HSET', first, execution, record, '@' .. execution, inbox .. ' ' .. label)
   redis.call('PEXPIRE', first, lease + 60000)
@@ -85,7 +86,9 @@ local me = {
 }
 
 local function hold(lock, fence)
-  local new = { expiry = call.now + lease, fence = fence, attempt = attempt, owner = owner }
+  local shared = limits[lock.index_of_claim] == Holds.SHARED
+  local new =
+    { expiry = call.now + lease, fence = fence, attempt = attempt, owner = owner, shared = shared }
   Holds.write(lock, execution, new, inbox .. ' ' .. label)
 end
 
@@ -95,11 +98,11 @@ local function sort_out(ahead)
   local joined, wanted, blocked = {}, { locks = {}, limits = {} }, nil
   for i, lock in ipairs(locks) do
     local mine = lock.holds[execution] and not Holds.kept(lock, execution)
-    joined[i] = not mine and Holds.permit_of(lock, execution, me) or nil
+    joined[i] = not mine and Holds.permit_of(lock, execution, me, limits[i]) or nil
     if not mine and not joined[i] then
       table.insert(wanted.locks, lock)
       table.insert(wanted.limits, limits[i])
-      if ahead[i] or Holds.permits(lock) + (lock.promised or 0) >= limits[i] then
+      if ahead[i] or Holds.is_full(lock, limits[i], lock.promised) then
         blocked = blocked or i
       end
     end
@@ -115,18 +118,18 @@ end
 
 local function take(joined, wanted)
   join(joined)
-  local new = #wanted > 0 and Base.next_fence(meta, call.micros)
+  local new
   for _, lock in ipairs(wanted) do
-    hold(lock, new)
+    local readers = limits[lock.index_of_claim] == Holds.SHARED and Holds.readers(lock)
+    new = new or not readers and Base.next_fence(meta, call.micros)
+    hold(lock, readers or new)
   end
   local reply = { 'HELD' }
   for _, lock in ipairs(locks) do
     -- Asked again, a lease begins anew: this reply promises the whole lease.
     Holds.extend(lock, execution, call.now + lease)
-    local fence = lock.holds[execution].fence
-    table.insert(reply, fence)
-    -- Not alone in its permit: true for a repeat of the command as well.
-    table.insert(reply, lock.fences[fence] > 1 and 1 or 0)
+    table.insert(reply, lock.holds[execution].fence)
+    table.insert(reply, Holds.is_reentered(lock, execution, me) and 1 or 0)
   end
   return reply
 end
@@ -213,7 +216,7 @@ local joined, wanted, blocked = sort_out(ahead)
 if blocked and not asked then
   return busy(blocked)
 end
-local path = blocked and Deadlock.path(call, wanted.locks, wanted.limits, asked.stuck)
+local path = blocked and Deadlock.path(call, execution, wanted.locks, wanted.limits, asked.stuck)
 if path then
   Claim.leave_other_places(me, {})
   return { 'DEADLOCK', unpack(path) }

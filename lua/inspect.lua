@@ -28,7 +28,8 @@ for i = 1, #fields, 2 do
     if hold.expiry > now then
       local left = math.min(hold.expiry - now, Base.longest(hold.bound))
       local label = labels[execution] or ''
-      held[#held + 1] = { execution, left, hold.fence, hold.attempt, hold.owner, label }
+      local shared = hold.shared and 1 or 0
+      held[#held + 1] = { execution, left, hold.fence, hold.attempt, hold.owner, label, shared }
     end
   end
 end

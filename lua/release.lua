@@ -50,7 +50,8 @@ local function leave_to_successors(lock, hold, label)
     if not lock.holds[each] and (not how or each == execution and how ~= '*') then
       -- A cooldown keeps everybody out, its own workflow too: nobody else has such an owner.
       local owner = string.sub(each, 1, 9) == 'cooldown.' and each or hold.owner
-      local kept = { expiry = call.now + keep, fence = hold.fence, attempt = Holds.KEPT, owner = owner }
+      local kept = { fence = hold.fence, attempt = Holds.KEPT, owner = owner, shared = hold.shared }
+      kept.expiry = call.now + keep
       Holds.write(lock, each, kept, label)
     end
   end

@@ -15,7 +15,8 @@ local function facts(execution, record, label)
   local hold = Base.parse(record) or error('foreign')
   if hold.expiry > now then
     local left = math.min(hold.expiry - now, Base.longest(hold.bound))
-    return { execution, left, hold.fence, hold.attempt, hold.owner, label or '' }
+    local shared = hold.shared and 1 or 0
+    return { execution, left, hold.fence, hold.attempt, hold.owner, label or '', shared }
   end
 end
 

@@ -29,12 +29,14 @@ from ..engine.protocol import (
     COOLDOWN,
     KEPT,
     LINE,
+    SHARED,
     Answer,
     Burst,
     Claim,
     Conflict,
     Deadlocked,
     Debounce,
+    Downgraded,
     Duplicate,
     Ended,
     Full,
@@ -88,6 +90,7 @@ class _Hold:
     expiry: float
     inbox: str
     label: str
+    shared: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +98,8 @@ class _Place:
     """Where an execution stands in the queues of all its locks.
 
     Attributes:
-        limits: the locks that it wants, and for each how many permits it takes for full.
+        limits: the locks that it wants, and for each how many permits it takes for full, or
+            `SHARED`.
         lease: of the hold that it is to get.
         life, expiry: how long the place lives without a heartbeat, and when it ends; for a place
             that is not parked.
@@ -164,6 +168,31 @@ class _Lock:
     def permits(self) -> int:
         return len({hold.fence for hold in self.holds.values()})
 
+    @property
+    def readers(self) -> int | None:
+        """The token of the permit of all who share the lock, which has no other permit then."""
+        any_hold = next(iter(self.holds.values()), None)
+        return any_hold.fence if any_hold is not None and any_hold.shared else None
+
+    def is_full(self, limit: int, promised: _Promised | None = None) -> bool:
+        """Whether a claim with this limit has to wait, while those ahead are about to need these
+        permits."""
+        promised = promised or _NOTHING
+        if limit == SHARED:
+            return bool(promised.exclusive or (self.permits and not self.readers))
+        return self.permits + sum(promised) >= limit or self.readers is not None
+
+    def hold(
+        self, execution_id: str, attempt_id: str, owner: str, fence: int, expiry: float,
+        inbox: str, label: str, shared: bool,
+    ) -> None:  # fmt: skip
+        """Write a hold. Who joins a permit takes over its mode: a shared claim that re-enters is
+        as exclusive as its caller."""
+        if any(each.fence == fence for each in self.holds.values()):
+            shared = shared and self.readers is not None
+        of = attempt_id, owner, fence, expiry, inbox, label, shared
+        self.holds[execution_id] = _Hold(*of)
+
     def kept(self, execution_id: str) -> _Hold | None:
         """The hold that is kept for an execution which is still to come."""
         hold = self.holds.get(execution_id)
@@ -177,12 +206,26 @@ class _Lock:
         return list(self.queue).index(execution_id)
 
 
+class _Promised(NamedTuple):
+    """How many permits messages on their way will need."""
+
+    exclusive: int = 0
+    shared: int = 0
+
+    def __add__(self, other: tuple[Any, ...]) -> _Promised:
+        return _Promised(*map(sum, zip(self, other, strict=True)))
+
+
+_NOTHING = _Promised()
+
+
 @dataclass(slots=True)
 class _Ahead:
     """What a look along a queue has found: permits that messages on their way will need
-    (`promised`), those of them that are late, and when to look again."""
+    (`promised`), those that will be here soon and how many are late, and when to look again."""
 
-    promised: int = 0
+    promised: _Promised = _NOTHING
+    soon: _Promised = _NOTHING
     late: int = 0
     look: float = float("inf")
 
@@ -275,14 +318,29 @@ class _Command:
         self.state.fence = max(self.state.fence + 1, int(self.now * 1e6))
         return self.state.fence
 
-    def permit_of(self, lock: _Lock, execution_id: str, asks: Claim | _Place) -> int | None:
-        """The token of the newest permit that an execution may join without waiting: the one that
-        is kept for it, one of its owner's, or that of an ancestor which has a live hold and the
-        same owner."""
+    def permit_of(
+        self, lock: _Lock, execution_id: str, asks: Claim | _Place, limit: int
+    ) -> int | None:
+        """The token of the newest permit that an execution may join without waiting. A shared
+        permit becomes nobody's own: the others in it rely on what they read."""
+        fence = self._of_kin(lock, execution_id, asks)
+        return None if limit != SHARED and lock.readers else fence
+
+    def is_reentered(self, lock: _Lock, execution_id: str, asks: Claim) -> bool:
+        """Whether a holder came in by its kin. True for a repeat of the command as well."""
+        hold = lock.holds[execution_id]
+        if not hold.shared:
+            return sum(each.fence == hold.fence for each in lock.holds.values()) > 1
+        return self._of_kin(lock, execution_id, asks) is not None
+
+    def _of_kin(self, lock: _Lock, execution_id: str, asks: Claim | _Place) -> int | None:
+        """The permit that is kept for it, or else the newest one of its owner, or of an ancestor
+        which has a live hold and the same owner."""
         if kept := lock.kept(execution_id):
             return kept.fence
-        among = lock.holds if asks.by_owner else asks.ancestors
-        holds = [lock.holds[each] for each in among if each in lock.holds]
+        among = [*lock.holds] if asks.by_owner else [*asks.ancestors]
+        among = [each for each in among if each != execution_id and each in lock.holds]
+        holds = map(lock.holds.__getitem__, among)
         return max((hold.fence for hold in holds if hold.owner == asks.owner), default=None)
 
     def next_lapse(self, lock: _Lock) -> float:
@@ -361,10 +419,14 @@ class _Command:
     def is_on_its_way(self, place: _Place) -> bool:
         return place.parked and place.back > self.now
 
-    def promise(self, lock: _Lock, place: _Place) -> int:
-        """How many permits a message on its way will need: 1 or 0."""
-        is_early = place.first is not None and self.now - place.first < _OVERDUE
-        return int(is_early and self.permit_of(lock, place.execution_id, place) is None)
+    def promise(self, lock: _Lock, place: _Place) -> _Promised:
+        """How many permits a message on its way will need: one or none."""
+        limit, is_early = place.limits[lock.name], False
+        if place.first is not None:
+            is_early = self.now - place.first < _OVERDUE
+        if not is_early or self.permit_of(lock, place.execution_id, place, limit) is not None:
+            return _NOTHING
+        return _Promised(shared=1) if limit == SHARED else _Promised(exclusive=1)
 
     def can_send(self, place: _Place) -> bool:
         has_room = len(self.messages) < _MOST
@@ -420,7 +482,10 @@ class _Command:
             ahead.promised += promise
             # A late message may need the very worker slot in which somebody behind it waits, so it
             # holds up only those that are parked themselves.
-            ahead.late += promise if self.now >= place.first + _TRIP else 0
+            if self.now >= place.first + _TRIP:
+                ahead.late += sum(promise)
+            else:
+                ahead.soon += promise
             ahead.look = min(ahead.look, place.back)
 
     def schedule(self, lock: _Lock) -> None:
@@ -435,10 +500,10 @@ class _Command:
 
     # --- turns ------------------------------------------------------------------------------------
 
-    def promised_ahead(self, lock: _Lock, execution_id: str) -> int | None:
+    def promised_ahead(self, lock: _Lock, execution_id: str) -> _Promised | None:
         """How many permits those ahead in the queue are about to need; None if one of them lets
         nobody pass."""
-        promised = 0
+        promised = _NOTHING
         for place in lock.queue.values():
             if place.execution_id == execution_id:
                 return promised
@@ -450,25 +515,27 @@ class _Command:
 
     def admission(self, place: _Place, head: _Lock | None = None) -> dict[str, int | None] | None:
         """What a place may have now: for each lock the permit to join, or None for a new one. None
-        while not all of its locks are free. For a new permit it has to be first in the queue, which
-        the caller has seen to at the lock `head`."""
+        while not all of its locks are free. For a new permit, and to join those who share the
+        lock, it has to be first in the queue, which the caller has seen to at the lock `head`."""
         fences: dict[str, int | None] = {}
         for lock in self.wanted(place):
-            fence = fences[lock.name] = self.permit_of(lock, place.execution_id, place)
-            if fence is None:
+            limit = place.limits[lock.name]
+            fences[lock.name] = self.permit_of(lock, place.execution_id, place, limit)
+            if fences[lock.name] is None:
                 if lock is head:
                     ahead = self._ahead[lock.name]
-                    promised: int | None = ahead.promised - (0 if place.parked else ahead.late)
+                    promised: _Promised | None = ahead.promised if place.parked else ahead.soon
                 else:
                     promised = self.promised_ahead(lock, place.execution_id)
-                if promised is None or lock.permits + promised >= place.limits[lock.name]:
+                if promised is None or lock.is_full(limit, promised):
                     return None
+                fences[lock.name] = lock.readers if limit == SHARED else None
         return fences
 
     def let_in(self, place: _Place, fences: dict[str, int | None], caller: str) -> bool:
         """Grant a place its locks, with their whole lease from now. False: nobody hears of it
         there, so it keeps its place. The caller needs no message: the reply tells it."""
-        execution_id, new = place.execution_id, None
+        execution_id, limits, new = place.execution_id, place.limits, None
         for name, fence in fences.items():
             new = self.next_fence() if fence is None and new is None else new
             fences[name] = new if fence is None else fence
@@ -480,7 +547,7 @@ class _Command:
         for lock, fence in zip(self.wanted(place), told, strict=True):
             expiry = self.now + place.lease
             of = place.attempt_id, place.owner, fence, expiry, place.inbox, place.label
-            lock.holds[execution_id] = _Hold(*of)
+            lock.hold(execution_id, *of, limits[lock.name] == SHARED)
         return True
 
     def enter_or_send(
@@ -578,7 +645,7 @@ class _Command:
         if place.execution_id != caller and not self.tell(place.inbox, granted):
             return  # its next heartbeat asks
         of = place.attempt_id, place.owner, fence, self.now + place.lease
-        lock.holds[place.execution_id] = _Hold(*of, place.inbox, place.label)
+        lock.hold(place.execution_id, *of, place.inbox, place.label, shared=False)
         if place.ordered is None or place.owner != COMES_AGAIN:
             self.leave(place)
             return
@@ -608,7 +675,9 @@ class _Command:
 
     # --- deadlocks --------------------------------------------------------------------------------
 
-    def deadlock(self, wanted: dict[str, int], stuck: Sequence[str]) -> tuple[str, ...]:
+    def deadlock(
+        self, execution_id: str, wanted: dict[str, int], stuck: Sequence[str]
+    ) -> tuple[str, ...]:
         """The way round if waiting for these locks would never end: a lock, the label of the
         execution that its holder waits by, the lock that this one waits for, and so on to a
         hold of `stuck`."""
@@ -621,14 +690,28 @@ class _Command:
                     waits[hold][place] = None
         for name, limit in wanted.items():
             search = _Search(waits, frozenset(stuck), set())
-            if path := self._from_lock(search, self.lock(name), limit):
+            if path := self._from_lock(search, self.lock(name), execution_id, limit):
                 return path
         return ()
 
-    def _from_lock(self, search: _Search, lock: _Lock, limit: int) -> tuple[str, ...]:
+    def _keep_out(self, lock: _Lock, execution_id: str, limit: int) -> bool:
+        """Whether the holders of a lock keep a waiter out. Those who share a lock keep out another
+        one that does if an exclusive waiter ahead of it waits for them."""
+        if limit != SHARED or not lock.readers:
+            return lock.permits > 0 and lock.is_full(limit)
+        for place in lock.queue.values():
+            if place.execution_id == execution_id:
+                return False
+            if place.limits[lock.name] != SHARED and not self.is_gone(place):
+                return True
+        return False
+
+    def _from_lock(
+        self, search: _Search, lock: _Lock, execution_id: str, limit: int
+    ) -> tuple[str, ...]:
         """A lock is stuck if each of its permits is, by at least one of the permit's holds."""
         stuck: dict[int, tuple[str, ...]] = {}
-        if lock.permits >= limit:
+        if self._keep_out(lock, execution_id, limit):
             for execution_id, hold in lock.holds.items():
                 path = None if hold.fence in stuck else self._from_hold(search, execution_id)
                 if path is not None:
@@ -646,7 +729,8 @@ class _Command:
         search.seen.add(execution_id)
         for place in search.waits.get(execution_id, ()):
             for lock in self.wanted(place):
-                if path := self._from_lock(search, lock, place.limits[lock.name]):
+                of = place.execution_id, place.limits[lock.name]
+                if path := self._from_lock(search, lock, *of):
                     return (place.label, *path)
         return None
 
@@ -696,7 +780,7 @@ class _Acquire(_Command):
             return self._held(joined, wanted)
         if not self.wait and self.request is None:
             return self._busy(blocked)
-        if path := self.deadlock(wanted, self.claim.stuck):
+        if path := self.deadlock(self.me, wanted, self.claim.stuck):
             self._leave_other_places({})
             return Deadlocked(path)
         if self.request is not None:
@@ -754,6 +838,9 @@ class _Acquire(_Command):
                     claim.label,
                 )
                 place.owner, place.by_owner, place.lease = claim.owner, claim.by_owner, claim.lease
+                # What the task declares may have changed since: nobody gets in by a limit that is
+                # not its own.
+                place.limits = {name: self.limits.get(name, n) for name, n in place.limits.items()}
                 if not place.awaited:
                     place.life = self.wait or claim.lease
                     place.expiry = self.now + place.life
@@ -772,43 +859,45 @@ class _Acquire(_Command):
         for lock in self.locks:
             if lock.has(self.me):
                 continue
-            fence = self.permit_of(lock, self.me, self.claim)
+            limit = self.limits[lock.name]
+            fence = self.permit_of(lock, self.me, self.claim, limit)
             if fence is not None:
                 joined[lock] = fence
                 continue
-            limit = wanted[lock.name] = self.limits[lock.name]
-            promised = self._ahead[lock.name].promised if lock.name in ahead else 0
-            if ahead.get(lock.name) or lock.permits + promised >= limit:
+            wanted[lock.name] = limit
+            promised = self._ahead[lock.name].promised if lock.name in ahead else None
+            if ahead.get(lock.name) or lock.is_full(limit, promised):
                 blocked = blocked or lock
         return joined, wanted, blocked
 
     def _held(self, joined: dict[_Lock, int], wanted: dict[str, int]) -> Held:
         for lock, fence in joined.items():
             self._hold(lock, fence)
-        if wanted:
-            new = self.next_fence()
-            for name in wanted:
-                self._hold(self.lock(name), new)
-        fences, shared = [], []
+        new = None
+        for name, limit in wanted.items():
+            of = self.lock(name).readers if limit == SHARED else None
+            if of is None:
+                of = new = new or self.next_fence()
+            self._hold(self.lock(name), of)
+        fences, reentered = [], []
         for lock in self.locks:
             hold = lock.holds[self.me]
             # Asked again, a lease begins anew: this answer promises the whole lease.
             hold.expiry = max(hold.expiry, self.now + self.claim.lease)
             fences.append(hold.fence)
-            # Not alone in its permit: true for a repeat of the command as well.
-            shared.append(sum(each.fence == hold.fence for each in lock.holds.values()) > 1)
-        return Held(tuple(fences), tuple(shared))
+            reentered.append(self.is_reentered(lock, self.me, self.claim))
+        return Held(tuple(fences), tuple(reentered))
 
     def _hold(self, lock: _Lock, fence: int) -> None:
         claim, expiry = self.claim, self.now + self.claim.lease
         of = claim.attempt_id, claim.owner, fence, expiry, self.inbox, claim.label
-        lock.holds[self.me] = _Hold(*of)
+        lock.hold(self.me, *of, self.limits[lock.name] == SHARED)
 
     def _busy(self, lock: _Lock) -> Conflict:
         is_parked, waiting = self.me in lock.messages, len(lock.queue)
-        oldest = min(lock.holds.values(), key=lambda hold: hold.fence, default=None)
-        if oldest is None:
+        if not lock.holds:
             return Conflict(lock.name, 0.0, 0, "", "", waiting, is_parked)
+        oldest = lock.holds[min(lock.holds, key=lambda each: (lock.holds[each].fence, each))]
         left = oldest.expiry - self.now
         of = oldest.fence, oldest.owner, oldest.label
         return Conflict(lock.name, left, *of, waiting, is_parked)
@@ -1014,6 +1103,24 @@ class MemoryBackend:
                 command.remember(execution_id, f"{before or ' '}{attempt_id} ", remember)
             return Released(had, tuple(command.messages))
 
+    def downgrade(
+        self, names: Sequence[str], execution_id: str, attempt_id: str, home: str = ""
+    ) -> Downgraded:
+        with self._executes(_Command, home, f"{execution_id} {attempt_id}") as command:
+            holds: list[_Hold] = []
+            for lock in map(command.lock, names):
+                hold = lock.holds.get(execution_id)
+                if hold is None or hold.attempt_id != attempt_id:
+                    return Downgraded(False)
+                if not hold.shared and len(lock.holds) > 1:
+                    return Downgraded(joined=lock.name)
+                holds.append(hold)
+            for hold in holds:
+                hold.shared = True
+            for lock in map(command.lock, names):
+                command.promote(lock)
+            return Downgraded(messages=tuple(command.messages))
+
     def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
         with self._executes(_Command, home, by) as command:
             state, now = self.state, command.now
@@ -1121,8 +1228,8 @@ class MemoryBackend:
         with self._executes(_Command) as command:
             now, lock = command.now, command.lock(name)
             holds = [
-                HoldInfo(each, of.expiry - now, of.fence, of.attempt_id, of.owner, of.label)
-                for each, of in lock.holds.items()
+                HoldInfo(each, h.expiry - now, h.fence, h.attempt_id, h.owner, h.label, h.shared)
+                for each, h in lock.holds.items()
             ]
             waiters = [
                 WaiterInfo(each, of.expiry - now, of.attempt_id, of.owner, of.label, of.parked)
@@ -1215,7 +1322,7 @@ def _leave_to(
             owner = each if each.startswith(COOLDOWN) else hold.owner
             expiry = command.now + successor.keep
             of = KEPT, owner, hold.fence, expiry, hold.inbox, hold.label
-            lock.holds[each] = _Hold(*of)
+            lock.hold(each, *of, hold.shared)
 
 
 def _takes_back(place: _Place, attempt_id: str, ended: str) -> bool:

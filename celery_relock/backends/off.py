@@ -12,6 +12,7 @@ from ..engine.protocol import (
     Burst,
     Claim,
     Debounce,
+    Downgraded,
     Held,
     HoldInfo,
     LockState,
@@ -52,6 +53,11 @@ class NoLocks:
         successor: Successor | None = None,
     ) -> Released:
         return Released(True)
+
+    def downgrade(
+        self, names: Sequence[str], execution_id: str, attempt_id: str, home: str = ""
+    ) -> Downgraded:
+        return Downgraded()
 
     def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
         return Resumed((), None)

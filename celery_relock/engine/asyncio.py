@@ -29,6 +29,7 @@ from .protocol import (
     Claim,
     Conflict,
     Deadlocked,
+    Downgraded,
     Duplicate,
     Ended,
     Held,
@@ -70,6 +71,10 @@ class Coroutines(Protocol):
     async def heartbeat(
         self, renewals: Sequence[Renewal], *, within: float | None = None
     ) -> list[Held | Queued | None]: ...
+
+    async def downgrade(
+        self, names: Sequence[str], execution_id: str, attempt_id: str
+    ) -> Downgraded: ...
 
     async def inspect(self, name: str) -> LockState: ...
 
@@ -229,6 +234,19 @@ class Engine:
             raise
         if kept and lease.renew(sent, length):
             self._keeper.add(lease)
+            return True
+        lose(lease, "the server does not have the hold any more")
+        self._keeper.discard(lease)
+        return False
+
+    async def downgrade(self, lease: TaskLease) -> bool:
+        """As `engine.Engine.downgrade`."""
+        of, before = lease.claim, lease.share()
+        called = self.backend.downgrade(of.names, of.execution_id, of.attempt_id)
+        done = await self._asked(called)
+        if done.joined:
+            raise lease.joined(done.joined, before)
+        if done.held and not lease.lost:
             return True
         lose(lease, "the server does not have the hold any more")
         self._keeper.discard(lease)

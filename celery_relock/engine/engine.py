@@ -195,6 +195,28 @@ class Engine:
         keepalive.discard(lease)
         return False
 
+    def downgrade(self, lease: Lease) -> bool:
+        """Let others share the locks of a held lease. False if lost.
+
+        Raises:
+            LockConfigError: the lock has several permits, or others have re-entered it.
+            LockUnavailable: the server could not be told, or has done it unheard: ask again.
+        """
+        of = lease.claim
+        # Before the command is sent: nobody here relies on being alone when others come in.
+        before = lease.share()
+        ids_of = of.names, of.execution_id, of.attempt_id
+        done = self.backend.downgrade(*ids_of, self.parking.home)
+        if done.messages:
+            self.parking.forward(done.messages)
+        if done.joined:
+            raise lease.joined(done.joined, before)
+        if done.held and not lease.lost:
+            return True
+        lose(lease, "the server does not have the hold any more")
+        keepalive.discard(lease)
+        return False
+
     def park(
         self, lease: Lease, park_request: ParkRequest
     ) -> Held | Parked | Full | Duplicate | Deadlocked | Ended:

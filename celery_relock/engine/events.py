@@ -270,14 +270,16 @@ def describe_conflict(name: str, answer: Answer | None) -> str:
     return f"the lock {name!r} is held by another execution"
 
 
-def describe_deadlock(path: Sequence[str]) -> str:
-    """`waiting for … would never end: …`, from the path of a `Deadlocked`."""
+def describe_deadlock(path: Sequence[str], shared: bool = False) -> str:
+    """`waiting for … would never end: …`, from the path of a `Deadlocked`. `shared`: this call
+    stack shares the lock already."""
     parts = [f"the lock {path[0]!r} is held by"]
     for waiter, name in zip(path[1::2], path[2::2], strict=True):
         parts.append(
             f"{waiter or 'an unnamed execution'}, which waits for {name!r}, which is held by"
         )
-    return f"waiting would never end: {' '.join(parts)} this very call stack"
+    how = ", which shares it: acquire it exclusively first, and downgrade it" if shared else ""
+    return f"waiting would never end: {' '.join(parts)} this very call stack{how}"
 
 
 def duration(seconds: float) -> str:

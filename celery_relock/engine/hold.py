@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import LockLost
+from ..errors import LockConfigError, LockLost
 from . import ids
 from .lease import Lease
+
+if TYPE_CHECKING:
+    from .engine import Engine
 
 
 class Share(NamedTuple):
@@ -31,10 +34,18 @@ class Hold:
             message or without `lock_order`.
     """
 
-    __slots__ = ("_owner", "_shares", "_unbroken", "in_order")
+    __slots__ = ("_engine", "_owner", "_shares", "_unbroken", "in_order")
 
-    def __init__(self, owner: str, shares: Sequence[Share], unbroken: bool = True) -> None:
+    def __init__(
+        self,
+        owner: str,
+        shares: Sequence[Share],
+        unbroken: bool = True,
+        engine: Engine | None = None,
+    ) -> None:
         self._owner = owner
+        #: Of the only lease; None where an outer holder has some of the locks.
+        self._engine = engine
         self._unbroken = unbroken
         self._shares = tuple(shares)
         self.in_order: bool | None = None
@@ -128,6 +139,27 @@ class Hold:
             raise LockLost("no lock is held, so there is no fencing token")
         limit = max(max(share.lease.claim.limits) for share in self._shares)
         return fenced(connection, self.fences, limit, self.check)
+
+    def downgrade(self) -> None:
+        """Share the lock from now on, without a moment in which it is free: shared waiters that are
+        first in the queue get it at once (`lock_mode="shared"`). There is no way back.
+
+        Raises:
+            LockLost: the lock is lost.
+            LockConfigError: an outer holder, or one that has re-entered it, relies on the lock; or
+                it has several permits.
+            LockUnavailable: Redis cannot be reached. The lock might be shared; call again.
+        """
+        if not self._shares:
+            return  # it runs without its lock
+        if self._engine is None:
+            raise LockConfigError(
+                f"the lock {self.name!r} cannot be downgraded here, as a caller of this task holds "
+                "it and relies on it: downgrade it there",
+                name=self.name,
+            )
+        if self.lost or not self._engine.downgrade(self._shares[0].lease):
+            raise self.lost_error()
 
     def lost_error(self) -> LockLost:
         """The error that says which lock was lost, and since when nothing renewed it."""

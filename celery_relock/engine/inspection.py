@@ -18,6 +18,7 @@ class Place(NamedTuple):
         state: "waiting" in a process; "parked"; "resumed", its message is on its way to a worker.
         task: short id of its task; "" for one that waits in a process.
         names: all the locks that it waits for.
+        shared: whether it is to share this lock.
     """
 
     execution_id: str
@@ -28,6 +29,7 @@ class Place(NamedTuple):
     label: str
     task: str
     names: tuple[str, ...]
+    shared: bool = False
 
 
 class Survey(NamedTuple):

@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from ..errors import LockConfigError
 from . import platform
 from .crash import Entry
 from .events import NO_TASK, LockEvent, Work, tell, wanted
 from .platform import Guard
-from .protocol import COOLDOWN, Claim, Renewal, Successor
+from .protocol import COOLDOWN, SHARED, Claim, Renewal, Successor
 
 if TYPE_CHECKING:
     from .protocol import Backend
@@ -150,6 +151,33 @@ class Lease:
         with _guard.lock:
             self.claim = claim._replace(names=of(claim.names), limits=of(claim.limits))
             self.fences, self.reentered = of(self.fences), of(self.reentered)
+
+    def share(self) -> tuple[int, ...]:
+        """From now on others may share its locks. Returns the limits before.
+
+        Raises:
+            LockConfigError: a lock has several permits.
+        """
+        with _guard.lock:
+            of = self.claim
+            if any(limit > 1 for limit in of.limits):
+                raise LockConfigError(
+                    f"the lock {of.names[0]!r} cannot be downgraded, as it has several permits "
+                    "(lock_limit)",
+                    name=of.names[0],
+                )
+            self.claim = of._replace(limits=(SHARED,) * len(of.names))
+            return of.limits
+
+    def joined(self, name: str, limits: tuple[int, ...]) -> LockConfigError:
+        """The lock was not downgraded, as others have re-entered it."""
+        with _guard.lock:
+            self.claim = self.claim._replace(limits=limits)
+        return LockConfigError(
+            f"the lock {name!r} cannot be downgraded: other executions have re-entered it and rely "
+            "on it. Downgrade it when they have ended, where it was acquired first",
+            name=name,
+        )
 
     def give_up(self) -> State:
         """Nothing renews the lease from now on. Returns the state before."""

@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+#: The limit of a claim that shares the lock: beside every other claim that does, and beside nobody
+#: else. All who share a lock at the same time are one permit, with one fencing token.
+SHARED = 0
+
 
 class Claim(NamedTuple):
     """What an execution asks for. Ids have at most 22 characters and no space (see `ids`).
@@ -18,7 +22,7 @@ class Claim(NamedTuple):
         attempt_id: this attempt to execute the message.
         owner: who may re-enter.
         names: the lock names, sorted; all are acquired or none.
-        limits: permits at the same time, one number for each name.
+        limits: permits at the same time, one number for each name; or `SHARED`.
         lease: seconds that a hold lives without renewal.
         label: the holder for people.
         by_owner: whether every execution of the owner may re-enter.
@@ -282,6 +286,21 @@ class Passed(NamedTuple):
     waited: float
 
 
+class Downgraded(NamedTuple):
+    """What became of holds that others are to share.
+
+    Attributes:
+        held: False if the attempt does not hold all of the locks. Nothing has changed then.
+        joined: a lock that others hold as well and rely on, "" if there is none. Nothing has
+            changed then.
+        messages: to resume.
+    """
+
+    held: bool = True
+    joined: str = ""
+    messages: tuple[Message, ...] = ()
+
+
 class Resumed(NamedTuple):
     """The messages to resume now, in how many seconds (or None) to look again, and the calls that
     were passed over since somebody asked last."""
@@ -319,7 +338,7 @@ class Notice(NamedTuple):
 
 class HoldInfo(NamedTuple):
     """A live hold as `inspect` tells it. `remaining` in seconds; the fencing token is the time in
-    µs when the permit began."""
+    µs when the permit began; `shared`: whether others that share the lock may join."""
 
     execution_id: str
     remaining: float
@@ -327,6 +346,7 @@ class HoldInfo(NamedTuple):
     attempt_id: str
     owner: str
     label: str
+    shared: bool = False
 
 
 class WaiterInfo(NamedTuple):
@@ -395,6 +415,11 @@ class Backend(Protocol):
                 has come.
             successor: the execution that the holds are left to.
         """
+
+    def downgrade(
+        self, names: Sequence[str], execution_id: str, attempt_id: str, home: str = ""
+    ) -> Downgraded:
+        """Let others share the locks that an attempt holds alone. `home` as for `release`."""
 
     def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
         """The parked messages of a broker that are to be resumed now; those of `tasks` (short ids)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 
 from .lease import Lease, State
-from .protocol import Backend
+from .protocol import SHARED, Backend
 
 _stack: ContextVar[tuple[Lease, ...]] = ContextVar("relock_stack", default=())
 
@@ -32,13 +32,21 @@ def pop(lease: Lease) -> None:
     _stack.set(() if alone else tuple([each for each in stack if each is not lease]))
 
 
-def holding(backend: Backend | None, name: str) -> Lease | None:
+def holding(backend: Backend | None, name: str, shared: bool = False) -> Lease | None:
     """The innermost lease of this call stack that covers the lock name, at any backend for None.
-    The lease may be lost."""
+    The lease may be lost. A lease that shares the lock covers only what is to share it, too."""
     for lease in reversed(_stack.get()):
-        if backend in (None, lease.backend) and name in lease.claim.names and _counts(lease):
+        of = lease.claim
+        covers = name in of.names and (shared or of.limits[of.names.index(name)] != SHARED)
+        if covers and backend in (None, lease.backend) and _counts(lease):
             return lease
     return None
+
+
+def shares(name: str) -> bool:
+    """Whether the innermost lease of this call stack that covers the lock name shares it."""
+    lease = holding(None, name, shared=True)
+    return lease is not None and lease.claim.limits[lease.claim.names.index(name)] == SHARED
 
 
 def innermost() -> Lease | None:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.states import READY_STATES, RETRY, STARTED
 
-from ..engine import events, ids
+from ..engine import events, ids, reentrancy
 from ..engine.engine import Engine
 from ..engine.events import describe_conflict, describe_deadlock, describe_wait
 from ..engine.lease import Lease, State
@@ -382,7 +382,7 @@ def end_unexecuted(
 def deadlock(attempt: Attempt, answer: Deadlocked) -> LockDeadlock:
     """The error of a wait that would never end."""
     claim = attempt.lease.claim
-    text = describe_deadlock(answer.path)
+    text = describe_deadlock(answer.path, reentrancy.shares(answer.path[-1]))
     attempt.lease.tell("conflict", text, policy="raise")
     return LockDeadlock(
         f"{attempt.task.name}: {text}", name=claim.names[0], owner=ids.full(claim.owner)

@@ -30,9 +30,10 @@ end
 
 -- At the end of a hold's record: no lease of this hold was longer than 2^n ms, n as a letter; `z` says
 -- nothing. A hold that would live longer than that from now was written before the clock was set back.
-function Base.bound(lease)
+-- The letter of a shared hold is a capital.
+function Base.bound(lease, shared)
   local _, exponent = math.frexp(lease)
-  return string.char(97 + math.min(exponent, 25))
+  return string.char((shared and 65 or 97) + math.min(exponent, 25))
 end
 
 function Base.longest(bound)
@@ -40,18 +41,25 @@ function Base.longest(bound)
 end
 
 function Base.record(hold, now)
-  local bound = Base.bound(hold.expiry - now)
+  local bound = Base.bound(hold.expiry - now, hold.shared)
   return string.format('%.0f %s %s %s %s', hold.expiry, hold.fence, hold.attempt, hold.owner, bound)
 end
 
 -- The hold that a record tells of; nil for what no script of ours wrote.
 function Base.parse(record)
   local expiry, fence, attempt, owner, bound =
-    string.match(record or '', '^(%d+) (%d+) (%S+) (%S+) (%l)$')
+    string.match(record or '', '^(%d+) (%d+) (%S+) (%S+) (%a)$')
   if not expiry then
     return nil
   end
-  return { expiry = tonumber(expiry), fence = fence, attempt = attempt, owner = owner, bound = bound }
+  return {
+    expiry = tonumber(expiry),
+    fence = fence,
+    attempt = attempt,
+    owner = owner,
+    bound = string.lower(bound),
+    shared = string.byte(bound) < 97,
+  }
 end
 
 -- Keys outlive what is in them by a moment and no more, should nobody look again. Only ever longer:

@@ -26,6 +26,17 @@ local function is_to_take_over(me, waiter)
   return me.asked and waiter.expiry <= me.call.now
 end
 
+local function limits_of(me, lock, waiter)
+  local limits = {}
+  for i, name in ipairs(waiter.names or { lock.name }) do
+    limits[i] = waiter.limits[i]
+    for number, each in ipairs(me.locks) do
+      limits[i] = each.name == name and me.limits[number] or limits[i]
+    end
+  end
+  return limits
+end
+
 -- The place of an attempt that died, or of a message that has arrived, goes to this attempt before the
 -- queue is cleared of the dead.
 function Claim.take_over_places(me)
@@ -37,6 +48,8 @@ function Claim.take_over_places(me)
       waiter.attempt, waiter.inbox, waiter.label = me.attempt, me.inbox, me.label
       waiter.owner, waiter.by_owner = me.owner, me.by_owner
       waiter.lease = me.lease
+      -- What the task declares may have changed since: nobody gets in by a limit that is not its own.
+      waiter.limits = limits_of(me, lock, waiter)
       waiter.life = me.asked and me.asked.wait or me.lease
       waiter.expiry = me.call.now + waiter.life
       waiter.ancestors = waiter.parked and me.ancestors

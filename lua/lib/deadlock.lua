@@ -49,6 +49,21 @@ local function waiter_of(call, execution, name)
   return waiter and (waiter.parked or waiter.expiry > call.now) and waiter
 end
 
+-- Whether the holders of a lock keep a waiter out. Those who share a lock keep out another one that does
+-- if an exclusive waiter ahead of it waits for them.
+local function is_kept_out(call, lock, execution, limit)
+  if limit ~= Holds.SHARED or not Holds.readers(lock) then
+    return Holds.permits(lock) > 0 and Holds.is_full(lock, limit)
+  end
+  for _, other in ipairs(redis.call('ZRANGE', lock.queue, 0, MOST - 1)) do
+    local waiter = other ~= execution and waiter_of(call, other, lock.name)
+    if other == execution or waiter and Holds.limit_of(lock, waiter) ~= Holds.SHARED then
+      return other ~= execution
+    end
+  end
+  return false
+end
+
 local lock_path
 
 -- From a hold on: the steps by which it comes back to the execution that asks, if it does.
@@ -67,7 +82,7 @@ local function hold_path(call, search, hold)
     local waiter = waiter_of(call, waits[i], name)
     for number, wanted in ipairs(waiter and (waiter.names or { name }) or {}) do
       local lock = Holds.open(call, call.prefix .. 'l:' .. wanted)
-      local path = lock_path(call, search, lock, waiter.limits[number])
+      local path = lock_path(call, search, lock, is_kept_out(call, lock, waits[i], waiter.limits[number]))
       if path then
         table.insert(path, 1, waiter.label)
         return path
@@ -78,8 +93,8 @@ local function hold_path(call, search, hold)
 end
 
 -- A lock is stuck if each of its permits is stuck, by at least one of the holds in the permit.
-function lock_path(call, search, lock, limit)
-  if Holds.permits(lock) < limit or Holds.permits(lock) > MOST then
+function lock_path(call, search, lock, waits)
+  if not waits or Holds.permits(lock) > MOST then
     return nil
   end
   local path, stuck, permits = nil, {}, 0
@@ -99,13 +114,13 @@ end
 
 -- The way round if waiting for these locks would never end: a lock, the label of its holder, the lock
 -- that this holder waits for, … back to a hold of the execution that asks. Nil if the wait may end.
-function Deadlock.path(call, locks, limits, stuck)
+function Deadlock.path(call, execution, locks, limits, stuck)
   for i, lock in ipairs(locks) do
     local search = { mine = {}, seen = {}, left = MOST }
     for _, hold in ipairs(stuck or {}) do
       search.mine[hold] = true
     end
-    local path = stuck and lock_path(call, search, lock, limits[i])
+    local path = stuck and lock_path(call, search, lock, is_kept_out(call, lock, execution, limits[i]))
     if path then
       return path
     end

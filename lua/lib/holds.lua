@@ -5,6 +5,10 @@ local Holds = {}
 -- The attempt of a hold that is kept for an execution which is still to come: no attempt has this id.
 Holds.KEPT = '-'
 
+-- The limit of a claim that shares the lock, instead of how many permits may be live. All shared holds
+-- are in one permit, and a lock that has this permit has no other.
+Holds.SHARED = 0
+
 -- So many holds are all read at once. A lock with more of them has an index beside its holds, three
 -- sorted sets, and a call reads no more than it needs: a semaphore of thousands costs as much as a
 -- small lock. The holds alone are the truth: an index that does not fit them is thrown away, and built
@@ -198,7 +202,37 @@ function Holds.permits(lock)
   return lock.permits
 end
 
+-- The token of the permit of all who share the lock, if there is one. Any hold tells, as there is no
+-- other permit then.
+function Holds.readers(lock)
+  local hold = Holds.oldest(lock)
+  return hold and hold.shared and hold.fence or nil
+end
+
+-- Whether a claim with this limit has to wait. `promised` has the permits that those ahead in the queue
+-- are about to need, `exclusive` and `shared`; nil for none.
+function Holds.is_full(lock, limit, promised)
+  local permits, exclusive = Holds.permits(lock), promised and promised.exclusive or 0
+  if limit == Holds.SHARED then
+    return exclusive > 0 or permits > 0 and not Holds.readers(lock)
+  end
+  local all = permits + exclusive + (promised and promised.shared or 0)
+  return all >= limit or permits == 1 and Holds.readers(lock) ~= nil
+end
+
+-- By which limit a waiter wants this lock.
+function Holds.limit_of(lock, waiter)
+  for i, name in ipairs(waiter.names or {}) do
+    if name == lock.name then
+      return waiter.limits[i]
+    end
+  end
+  return waiter.limits[1]
+end
+
 function Holds.write(lock, execution, hold, label)
+  -- Who joins a permit takes over its mode: a shared claim that re-enters is as exclusive as its caller.
+  hold.shared = hold.shared and (not lock.fences[hold.fence] or Holds.readers(lock) ~= nil)
   local before = lock.holds[execution]
   local stays = before and before.fence == hold.fence and before.owner == hold.owner
   if before and not stays then
@@ -227,6 +261,13 @@ function Holds.extend(lock, execution, expiry)
     end
     outlive_holds(lock, expiry)
   end
+end
+
+-- The only permit of the lock becomes the permit of all who share the lock.
+function Holds.share(lock, execution)
+  local hold = lock.holds[execution]
+  hold.shared = true
+  redis.call('HSET', lock.key, execution, Base.record(hold, lock.now))
 end
 
 function Holds.drop(lock, execution)
@@ -294,7 +335,8 @@ function Holds.newest_of(lock, owner)
   return last and string.match(last, '(%d+) %S+$')
 end
 
--- A hold of the oldest permit: the one to name when somebody asks who is in the way.
+-- The hold of the oldest permit, the first by its id: the one to name when somebody asks who is in the
+-- way.
 function Holds.oldest(lock)
   if lock.indexed then
     local execution = redis.call('ZRANGE', lock.index.fences, 0, 0)[1]
@@ -302,7 +344,8 @@ function Holds.oldest(lock)
   end
   local found, execution
   for each, hold in pairs(lock.holds) do
-    if not found or tonumber(hold.fence) < tonumber(found.fence) then
+    local later = found and tonumber(hold.fence) - tonumber(found.fence) or -1
+    if later < 0 or later == 0 and each < execution then
       found, execution = hold, each
     end
   end
@@ -324,9 +367,7 @@ function Holds.next_lapse(call, lock)
   return soonest and soonest - call.now or 0
 end
 
--- The token of the newest permit that an execution may join without waiting. Ancestors that are forged
--- or out of date admit nobody: an ancestor must have a live hold of the same owner.
-function Holds.permit_of(lock, execution, claim)
+local function of_kin(lock, execution, claim)
   local kept = Holds.kept(lock, execution)
   if kept then
     return kept.fence
@@ -336,7 +377,37 @@ function Holds.permit_of(lock, execution, claim)
   end
   local ancestors = {}
   for ancestor in string.gmatch(claim.ancestors or '', '%S+') do
-    ancestors[ancestor] = lock.holds[ancestor]
+    ancestors[ancestor] = ancestor ~= execution and lock.holds[ancestor] or nil
   end
   return Holds.newest(ancestors, claim.owner)
+end
+
+-- The token of the newest permit that an execution may join without waiting. Ancestors that are forged
+-- or out of date admit nobody: an ancestor must have a live hold of the same owner. A shared permit
+-- becomes nobody's own: the others in it rely on what they read.
+function Holds.permit_of(lock, execution, claim, limit)
+  local fence = of_kin(lock, execution, claim)
+  if fence and limit ~= Holds.SHARED and Holds.readers(lock) then
+    return nil
+  end
+  return fence
+end
+
+-- Whether an execution that holds the lock came in by its kin. True for a repeat of its command as well.
+function Holds.is_reentered(lock, execution, claim)
+  local hold = lock.holds[execution]
+  if not hold.shared then
+    return lock.fences[hold.fence] > 1
+  elseif not claim.by_owner then
+    return of_kin(lock, execution, claim) ~= nil
+  elseif lock.indexed then
+    local from, to = '[' .. hold.owner .. ' ', '[' .. hold.owner .. ' \255'
+    return redis.call('ZLEXCOUNT', lock.index.owners, from, to) > 1
+  end
+  for other, its in pairs(lock.holds) do
+    if other ~= execution and its.owner == hold.owner then
+      return true
+    end
+  end
+  return false
 end

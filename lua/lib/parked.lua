@@ -19,11 +19,11 @@ function Parked.on_its_way(call, waiter)
   return left > 0 and left <= LONGEST
 end
 
--- How many permits a message on its way will need: 1 or 0.
+-- How many permits a message on its way will need, 1 or 0, and of which kind.
 function Parked.promise(call, lock, execution, waiter)
-  local is_early = math.abs(call.now - waiter.first) < OVERDUE
-  local comes_anew = is_early and not Holds.permit_of(lock, execution, waiter)
-  return comes_anew and 1 or 0
+  local limit, is_early = Holds.limit_of(lock, waiter), math.abs(call.now - waiter.first) < OVERDUE
+  local comes_anew = is_early and not Holds.permit_of(lock, execution, waiter, limit)
+  return comes_anew and 1 or 0, limit == Holds.SHARED and 'shared' or 'exclusive'
 end
 
 -- A process may have several apps, each with a broker of its own.
@@ -114,12 +114,17 @@ function Parked.pass(call, lock, execution, waiter, caller)
 end
 
 -- `late`: messages that did not come back within their first trip. A late message may need the very
--- worker slot in which somebody behind it waits, so it holds up only those that are parked themselves.
+-- worker slot in which somebody behind it waits, so it holds up only those that are parked themselves;
+-- the others wait for what is `soon` back.
 function Parked.count(call, lock, execution, waiter)
   if waiter.parked then
-    local promise = Parked.promise(call, lock, execution, waiter)
-    lock.promised = lock.promised + promise
-    lock.late = lock.late + (call.now >= waiter.first + TRIP and promise or 0)
+    local promise, kind = Parked.promise(call, lock, execution, waiter)
+    lock.promised[kind] = lock.promised[kind] + promise
+    if call.now >= waiter.first + TRIP then
+      lock.late = lock.late + promise
+    else
+      lock.soon[kind] = lock.soon[kind] + promise
+    end
     lock.look = math.min(lock.look, waiter.back)
   end
 end

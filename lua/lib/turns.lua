@@ -2,10 +2,10 @@
 
 local Turns = {}
 
--- How many waiters ahead of an execution in the queue are about to come back and to need a permit; nil
--- if a waiter is ahead that lets nobody pass.
+-- How many waiters ahead of an execution in the queue are about to come back and to need a permit, by
+-- kind; nil if a waiter is ahead that lets nobody pass.
 local function promised_ahead(call, lock, execution)
-  local promised = 0
+  local promised = { exclusive = 0, shared = 0 }
   for i = 0, Queue.MOST - 1 do
     local other = redis.call('ZRANGE', lock.queue, i, i)[1]
     if other == execution then
@@ -19,25 +19,37 @@ local function promised_ahead(call, lock, execution)
       if not Parked.on_its_way(call, waiter) then
         return nil
       end
-      promised = promised + Parked.promise(call, lock, other, waiter)
+      local promise, kind = Parked.promise(call, lock, other, waiter)
+      promised[kind] = promised[kind] + promise
     end
   end
   return nil
 end
 
+-- Whether a lock has room for a waiter and for those ahead of it in the queue.
+local function has_room(call, lock, execution, waiter, limit, is_head)
+  local promised
+  if is_head then
+    promised = waiter.parked and lock.promised or lock.soon
+  else
+    promised = promised_ahead(call, lock, execution)
+  end
+  return promised and not Holds.is_full(lock, limit, promised)
+end
+
 -- What a waiter may have now: for each of its locks the token of the permit that it joins, or false for
--- a new permit; nil while one of the locks is not free. For a new permit the waiter has to be first in
--- the queue; `head` is the lock where the caller has seen to that.
+-- a new permit; nil while one of the locks is not free. For a new permit, and to join those who share the
+-- lock, the waiter has to be first in the queue; `head` is the lock where the caller has seen to that.
 local function admission(call, lock, execution, waiter, head)
   local fences = {}
   for i, each in ipairs(Queue.wanted(call, lock, waiter)) do
-    fences[i] = Holds.permit_of(each, execution, waiter) or false
+    local limit = waiter.limits[i]
+    fences[i] = Holds.permit_of(each, execution, waiter, limit) or false
     if not fences[i] then
-      local promised = each == head and lock.promised - (waiter.parked and 0 or lock.late)
-        or promised_ahead(call, each, execution)
-      if not promised or Holds.permits(each) + promised >= waiter.limits[i] then
+      if not has_room(call, each, execution, waiter, limit, each == head) then
         return nil
       end
+      fences[i] = limit == Holds.SHARED and Holds.readers(each) or false
     end
   end
   return fences
@@ -68,6 +80,7 @@ local function let_in(call, lock, execution, waiter, fences, caller)
       fence = fences[i],
       attempt = waiter.attempt,
       owner = waiter.owner,
+      shared = waiter.limits[i] == Holds.SHARED,
     }
     Holds.write(each, execution, hold, waiter.inbox .. ' ' .. waiter.label)
   end
@@ -268,7 +281,8 @@ local function serve_line(call, lock, caller)
 end
 
 function Turns.promote(call, lock, caller)
-  lock.promised, lock.late, lock.look = 0, 0, math.huge
+  lock.promised, lock.soon = { exclusive = 0, shared = 0 }, { exclusive = 0, shared = 0 }
+  lock.late, lock.look = 0, math.huge
   local ahead = (Queue.is_line(lock) and serve_line or serve)(call, lock, caller)
   Parked.schedule(call, lock)
   return ahead

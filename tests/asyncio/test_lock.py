@@ -314,3 +314,29 @@ def test_it_runs_on_uvloop(lock: MakeLock) -> None:
         loop.run_until_complete(asyncio.sleep(0.01))
     finally:
         loop.close()
+
+
+def test_it_shares_a_lock_and_downgrades_it(lock: MakeLock) -> None:
+    async def main() -> None:
+        one, two, alone = lock(mode="shared"), lock(mode="shared"), lock()
+        async with one:
+            assert await asyncio.create_task(two.acquire(blocking=False))
+            assert not await asyncio.create_task(alone.acquire(blocking=False))
+            with pytest.raises(LockNeverFree):
+                await lock().acquire()
+
+    run(main())
+
+    async def downgrade() -> None:
+        one, two = lock("b"), lock("b", mode="shared")
+        async with one:
+            waits = asyncio.create_task(two.acquire())
+            while not (await one._engine.inspect("b")).waiting:
+                await asyncio.sleep(0.01)
+            with pytest.raises(LockConfigError, match="an outer block relies on it"):
+                async with one:
+                    await one.downgrade()
+            await one.downgrade()
+            assert await asyncio.wait_for(waits, 20)
+
+    run(downgrade())

@@ -113,6 +113,10 @@ def _use_every_verb(backend: RedisBackend) -> None:
     place = PlaceRequest("line", "r9", "task", "who", 60.0, 0.0, 0.0, 99.0)
     backend.place(place)  # PLACED
     backend.place(place._replace(execution_id="r3"))  # ENDED
+    backend.downgrade(("x",), "r7", "n1")  # SHARED
+    backend.downgrade(("y",), "r7", "n1")  # LOST
+    backend.acquire(_claim("inner-r8", "y")._replace(owner="owner-r8", ancestors=("r8",)))
+    backend.downgrade(("y",), "r8", "n1")  # JOINED
 
 
 def _groups(parameters: tuple[Parameter, ...], count: int) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from celery_relock.backends.redis.scripts import Script, scripts
-from celery_relock.engine.protocol import Claim, Renewal, Successor
+from celery_relock.engine.protocol import SHARED, Claim, Renewal, Successor
 from tests.support.desk import Desk
 from tests.support.long import LONG
 from tests.support.twins import HOME, NAMES, RUNS, Twin, Twins
@@ -66,6 +66,7 @@ class History:
             run: self.random.choice([("a", "b"), ("b",)]) if self.spicy() else ("a",)
             for run in RUNS
         }
+        self.sharers = {run for run in RUNS if self.spicy() or self.random.random() < 0.3}
         self.owners = {run: "o" if self.spicy() else run for run in RUNS}
 
     def spicy(self) -> bool:
@@ -89,13 +90,16 @@ class History:
             some(["n", "n2"]) if self.random.random() < 0.2 else last,
             self.owners[run],
             names=self.wants[run],
-            limits=(2 if self.spicy() else 1,) * len(self.wants[run]),
+            limits=tuple(self.limit(run) for _ in self.wants[run]),
             lease=some([300.0, 700.0]),
             label=f"who {run}",
             by_owner=self.spicy(),
             ancestors=(some(RUNS),) if self.spicy() else (),
             stuck=(some(RUNS),) if self.spicy() else (),
         )
+
+    def limit(self, run: str) -> int:
+        return 2 if self.spicy() else SHARED if run in self.sharers else 1
 
     def nonce_of(self, run: str) -> str:
         """The attempt that holds or waits."""

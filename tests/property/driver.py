@@ -6,7 +6,17 @@ from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from typing import Any
 
-from celery_relock.engine.protocol import Claim, Conflict, Duplicate, Held, Parked, Queued, Renewal
+from celery_relock.engine.protocol import (
+    SHARED,
+    Claim,
+    Conflict,
+    Downgraded,
+    Duplicate,
+    Held,
+    Parked,
+    Queued,
+    Renewal,
+)
 from tests.property import snapshot
 from tests.property.invariants import Invariants
 from tests.property.model import Reply
@@ -26,6 +36,7 @@ class Driver(Invariants):
 
     Attributes:
         wants, owners: of each run, which never change.
+        shares: of each run, which of its locks it is to share.
         ears: the inboxes that can be reached.
         entry_of: the model's entry for each fence that the backend has given.
     """
@@ -33,6 +44,7 @@ class Driver(Invariants):
     desk: Desk
     wants: dict[str, tuple[str, ...]]
     owners: dict[str, str]
+    shares: dict[str, tuple[bool, bool]]
     ears: dict[str, Inbox]
     entry_of: dict[int, int]
 
@@ -42,7 +54,10 @@ class Driver(Invariants):
     ) -> None:  # fmt: skip
         """With a home the run is parked, if it has to wait."""
         names = self.wants[run]
-        limits = tuple(self.limits[name] for name in names)
+        limits = tuple(
+            SHARED if shared else self.limits[name]
+            for name, shared in zip(names, self.shares[run], strict=False)
+        )
         claim = Claim(
             run, attempt_id, self.owners[run], names, limits, LEASE, "", by_owner, ancestors
         )
@@ -105,6 +120,25 @@ class Driver(Invariants):
             hold, place = self.now[name].holds.get(run), self.now[name].queue.get(run)
             assert hold is None or hold.attempt_id != attempt_id
             assert place is None or place["attempt"] != attempt_id or place.get("parked")
+
+    def _downgrade(self, run: str, attempt_id: str, home: str, copies: int) -> None:
+        names = self.wants[run]
+
+        def downgrade() -> Downgraded:
+            done = self.desk.backend.downgrade(names, run, attempt_id, home)
+            self.desk.take_messages(done.messages)
+            return done
+
+        def answers_agree(real: Downgraded, expected: Reply) -> None:
+            joined = ("JOINED", real.joined) if real.joined else ("SHARED",)
+            assert (joined if real.held else ("LOST",)) == expected
+
+        self._both(
+            downgrade,
+            lambda: self.model.downgrade(run, attempt_id, names, home),
+            answers_agree,
+            copies,
+        )
 
     def _withdraw(self, run: str, home: str, copies: int) -> None:
         self._both(

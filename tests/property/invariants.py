@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from celery_relock.engine.protocol import (
+    SHARED,
     Answer,
     Claim,
     Conflict,
@@ -39,9 +40,9 @@ class Invariants(RuleBasedStateMachine):
     @invariant()
     def redis_has_what_the_model_has(self) -> None:
         for name, lock in self.now.items():
-            real = {run: (hold.attempt_id, hold.owner) for run, hold in lock.holds.items()}
+            real = {run: (h.attempt_id, h.owner, h.shared) for run, h in lock.holds.items()}
             model = self.model.holds[name].items()
-            assert real == {run: (hold.attempt_id, hold.owner) for run, hold in model}
+            assert real == {run: (h.attempt_id, h.owner, h.shared) for run, h in model}
             waiting = [
                 (run, facts["attempt"], facts["expiry"] == 1, facts.get("parked", False))
                 for run, facts in lock.queue.items()
@@ -72,6 +73,8 @@ class Invariants(RuleBasedStateMachine):
     def invariant_01_at_most_so_many_entries_as_the_limit(self) -> None:
         for name, lock in self.now.items():
             assert len(lock.fences) <= self.limits[name]
+            modes = {hold.shared for hold in lock.holds.values()}
+            assert modes <= {False} or (modes == {True} and len(lock.fences) == 1)
 
     @invariant()
     def a_new_hold_has_its_whole_lease(self) -> None:
@@ -99,6 +102,23 @@ class Invariants(RuleBasedStateMachine):
                 places = [line.index(run) if run in line else len(line) for run in entered]
                 for other in line[: min(places)]:
                     assert self._may_be_passed(lock, other), f"{entered} entered {name} before it"
+
+    @invariant()
+    def invariant_11_who_shares_a_lock_overtakes_nobody_either(self) -> None:
+        for name, lock in self.now.items():
+            before = self.before[name]
+            line = list(before.queue)
+            for run in lock.holds.keys() - before.holds.keys():
+                hold = lock.holds[run]
+                kin = [r for r, h in lock.holds.items() if r != run and h.owner == hold.owner]
+                if (
+                    not hold.shared
+                    or kin
+                    or any(h.owner == hold.owner for h in before.holds.values())
+                ):
+                    continue
+                for other in line[: line.index(run) if run in line else len(line)]:
+                    assert self._may_be_passed(lock, other), f"{run} entered {name} before {other}"
 
     def _may_be_passed(self, lock: RealLock, run: str) -> bool:
         place = lock.queue.get(run)
@@ -142,7 +162,7 @@ class Invariants(RuleBasedStateMachine):
             before, hold = self.before[name], self.now[name].holds.get(claim.execution_id)
             asked_before = before.queue.get(claim.execution_id, {}).get("by_owner", False)
             if hold and claim.execution_id not in before.holds and not asked_before:
-                joined = hold.fence in before.fences
+                joined = hold.fence in before.fences and not hold.shared
                 assert not joined or self._admitting(claim, name)
 
     def invariant_04_sent_twice_it_acts_once(self, run: str, answers: list[Any]) -> None:
@@ -195,8 +215,17 @@ class Invariants(RuleBasedStateMachine):
             wait_elsewhere = [
                 facts for facts in ahead if facts.get("names") and facts["expiry"] > 1
             ]
-            promised = sum(facts.get("back", 0) > 1 for facts in ahead)
-            full = len(lock.fences) + promised >= self.limits[name]
+            places = self.model.queues[name]
+            limits = [places[other].limits[name] for other in line[: line.index(run) + 1]]
+            if limits.pop() == SHARED:
+                wait = [x for x, of in zip(ahead, limits, strict=True) if of != SHARED]
+                full = lock.holds and (wait or not next(iter(lock.holds.values())).shared)
+                full = full or any(facts.get("back", 0) > 1 for facts in wait)
+            else:
+                promised = sum(facts.get("back", 0) > 1 for facts in ahead)
+                full = len(lock.fences) + promised >= self.limits[name]
+                full = full or any(hold.shared for hold in lock.holds.values())
+                full = full or (lock.holds and SHARED in limits)
             assert full or wait_elsewhere, f"{run} at {name}"
 
     def _admitting(self, claim: Claim, name: str) -> list[int]:
@@ -205,4 +234,5 @@ class Invariants(RuleBasedStateMachine):
             hold.fence
             for run, hold in self.before[name].holds.items()
             if hold.owner == claim.owner and (claim.by_owner or run in claim.ancestors)
+            if not hold.shared or claim.limits[claim.names.index(name)] == SHARED
         ]

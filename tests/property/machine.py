@@ -44,11 +44,13 @@ class LockMachine(Driver):
         wants=st.tuples(*[st.sampled_from([("a",), ("a",), ("b",), NAMES])] * len(RUNS)),
         limits=st.tuples(st.integers(1, 2), st.integers(1, 3)),
         owners=st.tuples(*[st.sampled_from(["o1", "o2", "o3"])] * len(RUNS)),
+        shares=st.tuples(*[st.tuples(st.booleans(), st.booleans())] * len(RUNS)),
     )
-    def begin(self, wants: Any, limits: Any, owners: Any) -> None:
+    def begin(self, wants: Any, limits: Any, owners: Any, shares: Any) -> None:
         self.wants = dict(zip(RUNS, wants, strict=True))
         self.limits = dict(zip(NAMES, limits, strict=True))
         self.owners = dict(zip(RUNS, owners, strict=True))
+        self.shares = dict(zip(RUNS, shares, strict=True))
         self.model = Model()
         self.desk = self.open_desk()
         self.desk.stranger(STRANGER.name)
@@ -123,6 +125,20 @@ class LockMachine(Driver):
     @rule(pick=picks, home=homes, copies=copies)
     def withdraw(self, pick: int, home: str, copies: int) -> None:
         self._withdraw(RUNS[pick % len(RUNS)], home, copies)
+
+    @somebody_holds
+    @rule(pick=picks, home=homes, copies=copies)
+    def downgrade(self, pick: int, home: str, copies: int) -> None:
+        _, run, hold = self._pick(self.model.holds, pick)
+        self._downgrade(run, hold.attempt_id, home, copies)
+
+    @rule(run=runs, shares=st.tuples(st.booleans(), st.booleans()))
+    def a_deploy_changes_the_mode(self, run: str, shares: Any) -> None:
+        """Of a run that is nowhere, or is parked, and comes back by another attempt."""
+        places = [line[run] for line in self.model.queues.values() if run in line]
+        is_here = any(run in self.model.holds[name] for name in NAMES)
+        if not is_here and all(place.parked for place in places):
+            self.shares[run] = shares
 
     @rule(run=runs, attempt_id=attempt_ids)
     def renew(self, run: str, attempt_id: str) -> None:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from celery_relock.engine.protocol import Claim
+from celery_relock.engine.protocol import SHARED, Claim
 from tests.property.parking import Hold, ParkedRuns, Place
 
 Reply = tuple[Any, ...]
@@ -46,9 +46,10 @@ class Model(ParkedRuns):
 
         ahead = {name for name in names if self.promote(name, caller=run)}
         missing = [name for name in names if run not in self.holds[name]]
-        joins = {name: entry for name in missing if (entry := self._entry_for(name, claim))}
+        asks = Place("", claim.owner, "", claim.by_owner, limits, ancestors=claim.ancestors)
+        joins = {name: entry for name in missing if (entry := self.entry_of(name, run, asks))}
         wanted = [name for name in missing if name not in joins]
-        full = {n for n in names if len(self.entries(n)) + self.promised[n] >= limits[n]}
+        full = {n for n in names if self._is_full(n, limits[n], self.promised[n])}
         blocked = [name for name in wanted if name in ahead | full]
 
         if blocked and not (wait or home):
@@ -58,7 +59,7 @@ class Model(ParkedRuns):
         if blocked and home:
             return self._park(run, place, deadline)
         for name, entry in joins.items():
-            self.holds[name][run] = Hold(claim.attempt_id, claim.owner, entry)
+            self._hold(name, run, claim.attempt_id, claim.owner, entry, limits[name])
         return self._wait(run, place, blocked[0]) if blocked else self._enter(claim, wanted)
 
     def _refusal(self, claim: Claim, place: Place, deadline: bool) -> Reply | None:
@@ -83,13 +84,20 @@ class Model(ParkedRuns):
         return ("WAIT", self._rank(name, run))
 
     def _enter(self, claim: Claim, wanted: list[str]) -> Reply:
-        self.last_entry += bool(wanted)
-        for name in wanted:
-            self.holds[name][claim.execution_id] = Hold(
-                claim.attempt_id, claim.owner, self.last_entry
-            )
-        entries = [self.holds[name][claim.execution_id].entry for name in claim.names]
-        return ("HELD", entries, [self._shared(name, claim.execution_id) for name in claim.names])
+        run, limits = claim.execution_id, dict(zip(claim.names, claim.limits, strict=True))
+        joined = {n: self.readers(n) if limits[n] == SHARED else None for n in wanted}
+        self.last_entry += None in joined.values()
+        for name, entry in joined.items():
+            of = claim.attempt_id, claim.owner, entry or self.last_entry, limits[name]
+            self._hold(name, run, *of)
+        entries = [self.holds[name][run].entry for name in claim.names]
+        return ("HELD", entries, [self._is_reentered(name, claim) for name in claim.names])
+
+    def _hold(
+        self, name: str, run: str, attempt_id: str, owner: str, entry: int, limit: int
+    ) -> None:
+        shared = limit == SHARED and (not self.entries(name) or bool(self.readers(name)))
+        self.holds[name][run] = Hold(attempt_id, owner, entry, shared)
 
     def release(
         self, run: str, attempt_id: str, names: Iterable[str], ended: str, home: str
@@ -111,6 +119,20 @@ class Model(ParkedRuns):
         if ended:
             self.ended[run].add(RUN_ENDED if ended == "run" else attempt_id)
         return had_something
+
+    def downgrade(self, run: str, attempt_id: str, names: Iterable[str], home: str) -> Reply:
+        self._begin(home, f"{run} {attempt_id}")
+        for name in names:
+            hold = self.holds[name].get(run)
+            if not hold or hold.attempt_id != attempt_id:
+                return ("LOST",)
+            if not hold.shared and len(self.holds[name]) > 1:
+                return ("JOINED", name)
+        for name in names:
+            self.holds[name][run].shared = True
+        for name in names:
+            self.promote(name)
+        return ("SHARED",)
 
     def withdraw(self, run: str, home: str) -> bool:
         found = super().withdraw(run, home)
@@ -156,7 +178,7 @@ class Model(ParkedRuns):
 
     def promote(self, name: str, caller: str = "") -> bool:
         """Let in who is first, again and again. True: somebody must enter before the caller."""
-        self.promised[name] = 0
+        self.promised[name] = []
         for run, place in list(self.queues[name].items()):
             if self.queues[name].get(run) is not place or self.behind_itself(run, place):
                 continue  # came in with its owner just now; or its turn comes if its run dies
@@ -196,7 +218,8 @@ class Model(ParkedRuns):
         if None in entries.values():
             self.last_entry += 1
         for name, joined in entries.items():
-            self.holds[name][run] = Hold(place.attempt_id, place.owner, joined or self.last_entry)
+            of = place.attempt_id, place.owner, joined or self.last_entry, place.limits[name]
+            self._hold(name, run, *of)
         if run != caller:
             told = [self.holds[name][run].entry for name in entries]
             self.messages.append((place.inbox, "granted", run, place.attempt_id, told))
@@ -211,18 +234,22 @@ class Model(ParkedRuns):
             entries[name] = self.entry_of(name, run, place)
             here = name == first_in
             promised = self.promised[name] if here else self._promised_ahead(name, run)
-            if entries[name] is None and (
-                promised is None or len(self.entries(name)) + promised >= limit
-            ):
-                return None
+            if entries[name] is None:
+                if promised is None or self._is_full(name, limit, promised):
+                    return None
+                entries[name] = self.readers(name) if limit == SHARED else None
         return entries
 
-    def _entry_for(self, name: str, claim: Claim) -> int | None:
-        return self._joinable(name, claim.owner, claim.by_owner, claim.ancestors)
+    def _is_full(self, name: str, limit: int, promised: list[int]) -> bool:
+        entries, readers = self.entries(name), self.readers(name)
+        if limit == SHARED:
+            return any(each != SHARED for each in promised) or bool(entries and not readers)
+        return len(entries) + len(promised) >= limit or bool(readers)
 
     def _busy(self, name: str, run: str) -> Reply:
-        holds, line = self.holds[name].values(), self.queues[name]
-        owner = min(holds, key=lambda hold: hold.entry).owner if holds else ""
+        holds, line = self.holds[name], self.queues[name]
+        oldest = min(holds, key=lambda each: (holds[each].entry, each), default="")
+        owner = holds[oldest].owner if oldest else ""
         parked = run in line and line[run].parked
         return ("BUSY", name, owner, len(line), parked)
 
@@ -252,6 +279,10 @@ class Model(ParkedRuns):
     def _rank(self, name: str, run: str) -> int:
         return list(self.queues[name]).index(run)
 
-    def _shared(self, name: str, run: str) -> bool:
-        entry = self.holds[name][run].entry
-        return sum(hold.entry == entry for hold in self.holds[name].values()) > 1
+    def _is_reentered(self, name: str, claim: Claim) -> bool:
+        run = claim.execution_id
+        mine, holds = self.holds[name][run], self.holds[name].values()
+        if mine.shared:
+            of = claim.owner, claim.by_owner, claim.ancestors
+            return self._of_kin(name, *of, but_for=run) is not None
+        return sum(hold.entry == mine.entry for hold in holds) > 1

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from celery_relock.engine.protocol import Claim
+from celery_relock.engine.protocol import SHARED, Claim
 
 
 @dataclass
@@ -18,6 +18,7 @@ class Hold:
     attempt_id: str
     owner: str
     entry: int
+    shared: bool = False
 
 
 @dataclass
@@ -65,7 +66,7 @@ class ParkedRuns:
         self.home, self.caller_id = home, caller_id
         self.out: list[str] = []
         self.called_for: list[str] = []
-        self.promised: dict[str, int] = {}
+        self.promised: dict[str, list[int]] = {}
         self.commands += 1
 
     def parked(self) -> dict[str, Place]:
@@ -95,11 +96,13 @@ class ParkedRuns:
             if (place := self.parked()[run]).home == home and run not in self.out:
                 self._hand_out(run, place)
 
-    def _promise(self, name: str, run: str, place: Place) -> int:
-        return int(not place.overdue and self.entry_of(name, run, place) is None)
+    def _promise(self, name: str, run: str, place: Place) -> list[int]:
+        """The limits by which messages on their way are about to come in."""
+        comes_anew = not place.overdue and self.entry_of(name, run, place) is None
+        return [place.limits[name]] if comes_anew else []
 
-    def _promised_ahead(self, name: str, run: str) -> int | None:
-        promised = 0
+    def _promised_ahead(self, name: str, run: str) -> list[int] | None:
+        promised: list[int] = []
         for other, place in self.queues[name].items():
             if other == run:
                 return promised
@@ -116,6 +119,7 @@ class ParkedRuns:
                 place.attempt_id, place.owner, place.inbox = by.attempt_id, by.owner, by.inbox
                 place.by_owner, place.dead, place.arrived = by.by_owner, False, place.parked
                 place.ancestors = claim.ancestors if place.parked else ()
+                place.limits = {n: by.limits.get(n, place.limits[n]) for n in place.limits}
 
     def _leave_places_but_for(self, run: str, wanted: list[str], is_in: bool) -> None:
         for line in self.queues.values():
@@ -149,17 +153,22 @@ class ParkedRuns:
             self.owed[home].pop(run, None)
 
     def entry_of(self, name: str, run: str, place: Place) -> int | None:
-        return self._joinable(name, place.owner, place.by_owner, place.ancestors)
+        entry = self._of_kin(name, place.owner, place.by_owner, place.ancestors)
+        return None if self.readers(name) and place.limits[name] != SHARED else entry
 
-    def _joinable(
-        self, name: str, owner: str, by_owner: bool, ancestors: Iterable[str]
+    def _of_kin(
+        self, name: str, owner: str, by_owner: bool, ancestors: Iterable[str], but_for: str = ""
     ) -> int | None:
         admitting = [
             hold.entry
             for run, hold in self.holds[name].items()
-            if hold.owner == owner and (by_owner or run in ancestors)
+            if hold.owner == owner and (by_owner or run in ancestors) and run != but_for
         ]
         return max(admitting, default=None)
+
+    def readers(self, name: str) -> int | None:
+        """The entry of those who share the lock."""
+        return next((hold.entry for hold in self.holds[name].values() if hold.shared), None)
 
     # What the commands about messages do
 

@@ -15,6 +15,7 @@ class RealHold(NamedTuple):
     attempt_id: str
     owner: str
     fence: int
+    shared: bool
 
 
 @dataclass
@@ -61,7 +62,7 @@ def _lock_in_memory(desk: MemoryDesk, lock: Any) -> RealLock:
     texts = {run: place.request.message for run, place in places if place.parked}
     life = -2 if not places else -1 if lock.messages else 1
     return RealLock(
-        {run: RealHold(hold.attempt_id, hold.owner, hold.fence) for run, hold in alive.items()},
+        {run: RealHold(h.attempt_id, h.owner, h.fence, h.shared) for run, h in alive.items()},
         lock.holds.keys() - alive.keys(),
         {run: int(hold.expiry * 1000) for run, hold in alive.items()},
         {run: desk.place(run, lock.name) for run in lock.queue},
@@ -122,9 +123,9 @@ def _lock(
             assert run[1:] in holds, f"{run!r} has no hold"
             continue
         assert b"@" + run in holds, f"nobody knows who {run!r} is"
-        expiry, fence, attempt_id, owner, _ = record.decode().split(" ")
+        expiry, fence, attempt_id, owner, letter = record.decode().split(" ")
         if int(expiry) > 1:
-            found.holds[run.decode()] = RealHold(attempt_id, owner, int(fence))
+            found.holds[run.decode()] = RealHold(attempt_id, owner, int(fence), letter.isupper())
             found.ends[run.decode()] = int(expiry)
         else:
             found.lapsed.add(run.decode())

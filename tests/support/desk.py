@@ -143,6 +143,10 @@ class Desk:
         self._out += messages
         return had
 
+    def take_messages(self, messages: tuple[Message, ...]) -> None:
+        """Messages that a verb handed out which has no short name here."""
+        self._out += messages
+
     def out(self) -> list[str]:
         """The runs whose messages were handed out since the last call, but for those of resume."""
         return [message.execution_id for message in self.messages()]

@@ -46,6 +46,7 @@ def transfer(self: LockedTask, a: int, b: int) -> int:
     self.lock.check()
     with self.lock.fenced(object()):
         pass
+    self.lock.downgrade()
     return self.lock.fence
 
 

@@ -22,6 +22,7 @@ NAMES = ["Lock", "LockedTask", "is_dropped", "locked"]
 HOLD = [
     "check",
     "continuous",
+    "downgrade",
     "fence",
     "fenced",
     "fences",
@@ -38,6 +39,7 @@ HOLD = [
 LOCK = [
     "acquire",
     "check",
+    "downgrade",
     "extend",
     "fence",
     "fenced",

@@ -27,6 +27,7 @@ from redis.exceptions import TimeoutError as AnswerTimeout
 from ...engine.protocol import (
     Answer,
     Claim,
+    Downgraded,
     Held,
     LockState,
     Notice,
@@ -40,6 +41,7 @@ from .backend import (
     RedisBackend,
     answer_to,
     check_server,
+    downgraded,
     lock_state,
     place_of,
     released,
@@ -331,6 +333,12 @@ class CoroutineBackend:
     ) -> list[Held | Queued | None]:
         found = await self._in_batches("heartbeat", renewals, self.same.heartbeat_call, within)
         return [place_of(line) for line in found]
+
+    async def downgrade(
+        self, names: Sequence[str], execution_id: str, attempt_id: str
+    ) -> Downgraded:
+        called = self.same.downgrade_call(names, execution_id, attempt_id)
+        return downgraded(names, (await self._run("downgrade", *called))[0])
 
     async def inspect(self, name: str) -> LockState:
         reply, *_ = await self._run("inspect", *self.same.inspect_call(name))

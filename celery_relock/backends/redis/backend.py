@@ -22,6 +22,7 @@ from ...engine.protocol import (
     Conflict,
     Deadlocked,
     Debounce,
+    Downgraded,
     Duplicate,
     Ended,
     Full,
@@ -159,6 +160,19 @@ class RedisBackend:
         to = successor or Successor("", 0.0)
         args = [execution_id, attempt_id, ended, _ms(remember), home, to.execution_id, _ms(to.keep)]
         return self.keys.claim(names, execution_id), args
+
+    def downgrade(
+        self, names: Sequence[str], execution_id: str, attempt_id: str, home: str = ""
+    ) -> Downgraded:
+        called = self.downgrade_call(names, execution_id, attempt_id, home)
+        return downgraded(names, self._run("downgrade", *called)[0])
+
+    def downgrade_call(
+        self, names: Sequence[str], execution_id: str, attempt_id: str, home: str = ""
+    ) -> Call:
+        """The keys and arguments of `downgrade`."""
+        meta, _, *locks = self.keys.claim(names, execution_id)
+        return [meta, *locks], [execution_id, attempt_id, home]
 
     def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
         args, now = [home, by, str(BATCH), " ".join(tasks)], time.monotonic()
@@ -480,6 +494,13 @@ def _burst(reply: Sequence[Any]) -> Burst | None:
     return Burst(*map(bytes.decode, reply[1:])) if reply[0] == b"BURST" else None
 
 
+def downgraded(names: Sequence[str], reply: Sequence[Any]) -> Downgraded:
+    if reply[0] == b"SHARED":
+        return Downgraded(messages=_messages(reply[1:]))
+    joined = names[reply[1] - 1] if reply[0] == b"JOINED" else ""
+    return Downgraded(reply[0] != b"LOST", joined)
+
+
 def lock_state(reply: Sequence[Any]) -> LockState:
     holds, waiters, waiting = reply
     return LockState(tuple(_hold(*h) for h in holds), tuple(_waiter(*w) for w in waiters), waiting)
@@ -515,10 +536,10 @@ def place_of(line: list[Any]) -> Held | Queued | None:
 
 
 def _hold(
-    of: bytes, ms: int, fence: bytes, attempt_id: bytes, owner: bytes, label: bytes
+    of: bytes, ms: int, fence: bytes, attempt_id: bytes, owner: bytes, label: bytes, shared: int = 0
 ) -> HoldInfo:
     ids_of = of.decode(), attempt_id.decode(), owner.decode()
-    return HoldInfo(ids_of[0], ms / 1000, int(fence), *ids_of[1:], _label(label))
+    return HoldInfo(ids_of[0], ms / 1000, int(fence), *ids_of[1:], _label(label), shared == 1)
 
 
 def _waiter(

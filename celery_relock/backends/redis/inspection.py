@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...engine.inspection import ParkedMessage, Place, Survey
-from ...engine.protocol import HoldInfo
+from ...engine.protocol import SHARED, HoldInfo
 from ...errors import LockConfigError
 from .connections import Command, Connections, Effort, Transport
 from .errors import FAULTS, translate
@@ -203,16 +203,24 @@ def _survey(key: str, name: str, at: float, row: Sequence[Any]) -> Survey:
 
 
 def _hold(
-    execution_id: bytes, ms: int, fence: bytes, attempt_id: bytes, owner: bytes, label: bytes
+    execution_id: bytes,
+    ms: int,
+    fence: bytes,
+    attempt_id: bytes,
+    owner: bytes,
+    label: bytes,
+    shared: int = 0,
 ) -> HoldInfo:
     ids = _text(execution_id), ms / 1000, int(fence), _text(attempt_id), _text(owner)
-    return HoldInfo(*ids, _text(label).partition(" ")[2])  # the first word is the holder's inbox
+    # The first word of the label is the holder's inbox.
+    return HoldInfo(*ids, _text(label).partition(" ")[2], shared == 1)
 
 
 def _place(
     at: float, name: str, execution_id: bytes, position: int, ticket: bytes, record: bytes
 ) -> Place:
     waiter = json.loads(record)
+    names = waiter.get("names") or [name]
     state = "waiting"
     if waiter.get("parked"):
         state = "resumed" if float(waiter.get("back") or 0) / 1000 > at else "parked"
@@ -224,7 +232,8 @@ def _place(
         str(waiter.get("owner", "")),
         str(waiter.get("label", "")),
         str(waiter.get("task", "")),
-        tuple(waiter.get("names") or (name,)),
+        tuple(names),
+        dict(zip(names, waiter.get("limits", ()), strict=False)).get(name) == SHARED,
     )
 
 

@@ -1,0 +1,39 @@
+-- downgrade: Let others share the locks that an execution holds alone.
+-- KEYS[1] meta: hash, the bucket's fencing token and layout
+-- KEYS[2..] lock: hash, the holds of a lock; one key per lock
+-- ARGV[1] execution: id, the execution of one message
+-- ARGV[2] attempt: id, the attempt that acquired the locks
+-- ARGV[3] homes: ids with spaces between, the brokers that the caller can send to; empty sends none
+-- Reply {SHARED, execution, name, message, …}: who shares them may come in; messages to resume
+-- Reply {JOINED, index}: nothing has changed: others hold this lock as well, and rely on it
+-- Reply {LOST}: nothing has changed: the attempt does not hold all of the locks
+-- Keeps: whoever re-entered an exclusive hold keeps it exclusive; those who waited first come in first; sent twice it acts once
+-- Uses: lib/publish, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
+
+local meta, keys = KEYS[1], KEYS
+local execution, attempt, homes = ARGV[1], ARGV[2], ARGV[3]
+local call = Call.begin(meta)
+call.home, call.by = homes, execution .. ' ' .. attempt
+Base.write_without_memory(call.prefix)
+
+local locks = {}
+for i = 2, #keys do
+  local lock = Holds.open(call, keys[i])
+  local hold = lock.holds[execution]
+  if not hold or hold.attempt ~= attempt then
+    return { 'LOST' }
+  end
+  if not hold.shared and (Holds.permits(lock) > 1 or lock.fences[hold.fence] > 1) then
+    return { 'JOINED', i - 1 }
+  end
+  locks[i - 1] = lock
+end
+for _, lock in ipairs(locks) do
+  Holds.share(lock, execution)
+end
+for _, lock in ipairs(locks) do
+  if redis.call('EXISTS', lock.queue) == 1 then
+    Turns.promote(call, lock)
+  end
+end
+return { 'SHARED', unpack(call.messages) }
