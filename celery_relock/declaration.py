@@ -64,12 +64,13 @@ class Declaration:
         return self.rule.names(arguments, self.prefix_now())
 
     def limits(self, arguments: Mapping[str, object], names: tuple[str, ...]) -> tuple[int, ...]:
-        """The limit of each of these names of a call. Raises as `LockOptions.limit_for`."""
+        """The limit of each of these names of a call, or `SHARED`. Raises as
+        `LockOptions.limit_for`."""
         options = self.options
-        if not isinstance(options.limit, list | Mapping):
+        if not isinstance(options.limit, list | Mapping) and not isinstance(options.mode, list):
             return (options.limit_for(arguments),) * len(names)
         parts = self.rule.parts(arguments, self.prefix_now())
-        return tuple(min(map(options.limit_of_part, parts[name])) for name in names)
+        return tuple(options.limit_of_parts(parts[name]) for name in names)
 
     def prefix_now(self) -> str:
         """What stands before the lock names of a call that is made now. Raises LockConfigError."""

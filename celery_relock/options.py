@@ -10,10 +10,12 @@ from datetime import timedelta
 from difflib import get_close_matches
 from typing import Any, TypeAlias
 
+from .engine.protocol import SHARED
 from .errors import LockConfigError
 
 # How long an execution may wait in its worker slot when lock_max_wait does not say, in seconds.
 _PATIENCE = 60.0
+_MODES = ("exclusive", "shared")
 #: What an execution may do while somebody else holds the lock.
 POLICIES = ("wait", "block", "retry", "drop", "raise")
 
@@ -103,6 +105,13 @@ def _limits(value: Any) -> Any:
         return [_count(each) for each in value]
     if isinstance(value, Mapping) and value:
         return {part: _count(each) for part, each in value.items()}
+    raise ValueError(value)
+
+
+def _modes(value: Any) -> list[str]:
+    """One mode for each part of lock_key."""
+    if isinstance(value, list | tuple) and value:
+        return [_word(*_MODES)(each) for each in value]
     raise ValueError(value)
 
 
@@ -327,6 +336,27 @@ def reindex(shop, ids): ...""",
 def call_api(tenant, path): ...""",
         ),
     )
+    mode: Any = field(
+        default="exclusive",
+        metadata=_says(
+            "Whether an execution holds its lock alone or beside others that share it.",
+            _either(_word(*_MODES), _modes, _function),
+            allowed="'exclusive', 'shared', a callable of the arguments, or a list with one of "
+            "these words for each part of lock_key",
+            values={
+                '"exclusive"': "alone",
+                '"shared"': "beside every other execution that shares the lock, and beside nobody "
+                "else; all of them have one fencing token",
+                "a callable": "called with the arguments that it names; returns one of these words",
+                "a list": "a word for each part of `lock_key`, in its order",
+            },
+            when="If some tasks only read what others write. Both come in the order in which they "
+            "asked, so neither starves. See [sharing a lock](conflicts.md#sharing-a-lock).",
+            example="""\
+@app.task(base=LockedTask, lock_key="account:{account_id}", lock_mode="shared")
+def statement(account_id, month): ...""",
+        ),
+    )
     cooldown: float | None = field(
         default=None,
         metadata=_says(
@@ -547,7 +577,7 @@ def fetch(feed): ...""",
                 f"task {where}: lock_key=False gives lock_debounce={options.debounce!r} no name to "
                 "tell by which calls belong together. Give the task a lock_key."
             )
-        options._check_limits()
+        options._check_parts()
         options._check_order(f"task {where}")
         return options
 
@@ -589,6 +619,11 @@ def fetch(feed): ...""",
                 f"{where}: lock_max_wait={self.max_wait:g} is never used, because "
                 "lock_on_conflict='raise' does not wait. To wait and then raise, use 'block'."
             )
+        if self.mode != "exclusive" and self.limit != 1:
+            raise LockConfigError(
+                f"{where}: lock_limit={self.limit!r} says how many executions hold the lock side "
+                f"by side, and lock_mode={self.mode!r} that any number may. Use one of them."
+            )
         if self.cooldown and self.hold == "workflow":
             raise LockConfigError(
                 f"{where}: lock_cooldown={self.cooldown:g} begins when the task has ended, "
@@ -611,13 +646,18 @@ def fetch(feed): ...""",
                 f"{where}: lock_debounce_reduce is never used without lock_debounce."
             )
 
-    def _check_limits(self) -> None:
-        """Hold a limit for each name against the names."""
+    def _check_parts(self) -> None:
+        """Hold a limit or a mode for each name against the names."""
         parts = list(self.key) if isinstance(self.key, list | tuple) else [self.key]
         if isinstance(self.limit, list) and len(self.limit) != len(parts):
             raise LockConfigError(
                 f"task {self.task}: lock_limit={self.limit!r} has {len(self.limit)} numbers for "
                 f"{len(parts)} lock names in lock_key. Give one number for each name."
+            )
+        if isinstance(self.mode, list) and len(self.mode) != len(parts):
+            raise LockConfigError(
+                f"task {self.task}: lock_mode={self.mode!r} has {len(self.mode)} words for "
+                f"{len(parts)} lock names in lock_key. Give one word for each name."
             )
         if isinstance(self.limit, Mapping):
             for part in self.limit:
@@ -636,6 +676,9 @@ def fetch(feed): ...""",
             "lock_key=False, which names nothing to keep an order for": self.key is False,
             "several names in lock_key: calls of each name would wait for the others'": several,
             f"lock_limit={self.limit!r:.80}, which lets calls run side by side": self.limit != 1,
+            f"lock_mode={self.mode!r:.80}, which lets calls run side by side": (
+                self.mode != "exclusive"
+            ),
             f"lock_reentrant={self.reentrant!r}, which lets a holder's own calls overtake": (
                 self.reentrant != "inline"
             ),
@@ -651,8 +694,13 @@ def fetch(feed): ...""",
             if is_so:
                 raise LockConfigError(f"{where}: lock_order='sent' excludes {what}.")
 
-    def limit_of_part(self, number: int) -> int:
-        """The limit of the names that one part of lock_key gives; 1 if a dict does not have it."""
+    def limit_of_parts(self, numbers: tuple[int, ...]) -> int:
+        """The limit of a name that these parts of lock_key give: the strictest of theirs."""
+        if isinstance(self.mode, list):
+            return SHARED if all(self.mode[number] == "shared" for number in numbers) else 1
+        return min(map(self._limit_of_part, numbers))
+
+    def _limit_of_part(self, number: int) -> int:
         parts = self.key if isinstance(self.key, list | tuple) else [self.key]
         if isinstance(self.limit, Mapping):
             return self.limit.get(parts[number], 1)
@@ -671,22 +719,36 @@ def fetch(feed): ...""",
         return _PATIENCE if self.max_wait is None else self.max_wait
 
     def limit_for(self, arguments: Mapping[str, object]) -> int:
-        """The limit for a call. A callable gets those of the bound arguments that it names.
+        """The limit for a call, or `SHARED`. A callable gets those of the bound arguments that it
+        names.
 
         Raises:
-            LockConfigError: the callable failed, or returned no whole number from 1.
+            LockConfigError: the callable failed, or returned something else.
         """
+        if self.mode != "exclusive":
+            mode = self.mode
+            if callable(mode):
+                mode = self._called("mode", arguments, _word(*_MODES), "'exclusive' or 'shared'")
+            return SHARED if mode == "shared" else 1
         if isinstance(self.limit, int):
             return self.limit
-        assert callable(self.limit), "see Declaration.limits"
+        number: int = self._called("limit", arguments, _count, "a whole number from 1")
+        return number
+
+    def _called(
+        self, option: str, arguments: Mapping[str, object], check: Check, allowed: str
+    ) -> Any:
+        """What the callable in an option says of a call."""
+        function = getattr(self, option)
+        assert callable(function), "see Declaration.limits"
         try:
-            wanted = inspect.signature(self.limit).parameters.values()
+            wanted = inspect.signature(function).parameters.values()
             takes_all = any(each.kind is each.VAR_KEYWORD for each in wanted)
             names = arguments if takes_all else [p.name for p in wanted if p.name in arguments]
-            return _count(self.limit(**{name: arguments[name] for name in names}))
+            return check(function(**{name: arguments[name] for name in names}))
         except Exception as error:
             raise LockConfigError(
-                f"task {self.task}: the callable in lock_limit must return a whole number from 1, "
+                f"task {self.task}: the callable in lock_{option} must return {allowed}, "
                 f"for the arguments that it names: {error!r}"
             ) from error
 

@@ -149,8 +149,8 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
             with charge.lock_for(42, amount=5):
                 ...
 
-        It has the app's Redis, namespace and prefix, and the task's lease, limit and longest wait.
-        Nothing is acquired until you use it.
+        It has the app's Redis, namespace and prefix, and the task's lease, limit, mode and longest
+        wait. Nothing is acquired until you use it.
 
         Raises:
             TypeError: the task cannot be called with these arguments.
@@ -186,12 +186,14 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
                 + (f" ({', '.join(map(repr, names))})" if names else ", as lock_key is False")
                 + ", and lock_for() is for a task with one. Acquire a Lock for each name."
             )
+        limit = declared.limits(arguments, names)[0]
         return {
             "redis": declared.engine,
             "name": names[0],
             "timeout": declared.options.ttl,
             "blocking_timeout": declared.options.max_wait,
-            "limit": declared.limits(arguments, names)[0],
+            "limit": limit or 1,
+            "mode": "exclusive" if limit else "shared",
         }
 
     def marked(self, *args: Any, **kwargs: Any) -> Any:

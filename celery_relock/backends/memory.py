@@ -1010,7 +1010,8 @@ class _Acquire(_Command):
             fence = pause.fence if pause is not None and place is not None else self.next_fence()
             first = now if place is None else fence / 1e6
             expiry = min(now + call.pause, first + call.most)
-            lock.holds[_PAUSE] = _Hold(KEPT, _PAUSE, fence, expiry, "-", "a burst of calls")
+            of = KEPT, _PAUSE, fence, expiry, "-", "a burst of calls"
+            lock.hold(_PAUSE, *of, shared=False)
         self._park(self.limits, lock)
         lock.queue[self.me].call = call.task_id if place is None else place.call
         self.remember(call.call_id, "*", _REPEATED)

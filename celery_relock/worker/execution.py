@@ -30,7 +30,7 @@ from ..engine.events import Work, label_of
 from ..engine.hold import Hold, Share
 from ..engine.interrupt import Interruption
 from ..engine.lease import Lease, State
-from ..engine.protocol import COOLDOWN, Claim, Successor
+from ..engine.protocol import COOLDOWN, SHARED, Claim, Successor
 from ..errors import LockLost
 from ..naming.arguments import bind
 from ..order import worker as order
@@ -170,7 +170,8 @@ class Execution:
                 steps.keep_for_chain(message, engine, lease, options)
             for name, fence, reentered in zip(missing, held.fences, held.reentered, strict=True):
                 shares.append(Share(name, lease, fence, reentered))
-            hold = Hold(lease.claim.owner, shares, not keeps or retry.unbroken(message, lease))
+            unbroken, alone = not keeps or retry.unbroken(message, lease), missing == self.names
+            hold = Hold(lease.claim.owner, shares, unbroken, engine if alone else None)
             kept = retry.keeping(task, message, engine, options, lease) if keeps else nullcontext()
             raises = options.on_lost == "raise"
             told = Interruption(lease, hold.lost_error) if raises else nullcontext()
@@ -219,8 +220,9 @@ class Execution:
     def _covered(self, engine: Engine) -> dict[str, Lease]:
         """The names that the call stack holds already, and by which lease."""
         found = {}
-        for name in self.names:
-            lease = reentrancy.holding(engine.backend, name)
+        limits = self.declared.limits(self.arguments, self.names)
+        for name, limit in zip(self.names, limits, strict=True):
+            lease = reentrancy.holding(engine.backend, name, limit == SHARED)
             if lease is None:
                 continue
             if lease.lost:

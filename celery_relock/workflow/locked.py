@@ -25,7 +25,10 @@ from ..worker.states import Dropped
 from .enter import ENTER, held
 from .steps import Step, stamp, steps_of
 
-_OPTIONS = ("ttl", "gap_ttl", "on_gap", "on_conflict", "max_wait", "limit", "on_unavailable")
+_OPTIONS = (
+    *("ttl", "gap_ttl", "on_gap", "on_conflict", "max_wait", "limit"),
+    *("mode", "on_unavailable"),
+)
 _PLACES = ("queue", "exchange", "routing_key")
 _CHUNKS = "celery.chunks"
 
@@ -44,7 +47,7 @@ def locked(canvas: Signature, *, key: Any, **options: Any) -> Signature:
         canvas: a signature, chain, group, chord, map, starmap or chunks, or a part of a larger one.
         key: as `lock_key`: a name, a list of names, or a template or callable over the first step's
             arguments, as its signature has them.
-        **options: `ttl`, `gap_ttl`, `on_gap`, `on_conflict`, `max_wait`, `limit`,
+        **options: `ttl`, `gap_ttl`, `on_gap`, `on_conflict`, `max_wait`, `limit`, `mode`,
             `on_unavailable`, as the options `lock_…` of a task. The app's settings are the
             defaults. Callables are refused.
 
@@ -176,6 +179,10 @@ def _check_options(options: Mapping[str, Any]) -> None:
     if not isinstance(options.get("limit", 1), int):
         raise LockConfigError(
             f"locked(): limit={options['limit']!r} cannot be used. It takes a whole number from 1."
+        )
+    if not isinstance(options.get("mode", ""), str):
+        raise LockConfigError(
+            f"locked(): mode={options['mode']!r} cannot be used. It takes 'exclusive' or 'shared'."
         )
     LockOptions.collect({f"lock_{name}": each for name, each in options.items()}, {}, "locked()")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from celery_relock.engine.protocol import SHARED
 from celery_relock.errors import LockConfigError
 from celery_relock.options import OPTION_NAMES, LockOptions
 
@@ -33,6 +34,7 @@ def test_a_task_that_declares_nothing_has_the_documented_defaults() -> None:
         "owner": "root",
         "reentrant": "inline",
         "limit": 1,
+        "mode": "exclusive",
         "ttl": 30,
         "on_conflict": "wait",
         "max_wait": None,
@@ -53,6 +55,26 @@ def test_a_task_that_declares_nothing_has_the_documented_defaults() -> None:
         "on_lost": "flag",
         "on_unavailable": "raise",
     }
+
+
+def test_the_mode_is_a_word_a_list_of_words_or_what_a_callable_returns() -> None:
+    assert declare(lock_mode="shared").limit_for({}) == SHARED
+    assert declare(lock_mode="exclusive").limit_for({}) == 1
+    by_arguments = declare(lock_mode=lambda writes: "exclusive" if writes else "shared")
+    assert by_arguments.limit_for({"writes": True, "other": 1}) == 1
+    assert by_arguments.limit_for({"writes": False}) == SHARED
+    each = declare(lock_key=["a", "b"], lock_mode=("shared", "exclusive"))
+    assert [each.limit_of_parts(numbers) for numbers in ((0,), (1,), (0, 1))] == [SHARED, 1, 1]
+    with pytest.raises(LockConfigError, match=r"lock_mode must return 'exclusive' or 'shared'"):
+        declare(lock_mode=lambda: "read").limit_for({})
+
+
+def test_a_mode_that_means_nothing_is_refused() -> None:
+    assert "It takes 'exclusive', 'shared'" in refusal(lock_mode="read")
+    assert "It takes 'exclusive', 'shared'" in refusal(lock_key=["a", "b"], lock_mode=["shared", 1])
+    assert "2 words for 1 lock names" in refusal(lock_key="a", lock_mode=["shared", "shared"])
+    assert "Use one of them" in refusal(lock_limit=5, lock_mode="shared")
+    assert "Use one of them" in refusal({"limit": 5}, lock_mode=lambda: "shared")
 
 
 def test_every_default_can_be_written_down() -> None:

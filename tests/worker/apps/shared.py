@@ -1,0 +1,83 @@
+"""Tasks that share a lock, and tasks that hold it alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery_relock import LockedTask
+from celery_relock.errors import LockDeadlock
+from tests.support import Journal, make_app
+
+KEY = "account:{account}"
+
+app = make_app(__name__, worker_prefetch_multiplier=1)
+journal = Journal.from_env()
+
+
+def be_inside(task: Any, account: str) -> dict[str, Any]:
+    """Until the test opens the gate of this task."""
+    told = {"account": account, "id": task.request.id, "fence": task.lock.fence}
+    journal.add("begun", **told)
+    journal.wait_for(lambda events: any(e.name == f"go {task.request.id}" for e in events), 30)
+    journal.add("done", **told)
+    return told
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_mode="shared")
+def reads(self, account):
+    return be_inside(self, account)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY)
+def writes(self, account):
+    return be_inside(self, account)
+
+
+@app.task(
+    base=LockedTask,
+    bind=True,
+    lock_key=KEY,
+    lock_mode=lambda changes: "exclusive" if changes else "shared",
+)
+def either(self, account, changes):
+    return be_inside(self, account)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=["tenant", KEY], lock_mode=["shared", "exclusive"])
+def of_a_tenant(self, account):
+    return be_inside(self, account)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY)
+def writes_and_lets_others_read(self, account):
+    self.lock.downgrade()
+    return be_inside(self, account)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY)
+def fence(self, account):
+    return self.lock.fence
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_mode="shared")
+def shared_fence(self, account):
+    return self.lock.fence, self.lock.reentered
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_mode="shared")
+def reads_and_then_writes(self, account):
+    try:
+        fence(account)
+    except LockDeadlock as error:
+        return error.reason
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY)
+def writes_and_then_reads(self, account):
+    return self.lock.fence, *shared_fence(account)
+
+
+@app.task(bind=True)
+def step(self, account):
+    journal.add("begun", account=account, id=self.request.id, fence=0)
+    journal.wait_for(lambda events: any(e.name == f"go {self.request.id}" for e in events), 30)

@@ -1,0 +1,140 @@
+"""`lock_mode="shared"` in a real worker: beside each other, first come first served, parked."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from celery import chain
+
+from celery_relock import locked
+from celery_relock.errors import LockConfigError
+from tests.support import wait_for
+from tests.support.parked import lock_of, state_of, wait_until_parked
+
+
+@pytest.fixture(scope="module")
+def worker(module_worker):
+    return module_worker("tests.worker.apps.shared", concurrency=3)
+
+
+@pytest.fixture
+def account():
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def name(account):
+    return f"account:{account}"
+
+
+def _begun(worker, account, count):
+    """The ids of the tasks whose bodies have begun, when there are so many."""
+
+    def found(events):
+        return [e["id"] for e in events if e.name == "begun" and e["account"] == account]
+
+    return found(worker.journal.wait_for(lambda events: len(found(events)) >= count, 20))
+
+
+def _go(worker, *results):
+    for result in results:
+        worker.journal.add(f"go {result.id}")
+    return [result.get(timeout=20) for result in results]
+
+
+def test_readers_run_side_by_side_and_a_writer_alone_each_in_its_turn(worker, account, name):
+    task = worker.module
+    first = task.reads.delay(account)
+    _begun(worker, account, 1)
+    writer = task.writes.delay(account)
+    wait_until_parked(worker, name)
+    readers = [task.reads.delay(account) for _ in range(2)]
+    wait_until_parked(worker, name, 3)
+    assert _begun(worker, account, 1) == [first.id]
+
+    (one,) = _go(worker, first)
+    assert _begun(worker, account, 2) == [first.id, writer.id]
+    assert len(state_of(worker, name).holds) == 1
+    (two,) = _go(worker, writer)
+    assert {*_begun(worker, account, 4)[2:]} == {each.id for each in readers}
+    both = _go(worker, *readers)
+
+    assert one["fence"] < two["fence"] < both[0]["fence"]
+    assert both[0]["fence"] == both[1]["fence"], "all who share have one token"
+    wait_for(lambda: not state_of(worker, name).holds, what="the release")
+
+
+def test_a_callable_of_the_arguments_says_who_shares_also_when_it_is_resumed(worker, account, name):
+    task = worker.module
+    with lock_of(worker, name):
+        results = []
+        for count, changes in enumerate((False, False, True), 1):
+            results.append(task.either.delay(account, changes=changes))
+            wait_until_parked(worker, name, count)
+    *readers, writer = results
+    assert {*_begun(worker, account, 2)} == {each.id for each in readers}
+    assert [hold.shared for hold in state_of(worker, name).holds] == [True, True]
+    _go(worker, *readers)
+    _begun(worker, account, 3)
+    assert [hold.shared for hold in state_of(worker, name).holds] == [False]
+    _go(worker, writer)
+
+
+def test_one_of_several_locks_is_shared(worker, account):
+    other = uuid.uuid4().hex
+    results = [worker.module.of_a_tenant.delay(each) for each in (account, other)]
+    for each in (account, other):
+        _begun(worker, each, 1)
+        assert not lock_of(worker, f"account:{each}", mode="shared").acquire(blocking=False)
+    assert not lock_of(worker, "tenant").acquire(blocking=False)
+    with lock_of(worker, "tenant", mode="shared"):
+        pass
+    _go(worker, *results)
+
+
+def test_a_writer_that_downgrades_lets_in_the_readers_that_are_parked(worker, account, name):
+    task = worker.module
+    with lock_of(worker, name):
+        writer = task.writes_and_lets_others_read.delay(account)
+        wait_until_parked(worker, name)
+        reader = task.reads.delay(account)
+        wait_until_parked(worker, name, 2)
+    assert _begun(worker, account, 2) == [writer.id, reader.id]
+    wrote, read = _go(worker, writer, reader)
+    assert wrote["fence"] == read["fence"]
+
+
+def test_a_reader_that_calls_a_writer_inline_is_told_of_the_deadlock(worker, account, name):
+    reason = worker.module.reads_and_then_writes.delay(account).get(timeout=20)
+
+    assert f"{name!r} is held by this very call stack, which shares it: acquire it" in reason
+    outer, inner, reentered = worker.module.writes_and_then_reads.delay(account).get(timeout=20)
+    assert (inner, reentered) == (outer, True)
+
+
+def test_a_workflow_may_share_its_lock_from_step_to_step(worker, account, name):
+    task = worker.module
+    flow = locked(chain(task.step.si(account), task.step.si(account)), key=name, mode="shared")
+    last = flow.delay()
+    for count in (1, 2):
+        running = _begun(worker, account, count)[-1]
+        assert not lock_of(worker, name).acquire(blocking=False)
+        with lock_of(worker, name, mode="shared"):
+            pass
+        worker.journal.add(f"go {running}")
+    last.get(timeout=20)
+    wait_for(lambda: not state_of(worker, name).holds, what="the release")
+
+
+def test_lock_for_has_the_mode_of_the_call(worker, account):
+    with worker.module.either.lock_for(account, changes=False) as reading:
+        with worker.module.reads.lock_for(account) as other:
+            assert reading.fence == other.fence
+        assert not worker.module.either.lock_for(account, changes=True).acquire(blocking=False)
+
+
+def test_locked_refuses_a_mode_that_it_cannot_use(worker, account, name):
+    for mode in (["shared"], "read"):
+        with pytest.raises(LockConfigError, match="mode"):
+            locked(worker.module.step.si(account), key=name, mode=mode)
