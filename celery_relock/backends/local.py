@@ -8,7 +8,17 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from ..engine.protocol import Answer, Claim, Held, LockState, Notice, Queued, Released, Renewal
+from ..engine.protocol import (
+    Answer,
+    Claim,
+    Downgraded,
+    Held,
+    LockState,
+    Notice,
+    Queued,
+    Released,
+    Renewal,
+)
 from .memory import MemoryBackend
 from .off import NoLocks
 
@@ -50,6 +60,11 @@ class LocalBackend:
         remember: float = 0.0,
     ) -> Released:
         return self.same.release(names, execution_id, attempt_id, ended, remember)
+
+    async def downgrade(
+        self, names: Sequence[str], execution_id: str, attempt_id: str
+    ) -> Downgraded:
+        return self.same.downgrade(names, execution_id, attempt_id)
 
     async def renew(
         self, renewals: Sequence[Renewal], *, within: float | None = None
