@@ -71,8 +71,7 @@ def is_dropped(result: object) -> bool:
     """Whether a task's result says that its body did not run: the lock was held
     (`lock_on_conflict="drop"`), or the call was a duplicate.
 
-        result = rebuild.delay().get()
-        if is_dropped(result):
+        if is_dropped(result := rebuild.delay().get()):
             print(result["reason"])
     """
     return isinstance(result, Mapping) and result.get(_MARK) == "dropped"
