@@ -9,7 +9,8 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -63,25 +64,67 @@ def same(printed: str) -> str:
 class Shop:
     """The worker of the page, and what happens around it."""
 
-    def __init__(self, server: RedisServer) -> None:
-        self.server = server
-        self.worker = Worker("tests.docs.apps.operations", server.url, "relock", concurrency=3)
+    def __init__(self, server: RedisServer, new: RedisServer) -> None:
+        self.server, self.new = server, new
+        self.worker = self.start_worker()
         self.module = self.worker.module
         self.code = self._held = 0
+
+    def start_worker(self) -> Worker:
+        return Worker("tests.docs.apps.operations", self.server.url, "relock", concurrency=3)
 
     def run(self, command: str) -> str:
         if command == "echo $?":
             return f"{self.code}\n"
         words = shlex.split(command)
+        if words[0] == "redis-cli":
+            return self.ask_redis(words[2], words[3:])
+        if words[3] == "control":
+            return self.shut_down()
+        if words[3] == "worker":
+            return self.start_again()
         app = self.module.app if words[1] == "-A" else None
         arguments = words[words.index("relock") + 1 :]
-        arguments = [word.replace("redis://localhost:6379", self.server.url) for word in arguments]
+        for name, server in (("localhost", self.server), ("new-redis", self.new)):
+            url = f"redis://{name}:6379"
+            arguments = [word.replace(url, server.url) for word in arguments]
         done = CliRunner().invoke(relock, arguments, obj=SimpleNamespace(app=app))
         self.code = done.exit_code
         if "release account:42" in command:
             result = self.module.app.AsyncResult(WAITER)
             wait_for(lambda: result.state == "SUCCESS", what="the next one's end")
         return done.output
+
+    def ask_redis(self, host: str, words: list[str]) -> str:
+        client = {"old-redis": self.server, "new-redis": self.new}[host].client()
+        if "old-redis" not in words:
+            answer = client.execute_command(*words)
+            return "OK\n" if answer in (True, b"OK") and words[0] != "wait" else f"{answer}\n"
+        self.since_the_copy.enter_context(self.held(42, WAITER))
+        client.replicaof("127.0.0.1", self.server.port)
+        copied = partial(client.info, "replication")
+        wait_for(lambda: copied()["master_link_status"] == "up", 60, what="the copy")
+        return "OK\n"
+
+    def shut_down(self) -> str:
+        """The tasks that run end, and the worker with them."""
+        self.module.app.control.shutdown()
+        self.worker.wait_for_log("Got shutdown", 60)
+        self.worker.journal.add("go", account=42)
+        wait_for(lambda: self.worker.ended, 60, what="the worker's end")
+        return ""
+
+    def start_again(self) -> str:
+        waiter = self.module.app.AsyncResult(WAITER)
+        self.worker = self.start_worker()
+        wait_for(lambda: waiter.state == "SUCCESS", 60, what="what was parked")
+        return ""
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """From the copy on, something is parked."""
+        with ExitStack() as self.since_the_copy:
+            yield
 
     @contextmanager
     def held(self, account: int, *waiters: str) -> Iterator[None]:
@@ -96,7 +139,8 @@ class Shop:
             name = f"account:{account}"
             wait_for(lambda: locks.get(name).parked == number, what="a run to be parked")  # noqa: B023
         yield
-        self.worker.journal.add("go", account=account)
+        if not result.ready():
+            self.worker.journal.add("go", account=account)
         result.get(timeout=20)
         ready = ("SUCCESS", "REVOKED")
         results = [self.module.app.AsyncResult(each) for each in waiters]
@@ -132,10 +176,6 @@ class Shop:
             yield
             self.module.app.control.revoke(later.id)
 
-    @contextmanager
-    def nothing(self) -> Iterator[None]:
-        yield
-
     def situations(self) -> dict[str, Callable[[], Any]]:
         return {
             "A lock is stuck": lambda: self.held(42, WAITER),
@@ -143,7 +183,7 @@ class Shop:
             "Redis is full": self.full,
             "A deploy": lambda: self.held(42, WAITER),
             "A failover": lambda: self.held(42, WAITER),
-            "Moving to another Redis": self.nothing,
+            "Moving to another Redis": self.moving,
             "Too many wait": self.many,
             "The wrong namespace": lambda: self.held(42),
             "A task never runs": self.never,
@@ -172,7 +212,7 @@ def test_the_page_has_ten_situations_with_commands() -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex")
 def test_each_command_prints_what_the_page_shows(own_redis: Callable[..., RedisServer]) -> None:
-    shop = Shop(own_redis())
+    shop = Shop(own_redis(), own_redis())
     seen: list[tuple[str, str, str]] = []
     try:
         for heading, situation in shop.situations().items():
