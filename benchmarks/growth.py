@@ -19,6 +19,7 @@ from celery_relock import engines
 from celery_relock.backends.redis.backend import RedisBackend
 from celery_relock.engine.protocol import (
     LINE,
+    SHARED,
     Claim,
     Held,
     Parked,
@@ -67,6 +68,16 @@ class Bench:
 
     def release(self, execution: str, *names: str, **more: Any) -> Any:
         return self.backend.release(names, execution, "n", **more)
+
+    def sharers(self, count: int) -> Callable[[], object]:
+        for _ in range(count):
+            self.held(self.new(), "shared", limit=SHARED)
+        return partial(self.pair, "shared", limit=SHARED)
+
+    def shared_locks(self, count: int) -> Callable[[], object]:
+        for number in range(count):
+            self.held(self.new(), f"lock-{number}", limit=SHARED)
+        return partial(self.pair, "one-more", limit=SHARED)
 
     def pair(self, *names: str, limit: int = 1) -> None:
         self.release(self.held(self.new(), *names, limit=limit), *names)
@@ -162,6 +173,8 @@ class Bench:
 
 CASES: dict[str, tuple[str, Callable[[Bench, int], Callable[[], object]]]] = {
     "locks held": ("a pair of another lock", Bench.locks_held),
+    "shared locks held": ("a shared pair of another lock", Bench.shared_locks),
+    "who shares one lock": ("a shared pair of it", Bench.sharers),
     "holders of one semaphore": ("a pair of it", Bench.holders),
     "successors of one workflow": ("one acquires and releases", Bench.successors),
     "waiters of one lock": ("the next one gets it, one more comes", Bench.waiters),

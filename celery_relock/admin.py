@@ -59,6 +59,7 @@ class Holder:
         lease_left: seconds until it ends if nobody renews it.
         kept: it has no process yet: it is kept for the next step, or the retry, of a workflow.
         cooldown: the task is over, and the lock stays taken for a while (`lock_cooldown`).
+        shared: others that share the lock hold it, too, or may (`lock_mode="shared"`).
     """
 
     token: int
@@ -72,6 +73,7 @@ class Holder:
     lease_left: float
     kept: bool = False
     cooldown: bool = False
+    shared: bool = False
 
     def __str__(self) -> str:
         return _work(self.task, self.task_id) or "an unnamed holder"
@@ -91,6 +93,7 @@ class Waiter:
             Redis; "resumed", its message is on its way to a worker.
         since: when it came, in seconds since the epoch, by the server's clock.
         names: all the locks that it waits for.
+        shared: whether it is to share the lock.
 
     The others are as for a holder; host and pid of a parked one are where it was received.
     """
@@ -105,6 +108,7 @@ class Waiter:
     pid: int
     since: float
     names: tuple[str, ...] = ()
+    shared: bool = False
 
     def __str__(self) -> str:
         return _work(self.task, self.task_id) or "an unnamed execution"
@@ -492,8 +496,9 @@ def _held_by(lock: LockInfo) -> str:
     if not lock.holders:
         return "nobody holds it at this moment"
     first, others = lock.holders[0], lock.held - 1
+    how = "shared" if first.shared else "held"
     return (
-        f"{first} has held it for {duration(lock.at - first.since)}, in process {first.pid} of "
+        f"{first} has {how} it for {duration(lock.at - first.since)}, in process {first.pid} of "
         f"{first.host}" + (f", and {others} more hold it" if others else "")
     )
 
@@ -656,6 +661,7 @@ def _holder(info: HoldInfo) -> Holder:
         lease_left=info.remaining,
         kept=info.attempt_id == KEPT and not cools,
         cooldown=cools,
+        shared=info.shared,
     )
 
 
@@ -672,6 +678,7 @@ def _waiter(place: Place, name: str) -> Waiter:
         pid,
         place.since,
         place.names or (name,),
+        place.shared,
     )
 
 

@@ -167,7 +167,9 @@ def _shown(lock: LockInfo) -> Iterator[str]:
 def _holder_lines(holder: Holder, at: float) -> Iterator[str]:
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
     yield f"  {plain(str(holder))}"
-    yield f"    since {since} ({duration(at - holder.since)}), lease {holder.lease_left:.0f} s left"
+    how = ", shared" if holder.shared else ""
+    held = duration(at - holder.since)
+    yield f"    since {since} ({held}), lease {holder.lease_left:.0f} s left{how}"
     if holder.cooldown:
         yield "    is over: the lock cools down until the lease ends (lock_cooldown)"
     elif holder.kept:
@@ -179,4 +181,5 @@ def _holder_lines(holder: Holder, at: float) -> Iterator[str]:
 
 def _waiter_row(waiter: Waiter, at: float) -> tuple[object, ...]:
     waits = duration(at - waiter.since)
-    return f"  {waiter.position}", waiter.state, waits, waiter.task_id or "-", waiter.task
+    state = f"{waiter.state}, shared" if waiter.shared else waiter.state
+    return f"  {waiter.position}", state, waits, waiter.task_id or "-", waiter.task

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from celery_relock import Lock
 from celery_relock.cli import relock
 from celery_relock.cli.base import table
+from celery_relock.engine.protocol import SHARED, Claim
 from tests.support import Worker, wait_for
 from tests.support.tls import free_port
 from tests.support.worker import ROOT
@@ -46,7 +47,7 @@ def document(result: Result) -> Any:
 LOCK = {"name", "at", "held", "waiting", "parked", "holders", "waiters", "foreign"}
 HOLDER = {
     *("token", "owner", "execution_id", "task", "task_id", "host", "pid", "since"),
-    *("lease_left", "kept", "cooldown"),
+    *("lease_left", "kept", "cooldown", "shared"),
 }
 WAITER = HOLDER - {"token", "lease_left", "kept", "cooldown"} | {"position", "state", "names"}
 
@@ -85,6 +86,20 @@ def test_ls_and_show_tell_of_a_lock(run: Run, key: str, held: Any) -> None:
     assert f"{key}: 1 holding, 1 waiting, 1 of them parked" in shown
     assert f"tests.admin.apps.desk.hold[{held.id}]" in shown
     assert parked in shown.splitlines()[-1]
+
+
+def test_show_tells_who_shares_a_lock_or_is_to(run: Run, key: str, worker: Worker) -> None:
+    conf = worker.module.app.conf
+    with Lock(conf.relock_url, key, namespace=conf.relock_namespace, mode="shared") as lock:
+        backend = lock._engine.backend
+        for run_id, limit in (("alone", 1), ("beside", SHARED)):
+            backend.acquire(Claim(run_id, "n", run_id, (key,), (limit,), 30.0), 30.0)
+        shown = run("show", key).stdout.splitlines()
+        for each in ("alone", "beside"):
+            backend.release((key,), each, "n")
+    assert any(line.endswith("s left, shared") for line in shown)
+    assert [line.split()[1] for line in shown[-2:]] == ["waiting", "waiting,"]
+    assert "waiting, shared" in shown[-1]
 
 
 def test_the_documents_have_these_fields(run: Run, key: str, held: Any) -> None:
