@@ -673,12 +673,13 @@ def describe(report: Report) -> Iterator[str]:
     if memory := facts.get("memory"):
         yield f"keys: {memory['keys']} in the database, {memory['sampled']} looked at"
         for kind in memory["kinds"]:
-            yield f"  {kind['kind']}: about {kind['keys']} keys, {kind['bytes'] / 1024:.0f} kB"
+            yield f"  {kind['kind']}: about {kind['keys']} ({kind['bytes'] / 1024:.0f} kB)"
     for name, told in sorted(facts.get("workers", {}).items()):
         beside = ", ".join(told.get("beside") or ()) or "nothing known"
         yield (
-            f"worker: {name}, celery-relock {told.get('version')}, namespace "
-            f"{told.get('namespace')}, {len(told.get('tasks') or ())} locked tasks, beside {beside}"
+            f"worker: {name}, celery-relock {told.get('version')}, "
+            f"namespace {told.get('namespace')}, "
+            f"locked tasks: {len(told.get('tasks') or ())}, beside {beside}"
         )
     worst = {name: sum(f.severity == name for f in report.findings) for name in SEVERITIES}
     yield ", ".join(f"{count} {name}s" for name, count in worst.items())

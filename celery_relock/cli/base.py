@@ -12,12 +12,14 @@ from typing import Any
 import click
 
 from ..admin import Locks
-from ..errors import LockUnavailable, RelockError
+from ..errors import LockConfigError, LockUnavailable, RelockError
 
 # What is asked for is there; it is not; the command, its options or the settings are wrong; Redis,
 # or the broker, is away (as Celery's own commands: EX_UNAVAILABLE).
 FOUND, NOT_FOUND, WRONG_USE, UNAVAILABLE = 0, 1, 2, 69
 
+# The name of the app that Celery makes where `-A` names none.
+_NO_APP = "default"
 # Of tables: a line, where the terminal does not say how wide it is; what is between two columns;
 # what no column becomes narrower than.
 _WIDTH, _GAP, _LEAST = 80, 2, 6
@@ -46,10 +48,18 @@ class Here:
 
         Raises:
             LockConfigError: the settings lead to no Redis.
+            UsageError: there is neither an app nor `--redis`.
         """
         if self.redis:
             return Locks(self.redis, namespace=self.namespace or "relock")
-        return Locks(self.app)
+        try:
+            return Locks(self.app)
+        except LockConfigError:
+            if getattr(self.app, "main", None) != _NO_APP:
+                raise
+            raise click.UsageError(
+                "say where the locks are: celery -A APP relock …, or --redis URL"
+            ) from None
 
     def show(self, document: Any, lines: Iterable[str]) -> None:
         """Print a JSON document, or lines of text."""

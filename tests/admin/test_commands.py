@@ -247,5 +247,12 @@ def test_celery_has_the_command_and_a_terminal_of_80_columns_shows_the_table(
     assert names[1] in piped.stdout, "in a pipe nothing is cut"
 
 
+def test_without_an_app_and_without_a_redis_it_says_what_to_give() -> None:
+    command = [sys.executable, "-m", "celery", "relock", "ls"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "celery -A APP relock …, or --redis URL" in done.stderr
+
+
 def test_a_table_is_aligned() -> None:
     assert table(("A", "B"), [("long", 1), ("b", 22)]) == ["A     B", "long  1", "b     22"]
