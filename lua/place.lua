@@ -2,6 +2,11 @@
 -- KEYS[1] meta: hash, the bucket's fencing token and layout
 -- KEYS[2] tombstone: string, how the execution ended
 -- KEYS[3] lock: hash, the lock in whose queue the places are
+-- KEYS[4] queue: sorted set, the places by their tickets
+-- KEYS[5] waiters: hash, what is known of each place
+-- KEYS[6] messages: hash, the messages that are parked there
+-- KEYS[7] sent: hash, the line of each execution, and the execution of each task
+-- KEYS[8] due: sorted set, when to look at which line
 -- ARGV[1] execution: id, the execution of the message
 -- ARGV[2] task: id, of the task; a revoke names it
 -- ARGV[3] label: text, the call for people
@@ -15,12 +20,11 @@
 -- Uses: lib/base
 
 local meta, tombstone, lock = KEYS[1], KEYS[2], KEYS[3]
+local queue, waiters, messages, sent, due_at = KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local execution, task, label = ARGV[1], ARGV[2], ARGV[3]
 local gap, delay, moment, life = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 
-local prefix = string.sub(meta, 1, -5)
-local name = string.sub(lock, string.len(prefix) + 3)
-local queue, waiters, sent = prefix .. 'q:' .. name, prefix .. 'w:' .. name, prefix .. 'sent'
+local name = string.sub(lock, string.len(meta) - 1)
 local micros = Base.micros()
 local now = math.floor(micros / 1000)
 local due = math.max(now + delay, moment)
@@ -65,10 +69,10 @@ redis.call('ZADD', queue, ticket, execution)
 redis.call('HSET', waiters, execution, cjson.encode(waiter))
 redis.call('HSET', sent, execution, name, '#' .. task, execution)
 -- While a message is parked there, the line lives without end.
-if redis.call('EXISTS', prefix .. 'm:' .. name) == 0 then
+if redis.call('EXISTS', messages) == 0 then
   Base.outlive(ends - now, queue, waiters)
 end
 Base.outlive(ends - now, sent)
 -- Should nobody come to look, somebody looks when the place has ended.
-redis.call('ZADD', prefix .. 'due', 'NX', string.format('%.0f', ends + 1), 'l ' .. name)
+redis.call('ZADD', due_at, 'NX', string.format('%.0f', ends + 1), 'l ' .. name)
 return { 'PLACED', ticket }

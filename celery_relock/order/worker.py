@@ -182,14 +182,14 @@ class _Execution:
 
     def _successor(self, error: BaseException | None) -> Successor | None:
         me, gap = self.lease.claim.execution_id, self.options.order_gap
-        if isinstance(error, Retry):
-            if not self.begun:
-                pause = error.when if isinstance(error.when, int | float) else 0.0
-                return Successor(me, pause + gap)  # its message was sent again
-            if self.running is not None and self.running.retry:
-                due = self.running.due
-                ahead = 0.0 if due is None else max(0.0, due - time.time())
-                return Successor(self.running.retry, ahead + gap)
+        if isinstance(error, Retry) and not self.begun:
+            pause = error.when if isinstance(error.when, int | float) else 0.0
+            return Successor(me, pause + gap)  # its message was sent again
+        running = self.running
+        # Not after another error: it may be that of the retry which could not be sent.
+        if running is not None and running.retry and (error is None or isinstance(error, Retry)):
+            ahead = 0.0 if running.due is None else max(0.0, running.due - time.time())
+            return Successor(running.retry, ahead + gap)
         is_parked = isinstance(error, Aside) and not isinstance(error, Late)
         return Successor(me, _PARKED) if is_parked and not self.begun else None
 

@@ -15,7 +15,14 @@ import pytest
 from celery_relock.backends.redis.backend import RedisBackend
 from celery_relock.backends.redis.connections import Transport
 from celery_relock.backends.redis.keys import SCHEMA
-from celery_relock.engine.protocol import Claim, Debounce, ParkRequest, PlaceRequest, Renewal
+from celery_relock.engine.protocol import (
+    LINE,
+    Claim,
+    Debounce,
+    ParkRequest,
+    PlaceRequest,
+    Renewal,
+)
 from tests.support.backends import backend_of
 from tests.support.lua_headers import Header as Script
 from tests.support.lua_headers import Parameter
@@ -110,7 +117,7 @@ def _use_every_verb(backend: RedisBackend) -> None:
     backend.acquire(_claim("r8", "y"))
     backend.acquire(_claim("inner-r7", "y")._replace(stuck=("r7",)), wait=20.0)
     backend.acquire(_claim("inner-r8", "x")._replace(stuck=("r8",)), wait=20.0)  # DEADLOCK
-    place = PlaceRequest("line", "r9", "task", "who", 60.0, 0.0, 0.0, 99.0)
+    place = PlaceRequest(f"{LINE}x", "r9", "task", "who", 60.0, 0.0, 0.0, 99.0)
     backend.place(place)  # PLACED
     backend.place(place._replace(execution_id="r3"))  # ENDED
     backend.downgrade(("x",), "r7", "n1")  # SHARED
@@ -145,7 +152,7 @@ def test_the_store_calls_every_verb_with_the_keys_and_arguments_of_its_header(ba
 
 def _kind_of(key: str) -> str:
     short = key.split(":", 2)[2].partition(":")[0]
-    kinds = {"l": "lock", "q": "queue", "w": "waiters", "d": "tombstone"}
+    kinds = {"l": "lock", "q": "queue", "w": "waiters", "d": "tombstone", "m": "messages"}
     return kinds.get(short, short)
 
 
@@ -175,7 +182,8 @@ def test_every_key_that_the_verbs_leave_or_touch_is_of_the_type_in_its_header(
     backend.acquire(_claim("r1", "a"))
     backend.acquire(_claim("r2", "a"), wait=20.0)
     backend.inspect("a")
-    backend.park(_claim("r7", "p"), ParkRequest("text", "home", "task"))
+    for name in ("p", f"{LINE}x"):
+        backend.park(_claim("r7", name), ParkRequest("text", "home", "task"))
 
     types = {
         _kind_of(key): client.type(key).decode().replace("zset", "sorted set")
@@ -184,7 +192,8 @@ def test_every_key_that_the_verbs_leave_or_touch_is_of_the_type_in_its_header(
         if client.exists(key)
     }
     assert set(types) == {
-        *("meta", "lock", "queue", "waiters", "tombstone", "due", "live", "parked")
+        *("meta", "lock", "queue", "waiters", "tombstone", "due", "live", "parked"),
+        *("messages", "sent"),
     }
     for script in scripts().values():
         for one in script.keys:

@@ -14,7 +14,7 @@ import pytest
 from celery import chain, chord, group
 from kombu.exceptions import EncodeError
 
-from celery_relock import engines
+from celery_relock import engines, locked
 from celery_relock.engine.protocol import LINE
 from tests.support import wait_for
 
@@ -213,6 +213,24 @@ def test_chains_groups_and_chords_of_one_name_come_to_their_ends(worker, m, acco
     sums = chord([m.update.si(account, number) for number in (6, 7)], m.total.s())
     assert sums.apply_async().get(timeout=20) == 13
     assert numbers(began(worker, account, 7)) == [1, 2, 3, 4, 5, 6, 7]
+
+
+@ON_REDIS
+def test_the_steps_of_a_workflow_lock_do_not_wait_for_their_turns(worker, m, account, late):
+    m.update.apply_async((account, 1), queue=late.name)
+    steps = chain(m.update.si(account, 2), m.update.si(account, 3))
+    assert locked(steps, key=f"account:{account}").apply_async().get(timeout=20) == 3
+    late.comes()
+    events = began(worker, account, 3)
+    assert [(e["number"], e["in_order"]) for e in events] == [(2, False), (3, False), (1, True)]
+
+
+@ON_REDIS
+def test_a_retry_that_the_body_does_not_raise_keeps_its_place(worker, m, account):
+    m.update.delay(account, 1, "retry and go on")
+    m.update.delay(account, 2)
+    events = began(worker, account, 3)
+    assert [(e["number"], e["in_order"]) for e in events] == [(1, True), (1, True), (2, True)]
 
 
 @ON_REDIS

@@ -203,7 +203,7 @@ class RedisBackend:
         """The keys and arguments of `place`."""
         times = (of.gap, of.delay, of.moment, of.life)
         args = [of.execution_id, of.task, of.label, *(str(round(each * 1000)) for each in times)]
-        return self.keys.claim([of.line], of.execution_id), args
+        return self.keys.place(of.line, of.execution_id), args
 
     def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
         keys, args = self.keys, [execution_id, _ms(remember), home]

@@ -91,6 +91,17 @@ class Keys:
         meta, ended, locks = self._fixed(tuple(names))
         return [meta, ended + execution_id, *locks]
 
+    def place(self, line: str, execution_id: str) -> list[str]:
+        """The keys of `place`: those of the claim, of the line's queue, and of all that is due."""
+        bucket = self.bucket(line)
+        of_line = [self._of_lock(kind, line) for kind in "qwm"]
+        return [
+            *self.claim([line], execution_id),
+            *of_line,
+            f"{self.prefix(bucket)}sent",
+            self.due(bucket),
+        ]
+
     @staticmethod
     def is_shortened(name: str) -> bool:
         """Whether a name looks like what is kept of one that was too long."""

@@ -28,6 +28,8 @@ def work(self, account, number, how):
         journal.wait_for(lambda events: any(e.name == f"free {account}" for e in events), 30)
     if how == "retry" and self.request.retries < 1:
         raise self.retry(countdown=1)
+    if how == "retry and go on" and self.request.retries < 1:
+        self.retry(countdown=1, throw=False)
     if how == "fail" and self.request.retries < 1:
         raise ConnectionError("not this time")
     journal.add("ended", **told)
