@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import redis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.property.lines import LineMachine
 from tests.property.machine import LockMachine
 from tests.support.desk import Desk
 from tests.support.long import LONG
@@ -38,8 +40,17 @@ def test_memory_and_the_model_agree_and_every_invariant_holds():
     _run(MemoryDesk, 100)
 
 
-def _run(open_desk: Callable[[], Desk], examples: int) -> None:
-    machine = type("LockMachine", (LockMachine,), {"open_desk": staticmethod(open_desk)})
+@pytest.mark.timeout(7200 if LONG else 240)
+@pytest.mark.parametrize("where", ["redis", "memory"])
+def test_a_line_and_its_model_agree_and_nobody_is_overtaken_unseen(redis_url, where):
+    pool = redis.ConnectionPool.from_url(redis_url, max_connections=2**31)
+    in_redis = lambda: Desk("", f"ns{uuid.uuid4().hex[:12]}", pool)  # noqa: E731
+    _run(in_redis if where == "redis" else MemoryDesk, 30, LineMachine)
+    pool.disconnect()
+
+
+def _run(open_desk: Callable[[], Desk], examples: int, kind: Any = LockMachine) -> None:
+    machine = type(kind.__name__, (kind,), {"open_desk": staticmethod(open_desk)})
     phases = (Phase.explicit, Phase.generate) if QUICK else tuple(Phase)
     run_state_machine_as_test(
         machine,

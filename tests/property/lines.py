@@ -1,0 +1,305 @@
+"""Random histories of one line: calls are sent, come, end, die, get lost; and a plain model of it.
+
+The model has no clock: a test says who is late, and which message on its way does not come.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from celery_relock.engine.protocol import (
+    COMES_AGAIN,
+    LINE,
+    Conflict,
+    Ended,
+    Held,
+    Parked,
+    PlaceRequest,
+)
+from tests.support.desk import Desk
+
+NAME = f"{LINE}a"
+LATER = 50_000.0
+
+
+@dataclass
+class Place:
+    """Where a call stands.
+
+    Attributes:
+        due: 0 for now, or when it is due; then by `number`.
+        ticket: 0 if its message came without a place.
+        again: its message comes again if its process dies.
+        here, out: its message is parked; is on its way, or `owed` to who can send it.
+        turn, late: it is first and somebody waits behind it; for too long.
+    """
+
+    due: float
+    number: int
+    ticket: int = 0
+    again: bool = False
+    here: bool = False
+    out: bool = False
+    owed: bool = False
+    turn: bool = False
+    late: bool = False
+
+
+class Model:
+    """Attributes:
+    queue: the places by execution, in order.
+    holder: the execution that has the line, its attempt, and its ticket.
+    """
+
+    def __init__(self) -> None:
+        self.queue: dict[str, Place] = {}
+        self.holder: tuple[str, str, int] | None = None
+        self.ended: set[str] = set()
+        self.out: list[str] = []
+        self.passed: list[str] = []
+
+    def enter(self, run: str, place: Place) -> None:
+        by_turn = {**self.queue, run: place}
+        order = sorted(by_turn.items(), key=lambda item: (item[1].due, item[1].number))
+        self.queue = dict(order)
+
+    def serve(self, caller: tuple[str, str] | None = None) -> bool:
+        """Whether the caller, who can send nothing, has to wait for somebody."""
+        while self.queue:
+            run, place = next(iter(self.queue.items()))
+            is_caller = caller is not None and caller[0] == run
+            if self.holder is not None:
+                return not is_caller
+            if is_caller and caller is not None:
+                self._let_in(run, caller[1], place)
+                return False
+            if place.here:
+                place.owed = place.owed if place.out else True
+                place.out = True
+                if caller is None:
+                    self.send_owed(run)
+                return True
+            place.turn = caller is not None or any(each.here for each in self.queue.values())
+            place.late = place.late and place.turn
+            if not place.late:
+                return True
+            self.passed.append(run)
+            del self.queue[run]
+        return False
+
+    def send_owed(self, run: str) -> None:
+        place = self.queue[run]
+        if place.out and place.owed:
+            self.out.append(run)
+            place.owed = False
+
+    def _let_in(self, run: str, attempt_id: str, place: Place) -> None:
+        self.holder = run, attempt_id, place.ticket
+        if place.again and place.ticket:
+            place.here = place.out = place.owed = place.turn = place.late = False
+        else:
+            del self.queue[run]
+
+
+class LineMachine(RuleBasedStateMachine):
+    """Attributes:
+    open_desk: opens the store that is held against the model, empty.
+    """
+
+    open_desk: Callable[[], Desk]
+
+    @initialize()
+    def begin(self) -> None:
+        self.desk, self.model = self.open_desk(), Model()
+        self.numbers = itertools.count()
+        self.sent: dict[str, int] = {}
+        self.again: dict[str, bool] = {}
+        self.highest = 0
+
+    def _new(self) -> str:
+        return f"r{next(self.numbers)}"
+
+    # Calls
+
+    @rule(due=st.sampled_from([0.0, 0.0, 0.0, LATER, 2 * LATER]), again=st.booleans(),
+          copies=st.sampled_from([1, 1, 2]))  # fmt: skip
+    def send(self, due: float, again: bool, copies: int) -> None:
+        run = self._new()
+        request = PlaceRequest(NAME, run, f"t-{run}", "call here", 1000.0, due, 0.0, 10 * LATER)
+        tickets = {self.desk.backend.place(request) for _ in range(copies)}
+        (self.sent[run],) = tickets
+        self.again[run] = again
+        self.model.enter(run, Place(due, int(run[1:]), self.sent[run], again))
+        self._compare()
+
+    @rule(pick=st.integers(0, 30), known=st.booleans())
+    def a_message_comes(self, pick: int, known: bool) -> None:
+        """That of a call that has a place, or had one; or of a call that never had."""
+        found = list(self.model.queue if known else self.again)
+        self._come(found[pick % len(found)] if found else self._new())
+
+    @rule()
+    def a_call_by_name_comes(self) -> None:
+        self._come(self._new())
+
+    @rule(ended=st.sampled_from(["run", "run", "run", "killed", "attempt", ""]))
+    @precondition(lambda self: self.model.holder)
+    def end(self, ended: str) -> None:
+        run, attempt_id, _ = self.model.holder
+        self.desk.give_back(run, attempt_id, names=(NAME,), ended=ended)
+        self.model.holder = None
+        if ended == "run":
+            self.model.ended.add(run)
+            self.model.queue.pop(run, None)
+        self.model.serve()
+        self._compare()
+
+    @rule()
+    @precondition(lambda self: self.model.holder)
+    def a_lease_runs_out(self) -> None:
+        self.desk.lapse(self.model.holder[0], NAME)
+        self.model.holder = None
+
+    @rule(pick=st.integers(0, 30))
+    @precondition(lambda self: self.model.queue)
+    def a_call_is_withdrawn(self, pick: int) -> None:
+        run = list(self.model.queue)[pick % len(self.model.queue)]
+        assert self.desk.withdraw(run, home="h")
+        del self.model.queue[run]
+        self.model.ended.add(run)
+        self.model.serve()
+        self._compare()
+
+    @rule(pick=st.integers(0, 30))
+    @precondition(lambda self: any(not each.here for each in self.model.queue.values()))
+    def a_message_cannot_be_sent(self, pick: int) -> None:
+        """Its place is given up, if no message has come to it yet."""
+        awaited = [run for run, place in self.model.queue.items() if not place.here]
+        run = awaited[pick % len(awaited)]
+        if self.desk.place(run, NAME)["attempt"] == "-":
+            self.desk.give_back(run, "-", names=(NAME,))
+            del self.model.queue[run]
+            self.model.serve()
+            self._compare()
+
+    @rule()
+    @precondition(lambda self: self.model.queue)
+    def the_first_is_late(self) -> None:
+        run, place = next(iter(self.model.queue.items()))
+        if place.turn and not place.here and not place.due:
+            self.desk.age_call(run, NAME)
+            place.late = True
+
+    @rule(pick=st.integers(0, 30))
+    @precondition(lambda self: any(each.out for each in self.model.queue.values()))
+    def a_message_on_its_way_gets_lost(self, pick: int) -> None:
+        out = [run for run, place in self.model.queue.items() if place.out]
+        run = out[pick % len(out)]
+        self.desk.lapse_place(run, NAME, back=1)
+        self.model.queue[run].out = False
+
+    @rule()
+    def somebody_looks(self) -> None:
+        self._look()
+
+    # How
+
+    def _come(self, run: str) -> None:
+        attempt_id, model = f"n{next(self.numbers)}", self.model
+        owner = COMES_AGAIN if self.again.setdefault(run, False) else "-"
+        how: dict[str, Any] = {"names": (NAME,), "owner": owner}
+        for parks in (False, True):
+            if run in model.ended:
+                if (place := model.queue.get(run)) and place.here:
+                    del model.queue[run]
+                expected: Any = Ended
+            elif model.holder is not None and model.holder[0] == run:
+                return  # `test_lines` has copies
+            else:
+                expected = self._expected(run, attempt_id, parks)
+            send = self.desk.leave if parks else self.desk.take
+            answer = send(run, attempt_id, **how)
+            assert isinstance(answer, expected), (answer, expected)
+            if isinstance(answer, Held):
+                self._holds(run, answer.fences[0])
+            self._compare()
+            if not isinstance(answer, Conflict):
+                return
+
+    def _expected(self, run: str, attempt_id: str, parks: bool) -> Any:
+        model = self.model
+        had_place = run in model.queue
+        owed = [each for each, place in model.queue.items() if place.owed and place.out]
+        waits = model.serve((run, attempt_id)) if model.queue else False
+        if model.holder is not None and model.holder[0] == run:
+            return Held
+        if not waits and model.holder is None:
+            model.holder = run, attempt_id, 0
+            return Held
+        if parks:
+            place = model.queue.get(run) or Place(0.0, next(self.numbers))
+            place.here, place.out, place.turn, place.late = True, False, False, False
+            place.again, place.owed = self.again[run], False
+            if not had_place:
+                model.enter(run, place)
+            for each in model.queue.keys() - owed:
+                model.send_owed(each)
+        return Parked if parks else Conflict
+
+    def _holds(self, run: str, fence: int) -> None:
+        """Nobody who has its own ticket was overtaken by one with its own ticket."""
+        ticket = self.model.holder[2]
+        assert (fence == self.sent.get(run)) == bool(ticket), (run, fence, ticket)
+        if ticket:
+            assert fence == ticket
+            assert all(each.ticket >= ticket or not each.ticket
+                       for each in self.model.queue.values())  # fmt: skip
+            assert not [r for r, p in self.model.queue.items() if p.ticket and p.ticket < ticket]
+
+    def _look(self) -> None:
+        self.desk.all_due()
+        found = self.desk.backend.resume("h", "by" + self._new(), ())
+        for run in list(self.model.queue):
+            self.model.send_owed(run)
+        self.model.serve()
+        assert [each.execution_id for each in found.passed] == self.model.passed
+        self.model.passed.clear()
+        self.desk._out += found.messages
+        self._compare()
+
+    def _compare(self) -> None:
+        assert self.desk.waiters(NAME) == list(self.model.queue)
+        assert self.desk.out() == self.model.out
+        self.model.out.clear()
+        assert self.desk.holders(NAME) == ([self.model.holder[0]] if self.model.holder else [])
+
+    def teardown(self) -> None:
+        if not hasattr(self, "model"):
+            return
+        try:
+            for _ in range(200):
+                if not self.model.queue and not self.model.holder:
+                    break
+                if self.model.holder:
+                    self.end("run")
+                for run, place in list(self.model.queue.items()):
+                    if place.out:
+                        self._come(run)
+                    elif not place.here:
+                        self.a_call_is_withdrawn(list(self.model.queue).index(run))
+                    break
+                self._look()
+            assert not self.model.queue
+            assert not self.model.holder
+            self.desk.fence("last", names=(NAME,))  # clears away what has lapsed
+            self.desk.give_back("last", names=(NAME,))
+            assert self.desk.left() == []
+        finally:
+            self.desk.wipe()
+            self.desk.close()
