@@ -27,6 +27,7 @@ from ..engine.platform import Guard
 from ..engine.protocol import (
     COMES_AGAIN,
     COOLDOWN,
+    DEBOUNCE,
     KEPT,
     LINE,
     SHARED,
@@ -163,6 +164,11 @@ class _Lock:
     def is_line(self) -> bool:
         """Whether its waiters are calls, in the order in which they were sent."""
         return self.name.startswith(LINE)
+
+    @property
+    def is_burst(self) -> bool:
+        """Whether its waiters are bursts of debounced calls."""
+        return self.name.startswith(DEBOUNCE)
 
     @property
     def permits(self) -> int:
@@ -411,6 +417,8 @@ class _Command:
             return False
         self.leave(place)
         for lock in self.wanted(place):
+            if lock.is_burst and not lock.queue:
+                lock.holds.pop(_PAUSE, None)  # nobody is left for whom it was
             self.promote(lock)
         return True
 

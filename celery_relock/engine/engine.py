@@ -25,7 +25,6 @@ from .crash import journal
 from .lease import Lease, State
 from .protocol import (
     DEBOUNCE,
-    KEPT,
     Answer,
     Backend,
     Claim,
@@ -393,8 +392,7 @@ class Parking:
         """The message of a burst is the broker's from now on. If nobody hears of that, a copy of it
         is published later, and known as one."""
         with suppress(LockUnavailable):
-            of = message.execution_id, KEPT, "run", REMEMBER_ATTEMPT
-            self.forward(self._backend.release([message.name], *of, self.home).messages)
+            self.withdraw(message.execution_id, REMEMBER_ATTEMPT)
 
     def resume(self, tasks: Sequence[str] = ()) -> float | None:
         """Resume whatever is due, and these tasks (short ids) in any case.

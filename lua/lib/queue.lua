@@ -29,6 +29,11 @@ function Queue.is_line(lock)
   return string.sub(lock.name, 1, 6) == 'order\t'
 end
 
+-- The lock of a task's debounced calls: its waiters are bursts of them, and nobody acquires it.
+function Queue.is_burst(lock)
+  return string.sub(lock.name, 1, 9) == 'debounce\t'
+end
+
 -- The place of a call is not parked as long as its message has not come.
 function Queue.is_awaited(lock, execution, waiter)
   return waiter.line and redis.call('HEXISTS', lock.messages, execution) == 0

@@ -301,6 +301,8 @@ function Turns.withdraw(call, execution)
   for _, each in ipairs(Queue.wanted(call, lock, waiter)) do
     if redis.call('EXISTS', each.queue) == 1 then
       Turns.promote(call, each)
+    elseif Queue.is_burst(each) and each.holds.pause then
+      Holds.drop(each, 'pause')  -- nobody is left for whom it was made
     end
   end
   return true

@@ -14,7 +14,7 @@ from celery import chain, chord, group
 from celery_relock import LockedTask, declaration
 from celery_relock.dedup import marker
 from celery_relock.engine import ids
-from celery_relock.engine.protocol import DEBOUNCE, KEPT
+from celery_relock.engine.protocol import DEBOUNCE
 from celery_relock.errors import LockConfigError, LockUnavailable
 from celery_relock.worker.parking import home, publish
 from tests.support import leftovers, long, wait_for
@@ -92,6 +92,13 @@ def test_a_burst_is_one_execution_with_the_arguments_of_its_last_call(worker, m,
     assert m.soon.delay(shop, "next").id != results[0].id
     assert _whats(worker, shop, 2) == [19, "next"]
     wait_for(lambda: _is_over(m.soon, shop), LONG)
+
+
+def test_a_burst_whose_name_is_too_long_for_a_key_is_sent_once(worker, m):
+    shop = uuid.uuid4().hex * 5
+    assert m.soon.delay(shop, 1).get(timeout=LONG) == 1
+    wait_for(lambda: _is_over(m.soon, shop), LONG)
+    assert _whats(worker, shop) == [1]
 
 
 def test_it_waits_until_no_more_calls_come_and_counts_nothing_meanwhile(worker, m, shop):
@@ -225,7 +232,7 @@ def _discard(task, shop):
     """Take a burst away. Returns it."""
     backend, name = _backend(task), _name(task, shop)
     found = backend.burst(name, True)
-    backend.release([name], found.burst_id, KEPT, "run", 60.0)
+    backend.withdraw(found.burst_id, 60.0)
     return found
 
 

@@ -6,9 +6,9 @@ from itertools import count
 
 import pytest
 
-from celery_relock.engine.protocol import KEPT, Burst, Debounce, Full, Parked, ParkRequest
+from celery_relock.engine.protocol import Burst, Debounce, Full, Parked, ParkRequest
 
-NAME = "a"  # the desk's own
+NAME = "debounce\ta"
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ class Bursts:
 
     def pass_by(self):
         """The pause is over, and somebody looks: the messages that are handed out."""
-        self.desk.lapse("pause")
+        self.desk.lapse("pause", NAME)
         self.desk.all_due()
         return self.messages()
 
@@ -51,7 +51,7 @@ class Bursts:
 
     def sent(self, burst_id):
         """As the process does that has published the message of a burst."""
-        return self.desk.backend.release([NAME], burst_id, KEPT, "run", 60.0, "h").had
+        return self.desk.withdraw(burst_id, "h")
 
 
 def test_a_call_waits_for_its_pause_and_is_handed_out_after_it(bursts, desk):
@@ -111,20 +111,20 @@ def test_what_was_handed_out_is_never_replaced(bursts):
 def test_a_message_that_nobody_says_was_published_is_handed_out_again(bursts, desk):
     bursts.call("one")
     assert bursts.pass_by() == ["one"]
-    desk.lapse_place("c1", back=1)
+    desk.lapse_place("c1", NAME, back=1)
     desk.all_due()
     assert [each.text for each in desk.backend.resume("h", "another").messages] == ["one"]
     assert bursts.sent("c1")
     desk.all_due()
     assert bursts.messages() == []
-    assert desk.waiters() == []
+    assert desk.waiters(NAME) == []
 
 
 def test_a_burst_that_is_over_and_that_nobody_could_publish_takes_calls_and_is_not_put_off(
     bursts, desk
 ):
     bursts.call("one")
-    desk.lapse("pause")
+    desk.lapse("pause", NAME)
     desk.all_due()
     assert desk.backend.resume("another home", "worker").messages == ()
     bursts.merge("two")
@@ -143,7 +143,7 @@ def test_a_call_that_is_sent_twice_acts_once(bursts, desk):
     assert bursts.sent("c1")
     assert bursts.call("two", call_id="c2", into=known) == Parked(0)
     assert bursts.call("one", call_id="c1") == Parked(0)
-    assert desk.waiters() == []
+    assert desk.waiters(NAME) == []
 
 
 def test_a_bound_of_what_may_be_parked_holds_for_bursts_and_not_for_calls_of_one(bursts):
@@ -163,6 +163,12 @@ def test_a_task_that_is_revoked_is_handed_out_at_once_and_the_next_call_begins_a
     bursts.sent("c1")
     assert bursts.left() == [5]
     assert bursts.pass_by() == ["two"]
+
+
+def test_a_burst_that_is_taken_away_leaves_no_pause(bursts):
+    bursts.call("one")
+    assert bursts.sent("c1")
+    assert bursts.left() == []
 
 
 def test_who_publishes_hears_of_a_burst_that_begins(bursts, desk):

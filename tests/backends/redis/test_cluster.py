@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import redis
@@ -526,6 +527,7 @@ def test_bursts_of_calls_wait_in_any_bucket(
     cluster: ClusterServers, runs: Callable[..., Runs], namespace: str
 ) -> None:
     backend, names = runs().engine.backend, [f"debounce\tapp.index\tshop:{n}" for n in range(6)]
+    names = sorted([*names, names[0] + "x" * 100])
     for name in names:
         call = Debounce(ids.new_id(), None, False, 600.0, 6000.0, f"task {name}")
         request = ParkRequest("first", "home", ids.new_id())
@@ -535,5 +537,8 @@ def test_bursts_of_calls_wait_in_any_bucket(
         later = call._replace(call_id=ids.new_id(), burst=known)
         assert backend.debounce(name, later, request._replace(message=name)) == Parked(0)
         backend.force_release(name)
-    found = backend.resume("home", "by").messages
-    assert sorted(message.text for message in found) == names
+    parking, sent = runs().engine.parking, []
+    parking.sender = SimpleNamespace(home="home", send=sent.append)
+    parking.resume()
+    assert sorted(message.text for message in sent) == names
+    assert [each.waiting for each in map(backend.inspect, names)] == [0] * 7
