@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -340,3 +341,14 @@ def test_it_shares_a_lock_and_downgrades_it(lock: MakeLock) -> None:
             assert await asyncio.wait_for(waits, 20)
 
     run(downgrade())
+
+
+def test_a_server_that_does_not_answer_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        where = f"127.0.0.1:{silent.getsockname()[1]}"
+
+        async def main() -> None:
+            await Lock(f"redis://{where}/0?socket_timeout=0.3", "a").acquire()
+
+        with pytest.raises(LockUnavailable, match=rf"\({where}: "):
+            run(main())

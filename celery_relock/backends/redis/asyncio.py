@@ -58,7 +58,7 @@ from .connections import (
     Transport,
     promises,
 )
-from .errors import FAULTS, TooFewReplicas, passes, translate
+from .errors import FAULTS, TooFewReplicas, note_place, passes, translate
 from .scripts import Script, scripts
 from .sentinel import Watched
 from .subscription import ASK, GIVE_UP, notice_of
@@ -174,6 +174,8 @@ class Links:
                 except BaseException as error:
                     # Also where the task is cancelled: who came next would read what is left.
                     await _close(link)
+                    if link is not None:
+                        note_place(error, link, heard=kept)
                     link = None
                     # It may have gone stale while nobody used it, which says nothing of the server.
                     if not kept or not isinstance(error, FAULTS):
@@ -215,9 +217,12 @@ class Links:
                 await link.connect()
         except asyncio.TimeoutError as error:
             await _close(link)
-            raise AnswerTimeout("no connection in time") from error
-        except BaseException:
+            late = AnswerTimeout("no connection in time")
+            note_place(late, link, heard=False)
+            raise late from error
+        except BaseException as error:
             await _close(link)
+            note_place(error, link, heard=False)
             raise
         return link
 
