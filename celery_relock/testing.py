@@ -99,7 +99,8 @@ class Relock:
 
     def sent(self, task: Any) -> list[Sent]:
         """The messages that calls of a task, or of a task's name, have sent since the test began.
-        A call that `lock_dedup` swallows sends none; retries and resumed messages are not calls.
+        A call that `lock_dedup` swallows sends none; the calls of a burst (`lock_debounce`) are one
+        message, that of the last; retries and resumed messages are not calls.
 
         Raises:
             RuntimeError: the app runs tasks where they are called (`task_always_eager`), so no call
@@ -114,11 +115,12 @@ class Relock:
 
     def _note(self, sender: Any = None, headers: Any = None, body: Any = None, **_: Any) -> None:
         if "id" in headers:  # protocol 2
-            args, kwargs = body[0], body[1]
-            called = Sent(headers["id"], tuple(args), dict(kwargs))
+            fields, args, kwargs = headers, body[0], body[1]
         else:
-            called = Sent(body["id"], tuple(body["args"]), dict(body["kwargs"]))
-        self._sent.setdefault(str(sender), {}).setdefault(called.task_id, called)
+            fields, args, kwargs = body, body["args"], body["kwargs"]
+        if not fields["retries"]:
+            called = Sent(fields["id"], tuple(args), dict(kwargs))
+            self._sent.setdefault(str(sender), {})[called.task_id] = called
 
     @contextmanager
     def _held(self, name: str, limit: int) -> Iterator[int]:

@@ -18,6 +18,7 @@ from celery_relock.engine.protocol import DEBOUNCE
 from celery_relock.errors import LockConfigError, LockUnavailable
 from celery_relock.worker.parking import home, publish
 from tests.support import leftovers, long, wait_for
+from tests.support.monitor import Monitor
 from tests.support.redis_server import free_port
 from tests.support.worker import ROOT, environment_of
 
@@ -121,6 +122,17 @@ def test_the_last_call_has_its_way_in_all_but_the_id(worker, m, shop):
     assert told["routing_key"] != "nowhere"
     _end(m.later, shop)
     assert last.get(timeout=LONG) == 2
+
+
+def test_monitors_hear_of_each_call_and_of_the_execution(worker, m, shop, monkeypatch):
+    monkeypatch.setitem(m.app.conf, "task_send_sent_event", True)
+    monitor = Monitor(m.app)
+    _, result = m.later.delay(shop, 0), m.later.delay(shop, 1)
+    wait_for(lambda: len(monitor.of(result.id, "task-sent")) == 2, LONG)
+    monitor.close()
+    assert f"('{shop}', 1)" in monitor.of(result.id, "task-sent")[1]["args"]
+    _end(m.later, shop)
+    assert result.get(timeout=LONG) == 1
 
 
 def test_a_call_after_the_burst_was_sent_is_another_execution(worker, m):

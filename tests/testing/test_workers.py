@@ -115,6 +115,7 @@ def test_a_burst_waits_in_memory(shop: Shop, relock: Relock, task: Callable[[str
     results = [index.delay(number) for number in range(5)]
     assert {each.get(timeout=20) for each in results} == {4}
     assert shop.seen == [4]
+    assert [one.args for one in relock.sent(index)] == [(4,)]
     assert index.delay(5).get(timeout=20) == 5
 
 
