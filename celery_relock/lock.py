@@ -309,6 +309,8 @@ class Lock(NamedLock):
             LockNotTaken: this thread does not hold the lock.
             LockNotOwned: the lock is lost.
             LockConfigError: the outer holder's lease is not renewed, and ends before that.
+            LockUnavailable: Redis did not answer. If the lease was to become shorter, `remaining`
+                tells no more than that from now on.
         """
         grip = self._grip("extended")
         lease = grip.lease

@@ -67,7 +67,7 @@ class LocalBackend:
         return self.same.downgrade(names, execution_id, attempt_id)
 
     async def renew(
-        self, renewals: Sequence[Renewal], *, within: float | None = None
+        self, renewals: Sequence[Renewal], *, within: float | None = None, once: bool = False
     ) -> list[bool]:
         return self.same.renew(renewals)
 

@@ -1215,7 +1215,9 @@ class MemoryBackend:
         with self._executes(_Acquire, claim, "-", 0.0, park_request) as command:
             return command.debounce(call)
 
-    def renew(self, renewals: Sequence[Renewal], *, within: float | None = None) -> list[bool]:
+    def renew(
+        self, renewals: Sequence[Renewal], *, within: float | None = None, once: bool = False
+    ) -> list[bool]:
         with self._executes(_Command) as command:
             return [_renew(command, each) for each in renewals]
 

@@ -83,7 +83,9 @@ class NoLocks:
     def debounce(self, name: str, call: Debounce, park_request: ParkRequest) -> Held:
         return Held((0,), (False,))
 
-    def renew(self, renewals: Sequence[Renewal], *, within: float | None = None) -> list[bool]:
+    def renew(
+        self, renewals: Sequence[Renewal], *, within: float | None = None, once: bool = False
+    ) -> list[bool]:
         return [True] * len(renewals)
 
     def heartbeat(

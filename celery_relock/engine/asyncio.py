@@ -65,7 +65,7 @@ class Coroutines(Protocol):
     ) -> Released: ...
 
     async def renew(
-        self, renewals: Sequence[Renewal], *, within: float | None = None
+        self, renewals: Sequence[Renewal], *, within: float | None = None, once: bool = False
     ) -> list[bool]: ...
 
     async def heartbeat(
@@ -170,11 +170,11 @@ class Engine:
                 self._listen()
                 lease.listen = None  # else each grant would wake the keeper for it
                 # Not `wait_for`, which may swallow a cancellation before Python 3.12.
-                alarm = asyncio.get_running_loop().call_later(2.0, self._tried.set)
+                tried = asyncio.ensure_future(self._tried.wait())
                 try:
-                    await self._tried.wait()
+                    await asyncio.wait([tried], timeout=min(2.0, left))
                 finally:
-                    alarm.cancel()
+                    tried.cancel()
                 queue = True
 
     async def release(self, lease: TaskLease) -> bool:
@@ -224,7 +224,7 @@ class Engine:
         try:
             lease.claim = before._replace(lease=length)
             kept = not lease.lost and all(
-                await self._asked(self.backend.renew(renewals, within=once))
+                await self._asked(self.backend.renew(renewals, within=once, once=bool(once)))
             )
         except BaseException:
             lease.claim = before

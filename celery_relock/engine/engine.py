@@ -174,13 +174,16 @@ class Engine:
         """Make a held lease `length` seconds long, from now and at every renewal. False if lost.
 
         Raises:
-            LockUnavailable: the server could not be told; the lease is as long as it was.
+            LockUnavailable: the server could not be told, or did not answer. If the lease was to
+                become shorter, no more than that is believed from now on.
         """
         before, sent = lease.claim, time.monotonic()
         renewals, once = lease.extensions(sent, length)
         try:
             lease.claim = before._replace(lease=length)
-            kept = not lease.lost and all(self.backend.renew(renewals, within=once))
+            kept = not lease.lost and all(
+                self.backend.renew(renewals, within=once, once=bool(once))
+            )
         except BaseException:
             lease.claim = before
             if once:

@@ -455,10 +455,12 @@ class Backend(Protocol):
         Burst: it is another one than the call knows, with its message if `exactly`. None: the burst
         that the call knows is over. Held: nothing is parked here, so the message is to be sent."""
 
-    def renew(self, renewals: Sequence[Renewal], *, within: float | None = None) -> list[bool]:
+    def renew(
+        self, renewals: Sequence[Renewal], *, within: float | None = None, once: bool = False
+    ) -> list[bool]:
         """Renew holds; False for each that is lost. `within`: the keep-alive thread calls, and
         waits so many seconds for an answer at the most. A lock that cannot be renewed (somebody
-        else's key) hurts no other renewal."""
+        else's key) hurts no other renewal. `once`: whoever calls, nothing is sent a second time."""
 
     def heartbeat(
         self, renewals: Sequence[Renewal], *, within: float | None = None

@@ -24,6 +24,7 @@ from celery_relock.errors import LockConfigError, LockUnavailable
 from celery_relock.lock import LockNeverFree, LockNotAcquired, LockNotOwned, LockNotTaken
 from tests.asyncio.conftest import run
 from tests.support import RedisServer
+from tests.support.proxy import Proxy
 
 MakeLock = Callable[..., Lock]
 State = Callable[[], LockState]
@@ -352,3 +353,17 @@ def test_a_server_that_does_not_answer_is_named() -> None:
 
         with pytest.raises(LockUnavailable, match=rf"\({where}: "):
             run(main())
+
+
+def test_the_first_subscription_takes_no_longer_than_the_wait_itself(
+    lock: Callable[..., Lock], redis_server: RedisServer
+) -> None:
+    async def main() -> None:
+        async with lock():
+            proxy.hold("SUBSCRIBE")
+            waiter = lock(redis=proxy.url)
+            assert not await waiter.acquire(blocking_timeout=0.1)
+            assert not waiter._engine._tried.is_set(), "the subscription was given up first"
+
+    with Proxy(redis_server.port) as proxy:
+        run(main())

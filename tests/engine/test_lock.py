@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -251,6 +253,7 @@ def test_an_extend_without_an_answer_is_not_believed_where_it_shortens(
 ) -> None:
     one = lock(proxy.url, timeout=30, renew=False)
     one.acquire()
+    one.extend(29, replace_ttl=True)  # the server knows the script now
     for _ in range(20):  # executed each time, and answered never
         proxy.lose_reply("renew")
     with pytest.raises(LockUnavailable):
@@ -273,6 +276,51 @@ def test_a_shortening_that_comes_late_shortens_no_newer_lease_that_is_believed_i
     late.deliver()
     assert one.remaining <= server_remaining(lock())
     one.release()
+
+
+def test_a_shortening_is_sent_once_also_where_its_connection_breaks(
+    proxy: Proxy, lock: MakeLock
+) -> None:
+    one = lock(proxy.url, timeout=60)
+    one.acquire()
+    one.extend(50, replace_ttl=True)  # a connection is kept
+    late = proxy.hold("renew")
+
+    def cut() -> None:
+        assert late.arrived.wait(20)
+        proxy.cut()
+
+    breaks = threading.Thread(target=cut)
+    breaks.start()
+    with suppress(LockUnavailable):
+        one.extend(5, replace_ttl=True)
+    breaks.join(20)
+    one.extend(60, replace_ttl=True)
+    late.deliver()
+    assert one.remaining <= server_remaining(lock())
+    one.release()
+
+
+def test_a_greenlet_shortens_a_lease_that_the_keep_alive_thread_has_renewed(
+    redis_url: str, namespace: str
+) -> None:
+    """Under gevent a socket belongs to the thread that made it."""
+    script = f"""if True:
+        from gevent import monkey; monkey.patch_all()
+        import gevent
+        from celery_relock import Lock
+        lock = Lock({redis_url!r}, "a", namespace={namespace!r}, timeout=3)
+        lock.acquire()
+        lease = lock._grip("looked at").lease
+        first = lease.renewed
+        while lease.renewed == first:
+            gevent.sleep(0.05)
+        print(lock.extend(2.5, replace_ttl=True), lock.lost)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "True False\n", done.stderr
 
 
 def server_remaining(one: Lock) -> float:

@@ -72,7 +72,7 @@ LIBRARIES: dict[str, set[str]] = {
     "declaration": {"celery"},
     "naming": {"celery", "kombu"},
     "engines": {"redis"},
-    "backends": {"redis", "async_timeout"},
+    "backends": {"redis"},
     "contrib": {"celery", "django", "opentelemetry", "prometheus_client", "sqlalchemy"},
 }
 STANDARD = sys.stdlib_module_names | {"__future__"}

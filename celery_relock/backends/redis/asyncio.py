@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -60,13 +59,8 @@ from .connections import (
 )
 from .errors import FAULTS, TooFewReplicas, note_place, passes, translate
 from .scripts import Script, scripts
-from .sentinel import Watched
+from .sentinel import BUDGET, Watched
 from .subscription import ASK, GIVE_UP, notice_of
-
-if sys.version_info >= (3, 11):
-    from asyncio import timeout
-else:  # redis-py brings it there
-    from async_timeout import timeout
 
 # So many commands are on their way at the same time; others wait for their turn.
 MOST = 8
@@ -98,7 +92,7 @@ class Links:
     """Connections to one server. A task has one of them for the time of one exchange.
 
     Args:
-        make: makes one.
+        make: makes one, after at most so many seconds.
         fits: whether one leads to where commands are to go.
         most: so many at a time.
         replicas: how many have to have a hold before it counts.
@@ -107,7 +101,7 @@ class Links:
 
     def __init__(
         self,
-        make: Callable[[], Awaitable[Any]],
+        make: Callable[[float | None], Awaitable[Any]],
         fits: Callable[[Any], Awaitable[bool]],
         most: int,
         replicas: Replicas,
@@ -157,6 +151,9 @@ class Links:
         """As `Connections.ask`."""
         since, link = await self._idle.get()
         try:
+            if effort.once:
+                before, link = link, None
+                await _close(before)
             while True:
                 idle = 0.0
                 if link is not None:
@@ -211,37 +208,48 @@ class Links:
 
     async def connected(self, within: float | None = None) -> Any:
         """A new connection, of which nobody keeps account."""
-        link = await self._make()
+        link = await self._make(within)
         try:
-            async with self._at_most(within):
-                await link.connect()
-        except asyncio.TimeoutError as error:
-            await _close(link)
-            late = AnswerTimeout("no connection in time")
-            note_place(late, link, heard=False)
-            raise late from error
+            await self._in_time(link, within, link.connect())
         except BaseException as error:
             await _close(link)
             note_place(error, link, heard=False)
             raise
         return link
 
-    def _at_most(self, within: float | None) -> Any:
-        """A bound in time. redis-py has one of its own for each command, by `asyncio.wait_for`,
-        which swallows a cancellation that comes when the command has just been sent (before
-        Python 3.12, https://github.com/python/cpython/issues/86296)."""
-        return timeout(min(within or math.inf, self._timeout))
-
     async def _exchange(
         self, link: Any, commands: Sequence[Command], within: float | None
     ) -> list[Any]:
+        async def exchange() -> list[Any]:
+            await link.send_packed_command(link.pack_commands(commands), check_health=False)
+            return [await _read(link) for _ in commands]
+
+        answers: list[Any] = await self._in_time(link, within, exchange())
+        return answers
+
+    async def _in_time(self, link: Any, within: float | None, work: Awaitable[Any]) -> Any:
+        """What comes of some work on a connection, which is closed if it takes too long.
+
+        Nothing is cancelled for that. redis-py's own bound for each send, `asyncio.wait_for`,
+        swallows a cancellation that comes when the command has just been sent (before Python 3.12,
+        https://github.com/python/cpython/issues/86296), and `async_timeout`, for Python 3.10, one
+        that comes with the end of the time.
+        """
+        seconds, closing = min(within or math.inf, self._timeout), []
+        loop = asyncio.get_running_loop()
+        alarm = loop.call_later(seconds, lambda: closing.append(loop.create_task(_close(link))))
+        late = f"no answer within {seconds:g} s"
         try:
-            async with self._at_most(within):
-                await link.send_packed_command(link.pack_commands(commands), check_health=False)
-                return [await _read(link) for _ in commands]
-        except asyncio.TimeoutError as error:
-            seconds = min(within or math.inf, self._timeout)
-            raise AnswerTimeout(f"no answer within {seconds:g} s") from error
+            found = await work
+        except FAULTS as error:
+            if closing:
+                raise AnswerTimeout(late) from error
+            raise
+        finally:
+            alarm.cancel()
+        if closing:
+            raise AnswerTimeout(late)
+        return found
 
     async def _usable(self, link: Any, idle: float) -> bool:
         """Whether a kept connection is as it was left. Found out only by sending the command,
@@ -328,9 +336,9 @@ class CoroutineBackend:
         return released(reply, repeated)
 
     async def renew(
-        self, renewals: Sequence[Renewal], *, within: float | None = None
+        self, renewals: Sequence[Renewal], *, within: float | None = None, once: bool = False
     ) -> list[bool]:
-        found = await self._in_batches("renew", renewals, self.same.renew_call, within)
+        found = await self._in_batches("renew", renewals, self.same.renew_call, within, once)
         return [kept == 1 for kept in found]
 
     async def heartbeat(
@@ -422,12 +430,14 @@ class CoroutineBackend:
         renewals: Sequence[Renewal],
         called: Callable[[Sequence[Renewal]], Call],
         within: float | None,
+        once: bool = False,
     ) -> list[Any]:
         calls = [called(renewals[i : i + BATCH]) for i in range(0, len(renewals), BATCH)]
         if within is None:
             return [line for each in calls for line in (await self._run(verb, *each))[0]]
+        links = self._work if once else self._renewals
         try:
-            outcomes = await self._renewals.call(self._scripts[verb], calls, Effort(within))
+            outcomes = await links.call(self._scripts[verb], calls, Effort(within, once))
         except FAULTS as error:
             raise translate(error, verb) from error
         for outcome in outcomes:
@@ -436,7 +446,7 @@ class CoroutineBackend:
         return [line for outcome in outcomes for line in outcome]
 
     def _links(self, most: int, seconds: float) -> Links:
-        async def made(**address: Any) -> Any:
+        async def made(within: float | None = None, **address: Any) -> Any:
             try:
                 return self._kind(**{**self._options, **address})
             except TypeError as error:  # an option that only the connections of threads have
@@ -447,8 +457,8 @@ class CoroutineBackend:
             return Links(made, _always, most, replicas, seconds)
 
         # The Sentinels are asked over connections for threads, so in a thread.
-        async def at_master() -> Any:
-            host, port = await asyncio.to_thread(finder.find)
+        async def at_master(within: float | None) -> Any:
+            host, port = await asyncio.to_thread(finder.find, within or BUDGET)
             return await made(host=host, port=port)
 
         async def is_at_master(link: Any) -> bool:

@@ -268,8 +268,10 @@ class RedisBackend:
             return Full(name if reply[1] else "", *reply[2:])
         return _burst(reply)
 
-    def renew(self, renewals: Sequence[Renewal], *, within: float | None = None) -> list[bool]:
-        found = self._in_batches("renew", renewals, self.renew_call, within)
+    def renew(
+        self, renewals: Sequence[Renewal], *, within: float | None = None, once: bool = False
+    ) -> list[bool]:
+        found = self._in_batches("renew", renewals, self.renew_call, within, once)
         return [kept == 1 for kept in found]
 
     def renew_call(self, part: Sequence[Renewal]) -> Call:
@@ -408,6 +410,7 @@ class RedisBackend:
         renewals: Sequence[Renewal],
         call: Callable[[Sequence[Renewal]], Call],
         within: float | None,
+        once: bool = False,
     ) -> list[Any]:
         """One line of a reply for each renewal. A call is for one bucket, and not too long."""
         script, found = self._scripts[verb], [None] * len(renewals)
@@ -419,15 +422,14 @@ class RedisBackend:
         if within is None and self.transport.buckets == 1:
             outcomes = [self.transport.run(script, *each)[0] for each in calls]
         else:
-            outcomes = self.transport.run_each(script, calls, within)
+            outcomes = self.transport.run_each(script, calls, within, once)
         for part, its_call, outcome in zip(parts, calls, outcomes, strict=True):
             lines = outcome
             if isinstance(outcome, TryAgainError) and verb == "renew":
                 # A slot that is on its way has some of the keys here and some there.
                 single = [call([renewals[index]]) for index in part]
-                lines = [
-                    _reply(r, verb)[0] for r in self.transport.run_each(script, single, within)
-                ]
+                replies = self.transport.run_each(script, single, within, once)
+                lines = [_reply(each, verb)[0] for each in replies]
             elif isinstance(outcome, Exception) and within is None:
                 lines, *_ = self.transport.run(script, *its_call)  # as long as it is worth to wait
             for index, line in zip(part, _reply(lines, verb), strict=True):

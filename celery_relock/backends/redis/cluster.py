@@ -220,11 +220,15 @@ class Cluster(Transport):
         self._nodes: dict[tuple[Node, bool], Connections] = {}
 
     def run_each(
-        self, script: Script, calls: Sequence[Call], within: float | None = None
+        self,
+        script: Script,
+        calls: Sequence[Call],
+        within: float | None = None,
+        once: bool = False,
     ) -> list[Any]:
         there: dict[Node, list[int]] = {}
         outcomes: list[Any] = [None] * len(calls)
-        renewing = within is not None
+        renewing = within is not None and not once
         calls = [(_whole(script, keys), args) for keys, args in calls]
         for index, (keys, _) in enumerate(calls):
             try:
@@ -232,7 +236,7 @@ class Cluster(Transport):
             except FAULTS as error:
                 outcomes[index] = error
         for node, indexes in there.items():
-            effort, part = Effort(within), [calls[index] for index in indexes]
+            effort, part = Effort(within, once), [calls[index] for index in indexes]
             try:
                 replies = self._at(node, renewing).call(script, part, effort)
             except FAULTS as error:

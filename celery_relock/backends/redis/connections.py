@@ -73,15 +73,17 @@ class Effort:
 
     Attributes:
         within: seconds for an answer, where they are fewer than the connection's own.
+        once: nothing is sent a second time, so it goes by a new connection, which is not stale.
         unheard: how often it was sent, and may have been executed, without an answer. Up to
             `connect()` nothing is executed, and an error of the server's is an answer.
         sent: when the last try was sent, the one that was answered. A lease counts from then.
     """
 
-    __slots__ = ("sent", "unheard", "within")
+    __slots__ = ("once", "sent", "unheard", "within")
 
-    def __init__(self, within: float | None = None) -> None:
+    def __init__(self, within: float | None = None, once: bool = False) -> None:
         self.within = within
+        self.once = once
         self.unheard = 0
         self.sent = 0.0
 
@@ -165,7 +167,8 @@ class Connections:
             RedisError, OSError: there is no answer to one of them.
         """
         while True:
-            link, idle = self._take(effort.within)
+            new = self.make(effort.within) if effort.once else None
+            link, idle = (new, None) if new else self._take(effort.within)
             try:
                 if idle is None:
                     link.connect()
@@ -338,12 +341,17 @@ class Transport:
             tries += 1
 
     def run_each(
-        self, script: Script, calls: Sequence[Call], within: float | None = None
+        self,
+        script: Script,
+        calls: Sequence[Call],
+        within: float | None = None,
+        once: bool = False,
     ) -> list[Any]:
-        """The outcome of each call, a reply or an error; nothing is repeated. `within`: the
-        keep-alive thread calls, and waits so many seconds for an answer at the most."""
+        """The outcome of each call, a reply or an error; one that failed is not repeated. `within`,
+        `once`: as for `Backend.renew`."""
+        links = self._renewals if within and not once else self._work
         try:
-            return (self._renewals if within else self._work).call(script, calls, Effort(within))
+            return links.call(script, calls, Effort(within, once))
         except FAULTS as error:
             return [error] * len(calls)
 
