@@ -64,9 +64,11 @@ class GatedStore(RedisBackend):
     def fail_next(self, *errors: BaseException) -> None:
         self._fail.extend(errors)
 
-    def renew(self, renewals: Sequence[Renewal], *, within: float | None = None) -> list[bool]:
-        if within is None:  # not the keep-alive thread
-            return super().renew(renewals)
+    def renew(
+        self, renewals: Sequence[Renewal], *, within: float | None = None, once: bool = False
+    ) -> list[bool]:
+        if within is None or once:  # not the keep-alive thread
+            return super().renew(renewals, within=within, once=once)
         before, self._before = self._before, None
         after, self._after = self._after, None
         if before is not None:
