@@ -112,6 +112,22 @@ def test_a_message_on_its_way_that_is_to_share_keeps_out_nobody_else_that_is(des
     assert isinstance(desk.take("x2"), Conflict), "it is on its way"
 
 
+def test_a_message_on_its_way_that_is_to_be_alone_keeps_out_who_is_to_share(desk):
+    desk.fence("x1")
+    desk.park("x2")
+    desk.give_back("x1")
+    assert desk.out() == ["x2"]
+
+    assert isinstance(desk.take("s1", **SHARES), Conflict)
+    assert isinstance(desk.take("x2"), Held)
+
+
+def test_nobody_is_its_own_kin(desk):
+    for _ in range(2):
+        told = desk.take("s1", ancestors=("s1",), **SHARES)
+        assert told.reentered == (False,)
+
+
 @pytest.mark.parametrize("how", [{"by_owner": True}, {"ancestors": ("outer",)}])
 def test_who_is_to_be_alone_does_not_join_its_own_shared_permit(desk, how):
     desk.fence("outer", owner="o", **SHARES)
@@ -260,6 +276,7 @@ def test_who_shares_is_told_of_a_deadlock_by_one_that_waits_between_them(desk):
 def test_nobody_is_told_of_a_deadlock_who_only_waits_for_a_message_on_its_way(desk):
     """s1, which r2 waits for, is to share x beside r1, and is about to come."""
     desk.fence("x1", names=("x",))
+    desk.park("s0", names=("x",), **SHARES)
     desk.park("s1", names=("x",), stuck=("r2",), **SHARES)
     desk.fence("r2", names=("y",))
     desk.give_back("x1", names=("x",))
