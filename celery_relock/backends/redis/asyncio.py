@@ -151,15 +151,9 @@ class Links:
         """As `Connections.ask`."""
         since, link = await self._idle.get()
         try:
-            if effort.once:
-                before, link = link, None
-                await _close(before)
             while True:
-                idle = 0.0
-                if link is not None:
-                    idle = time.monotonic() - since
-                    before, link = link, None
-                    link = await self._checked(before, idle)
+                before, link = link, None
+                link = await self._checked(before, time.monotonic() - since, effort.once)
                 kept = link is not None
                 try:
                     if not kept:
@@ -188,10 +182,10 @@ class Links:
         finally:
             self._idle.put_nowait((time.monotonic(), link))
 
-    async def _checked(self, link: Any, idle: float) -> Any:
+    async def _checked(self, link: Any, idle: float, once: bool) -> Any:
         """A connection that was idle for so long; None, and closed, if it is of no more use."""
         try:
-            if await self._usable(link, idle):
+            if link is not None and not once and await self._usable(link, idle):
                 return link
         except BaseException:
             await _close(link)  # its PING may be unanswered still

@@ -60,9 +60,10 @@ def test_an_answer_never_goes_to_another_call_whenever_a_signal_raises(
         raise Struck
 
     before = signal.signal(signal.SIGALRM, strike)
-    until, number = time.monotonic() + 4.0, 0
+    began, number = time.monotonic(), 0
     try:
-        while time.monotonic() < until:
+        while time.monotonic() < began + 4.0 or min(struck / 5, answered) <= 20:
+            assert time.monotonic() < began + 60.0, (struck, answered)
             number += 1
             try:
                 signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.00005, 0.0012))
@@ -84,8 +85,6 @@ def test_an_answer_never_goes_to_another_call_whenever_a_signal_raises(
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert struck > 100
-    assert answered > 20
     with redis.Redis.from_url(f"{redis_url[:-1]}3") as right, redis.Redis.from_url(redis_url) as no:
         assert int(right.get(key) or 0) >= answered
         assert not no.exists(key), "a command went to the wrong database"
