@@ -184,11 +184,19 @@ def _message(
     options: dict[str, Any],
 ) -> tuple[str, Any]:
     """The message of a call as text (see `parked_text`), and its AsyncResult."""
-    with task.app.producer_or_acquire(options.get("producer")) as producer:
+    given, connection = options.get("producer"), options.get("connection")
+    if connection is not None:  # as Celery does, which would put its producer in the place of ours
+        given = task.app.amqp.Producer(connection, auto_declare=False)
+    with task.app.producer_or_acquire(given) as producer:
         keeper = _Keeper(producer)
-        result = publish(args, kwargs, **{**options, "producer": keeper})
+        result = publish(args, kwargs, **{**options, "producer": keeper, "connection": None})
     kept = keeper.kept
-    assert kept is not None, "Celery has published nothing"
+    if kept is None:
+        raise LockConfigError(
+            f"a call of {task.name} cannot be kept for lock_debounce: it was not published by the "
+            "`producer` that it was given. If an apply_async or a send_task of your own publishes "
+            "it, it has been sent. With lock_debounce=False in apply_async it is sent by itself."
+        )
     header = dict(kept.headers[HEADER])
     if header.get("dedup") == ["", marker.OWN]:
         del header["dedup"]  # it is a call of a program, whichever task that runs in

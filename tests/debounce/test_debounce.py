@@ -183,6 +183,21 @@ def test_a_task_may_call_itself(worker, m, shop):
     assert m.sends.AsyncResult(second).get(timeout=LONG) == "again"
 
 
+def test_calls_by_a_connection_of_the_callers_are_merged(worker, m, shop):
+    with m.app.connection_for_write() as connection:
+        calls = [m.later.apply_async((shop, n), connection=connection) for n in range(2)]
+    assert calls[0].id == calls[1].id
+    _end(m.later, shop)
+    assert calls[0].get(timeout=LONG) == 1
+    assert _whats(worker, shop) == [1]
+
+
+def test_a_call_that_celery_does_not_publish_says_so(m, shop, monkeypatch):
+    monkeypatch.setattr(m.app, "send_task", lambda *args, **options: None)
+    with pytest.raises(LockConfigError, match=r"not published by the `producer`"):
+        m.later.delay(shop)
+
+
 def test_options_of_one_call(worker, m, shop):
     m.later.delay(shop, 1)
     last = m.later.apply_async((shop, 2), lock_debounce=0.1)
