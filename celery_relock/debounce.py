@@ -27,7 +27,7 @@ from .engine import ids
 from .engine.events import label_of
 from .engine.protocol import DEBOUNCE, Burst, Debounce, Full, Held, Parked, ParkRequest
 from .errors import LockConfigError, LockConflict, LockUnavailable
-from .naming.arguments import bind, signature_of
+from .naming.arguments import bind, dumped, signature_of
 from .options import LockOptions
 from .worker.message import HEADER, PREFIX, call_options
 from .worker.parking import LARGEST, Kept, home, message_in, parked_text
@@ -261,7 +261,8 @@ def _reduced(
 
 def _as_received(task: Any, given: Arguments, options: Mapping[str, Any]) -> Arguments:
     serializer = options.get("serializer") or task.serializer or task.app.conf.task_serializer
-    kind, encoding, written = serialization.dumps(given, serializer=serializer)
+    sent = dumped(task, *given, serializer)
+    kind, encoding, written = serialization.dumps(sent, serializer=serializer)
     args, kwargs = serialization.loads(written, kind, encoding, accept={kind})
     return args, kwargs
 

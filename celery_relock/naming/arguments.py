@@ -52,10 +52,8 @@ def bind(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
         TypeError: the call does not fit the signature that a decorator shows for the body, yet the
             decorator may accept it: the body could run, and no lock name is known for it.
     """
-    sent = getattr(task, "serializer", None) != "pickle"
-    dump = getattr(task, "_dump_pydantic_arguments", None)  # Celery >= 5.7, knows by_alias and such
-    if sent and dump is not None:
-        args, kwargs = dump(args, kwargs)
+    serializer = getattr(task, "serializer", None)
+    args, kwargs = dumped(task, args, kwargs, serializer)
     signature = signature_of(task)
     try:
         bound = signature.bind(*args, **kwargs)
@@ -68,11 +66,23 @@ def bind(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
         ) from None
     bound.apply_defaults()
     arguments = bound.arguments
-    if sent:
+    if serializer != "pickle":
         for name, value in arguments.items():
             if hasattr(type(value), "model_dump") and not hasattr(value, "__json__"):
                 arguments[name] = value.model_dump(mode="json")
     return arguments
+
+
+def dumped(
+    task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """The arguments of a call as Celery gives them to the serializer: of a pydantic model its
+    dict, unless it is pickle."""
+    dump = getattr(task, "_dump_pydantic_arguments", None)  # Celery >= 5.7, knows by_alias and such
+    if dump is None or serializer == "pickle":
+        return args, kwargs
+    args, kwargs = dump(args, kwargs)
+    return args, kwargs
 
 
 def _is_told_exactly(function: Any) -> bool:

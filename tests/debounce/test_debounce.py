@@ -8,8 +8,9 @@ import subprocess
 import sys
 import uuid
 
+import pydantic
 import pytest
-from celery import chain, chord, group
+from celery import Task, chain, chord, group
 
 from celery_relock import LockedTask, declaration
 from celery_relock.dedup import marker
@@ -276,6 +277,37 @@ def test_a_reducer_gets_the_arguments_of_all_calls_by_name(worker, m, shop):
     m.all_ids.delay(shop, ids=[3])
     last = m.all_ids.delay(shop, [4], how="slow")
     assert last.get(timeout=LONG) == [[1, 2, 3, 4], "slow"]
+
+
+class Order(pydantic.BaseModel):
+    number: int
+
+
+@pytest.mark.skipif(
+    not hasattr(Task, "_dump_pydantic_arguments"), reason="this Celery sends no pydantic models"
+)
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+def test_a_reducer_gets_models_as_they_are_sent(m, shop, serializer, monkeypatch):
+    monkeypatch.setitem(m.app.conf, "accept_content", ["json", "pickle"])
+    seen = []
+
+    @m.app.task(
+        base=LockedTask,
+        name=f"orders.{uuid.uuid4().hex}",
+        pydantic=True,
+        serializer=serializer,
+        lock_key="shop:{shop}",
+        lock_debounce=600,
+        lock_debounce_reduce=lambda earlier, later: seen.append((earlier, later)) or later,
+    )
+    def orders(shop: str, order: Order): ...
+
+    for number in range(3):
+        orders.delay(shop, Order(number=number))
+    made = Order if serializer == "pickle" else dict
+    asked = [[each["order"] for each in pair] for pair in seen]
+    assert asked == [[made(number=n), made(number=n + 1)] for n in range(2)]
+    _discard(orders, shop)
 
 
 def test_a_call_that_comes_while_another_one_is_merged_is_not_lost(m, shop):
