@@ -25,13 +25,13 @@ from .dedup import client as dedup
 from .dedup import marker
 from .engine import ids
 from .engine.events import label_of
-from .engine.protocol import DEBOUNCE, Burst, Debounce, Full, Held, Parked, ParkRequest
+from .engine.protocol import DEBOUNCE, Burst, Debounce, Full, Parked, ParkRequest
 from .errors import LockConfigError, LockConflict, LockUnavailable
 from .naming.arguments import bind, dumped, signature_of
 from .options import LockOptions
+from .settings import enabled
 from .worker.message import HEADER, PREFIX, call_options
 from .worker.parking import LARGEST, Kept, home, message_in, parked_text
-from .worker.parking import publish as publish_kept
 
 # They have no types.
 serialization: Any = _serialization
@@ -63,7 +63,7 @@ def send(
             f"a call of {task.name}: lock_key=False gives lock_debounce={pause!r} no name to tell "
             "by which calls belong together. Give the task a lock_key."
         )
-    is_alone = not pause or declared.rule.off or dedup.is_awaited(options)
+    is_alone = not pause or declared.rule.off or dedup.is_awaited(options) or not enabled(task.app)
     arguments = None
     if not is_alone and not task.app.conf.task_always_eager:
         if options.get("countdown") or options.get("eta"):
@@ -116,9 +116,6 @@ def _merge(
         answer = engine.backend.debounce(name, call, request)
         if isinstance(answer, Parked):
             logger.debug("%s[%s] waits until no more such calls come", task.name, task_id)
-            return result
-        if isinstance(answer, Held):  # relock_enabled=False
-            publish_kept(app, text)
             return result
         if isinstance(answer, Full):
             raise _full(task, answer)

@@ -80,8 +80,8 @@ class NoLocks:
     def burst(self, name: str, whole: bool) -> Burst | None:
         return None
 
-    def debounce(self, name: str, call: Debounce, park_request: ParkRequest) -> Held:
-        return Held((0,), (False,))
+    def debounce(self, name: str, call: Debounce, park_request: ParkRequest) -> None:
+        raise NotImplementedError("without locks each call is sent at once")
 
     def renew(
         self, renewals: Sequence[Renewal], *, within: float | None = None, once: bool = False

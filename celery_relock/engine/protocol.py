@@ -450,10 +450,10 @@ class Backend(Protocol):
 
     def debounce(
         self, name: str, call: Debounce, park_request: ParkRequest
-    ) -> Parked | Burst | Full | Held | None:
+    ) -> Parked | Burst | Full | None:
         """Park the message of a call at the lock of its burst, in the place of the one before it.
         Burst: it is another one than the call knows, with its message if `exactly`. None: the burst
-        that the call knows is over. Held: nothing is parked here, so the message is to be sent."""
+        that the call knows is over."""
 
     def renew(
         self, renewals: Sequence[Renewal], *, within: float | None = None, once: bool = False

@@ -439,7 +439,8 @@ def test_without_redis_a_call_fails_or_is_sent_at_once(worker, m, shop, apart):
 def test_without_locks_each_call_is_sent_at_once(worker, m, shop, apart):
     apart(relock_enabled=False)
     assert m.later.delay(shop, 1).get(timeout=LONG) == 1
-    assert m.later.delay(shop, 2).get(timeout=LONG) == 2
+    assert m.later.apply_async((shop, 2), countdown=0.1).get(timeout=LONG) == 2
+    assert m.later.delay(shop, "x" * 1_000_000).get(timeout=LONG)
 
 
 def test_a_broken_call_or_one_that_cannot_be_written_leaves_nothing(m, shop, client):

@@ -34,7 +34,7 @@ ARROWS: dict[str, set[str]] = {
         "worker", "workflow",
     },
     "debounce": {
-        "declaration", "dedup", "engine", "errors", "naming", "options", "worker",
+        "declaration", "dedup", "engine", "errors", "naming", "options", "settings", "worker",
     },
     "worker": {
         "declaration", "dedup", "engine", "errors", "naming", "options", "order", "settings",
