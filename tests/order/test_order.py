@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import uuid
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from celery import chain, chord, group
@@ -152,15 +153,16 @@ def test_a_call_that_does_not_come_holds_up_nobody(worker, m, account, late, how
 @pytest.mark.parametrize(
     ("task", "how", "expected"),
     [
-        ("update", "retry", [1, 1, 2]),
-        ("lets_pass", "retry", [1, 2, 1]),
-        ("retried", "fail", [1, 1, 2]),
+        ("update", "slow retry", [1, 1, 2]),
+        ("lets_pass", "slow retry", [1, 2, 1]),
+        ("retried", "slow fail", [1, 1, 2]),
     ],
 )
 def test_a_retry_keeps_its_place_or_goes_to_the_end(worker, m, account, task, how, expected):
     ordered = getattr(m, task)
     ordered.delay(account, 1, how)
     ordered.delay(account, 2)
+    worker.journal.add(f"free {account}")
     events = began(worker, account, 3)
     assert numbers(events) == expected
     assert [event["in_order"] for event in events] == [True, True, True]
@@ -198,9 +200,10 @@ def test_a_killed_call_runs_again_before_those_behind_if_its_message_comes_again
 
 @ON_REDIS
 def test_calls_with_a_countdown_run_by_the_time_at_which_they_are_due(worker, m, account):
-    m.update.apply_async((account, 1), countdown=2)
+    now = datetime.now(timezone.utc)
+    m.update.apply_async((account, 1), eta=now + timedelta(seconds=6))
     m.update.delay(account, 2)
-    m.update.apply_async((account, 3), countdown=1)
+    m.update.apply_async((account, 3), eta=now + timedelta(seconds=5))
     assert numbers(began(worker, account, 3)) == [2, 3, 1]
 
 

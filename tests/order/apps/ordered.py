@@ -24,13 +24,13 @@ def work(self, account, number, how):
     """Says that it runs, and ends in the way that the call wants."""
     told = {"account": account, "number": number, "retries": self.request.retries}
     journal.add("began", in_order=self.lock.in_order, id=self.request.id, **told)
-    if how == "slow":
+    if how.startswith("slow"):
         journal.wait_for(lambda events: any(e.name == f"free {account}" for e in events), 30)
-    if how == "retry" and self.request.retries < 1:
+    if how == "slow retry" and self.request.retries < 1:
         raise self.retry(countdown=1)
     if how == "retry and go on" and self.request.retries < 1:
         self.retry(countdown=1, throw=False)
-    if how == "fail" and self.request.retries < 1:
+    if how.endswith("fail") and self.request.retries < 1:
         raise ConnectionError("not this time")
     journal.add("ended", **told)
     return number
