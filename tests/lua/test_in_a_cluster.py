@@ -26,6 +26,7 @@ from tests.lua import (
     test_queue,
     test_release,
     test_several_names,
+    test_shared,
 )
 from tests.support.cluster import ClusterServers
 from tests.support.desk import Desk, Inbox, _text
@@ -44,6 +45,7 @@ _MODULES = (
     test_queue,
     test_release,
     test_several_names,
+    test_shared,
 )
 
 for _module in _MODULES:
