@@ -21,6 +21,7 @@ from tests.lua import (
     test_heartbeat,
     test_heirs,
     test_kept,
+    test_lines,
     test_parked,
     test_parked_arrivals,
     test_queue,
@@ -40,6 +41,7 @@ _MODULES = (
     test_heartbeat,
     test_heirs,
     test_kept,
+    test_lines,
     test_parked,
     test_parked_arrivals,
     test_queue,
@@ -48,9 +50,11 @@ _MODULES = (
     test_shared,
 )
 
+line = test_lines.line
+KNOWN = {"desk", "line"}
 for _module in _MODULES:
     for _name, _test in vars(_module).items():
-        if _name.startswith("test_") and set(inspect.signature(_test).parameters) <= {"desk"}:
+        if _name.startswith("test_") and set(inspect.signature(_test).parameters) <= KNOWN:
             globals()[_name] = _test
 
 
