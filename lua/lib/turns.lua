@@ -219,11 +219,16 @@ local function pass_over(call, lock, execution, waiter)
   Queue.leave(call, lock, execution, waiter)
 end
 
--- The first of the line is awaited. True: those behind wait for it, too. Its time counts from when one
--- of them was here: until then the broker may simply be behind.
-local function await(call, lock, execution, waiter, caller)
+-- Since when the first of the line keeps others waiting: until one of them is here, the broker may simply
+-- be behind. Nil if it keeps nobody waiting.
+local function turn_of(call, lock, waiter, caller)
   local is_waited_for = caller or redis.call('EXISTS', lock.messages) == 1
-  local turn = is_waited_for and (waiter.turn or call.now) or nil
+  return is_waited_for and (waiter.turn or call.now) or nil
+end
+
+-- The first of the line is awaited. True: those behind wait for it, too.
+local function await(call, lock, execution, waiter, caller)
+  local turn = turn_of(call, lock, waiter, caller)
   local late = turn and math.max(turn, waiter.line.due) + waiter.line.gap
   local is_over = redis.call('GET', call.prefix .. 'd:' .. execution) == '*'  -- it was replaced
   if is_over or waiter.line.ends <= call.now then
