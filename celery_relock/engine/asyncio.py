@@ -245,7 +245,7 @@ class Engine:
         called = self.backend.downgrade(of.names, of.execution_id, of.attempt_id)
         done = await self._asked(called)
         if done.joined:
-            raise lease.joined(done.joined, before)
+            raise lease.joined(done, before)
         if done.held and not lease.lost:
             return True
         lose(lease, "the server does not have the hold any more")

@@ -212,7 +212,7 @@ class Engine:
         if done.messages:
             self.parking.forward(done.messages)
         if done.joined:
-            raise lease.joined(done.joined, before)
+            raise lease.joined(done, before)
         if done.held and not lease.lost:
             return True
         lose(lease, "the server does not have the hold any more")

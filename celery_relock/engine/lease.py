@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from ..errors import LockConfigError
+from ..errors import LockConfigError, LockUnavailable, RelockError
 from . import platform
 from .crash import Entry
 from .events import NO_TASK, LockEvent, Work, tell, wanted
 from .platform import Guard
-from .protocol import COOLDOWN, SHARED, Claim, Renewal, Successor
+from .protocol import COOLDOWN, SHARED, Claim, Downgraded, Renewal, Successor
 
 if TYPE_CHECKING:
     from .protocol import Backend
@@ -169,8 +169,16 @@ class Lease:
             self.claim = of._replace(limits=(SHARED,) * len(of.names))
             return of.limits
 
-    def joined(self, name: str, limits: tuple[int, ...]) -> LockConfigError:
+    def joined(self, done: Downgraded, limits: tuple[int, ...]) -> RelockError:
         """The lock was not downgraded, as others have re-entered it."""
+        name = done.joined
+        if done.repeated:
+            return LockUnavailable(
+                f"the lock {name!r} might become shared: other executions have re-entered it, and "
+                "the command that shares it was sent more than once. Downgrade it again when they "
+                "have ended",
+                name=name,
+            )
         with _guard.lock:
             self.claim = self.claim._replace(limits=limits)
         return LockConfigError(

@@ -294,11 +294,13 @@ class Downgraded(NamedTuple):
         joined: a lock that others hold as well and rely on, "" if there is none. Nothing has
             changed then.
         messages: to resume.
+        repeated: as for `Held`.
     """
 
     held: bool = True
     joined: str = ""
     messages: tuple[Message, ...] = ()
+    repeated: bool = False
 
 
 class Resumed(NamedTuple):
@@ -460,7 +462,7 @@ class Backend(Protocol):
     ) -> list[bool]:
         """Renew holds; False for each that is lost. `within`: the keep-alive thread calls, and
         waits so many seconds for an answer at the most. A lock that cannot be renewed (somebody
-        else's key) hurts no other renewal. `once`: whoever calls, nothing is sent a second time."""
+        else's key) hurts no other renewal. `once`: nothing is sent a second time, by no caller."""
 
     def heartbeat(
         self, renewals: Sequence[Renewal], *, within: float | None = None

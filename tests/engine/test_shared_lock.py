@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
-from celery_relock.errors import LockConfigError
+from celery_relock.backends.redis.backend import RedisBackend
+from celery_relock.backends.redis.urls import transport_for_url
+from celery_relock.engine.engine import Engine
+from celery_relock.engine.protocol import SHARED, Downgraded
+from celery_relock.errors import LockConfigError, LockUnavailable
 from celery_relock.lock import Lock, LockNeverFree, LockNotOwned, LockNotTaken
 from tests.support import wait_for
 
@@ -108,6 +112,24 @@ def test_what_is_not_held_is_not_downgraded(make: MakeLock) -> None:
         one.downgrade()
     with pytest.raises(LockNotOwned):
         one.release()
+
+
+def test_of_a_command_that_was_sent_twice_a_copy_may_share_the_lock_later(
+    redis_url: str, namespace: str
+) -> None:
+    class Answers(RedisBackend):
+        """Its first answer was lost."""
+
+        def downgrade(self, *args: Any, **more: Any) -> Downgraded:
+            return super().downgrade(*args, **more)._replace(repeated=True)
+
+    engine = Engine(Answers(transport_for_url(redis_url), namespace))
+    one, other = Lock(engine, "a", owner="o"), Lock(engine, "a", owner="o")
+    with one:
+        with other, pytest.raises(LockUnavailable, match="might become shared"):
+            one.downgrade()
+        assert one._grip("").lease.claim.limits == (SHARED,), "nobody here relies on being alone"
+        one.downgrade()
 
 
 @pytest.mark.parametrize("how", [{"mode": "read"}, {"mode": "shared", "limit": 2}])

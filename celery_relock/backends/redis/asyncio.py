@@ -345,7 +345,7 @@ class CoroutineBackend:
         self, names: Sequence[str], execution_id: str, attempt_id: str
     ) -> Downgraded:
         called = self.same.downgrade_call(names, execution_id, attempt_id)
-        return downgraded(names, (await self._run("downgrade", *called))[0])
+        return downgraded(names, *(await self._run("downgrade", *called))[:2])
 
     async def inspect(self, name: str) -> LockState:
         reply, *_ = await self._run("inspect", *self.same.inspect_call(name))

@@ -165,7 +165,7 @@ class RedisBackend:
         self, names: Sequence[str], execution_id: str, attempt_id: str, home: str = ""
     ) -> Downgraded:
         called = self.downgrade_call(names, execution_id, attempt_id, home)
-        return downgraded(names, self._run("downgrade", *called)[0])
+        return downgraded(names, *self._run("downgrade", *called)[:2])
 
     def downgrade_call(
         self, names: Sequence[str], execution_id: str, attempt_id: str, home: str = ""
@@ -496,11 +496,10 @@ def _burst(reply: Sequence[Any]) -> Burst | None:
     return Burst(*map(bytes.decode, reply[1:])) if reply[0] == b"BURST" else None
 
 
-def downgraded(names: Sequence[str], reply: Sequence[Any]) -> Downgraded:
-    if reply[0] == b"SHARED":
-        return Downgraded(messages=_messages(reply[1:]))
+def downgraded(names: Sequence[str], reply: Sequence[Any], repeated: bool) -> Downgraded:
+    messages = _messages(reply[1:]) if reply[0] == b"SHARED" else ()
     joined = names[reply[1] - 1] if reply[0] == b"JOINED" else ""
-    return Downgraded(reply[0] != b"LOST", joined)
+    return Downgraded(reply[0] != b"LOST", joined, messages, repeated)
 
 
 def lock_state(reply: Sequence[Any]) -> LockState:
