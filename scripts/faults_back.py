@@ -122,7 +122,9 @@ def main() -> int:
                 if text.count(edit.old) != 1:
                     raise SystemExit(f"{name}: {edit.file} has no, or more than one, {edit.old!r}")
                 path.write_text(text.replace(edit.old, edit.new), "utf-8")
-            red = run_suite(machine, where)
+            # What a campaign of ten seconds meets is chance.
+            tries = 3 if machine == CAMPAIGN else 1
+            red = next(filter(None, (run_suite(machine, where) for _ in range(tries))), "")
             unseen += not red
             print(f"{'found' if red else 'NOT FOUND'}  {name}: {machine} {red}", flush=True)
     return min(unseen, 1)
