@@ -26,7 +26,7 @@ from . import engines
 from .engine import ids
 from .engine.events import duration
 from .engine.inspection import Inspectable, ParkedMessage, Place, Survey
-from .engine.protocol import COOLDOWN, KEPT, HoldInfo
+from .engine.protocol import COOLDOWN, DEBOUNCE, KEPT, PAUSE, HoldInfo
 from .errors import LockConfigError, RelockError
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class Holder:
         lease_left: seconds until it ends if nobody renews it.
         kept: it has no process yet: it is kept for the next step, or the retry, of a workflow.
         cooldown: the task is over, and the lock stays taken for a while (`lock_cooldown`).
+        pause: it is the time in which calls are merged into a burst (`lock_debounce`).
         shared: others that share the lock hold it, too, or may (`lock_mode="shared"`).
     """
 
@@ -73,6 +74,7 @@ class Holder:
     lease_left: float
     kept: bool = False
     cooldown: bool = False
+    pause: bool = False
     shared: bool = False
 
     def __str__(self) -> str:
@@ -181,6 +183,8 @@ class Stats:
         locks: how many are held or waited for; `held` and `contended` say how many of each.
         holders, waiting, parked: as for a lock, over all.
         markers: dedup markers of calls that are queued or run.
+        bursts: messages of `lock_debounce` that wait for further calls, or to be published; they
+            and their locks count nowhere else.
         foreign: keys of somebody else's.
         oldest_wait: seconds for which the first of a queue has waited, the longest of all; 0 if
             nobody waits. `oldest_wait_lock` is the lock.
@@ -193,6 +197,7 @@ class Stats:
     waiting: int = 0
     parked: int = 0
     markers: int = 0
+    bursts: int = 0
     foreign: int = 0
     oldest_wait: float = 0.0
     oldest_wait_lock: str = ""
@@ -371,6 +376,9 @@ class Locks:
             if lock.foreign or lock.name.startswith(_MARKER):
                 found["foreign" if lock.foreign else "markers"] += 1
                 continue
+            if lock.name.startswith(DEBOUNCE):
+                found["bursts"] += lock.waiting
+                continue
             found["locks"] += 1
             found["held"] += lock.held > 0
             found["contended"] += lock.waiting > 0
@@ -437,7 +445,9 @@ class Locks:
         waits = duration(found.at - waiter.since)
         ahead = waiter.position - 1
         work = _work(waiter.task, task_id)
-        if waiter.state == "resumed":
+        if found.name.startswith(DEBOUNCE):
+            sentence = f"{work} is a burst of calls that began {waits} ago: {_pause_of(lock)}"
+        elif waiter.state == "resumed":
             sentence = (
                 f"{work} has its turn for the lock {found.name!r} after {waits}: its message is on "
                 "its way to a worker"
@@ -500,6 +510,17 @@ def _held_by(lock: LockInfo) -> str:
     return (
         f"{first} has {how} it for {duration(lock.at - first.since)}, in process {first.pid} of "
         f"{first.host}" + (f", and {others} more hold it" if others else "")
+    )
+
+
+def _pause_of(lock: LockInfo) -> str:
+    """What a burst of debounced calls waits for."""
+    if lock.holders:
+        left = duration(lock.holders[0].lease_left)
+        return f"it is sent {left} from now if no more calls come (lock_debounce)"
+    return (
+        "no more calls came, and a worker is to publish its message: one whose app has the same "
+        "name as the caller's, and whose broker_url (or broker_write_url) is spelt the same"
     )
 
 
@@ -652,6 +673,7 @@ def _lock(survey: Survey) -> LockInfo:
 
 def _holder(info: HoldInfo) -> Holder:
     told, cools = _told(info.label), info.execution_id.startswith(COOLDOWN)
+    pauses = info.execution_id == PAUSE
     return Holder(
         info.fence,
         ids.full(info.owner),
@@ -659,8 +681,9 @@ def _holder(info: HoldInfo) -> Holder:
         *told,
         since=info.fence / 1e6,
         lease_left=info.remaining,
-        kept=info.attempt_id == KEPT and not cools,
+        kept=info.attempt_id == KEPT and not cools and not pauses,
         cooldown=cools,
+        pause=pauses,
         shared=info.shared,
     )
 

@@ -30,6 +30,7 @@ from ..engine.protocol import (
     DEBOUNCE,
     KEPT,
     LINE,
+    PAUSE,
     SHARED,
     Answer,
     Burst,
@@ -67,8 +68,8 @@ _TRIP, _LONGEST, _OVERDUE, _LOOK = 5.0, 600.0, 60.0, 10.0
 _DAY = 86_400.0
 # No reply has more messages than this; the others are owed.
 _MOST = 100
-# The hold of a burst of debounced calls, and for how long a repeated call is known, in seconds.
-_PAUSE, _REPEATED = "pause", 60.0
+# For how long a repeated debounced call is known, in seconds.
+_REPEATED = 60.0
 # How often a listener looks whether it is still wanted, in seconds.
 _STILL_WANTED = 2.0
 
@@ -418,7 +419,7 @@ class _Command:
         self.leave(place)
         for lock in self.wanted(place):
             if lock.is_burst and not lock.queue:
-                lock.holds.pop(_PAUSE, None)  # nobody is left for whom it was
+                lock.holds.pop(PAUSE, None)  # nobody is left for whom it was
             self.promote(lock)
         return True
 
@@ -1013,13 +1014,13 @@ class _Acquire(_Command):
         if full := self._full(self.limits):
             return full
         # Without the pause the burst is over, and only waits for somebody who can publish it.
-        pause = lock.holds.get(_PAUSE)
+        pause = lock.holds.get(PAUSE)
         if pause is not None or place is None:
             fence = pause.fence if pause is not None and place is not None else self.next_fence()
             first = now if place is None else fence / 1e6
             expiry = min(now + call.pause, first + call.most)
-            of = KEPT, _PAUSE, fence, expiry, "-", "a burst of calls"
-            lock.hold(_PAUSE, *of, shared=False)
+            of = KEPT, PAUSE, fence, expiry, "-", "a burst of calls"
+            lock.hold(PAUSE, *of, shared=False)
         self._park(self.limits, lock)
         lock.queue[self.me].call = call.task_id if place is None else place.call
         self.remember(call.call_id, "*", _REPEATED)

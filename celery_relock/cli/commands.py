@@ -111,6 +111,7 @@ def stats(here: Here) -> int:
         f"waiting   {found.waiting}: {found.parked} of them parked",
         f"longest   {longest}, for {plain(found.oldest_wait_lock)}" if found.waiting else "",
         f"markers   {found.markers} of lock_dedup",
+        f"bursts    {found.bursts} of lock_debounce" if found.bursts else "",
         f"foreign   {found.foreign} keys that are not ours" if found.foreign else "",
     ]
     here.show(found.as_dict(), filter(None, lines))
@@ -172,6 +173,8 @@ def _holder_lines(holder: Holder, at: float) -> Iterator[str]:
     yield f"    since {since} ({held}), lease {holder.lease_left:.0f} s left{how}"
     if holder.cooldown:
         yield "    is over: the lock cools down until the lease ends (lock_cooldown)"
+    elif holder.pause:
+        yield "    calls are merged until the lease ends; then one is sent (lock_debounce)"
     elif holder.kept:
         yield "    kept for the next step, or the retry, of its workflow"
     else:

@@ -69,6 +69,7 @@ GAUGES = {
     "parked": "Executions that wait in Redis",
     "oldest_wait": "Seconds for which the first of a queue has waited, the longest of all",
     "markers": "Calls that lock_dedup knows to be queued or running",
+    "bursts": "Bursts of calls that lock_debounce keeps until no more calls come",
 }
 #: Upper bounds of the histograms' buckets, in seconds.
 BOUNDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
@@ -211,4 +212,5 @@ class Figures:
             "parked": found.parked,
             "oldest_wait": found.oldest_wait,
             "markers": found.markers,
+            "bursts": found.bursts,
         }

@@ -199,6 +199,8 @@ COOLDOWN = "cooldown."
 #: How the name begins of a lock for which the messages of debounced calls are parked. Such a
 #: message is over when it has been published: its execution needs other locks.
 DEBOUNCE = "debounce\t"
+#: The one hold of such a lock: until it ends, calls are merged into the burst.
+PAUSE = "pause"
 
 
 class Burst(NamedTuple):

@@ -47,9 +47,13 @@ def document(result: Result) -> Any:
 LOCK = {"name", "at", "held", "waiting", "parked", "holders", "waiters", "foreign"}
 HOLDER = {
     *("token", "owner", "execution_id", "task", "task_id", "host", "pid", "since"),
-    *("lease_left", "kept", "cooldown", "shared"),
+    *("lease_left", "kept", "cooldown", "pause", "shared"),
 }
-WAITER = HOLDER - {"token", "lease_left", "kept", "cooldown"} | {"position", "state", "names"}
+WAITER = HOLDER - {"token", "lease_left", "kept", "cooldown", "pause"} | {
+    "position",
+    "state",
+    "names",
+}
 
 
 def test_no_worker_and_no_client_loads_what_only_people_need(worker: Worker, key: str) -> None:
@@ -114,7 +118,17 @@ def test_the_documents_have_these_fields(run: Run, key: str, held: Any) -> None:
     why = {"task_id", "state", "sentence", "lock", "ahead", "holders"}
     assert set(document(run("why", lock["waiters"][0]["task_id"], "--json"))) == why
     stats = {
-        *("locks", "held", "contended", "holders", "waiting", "parked", "markers", "foreign"),
+        *(
+            "locks",
+            "held",
+            "contended",
+            "holders",
+            "waiting",
+            "parked",
+            "markers",
+            "bursts",
+            "foreign",
+        ),
         *("oldest_wait", "oldest_wait_lock"),
     }
     assert set(document(run("stats", "--json"))) == stats

@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+import uuid
 from typing import Any
 
 import pytest
@@ -16,6 +17,9 @@ from celery.app.control import Inspect
 
 from celery_relock import Lock, signals
 from celery_relock.admin import Locks
+from celery_relock.engine import ids
+from celery_relock.engine.events import label_of
+from celery_relock.engine.protocol import Debounce, ParkRequest
 from celery_relock.errors import LockConfigError, LockUnavailable, RelockError
 from tests.support import Worker, wait_for
 from tests.support.desk import Desk
@@ -229,6 +233,45 @@ def test_a_canvas_ends_as_after_a_revoke(
     wait_for(lambda: steps.parent.state == states.REVOKED, what="the first step's end")
     assert steps.state == states.PENDING
     wait_for(lambda: locks.get(key).waiting == 0, what="the queue to be empty")
+
+
+def test_a_burst_of_calls_is_told_as_one_and_leaves_nothing_when_it_is_cancelled(
+    worker: Worker, locks: Locks, key: str
+) -> None:
+    before = locks.stats()
+    later = worker.module.later.delay(key)
+    name = f"debounce\t{worker.module.later.name}\t{key}"
+
+    (pause,) = locks.get(name).holders
+    assert (pause.pause, pause.kept) == (True, False)
+    why = locks.why(later.id)
+    assert (why.state, why.lock) == ("parked", name)
+    assert "is a burst of calls" in why.sentence
+    assert "from now if no more calls come" in why.sentence
+    after = locks.stats()
+    assert after.bursts == before.bursts + 1
+    assert (after.locks, after.parked) == (before.locks, before.parked)
+
+    assert locks.cancel(later.id)
+    assert later.state == states.REVOKED
+    assert locks.get(name).idle
+
+
+def test_a_burst_that_no_worker_takes_says_which_worker_it_needs(
+    worker: Worker, locks: Locks, key: str
+) -> None:
+    backend, task_id = locks._engine.backend, uuid.uuid4().hex
+    name = f"debounce\tmy.task\t{key}"
+    call = Debounce("c", None, False, 600.0, 6000.0, task_id, label_of("my.task", task_id))
+    backend.debounce(
+        name, call, ParkRequest("text", "a home that no worker has", ids.short(task_id))
+    )
+    backend.force_release(name)
+
+    sentence = locks.why(task_id).sentence
+
+    assert "one whose app has the same name" in sentence
+    assert locks._engine.parking.withdraw("c")
 
 
 def test_a_cancelled_call_can_be_sent_again(

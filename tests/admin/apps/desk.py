@@ -35,6 +35,11 @@ def once(key):
     return key
 
 
+@app.task(base=LockedTask, lock_key=KEY, lock_debounce=600)
+def later(key):
+    return key
+
+
 @app.task(base=LockedTask, lock_key=KEY, lock_on_conflict="block", lock_max_wait=30)
 def block(key):
     journal.add(f"took {key}")
