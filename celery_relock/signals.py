@@ -35,7 +35,7 @@ Arguments (later versions can pass more, so take `**kwargs`):
 
 - `sender`: the task object, None for a `Lock` outside of tasks. `connect(…, sender=task)` selects;
 - `names`: the lock names, a tuple of texts;
-- `owner`: the id of the workflow, whole; `run`: the short id of the execution;
+- `owner`: the id of the workflow, whole; `execution_id`: the short id of the execution;
 - `fence`: the fencing token, 0 if there is none;
 - `reason`: a sentence for people, "" where the signal says it all;
 - `since`: seconds since the last good renewal, for `lock_lost`;
@@ -86,7 +86,7 @@ __all__ = [
 ]
 
 _FACTS = ("owner", "fence", "reason", "since", "waited", "held", "reentered", "policy")
-_ARGUMENTS = {"names", "run", "task_id", "task_name", *_FACTS}
+_ARGUMENTS = {"execution_id", "names", "task_id", "task_name", *_FACTS}
 
 lock_acquired = Signal(name="lock_acquired", providing_args=_ARGUMENTS)
 lock_reentered = Signal(name="lock_reentered", providing_args=_ARGUMENTS)
@@ -135,7 +135,7 @@ def _send(event: LockEvent) -> None:
         _signals[event.kind],
         sender=None if work is None else work.task,
         names=event.names,
-        run=event.execution_id,
+        execution_id=event.execution_id,
         **{name: getattr(event, name) for name in _FACTS},
         task_id="" if work is None else work.id,
         task_name="" if work is None else work.name,

@@ -1,4 +1,4 @@
-"""`celery relock …`: see, free and watch locks.
+"""`celery relock …`: see, release and watch locks.
 
 Celery loads this module in every process that the `celery` command starts, workers too. So it
 imports nothing of the library: the file of a command is loaded when that command is asked for.
@@ -34,4 +34,4 @@ class _Lazy(click.Group):
 
 @click.group("relock", cls=_Lazy)
 def relock(**_: Any) -> None:
-    """See, free and watch the locks of celery-relock."""
+    """See, release and watch the locks of celery-relock."""

@@ -92,7 +92,7 @@ class _Spans:
     A loss is told in another thread, so the span of a hold is kept for it."""
 
     def __init__(self) -> None:
-        self._of_run: OrderedDict[str, trace.Span] = OrderedDict()
+        self._of_execution: OrderedDict[str, trace.Span] = OrderedDict()
 
     def connect(self) -> None:
         for signal, receive in (
@@ -105,7 +105,7 @@ class _Spans:
         ):
             signal.connect(receive, weak=False, dispatch_uid=_ID)
 
-    def _acquired(self, run: str = "", **told: Any) -> None:
+    def _acquired(self, execution_id: str = "", **told: Any) -> None:
         span = trace.get_current_span()
         if not span.is_recording():
             return
@@ -116,9 +116,9 @@ class _Spans:
             span.add_event(
                 "relock.acquired", {**_attributes(told), "relock.waited": told["waited"]}
             )
-        self._of_run[run] = span
-        if len(self._of_run) > _MOST:
-            self._of_run.popitem(last=False)
+        self._of_execution[execution_id] = span
+        if len(self._of_execution) > _MOST:
+            self._of_execution.popitem(last=False)
 
     def _waits(self, signal: Any = None, **told: Any) -> None:
         kind = signal.name.removeprefix("lock_")
@@ -129,13 +129,13 @@ class _Spans:
         more = {"relock.policy": policy, "relock.reason": reason}
         span.add_event("relock.conflict", {**_attributes(told), **more})
 
-    def _released(self, run: str = "", held: float = 0.0, **_: Any) -> None:
-        span = self._of_run.pop(run, None)
+    def _released(self, execution_id: str = "", held: float = 0.0, **_: Any) -> None:
+        span = self._of_execution.pop(execution_id, None)
         if span is not None:
             span.set_attribute("relock.held", held)
 
-    def _lost(self, run: str = "", reason: str = "", **told: Any) -> None:
-        span = self._of_run.pop(run, None) or trace.get_current_span()
+    def _lost(self, execution_id: str = "", reason: str = "", **told: Any) -> None:
+        span = self._of_execution.pop(execution_id, None) or trace.get_current_span()
         span.add_event("relock.lost", {**_attributes(told), "relock.reason": reason})
         span.set_attribute("relock.lost", True)
 
