@@ -433,6 +433,8 @@ class _Command:
         limit, is_early = place.limits[lock.name], False
         if place.first is not None:
             is_early = self.now - place.first < _OVERDUE
+            # Older arguments after newer ones: never, as long as somebody can send them.
+            is_early = is_early or (lock.is_burst and not place.untold)
         if not is_early or self.permit_of(lock, place.execution_id, place, limit) is not None:
             return _NOTHING
         return _Promised(shared=1) if limit == SHARED else _Promised(exclusive=1)
@@ -465,7 +467,11 @@ class _Command:
             self.state.owed[request.home].setdefault(execution_id, self.now)
             self.tell("parked", ("parked", execution_id, request.home, ()))
             self._untold.append(place)
-        place.back = self.now + min(_TRIP * 2 ** max(place.sent - 1, 0), _LONGEST)
+        # A burst is no task that may run for long: if nobody says that it was sent, the broker is
+        # away.
+        is_burst = next(iter(place.limits)).startswith(DEBOUNCE)
+        longest = 2 * _TRIP if is_burst else _LONGEST
+        place.back = self.now + min(_TRIP * 2 ** max(place.sent - 1, 0), longest)
 
     def settle(self, homes: str) -> None:
         """What this command owes to those who can send to these homes, its caller gets."""

@@ -22,6 +22,8 @@ end
 -- How many permits a message on its way will need, 1 or 0, and of which kind.
 function Parked.promise(call, lock, execution, waiter)
   local limit, is_early = Holds.limit_of(lock, waiter), math.abs(call.now - waiter.first) < OVERDUE
+  -- Older arguments after newer ones: never, as long as somebody can send them.
+  is_early = is_early or Queue.is_burst(lock) and not waiter.untold
   local comes_anew = is_early and not Holds.permit_of(lock, execution, waiter, limit)
   return comes_anew and 1 or 0, limit == Holds.SHARED and 'shared' or 'exclusive'
 end
@@ -75,7 +77,8 @@ function Parked.hand_out(call, lock, execution, waiter)
   else
     owe(call, lock, execution, waiter)
   end
-  local trips = math.max((waiter.sent or 0) - 1, 0)
+  -- A burst is no task that may run for long: if nobody says that it was sent, the broker is away.
+  local trips = math.min(math.max((waiter.sent or 0) - 1, 0), Queue.is_burst(lock) and 1 or math.huge)
   waiter.back = call.now + math.min(TRIP * 2 ^ trips, LONGEST)
   write(call, lock, execution, waiter)
   return true

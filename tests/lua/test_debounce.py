@@ -47,7 +47,9 @@ class Bursts:
         return self.messages()
 
     def messages(self):
-        return [each.text for each in self.desk.backend.resume("h", "worker").messages]
+        return [
+            each.text for each in self.desk.backend.resume("h", f"worker{next(self._ids)}").messages
+        ]
 
     def sent(self, burst_id):
         """As the process does that has published the message of a burst."""
@@ -118,6 +120,20 @@ def test_a_message_that_nobody_says_was_published_is_handed_out_again(bursts, de
     desk.all_due()
     assert bursts.messages() == []
     assert desk.waiters(NAME) == []
+
+
+def test_a_burst_that_cannot_be_published_is_tried_soon_and_holds_up_newer_ones(bursts, desk):
+    bursts.call("old")
+    assert bursts.pass_by() == ["old"]
+    desk.lapse_place("c1", NAME, first=1, sent=9)
+    bursts.call("new")
+    assert bursts.pass_by() == []
+    desk.lapse_place("c1", NAME, first=1, sent=9, back=1)
+    desk.all_due()
+    assert bursts.messages() == ["old"]
+    assert desk.place("c1", NAME)["back"] - desk.now_ms() <= 10_000
+    assert bursts.sent("c1")
+    assert [each.text for each in desk.messages()] == ["new"]
 
 
 def test_a_burst_that_is_over_and_that_nobody_could_publish_takes_calls_and_is_not_put_off(
