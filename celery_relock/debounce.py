@@ -111,8 +111,10 @@ def _merge(
             task_id,
             label_of(task.name, task_id),
         )
-        bounds = own.max_parked, *engine.most_parked
-        request = ParkRequest(text, home(app), ids.short(task_id), None, *bounds)
+        # Not `lock_max_parked`: of a name one burst waits, and those before it are on their way.
+        most, size = engine.most_parked
+        to = home(app), ids.short(task_id)
+        request = ParkRequest(text, *to, most_in_all=most, most_bytes=size)
         answer = engine.backend.debounce(name, call, request)
         if isinstance(answer, Parked):
             logger.debug("%s[%s] waits until no more such calls come", task.name, task_id)
@@ -123,11 +125,10 @@ def _merge(
 
 
 def _full(task: Any, answer: Full) -> LockConflict:
-    which = "lock_max_parked" if answer.name else "relock_max_parked_messages or …_bytes"
     return LockConflict(
         f"a call of {task.name} cannot be kept for lock_debounce: {answer.parked} messages are "
-        f"parked already, and {which} allows no more: see celery relock stats",
-        name=answer.name or None,
+        "parked already, and relock_max_parked_messages or …_bytes allows no more: see "
+        "celery relock stats"
     )
 
 

@@ -168,6 +168,17 @@ def test_what_somebody_waits_for_is_never_merged(worker, m, shop):
     assert held.get(timeout=LONG) == "held"
 
 
+def test_lock_max_parked_refuses_no_call_while_the_burst_before_it_is_published(worker, m, shop):
+    calls = [m.later.apply_async((shop,), lock_max_parked=1)]
+    backend, name = _backend(m.later), _name(m.later, shop)
+    taken = backend.resume(home(m.app), ids.new_attempt_id(), [ids.short(calls[0].id)])
+    (mine,) = [each for each in taken.messages if each.name == name]
+    calls.append(m.later.apply_async((shop,), lock_max_parked=1))
+    assert calls[1].id != calls[0].id
+    backend.withdraw(mine.execution_id, 60.0)
+    _discard(m.later, shop)
+
+
 def test_a_retry_is_sent_at_once_and_merged_with_nothing(worker, m, shop):
     first = m.tries_twice.delay(shop, 1)
     _end(m.tries_twice, shop)
