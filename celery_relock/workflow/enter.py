@@ -18,7 +18,7 @@ from ..engine import ids, reentrancy
 from ..engine.engine import Engine
 from ..engine.events import label_of
 from ..engine.lease import Lease
-from ..engine.protocol import Claim
+from ..engine.protocol import SHARED, Claim
 from ..errors import LockConfigError
 from ..options import LockOptions
 from ..settings import option_defaults
@@ -119,7 +119,7 @@ def enter(self: Any, *args: Any) -> Any:
 def _acquire(task: Any, message: Any, spec: Mapping[str, Any]) -> None:
     engine, options = engine_of(task.app), _options(task.app, spec)
     options = options.of_call(header_of(message).options)
-    names = _missing(engine, spec)
+    names = _missing(engine, spec, options)
     if not names:
         return  # the workflow lock around this one holds them
     lease = _lease(
@@ -160,7 +160,7 @@ def held(app: Any, spec: Mapping[str, Any]) -> Iterator[None]:
         LockConflict: it was held for as long as `max_wait`.
     """
     engine, options = engine_of(app), _options(app, spec)
-    names = _missing(engine, spec)
+    names = _missing(engine, spec, options)
     if not names:
         yield
         return
@@ -175,10 +175,10 @@ def held(app: Any, spec: Mapping[str, Any]) -> Iterator[None]:
         release(engine, lease, ended=False)
 
 
-def _missing(engine: Engine, spec: Mapping[str, Any]) -> tuple[str, ...]:
+def _missing(engine: Engine, spec: Mapping[str, Any], options: LockOptions) -> tuple[str, ...]:
     """The names that nothing on this call stack holds yet."""
-    names = tuple(spec["names"])
-    return tuple(name for name in names if reentrancy.holding(engine.backend, name) is None)
+    names, shared = tuple(spec["names"]), options.limit_for({}) == SHARED
+    return tuple(name for name in names if reentrancy.holding(engine.backend, name, shared) is None)
 
 
 def _options(app: Any, spec: Mapping[str, Any]) -> LockOptions:

@@ -127,6 +127,20 @@ def test_a_workflow_may_share_its_lock_from_step_to_step(worker, account, name):
     wait_for(lambda: not state_of(worker, name).holds, what="the release")
 
 
+def test_a_shared_canvas_applied_inside_a_reader_gets_past_the_writer_that_waits(
+    worker, account, name
+):
+    task, writers = worker.module, []
+
+    def meanwhile():
+        writers.append(task.writes.delay(account))
+        wait_until_parked(worker, name)
+
+    (fence, reentered) = task.reads_by_a_workflow(account, meanwhile)
+    assert (fence > 0, reentered) == (True, True)
+    _go(worker, *writers)
+
+
 def test_lock_for_has_the_mode_of_the_call(worker, account):
     with worker.module.either.lock_for(account, changes=False) as reading:
         with worker.module.reads.lock_for(account) as other:

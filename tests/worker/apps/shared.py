@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_relock import LockedTask
+from celery_relock import LockedTask, locked
 from celery_relock.errors import LockDeadlock
 from tests.support import Journal, make_app
 
@@ -75,6 +75,13 @@ def reads_and_then_writes(self, account):
 @app.task(base=LockedTask, bind=True, lock_key=KEY)
 def writes_and_then_reads(self, account):
     return self.lock.fence, *shared_fence(account)
+
+
+@app.task(base=LockedTask, lock_key=KEY, lock_mode="shared")
+def reads_by_a_workflow(account, meanwhile):
+    meanwhile()
+    flow = locked(shared_fence.si(account), key=KEY.format(account=account), mode="shared")
+    return flow.apply().get()
 
 
 @app.task(bind=True)
