@@ -301,6 +301,7 @@ class Lock(NamedLock):
             outer = reentrancy.holding(None, self.name, self._limit == SHARED)
         if outer is not None and outer.backend is self._place.backend:
             self._still_ours(outer)
+            outer.rely()
             self._keep(task, Grip(outer, task, borrowed=True))
             outer.tell("reentered")
             return Held(outer.fences, outer.reentered)
@@ -349,6 +350,7 @@ class Lock(NamedLock):
         # Before the command is sent: another task may acquire the lock before this one goes on.
         self._keep(task, None)
         if grip.borrowed or not isinstance(lease, TaskLease):
+            lease.rely(-1)
             return  # the outer hold goes on
         reentrancy.pop(lease)
         try:

@@ -279,6 +279,7 @@ class Lock(NamedLock):
             return
         if grip.borrowed:
             self.local.grip = None  # the outer hold goes on
+            grip.lease.rely(-1)
             return
         try:
             # Before the command is sent: with thread_local=False another thread may acquire the
@@ -392,6 +393,7 @@ class Lock(NamedLock):
             outer = reentrancy.holding(None, self.name, self._limit == SHARED)
         if outer is not None and outer.backend is self._engine.backend:
             self._still_ours(outer)
+            outer.rely()
             self.local.grip = Grip(outer, borrowed=True)
             outer.tell("reentered")
             return Held(outer.fences, outer.reentered)

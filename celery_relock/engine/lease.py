@@ -63,6 +63,7 @@ class Lease:
         shared: another thread may release the lock.
         holder: returns who releases the lock; when it returns None, nothing renews the lease.
         work: the task that the lock is for, None outside of tasks.
+        reliers: how many calls on its call stack have re-entered it, and rely on it.
         successor: the execution that the hold is left to, instead of being released.
         waits_since: when the execution first had to wait in this process; 0 if it did not.
         parked_since: the same for one whose message was sent again, in seconds since the epoch.
@@ -87,6 +88,7 @@ class Lease:
         "pid",
         "rank",
         "reentered",
+        "reliers",
         "renewed",
         "renews",
         "repeated",
@@ -124,6 +126,7 @@ class Lease:
         self.work: Work | None = None
         self.successor: Successor | None = None
         self.rank = 0
+        self.reliers = 0
         self.pid = platform.pid
         self._bell: threading.Event | None = None  # few leases ever wait
         self._early: tuple[int, ...] = ()
@@ -152,14 +155,26 @@ class Lease:
             self.claim = claim._replace(names=of(claim.names), limits=of(claim.limits))
             self.fences, self.reentered = of(self.fences), of(self.reentered)
 
+    def rely(self, more: int = 1) -> None:
+        """One more call on its call stack has re-entered it, or with -1 one less."""
+        with _guard.lock:
+            self.reliers += more
+
     def share(self) -> tuple[int, ...]:
         """From now on others may share its locks. Returns the limits before.
 
         Raises:
-            LockConfigError: a lock has several permits.
+            LockConfigError: a lock has several permits, or a call on its call stack relies on it.
         """
         with _guard.lock:
             of = self.claim
+            if self.reliers and of.limits != (SHARED,) * len(of.names):
+                names = ", ".join(map(repr, of.names))
+                raise LockConfigError(
+                    f"the lock {names} cannot be downgraded here, as a call inside of its holder "
+                    "has re-entered it and relies on it: downgrade it when that call has returned",
+                    name=of.names[0],
+                )
             if any(limit > 1 for limit in of.limits):
                 raise LockConfigError(
                     f"the lock {of.names[0]!r} cannot be downgraded, as it has several permits "

@@ -10,6 +10,8 @@ tasks, so a lease that has been released no longer counts, wherever it was left 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 from .lease import Lease, State
@@ -41,6 +43,18 @@ def holding(backend: Backend | None, name: str, shared: bool = False) -> Lease |
         if covers and backend in (None, lease.backend) and _counts(lease):
             return lease
     return None
+
+
+@contextmanager
+def relying(leases: Collection[Lease]) -> Iterator[None]:
+    """Something has re-entered these leases: meanwhile they are not downgraded."""
+    for lease in leases:
+        lease.rely()
+    try:
+        yield
+    finally:
+        for lease in leases:
+            lease.rely(-1)
 
 
 def shares(name: str) -> bool:

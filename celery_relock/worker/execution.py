@@ -154,6 +154,7 @@ class Execution:
                 Share(name, lease, _fence(lease, name), True) for name, lease in outer.items()
             ]
             missing = tuple(name for name in missing if name not in outer)
+            body = reentrancy.relying(outer.values())(body)
             if not missing:
                 unbroken = all(map(steps.is_unbroken, outer.values()))
                 events.tell_reentered(task, self.request, outer)

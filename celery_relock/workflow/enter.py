@@ -119,7 +119,8 @@ def enter(self: Any, *args: Any) -> Any:
 def _acquire(task: Any, message: Any, spec: Mapping[str, Any]) -> None:
     engine, options = engine_of(task.app), _options(task.app, spec)
     options = options.of_call(header_of(message).options)
-    names = _missing(engine, spec, options)
+    outer = _covered(engine, spec, options)
+    names = tuple(name for name in spec["names"] if name not in outer)
     if not names:
         return  # the workflow lock around this one holds them
     lease = _lease(
@@ -160,25 +161,29 @@ def held(app: Any, spec: Mapping[str, Any]) -> Iterator[None]:
         LockConflict: it was held for as long as `max_wait`.
     """
     engine, options = engine_of(app), _options(app, spec)
-    names = _missing(engine, spec, options)
+    outer = _covered(engine, spec, options)
+    names = tuple(name for name in spec["names"] if name not in outer)
     if not names:
-        yield
+        with reentrancy.relying(outer.values()):
+            yield
         return
     mine = {"execution_id": ids.new_id(), "owner": owner("root", None)}
     lease = _lease(engine, names, options, **mine, label=label_of("locked()", ""))
     try:
         if obtain(Attempt(app.tasks[ENTER], engine, lease, options, None)) is not None:
             reentrancy.push(lease)
-        yield
+        with reentrancy.relying(outer.values()):
+            yield
     finally:
         reentrancy.pop(lease)
         release(engine, lease, ended=False)
 
 
-def _missing(engine: Engine, spec: Mapping[str, Any], options: LockOptions) -> tuple[str, ...]:
-    """The names that nothing on this call stack holds yet."""
-    names, shared = tuple(spec["names"]), options.limit_for({}) == SHARED
-    return tuple(name for name in names if reentrancy.holding(engine.backend, name, shared) is None)
+def _covered(engine: Engine, spec: Mapping[str, Any], options: LockOptions) -> dict[str, Lease]:
+    """The names that this call stack holds already, and by which lease."""
+    shared = options.limit_for({}) == SHARED
+    found = {name: reentrancy.holding(engine.backend, name, shared) for name in spec["names"]}
+    return {name: lease for name, lease in found.items() if lease is not None}
 
 
 def _options(app: Any, spec: Mapping[str, Any]) -> LockOptions:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 
 import pytest
 from celery import chain
 
 from celery_relock import locked
+from celery_relock.asyncio import Lock as AsyncLock
 from celery_relock.errors import LockConfigError
 from tests.support import wait_for
 from tests.support.parked import lock_of, state_of, wait_until_parked
@@ -139,6 +141,34 @@ def test_a_shared_canvas_applied_inside_a_reader_gets_past_the_writer_that_waits
     (fence, reentered) = task.reads_by_a_workflow(account, meanwhile)
     assert (fence > 0, reentered) == (True, True)
     _go(worker, *writers)
+
+
+@pytest.mark.parametrize("what", ["task", "lock", "coroutine", "canvas"])
+def test_what_has_re_entered_inline_relies_on_the_lock(worker, account, name, what):
+    task = worker.module
+
+    def refused(downgrade):
+        with pytest.raises(LockConfigError, match="a call inside of its holder has re-entered it"):
+            downgrade()
+        assert not lock_of(worker, name, mode="shared", owner="else").acquire(blocking=False)
+
+    async def in_a_coroutine(downgrade):
+        conf = task.app.conf
+        async with AsyncLock(conf.relock_url, name, namespace=conf.relock_namespace):
+            refused(downgrade)
+
+    def how(downgrade):
+        if what == "task":
+            task.calls(account, lambda: refused(downgrade))
+        elif what == "lock":
+            with task.writes.lock_for(account):
+                refused(downgrade)
+        elif what == "coroutine":
+            asyncio.run(in_a_coroutine(downgrade))
+        else:
+            locked(task.plain.si(lambda: refused(downgrade)), key=name).apply().get()
+
+    assert task.downgrades_within(account, how) is False
 
 
 def test_lock_for_has_the_mode_of_the_call(worker, account):

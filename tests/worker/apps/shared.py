@@ -77,6 +77,23 @@ def writes_and_then_reads(self, account):
     return self.lock.fence, *shared_fence(account)
 
 
+@app.task(base=LockedTask, bind=True, lock_key=KEY)
+def downgrades_within(self, account, how):
+    how(self.lock.downgrade)
+    self.lock.downgrade()
+    return self.lock.lost
+
+
+@app.task(base=LockedTask, lock_key=KEY)
+def calls(account, what):
+    what()
+
+
+@app.task
+def plain(what):
+    what()
+
+
 @app.task(base=LockedTask, lock_key=KEY, lock_mode="shared")
 def reads_by_a_workflow(account, meanwhile):
     meanwhile()
