@@ -187,7 +187,8 @@ class _Lock:
         promised = promised or _NOTHING
         if limit == SHARED:
             return bool(promised.exclusive or (self.permits and not self.readers))
-        return self.permits + sum(promised) >= limit or self.readers is not None
+        is_shared = promised.shared > 0 or self.readers is not None
+        return is_shared or self.permits + promised.exclusive >= limit
 
     def hold(
         self, execution_id: str, attempt_id: str, owner: str, fence: int, expiry: float,

@@ -216,8 +216,8 @@ function Holds.is_full(lock, limit, promised)
   if limit == Holds.SHARED then
     return exclusive > 0 or permits > 0 and not Holds.readers(lock)
   end
-  local all = permits + exclusive + (promised and promised.shared or 0)
-  return all >= limit or permits == 1 and Holds.readers(lock) ~= nil
+  local is_shared = promised and promised.shared > 0 or permits == 1 and Holds.readers(lock) ~= nil
+  return is_shared or permits + exclusive >= limit
 end
 
 -- By which limit a waiter wants this lock.

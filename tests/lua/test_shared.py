@@ -57,6 +57,18 @@ def test_nobody_shares_with_a_semaphore_nor_it_with_them(desk):
     assert isinstance(desk.take("five", limit=5), Conflict)
 
 
+def test_a_semaphore_does_not_overtake_a_message_on_its_way_that_is_to_share(desk):
+    desk.fence("x1")
+    desk.park("s1", **SHARES)
+    waits(desk, "five", limit=5)
+    desk.give_back("x1")
+    assert desk.out() == ["s1"]
+
+    assert isinstance(desk.beat("five"), Queued)
+    assert isinstance(desk.take("another", limit=5), Conflict)
+    assert isinstance(desk.take("s1", "n2", **SHARES), Held)
+
+
 def test_who_comes_to_share_waits_behind_one_that_waits_to_be_alone(desk):
     desk.fence("s1", **SHARES)
     waits(desk, "x")

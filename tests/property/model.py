@@ -244,7 +244,7 @@ class Model(ParkedRuns):
         entries, readers = self.entries(name), self.readers(name)
         if limit == SHARED:
             return any(each != SHARED for each in promised) or bool(entries and not readers)
-        return len(entries) + len(promised) >= limit or bool(readers)
+        return bool(readers) or SHARED in promised or len(entries) + len(promised) >= limit
 
     def _busy(self, name: str, run: str) -> Reply:
         holds, line = self.holds[name], self.queues[name]
