@@ -66,12 +66,9 @@ end
 
 local lock_path
 
--- From a hold on: the steps by which it comes back to the execution that asks, if it does.
+-- From another's hold on: the steps by which it comes back to the execution that asks, if it does.
 local function hold_path(call, search, hold)
   search.left = search.left - 1
-  if search.mine[hold] then
-    return {}
-  end
   if search.seen[hold] or search.left <= 0 then
     return nil
   end
@@ -98,6 +95,13 @@ function lock_path(call, search, lock, waits)
     return nil
   end
   local path, stuck, permits = nil, {}, 0
+  -- First the own holds: those who share a lock may be more than are looked at.
+  for mine in pairs(search.mine) do
+    local hold = lock.holds[mine]
+    if hold and not stuck[hold.fence] then
+      path, stuck[hold.fence], permits = {}, true, permits + 1
+    end
+  end
   for execution, hold in pairs(Holds.some(lock, MOST)) do
     local found = not stuck[hold.fence] and hold_path(call, search, execution)
     if found then

@@ -18,6 +18,8 @@ from celery_relock.engine.protocol import (
 from tests.support.simple import granted
 
 MANY = 40
+#: More than a search for a deadlock looks at.
+CROWD = 120
 #: Of a claim that shares its locks.
 SHARES = {"limit": SHARED}
 
@@ -149,6 +151,14 @@ def test_who_is_to_be_alone_does_not_join_its_own_shared_permit(desk, how):
     assert told == Deadlocked(("a",))
     assert desk.take("child", owner="o", **how, **SHARES).reentered == (True,)
     assert desk.take("child", owner="o", **how, **SHARES).reentered == (True,), "repeated"
+
+
+def test_who_is_to_be_alone_beside_a_crowd_is_told_that_its_own_hold_is_in_the_way(desk):
+    desk.fence("zz", **SHARES)  # by name, the last
+    for number in range(CROWD):
+        desk.fence(f"s{number}", **SHARES)
+
+    assert desk.take("inner", wait=6.0, stuck=("zz",)) == Deadlocked(("a",))
 
 
 @pytest.mark.parametrize("how", [{"by_owner": True}, {"ancestors": ("outer",)}])
