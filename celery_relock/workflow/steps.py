@@ -190,6 +190,10 @@ class StepHold:
         self.successors: list[str] = []
         self.due = 0.0  # when the last of the successors is to begin, on this machine's clock
 
+    def told(self) -> WorkflowLock:
+        """What the next step is told. The body may have downgraded the lock."""
+        return self.lock._replace(limits=self.lease.claim.limits)
+
     def leave_to(self, successor: str, due: float = 0.0) -> None:
         """Leave it to another hold. Should this process be killed before it has done so, the reaper
         of its host does it."""
@@ -377,7 +381,7 @@ def on_publish(headers: Any, body: Any, header: Any) -> None:
         stamps = headers["stamps"] = dict(headers.get("stamps") or {})
         _write_stamp(headers, stamps, [hold.lock.id for hold in holds])
     named = stamped(headers.get("stamps"))
-    told = [hold.lock._asdict() for hold in holds if hold.lock.id in named]
+    told = [hold.told()._asdict() for hold in holds if hold.lock.id in named]
     if told:
         header["workflow_locks"] = told
 

@@ -171,6 +171,17 @@ def test_what_has_re_entered_inline_relies_on_the_lock(worker, account, name, wh
     assert task.downgrades_within(account, how) is False
 
 
+def test_the_step_after_a_downgrade_shares_what_was_left_to_it(worker, account, name):
+    task = worker.module
+    flow = chain(task.downgrades_for_the_next_step.si(account), task.step.si(account)).delay()
+    running = _begun(worker, account, 1)
+    assert not lock_of(worker, name).acquire(blocking=False)
+    with lock_of(worker, name, mode="shared"):
+        pass
+    _go(worker, flow)
+    assert running == [flow.id]
+
+
 def test_lock_for_has_the_mode_of_the_call(worker, account):
     with worker.module.either.lock_for(account, changes=False) as reading:
         with worker.module.reads.lock_for(account) as other:

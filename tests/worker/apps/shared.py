@@ -101,6 +101,11 @@ def reads_by_a_workflow(account, meanwhile):
     return flow.apply().get()
 
 
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_hold="workflow", lock_on_gap="raise")
+def downgrades_for_the_next_step(self, account):
+    self.lock.downgrade()
+
+
 @app.task(bind=True)
 def step(self, account):
     journal.add("begun", account=account, id=self.request.id, fence=0)
