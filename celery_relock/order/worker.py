@@ -177,7 +177,8 @@ class _Execution:
         self.lease.successor = to = self._successor(error)
         is_fine = error is None or isinstance(error, Exception)
         over = is_fine and is_acknowledged(self.task, error)
-        comes_again = to is not None and to.execution_id == self.header.execution_id
+        header = header_of(self.message)
+        comes_again = to is not None and to.execution_id == header.execution_id
         release(self.engine, self.lease, ended=over and not comes_again and self.header.own)
 
     def _successor(self, error: BaseException | None) -> Successor | None:
@@ -191,7 +192,10 @@ class _Execution:
             ahead = 0.0 if running.due is None else max(0.0, running.due - time.time())
             return Successor(running.retry, ahead + gap)
         is_parked = isinstance(error, Aside) and not isinstance(error, Late)
-        return Successor(me, _PARKED) if is_parked and not self.begun else None
+        if not is_parked or self.begun:
+            return None
+        # Under this id it comes back: a message without our header was given one of its own.
+        return Successor(header_of(self.message).execution_id, _PARKED)
 
     def _give_up(self, error: Exception) -> None:
         """It ends before its turn: its time to wait is over, or too many wait."""

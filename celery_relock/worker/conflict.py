@@ -40,7 +40,7 @@ from ..engine.protocol import (
 from ..errors import LockConfigError, LockConflict, LockDeadlock, LockUnavailable, RelockError
 from ..options import POLICIES, LockOptions
 from .events import show
-from .message import header_of, moment, running_request
+from .message import header_of, moment, note, running_request
 from .parking import park_request, sent_again
 from .states import Aside, Dropped, Late, SentAgain, show_blocked, stores_no_result
 
@@ -270,13 +270,14 @@ def _parked(
     """Leave the message in the queue for the lock. None: it cannot be parked."""
     task, engine, lease, options, message = attempt
     bounds = {"patience": look_after(left, message, task.app), "most": options.max_parked}
-    header = header_of(message).again().made_own()
-    request = park_request(task, message, header, **bounds)
+    header = header_of(message).made_own()
+    request = park_request(task, message, header.again(), **bounds)
     if request is None:
         return None
     if header.first:
         # Two messages without a header may be copies, or two that are wanted: each is an execution.
         lease.claim = lease.claim._replace(execution_id=header.execution_id)
+        note(message, header)
     return engine.park(lease, request)
 
 

@@ -189,8 +189,13 @@ def header_of(message: Any) -> Header:
         raw = getattr(message, HEADER, None) or (message.headers or {}).get(HEADER)
         found = parse(raw) if isinstance(raw, Mapping) else None
         found = found or Header(ids.short(f"{message.id}:{message.retries}"), own=False)
-        setattr(message, _PARSED, found)
+        note(message, found)
     return found
+
+
+def note(message: Any, header: Header) -> None:
+    """From now on this is the header that a message came with."""
+    setattr(message, _PARSED, header)
 
 
 def received(app: Any, message: Any) -> Header | None:
@@ -206,7 +211,7 @@ def received(app: Any, message: Any) -> Header | None:
         # Each worker's copy is an execution of its own.
         own = ids.short(f"{header.execution_id}@{message.hostname}")
         header = header._replace(execution_id=own, receiver=message.hostname)
-        setattr(message, _PARSED, header)
+        note(message, header)
     # Another worker may have parked its own.
     return header if header.receiver == message.hostname else None
 

@@ -15,7 +15,7 @@ import pytest
 from celery import chain, chord, group
 from kombu.exceptions import EncodeError
 
-from celery_relock import engines, locked
+from celery_relock import Lock, engines, locked
 from celery_relock.engine.protocol import LINE
 from tests.support import wait_for
 
@@ -82,15 +82,18 @@ def numbers(events):
     return [event["number"] for event in events]
 
 
-def waits(m, account, count=1):
-    """So many calls are parked for their turns."""
-    conf = m.app.conf
-    engine = engines.engine_for_url(conf.relock_url, conf.relock_namespace)
-    line = f"{LINE}account:{account}"
+def looked_at(m, name):
+    """A lock or a line, and how many hold it or are parked for it."""
+    backend = engines.engine_for_url(m.app.conf.relock_url, m.app.conf.relock_namespace).backend
+    (found,) = backend.inspection().survey([backend.keys.lock(name)], 0)
+    return found
+
+
+def waits(m, account, count=1, kind=LINE):
+    """So many calls are parked for their turns, or for the lock itself."""
 
     def parked():
-        at = engine.backend.inspection().survey([engine.backend.keys.lock(line)], 0)
-        return sum(each.parked for each in at)
+        return looked_at(m, f"{kind}account:{account}").parked
 
     wait_for(lambda: parked() >= count, 20, f"{count} calls of {account} that wait")
 
@@ -244,6 +247,25 @@ def test_a_call_by_name_has_no_place_until_it_arrives(worker, m, account, late):
     late.comes()
     events = began(worker, account, 2)
     assert [(e["number"], e["in_order"]) for e in events] == [(1, True), (2, False)]
+
+
+def held_by_another(m, account):
+    """The lock of an account, for one who has no place in its order."""
+    return Lock(m.app.conf.relock_url, f"account:{account}", namespace=m.app.conf.relock_namespace)
+
+
+@ON_REDIS
+def test_a_call_from_a_sender_without_this_library_that_waits_for_the_lock_is_followed(
+    worker, m, account
+):
+    sent = m.app.amqp.as_task_v2(uuid.uuid4().hex, m.update.name, (account, 1))
+    with held_by_another(m, account):
+        with m.app.producer_or_acquire() as producer:
+            where = m.app.conf.task_default_queue
+            producer.publish(sent.body, where, headers=sent.headers, **sent.properties)
+        waits(m, account, kind="")
+    m.update.delay(account, 2)
+    assert numbers(began(worker, account, 2)) == [1, 2]
 
 
 @ON_REDIS
