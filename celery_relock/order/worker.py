@@ -25,6 +25,7 @@ from ..engine.hold import Hold
 from ..engine.lease import Lease, State
 from ..engine.protocol import COMES_AGAIN, LINE, Claim, Held, Successor
 from ..errors import RelockError
+from ..naming.arguments import bind
 from ..worker.conflict import Attempt, end_unexecuted, obtain, release
 from ..worker.message import Header, afterwards, header_of
 from ..worker.retry import is_autoretried
@@ -220,14 +221,21 @@ class _LineLease(Lease):
 
 def on_revoked(task: Any, request: Any, terminated: bool) -> None:
     """The call was revoked, or has expired: nobody waits for it."""
-    header = header_of(request)
-    if header.order is None:
-        return
+    header, name = header_of(request), ""
     try:
-        engine = declaration(type(task)).engine
-        end_unexecuted(engine, [LINE + header.order[0]], header.execution_id)
+        declared = declaration(type(task)).of_call(header.options, header.prefix)
+        name = header.order[0] if header.order else _name_by_arguments(task, declared, request)
+        if name:
+            end_unexecuted(declared.engine, [LINE + name], header.execution_id)
     except RelockError as error:
         logger.warning(
-            "Cannot free a place in the order of %r, which is passed over: %s",
-            *(header.order[0], error),
+            "Cannot free a place in the order of %r, which is passed over: %s", name, error
         )
+
+
+def _name_by_arguments(task: Any, declared: Declaration, request: Any) -> str:
+    """The lock name of a call that took its place when it arrived, "" if it has none."""
+    if declared.options.order is None or not header_of(request).own:
+        return ""  # an id made from the task id was parked under another one, if at all
+    arguments = bind(task, request.args or (), request.kwargs or {})
+    return "" if arguments is None else client.name_of(declared, arguments)

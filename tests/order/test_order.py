@@ -269,6 +269,23 @@ def test_a_call_from_a_sender_without_this_library_that_waits_for_the_lock_is_fo
 
 
 @ON_REDIS
+@pytest.mark.parametrize("how", ["revoked", "expired"])
+def test_a_call_by_name_that_ends_while_it_waits_for_the_lock_leaves_the_order(
+    worker, m, account, how
+):
+    with held_by_another(m, account):
+        options = {"expires": 2.0} if how == "expired" else {}
+        first = m.app.send_task(m.update.name, (account, 1), **options)
+        waits(m, account, kind="")
+        assert looked_at(m, f"{LINE}account:{account}").held == 1
+        if how == "revoked":
+            first.revoke()
+        worker.wait_for_log(rf"Discarding revoked task: .*{first.id}", 20)
+        # A tombstone would let it go later, for as long as there is one.
+        wait_for(lambda: not looked_at(m, f"{LINE}account:{account}").held, 20, "the end")
+
+
+@ON_REDIS
 def test_a_duplicate_takes_no_place(worker, m, account, late):
     first = m.once.apply_async((account, 1), queue=late.name)
     assert m.once.delay(account, 1).id == first.id
