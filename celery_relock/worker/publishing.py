@@ -33,8 +33,10 @@ def _before(
     if "id" not in headers:  # protocol 1 has all in the body
         fields = body if isinstance(body, dict) else {}
     header = write_header(headers, fields, {} if properties is None else properties, declare or ())
-    dedup.on_publish(headers, body, header)  # may choose the execution id, so before the others
+    # These two may choose the execution id, which the others read; a retry's marker is left to that
+    # of its place.
     order.on_publish(fields, header)
+    dedup.on_publish(headers, body, header)
     retry.on_publish(fields, body, header)
     steps.on_publish(headers, body, header)
 

@@ -286,6 +286,14 @@ def test_a_call_by_name_that_ends_while_it_waits_for_the_lock_leaves_the_order(
 
 
 @ON_REDIS
+def test_the_marker_of_a_retry_that_goes_to_the_end_goes_with_it(worker, m, account):
+    m.once_to_its_end.delay(account, 1, "slow retry")
+    worker.journal.add(f"free {account}")
+    began(worker, account, 2)
+    wait_for(lambda: m.once_to_its_end.marked(account, 1) is None, 20, "the end of the marker")
+
+
+@ON_REDIS
 def test_a_duplicate_takes_no_place(worker, m, account, late):
     first = m.once.apply_async((account, 1), queue=late.name)
     assert m.once.delay(account, 1).id == first.id

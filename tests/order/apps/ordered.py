@@ -70,6 +70,11 @@ def once(self, account, number, how=""):
     return work(self, account, number, how)
 
 
+@ordered(lock_dedup="until_done", lock_order_retry="end", ignore_result=True)
+def once_to_its_end(self, account, number, how=""):
+    return work(self, account, number, how)
+
+
 @ordered(lock_max_wait=1.0)
 def impatient(self, account, number, how=""):
     return work(self, account, number, how)
