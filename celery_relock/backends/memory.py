@@ -712,13 +712,15 @@ class _Command:
 
     def _keep_out(self, lock: _Lock, execution_id: str, limit: int) -> bool:
         """Whether the holders of a lock keep a waiter out. Those who share a lock keep out another
-        one that does if an exclusive waiter ahead of it waits for them."""
+        one that does if an exclusive waiter ahead of it waits for them. A copy of one of them
+        waits for itself alone."""
         if limit != SHARED or not lock.readers:
             return lock.permits > 0 and lock.is_full(limit)
         for place in lock.queue.values():
             if place.execution_id == execution_id:
                 return False
-            if place.limits[lock.name] != SHARED and not self.is_gone(place):
+            is_copy = lock.has(place.execution_id)
+            if place.limits[lock.name] != SHARED and not is_copy and not self.is_gone(place):
                 return True
         return False
 

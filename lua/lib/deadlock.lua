@@ -50,13 +50,14 @@ local function waiter_of(call, execution, name)
 end
 
 -- Whether the holders of a lock keep a waiter out. Those who share a lock keep out another one that does
--- if an exclusive waiter ahead of it waits for them.
+-- if an exclusive waiter ahead of it waits for them. A copy of one of them waits for itself alone.
 local function is_kept_out(call, lock, execution, limit)
   if limit ~= Holds.SHARED or not Holds.readers(lock) then
     return Holds.permits(lock) > 0 and Holds.is_full(lock, limit)
   end
   for _, other in ipairs(redis.call('ZRANGE', lock.queue, 0, MOST - 1)) do
-    local waiter = other ~= execution and waiter_of(call, other, lock.name)
+    local is_copy = lock.holds[other] and not Holds.kept(lock, other)
+    local waiter = other ~= execution and not is_copy and waiter_of(call, other, lock.name)
     if other == execution or waiter and Holds.limit_of(lock, waiter) ~= Holds.SHARED then
       return other ~= execution
     end

@@ -305,3 +305,14 @@ def test_nobody_is_told_of_a_deadlock_who_only_waits_for_a_message_on_its_way(de
     desk.fence("r1", names=("x",), **SHARES)
 
     assert isinstance(desk.leave("in1", names=("y",), stuck=("r1",)), Parked)
+
+
+def test_a_copy_of_one_that_was_downgraded_waits_for_itself_and_makes_no_deadlock(desk):
+    desk.fence("x1")
+    desk.park("x1", "n2")
+    downgrade(desk, "x1")
+    desk.fence("s1", **SHARES)
+    desk.fence("r2", names=("b",))
+
+    both = {"names": ("a", "b"), "limits": (SHARED, 1)}
+    assert isinstance(desk.take("inner", wait=6.0, stuck=("s1",), **both), Queued)
