@@ -402,7 +402,7 @@ function Holds.is_reentered(lock, execution, claim)
     return of_kin(lock, execution, claim) ~= nil
   elseif lock.indexed then
     local from, to = '[' .. hold.owner .. ' ', '[' .. hold.owner .. ' \255'
-    return redis.call('ZLEXCOUNT', lock.index.owners, from, to) > 1
+    return #redis.call('ZREVRANGEBYLEX', lock.index.owners, to, from, 'LIMIT', 0, 2) > 1
   end
   for other, its in pairs(lock.holds) do
     if other ~= execution and its.owner == hold.owner then

@@ -157,7 +157,7 @@ def test_replace_revokes_the_queued_one_and_the_last_one_runs(worker, m, slow, w
         first = m.replaces.delay(slow, "first")
         wait_for(lambda: first.state == "BLOCKED", what="it to wait")
     else:
-        first = m.replaces.apply_async((slow, "first"), countdown=1)
+        first = m.replaces.apply_async((slow, "first"), countdown=20)
     second, third = m.replaces.delay(slow, "second"), m.replaces.delay(slow, "third")
     assert len({first.id, second.id, third.id}) == 3
     _free(worker, slow)
@@ -172,7 +172,7 @@ def test_replace_revokes_the_queued_one_and_the_last_one_runs(worker, m, slow, w
 # Celery's own, where it stores a result in the process of the test.
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex")
 def test_a_replaced_call_stays_revoked_where_celery_stores_started(worker, m, account):
-    first = m.replaces_and_tracks.apply_async((account, "first"), countdown=1)
+    first = m.replaces_and_tracks.apply_async((account, "first"), countdown=3)
     second = m.replaces_and_tracks.delay(account, "second")
     _free(worker, account)
     assert second.get(timeout=20) == second.id

@@ -293,7 +293,7 @@ def namespace_of(worker):
 
 
 def of_workers(app):
-    return doctor.examine(app, timeout=0.7)
+    return doctor.examine(app, timeout=2.0)
 
 
 def test_workers_tell_of_themselves(worker):

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from celery_relock.engine.protocol import Message, Parked
+from celery_relock.engine.protocol import Conflict, Message, Parked
+from tests.lua import test_lines
 from tests.support import leftovers
 from tests.support.desk import Desk
 from tests.support.worker import ROOT
@@ -63,8 +64,8 @@ def test_every_key_and_its_type_is_in_the_catalogue(desk):
     table = CATALOGUE.read_text("utf-8").partition("## Parked executions")[0]
     rows = re.findall(r"^\| `([^`]+)` \| ([a-z ]+) \|", table, re.MULTILINE)
     known = {name.split("<")[0]: kind.replace("sorted set", "zset") for name, kind in rows}
-    # A lock like any other, but for its name.
-    assert known.pop("l:dedup⇥") == known["l:"]
+    for name in ("dedup", "debounce", "order"):  # locks like any other, but for the name
+        assert known.pop(f"l:{name}⇥") == known["l:"]
     desk.fence("r1", names=("a", "b"))
     desk.park("r2", names=("a", "b"), patience=50)
     desk.queue("r3", stuck=("outer",))
@@ -73,6 +74,11 @@ def test_every_key_and_its_type_is_in_the_catalogue(desk):
     for number in range(40):  # so many that they have an index
         desk.fence(f"s{number}", names=("semaphore",), limit=50)
     desk.queue("waits", names=("semaphore",), limit=1)
+    for call in ("late", "behind"):
+        test_lines.place(desk, call, gap=0.0)
+    assert isinstance(test_lines.arrive(desk, "behind"), Conflict)
+    assert isinstance(test_lines.arrive(desk, "behind"), int), "the other was not passed over"
+    test_lines.place(desk, "sent")
     desk.give_back("r1", names=("a", "b"), ended="run", home="")
 
     found = {}

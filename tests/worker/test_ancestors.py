@@ -239,7 +239,7 @@ def test_the_ancestors_do_not_grow_without_end(family, account):
 
 def test_without_a_lock_the_header_has_no_ancestors():
     published = {"id": "some-id"}
-    Context().run(message.write_header, published, published, {})
+    Context().run(message.write_header, published, published, {}, ())
     assert set(published[message.HEADER]) == {"v", "execution_id"}
 
 
