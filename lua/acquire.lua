@@ -206,6 +206,9 @@ if refused then
   return refused
 end
 -- Only now: an attempt that is turned away must not leave a place behind.
+for i, lock in ipairs(locks) do
+  Holds.claim_kept(lock, execution, limits[i])
+end
 Claim.take_over_places(me)
 local ahead = {}
 for i, lock in ipairs(locks) do

@@ -29,7 +29,7 @@ for i = 2, #keys do
   locks[i - 1] = lock
 end
 for _, lock in ipairs(locks) do
-  Holds.share(lock, execution)
+  Holds.share(lock, execution, true)
 end
 for _, lock in ipairs(locks) do
   if redis.call('EXISTS', lock.queue) == 1 then

@@ -206,6 +206,17 @@ class _Lock:
         hold = self.holds.get(execution_id)
         return hold if hold is not None and hold.attempt_id == KEPT else None
 
+    def claim_kept(self, execution_id: str, limit: int) -> None:
+        """What is kept for an execution may be shared, while it comes to be alone: then nobody else
+        shares the permit, which becomes its own, or it would wait for its own hold."""
+        kept = self.kept(execution_id)
+        if kept is None or not kept.shared or limit == SHARED:
+            return
+        if len(self.holds) > 1:
+            del self.holds[execution_id]
+        else:
+            kept.shared = False
+
     def has(self, execution_id: str) -> bool:
         """Whether an execution holds the lock; a hold that is kept for it does not count."""
         return execution_id in self.holds and self.kept(execution_id) is None
@@ -589,6 +600,7 @@ class _Command:
         """A successor that waits already was quicker than its predecessor."""
         place = lock.queue.get(execution_id)
         if place is not None and not self.is_gone(place):
+            lock.claim_kept(execution_id, place.limits[lock.name])
             self.enter_or_send(place, self.admission(place), "")
 
     def promote(self, lock: _Lock, caller: str = "") -> bool:
@@ -791,6 +803,8 @@ class _Acquire(_Command):
         if refused is not None:
             return refused
         # Only now: an attempt that is turned away must not leave a place behind.
+        for lock in self.locks:
+            lock.claim_kept(self.me, self.limits[lock.name])
         self._take_over_places()
         joined, wanted, blocked = self._sort_out()
         if blocked is None:

@@ -263,10 +263,10 @@ function Holds.extend(lock, execution, expiry)
   end
 end
 
--- The only permit of the lock becomes the permit of all who share the lock.
-function Holds.share(lock, execution)
+-- The only hold of the lock is from now on in the permit of all who share the lock, or alone again.
+function Holds.share(lock, execution, shared)
   local hold = lock.holds[execution]
-  hold.shared = true
+  hold.shared = shared
   redis.call('HSET', lock.key, execution, Base.record(hold, lock.now))
 end
 
@@ -350,6 +350,19 @@ function Holds.oldest(lock)
     end
   end
   return found, execution
+end
+
+-- What is kept for an execution may be shared, while it comes to be alone: then nobody else shares the
+-- permit, which becomes its own, or it would wait for its own hold.
+function Holds.claim_kept(lock, execution, limit)
+  local kept = Holds.kept(lock, execution)
+  if not kept or not kept.shared or limit == Holds.SHARED then
+    return
+  elseif lock.fences[kept.fence] > 1 then
+    Holds.drop(lock, execution)
+  else
+    Holds.share(lock, execution, false)
+  end
 end
 
 -- When the next lease ends, in ms from now: the moment at which a waiter should look again.

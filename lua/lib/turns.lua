@@ -122,6 +122,7 @@ end
 function Turns.inherit(call, lock, successor)
   local waiter = Queue.waiter(lock, successor)
   if waiter and not Queue.gone(call, waiter) then
+    Holds.claim_kept(lock, successor, Holds.limit_of(lock, waiter))
     enter_or_send(call, lock, successor, waiter, admission(call, lock, successor, waiter), nil)
   end
 end

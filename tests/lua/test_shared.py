@@ -194,6 +194,52 @@ def test_a_renewal_and_a_kept_hold_stay_shared(desk):
     assert isinstance(desk.take("x"), Conflict)
 
 
+def leaves_to(desk, run, successor):
+    desk.backend.release(("a",), run, "n", successor=Successor(successor, 30.0))
+
+
+@pytest.mark.parametrize("comes", [SHARED, 1])
+def test_who_comes_to_be_alone_and_only_that_is_alone_with_what_was_kept_for_it(desk, comes):
+    fence = desk.fence("s1", **SHARES)
+    waits(desk, "x")
+    leaves_to(desk, "s1", "retry")
+
+    assert desk.fence("retry", limit=comes) == fence
+    assert modes(desk) == {"retry": comes == SHARED}
+
+
+def test_who_comes_to_be_alone_does_not_wait_for_its_own_hold_while_others_share(desk):
+    for run in ("s1", "s2"):
+        fence = desk.fence(run, **SHARES)
+    leaves_to(desk, "s1", "retry")
+
+    desk.park("retry")
+    assert modes(desk) == {"s2": True}
+    desk.give_back("s2")
+    assert desk.out() == ["retry"]
+    assert desk.fence("retry", "n2") > fence
+
+
+@pytest.mark.parametrize("others", [(), ("s2",)])
+def test_who_waits_to_be_alone_when_a_shared_hold_is_kept_for_it_does_not_wait_for_that(
+    desk, others
+):
+    inbox = desk.listen("p")
+    for run in ("s1", *others):
+        desk.fence(run, **SHARES)
+    for run in ("x", "retry"):
+        waits(desk, run)
+    leaves_to(desk, "s1", "retry")
+
+    for run in others:
+        assert modes(desk) == {run: True}
+        desk.give_back(run)
+        assert granted(inbox.heard()) == ["x"]
+        desk.give_back("x")
+    assert granted(inbox.heard()) == ["retry"]
+    assert modes(desk) == {"retry": False}
+
+
 def test_a_lapsed_shared_hold_ends_alone(desk):
     for run in ("s1", "s2"):
         desk.fence(run, **SHARES)

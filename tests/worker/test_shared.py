@@ -182,6 +182,20 @@ def test_the_step_after_a_downgrade_shares_what_was_left_to_it(worker, account, 
     assert running == [flow.id]
 
 
+def test_the_retry_of_what_was_downgraded_is_alone_again(worker, account, name):
+    task = worker.module
+    result = task.downgrades_and_retries.delay(account, 0.1)
+    _begun(worker, account, 1)
+    writer = task.writes.delay(account)
+    wait_until_parked(worker, name)
+    worker.journal.add(f"go {result.id}")
+
+    told = result.get(timeout=20)
+    assert told["continuous"]
+    assert _begun(worker, account, 3) == [result.id, result.id, writer.id]
+    _go(worker, writer)
+
+
 def test_lock_for_has_the_mode_of_the_call(worker, account):
     with worker.module.either.lock_for(account, changes=False) as reading:
         with worker.module.reads.lock_for(account) as other:

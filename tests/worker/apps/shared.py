@@ -106,6 +106,15 @@ def downgrades_for_the_next_step(self, account):
     self.lock.downgrade()
 
 
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_keep_on_retry=True, max_retries=1)
+def downgrades_and_retries(self, account, countdown):
+    if not self.request.retries:
+        self.lock.downgrade()
+        be_inside(self, account)
+        raise self.retry(countdown=countdown)
+    return be_inside(self, account) | {"continuous": self.lock.continuous}
+
+
 @app.task(bind=True)
 def step(self, account):
     journal.add("begun", account=account, id=self.request.id, fence=0)
