@@ -55,7 +55,8 @@ def _of_verbs(of: ModuleType) -> Iterator[tuple[str, Any]]:
     known = {"desk"}
     for name, found in vars(of).items():
         is_fixture = hasattr(found, "_get_wrapped_function")
-        if not is_fixture and not name.startswith("test_"):
+        is_test = name.startswith("test_") and callable(found)  # not a module of tests
+        if not is_fixture and not is_test:
             continue
         function = _function(found)
         if _asks_for(found) <= known and not _speaks_of_keys(function.__code__, of):
