@@ -34,29 +34,30 @@ STEPS = (
         "taking_turns",
         "Two workflows on one account take turns",
         "Orders A and B change account 42, four locked tasks each. Order C changes account 7.",
-        "A and B are never in together and go in as they ask; C runs beside them. The number after "
-        "`in` is the fence of the entry (its last digits): it only ever rises.",
+        "A and B never hold the lock at the same time, and get it in the order in which they ask. "
+        "C runs beside them. The number after `in` is the fencing token (its last digits). It only "
+        "rises.",
     ),
     Step(
         "calling_a_locked_task",
         "A locked task calls a locked task",
         "`transfer` holds account 42 and calls `charge`, which needs account 42 as well. With a "
-        "lock that cannot be entered again, it would wait for itself.",
-        "`charge` is in at once, under its caller's fence. When it leaves, a stranger still has "
-        "to wait, until `transfer` leaves too.",
+        "lock that cannot be re-entered, it would wait for itself.",
+        "`charge` re-enters at once, with its caller's fencing token. A stranger waits until "
+        "`transfer` has released the lock as well.",
     ),
     Step(
         "failing",
-        "A task that fails gives its lock back",
+        "A task that fails releases its lock",
         "`audit` raises a ValueError. Its lease would go on for 30 s.",
-        "the next one is in at the moment of the failure.",
+        "the next task acquires the lock at the moment of the failure.",
     ),
     Step(
         "dying",
         "The lock of a killed process becomes free",
         "`report` holds account 42 under a lease of 2 s, which is renewed while its process "
-        "lives. After 3 s that process gets a SIGKILL: nobody can give the lock back.",
-        "the seconds from the kill until the next one is in.",
+        "lives. After 3 s that process gets a SIGKILL, and cannot release the lock.",
+        "the seconds from the kill until the next task acquires the lock.",
     ),
 )
 

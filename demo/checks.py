@@ -8,7 +8,7 @@ from demo.timeline import Event
 
 
 def never_two(events: Sequence[Event]) -> bool:
-    """Whether at every moment all who were in under one lock were in by the same entry."""
+    """Whether at every moment all who held one lock held the same permit."""
     return all(len(set(who.values())) < 2 for now in _inside(events) for who in now.values())
 
 
@@ -18,7 +18,7 @@ def side_by_side(events: Sequence[Event]) -> bool:
 
 
 def fences_increase(events: Sequence[Event]) -> bool:
-    """Whether the entries of each lock have rising fences, in the order in which they began."""
+    """Whether the fencing tokens of each lock rise, in the order in which they were given."""
     last: dict[str, int] = {}
     for event in events:
         if event.what == "in" and not event.again:
@@ -44,7 +44,7 @@ def first_come_first_served(events: Sequence[Event], slack: float = 0.5) -> bool
 
 
 def _inside(events: Sequence[Event]) -> Iterator[dict[str, dict[str, int]]]:
-    """After each event: lock -> who is in -> the fence of the entry."""
+    """After each event: lock -> who holds it -> the fencing token."""
     now: dict[str, dict[str, int]] = {}
     for event in events:
         if event.what == "in":

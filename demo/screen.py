@@ -77,7 +77,7 @@ class Screen:
                 line.append(cell, style="green" if cell == signs["in"] else "yellow")
             line.rstrip()
             self._console.print(line)
-        legend = f"{signs['asks']} waits  {signs['in']} is in"
+        legend = f"{signs['asks']} waits  {signs['in']} holds the lock"
         self.say(
             f"{_INDENT}{'':{_CLOCK}}{legend}{f'{last - first:.1f} s':>{cells - len(legend)}}", "dim"
         )

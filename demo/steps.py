@@ -40,7 +40,8 @@ class Steps:
         self._finish()
         turns = [event.who[-1] for event in events if event.what == "in" and event.lock == ACCOUNT]
         self._check(
-            first_come_first_served(events), f"they went in as they had asked: {' '.join(turns)}"
+            first_come_first_served(events),
+            f"they acquired the lock in the order in which they asked: {' '.join(turns)}",
         )
         self._check(side_by_side(events), "account 7 was in use beside account 42")
 
@@ -70,7 +71,9 @@ class Steps:
         self._finish()
         free = max(self._of("fails")[0].at, self._of("asks", "next")[0].at)
         gap = self._of("in", "next")[0].at - free
-        self._check(0 <= gap < 10, f"the next one was in {gap * 1000:.0f} ms after the failure")
+        self._check(
+            0 <= gap < 10, f"the next task acquired the lock {gap * 1000:.0f} ms after the failure"
+        )
         error = result.get(timeout=10, propagate=False)
         self._check(isinstance(error, ValueError), f"the task failed as it would have: {error!r}")
 
@@ -106,7 +109,9 @@ class Steps:
     def _finish(self) -> None:
         self._screen.bars(self._events)
         self._check(never_two(self._events), "never two at once in one account")
-        self._check(fences_increase(self._events), "each entry's fence is above the last one's")
+        self._check(
+            fences_increase(self._events), "each fencing token is higher than the one before"
+        )
 
     def _of(self, what: str, who: str = "") -> list[Event]:
         return [event for event in self._events if event.what == what and who in ("", event.who)]
