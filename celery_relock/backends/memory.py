@@ -551,7 +551,10 @@ class _Command:
             if fences[lock.name] is None:
                 if lock is head:
                     ahead = self._ahead[lock.name]
-                    promised: _Promised | None = ahead.promised if place.parked else ahead.soon
+                    # Who is late may be passed where the lock is free. Those who share it would
+                    # come one after another.
+                    waits_for_late = place.parked or (limit == SHARED and lock.readers)
+                    promised: _Promised | None = ahead.promised if waits_for_late else ahead.soon
                 else:
                     promised = self.promised_ahead(lock, place.execution_id)
                 if promised is None or lock.is_full(limit, promised):

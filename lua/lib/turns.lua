@@ -30,7 +30,9 @@ end
 local function has_room(call, lock, execution, waiter, limit, is_head)
   local promised
   if is_head then
-    promised = waiter.parked and lock.promised or lock.soon
+    -- Who is late may be passed where the lock is free. Those who share it would come one after another.
+    local waits_for_late = waiter.parked or limit == Holds.SHARED and Holds.readers(lock)
+    promised = waits_for_late and lock.promised or lock.soon
   else
     promised = promised_ahead(call, lock, execution)
   end

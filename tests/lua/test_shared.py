@@ -136,6 +136,23 @@ def test_a_message_on_its_way_that_is_to_be_alone_keeps_out_who_is_to_share(desk
     assert isinstance(desk.take("x2"), Held)
 
 
+def test_one_that_is_late_to_be_alone_is_passed_while_the_lock_is_free_and_not_while_it_is_shared(
+    desk,
+):
+    inbox = desk.listen("p")
+    desk.fence("x1")
+    desk.park("x2")
+    waits(desk, "s1", **SHARES)
+    desk.give_back("x1")
+    desk.lapse_place("x2", first=desk.place("x2")["first"] - 5000)
+    assert isinstance(desk.beat("s1"), Held)
+
+    waits(desk, "s2", **SHARES)
+    assert isinstance(desk.beat("s2"), Queued)
+    desk.give_back("s1")
+    assert granted(inbox.heard()) == ["s2"]
+
+
 def test_nobody_is_its_own_kin(desk):
     for _ in range(2):
         told = desk.take("s1", ancestors=("s1",), **SHARES)
