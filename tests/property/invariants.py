@@ -219,13 +219,16 @@ class Invariants(RuleBasedStateMachine):
             limits = [places[other].limits[name] for other in line[: line.index(run) + 1]]
             if limits.pop() == SHARED:
                 wait = [x for x, of in zip(ahead, limits, strict=True) if of != SHARED]
-                full = lock.holds and (wait or not next(iter(lock.holds.values())).shared)
-                full = full or any(facts.get("back", 0) > 1 for facts in wait)
+                full = lock.holds and not next(iter(lock.holds.values())).shared
+                come = any(facts.get("back", 0) > 1 for facts in ahead)
+                full = full or (wait and (lock.holds or come))
             else:
                 promised = sum(facts.get("back", 0) > 1 for facts in ahead)
                 full = len(lock.fences) + promised >= self.limits[name]
                 full = full or any(hold.shared for hold in lock.holds.values())
-                full = full or (lock.holds and SHARED in limits)
+                share = [x for x, of in zip(ahead, limits, strict=True) if of == SHARED]
+                full = full or (lock.holds and share)
+                full = full or any(facts.get("back", 0) > 1 for facts in share)
             assert full or wait_elsewhere, f"{run} at {name}"
 
     def _admitting(self, claim: Claim, name: str) -> list[int]:
