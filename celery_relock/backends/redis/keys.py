@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
+from ...engine.protocol import LINE
 from ...errors import LockConfigError
 
 SCHEMA = 2
@@ -41,9 +42,11 @@ class Keys:
         self._fixed = lru_cache(maxsize=1024)(self._keys_of)
 
     def bucket(self, name: str) -> int:
-        """The bucket that all keys of a lock are in."""
+        """The bucket that all keys of a lock are in, and of its line: that an execution has ended
+        is known in each bucket by itself."""
         if self.buckets == 1:
             return 0
+        name = name.removeprefix(LINE)
         tag = _TAG.match(name)
         digest = hashlib.blake2b((tag[1] if tag else name).encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") % self.buckets

@@ -20,6 +20,7 @@ from celery_relock.engine import ids
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.lease import Lease, State
 from celery_relock.engine.protocol import (
+    LINE,
     Burst,
     Claim,
     Debounce,
@@ -82,6 +83,12 @@ def hears(cluster: ClusterServers, runs: Runs, node: RedisServer, name: str) -> 
 
 def other_than(cluster: ClusterServers, node: RedisServer) -> RedisServer:
     return next(each for each in cluster.nodes if each is not node)
+
+
+def test_a_line_lies_in_the_bucket_of_its_lock_where_the_end_of_an_execution_is_known() -> None:
+    keys = Keys("ns", BUCKETS)
+    for name in [*map(str, range(20)), "{tag}:a", "x" * 200]:
+        assert keys.bucket(LINE + name) == keys.bucket(name)
 
 
 def test_locks_are_spread_over_all_nodes_and_leave_nothing_behind(
