@@ -89,9 +89,10 @@ def send(
         if declared.options.on_unavailable == "raise":
             raise
         logger.error("%s[%s] is sent without a place in its order: %s", task.name, task_id, error)
-        return publish(args, kwargs, **options)
-    if not ticket:
-        return publish(args, kwargs, **options)  # relock_enabled=False
+        ticket = 0  # if only the answer was lost, it finds its place
+    else:
+        if not ticket:
+            return publish(args, kwargs, **options)  # relock_enabled=False
     try:
         with _sending(_Sent(task_id, execution_id, name, ticket)):
             return publish(args, kwargs, **options)

@@ -52,6 +52,27 @@ def test_calls_run_in_order_in_the_memory_of_one_process():
     assert begun[1:] == [(1, True), (2, True), (3, True)]
 
 
+def test_a_call_whose_place_was_taken_unheard_and_that_is_sent_all_the_same_comes_for_it(
+    monkeypatch,
+):
+    app = app_of(relock_url="memory://")
+    update, begun = begun_in(app)
+    backend = declaration(type(app.tasks[update.name])).engine.backend
+    take = backend.place
+
+    def unheard(request):
+        assert take(request)
+        raise LockUnavailable("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "place", unheard)
+        update.delay("a", 1)
+    update.delay("a", 2)
+    with start_worker(app, pool="threads", concurrency=1, perform_ping_check=False):
+        wait_for(lambda: len(begun) == 2, 20, "both calls")
+    assert begun == [(1, False), (2, True)]
+
+
 def test_without_locks_there_is_no_order():
     app = app_of(relock_enabled=False)
     update, begun = begun_in(app)
