@@ -18,7 +18,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from . import engines
 from .engine import ids
 from .engine.events import duration
 from .engine.inspection import Inspectable, ParkedMessage, Place, Survey
-from .engine.protocol import COOLDOWN, DEBOUNCE, KEPT, PAUSE, HoldInfo
+from .engine.protocol import COOLDOWN, DEBOUNCE, KEPT, LINE, PAUSE, HoldInfo
 from .errors import LockConfigError, RelockError
 
 if TYPE_CHECKING:
@@ -277,8 +277,9 @@ class Locks:
         return self._get(name, most)[1]
 
     def release(self, name: str, task_id: str | None = None) -> tuple[Holder, ...]:
-        """Release a lock by force. Its holders hear of it at once: `self.lock.lost` is True, and
-        what `lock_on_lost` says happens. The next in the queue get the lock.
+        """Release a lock by force, and its order with it (`lock_order`). Its holders hear of it at
+        once: `self.lock.lost` is True, and what `lock_on_lost` says happens. The next in the queue
+        get the lock.
 
         The holder goes on with its work unless it checks its lock: see `fence`.
 
@@ -291,6 +292,17 @@ class Locks:
         Raises:
             LockConfigError: the key of this name is somebody else's; nothing is changed.
         """
+        released = self._release(name, task_id)
+        if name.startswith(LINE):
+            return released
+        known = {each.execution_id for each in released}
+        in_line = self._release(LINE + name, task_id, known)
+        return (*released, *(each for each in in_line if each.execution_id not in known))
+
+    def _release(
+        self, name: str, task_id: str | None, known: Collection[str] = ()
+    ) -> tuple[Holder, ...]:
+        """`known`: executions whose release was told of already."""
         # Of a lock with very many holders one may be told of after the first: all are looked at.
         key, lock = self._get(name, SHOWN if task_id is None else 1_000_000)
         if lock.foreign:
@@ -308,7 +320,8 @@ class Locks:
             )
         released = tuple(_holder(info) for info in told)
         for holder in released:
-            self._tell("release", (lock.name,), holder.task, holder.task_id, holder.token)
+            if holder.execution_id not in known:
+                self._tell("release", (lock.name,), holder.task, holder.task_id, holder.token)
         return released
 
     def cancel(self, task_id: str) -> bool:

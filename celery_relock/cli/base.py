@@ -136,9 +136,10 @@ def plain(text: str) -> str:
 
 
 def typed(name: str) -> str:
-    """A lock name as somebody typed it. The name of a dedup marker has tabs, which `plain` shows as
-    `\\t`."""
-    return name.replace("\\t", "\t") if name.startswith(("dedup\\t", "debounce\\t")) else name
+    """A lock name as somebody typed it. The name of a dedup marker, a burst, or a lock's order has
+    tabs, which `plain` shows as `\\t`."""
+    kinds = ("dedup\\t", "debounce\\t", "order\\t")
+    return name.replace("\\t", "\t") if name.startswith(kinds) else name
 
 
 def _fitted(text: str, width: int) -> str:

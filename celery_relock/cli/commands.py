@@ -11,6 +11,7 @@ import click
 
 from ..admin import SHOWN, Holder, LockInfo, Waiter, Why
 from ..engine.events import duration
+from ..engine.protocol import LINE
 from .base import FOUND, NOT_FOUND, Here, command, plain, table, typed
 
 _MANY = 1000
@@ -40,9 +41,13 @@ def ls(here: Here, pattern: str, limit: int, dedup: bool) -> int:
 @click.option("--limit", default=SHOWN, show_default=True, help="Holders and waiters to show.")
 def show(here: Here, name: str, limit: int) -> int:
     """Show who holds a lock, and who waits for it."""
-    lock = here.locks.get(typed(name), limit)
-    here.show(lock.as_dict(), _shown(lock))
-    return NOT_FOUND if lock.idle or lock.foreign else FOUND
+    name = typed(name)
+    lock = here.locks.get(name, limit)
+    line = here.locks.get(name if name.startswith(LINE) else LINE + name, limit)
+    # In it wait the calls whose turn has not come (`lock_order`).
+    order = [] if line.idle or line.name == lock.name else ["", *_shown(line)]
+    here.show(lock.as_dict(), [*_shown(lock), *order])
+    return FOUND if order or not (lock.idle or lock.foreign) else NOT_FOUND
 
 
 @command

@@ -19,7 +19,7 @@ from celery_relock import Lock, signals
 from celery_relock.admin import Locks
 from celery_relock.engine import ids
 from celery_relock.engine.events import label_of
-from celery_relock.engine.protocol import Debounce, ParkRequest
+from celery_relock.engine.protocol import LINE, Debounce, ParkRequest
 from celery_relock.errors import LockConfigError, LockUnavailable, RelockError
 from tests.support import Worker, wait_for
 from tests.support.desk import Desk
@@ -177,6 +177,22 @@ def test_a_forced_release_is_heard_by_the_holder_and_the_next_gets_in(
     assert f"'{key}': released by force by alice from desk 3" in line
     assert held.id in line
     wait_for(lambda: locks.why(parked).state == "ended", what="the parked run to end")
+
+
+def test_a_forced_release_lets_the_next_in_the_order_of_the_lock_in(
+    worker: Worker, locks: Locks, key: str, forced: Any
+) -> None:
+    first = worker.module.in_order.delay(key, "first")
+    worker.journal.wait_for(f"first {key}")
+    worker.module.in_order.delay(key, "second")
+    wait_for(lambda: locks.get(LINE + key).parked == 1, 20, "the second")
+
+    assert [each.task_id for each in locks.release(key)] == [first.id]
+
+    worker.journal.wait_for(f"second {key}", 20)
+    worker.journal.add(f"go {key}")
+    assert forced == [("release", (key,), first.id, "alice", "desk 3")]
+    assert first.get(timeout=20) is None
 
 
 def test_only_the_hold_of_the_task_that_is_named_is_released(

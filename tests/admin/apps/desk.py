@@ -35,6 +35,13 @@ def once(key):
     return key
 
 
+@app.task(base=LockedTask, lock_key=KEY, lock_order="sent")
+def in_order(key, which):
+    journal.add(f"{which} {key}")
+    if which == "first":
+        stand(key)
+
+
 @app.task(base=LockedTask, lock_key=KEY, lock_debounce=600)
 def later(key):
     return key
