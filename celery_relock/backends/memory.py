@@ -935,7 +935,9 @@ class _Acquire(_Command):
         oldest = lock.holds[min(lock.holds, key=lambda each: (lock.holds[each].fence, each))]
         left = oldest.expiry - self.now
         of = oldest.fence, oldest.owner, oldest.label
-        return Conflict(lock.name, left, *of, waiting, is_parked)
+        outranked = oldest.shared and self.limits[lock.name] == SHARED
+        how = is_parked, False, oldest.shared, outranked
+        return Conflict(lock.name, left, *of, waiting, *how)
 
     def _leave_other_places(self, wanted: dict[str, int]) -> None:
         """A place is for one set of locks: where another set is wanted now, it goes, and so does a

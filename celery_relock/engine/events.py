@@ -205,6 +205,8 @@ def _facts(event: LockEvent) -> dict[str, object]:
     return facts
 
 
+# Why a claim that shares a lock has to wait while others share it.
+_OUTRANKED = ", and an exclusive execution waits ahead"
 # Of a longer task name, in characters, the middle is left out.
 _LONGEST_NAME = 100
 
@@ -232,7 +234,12 @@ def describe_wait(name: str, answer: Answer, ahead: int) -> str:
         begun = answer.fence / 1e6
         held = time.time() - begun
         clock = time.strftime("%F %T" if held > 86400 else "%T", time.localtime(begun))
-        text += f", held by {answer.label or 'an unnamed holder'} since {clock} ({duration(held)})"
+        holder = answer.label or "an unnamed holder"
+        if answer.shared:
+            text += f", shared by {holder}, without a break since {clock} ({duration(held)})"
+        else:
+            text += f", held by {holder} since {clock} ({duration(held)})"
+        text += _OUTRANKED if answer.outranked else ""
     return f"{text}, {ahead} ahead" if ahead else text
 
 
@@ -252,10 +259,13 @@ def describe_conflict(name: str, answer: Answer | None) -> str:
         )
     if isinstance(answer, Conflict) and answer.fence:
         held = duration(time.time() - answer.fence / 1e6)
+        # Who began to share the lock may have gone long ago.
+        how = ("shared", "without a break for") if answer.shared else ("held", "for")
         return (
-            f"the lock {answer.name!r} is held by {answer.label or 'an unnamed holder'} "
-            f"(workflow {ids.full(answer.owner)}) for {held}, "
+            f"the lock {answer.name!r} is {how[0]} by {answer.label or 'an unnamed holder'} "
+            f"(workflow {ids.full(answer.owner)}) {how[1]} {held}, "
             f"its lease has {answer.remaining:.0f} s left"
+            + (_OUTRANKED if answer.outranked else "")
             + (f", {answer.waiting} wait for it" if answer.waiting else "")
         )
     if isinstance(answer, Conflict) and not answer.waiting:

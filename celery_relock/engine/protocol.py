@@ -88,6 +88,10 @@ class Conflict(NamedTuple):
         waiting: how many executions are in the queue.
         parked: whether this execution's message is in the queue.
         repeated: as for `Held`.
+        shared: the lock is shared: the permit has several holders perhaps, and `owner` and `label`
+            are of one of them.
+        outranked: it is shared, and the claim is to share it, too: an exclusive execution waits
+            ahead.
     """
 
     name: str
@@ -98,6 +102,8 @@ class Conflict(NamedTuple):
     waiting: int
     parked: bool = False
     repeated: bool = False
+    shared: bool = False
+    outranked: bool = False
 
 
 class Duplicate(NamedTuple):

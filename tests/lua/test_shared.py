@@ -75,7 +75,10 @@ def test_who_comes_to_share_waits_behind_one_that_waits_to_be_alone(desk):
     desk.fence("s1", **SHARES)
     waits(desk, "x")
 
-    assert isinstance(desk.take("s2", **SHARES), Conflict)
+    for limit, outranked in ((SHARED, True), (1, False)):
+        answer = desk.take("s2", limit=limit)
+        assert isinstance(answer, Conflict)
+        assert (answer.shared, answer.outranked) == (True, outranked)
     assert desk.queue("s2", **SHARES) == 1
     assert isinstance(desk.beat("s2"), Queued)
 

@@ -16,6 +16,7 @@ from redis.exceptions import TryAgainError
 from ...engine import ids
 from ...engine.events import logger
 from ...engine.protocol import (
+    SHARED,
     Answer,
     Burst,
     Claim,
@@ -474,10 +475,11 @@ def answer_to(claim: Claim, reply: list[Any], repeated: bool, sent: float) -> An
     if tag == b"WAIT":
         return Queued(reply[1], reply[2] / 1000, repeated)
     if tag == b"BUSY":
-        _, index, ms, fence, owner, label, waiting, parked = reply
-        name, left, number = claim.names[index - 1], ms / 1000, int(fence or 0)
-        place = parked == 1
-        return Conflict(name, left, number, owner.decode(), _label(label), waiting, place, repeated)
+        _, index, ms, fence, owner, label, waiting, parked, shared = reply
+        of = ms / 1000, int(fence or 0), owner.decode(), _label(label), waiting
+        outranked = shared == 1 and claim.limits[index - 1] == SHARED
+        how = parked == 1, repeated, shared == 1, outranked
+        return Conflict(claim.names[index - 1], *of, *how)
     if tag == b"DUPLICATE":
         return Duplicate(reply[1] / 1000, _label(reply[2]), repeated)
     if tag == b"DEADLOCK":
