@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import engines
 from .engine import ids
-from .engine.events import duration
+from .engine.events import OUTRANKED, duration
 from .engine.inspection import Inspectable, ParkedMessage, Place, Survey
 from .engine.protocol import COOLDOWN, DEBOUNCE, KEPT, LINE, PAUSE, HoldInfo
 from .errors import LockConfigError, RelockError
@@ -55,7 +55,8 @@ class Holder:
         task: its name; "Lock" for a `Lock` outside of tasks, "" where nobody told.
         task_id: "" outside of tasks.
         host, pid: of the process; 0 where nobody told.
-        since: when the permit began, in seconds since the epoch, by the server's clock.
+        since: when the permit began, in seconds since the epoch, by the server's clock. Of a shared
+            one: since when the lock has been shared without a break, by whomever.
         lease_left: seconds until it ends if nobody renews it.
         kept: it has no process yet: it is kept for the next step, or the retry, of a workflow.
         cooldown: the task is over, and the lock stays taken for a while (`lock_cooldown`).
@@ -468,7 +469,7 @@ class Locks:
         else:
             sentence = (
                 f"{work} is parked: it has waited {waits} for the lock {found.name!r}, "
-                f"{_ahead(ahead)}; {_held_by(lock)}"
+                f"{_ahead(ahead)}; {_held_by(lock, waiter)}"
             )
         return Why(task_id, waiter.state, sentence, found.name, ahead, lock.holders)
 
@@ -492,9 +493,8 @@ def _why_there(task_id: str, lock: LockInfo) -> Why | None:
     """What a task does at this lock; None if it does nothing there."""
     for holder in lock.holders:
         if holder.task_id == task_id and not (holder.kept or holder.cooldown):
-            held = duration(lock.at - holder.since)
             sentence = (
-                f"{holder} has held the lock {lock.name!r} for {held}, in process {holder.pid} of "
+                f"{_has(holder, f'the lock {lock.name!r}', lock.at)}, in process {holder.pid} of "
                 f"{holder.host}; its lease has {holder.lease_left:.0f} s left and is renewed while "
                 "the process lives"
             )
@@ -505,7 +505,7 @@ def _why_there(task_id: str, lock: LockInfo) -> Why | None:
             sentence = (
                 f"{waiter} has waited {duration(lock.at - waiter.since)} for the lock "
                 f"{lock.name!r} in process {waiter.pid} of {waiter.host}, {_ahead(ahead)}; "
-                + _held_by(lock)
+                + _held_by(lock, waiter)
             )
             return Why(task_id, "waits", sentence, lock.name, ahead, lock.holders)
     return None
@@ -515,14 +515,21 @@ def _ahead(number: int) -> str:
     return f"with {number} ahead of it" if number else "first in its queue"
 
 
-def _held_by(lock: LockInfo) -> str:
+def _has(holder: Holder, what: str, at: float) -> str:
+    held = duration(at - holder.since)
+    if holder.shared:  # who began to share it may have gone long ago
+        return f"{holder} shares {what}, which has been shared without a break for {held}"
+    return f"{holder} has held {what} for {held}"
+
+
+def _held_by(lock: LockInfo, waiter: Waiter) -> str:
     if not lock.holders:
         return "nobody holds it at this moment"
     first, others = lock.holders[0], lock.held - 1
-    how = "shared" if first.shared else "held"
     return (
-        f"{first} has {how} it for {duration(lock.at - first.since)}, in process {first.pid} of "
-        f"{first.host}" + (f", and {others} more hold it" if others else "")
+        f"{_has(first, 'it', lock.at)}, in process {first.pid} of {first.host}"
+        + (f", and {others} more hold it" if others else "")
+        + (OUTRANKED if first.shared and waiter.shared else "")
     )
 
 

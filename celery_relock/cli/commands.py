@@ -173,9 +173,9 @@ def _shown(lock: LockInfo) -> Iterator[str]:
 def _holder_lines(holder: Holder, at: float) -> Iterator[str]:
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
     yield f"  {plain(str(holder))}"
-    how = ", shared" if holder.shared else ""
+    how = "shared without a break since" if holder.shared else "since"
     held = duration(at - holder.since)
-    yield f"    since {since} ({held}), lease {holder.lease_left:.0f} s left{how}"
+    yield f"    {how} {since} ({held}), lease {holder.lease_left:.0f} s left"
     if holder.cooldown:
         yield "    is over: the lock cools down until the lease ends (lock_cooldown)"
     elif holder.pause:

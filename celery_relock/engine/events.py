@@ -206,7 +206,7 @@ def _facts(event: LockEvent) -> dict[str, object]:
 
 
 # Why a claim that shares a lock has to wait while others share it.
-_OUTRANKED = ", and an exclusive execution waits ahead"
+OUTRANKED = ", and an exclusive execution waits ahead"
 # Of a longer task name, in characters, the middle is left out.
 _LONGEST_NAME = 100
 
@@ -239,7 +239,7 @@ def describe_wait(name: str, answer: Answer, ahead: int) -> str:
             text += f", shared by {holder}, without a break since {clock} ({duration(held)})"
         else:
             text += f", held by {holder} since {clock} ({duration(held)})"
-        text += _OUTRANKED if answer.outranked else ""
+        text += OUTRANKED if answer.outranked else ""
     return f"{text}, {ahead} ahead" if ahead else text
 
 
@@ -265,7 +265,7 @@ def describe_conflict(name: str, answer: Answer | None) -> str:
             f"the lock {answer.name!r} is {how[0]} by {answer.label or 'an unnamed holder'} "
             f"(workflow {ids.full(answer.owner)}) {how[1]} {held}, "
             f"its lease has {answer.remaining:.0f} s left"
-            + (_OUTRANKED if answer.outranked else "")
+            + (OUTRANKED if answer.outranked else "")
             + (f", {answer.waiting} wait for it" if answer.waiting else "")
         )
     if isinstance(answer, Conflict) and not answer.waiting:

@@ -101,7 +101,7 @@ def test_show_tells_who_shares_a_lock_or_is_to(run: Run, key: str, worker: Worke
         shown = run("show", key).stdout.splitlines()
         for each in ("alone", "beside"):
             backend.release((key,), each, "n")
-    assert any(line.endswith("s left, shared") for line in shown)
+    assert any(line.startswith("    shared without a break since ") for line in shown)
     assert [line.split()[1] for line in shown[-2:]] == ["waiting", "waiting,"]
     assert "waiting, shared" in shown[-1]
 

@@ -9,6 +9,7 @@ import pytest
 from celery import chain
 
 from celery_relock import locked
+from celery_relock.admin import Locks
 from celery_relock.asyncio import Lock as AsyncLock
 from celery_relock.errors import LockConfigError
 from tests.support import wait_for
@@ -194,6 +195,27 @@ def test_the_retry_of_what_was_downgraded_is_alone_again(worker, account, name):
     assert told["continuous"]
     assert _begun(worker, account, 3) == [result.id, result.id, writer.id]
     _go(worker, writer)
+
+
+def test_why_tells_a_reader_that_a_writer_is_ahead_and_nobody_the_age_of_another_reader(
+    worker, account, name
+):
+    task, locks = worker.module, Locks(worker.module.app)
+    first = task.reads.delay(account)
+    _begun(worker, account, 1)
+    writer = task.writes.delay(account)
+    wait_until_parked(worker, name)
+    reader = task.reads.delay(account)
+    wait_until_parked(worker, name, 2)
+
+    holds, waits, is_behind = (locks.why(each.id).sentence for each in (first, writer, reader))
+    shared = "which has been shared without a break for "
+    assert f"{first.id}] shares the lock {name!r}, {shared}" in holds
+    assert f"{first.id}] shares it, {shared}" in waits
+    ahead = ", and an exclusive execution waits ahead"
+    assert is_behind.endswith(ahead)
+    assert not waits.endswith(ahead)
+    _go(worker, first, writer, reader)
 
 
 def test_lock_for_has_the_mode_of_the_call(worker, account):
