@@ -127,10 +127,13 @@ local function leave_queue(lock)
   local waiter = lock.queued and Queue.waiter(lock, execution)
   -- A message outlives the attempt for which it was resumed. The attempt that parked the message, and
   -- heard no answer, takes it back; unless that attempt was killed. With the execution a copy that is
-  -- parked behind it ends as well.
+  -- parked behind it ends as well. The place of a call whose message is awaited is no attempt's.
   local parked_it = waiter and waiter.parked and not waiter.arrived and ended ~= 'killed'
   local mine = waiter and waiter.attempt == attempt and (not waiter.parked or parked_it)
   local leaves = mine or waiter and waiter.parked and ended == 'run'
+  if not leaves and waiter and waiter.parked and attempt == Holds.KEPT then
+    leaves = Queue.is_awaited(lock, execution, waiter)
+  end
   if leaves then
     Queue.leave(call, lock, execution, waiter)
     lock.released = 1

@@ -1368,9 +1368,12 @@ def _leave_to(
 def _takes_back(place: _Place, attempt_id: str, ended: str) -> bool:
     """Whether a release takes a place with it. A message outlives the attempt for which it was
     resumed. The attempt that parked the message, and heard no answer, takes it back; unless that
-    attempt was killed. With the execution a copy that is parked behind it ends as well."""
+    attempt was killed. With the execution a copy that is parked behind it ends as well. The place
+    of a call whose message is awaited is no attempt's."""
     if not place.parked:
         return place.attempt_id == attempt_id
+    if attempt_id == KEPT and place.awaited:
+        return True
     parked_it = place.attempt_id == attempt_id and not place.arrived
     return (parked_it and ended != "killed") or ended == "run"
 

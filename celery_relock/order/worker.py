@@ -181,6 +181,11 @@ class _Execution:
         header = header_of(self.message)
         comes_again = to is not None and to.execution_id == header.execution_id
         release(self.engine, self.lease, ended=over and not comes_again and self.header.own)
+        is_requeued = isinstance(error, Reject) and error.requeue
+        if is_fine and not over and not is_requeued and to is None:
+            # Its message is rejected. If the broker brings it back, it is to run, and comes late.
+            with suppress(RelockError):
+                client.leave(self.engine, self.name, header.execution_id)
 
     def _successor(self, error: BaseException | None) -> Successor | None:
         me, gap = self.lease.claim.execution_id, self.options.order_gap

@@ -9,6 +9,7 @@ import pytest
 
 from celery_relock.engine.protocol import (
     COMES_AGAIN,
+    KEPT,
     LINE,
     Conflict,
     Ended,
@@ -211,6 +212,25 @@ def test_it_is_late_if_it_does_not_come_again(desk, line):
     desk.age_call("r1", A[0])
     assert passed(desk) == ["r1"]
     assert desk.out() == ["r2"]
+
+
+def test_it_holds_up_nobody_if_its_message_was_rejected(desk, line):
+    arrive(desk, "r1", again=True)
+    park(desk, "r2")
+    desk.give_back("r1", names=A)
+    assert desk.out() == []
+    desk.give_back("r1", KEPT, names=A)
+    assert desk.out() == ["r2"]
+    assert isinstance(arrive(desk, "r1", "n2", again=True), Conflict), "it may still come"
+
+
+def test_a_copy_of_a_call_whose_message_was_rejected_has_its_place(desk, line):
+    arrive(desk, "r1", again=True)
+    park(desk, "r2")
+    desk.park("r1", "copy", names=A, owner=COMES_AGAIN)
+    desk.give_back("r1", names=A)
+    desk.give_back("r1", KEPT, names=A)
+    assert desk.out() == ["r1"]
 
 
 def test_a_call_whose_message_does_not_come_again_holds_up_nobody_when_it_dies(desk, line):

@@ -202,6 +202,16 @@ def test_a_killed_call_runs_again_before_those_behind_if_its_message_comes_again
 
 
 @ON_REDIS
+@pytest.mark.parametrize(("task", "how"), [("careful", "slow reject"), ("refused", "slow fail")])
+def test_a_call_whose_message_is_rejected_for_good_holds_up_nobody(worker, m, account, task, how):
+    getattr(m, task).delay(account, 1, how)
+    m.update.delay(account, 2)
+    waits(m, account)
+    worker.journal.add(f"free {account}")
+    assert numbers(began(worker, account, 2)) == [1, 2]
+
+
+@ON_REDIS
 def test_calls_with_a_countdown_run_by_the_time_at_which_they_are_due(worker, m, account):
     now = datetime.now(timezone.utc)
     m.update.apply_async((account, 1), eta=now + timedelta(seconds=6))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from celery.exceptions import Reject
+
 from celery_relock import LockedTask
 from tests.support import Journal, make_app
 
@@ -30,6 +32,8 @@ def work(self, account, number, how):
         raise self.retry(countdown=1)
     if how == "retry and go on" and self.request.retries < 1:
         self.retry(countdown=1, throw=False)
+    if how == "slow reject":
+        raise Reject("not here", requeue=False)
     if how.endswith("fail") and self.request.retries < 1:
         raise ConnectionError("not this time")
     journal.add("ended", **told)
@@ -52,6 +56,11 @@ def hasty(self, account, number, how=""):
 
 @ordered(acks_late=True, reject_on_worker_lost=True)
 def careful(self, account, number, how=""):
+    return work(self, account, number, how)
+
+
+@ordered(acks_late=True, acks_on_failure_or_timeout=False)
+def refused(self, account, number, how=""):
     return work(self, account, number, how)
 
 
