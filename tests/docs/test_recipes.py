@@ -91,8 +91,9 @@ def typed_on(page: str) -> Iterator[tuple[str, list[str]]]:
 def test_a_recipe_prints_what_it_shows(
     page: str, redis_url: str, namespace: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    needs_one = DATABASE in text(page)
-    database = request.getfixturevalue("postgres").url if needs_one else DATABASE
+    database = DATABASE
+    if database in text(page):
+        database = request.getfixturevalue("postgres").fresh(namespace)
     terminal = Terminal(page, redis_url, database, namespace, tmp_path)
     try:
         for command, shown in typed_on(page):

@@ -105,6 +105,12 @@ class Postgres(Server):
             program, "-D", data, "-p", str(self.port), *set_so, errors=psycopg.OperationalError
         )
 
+    def fresh(self, name: str) -> str:
+        """The URL of a new database."""
+        with self.connect(autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{name}"')
+        return f"{self.url.rpartition('/')[0]}/{name}"
+
     def connect(self, **options: Any) -> psycopg.Connection[Any]:
         return psycopg.connect(self.url, connect_timeout=5, **options)
 

@@ -119,7 +119,7 @@ def test_a_killed_child_is_replaced_and_a_closed_worker_leaves_no_process(worker
 
     running.close()
 
-    assert not [pid for pid in family if _lives(pid)]
+    wait_for(lambda: not [pid for pid in family if _lives(pid)], what="the end of all")
 
 
 def test_a_worker_that_cannot_start_shows_its_log(worker):
