@@ -86,6 +86,14 @@ def events(worker, name, **facts):
     return [event for event in every if facts.items() <= event.data.items()]
 
 
+def was_received(worker, result):
+    try:
+        worker.journal.wait_for(lambda _: events(worker, "received", id=result.id), 5.0)
+    except AssertionError:
+        return False
+    return True
+
+
 def took(worker, account, count=1, timeout=15.0):
     def found(_):
         return len(events(worker, "took", account=account)) >= count
@@ -256,6 +264,9 @@ def test_queues_that_others_share_an_exchange_with(start, account, broker, which
         producer.maybe_declare(queue.exchange)  # Celery does not declare what is a Broadcast's
         sent = {"queue": queue, "producer": producer, **key}
         result = worker.module.takes.apply_async((account,), **sent)
+        # Redis tells a fanout only to who listens already, and a worker that is ready may not yet.
+        while not was_received(worker, result):
+            result = worker.module.takes.apply_async((account,), **sent)
     wait_until_parked(worker, lock.name)
     lock.release()
     assert result.get(timeout=15) == result.id
