@@ -118,8 +118,7 @@ def test_waiters_get_in_after_their_master_has_died(
     one, two, three = runs(), runs(), runs()
     holder, first, second = one.held("a"), two.lease("a"), three.lease("a")
     waiters = {first: two, second: three}
-    for lease, its in waiters.items():
-        waiting(its, lease)
+    threads = {lease: waiting(its, lease) for lease, its in waiters.items()}
     master = master_of(cluster, "a", namespace)
     copied(cluster, master)
     cluster.fail_over(master)
@@ -127,7 +126,8 @@ def test_waiters_get_in_after_their_master_has_died(
     # Not always the first one first: an outage may outlast a place, and then it asks anew.
     fences = [holder.fences]
     while waiters:
-        lease = wait_for(lambda: next((w for w in waiters if w.state is State.HELD), None), 30)
+        lease = wait_for(lambda: next((w for w in waiters if not threads[w].is_alive()), None), 30)
+        assert lease.state is State.HELD
         fences.append(lease.fences)
         assert waiters.pop(lease).release(lease)
     assert fences == sorted(set(fences))
