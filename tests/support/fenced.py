@@ -21,7 +21,8 @@ class Fenced:
     """Registers of one test namespace, one for each account; gates and events beside them."""
 
     def __init__(self, url: str, namespace: str) -> None:
-        self._client = redis.Redis.from_url(url, decode_responses=True)
+        # redis-py 8 gives up after five seconds by itself, `wait_for_go` waits for longer.
+        self._client = redis.Redis.from_url(url, decode_responses=True, socket_timeout=None)
         self._prefix = f"{BENCH_PREFIX}fenced:{namespace}:"
 
     @classmethod
