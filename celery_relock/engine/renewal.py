@@ -143,9 +143,9 @@ class Registry:
         return list(self._leases.values())
 
     def look_now(self, backend: Backend) -> None:
-        """A wake-up may have been missed: look after every waiter of the backend at once."""
+        """A notice may have been missed: ask at once for every waiter and hold of the backend."""
         for lease in self.leases():
-            if lease.backend is backend and lease.state is State.WAITING:
+            if lease.backend is backend and (lease.state is State.WAITING or lease.renews):
                 lease.due = 0.0
         self._ring()
 

@@ -169,6 +169,7 @@ def test_a_forced_release_is_heard_by_the_holder_and_the_next_gets_in(
     with caplog.at_level(logging.WARNING, "celery_relock"):
         assert [each.task_id for each in locks.release(key)] == [held.id]
     worker.journal.wait_for(f"took {key}")
+    worker.wait_for_log(f"lock '{key}' lost", 20)  # its first renewal is 10 s away
     held.go()
 
     assert held.result.get(timeout=10) is True, "the holder knows that its lock is lost"

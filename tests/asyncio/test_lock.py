@@ -222,6 +222,18 @@ def test_a_forced_release_is_told_at_once(lock: MakeLock, redis_url: str, namesp
     run(main())
 
 
+def test_what_was_forced_before_the_loop_listens_is_told_as_soon_as_it_does(lock: MakeLock) -> None:
+    async def main() -> None:
+        one = lock(timeout=600)  # the first renewal is 200 s away
+        await one.acquire()
+        one._place.backend.force_release("a")
+        assert not one._engine._listening, "nobody told the holder"
+        while not one.lost:
+            await asyncio.sleep(0.01)
+
+    run(main())
+
+
 def test_a_body_of_a_task_enters_with_its_coroutines(redis_url: str, namespace: str) -> None:
     app = Celery("shop", set_as_current=False)
     app.conf.update(relock_url=redis_url, relock_namespace=namespace)

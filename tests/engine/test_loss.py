@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import pickle
 import signal
@@ -142,6 +143,24 @@ def test_the_holder_never_believes_in_more_time_than_the_server_gives(
             continue  # a renewal came between the two looks
         assert believed < hold.remaining
     process.release(lease)
+
+
+@pytest.mark.parametrize("renews", [True, False])
+def test_a_process_that_begins_to_listen_learns_of_what_was_forced_before(
+    renews: bool, runs: Callable[..., Any], told: list[LockEvent]
+) -> None:
+    process, other = runs(), runs()
+    lease = process.held("a", lease=60.0)  # the first renewal is 20 s away
+    untouched = process.held("b", lease=60.0)
+    untouched.renews = renews
+    untouched.due = lease.due if renews else math.inf
+    other.engine.backend.force_release("a")
+    assert not process.engine._inbox.started, "nobody told the holder"
+    acquired = untouched.renewed
+    wait_for(lambda: lease.lost, what="the news, as soon as the process listens")
+    wait_for(lambda: "lost" in kinds(told), what="the news")
+    assert (untouched.renewed > acquired) is renews
+    assert process.release(untouched)
 
 
 def test_force_release_reaches_a_hold_that_is_a_second_old_at_once(
