@@ -209,7 +209,7 @@ def rebuild_index(): ...""",
             _either(_none, _seconds(0)),
             allowed="None, seconds from 0, or a timedelta",
             values={
-                "None": "no bound for a message; 60 s in a worker slot",
+                "None": "no limit for a task that is sent; 60 s in a worker slot",
                 "seconds": "counted from the first delivery",
             },
             when="If a late execution is worse than a failed one.",
@@ -222,8 +222,8 @@ def rebuild_index(): ...""",
             "The lease: seconds for which a lock outlives a holder whose machine is gone.",
             _seconds(0.5),
             allowed="seconds from 0.5, or a timedelta",
-            when="Seldom. The lease is renewed every third of it while the task runs, so a task "
-            "can run for hours. Make it longer than a failover of your Redis takes.",
+            when="Rarely. The worker renews the lease after every third of it, so a task can run "
+            "for hours. Make it longer than a failover of your Redis takes.",
             example=_CHARGE % ", lock_ttl=60",
         ),
     )
@@ -237,7 +237,7 @@ def rebuild_index(): ...""",
                 "None": "never",
                 '"until_start"': "while an equal call is queued",
                 '"until_done"': "while an equal call is queued or runs",
-                "seconds": "for so long after an equal call was sent",
+                "seconds": "for that long after an equal call was sent",
             },
             when="If callers send the same call more often than it has to run. See "
             "[duplicates](dedup.md).",
@@ -252,10 +252,10 @@ def build_report(customer_id): ...""",
             "What the caller of a duplicate gets.",
             _word("existing", "raise", "drop", "replace"),
             values={
-                '"existing"': "the `AsyncResult` of the call that is there",
-                '"raise"': "`DuplicateTask`, with the `task_id` of that call",
-                '"drop"': "an `EagerResult` that says so",
-                '"replace"': "its own `AsyncResult`: the queued call is revoked, the new one "
+                '"existing"': "the `AsyncResult` of the first call",
+                '"raise"': "the error `DuplicateTask`, with the `task_id` of the first call",
+                '"drop"': "an `EagerResult` that says that the call was dropped",
+                '"replace"': "its own `AsyncResult`: the queued call is revoked, the new call "
                 "is sent",
             },
             when='`"replace"` if the newest arguments must win.',
@@ -274,7 +274,7 @@ def build_report(customer_id, style): ...""",
             allowed="None, seconds above 0, or a timedelta",
             values={
                 "None": "each call is sent when it is made; `False` for a single call",
-                "seconds": "calls wait in Redis; the message is that of the last call",
+                "seconds": "calls wait in Redis; then the message of the last call is sent",
             },
             when="If calls come in bursts and one execution after the burst is enough. See "
             "[bursts](debounce.md).",
@@ -286,11 +286,11 @@ def rebuild(shop): ...""",
     debounce_max: float | None = field(
         default=None,
         metadata=_says(
-            "Seconds after its first call at which a burst is sent, though calls still come.",
+            "Seconds after its first call at which a burst is sent, even if calls still come.",
             _either(_none, _seconds(0, above=True)),
             allowed="None, seconds from lock_debounce, or a timedelta",
             values={"None": "ten times `lock_debounce`"},
-            when="To say how old the oldest change may become that no execution has seen.",
+            when="To limit how long a change waits for an execution while calls keep coming.",
             example="""\
 @app.task(base=LockedTask, lock_key="index:{shop}", lock_debounce=5, lock_debounce_max=60)
 def rebuild(shop): ...""",
@@ -304,7 +304,7 @@ def rebuild(shop): ...""",
             allowed="None, or a callable of two dicts",
             values={
                 "None": "the arguments of the last call",
-                "a callable": "gets two dicts, the arguments by name of the calls so far and of "
+                "a callable": "gets two dicts of arguments by name, of the calls so far and of "
                 "this call; returns such a dict",
             },
             when="If an execution needs something of each call. See "
@@ -345,12 +345,12 @@ def call_api(tenant, path): ...""",
             "these words for each part of lock_key",
             values={
                 '"exclusive"': "alone",
-                '"shared"': "beside every other execution that shares the lock, and beside nobody "
-                "else; all of them have one fencing token",
+                '"shared"': "beside every other execution that shares the lock, but no exclusive "
+                "execution; all that share it have one fencing token",
                 "a callable": "called with the arguments that it names; returns one of these words",
                 "a list": "a word for each part of `lock_key`, in its order",
             },
-            when="If some tasks only read what others write. Both come in the order in which they "
+            when="If some tasks only read what others write. Both run in the order in which they "
             "asked, so neither starves. See [sharing a lock](conflicts.md#sharing-a-lock).",
             example="""\
 @app.task(base=LockedTask, lock_key="account:{account_id}", lock_mode="shared")
@@ -365,8 +365,8 @@ def statement(account_id, month): ...""",
             allowed="None, seconds above 0, or a timedelta",
             when="If the work must not be repeated too soon. A failed, retried or revoked "
             "execution releases its lock at once. A call inside of a task that holds the lock has "
-            "no cooldown of its own. An execution that comes during the cooldown "
-            'meets `lock_on_conflict`: `"drop"` ends it, with `"wait"` it runs afterwards.',
+            "no cooldown of its own. For an execution that comes during the cooldown, "
+            '`lock_on_conflict` decides: `"drop"` ends it, `"wait"` lets it run afterwards.',
             example="""\
 @app.task(base=LockedTask, lock_key="feed:{url}", lock_cooldown=3600, lock_on_conflict="drop")
 def fetch(url): ...""",
@@ -391,15 +391,15 @@ def fetch(url): ...""",
     owner: Any = field(
         default="root",
         metadata=_says(
-            "Whose the lock is.",
+            "Who owns the lock while the task holds it.",
             _either(_word("root", "task"), _function),
             allowed="'root', 'task', or a callable of the request",
             values={
-                '"root"': "the workflow's, by its `root_id`",
-                '"task"': "the task's own",
-                "a callable": "gets the request and returns the owner, a text",
+                '"root"': "the workflow, by its `root_id`",
+                '"task"': "the task, by its id",
+                "a callable": "gets the request and returns the owner, a string",
             },
-            when='Seldom. It decides who re-enters with `lock_reentrant="workflow"` or '
+            when='Rarely. The owner decides who re-enters with `lock_reentrant="workflow"` or '
             '`"descendants"`.',
             example=_CHARGE % ', lock_owner="task"',
         ),
@@ -411,7 +411,7 @@ def fetch(url): ...""",
             _word("task", "workflow"),
             values={
                 '"task"': "when the task ends",
-                '"workflow"': "when the chain that the task is in ends",
+                '"workflow"': "when the chain of the task ends",
             },
             when="To hold a lock from one step of a chain to its end. For a whole canvas use "
             "[`locked`](workflows.md).",
@@ -426,7 +426,7 @@ def reserve(account_id): ...""",
             "Keep the lock through the countdown of `self.retry()`.",
             _flag,
             allowed="True or False",
-            when="If nobody else can get in between two tries.",
+            when="If no other task may run between two tries.",
             example="""\
 @app.task(bind=True, base=LockedTask, lock_key="account:{account_id}", lock_keep_on_retry=True)
 def settle(self, account_id): ...""",
@@ -447,7 +447,7 @@ def fetch(feed): ...""",
     on_gap: str = field(
         default="tell",
         metadata=_says(
-            "What a step does that finds the lock of its workflow gone.",
+            "What a step does if the lock of its workflow has ended.",
             _word("tell", "raise"),
             values={
                 '"tell"': "logs a warning and acquires the lock anew; `self.lock.continuous` is "
@@ -496,7 +496,7 @@ def fetch(feed): ...""",
             allowed="None or 'sent'",
             values={
                 "None": "in the order in which they reach a worker",
-                '"sent"': "in the order in which they were sent; those with a countdown or an ETA "
+                '"sent"': "in the order in which they were sent; calls with a countdown or an ETA "
                 "by when they are due",
             },
             when="If an update must not overtake the one before it. See [ordered processing per "
@@ -510,32 +510,32 @@ def fetch(feed): ...""",
             'Seconds for which `lock_order="sent"` waits for a message that is late.',
             _seconds(0, above=True),
             allowed="seconds above 0, or a timedelta",
-            when="If a message can stand behind a task of more than a minute in a worker that has "
-            "fetched it in advance; or if a lost one must not hold up those behind it for so long. "
-            "It counts from when its turn has come and a later call is here.",
+            when="Longer, if a worker that prefetches can keep a message behind another task for "
+            "more than a minute. Shorter, if a lost message must not hold up later calls for so "
+            "long. The time counts from when the message has its turn and a later call has come.",
             example=_CHARGE % ', lock_order="sent", lock_order_gap=600',
         ),
     )
     order_retry: str = field(
         default="keep",
         metadata=_says(
-            "Where a retry stands in the order.",
+            "Which place a retry has in the order.",
             _word("keep", "end"),
             values={
-                '"keep"': "where the call stood: those behind wait for the retry",
+                '"keep"': "the place of its call: the calls behind it wait for the retry",
                 '"end"': "behind the calls that were sent before the retry",
             },
-            when="If a call that fails must not hold up those behind it.",
+            when="If a call that fails must not hold up the calls behind it.",
             example=_CHARGE % ', lock_order="sent", lock_order_retry="end"',
         ),
     )
     max_parked: int = field(
         default=10_000,
         metadata=_says(
-            "How many messages can be parked for one lock. One more fails with `LockConflict`.",
+            "How many messages can be parked for one lock. The next fails with `LockConflict`.",
             _count,
             allowed="a whole number from 1",
-            when="To notice early that a lock is too slow for what is sent.",
+            when="To notice early that calls come faster than the lock lets them run.",
             example=_CHARGE % ", lock_max_parked=500",
         ),
     )
