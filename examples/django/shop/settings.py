@@ -33,9 +33,11 @@ REDIS_URL = os.environ.get("REDIS_URL", "redis://localhost:6379/0")
 CELERY_BROKER_URL = REDIS_URL
 CELERY_RESULT_BACKEND = REDIS_URL
 CELERY_RELOCK_NAMESPACE = "shop"
-# A task whose worker is killed runs again.
+# A task whose process is killed runs again at once; if its machine is gone, after 10 minutes.
+# A longer task is delivered a second time then; the copy waits for the lock and is discarded.
 CELERY_TASK_ACKS_LATE = True
 CELERY_TASK_REJECT_ON_WORKER_LOST = True
+CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": 600}
 CELERY_BEAT_SCHEDULE = {
     "import": {"task": "shop.tasks.import_stock", "schedule": 60.0, "args": ["acme"]},
 }

@@ -2,7 +2,7 @@
 
 import os
 
-from sqlalchemy import BigInteger, ForeignKey, String, create_engine
+from sqlalchemy import BigInteger, ForeignKey, String, create_engine, select
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -43,5 +43,5 @@ class Fence(Base):
 if __name__ == "__main__":
     Base.metadata.create_all(engine)
     with Session(engine) as session, session.begin():
-        for number in (7, 42):
-            session.merge(Account(id=number, balance=10_000, closed=False))
+        for number in {7, 42} - set(session.scalars(select(Account.id))):
+            session.add(Account(id=number, balance=10_000))

@@ -18,9 +18,11 @@ REDIS_URL = os.environ.get("REDIS_URL", "redis://localhost:6379/0")
 app = Celery("bank", broker=REDIS_URL, backend=REDIS_URL)
 app.conf.update(
     relock_namespace="bank",
-    # A task whose worker is killed runs again.
+    # A task whose process is killed runs again at once; if its machine is gone, after 10 minutes.
+    # A longer task is delivered a second time then; the copy waits for the lock and is discarded.
     task_acks_late=True,
     task_reject_on_worker_lost=True,
+    broker_transport_options={"visibility_timeout": 600},
     beat_schedule={
         "import": {"task": "bank.tasks.import_statement", "schedule": 60.0, "args": ["acme"]},
     },
