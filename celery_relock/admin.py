@@ -590,7 +590,7 @@ def _ask_workers(app: Any, task_id: str) -> tuple[tuple[str, str, dict[str, Any]
 def _names(app: Any, info: dict[str, Any]) -> tuple[str, ...]:
     """The lock names of a call that a worker tells of."""
     from .declaration import declaration, is_locked
-    from .naming.arguments import bind
+    from .naming.names import bind
 
     app.loader.import_default_modules()
     task = app.tasks.get(info.get("name"))

@@ -27,7 +27,7 @@ from .engine import ids
 from .engine.events import label_of
 from .engine.protocol import DEBOUNCE, Burst, Debounce, Full, Parked, ParkRequest
 from .errors import LockConfigError, LockConflict, LockUnavailable
-from .naming.arguments import bind, dumped, signature_of
+from .naming.names import bind, dumped, signature_of
 from .options import LockOptions
 from .settings import enabled
 from .worker.message import HEADER, PREFIX, call_options

@@ -13,8 +13,7 @@ from celery.local import Proxy
 
 from .engine.engine import Engine
 from .errors import LockConfigError
-from .naming.arguments import signature_of
-from .naming.names import NameRule
+from .naming.names import NameRule, signature_of
 from .options import LockOptions
 from .settings import enabled, name_prefix, option_defaults, store_settings
 from .worker.parking import Outbox
@@ -67,6 +66,8 @@ class Declaration:
         """The limit of each of these names of a call, or `SHARED`. Raises as
         `LockOptions.limit_for`."""
         options = self.options
+        if isinstance(options.limit, int) and options.mode == "exclusive":
+            return (options.limit,) * len(names)
         if not isinstance(options.limit, list | Mapping) and not isinstance(options.mode, list):
             return (options.limit_for(arguments),) * len(names)
         parts = self.rule.parts(arguments, self.prefix_now())

@@ -34,7 +34,7 @@ from .errors import (
     LockUnavailable,
     RelockError,
 )
-from .naming.names import check_name
+from .naming.template import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable

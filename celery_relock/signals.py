@@ -88,18 +88,31 @@ __all__ = [
 _FACTS = ("owner", "fence", "reason", "since", "waited", "held", "reentered", "policy")
 _ARGUMENTS = {"execution_id", "names", "task_id", "task_name", *_FACTS}
 
-lock_acquired = Signal(name="lock_acquired", providing_args=_ARGUMENTS)
-lock_reentered = Signal(name="lock_reentered", providing_args=_ARGUMENTS)
-lock_conflict = Signal(name="lock_conflict", providing_args=_ARGUMENTS)
-lock_waiting = Signal(name="lock_waiting", providing_args=_ARGUMENTS)
-lock_parked = Signal(name="lock_parked", providing_args=_ARGUMENTS)
-lock_resumed = Signal(name="lock_resumed", providing_args=_ARGUMENTS)
-lock_passed = Signal(name="lock_passed", providing_args=_ARGUMENTS)
-lock_dropped = Signal(name="lock_dropped", providing_args=_ARGUMENTS)
-lock_released = Signal(name="lock_released", providing_args=_ARGUMENTS)
-lock_lost = Signal(name="lock_lost", providing_args=_ARGUMENTS)
-lock_unrenewed = Signal(name="lock_unrenewed", providing_args=_ARGUMENTS)
-lock_reclaimed = Signal(name="lock_reclaimed", providing_args=_ARGUMENTS)
+# The kinds of events for which a receiver was connected: the engine makes no others.
+_watched: set[str] = set()
+
+
+class _OfEngine(Signal):  # type: ignore[misc]  # Celery ships no types
+    """A signal of what the engine tells; to connect to it makes its events wanted."""
+
+    def connect(self, *args: Any, **kwargs: Any) -> Any:
+        """As Celery's `Signal.connect`."""
+        _watched.add(self.name.removeprefix("lock_"))
+        return super().connect(*args, **kwargs)
+
+
+lock_acquired = _OfEngine(name="lock_acquired", providing_args=_ARGUMENTS)
+lock_reentered = _OfEngine(name="lock_reentered", providing_args=_ARGUMENTS)
+lock_conflict = _OfEngine(name="lock_conflict", providing_args=_ARGUMENTS)
+lock_waiting = _OfEngine(name="lock_waiting", providing_args=_ARGUMENTS)
+lock_parked = _OfEngine(name="lock_parked", providing_args=_ARGUMENTS)
+lock_resumed = _OfEngine(name="lock_resumed", providing_args=_ARGUMENTS)
+lock_passed = _OfEngine(name="lock_passed", providing_args=_ARGUMENTS)
+lock_dropped = _OfEngine(name="lock_dropped", providing_args=_ARGUMENTS)
+lock_released = _OfEngine(name="lock_released", providing_args=_ARGUMENTS)
+lock_lost = _OfEngine(name="lock_lost", providing_args=_ARGUMENTS)
+lock_unrenewed = _OfEngine(name="lock_unrenewed", providing_args=_ARGUMENTS)
+lock_reclaimed = _OfEngine(name="lock_reclaimed", providing_args=_ARGUMENTS)
 lock_duplicate = Signal(
     name="lock_duplicate", providing_args={"names", "task_id", "duplicate_of", "since"}
 )
@@ -109,24 +122,12 @@ lock_forced = Signal(
 )
 
 _signals = {
-    "acquired": lock_acquired,
-    "reentered": lock_reentered,
-    "conflict": lock_conflict,
-    "waiting": lock_waiting,
-    "parked": lock_parked,
-    "resumed": lock_resumed,
-    "passed": lock_passed,
-    "dropped": lock_dropped,
-    "released": lock_released,
-    "lost": lock_lost,
-    "unrenewed": lock_unrenewed,
-    "reclaimed": lock_reclaimed,
+    each.name.removeprefix("lock_"): each
+    for each in (
+        *(lock_acquired, lock_reentered, lock_conflict, lock_waiting, lock_parked, lock_resumed),
+        *(lock_passed, lock_dropped, lock_released, lock_lost, lock_unrenewed, lock_reclaimed),
+    )
 }
-
-
-def _wanted(kind: str) -> bool:
-    signal = _signals.get(kind)
-    return signal is not None and bool(signal.receivers)
 
 
 def _send(event: LockEvent) -> None:
@@ -163,4 +164,4 @@ def _call_receivers(signal: Signal, **arguments: Any) -> None:
 
 
 events.let_through(SoftTimeLimitExceeded)
-events.subscribe(_send, _wanted)
+events.subscribe(_send, _watched)

@@ -15,7 +15,7 @@ from .dedup import client as dedup
 from .engine import ids
 from .engine.hold import Hold
 from .errors import LockConfigError, RelockError
-from .naming.arguments import bind, signature_of
+from .naming.names import bind, signature_of
 from .order import client as order
 from .worker import company, publishing, revocation  # noqa: F401  # two receivers
 from .worker import execution as guard

@@ -5,13 +5,17 @@ whether the tests notice.
     python scripts/mutate.py                  all of scripts/mutants.txt; writes docs/mutations.md
     python scripts/mutate.py --only fence    those with this text in rule or file; writes nothing
 
-Works on copies in a temporary folder, one per job: the tree itself is never changed. Ends with
-status 1 if a broken rule goes unnoticed, or no longer applies.
+Works on copies in a temporary folder, one per job: the tree itself is never changed. The test that
+noticed a rule the last time, as the page says, is asked first. build/mutations.json keeps what was
+seen, so that a run that was stopped goes on where it was; a rule is asked about again when its file
+or the tests have changed. Ends with status 1 if a broken rule goes unnoticed, or no longer applies.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 import queue
 import re
@@ -29,6 +33,7 @@ SUITES = ("tests/lua", "tests/property")
 COPIED = ("celery_relock", "lua", "tests", "docs", "pyproject.toml", "README.md")
 TABLE = ROOT / "scripts" / "mutants.txt"
 REPORT = ROOT / "docs" / "mutations.md"
+SEEN = ROOT / "build" / "mutations.json"
 
 INTRODUCTION = """\
 # Does a test notice when a rule is broken?
@@ -36,10 +41,9 @@ INTRODUCTION = """\
 Each line is a rule of the Lua scripts, or of the order in which `worker/execution.py` does things.
 `python scripts/mutate.py` breaks one after the other, in a copy, and runs `tests/lua` on each
 (examples, on this machine's Redis and on 6.2), and where those stay green `tests/property` (random
-histories against a plain model); for `execution.py` the tests that stand beside the rule in
+histories against a plain model); for a rule of the worker the tests that stand beside it in
 `scripts/mutants.txt`. A rule whose breaking no test notices is a missing test; the command then
-ends with status 1. This page is its output. With `--both` the property test is asked about every
-rule, which takes three times as long.
+ends with status 1. This page is its output.
 
 The examples name what they check; of the property test the check that failed first is named.
 
@@ -63,11 +67,13 @@ class Mutant(NamedTuple):
         """Where the file is in a tree."""
         return tree / self.file if self.file.endswith(".py") else tree / "lua" / self.file
 
-
-class Verdict(NamedTuple):
-    mutant: Mutant
-    red: dict[str, str]  # suite -> the first test or check that failed
-    note: str = ""
+    def key(self, tree: Path) -> str:
+        """Changes with the rule, with its file and with the tests that are asked."""
+        texts = [self.path(tree).read_text("utf-8"), self.old, self.new]
+        for suite in self.suites:
+            files = [tree / suite, *sorted((tree / suite).rglob("*.py"))]
+            texts += [file.read_text("utf-8") for file in files if file.is_file()]
+        return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
 def mutants() -> list[Mutant]:
@@ -96,19 +102,15 @@ def copy_tree(to: Path) -> Path:
     return to
 
 
-def run_suite(suite: str, where: Path) -> str:
-    """The first test that failed, or "" when all passed."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        suite,
-        "-x",
-        "-q",
-        "--tb=short",
-        "-p",
-        "no:cacheprovider",
-    ]
+def run_suite(suite: str, where: Path, test: str = "") -> str:
+    """The first test that failed, or "" when all passed.
+
+    Args:
+        test: ask no other than this one.
+    """
+    only = ["-k", test] if test else []
+    command = [sys.executable, "-m", "pytest", suite, *only]
+    command += ["-x", "-q", "--tb=short", "-p", "no:cacheprovider"]
     env = {**os.environ, "PYTHONPATH": str(where), "RELOCK_QUICK": "1", "RELOCK_LONG": ""}
     done = subprocess.run(command, cwd=where, env=env, capture_output=True, text=True, check=False)
     if done.returncode == 0:
@@ -120,36 +122,43 @@ def run_suite(suite: str, where: Path) -> str:
     return [*tests, *checks][-1]
 
 
-def judge(mutant: Mutant, folders: queue.Queue[Path], both: bool) -> Verdict:
-    where = folders.get()
-    path, text = mutant.path(where), mutant.path(ROOT).read_text("utf-8")
+def noticed_before() -> dict[tuple[str, str], str]:
+    """File and rule -> the test that noticed it the last time, as the page says."""
+    rows = re.findall(r"^\| (\S+) \| (.+) \| `(\w+)` \|$", REPORT.read_text("utf-8"), re.MULTILINE)
+    return {(file, rule): test for file, rule, test in rows}
+
+
+def find_test(name: str, suites: tuple[str, ...], where: Path) -> str:
+    """The file of a test, or the suite of a check, "" if there is none of that name."""
+    for suite in suites:
+        files = [where / suite, *(where / suite).rglob("*.py")]
+        for file in (file for file in files if file.is_file()):
+            if f"def {name}(" in file.read_text("utf-8"):
+                return str(file.relative_to(where)) if name.startswith("test_") else suite
+    return ""
+
+
+def judge(mutant: Mutant, where: Path, before: str) -> str:
+    """The test or check that notices, "" if none does."""
+    path = mutant.path(where)
+    text = path.read_text("utf-8")
+    path.write_text(text.replace(mutant.old, mutant.new), "utf-8")
     try:
-        if text.count(mutant.old) != 1:
-            return Verdict(
-                mutant, {}, f"the text to change is there {text.count(mutant.old)} times"
-            )
-        path.write_text(text.replace(mutant.old, mutant.new), "utf-8")
-        red = {}
-        for suite in mutant.suites:
-            red[suite] = run_suite(suite, where)
-            if red[suite] and not both:
-                break
-        return Verdict(mutant, red)
+        asked = find_test(before, mutant.suites, where) if before else ""
+        test = before if before.startswith("test_") else ""
+        if asked and (red := run_suite(asked, where, test)):
+            return red
+        return next((red for suite in mutant.suites if (red := run_suite(suite, where))), "")
     finally:
         path.write_text(text, "utf-8")
-        folders.put(where)
 
 
-def table(verdicts: list[Verdict]) -> str:
-    lines = [
-        "| file | rule | goes red |",
-        "|---|---|---|",
-    ]
-    for mutant, red, note in verdicts:
-        cell = ", ".join(f"`{test}`" for test in red.values() if test) or "-"
-        lines.append(f"| {mutant.file} | {mutant.rule} | {cell} |{note}")
-    noticed = sum(any(verdict.red.values()) for verdict in verdicts)
-    return "\n".join([*lines, "", f"{noticed} of {len(verdicts)} broken rules are noticed."]) + "\n"
+def table(red: list[tuple[Mutant, str]]) -> str:
+    lines = ["| file | rule | goes red |", "|---|---|---|"]
+    for mutant, test in red:
+        lines.append(f"| {mutant.file} | {mutant.rule} | {f'`{test}`' if test else '-'} |")
+    noticed = sum(bool(test) for _, test in red)
+    return "\n".join([*lines, "", f"{noticed} of {len(red)} broken rules are noticed."]) + "\n"
 
 
 def main() -> int:
@@ -158,30 +167,47 @@ def main() -> int:
     )
     parser.add_argument("--only", default="", help="a part of the rule or of the file's name")
     parser.add_argument("-j", "--jobs", type=int, default=2, help="how many at the same time")
-    parser.add_argument("--both", action="store_true", help="the property test for every rule")
     options = parser.parse_args()
     chosen = [m for m in mutants() if options.only in f"{m.file}: {m.rule}"]
+    before = noticed_before()
+    seen: dict[str, str] = json.loads(SEEN.read_text("utf-8")) if SEEN.exists() else {}
 
     with tempfile.TemporaryDirectory(prefix="relock-mutants-") as temporary:
         folders: queue.Queue[Path] = queue.Queue()
         for number in range(options.jobs):
             folders.put(copy_tree(Path(temporary) / str(number)))
-        for suite in sorted({suite for each in chosen for suite in each.suites}):
-            if red := run_suite(suite, Path(temporary) / "0"):
+        whole = Path(temporary) / "0"
+        for mutant in chosen:
+            if mutant.path(whole).read_text("utf-8").count(mutant.old) != 1:
+                print(f"the text to change is not there once: {mutant.file}: {mutant.rule}")
+                return 1
+        keys = {mutant: mutant.key(whole) for mutant in chosen}
+        asked = [mutant for mutant in chosen if not seen.get(keys[mutant])]
+        for suite in sorted({suite for each in asked for suite in each.suites}):
+            if red := run_suite(suite, whole):
                 print(f"the scripts as they are fail already: {suite}: {red}")
                 return 1
-        verdicts = []
+        started = time.monotonic()
+
+        def ask(mutant: Mutant) -> tuple[Mutant, str]:
+            where = folders.get()
+            try:
+                return mutant, judge(mutant, where, before.get((mutant.file, mutant.rule), ""))
+            finally:
+                folders.put(where)
+
+        SEEN.parent.mkdir(exist_ok=True)
         with ThreadPoolExecutor(options.jobs) as pool:
-            started = time.monotonic()
-            for verdict in pool.map(lambda mutant: judge(mutant, folders, options.both), chosen):
-                verdicts.append(verdict)
-                state = "noticed" if any(verdict.red.values()) else "NOT NOTICED"
+            for mutant, red in pool.map(ask, asked):
+                seen[keys[mutant]] = red
+                SEEN.write_text(json.dumps(seen, indent=0), "utf-8")
                 passed = time.monotonic() - started
-                print(f"{passed:5.0f} s  {state}  {verdict.mutant.file}: {verdict.mutant.rule}")
-                print(f"         {verdict.note or list(verdict.red.values())}", flush=True)
+                state = f"noticed by {red}" if red else "NOT NOTICED"
+                print(f"{passed:5.0f} s  {mutant.file}: {mutant.rule}: {state}", flush=True)
+    found = [(mutant, seen[keys[mutant]]) for mutant in chosen]
     if not options.only:
-        REPORT.write_text(INTRODUCTION + table(verdicts), "utf-8")
-    return 0 if all(any(verdict.red.values()) for verdict in verdicts) else 1
+        REPORT.write_text(INTRODUCTION + table(found), "utf-8")
+    return 0 if all(red for _, red in found) else 1
 
 
 if __name__ == "__main__":

@@ -1,67 +1,103 @@
-"""How much of the library one uncontended locked task passes: calls, modules, hops between modules.
+"""How much of the library a locked task passes: calls, modules, hops between modules.
 
-    .venv/bin/python scripts/trace_calls.py redis://localhost:6379/0 [--list]
+    .venv/bin/python scripts/trace_calls.py [--list]
 
-The task runs in Celery's own tracer, as in a worker's child, for the third time: what is made once
-in a process has been made.
+On a Redis of its own, in Celery's tracer as in a worker's child, and after two tasks that are not
+counted: what is made once in a process has been made. First an uncontended task. Then a hand-over:
+a second task is parked while the first one runs, the first one's release publishes the message of
+the second, and the second runs. There is no worker, so what a worker's main process does is left
+out.
 """
 
 from __future__ import annotations
 
 import sys
 import uuid
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 from celery import Celery
 from celery.app.trace import build_tracer, setup_worker_optimizations
 
 from celery_relock import LockedTask
+from tests.support import RedisServer
 
 PACKAGE = Path(__file__).resolve().parents[1] / "celery_relock"
 
 
-def main(url: str, shows: bool) -> None:
-    app = Celery("traced", broker=url, backend=url)
-    app.conf.update(relock_url=url, relock_namespace=f"trace-{uuid.uuid4().hex[:8]}")
-
-    @app.task(base=LockedTask, lock_key="account:{account}", ignore_result=True)
-    def charge(account: int) -> None:
-        pass
-
-    app.finalize()
-    setup_worker_optimizations(app, "traced@localhost")
-    trace = build_tracer(charge.name, charge, app=app)
-
-    def execute() -> None:
-        sent = app.amqp.create_task_message(str(uuid.uuid4()), charge.name, (42,), {})
-        header = {"v": 2, "execution_id": uuid.uuid4().hex[:22]}
-        request = {**sent.headers, "relock": header, "delivery_info": {}, "hostname": "traced"}
-        trace(request["id"], (42,), {}, request)
-
-    execute()
-    execute()
+def traced(what: str, call: Callable[[], object], shows: bool) -> None:
+    """Call it and print what of the library it passed in this thread."""
     calls: list[tuple[str, str]] = []
 
-    def note(frame, event, _argument):
+    def note(frame: Any, event: str, _argument: object) -> None:
         file = Path(frame.f_code.co_filename)
         if event == "call" and PACKAGE in file.parents:
             calls.append((str(file.relative_to(PACKAGE)), frame.f_code.co_name))
 
     sys.setprofile(note)
     try:
-        execute()
+        call()
     finally:
         sys.setprofile(None)
+    modules = {place for place, _ in calls}
+    hops = sum(one[0] != other[0] for one, other in pairwise(calls))
+    print(
+        f"{what:40} {len(calls):4} calls, {len(modules):2} modules, {hops:3} hops between modules"
+    )
     if shows:
         for place, name in calls:
             print(f"  {place:34} {name}")
-    modules = {place for place, _ in calls}
-    hops = sum(one[0] != other[0] for one, other in pairwise(calls))
-    print(f"{len(calls)} calls, {len(modules)} modules, {hops} hops between modules")
+
+
+def main(url: str, shows: bool) -> None:
+    app = Celery("traced", broker=url, backend=url)
+    app.conf.update(relock_url=url, task_ignore_result=True)
+    within: list[Callable[[], None]] = []
+
+    @app.task(base=LockedTask, lock_key="account:{account}")
+    def charge(account: int) -> None:
+        while within:
+            within.pop()()
+
+    app.finalize()
+    setup_worker_optimizations(app, "traced@localhost")
+    trace = build_tracer(charge.name, charge, app=app)
+
+    def execute(headers: dict[str, Any] | None = None) -> None:
+        if headers is None:
+            headers = app.amqp.create_task_message(
+                str(uuid.uuid4()), charge.name, (42,), {}
+            ).headers
+            headers["relock"] = {"v": 2, "execution_id": uuid.uuid4().hex[:22]}
+        more = {"delivery_info": {"routing_key": "celery"}, "hostname": "traced"}
+        trace(headers["id"], (42,), {}, {**headers, **more})
+
+    def resumed() -> dict[str, Any]:
+        with app.connection_for_read() as connection:
+            message = connection.SimpleQueue("celery").get(timeout=10)
+            message.ack()
+            return dict(message.headers)
+
+    def is_parked() -> None:
+        waiter = Thread(target=traced, args=("a task that is parked", execute, shows))
+        waiter.start()
+        waiter.join()
+
+    execute()
+    execute()
+    traced("an uncontended task", execute, shows)
+    within.append(is_parked)
+    traced("the holder, which publishes it again", execute, shows)
+    headers = resumed()
+    traced("the task that was parked, when it runs", lambda: execute(headers), shows)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    main(sys.argv[1], "--list" in sys.argv)
+    server = RedisServer()
+    try:
+        main(server.url, "--list" in sys.argv)
+    finally:
+        server.stop()

@@ -22,7 +22,7 @@ from ..declaration import Declaration, declaration
 from ..engine import events, ids
 from ..engine.engine import Engine
 from ..errors import DuplicateTask, LockConfigError, LockUnavailable, RelockError
-from ..naming.arguments import bind, signature_of
+from ..naming.names import bind, signature_of
 from ..options import LockOptions
 from ..worker import events as worker_events
 from ..worker.conflict import end_unexecuted

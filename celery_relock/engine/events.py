@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -94,23 +94,21 @@ _LEVELS = {**dict.fromkeys(_QUIET, logging.DEBUG), "conflict": logging.INFO}
 class _Subscription:
     """One call of `subscribe`: the same listener may be there twice, and be ended once."""
 
-    __slots__ = ("listener", "wants")
+    __slots__ = ("kinds", "listener")
 
-    def __init__(self, listener: Listener, wants: Callable[[str], bool]) -> None:
+    def __init__(self, listener: Listener, kinds: Container[str] | None) -> None:
         self.listener = listener
-        self.wants = wants
+        self.kinds = kinds
 
 
 _subscriptions: list[_Subscription] = []
 _thrown_in: tuple[type[Exception], ...] = (LockLost,)
 
 
-def subscribe(
-    listener: Listener, wants: Callable[[str], bool] = lambda kind: True
-) -> Callable[[], None]:
-    """Call `listener` at every event whose kind it `wants`, maybe from another thread. Returns a
-    function that ends the subscription."""
-    ours = _Subscription(listener, wants)
+def subscribe(listener: Listener, kinds: Container[str] | None = None) -> Callable[[], None]:
+    """Call `listener` at every event, or those of these kinds, maybe from another thread. A set of
+    kinds may change later. Returns a function that ends the subscription."""
+    ours = _Subscription(listener, kinds)
     _subscriptions.append(ours)
 
     def end() -> None:
@@ -139,7 +137,7 @@ def wanted(kind: str) -> bool:
     if logger.isEnabledFor(_LEVELS.get(kind, logging.WARNING)):
         return True
     for each in _subscriptions:  # noqa: SIM110 - asked twice a lock: a generator takes as long again
-        if each.wants(kind):
+        if each.kinds is None or kind in each.kinds:
             return True
     return False
 
@@ -152,7 +150,7 @@ def tell(event: LockEvent) -> None:
         logger.log(level, "%s", sentence(event), extra=_facts(event))
     for each in tuple(_subscriptions):
         try:
-            if each.wants(event.kind):
+            if each.kinds is None or event.kind in each.kinds:
                 each.listener(event)
         except _thrown_in:
             raise

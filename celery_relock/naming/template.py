@@ -1,4 +1,5 @@
-"""`"account:{account_id}"`: a lock name as a format string over the arguments of a task.
+"""What a lock can be called, and `"account:{account_id}"`: a lock name as a format string over the
+arguments of a task.
 
 The grammar is that of `str.format` with named fields alone: `{name}`, `{order.id}`, `{rows[0]}`,
 `{totals[eur]}`, format specs and `!s`. A dot falls back to the item and brackets to the attribute,
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import re
 import string
+import unicodedata
 from collections import deque
 from collections.abc import Iterable, Mapping
 from datetime import date, datetime, time
@@ -25,6 +27,13 @@ _STEP = re.compile(r"\.(?P<attribute>[^.\[\]]*)|\[(?P<item>[^\]]*)\]")
 _FORMATTED = (str, int, float, Decimal, datetime, date, time)
 _CONTAINERS = (list, tuple, set, frozenset, deque, Mapping)
 _MISSING = object()
+MAX_NAME_BYTES = 4096
+_UNPRINTABLE = {
+    "Cc": "a control character",
+    "Cs": "half of a surrogate pair",
+    "Zl": "a line separator",
+    "Zp": "a paragraph separator",
+}
 
 
 class _Refused(Exception):
@@ -101,6 +110,36 @@ class Template:
                     f"task {task}: lock_key {self.source!r}: {{{part.source}}}{inside} {problem}"
                 ) from problem
         return text
+
+
+def check_name(name: str, where: str) -> str:
+    """Return the name if a lock can have it.
+
+    Args:
+        name: any length up to 4096 bytes of UTF-8; a longer one is data that went astray.
+        where: whose name it is, for the message.
+
+    Raises:
+        LockConfigError: it is empty, blank or too long, or holds characters that no log line shows.
+    """
+    if not name or name.isspace():
+        raise LockConfigError(f"{where}: the lock name {name!r} is empty.", name=name)
+    if not name.isprintable():
+        for character in name:
+            if problem := _UNPRINTABLE.get(unicodedata.category(character)):
+                raise LockConfigError(
+                    f"{where}: the lock name {name!r:.200} holds {problem}, {character!a}. "
+                    "Build it from ids or other plain text.",
+                    name=name,
+                )
+    size = len(name.encode("utf-8"))
+    if size > MAX_NAME_BYTES:
+        raise LockConfigError(
+            f"{where}: the lock name {name!r:.80} has {size} bytes, the most is {MAX_NAME_BYTES}. "
+            "Name the resource by its id, not by its content.",
+            name=name,
+        )
+    return name
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

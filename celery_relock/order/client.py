@@ -24,7 +24,7 @@ from ..engine.engine import Engine
 from ..engine.events import label_of
 from ..engine.protocol import KEPT, LINE, PlaceRequest
 from ..errors import LockConfigError, LockUnavailable, RelockError
-from ..naming.arguments import bind
+from ..naming.names import bind
 from ..worker.message import PREFIX, call_options, is_retry, moment
 
 logger = logging.getLogger("celery_relock")

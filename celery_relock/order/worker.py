@@ -25,7 +25,7 @@ from ..engine.hold import Hold
 from ..engine.lease import Lease, State
 from ..engine.protocol import COMES_AGAIN, LINE, Claim, Held, Successor
 from ..errors import RelockError
-from ..naming.arguments import bind
+from ..naming.names import bind
 from ..worker.conflict import Attempt, end_unexecuted, obtain, release
 from ..worker.message import Header, afterwards, header_of
 from ..worker.retry import is_autoretried

@@ -42,6 +42,7 @@ _ONCE = {"max_retries": 1, "interval_start": 0}
 _SILENCE = 30.0
 
 _worker: Any = None
+_told: set[str] = set()
 _silent_until = 0.0
 
 
@@ -77,10 +78,9 @@ def _remember(sender: Any = None, **_: Any) -> None:
     # Before the pool forks, so that its children know.
     global _worker
     _worker = sender
-
-
-def _wanted(kind: str) -> bool:
-    return kind in (*_SENT, *_SHOWN) and _worker is not None and bool(_worker.task_events)
+    _told.clear()
+    if sender.task_events:
+        _told.update(_SENT)
 
 
 def _send(event: LockEvent) -> None:
@@ -101,7 +101,7 @@ def _send(event: LockEvent) -> None:
 def send(task: Any, task_id: str, kind: str, fields: dict[str, Any]) -> None:
     """Send an event of a task, also from a process that is no worker: there, as Celery's own
     `task-sent`, if `task_send_sent_event` is set."""
-    if _wanted(kind) if _worker is not None else task.app.conf.task_send_sent_event:
+    if bool(_told) if _worker is not None else task.app.conf.task_send_sent_event:
         node = None if _worker is None else _worker.hostname
         _dispatch(task.app, task, kind, task_id, {"name": task.name, **fields}, node)
 
@@ -149,5 +149,5 @@ def _dispatcher(app: Any, kind: str, node: str | None) -> Iterator[Any]:
 
 
 events.let_through(SoftTimeLimitExceeded)
-events.subscribe(_send, _wanted)
+events.subscribe(_send, _told)
 worker_init.connect(_remember, weak=False, dispatch_uid="celery_relock.telling")

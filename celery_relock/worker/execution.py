@@ -32,7 +32,7 @@ from ..engine.interrupt import Interruption
 from ..engine.lease import Lease, State
 from ..engine.protocol import COOLDOWN, SHARED, Claim, Successor
 from ..errors import LockLost
-from ..naming.arguments import bind
+from ..naming.names import bind
 from ..order import worker as order
 from ..workflow import steps
 from . import company, events, retry

@@ -23,7 +23,7 @@ from ..engine.engine import Engine
 from ..engine.lease import Lease
 from ..engine.protocol import Successor
 from ..errors import RelockError
-from ..naming.arguments import bind
+from ..naming.names import bind
 from ..options import LockOptions
 from .conflict import end_unexecuted, release
 from .message import afterwards, header_of, is_retry, moment, prefix_here

@@ -15,8 +15,8 @@ from celery.utils import uuid
 
 from ..engine import ids
 from ..errors import LockConfigError
-from ..naming.arguments import bind, signature_of
-from ..naming.names import NameRule, check_name
+from ..naming.names import NameRule, bind, signature_of
+from ..naming.template import check_name
 from ..options import LockOptions
 from ..settings import name_prefix
 from ..task import LockedTask as LockedTask  # the package's own: to load it registers `enter`

@@ -54,7 +54,7 @@ def _note(_: events.LockEvent) -> None:
     _told.at = time.monotonic()
 
 
-events.subscribe(_note, lambda kind: kind == "acquired")
+events.subscribe(_note, {"acquired"})
 
 
 class Visitor(threading.Thread):

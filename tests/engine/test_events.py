@@ -154,7 +154,7 @@ def test_a_listener_hears_the_kinds_that_it_wants_and_others_are_not_made_for_it
 ) -> None:
     heard: list[str] = []
     with caplog.at_level(logging.ERROR, "celery_relock"):
-        end = events.subscribe(lambda event: heard.append(event.kind), lambda kind: kind == "lost")
+        end = events.subscribe(lambda event: heard.append(event.kind), {"lost"})
         assert events.wanted("lost")
         assert not events.wanted("acquired")
         events.tell(LockEvent("acquired", ("a",), "run", "workflow"))

@@ -16,8 +16,7 @@ from celery import Celery, Task, _state, shared_task
 from kombu.utils import json
 
 from celery_relock.errors import LockConfigError
-from celery_relock.naming.arguments import bind, signature_of
-from celery_relock.naming.names import NameRule
+from celery_relock.naming.names import NameRule, bind, signature_of
 
 
 class Order(pydantic.BaseModel):

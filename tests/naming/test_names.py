@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from celery_relock.errors import LockConfigError
-from celery_relock.naming.names import MAX_NAME_BYTES, NameRule, check_name
+from celery_relock.naming.names import NameRule
+from celery_relock.naming.template import MAX_NAME_BYTES, check_name
 
 
 def sync(account_id: int, kind: str = "full") -> None:

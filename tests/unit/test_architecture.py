@@ -6,6 +6,7 @@ The checker works on any source tree, so the second half shows on small trees th
 from __future__ import annotations
 
 import graphlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -229,3 +230,15 @@ def test_the_checker_finds_a_broken_rule(tmp_path, file, text, complaint):
 )
 def test_the_checker_lets_pass_what_never_runs(tmp_path, file, text):
     assert violations(_tree(tmp_path, {file: text})) == []
+
+
+def test_an_uncontended_task_passes_few_rooms_and_a_hand_over_not_many_more() -> None:
+    found = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "trace_calls.py"],
+        cwd=ROOT, capture_output=True, text=True, timeout=100, check=True,
+    )  # fmt: skip
+    counts = re.findall(r"(\d+) calls, +(\d+) modules", found.stdout)
+    assert len(counts) == 4
+    (calls, modules), *others = [(int(calls), int(modules)) for calls, modules in counts]
+    assert (calls <= 110, modules <= 17) == (True, True), found.stdout
+    assert max(modules for _, modules in others) <= 21, found.stdout
