@@ -126,19 +126,26 @@ class Sums(MultiProcessCollector):
         """The metrics. Workers that share a folder, and scrapes, wait for each other."""
         with (self._folder / "gone.lock").open("w") as guard:
             fcntl.flock(guard, fcntl.LOCK_EX)
-            for kind in ("counter", "histogram", "summary"):
-                gone = [p for p in self._folder.glob(f"{kind}_*.db") if _is_gone(p)]
-                if len(gone) > self.FEW:
-                    _add_up(self._folder / f"{kind}_gone.db", gone)
-            for empty in [p for p in self._folder.glob("*.db") if not p.stat().st_size]:
-                if _is_gone(empty):
-                    empty.unlink()  # its process was killed while it made the file
-            for wait in (0.02, 0.05, 0.1, 0.2, 0.5):
-                try:
-                    return list(super().collect())  # type: ignore[no-untyped-call]
-                except struct.error:
-                    time.sleep(wait)  # a child makes its file, which is empty for a moment
-            return list(super().collect())  # type: ignore[no-untyped-call]
+            try:
+                return self._collected()
+            finally:
+                # To close it is not enough: a child that the pool has forked meanwhile has it open.
+                fcntl.flock(guard, fcntl.LOCK_UN)
+
+    def _collected(self) -> list[Any]:
+        for kind in ("counter", "histogram", "summary"):
+            gone = [p for p in self._folder.glob(f"{kind}_*.db") if _is_gone(p)]
+            if len(gone) > self.FEW:
+                _add_up(self._folder / f"{kind}_gone.db", gone)
+        for empty in [p for p in self._folder.glob("*.db") if not p.stat().st_size]:
+            if _is_gone(empty):
+                empty.unlink()  # its process was killed while it made the file
+        for wait in (0.02, 0.05, 0.1, 0.2, 0.5):
+            try:
+                return list(super().collect())  # type: ignore[no-untyped-call]
+            except struct.error:
+                time.sleep(wait)  # a child makes its file, which is empty for a moment
+        return list(super().collect())  # type: ignore[no-untyped-call]
 
 
 def _is_gone(path: Path) -> bool:

@@ -160,6 +160,39 @@ def test_a_child_that_makes_its_file_meanwhile_fails_no_scrape(tmp_path):
     assert {path.name for path in tmp_path.glob("*.db")} == {making.name}
 
 
+FORKING = """
+import os, signal, sys
+signal.alarm(20)
+from prometheus_client import CollectorRegistry
+from celery_relock.contrib import prometheus
+
+class Forking(prometheus.Sums):
+    def _collected(self):
+        if not children:
+            children.append(os.fork())
+            if not children[0]:
+                signal.alarm(20)
+                signal.pause()
+        return super()._collected()
+
+children = []
+sums = Forking(CollectorRegistry(), path=sys.argv[1])
+try:
+    sums.collect()
+    sums.collect()
+    print("collected twice")
+finally:
+    os.kill(children[0], signal.SIGKILL)
+"""
+
+
+def test_a_child_that_is_forked_during_a_scrape_keeps_no_later_one_waiting(tmp_path):
+    command = [sys.executable, "-c", FORKING, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+
+    assert "collected twice" in done.stdout, done.stderr
+
+
 def test_the_files_of_children_that_are_gone_become_one_and_the_sums_stay(measured, tmp_path):
     def values(collector):
         samples = [sample for metric in collector.collect() for sample in metric.samples]
