@@ -28,7 +28,7 @@ WORDS = {
     r"LEAK.*": "leak",
     r"\d+ run at the same time": "overlap",
     r"the (?:rest|body) never runs.*": "hangs",
-    r"fewer than \d+ runs": "retry lost",
+    r"fewer than \d+ executions": "retry lost",
     r"the (sender waits .*|worker hangs)": r"\1",
 }
 

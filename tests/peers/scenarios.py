@@ -81,7 +81,7 @@ def overhead(bench: Bench) -> None:
         return time.monotonic() - sent
 
     if (took := _at_best(try_it, 0.6)) > 0.6:
-        raise Defect(f"{took:.1f} s for an empty run")
+        raise Defect(f"{took:.1f} s for an empty task")
 
 
 @_scenario("f(x), f(name=x), f(x, default) are one call")
