@@ -93,7 +93,7 @@ class Lock(NamedLock):
 
     Args:
         redis: a client of redis.asyncio or redis-py, the URL of a Redis, or a function that returns
-            a client. Only its address and credentials are used. Not a cluster.
+            a client. Only its address and credentials are used.
         name: the lock name. It excludes any `Lock` and any `LockedTask` with the same name.
         timeout: the lease: seconds until the lock ends after its holder has died. Default 30.
         sleep: not used, as there is no polling; accepted because redis-py's Lock has it.

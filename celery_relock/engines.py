@@ -177,9 +177,9 @@ def engine_for_client(
     Raises:
         LockConfigError: it is no client of redis-py, or one of redis.asyncio for threads.
     """
-    wanted = (
-        redis.Redis | RedisCluster | redis.asyncio.Redis if loops else redis.Redis | RedisCluster
-    )
+    for_threads = redis.Redis | RedisCluster
+    clusters = RedisCluster | redis.asyncio.RedisCluster
+    wanted = for_threads | redis.asyncio.Redis | clusters if loops else for_threads
     if not isinstance(client, wanted):
         kind = f"{type(client).__module__}.{type(client).__qualname__}"
         raise LockConfigError(
@@ -192,7 +192,7 @@ def engine_for_client(
             "would exclude nobody, unnoticed. Use relock_url='memory://', or Lock('memory://', …), "
             "which refuses that"
         )
-    kept = client.nodes_manager if isinstance(client, RedisCluster) else client.connection_pool
+    kept = client.nodes_manager if isinstance(client, clusters) else client.connection_pool
     found = _of(kept)
     if (namespace, replicas) not in found:
         made = transport_for_client(client, Replicas(*replicas).checked())

@@ -14,13 +14,15 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import redis
+import redis.asyncio.cluster
 import redis.asyncio.connection as connections
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, ResponseError, TryAgainError
 from redis.exceptions import TimeoutError as AnswerTimeout
 
 from ...engine.protocol import (
@@ -35,8 +37,8 @@ from ...engine.protocol import (
     Renewal,
 )
 from ...errors import LockConfigError, LockUnavailable
+from .asyncio_cluster import Router, in_thread, listen
 from .backend import (
-    BATCH,
     RedisBackend,
     answer_to,
     check_server,
@@ -44,7 +46,9 @@ from .backend import (
     lock_state,
     place_of,
     released,
+    reply_of,
 )
+from .cluster import Cluster, Node
 from .connections import (
     FRESH,
     IN_FLIGHT,
@@ -54,10 +58,10 @@ from .connections import (
     Command,
     Effort,
     Replicas,
-    Transport,
     promises,
 )
 from .errors import FAULTS, TooFewReplicas, note_place, passes, translate
+from .keys import bucket_of
 from .scripts import Script, scripts
 from .sentinel import BUDGET, Watched
 from .subscription import ASK, GIVE_UP, notice_of
@@ -118,34 +122,43 @@ class Links:
         for _ in range(most):
             self._idle.put_nowait((0.0, None))
 
-    async def call(self, script: Script, calls: Sequence[Call], effort: Effort) -> list[Any]:
+    async def call(
+        self, script: Script, calls: Sequence[Call], effort: Effort, asking: bool = False
+    ) -> list[Any]:
         """As `Connections.call`."""
         found: list[Any] = []
         for start in range(0, len(calls), IN_FLIGHT):
             part = calls[start : start + IN_FLIGHT]
-            replies = await self._send(script, part, effort, ("EVALSHA", script.sha))
+            replies = await self._send(script, part, effort, by_sha=not asking, asking=asking)
             if NoScriptError in map(type, replies):
-                replies = await self._send(script, part, effort, ("EVAL", script.source))
+                replies = await self._send(script, part, effort, by_sha=False, asking=False)
             found += replies
         return found
 
+    async def at(self, key: str) -> Links:
+        """Those to where a key is."""
+        return self
+
     async def _send(
-        self, script: Script, calls: Sequence[Call], effort: Effort, how: tuple[str, str]
+        self, script: Script, calls: Sequence[Call], effort: Effort, by_sha: bool, asking: bool
     ) -> list[Any]:
+        how = ("EVALSHA", script.sha) if by_sha else ("EVAL", script.source)
         commands: list[Command] = [(*how, str(len(k)), *k, *args) for k, args in calls]
+        if asking:
+            commands.insert(0, ("ASKING",))
         needed = self._replicas.needed
         if not needed or script.name not in PROMISES:
-            return await self.ask(commands, effort)
+            return (await self.ask(commands, effort))[asking:]
         seconds = min(self._replicas.timeout, min(effort.within or math.inf, self._timeout) / 2)
         wait = "WAIT", str(needed), str(max(round(seconds * 1000), 1))
         *replies, copies = await self.ask([*commands, wait], effort)
-        if any(promises(script, reply) for reply in replies):
+        if any(promises(script, reply) for reply in replies[asking:]):
             if isinstance(copies, Exception):
                 raise copies
             if copies < needed:
                 effort.unheard += 1  # it has been executed, and does not count
                 raise TooFewReplicas(f"{copies} of {needed} replicas within {seconds:g} s")
-        return replies
+        return replies[asking:]
 
     async def ask(self, commands: Sequence[Command], effort: Effort) -> list[Any]:
         """As `Connections.ask`."""
@@ -276,31 +289,24 @@ class CoroutineBackend:
 
     Args:
         same: the locks are these.
-
-    Raises:
-        LockConfigError: the locks are in a cluster.
     """
 
     def __init__(self, same: RedisBackend) -> None:
         self.same = same
         self.replicated = same.replicated
         self._transport = transport = same.transport
-        if not isinstance(transport, Watched) and type(transport) is not Transport:
-            raise LockConfigError(
-                "celery_relock.asyncio has no locks in a cluster in this release: use "
-                "celery_relock.Lock(…, thread_local=False), and call it by asyncio.to_thread"
-            )
-        self._finder = transport.finder if isinstance(transport, Watched) else None
-        (links,) = transport.masters()
-        kind, options = links.made_of
+        cluster = transport if isinstance(transport, Cluster) else None
+        kind, options = cluster.made if cluster else transport.masters()[0].made_of
         self._kind = _KINDS[kind]
         self._options = {**options, "retry": Retry(NoBackoff(), 0), "socket_timeout": None}
+        if self._options.pop("parser_class", None):  # before redis-py 8, in a cluster
+            self._options["parser_class"] = redis.asyncio.cluster.ClusterParser  # type: ignore[attr-defined]
         seconds = float(options["socket_timeout"])
         self._work = self._links(MOST, seconds)
         # Renewals stand behind no other command.
         self._renewals = self._links(1, min(seconds, _LIMIT))
         self._scripts = scripts(transport.where)
-        self._agreed = False
+        self._agreed: set[str] = set()
         self._gave_up_at = -math.inf
 
     def keep(self, keeps: bool) -> None:
@@ -357,6 +363,9 @@ class CoroutineBackend:
         """Hear the inbox's notices for ever, as `Backend.listen`."""
         link = None
         try:
+            if isinstance(self._work, Router):
+                await listen(self.same.listen, inbox, ready, hear)
+                return
             link = await self._work.connected()
             await link.send_command("SUBSCRIBE", self.same.keys.inbox(inbox), check_health=False)
             heard = asked = time.monotonic()
@@ -384,8 +393,9 @@ class CoroutineBackend:
         self, verb: str, keys: Sequence[str], args: Sequence[str]
     ) -> tuple[Any, bool, float]:
         """As `Transport.run`; before the first one is the layout agreed on."""
-        if not self._agreed:
-            await self._agree()
+        meta = self.same.keys.meta(bucket_of(keys[0]))
+        if meta not in self._agreed:
+            await self._agree(meta)
         return await self._repeated(self._scripts[verb], (keys, args))
 
     async def _repeated(self, script: Script, call: Call) -> tuple[Any, bool, float]:
@@ -400,7 +410,9 @@ class CoroutineBackend:
                 raise reply
             except FAULTS as error:
                 again = passes(error)
-                patience = way.patience(error) if again and not brief else 0.0
+                # In a thread: it may ask the cluster.
+                worth = again and not brief
+                patience = await in_thread(way.patience, error) if worth else 0.0
                 if time.monotonic() - started >= patience:
                     if again:
                         self._gave_up_at = time.monotonic()
@@ -408,15 +420,21 @@ class CoroutineBackend:
             await asyncio.sleep(way.PAUSES[min(tries, len(way.PAUSES) - 1)])
             tries += 1
 
-    async def _agree(self) -> None:
-        called = self.same.open_call(self.same.keys.meta())
-        reply, *_ = await self._repeated(self._scripts["open"], called)
-        self.same.check_layout(reply)
+    async def _agree(self, meta: str) -> None:
+        """As `RedisBackend`'s."""
+        for each in {self.same.keys.meta(), meta} - self._agreed:
+            reply, *_ = await self._repeated(self._scripts["open"], self.same.open_call(each))
+            self.same.check_layout(reply)
+            if not self._agreed:
+                await self._look_at_server(each)
+            self._agreed.add(each)
+
+    async def _look_at_server(self, key: str) -> None:
         try:
-            check_server(*await self._work.ask(self.same.look_at_server, Effort()))
+            links = await self._work.at(key)
+            check_server(*await links.ask(self.same.look_at_server, Effort()))
         except FAULTS as error:
             raise translate(error, "info") from error
-        self._agreed = True
 
     async def _in_batches(
         self,
@@ -426,38 +444,56 @@ class CoroutineBackend:
         within: float | None,
         once: bool = False,
     ) -> list[Any]:
-        calls = [called(renewals[i : i + BATCH]) for i in range(0, len(renewals), BATCH)]
-        if within is None:
-            return [line for each in calls for line in (await self._run(verb, *each))[0]]
+        script, found = self._scripts[verb], [None] * len(renewals)
         links = self._work if once else self._renewals
-        try:
-            outcomes = await links.call(self._scripts[verb], calls, Effort(within, once))
-        except FAULTS as error:
-            raise translate(error, verb) from error
-        for outcome in outcomes:
-            if isinstance(outcome, Exception):
-                raise translate(outcome, verb) from outcome
-        return [line for outcome in outcomes for line in outcome]
 
-    def _links(self, most: int, seconds: float) -> Links:
+        async def outcomes(parts: Sequence[Sequence[int]]) -> list[Any]:
+            calls = [called([renewals[index] for index in part]) for part in parts]
+            if within is None:
+                return [(await self._run(verb, *each))[0] for each in calls]
+            try:
+                return await links.call(script, calls, Effort(within, once))
+            except FAULTS as error:
+                raise translate(error, verb) from error
+
+        parts = self.same.parts(renewals)
+        for part, outcome in zip(parts, await outcomes(parts), strict=True):
+            lines = outcome
+            if isinstance(outcome, TryAgainError) and verb == "renew":
+                # A slot that is on its way has some of the keys here and some there.
+                single = await outcomes([[index] for index in part])
+                lines = [reply_of(each, verb)[0] for each in single]
+            for index, line in zip(part, reply_of(lines, verb), strict=True):
+                found[index] = line
+        return found
+
+    def _links(self, most: int, seconds: float) -> Links | Router:
         async def made(within: float | None = None, **address: Any) -> Any:
             try:
                 return self._kind(**{**self._options, **address})
             except TypeError as error:  # an option that only the connections of threads have
                 raise LockConfigError(f"redis.asyncio cannot connect so: {error}") from error
 
-        finder, replicas = self._finder, self._transport.replicas
-        if finder is None:
+        transport, replicas = self._transport, self._transport.replicas
+        if isinstance(transport, Cluster):
+
+            def links_to(node: Node) -> Links:
+                at = partial(made, host=node.host, port=node.port)
+                return Links(at, _always, most, replicas, seconds)
+
+            return Router(transport, links_to)
+        if not isinstance(transport, Watched):
             return Links(made, _always, most, replicas, seconds)
+        finder = transport.finder
 
         # The Sentinels are asked over connections for threads, so in a thread.
         async def at_master(within: float | None) -> Any:
-            host, port = await asyncio.to_thread(finder.find, within or BUDGET)
+            host, port = await in_thread(finder.find, within or BUDGET)
             return await made(host=host, port=port)
 
         async def is_at_master(link: Any) -> bool:
             if finder.is_due():
-                await asyncio.to_thread(finder.look)
+                await in_thread(finder.look)
             return bool((link.host, link.port) == finder.address)
 
         return Links(at_master, is_at_master, most, replicas, seconds)

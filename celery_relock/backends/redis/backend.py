@@ -405,6 +405,13 @@ class RedisBackend:
         # Scripts go on where messages are forbidden, so that would never be told.
         return [("INFO", "server"), ("PUBLISH", self.keys.inbox("-"), "")]
 
+    def parts(self, renewals: Sequence[Renewal]) -> list[list[int]]:
+        """Which of them go into one call: those of one bucket, `BATCH` at the most."""
+        of_bucket: dict[int, list[int]] = {}
+        for index, renewal in enumerate(renewals):
+            of_bucket.setdefault(self.keys.bucket(renewal.name), []).append(index)
+        return [x[i : i + BATCH] for x in of_bucket.values() for i in range(0, len(x), BATCH)]
+
     def _in_batches(
         self,
         verb: str,
@@ -413,12 +420,9 @@ class RedisBackend:
         within: float | None,
         once: bool = False,
     ) -> list[Any]:
-        """One line of a reply for each renewal. A call is for one bucket, and not too long."""
+        """One line of a reply for each renewal."""
         script, found = self._scripts[verb], [None] * len(renewals)
-        of_bucket: dict[int, list[int]] = {}
-        for index, renewal in enumerate(renewals):
-            of_bucket.setdefault(self.keys.bucket(renewal.name), []).append(index)
-        parts = [x[i : i + BATCH] for x in of_bucket.values() for i in range(0, len(x), BATCH)]
+        parts = self.parts(renewals)
         calls = [call([renewals[index] for index in part]) for part in parts]
         if within is None and self.transport.buckets == 1:
             outcomes = [self.transport.run(script, *each)[0] for each in calls]
@@ -430,10 +434,10 @@ class RedisBackend:
                 # A slot that is on its way has some of the keys here and some there.
                 single = [call([renewals[index]]) for index in part]
                 replies = self.transport.run_each(script, single, within, once)
-                lines = [_reply(each, verb)[0] for each in replies]
+                lines = [reply_of(each, verb)[0] for each in replies]
             elif isinstance(outcome, Exception) and within is None:
                 lines, *_ = self.transport.run(script, *its_call)  # as long as it is worth to wait
-            for index, line in zip(part, _reply(lines, verb), strict=True):
+            for index, line in zip(part, reply_of(lines, verb), strict=True):
                 found[index] = line
         return found
 
@@ -462,7 +466,8 @@ def _ms(seconds: float) -> str:
     return str(round(seconds * 1000))
 
 
-def _reply(outcome: Any, verb: str) -> Any:
+def reply_of(outcome: Any, verb: str) -> Any:
+    """It, or if it is an error that is raised, in this library's words."""
     if isinstance(outcome, Exception):
         raise translate(outcome, verb) from outcome
     return outcome

@@ -40,11 +40,11 @@ from .subscription import ClusterInbox
 FAILOVER = 30.0
 # How long one node may take to tell who serves what, in seconds: there are others to ask; and where
 # the keep-alive thread asks, whose time a node that hangs has used up.
-_BRIEF, _BRIEFLY = 1.0, 0.2
+_BRIEF, BRIEFLY = 1.0, 0.2
 # What was asked for so short a time ago, in seconds, is not asked for again.
 _NEWS = 0.05
 # How often a command follows a redirection at once, before it counts as going round in a circle.
-_HOPS = 6
+HOPS = 6
 
 
 class Node(NamedTuple):
@@ -229,7 +229,7 @@ class Cluster(Transport):
         there: dict[Node, list[int]] = {}
         outcomes: list[Any] = [None] * len(calls)
         renewing = within is not None and not once
-        calls = [(_whole(script, keys), args) for keys, args in calls]
+        calls = [(whole(script, keys), args) for keys, args in calls]
         for index, (keys, _) in enumerate(calls):
             try:
                 there.setdefault(self.map.serving(bucket_of(keys[0])), []).append(index)
@@ -242,7 +242,7 @@ class Cluster(Transport):
             except FAULTS as error:
                 self.map.silent(node)
                 with suppress(*FAULTS):  # for the next time
-                    self.map.look(min(within or _BRIEF, _BRIEFLY))
+                    self.map.look(min(within or _BRIEF, BRIEFLY))
                 replies = [error] * len(indexes)
             for index, reply in zip(indexes, replies, strict=True):
                 if isinstance(reply, MovedError | AskError):
@@ -279,7 +279,7 @@ class Cluster(Transport):
         return self._nodes[key]
 
     def _once(self, script: Script, call: Call, effort: Effort) -> Any:
-        call = (_whole(script, call[0]), call[1])
+        call = (whole(script, call[0]), call[1])
         node = self.map.serving(bucket_of(call[0][0]))
         try:
             reply = self._at(node).call(script, [call], effort)[0]
@@ -300,7 +300,7 @@ class Cluster(Transport):
         renewing: bool = False,
     ) -> Any:
         """The outcome of a call that was redirected to another node."""
-        for _ in range(_HOPS):
+        for _ in range(HOPS):
             node, asking = self.map.told(bucket_of(call[0][0]), node, said), type(said) is AskError
             try:
                 reply = self._at(node, renewing).call(script, [call], effort, asking)[0]
@@ -309,10 +309,7 @@ class Cluster(Transport):
             if not isinstance(reply, MovedError | AskError):
                 return reply
             said = reply
-        return Unserved(
-            "the nodes of the Redis cluster do not agree on who has this slot: see CLUSTER NODES "
-            f"at each ({said})"
-        )
+        return circle(said)
 
     def patience(self, error: Exception) -> float:
         """For how many seconds it is repeated; first the cluster is asked who serves what now."""
@@ -325,7 +322,16 @@ class Cluster(Transport):
         return self._failover
 
 
-def _whole(script: Script, keys: Sequence[str]) -> Sequence[str]:
+def circle(said: Exception) -> Unserved:
+    """The error for a command that was sent from node to node."""
+    return Unserved(
+        "the nodes of the Redis cluster do not agree on who has this slot: see CLUSTER NODES "
+        f"at each ({said})"
+    )
+
+
+def whole(script: Script, keys: Sequence[str]) -> Sequence[str]:
+    """The keys of a call that is executed as a whole or not at all, also while its slot moves."""
     # A server looks only whether the keys that a call names are there. A script that finds others
     # while its slot moves would be stopped half-way; with a key that never exists it is refused
     # before it begins, until the slot has arrived.

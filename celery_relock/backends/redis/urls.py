@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import redis
 import redis.cluster
+from redis.asyncio.cluster import RedisCluster as AsyncCluster
 from redis.backoff import NoBackoff
 from redis.connection import URL_QUERY_ARGUMENT_PARSERS
 from redis.retry import Retry
@@ -79,7 +80,7 @@ def transport_for_url(
 
 
 def transport_for_client(
-    client: redis.Redis | redis.cluster.RedisCluster | redis.asyncio.Redis,
+    client: redis.Redis | redis.cluster.RedisCluster | redis.asyncio.Redis | AsyncCluster,
     replicas: Replicas = NONE,
 ) -> Transport:
     """The way to the Redis of a client: same address, credentials, options, own connections.
@@ -92,6 +93,14 @@ def transport_for_client(
         seeds = sorted({Node(node.host, int(node.port)) for node in nodes})
         pool = client.get_redis_connection(nodes[0]).connection_pool
         return _cluster(seeds, of_pool(pool), replicas, client.nodes_manager.address_remap)
+    if isinstance(client, AsyncCluster):
+        from .asyncio import kind_for_threads
+
+        known: list[Any] = client.get_nodes() or [*client.nodes_manager.startup_nodes.values()]
+        seeds = sorted({Node(node.host, int(node.port)) for node in known})
+        options = of_pool(known[0])
+        options["connection_class"] = kind_for_threads(options["connection_class"])
+        return _cluster(seeds, options, replicas, client.nodes_manager.address_remap)
     if isinstance(client.connection_pool, SentinelConnectionPool):
         return _of_pool_of_sentinels(client.connection_pool, replicas)
     options = of_pool(client.connection_pool)

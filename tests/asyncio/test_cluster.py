@@ -1,0 +1,261 @@
+"""Locks of coroutines in a Redis Cluster: the same as those of tasks and threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis.asyncio
+
+import celery_relock
+from celery_relock.asyncio import Lock
+from celery_relock.backends.redis.asyncio import CoroutineBackend
+from celery_relock.backends.redis.backend import RedisBackend
+from celery_relock.backends.redis.keys import CLUSTER_BUCKETS, Keys
+from celery_relock.engine.protocol import LockState
+from celery_relock.errors import LockConfigError, LockUnavailable
+from celery_relock.lock import LockNotOwned
+from tests.asyncio.test_cancellation import held as waits
+from tests.asyncio.test_cancellation import wherever_it_is_cancelled
+from tests.support import RedisServer, wait_for
+from tests.support.cluster import ClusterServers
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def servers(redis_binary: str) -> Iterator[ClusterServers]:
+    started = ClusterServers(redis_binary)
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def cluster(servers: ClusterServers) -> Iterator[ClusterServers]:
+    """All nodes are there when a test begins."""
+    yield servers
+    for node in servers.nodes:
+        if not node.running:
+            servers.bring_back(node)
+    wait_for(servers.is_complete, timeout=30)
+
+
+@pytest.fixture
+def backend(cluster: ClusterServers, namespace: str) -> RedisBackend:
+    """What the server has, as another process sees it."""
+    return cluster.backend(namespace)
+
+
+@pytest.fixture
+def lock(cluster: ClusterServers, namespace: str) -> Callable[..., Lock]:
+    """Make a lock: `lock()`, `lock("b", timeout=5)`."""
+
+    def make(name: str = "a", redis: Any = cluster.url, **options: Any) -> Lock:
+        return Lock(redis, name, namespace=namespace, **options)
+
+    return make
+
+
+MakeLock = Callable[..., Lock]
+
+
+def run(main: Coroutine[Any, Any, Any], seconds: float = 60) -> Any:
+    return asyncio.run(asyncio.wait_for(main, seconds))
+
+
+async def until(holds: Callable[[], Any]) -> Any:
+    """What it returns as soon as that is true. It asks a server."""
+    return await asyncio.to_thread(wait_for, holds, 30)
+
+
+def test_locks_at_every_node_are_those_of_threads(
+    cluster: ClusterServers, lock: MakeLock, namespace: str
+) -> None:
+    names = [cluster.name_at(node, namespace) for node in cluster.masters()]
+
+    async def main() -> None:
+        for name in names:
+            async with lock(name) as one, one:
+                assert await one.owned()
+                assert await one.extend(5)
+                assert one.fence > 0
+                other = celery_relock.Lock(cluster.url, name, namespace=namespace)
+                assert not await asyncio.to_thread(other.acquire, blocking=False)
+            assert not await one.locked()
+            with other:
+                assert not await lock(name).acquire(blocking=False)
+                assert other.fence > 0
+
+    run(main())
+
+
+def test_coroutines_and_threads_wait_in_one_queue_at_each_node(
+    cluster: ClusterServers, lock: MakeLock, backend: RedisBackend, namespace: str
+) -> None:
+    names = [cluster.name_at(node, namespace) for node in cluster.masters()]
+    order: dict[str, list[str]] = {name: [] for name in names}
+
+    def thread(name: str) -> None:
+        with celery_relock.Lock(cluster.url, name, namespace=namespace):
+            order[name].append("thread")
+
+    async def coroutine(name: str, who: str) -> None:
+        async with lock(name):
+            order[name].append(who)
+
+    async def main() -> None:
+        holders, waiting = [lock(name) for name in names], []
+        for one in holders:
+            await one.acquire()
+        for count, who in enumerate(("first", "thread", "last"), start=1):
+            for name in names:
+                waiter = (
+                    asyncio.to_thread(thread, name) if who == "thread" else coroutine(name, who)
+                )
+                waiting.append(asyncio.create_task(waiter))
+            await until(lambda n=count: all(backend.inspect(each).waiting == n for each in names))
+        for one in holders:
+            await one.release()
+        await asyncio.gather(*waiting)
+
+    run(main())
+    assert order == {key: ["first", "thread", "last"] for key in names}
+
+
+def test_clients_of_clusters(cluster: ClusterServers, lock: MakeLock) -> None:
+    async def main() -> None:
+        client = redis.asyncio.RedisCluster.from_url(f"redis://127.0.0.1:{cluster.nodes[0].port}")
+        one = client.lock("a", timeout=5, lock_class=Lock)
+        assert isinstance(one, Lock)
+        async with one:
+            assert not await Lock(cluster.url, "a").acquire(blocking=False)
+        async with lock(redis=client), lock(redis=lambda: client, name="b"):
+            with cluster.client() as of_threads:
+                assert await lock(redis=of_threads).locked()
+        await client.aclose()
+        with pytest.raises(LockConfigError, match=r"use celery_relock\.asyncio\.Lock"):
+            celery_relock.Lock(client, "a")  # type: ignore[arg-type]
+
+    run(main())
+
+
+def test_a_single_server_is_no_cluster(lock: MakeLock, redis_server: RedisServer) -> None:
+    async def main() -> None:
+        one = lock(redis=f"redis+cluster://127.0.0.1:{redis_server.port}")
+        with pytest.raises(LockConfigError, match="no node of a Redis Cluster"):
+            await one.acquire()
+
+    run(main())
+
+
+def test_a_loss_is_told(lock: MakeLock, backend: RedisBackend) -> None:
+    async def main() -> None:
+        one = lock(timeout=60)
+        await one.acquire()
+        while not one._engine._listening:
+            await asyncio.sleep(0.05)
+        await asyncio.to_thread(backend.force_release, "a")
+        while not one.lost:
+            await asyncio.sleep(0.01)
+        with pytest.raises(LockNotOwned):
+            await one.release()
+
+    run(main())
+
+
+def test_busy_threads_of_the_loop_delay_nothing(lock: MakeLock) -> None:
+    async def main() -> None:
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        done = asyncio.run_coroutine_threadsafe(over.wait(), loop)
+        busy = asyncio.create_task(asyncio.to_thread(done.result))
+        await asyncio.sleep(0)
+        async with lock("never asked for before"):
+            over.set()
+        await busy
+
+    run(main())
+
+
+def test_nothing_is_left_wherever_a_waiter_is_cancelled(
+    lock: MakeLock, backend: RedisBackend
+) -> None:
+    def state() -> LockState:
+        return backend.inspect("a")
+
+    run(wherever_it_is_cancelled(waits, "late", lock, state))
+
+
+def test_a_lock_follows_its_slot(
+    cluster: ClusterServers, lock: MakeLock, backend: RedisBackend, namespace: str
+) -> None:
+    key, slot = Keys(namespace, CLUSTER_BUCKETS).lock("a"), cluster.slot_of("a", namespace)
+    source = cluster.master_of(key)
+    to = next(each for each in cluster.masters() if each is not source)
+
+    async def waiter(name: str) -> int:
+        async with lock(name) as one:
+            return one.fence
+
+    async def main() -> None:
+        one = lock(timeout=2)
+        await one.acquire()
+        fence = one.fence
+        waits = asyncio.create_task(waiter("a"))
+        await until(lambda: backend.inspect("a").waiting == 1)
+        await asyncio.to_thread(cluster.begin_move, slot, to)
+        # Its bucket is empty but for these: the lock itself is asked for where it is on its way to.
+        await asyncio.to_thread(cluster.move_keys, slot, source, to)
+        since = one._lease.renewed
+        while one._lease.renewed == since:
+            await asyncio.sleep(0.05)
+        assert await one.owned()
+        await asyncio.to_thread(cluster.end_move, slot, source, to)
+        await one.release()
+        assert await waits > fence
+        assert await waiter("a") > fence
+
+    run(main())
+    cluster.end_move(slot, cluster.begin_move(slot, source), source)
+
+
+def test_a_node_is_killed_and_its_replica_takes_over(
+    cluster: ClusterServers, lock: MakeLock, backend: RedisBackend, namespace: str
+) -> None:
+    master = cluster.master_of(Keys(namespace, CLUSTER_BUCKETS).lock("a"))
+    free = cluster.name_at(master, namespace, ["a"])
+
+    async def waiter(holder: Lock) -> None:
+        async with lock() as one:
+            assert one.fence > fences["a"]
+
+    fences: dict[str, int] = {}
+
+    async def main() -> None:
+        async with lock(timeout=20) as one:
+            fences["a"] = one.fence
+            waits = asyncio.create_task(waiter(one))
+            await until(lambda: backend.inspect("a").waiting == 1)
+            with cluster.admin(master).pipeline(transaction=False) as pipe:
+                pipe.ping()
+                pipe.execute_command("WAIT", 1, 5000)
+                assert pipe.execute()[1] == 1
+            by_renewals = CoroutineBackend(cluster.backend(namespace))
+            assert await by_renewals.renew(one._lease.renewals()) == [True]
+            killed = asyncio.create_task(asyncio.to_thread(cluster.fail_over, master))
+            since = one._lease.renewed
+            async with lock(free):  # waits for the replica
+                pass
+            await killed
+            while one._lease.renewed == since:
+                await asyncio.sleep(0.05)
+            one.check()
+            with pytest.raises(LockUnavailable):
+                await by_renewals.renew(one._lease.renewals(), within=1)
+            assert await by_renewals.renew(one._lease.renewals(), within=1) == [True]
+        await waits
+
+    run(main())
