@@ -19,7 +19,17 @@ from celery_relock.declaration import engine_of
 from tests.support import RedisServer, Worker, find_redis_server
 
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
-COLOURS = {"held": "#2b6cb0", "kept": "#bcd4ee", "waits": "#e2e2e2", "stranger": "#c05621"}
+STYLE = """text { font: 13px system-ui, sans-serif; fill: #1a202c }
+.held { fill: #2b6cb0 }
+.kept { fill: #bcd4ee }
+.waits { fill: #e2e2e2 }
+.stranger { fill: #c05621 }
+.back { fill: #ffffff }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e2e8f0 }
+  .waits { fill: #4a5568 }
+  .back { fill: #1a202c }
+}"""
 WIDTH, LEFT, ROW = 860, 110, 26
 
 
@@ -109,29 +119,29 @@ def draw(title: str, spans: list[Span], names: dict[str, str]) -> str:
     )
     rows.sort(key=lambda name: name == "stranger")
     height = ROW * (len(rows) + 2)
-    box = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}"'
     lines = [
-        f'<svg {box} font-family="sans-serif" font-size="13"><title>{title}</title>',
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
+        f"<title>{title}</title>",
+        f"<style>{STYLE}</style>",
+        '<rect class="back" width="100%" height="100%" rx="6"/>',
     ]
     for number, name in enumerate(rows):
-        lines.append(f'<text x="4" y="{ROW * number + 18}">{name}</text>')
+        lines.append(f'<text x="10" y="{ROW * number + 18}">{name}</text>')
     for span in spans:
         name = names.get(span.execution_id, "enter")
         kind = "stranger" if name == "stranger" and span.kind == "held" else span.kind
         x, y = LEFT + (span.start - start) * scale, ROW * rows.index(name) + 5
         width = max((span.end - span.start) * scale, 1.5)
         lines.append(
-            f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{ROW - 10}" '
-            f'fill="{COLOURS[kind]}"/>'
+            f'<rect class="{kind}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{ROW - 10}"/>'
         )
     legend = {"held": "holds, its step runs", "kept": "left to it, on its way"}
     legend |= {"waits": "waits, parked", "stranger": "another permit"}
     for number, (kind, text) in enumerate(legend.items()):
         x, y = LEFT + 190 * number, ROW * len(rows) + 14
-        lines.append(f'<rect x="{x}" y="{y}" width="12" height="12" fill="{COLOURS[kind]}"/>')
+        lines.append(f'<rect class="{kind}" x="{x}" y="{y}" width="12" height="12"/>')
         lines.append(f'<text x="{x + 18}" y="{y + 11}">{text}</text>')
-    lines.append(f'<text x="4" y="{ROW * len(rows) + 25}">{end - start:.2f} s</text></svg>')
+    lines.append(f'<text x="10" y="{ROW * len(rows) + 25}">{end - start:.2f} s</text></svg>')
     return "\n".join(lines) + "\n"
 
 

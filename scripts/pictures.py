@@ -2,7 +2,8 @@
 
     python -m scripts.pictures
 
-`docs/pictures/*.svg` follow the reader's light or dark mode.
+`docs/pictures/*.svg` follow the reader's light or dark mode, on a ground of their own: the page
+around them can be in the other one.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ text { font: 13px system-ui, sans-serif; fill: #1a202c }
 .waits { fill: #e2e8f0 }
 .parked { fill: #bee3f8 }
 .dead { fill: #fed7d7 }
+.back { fill: #ffffff }
 @media (prefers-color-scheme: dark) {
   text { fill: #e2e8f0 }
   .small { fill: #a0aec0 }
@@ -33,7 +35,9 @@ text { font: 13px system-ui, sans-serif; fill: #1a202c }
   .line { stroke: #4a5568 }
   .arrow { stroke: #a0aec0 }
   .head { fill: #a0aec0 }
+  .back { fill: #1a202c }
 }"""
+BACK = '<rect class="back" width="100%" height="100%" rx="6"/>'
 
 
 HEAD = """\
@@ -125,6 +129,7 @@ def svg(picture: Picture) -> str:
         f"<title>{escape(picture.title)}</title>",
         f"<style>{STYLE}</style>",
         HEAD,
+        BACK,
     ]
     for row, (name, bars) in enumerate(lanes):
         y = _middle(row)
