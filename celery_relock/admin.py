@@ -26,7 +26,7 @@ from . import engines
 from .engine import ids
 from .engine.events import OUTRANKED, duration
 from .engine.inspection import Inspectable, ParkedMessage, Place, Survey
-from .engine.protocol import COOLDOWN, DEBOUNCE, KEPT, LINE, PAUSE, HoldInfo
+from .engine.protocol import COOLDOWN, DEBOUNCE, KEPT, LINE, MARKER, PAUSE, HoldInfo
 from .errors import LockConfigError, RelockError
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ logger = logging.getLogger("celery_relock")
 SHOWN = 100
 # How long the workers have to answer, in seconds: all of it passes.
 _WORKERS = 1.0
-# How the name of a dedup marker begins.
-_MARKER = "dedup\t"
 _DONE = {"release": "released by force", "cancel": "a parked task was cancelled"}
 _LABEL = re.compile(r"(?P<task>.*?)(?:\[(?P<id>[^\]]*)\])? (?P<host>\S*):(?P<pid>\d+)", re.DOTALL)
 
@@ -262,10 +260,10 @@ class Locks:
             markers: tell of the dedup markers instead; the pattern is then for what stands behind
                 `dedup`, the task and the lock, with a tab between them.
         """
-        found = self._find(_MARKER + pattern if markers else pattern)
+        found = self._find(MARKER + pattern if markers else pattern)
         left = limit
         for each in found:
-            if each.name.startswith(_MARKER) is markers:
+            if each.name.startswith(MARKER) is markers:
                 if left is not None:
                     left -= 1
                     if left < 0:
@@ -387,7 +385,7 @@ class Locks:
         """All locks, counted. Looks at every lock, `find` as well."""
         found: dict[str, Any] = dataclasses.asdict(Stats())
         for lock in self._find("*"):
-            if lock.foreign or lock.name.startswith(_MARKER):
+            if lock.foreign or lock.name.startswith(MARKER):
                 found["foreign" if lock.foreign else "markers"] += 1
                 continue
             if lock.name.startswith(DEBOUNCE):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from celery import Task
@@ -122,12 +122,13 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         if prefix or declared.prefix:
             # An empty one is carried too: the worker's own relock_prefix may say something else.
             options.setdefault(PREFIX, prefix)
-        publish = super().apply_async
+        publish, mark = super().apply_async, None
         if declared.options.order is not None:
-            publish = partial(order.send, self, publish)
+            publish = sender = order.Sender(self, publish)
+            mark = sender.mark
         if declared.options.debounce or any(name.startswith("lock_debounce") for name in options):
             return debounce.send(self, publish, args, kwargs, options)
-        return dedup.send(self, publish, args, kwargs, options)
+        return dedup.send(self, publish, args, kwargs, options, mark)
 
     def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         """Run the task here, as Celery's `apply`, with `lock_…` options as for `apply_async`."""

@@ -7,6 +7,7 @@
 -- KEYS[6] messages: hash, the messages that are parked there
 -- KEYS[7] sent: hash, the line of each execution, and the execution of each task
 -- KEYS[8] due: sorted set, when to look at which line
+-- KEYS[9..] lock: hash, the call's dedup marker, if it is to have one
 -- ARGV[1] execution: id, the execution of the message
 -- ARGV[2] task: id, of the task; a revoke names it
 -- ARGV[3] label: text, the call for people
@@ -14,14 +15,17 @@
 -- ARGV[5] delay: ms, from now to when the call is due
 -- ARGV[6] moment: ms, since the epoch, when the call is due; 0 says nothing
 -- ARGV[7] life: ms, from when the call is due to the end of the place, whatever becomes of the call
--- Reply {PLACED, ticket}: the execution has this place
+-- ARGV[8..] hold, lease, who: text, of its dedup marker the id of its hold, the ms that it lives without renewal, and whose it is
+-- Reply {PLACED, ticket}: the execution has this place, and its marker
+-- Reply {BUSY, index, ms, fence, owner, label, waiting, parked, shared}: another call has the marker, as in acquire; there is no place
 -- Reply {ENDED}: the execution has ended already
--- Keeps: tickets rise in the order of the commands, or of the times that calls are due; sent twice it takes one place
+-- Keeps: tickets rise in the order of the commands, or of the times that calls are due; a duplicate takes no place; sent twice it acts once
 -- Uses: lib/base
 
 local meta, tombstone, lock = KEYS[1], KEYS[2], KEYS[3]
 local queue, waiters, messages, sent, due_at = KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local execution, task, label = ARGV[1], ARGV[2], ARGV[3]
+local keys, options = KEYS, ARGV
 local gap, delay, moment, life = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 
 local name = string.sub(lock, string.len(meta) - 1)
@@ -50,29 +54,52 @@ end
 if redis.call('EXISTS', tombstone) == 1 then
   return { 'ENDED' }
 end
-local ticket, ends = next_ticket(), due + life
-local waiter = {
-  attempt = '-',
-  owner = '-',
-  inbox = '-',
-  label = label,
-  task = task,
-  home = '',
-  parked = true,
-  limits = { 1 },
-  lease = 0,
-  life = 0,
-  expiry = ends,
-  line = { ticket = ticket, gap = gap, due = due, ends = ends },
-}
-redis.call('ZADD', queue, ticket, execution)
-redis.call('HSET', waiters, execution, cjson.encode(waiter))
-redis.call('HSET', sent, execution, name, '#' .. task, execution)
--- While a message is parked there, the line lives without end.
-if redis.call('EXISTS', messages) == 0 then
-  Base.outlive(ends - now, queue, waiters)
+
+local function take_place()
+  local ticket, ends = next_ticket(), due + life
+  local waiter = {
+    attempt = '-',
+    owner = '-',
+    inbox = '-',
+    label = label,
+    task = task,
+    home = '',
+    parked = true,
+    limits = { 1 },
+    lease = 0,
+    life = 0,
+    expiry = ends,
+    line = { ticket = ticket, gap = gap, due = due, ends = ends },
+  }
+  redis.call('ZADD', queue, ticket, execution)
+  redis.call('HSET', waiters, execution, cjson.encode(waiter))
+  redis.call('HSET', sent, execution, name, '#' .. task, execution)
+  -- While a message is parked there, the line lives without end.
+  if redis.call('EXISTS', messages) == 0 then
+    Base.outlive(ends - now, queue, waiters)
+  end
+  Base.outlive(ends - now, sent)
+  -- Should nobody come to look, somebody looks when the place has ended.
+  redis.call('ZADD', due_at, 'NX', string.format('%.0f', ends + 1), 'l ' .. name)
+  return { 'PLACED', ticket }
 end
-Base.outlive(ends - now, sent)
--- Should nobody come to look, somebody looks when the place has ended.
-redis.call('ZADD', due_at, 'NX', string.format('%.0f', ends + 1), 'l ' .. name)
-return { 'PLACED', ticket }
+
+if not keys[9] then
+  return take_place()
+end
+local marker_hold, lease, who = options[8], tonumber(options[9]), options[10]
+
+-- Uses: lib/call, lib/holds
+
+local marker = Holds.open(Call.begin(meta), keys[9])
+local oldest, holder = Holds.oldest(marker)
+if oldest and not marker.holds[marker_hold] then
+  local text = redis.call('HGET', marker.key, '@' .. holder) or ''
+  return { 'BUSY', 1, oldest.expiry - now, oldest.fence, oldest.owner, text, 0, 0, 0 }
+end
+if not oldest then
+  local hold = { expiry = now + lease, attempt = Holds.KEPT, owner = marker_hold }
+  hold.fence = Base.next_fence(meta, micros)
+  Holds.write(marker, marker_hold, hold, '- ' .. who)
+end
+return take_place()

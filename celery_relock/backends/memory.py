@@ -1189,13 +1189,17 @@ class MemoryBackend:
             passed, state.passed = tuple(state.passed), []
             return Resumed(tuple(command.messages), recheck, passed)
 
-    def place(self, request: PlaceRequest) -> int:
+    def place(self, request: PlaceRequest) -> int | Conflict:
         with self._executes(_Command) as command:
             lock, me = command.lock(request.line), request.execution_id
             if me in lock.queue:
                 return lock.queue[me].ticket
             if command.ended(me):
                 return 0
+            if request.marker is not None:
+                marked = _Acquire(self.state, command.now, request.marker, "-").answer()
+                if isinstance(marked, Conflict):
+                    return marked
             due = max(command.now + request.delay, request.moment)
             place = _Place(
                 me, KEPT, KEPT, "-", request.label, False, {request.line: 1}, 0.0, 0.0, 0.0

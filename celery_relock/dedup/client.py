@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple
 
 from celery import states
@@ -21,6 +22,7 @@ from .. import signals
 from ..declaration import Declaration, declaration
 from ..engine import events, ids
 from ..engine.engine import Engine
+from ..engine.protocol import Claim, Conflict
 from ..errors import DuplicateTask, LockConfigError, LockUnavailable, RelockError
 from ..naming.names import bind, signature_of
 from ..options import LockOptions
@@ -48,6 +50,9 @@ _AWAITED = (
 )
 
 
+Mark = Callable[[Any, Any, dict[str, Any], str, Claim], Conflict | None]
+
+
 class Call(NamedTuple):
     """A call that may be a duplicate: its locks, and its marker."""
 
@@ -67,8 +72,14 @@ def send(
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
     options: dict[str, Any],
+    mark: Mark | None = None,
 ) -> Any:
-    """Send a task with `publish`, unless its call is a duplicate; see `LockedTask.apply_async`."""
+    """Send a task with `publish`, unless its call is a duplicate; see `LockedTask.apply_async`.
+
+    Args:
+        mark: acquires the marker of a call that is to be sent with these arguments and options, as
+            this execution, where more than that is to be done in the same step.
+    """
     declared = declaration(type(task))
     mode = _mode(task, declared, options)
     declared = declared.of_call(call_options(options), options.get(PREFIX))
@@ -84,7 +95,12 @@ def send(
     if call is None:
         return publish(args, kwargs, **options)  # it does not fit the body, and that is said there
     keep = mode if call.marker.until == marker.TIME else marker.keep_for(task, options)
-    return _send_once(call, keep, lambda: publish(args, kwargs, **options), task_id)
+    execution_id = ids.new_id()
+    acquire: marker.Acquire = call.engine.backend.acquire
+    if mark is not None:
+        acquire = partial(mark, args, kwargs, options, execution_id)
+    sent = _Sent(task_id, call.marker, execution_id)
+    return _send_once(call, keep, lambda: publish(args, kwargs, **options), sent, acquire)
 
 
 def is_awaited(options: Mapping[str, Any]) -> bool:
@@ -119,10 +135,12 @@ def call_of(
     return Call(task, declared.engine, declared.options, names, made)
 
 
-def _send_once(call: Call, keep: float, publish: Callable[[], Any], task_id: str) -> Any:
-    execution_id = ids.new_id()
+def _send_once(
+    call: Call, keep: float, publish: Callable[[], Any], message: _Sent, acquire: marker.Acquire
+) -> Any:
+    task_id, _, execution_id = message
     try:
-        there = claim(call, execution_id, task_id, min(keep, marker.SENDING))
+        there = claim(call, execution_id, task_id, min(keep, marker.SENDING), acquire)
     except LockUnavailable as error:
         if call.options.on_unavailable == "raise":
             raise
@@ -131,7 +149,7 @@ def _send_once(call: Call, keep: float, publish: Callable[[], Any], task_id: str
     if there is not None:
         return _answer(call, there, task_id)
     try:
-        with _sending(_Sent(task_id, call.marker, execution_id)):
+        with _sending(message):
             sent = publish()
     except BaseException:
         with suppress(RelockError):
@@ -168,12 +186,14 @@ def _answer(call: Call, there: Found, task_id: str) -> Any:
 # --- the marker of a call, also for worker.py -----------------------------------------------------
 
 
-def claim(call: Call, execution_id: str, task_id: str, keep: float) -> Found | None:
+def claim(
+    call: Call, execution_id: str, task_id: str, keep: float, acquire: marker.Acquire
+) -> Found | None:
     """Get the marker for a call. Returns whose it is if this one is a duplicate. Raises
     LockUnavailable."""
     tried = ""
     while True:
-        there = marker.put(call.engine, call.marker, execution_id, task_id, keep)
+        there = marker.put(acquire, call.marker, execution_id, task_id, keep)
         # One that has begun meanwhile stands: asked again, the marker still belongs to it.
         if there is None or there.execution_id == tried:
             return there

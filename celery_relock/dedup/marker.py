@@ -9,14 +9,24 @@ lock, freed by a reaper when the process dies, and left to a retry or to the par
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ..engine import ids
 from ..engine.engine import Engine
 from ..engine.lease import Lease, State
-from ..engine.protocol import KEPT, Answer, Claim, Conflict, Ended, HoldInfo, Renewal, Successor
+from ..engine.protocol import (
+    KEPT,
+    MARKER,
+    Answer,
+    Claim,
+    Conflict,
+    Ended,
+    HoldInfo,
+    Renewal,
+    Successor,
+)
 from ..errors import RelockError
 from ..worker.conflict import release
 from ..worker.message import moment
@@ -29,6 +39,8 @@ SENDING = 60.0
 QUEUED = 86_400.0
 # The same for a parked message: it cannot be lost in a queue.
 PARKED = 30 * 86_400.0
+
+Acquire = Callable[[Claim], Answer | None]
 
 START, DONE = "until_start", "until_done"
 #: For a marker that stays for some seconds whatever happens.
@@ -71,7 +83,7 @@ def until(mode: str | float) -> str:
 
 def name_for(task_name: str, names: Sequence[str]) -> str:
     """The marker's lock. No lock name has a tab, so it is nobody else's, nor another task's."""
-    return "\t".join(("dedup", task_name, *names))
+    return MARKER + "\t".join((task_name, *names))
 
 
 def names_of(name: str) -> tuple[str, ...]:
@@ -85,14 +97,17 @@ def hold_id(execution_id: str) -> str:
 
 
 def put(
-    engine: Engine, marker: Marker, execution_id: str, task_id: str, keep: float
+    acquire: Acquire, marker: Marker, execution_id: str, task_id: str, keep: float
 ) -> Found | None:
     """Mark a call that is about to be sent, for so many seconds. Returns whose marker is there.
+
+    Args:
+        acquire: of the backend, or what does more in the same step.
 
     Raises:
         LockUnavailable, LockConfigError: from the backend.
     """
-    return found(engine.backend.acquire(_claim(marker, execution_id, task_id, keep)))
+    return found(acquire(_claim(marker, execution_id, task_id, keep)))
 
 
 def extend(engine: Engine, name: str, execution_id: str, keep: float) -> None:
@@ -111,7 +126,7 @@ def look(engine: Engine, name: str) -> Found | None:
     return None
 
 
-def found(answer: Answer) -> Found | None:
+def found(answer: Answer | None) -> Found | None:
     """Whose marker is in the way, None where the answer does not say."""
     if not isinstance(answer, Conflict):
         return None

@@ -139,7 +139,8 @@ class _Execution:
             return None
 
     def _claim(self, keep: float) -> Found | None:
-        return client.claim(self.call, self.execution_id, self.message.id, keep)
+        acquire = self.call.engine.backend.acquire
+        return client.claim(self.call, self.execution_id, self.message.id, keep, acquire)
 
     def begin(self) -> None:
         """The execution has its locks, and its body comes next."""

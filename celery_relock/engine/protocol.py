@@ -202,6 +202,8 @@ KEPT = "-"
 COOLDOWN = "cooldown."
 
 
+#: How the name of a dedup marker begins; the name of its task and those of its locks follow.
+MARKER = "dedup\t"
 #: How the name begins of a lock for which the messages of debounced calls are parked. Such a
 #: message is over when it has been published: its execution needs other locks.
 DEBOUNCE = "debounce\t"
@@ -273,6 +275,8 @@ class PlaceRequest(NamedTuple):
         delay: seconds from now to when the call is due.
         moment: when it is due, in seconds since the epoch; 0 says nothing.
         life: seconds from when the call is due to the end of its place, whatever becomes of it.
+        marker: a lock that is acquired in the same step, for the call's dedup: the place is taken
+            only if the call gets it.
     """
 
     line: str
@@ -283,6 +287,7 @@ class PlaceRequest(NamedTuple):
     delay: float
     moment: float
     life: float
+    marker: Claim | None = None
 
 
 class Passed(NamedTuple):
@@ -435,9 +440,10 @@ class Backend(Protocol):
         """The parked messages of a broker that are to be resumed now; those of `tasks` (short ids)
         in any case. `by` is the id of this call, for its repetition."""
 
-    def place(self, request: PlaceRequest) -> int:
+    def place(self, request: PlaceRequest) -> int | Conflict:
         """Take a place in a line. Returns its ticket, which is the fencing token of the line when
-        the turn of the place has come; 0 if the execution has ended already."""
+        the turn of the place has come; 0 if the execution has ended already. Conflict: another call
+        has the marker, and there is no place."""
 
     def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
         """Take a parked message, or the place of a call whose message has not come, out of its

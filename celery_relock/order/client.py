@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from ..dedup import client as dedup
 from ..engine import ids
 from ..engine.engine import Engine
 from ..engine.events import label_of
-from ..engine.protocol import KEPT, LINE, PlaceRequest
+from ..engine.protocol import KEPT, LINE, Claim, Conflict, PlaceRequest
 from ..errors import LockConfigError, LockUnavailable, RelockError
 from ..naming.names import bind
 from ..worker.message import PREFIX, call_options, is_retry, moment
@@ -62,45 +62,79 @@ _sent: ContextVar[_Sent | None] = ContextVar("relock_order_sent", default=None)
 running: ContextVar[Running | None] = ContextVar("relock_order_running", default=None)
 
 
-def send(
-    task: Any,
-    publish: Callable[..., Any],
-    args: Sequence[Any] | None,
-    kwargs: Mapping[str, Any] | None,
-    **options: Any,
-) -> Any:
-    """Send a task with `publish`, in its place; see `LockedTask.apply_async`."""
-    declared = declaration(type(task))
-    if declared.options.order is None or task.app.conf.task_always_eager:
-        return publish(args, kwargs, **options)
-    arguments = bind(task, args or (), kwargs or {})
-    if arguments is None:
-        return publish(args, kwargs, **options)  # it does not fit the body, and that is said there
-    declared = declared.of_call(call_options(options), options.get(PREFIX))
-    name = name_of(declared, arguments)
-    options["task_id"] = task_id = options.get("task_id") or uuid()
-    if _is_kept(options, name):
-        return publish(args, kwargs, **options)
-    engine, execution_id = declared.engine, dedup.execution_of(task_id) or ids.new_id()
-    request = _request(task, declared, name, execution_id, options)
-    try:
-        ticket = engine.backend.place(request)
-    except LockUnavailable as error:
-        if declared.options.on_unavailable == "raise":
+class Sender:
+    """Sends one call of a task with `publish`, in its place; see `LockedTask.apply_async`."""
+
+    def __init__(self, task: Any, publish: Callable[..., Any]) -> None:
+        self._task = task
+        self._publish = publish
+        # Where the place is, and what the message is to say of it, once it was tried to take it.
+        self._line: tuple[Declaration, str] | None = None
+        self._sent: _Sent | None = None
+
+    def mark(
+        self, args: Any, kwargs: Any, options: dict[str, Any], execution_id: str, marker: Claim
+    ) -> Conflict | None:
+        """Take the call's place together with its dedup marker, or neither. Returns who has the
+        marker. Raises LockUnavailable."""
+        self._line = self._line_of(args, kwargs, options)
+        assert self._line is not None, "a call without a place is none that has a marker"
+        return self._take(*self._line, execution_id, options, marker)
+
+    def __call__(self, args: Any, kwargs: Any, **options: Any) -> Any:
+        options["task_id"] = task_id = options.get("task_id") or uuid()
+        line = self._line or self._line_of(args, kwargs, options)
+        if line is None:
+            return self._publish(args, kwargs, **options)
+        declared, name = line
+        if self._sent is None:
+            try:
+                self._take(*line, dedup.execution_of(task_id) or ids.new_id(), options)
+            except LockUnavailable as error:
+                if declared.options.on_unavailable == "raise":
+                    raise
+                of = self._task.name, task_id
+                logger.error("%s[%s] is sent without a place in its order: %s", *of, error)
+        assert self._sent is not None
+        try:
+            with _sending(self._sent):
+                return self._publish(args, kwargs, **options)
+        except BaseException:
+            # Not as one that has ended: the message may be out all the same.
+            with suppress(RelockError):
+                leave(declared.engine, name, self._sent.execution_id)
             raise
-        logger.error("%s[%s] is sent without a place in its order: %s", task.name, task_id, error)
-        ticket = 0  # if only the answer was lost, it finds its place
-    else:
-        if not ticket:
-            return publish(args, kwargs, **options)  # relock_enabled=False
-    try:
-        with _sending(_Sent(task_id, execution_id, name, ticket)):
-            return publish(args, kwargs, **options)
-    except BaseException:
-        # Not as one that has ended: the message may be out all the same.
-        with suppress(RelockError):
-            leave(engine, name, execution_id)
-        raise
+
+    def _line_of(
+        self, args: Any, kwargs: Any, options: Mapping[str, Any]
+    ) -> tuple[Declaration, str] | None:
+        """What the call declares, and its lock name; None if it takes no place."""
+        declared = declaration(type(self._task))
+        if self._task.app.conf.task_always_eager:
+            return None
+        arguments = bind(self._task, args or (), kwargs or {})
+        if arguments is None:
+            return None  # it does not fit the body, and that is said there
+        declared = declared.of_call(call_options(options), options.get(PREFIX))
+        name = name_of(declared, arguments)
+        return None if _is_kept(options, name) else (declared, name)
+
+    def _take(
+        self,
+        declared: Declaration,
+        name: str,
+        execution_id: str,
+        options: Mapping[str, Any],
+        marker: Claim | None = None,
+    ) -> Conflict | None:
+        # If only the answer is lost, and the call is sent all the same, it finds its place.
+        self._sent = _Sent(options["task_id"], execution_id, name, 0)
+        request = _request(self._task, declared, name, execution_id, options)
+        answer = declared.engine.backend.place(request._replace(marker=marker))
+        if isinstance(answer, Conflict):
+            return answer
+        self._sent = self._sent._replace(ticket=answer)
+        return None
 
 
 def name_of(declared: Declaration, arguments: Mapping[str, object]) -> str:

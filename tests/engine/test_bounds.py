@@ -31,7 +31,7 @@ def test_a_call_without_its_dedup_marker_is_remembered_as_long_as_the_app_says(
     engine = runs().engine
     engine.keep(remember=10_000.0, most_parked=(1, 1))
     made = marker.Marker("dedup\tt\ta", marker.DONE)
-    assert marker.put(engine, made, "call", "task", 60.0) is None
+    assert marker.put(engine.backend.acquire, made, "call", "task", 60.0) is None
     if end == "drop":
         assert marker.drop(engine, made.name, "call", ended=True)
     else:

@@ -120,6 +120,10 @@ def _use_every_verb(backend: RedisBackend) -> None:
     place = PlaceRequest(f"{LINE}x", "r9", "task", "who", 60.0, 0.0, 0.0, 99.0)
     backend.place(place)  # PLACED
     backend.place(place._replace(execution_id="r3"))  # ENDED
+    marked = place._replace(execution_id="r10", marker=_claim("mark", "dedup", attempt_id="-"))
+    backend.place(marked)
+    mine = _claim("my mark", "dedup", attempt_id="-")
+    backend.place(marked._replace(execution_id="r11", marker=mine))  # BUSY
     backend.downgrade(("x",), "r7", "n1")  # SHARED
     backend.downgrade(("y",), "r7", "n1")  # LOST
     backend.acquire(_claim("inner-r8", "y")._replace(owner="owner-r8", ancestors=("r8",)))

@@ -20,7 +20,7 @@ def engine(desk) -> Engine:
 
 
 def _put(engine, run, keep=60.0):
-    return marker.put(engine, MARKER, run, f"task-{run}", keep)
+    return marker.put(engine.backend.acquire, MARKER, run, f"task-{run}", keep)
 
 
 def _arrive(engine, run, attempt_id=None):

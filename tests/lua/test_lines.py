@@ -11,6 +11,7 @@ from celery_relock.engine.protocol import (
     COMES_AGAIN,
     KEPT,
     LINE,
+    Claim,
     Conflict,
     Ended,
     Held,
@@ -55,6 +56,11 @@ def passed(desk: Desk) -> list[str]:
     return [call.execution_id for call in found.passed]
 
 
+def marker(run: str, lease: float = 60.0) -> Claim:
+    """The dedup marker of a call."""
+    return Claim(f"m-{run}", KEPT, f"m-{run}", ("dedup\tt\ta",), (1,), lease, f"task-{run}")
+
+
 @pytest.fixture
 def line(desk: Desk) -> list[int]:
     """Three calls were sent."""
@@ -68,6 +74,45 @@ def test_tickets_rise_in_the_order_in_which_calls_are_sent(line):
 def test_a_place_that_is_asked_for_twice_is_one_place(desk, line):
     assert place(desk, "r2") == line[1]
     assert desk.waiters(A[0]) == ["r1", "r2", "r3"]
+
+
+def test_a_call_gets_its_marker_together_with_its_place(desk):
+    ticket = place(desk, "r1", marker=marker("r1"))
+    assert place(desk, "r1", marker=marker("r1")) == ticket
+    (hold,) = desk.backend.inspect("dedup\tt\ta").holds
+    assert 59 < hold.remaining <= 60
+    desk.backend.force_release("dedup\tt\ta")
+    desk.backend.acquire(marker("r1"))
+    (alone,) = desk.backend.inspect("dedup\tt\ta").holds
+    assert hold._replace(remaining=0.0, fence=0) == alone._replace(remaining=0.0, fence=0)
+
+
+def test_a_duplicate_takes_no_place_and_hears_whose_it_is(desk):
+    place(desk, "r1", marker=marker("r1"))
+    there = place(desk, "r2", marker=marker("r2"))
+    as_acquired = desk.backend.acquire(marker("r2"))
+    assert there._replace(remaining=0.0) == as_acquired._replace(remaining=0.0)
+    assert (there.label, there.owner) == ("task-r1", "m-r1")
+    assert desk.waiters(A[0]) == ["r1"]
+
+
+def test_a_marker_that_lapsed_makes_no_duplicate(desk):
+    place(desk, "r1", marker=marker("r1", 0.05))
+    desk.wait_ms(60)
+    assert place(desk, "r2", marker=marker("r2")) > 0
+
+
+def test_a_call_whose_marker_is_there_already_gets_its_place(desk):
+    fence = desk.backend.acquire(marker("r1")).fences[0]
+    assert place(desk, "r1", marker=marker("r1")) > 0
+    assert [hold.fence for hold in desk.backend.inspect("dedup\tt\ta").holds] == [fence]
+
+
+def test_a_call_that_has_ended_gets_no_marker(desk):
+    place(desk, "r1")
+    desk.withdraw("r1")
+    assert place(desk, "r1", marker=marker("r1")) == 0
+    assert desk.backend.inspect("dedup\tt\ta").holds == ()
 
 
 def test_calls_that_arrive_in_order_get_the_line_by_their_tickets(desk, line):
@@ -169,6 +214,31 @@ def test_a_place_ends_with_its_call_whether_anybody_comes_or_not(desk):
     place(desk, "r2")
     desk.wait_ms(60)
     assert arrive(desk, "r2") > 0
+    assert passed(desk) == []
+
+
+def test_a_place_whose_end_has_come_is_cleared_away_though_nobody_came(desk):
+    place(desk, "r1", life=0.05)
+    desk.wait_ms(60)
+    assert passed(desk) == []
+    assert desk.waiters(A[0]) == []
+
+
+def test_the_keys_of_a_line_live_as_long_as_its_places_and_without_end_for_a_message(desk):
+    def lives():
+        keys = (desk.keys.queue(A[0]), desk.keys.waiters(A[0]))
+        return [desk.client.pttl(key) for key in keys]
+
+    place(desk, "r1", life=100000.0)
+    assert all(life > 100_000_000 for life in lives())
+    park(desk, "r2")
+    place(desk, "r3")
+    assert lives() == [-1, -1]
+
+
+def test_a_call_that_was_replaced_holds_up_nobody(desk, line):
+    desk.give_back("r1", KEPT, ended="run")
+    assert arrive(desk, "r2") == line[1]
     assert passed(desk) == []
 
 

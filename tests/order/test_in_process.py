@@ -9,11 +9,14 @@ import pytest
 from celery import Celery
 from celery.app.trace import build_tracer
 from celery.contrib.testing.worker import start_worker
+from kombu.exceptions import EncodeError
 
 from celery_relock import LockedTask
 from celery_relock.declaration import declaration
+from celery_relock.engine.protocol import LINE
 from celery_relock.errors import LockConfigError, LockUnavailable
 from tests.support import wait_for
+from tests.support.proxy import Proxy
 
 
 def app_of(**settings):
@@ -22,13 +25,13 @@ def app_of(**settings):
     return app
 
 
-def begun_in(app):
+def begun_in(app, **options):
     """The task `update`, and what its bodies have seen."""
     begun = []
 
     @app.task(
         base=LockedTask, bind=True, shared=False, lock_key="{account}", lock_order="sent",
-        lock_on_unavailable="run",
+        lock_on_unavailable="run", **options,
     )  # fmt: skip
     def update(self, account, number):
         begun.append((number, self.lock.in_order))
@@ -52,11 +55,12 @@ def test_calls_run_in_order_in_the_memory_of_one_process():
     assert begun[1:] == [(1, True), (2, True), (3, True)]
 
 
+@pytest.mark.parametrize("dedup", [False, "until_start"])
 def test_a_call_whose_place_was_taken_unheard_and_that_is_sent_all_the_same_comes_for_it(
-    monkeypatch,
+    monkeypatch, dedup
 ):
     app = app_of(relock_url="memory://")
-    update, begun = begun_in(app)
+    update, begun = begun_in(app, lock_dedup=dedup or None)
     backend = declaration(type(app.tasks[update.name])).engine.backend
     take = backend.place
 
@@ -66,11 +70,48 @@ def test_a_call_whose_place_was_taken_unheard_and_that_is_sent_all_the_same_come
 
     with monkeypatch.context() as patch:
         patch.setattr(backend, "place", unheard)
-        update.delay("a", 1)
-    update.delay("a", 2)
+        first = update.delay("a", 1)
+    if dedup:
+        assert update.delay("a", 2).id == first.id
+    update.apply_async(("a", 2), lock_dedup=False)
     with start_worker(app, pool="threads", concurrency=1, perform_ping_check=False):
         wait_for(lambda: len(begun) == 2, 20, "both calls")
     assert begun == [(1, False), (2, True)]
+
+
+def waiting_in(app, account):
+    backend = declaration(type(app.tasks[f"{__name__}.update"])).engine.backend
+    return backend.inspect(f"{LINE}{account}").waiting
+
+
+@pytest.mark.parametrize("fault", ["", "lose_reply", "lose_command"])
+def test_a_call_gets_place_and_dedup_marker_in_one_step_and_a_duplicate_gets_neither(
+    redis_server, namespace, fault
+):
+    with Proxy(redis_server.port) as proxy:
+        app = app_of(relock_url=proxy.url, relock_namespace=namespace)
+        update, _ = begun_in(app, lock_dedup="until_start")
+        update.delay("warm-up", 1)
+        proxy.seen.clear()
+        if fault:
+            getattr(proxy, fault)(of="place")
+        first = update.delay("a", 1)
+        # The second: from now on the marker lasts for as long as the message may.
+        assert proxy.seen == ["place"] * (2 if fault else 1) + ["renew"]
+        proxy.seen.clear()
+        assert update.delay("a", 2).id == first.id
+        assert proxy.seen == ["place"]
+        assert waiting_in(app, "a") == 1
+        assert update.marked("a", 1).id == first.id
+
+
+def test_a_call_whose_message_cannot_be_sent_leaves_neither_place_nor_marker(redis_url, namespace):
+    app = app_of(relock_url=redis_url, relock_namespace=namespace)
+    update, _ = begun_in(app, lock_dedup="until_start")
+    with pytest.raises(EncodeError):
+        update.delay("a", object())
+    assert waiting_in(app, "a") == 0
+    assert update.marked("a", 1) is None
 
 
 def test_without_locks_there_is_no_order():

@@ -196,15 +196,23 @@ class RedisBackend:
                 self._idle[home, bucket] = now + ids.chance.uniform(_IDLE / 2, _IDLE)
         return Resumed(messages, min(pauses, default=None), passed)
 
-    def place(self, request: PlaceRequest) -> int:
-        reply, *_ = self._run("place", *self.place_call(request))
+    def place(self, request: PlaceRequest) -> int | Conflict:
+        reply, repeated, sent = self._run("place", *self.place_call(request))
+        if reply[0] == b"BUSY" and request.marker is not None:
+            found = answer_to(request.marker, reply, repeated, sent)
+            assert isinstance(found, Conflict)
+            return found
         return int(reply[1]) if reply[0] == b"PLACED" else 0
 
     def place_call(self, of: PlaceRequest) -> Call:
         """The keys and arguments of `place`."""
         times = (of.gap, of.delay, of.moment, of.life)
         args = [of.execution_id, of.task, of.label, *(str(round(each * 1000)) for each in times)]
-        return self.keys.place(of.line, of.execution_id), args
+        keys = self.keys.place(of.line, of.execution_id)
+        if of.marker is not None:
+            keys += [self.keys.lock(of.marker.names[0])]
+            args += [of.marker.execution_id, _ms(of.marker.lease), of.marker.label]
+        return keys, args
 
     def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
         keys, args = self.keys, [execution_id, _ms(remember), home]

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from ...engine.protocol import LINE
+from ...engine.protocol import LINE, MARKER
 from ...errors import LockConfigError
 
 SCHEMA = 2
@@ -42,10 +42,12 @@ class Keys:
         self._fixed = lru_cache(maxsize=1024)(self._keys_of)
 
     def bucket(self, name: str) -> int:
-        """The bucket that all keys of a lock are in, and of its line: that an execution has ended
-        is known in each bucket by itself."""
+        """The bucket that all keys of a lock are in, those of its line as well, and of the dedup
+        markers of its calls: that an execution has ended is known in each bucket by itself."""
         if self.buckets == 1:
             return 0
+        if name.startswith(MARKER):  # its task and its locks, which are all in one bucket
+            name = name.split("\t", 2)[-1].partition("\t")[0]
         name = name.removeprefix(LINE)
         tag = _TAG.match(name)
         digest = hashlib.blake2b((tag[1] if tag else name).encode(), digest_size=8).digest()

@@ -16,6 +16,7 @@ import redis
 from celery_relock import errors
 from celery_relock.backends.redis.keys import CLUSTER_BUCKETS as BUCKETS
 from celery_relock.backends.redis.keys import Keys
+from celery_relock.dedup import marker
 from celery_relock.engine import ids
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.lease import Lease, State
@@ -85,10 +86,11 @@ def other_than(cluster: ClusterServers, node: RedisServer) -> RedisServer:
     return next(each for each in cluster.nodes if each is not node)
 
 
-def test_a_line_lies_in_the_bucket_of_its_lock_where_the_end_of_an_execution_is_known() -> None:
+def test_line_and_markers_lie_in_the_bucket_of_the_lock_where_an_end_is_known() -> None:
     keys = Keys("ns", BUCKETS)
     for name in [*map(str, range(20)), "{tag}:a", "x" * 200]:
         assert keys.bucket(LINE + name) == keys.bucket(name)
+        assert keys.bucket(marker.name_for("app.task", [name])) == keys.bucket(name)
 
 
 def test_locks_are_spread_over_all_nodes_and_leave_nothing_behind(

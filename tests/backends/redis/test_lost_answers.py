@@ -8,8 +8,17 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from celery_relock.engine.lease import State
-from celery_relock.engine.protocol import Conflict, Ended, Held, Parked, ParkRequest
+from celery_relock.engine.lease import Lease, State
+from celery_relock.engine.protocol import (
+    KEPT,
+    LINE,
+    Conflict,
+    Ended,
+    Held,
+    Parked,
+    ParkRequest,
+    PlaceRequest,
+)
 from celery_relock.errors import LockUnavailable
 from tests.engine.conftest import Runs
 from tests.support import RedisServer, leftovers, wait_for
@@ -113,6 +122,33 @@ def take_two(near: Runs, far: Runs) -> None:
     assert near.release(lease)
 
 
+def run_in_order(near: Runs, far: Runs) -> None:
+    line, marker = f"{LINE}a", "dedup\tt\ta"
+    first, second = near.lease(line), near.lease(line)
+
+    def sent(lease: Lease, marked: Lease | None = None) -> int | Conflict:
+        run, claim = lease.claim.execution_id, None
+        if marked is not None:
+            claim = marked.claim._replace(attempt_id=KEPT)
+        times = (60.0, 0.0, 0.0, 60.0)
+        return near.engine.backend.place(PlaceRequest(line, run, "task", "call", *times, claim))
+
+    mine = near.lease(marker)
+    tickets = [sent(first, mine), sent(second)]
+    assert isinstance(sent(near.lease(line), near.lease(marker)), Conflict)
+    assert far.engine.inspect(line).waiting == 2
+    assert len(far.engine.inspect(marker).holds) == 1
+    assert isinstance(near.engine.park(second, ParkRequest("text", "home", "task")), Parked)
+    assert near.engine.acquire(first).fences == (tickets[0],)
+    run, attempt_id = first.claim[:2]
+    (message,) = near.engine.backend.release([line], run, attempt_id, home="home").messages
+    assert message.execution_id == second.claim.execution_id
+    again = near.lease(line, execution_id=second.claim.execution_id)
+    assert near.engine.acquire(again).fences == (tickets[1],)
+    assert near.release(again)
+    assert near.engine.backend.release([marker], mine.claim.execution_id, KEPT).had
+
+
 #: Each scenario with every command that it sends through the proxy: verb, and which of its kind.
 COMMANDS: dict[Scenario, list[tuple[str, int]]] = {
     take_and_give_back: [("acquire", 0), ("release", 0)],
@@ -123,6 +159,10 @@ COMMANDS: dict[Scenario, list[tuple[str, int]]] = {
     hand_over_to_another: [("acquire", 0), ("inspect", 0), ("release", 0)],
     re_enter: [("acquire", 0), ("acquire", 1), ("release", 0), ("release", 1)],
     take_two: [("acquire", 0), ("release", 0)],
+    run_in_order: [
+        *(("place", 0), ("place", 1), ("place", 2), ("acquire", 0), ("acquire", 1)),
+        *(("release", 0), ("acquire", 2), ("release", 1)),
+    ],
 }
 EVERY_COMMAND = [
     pytest.param(scenario, verb, nth, id=f"{scenario.__name__}-{verb}-{nth}")
@@ -166,7 +206,7 @@ def test_any_command_may_be_lost_on_its_way_there_or_back(
     getattr(proxy, fault)(of=verb, after=nth)
     scenario(*both)
     assert proxy.idle, "the fault never came to pass"
-    for name in ("a", "b"):
+    for name in ("a", "b", f"{LINE}a"):
         assert both[1].engine.inspect(name) == ((), (), 0)
     for key in leftovers(client, namespace):
         assert key.endswith(":meta") or (":d:" in key and 0 < client.pttl(key) <= 60_000)
