@@ -10,11 +10,22 @@ from pathlib import Path
 
 import click
 
-from benchmarks import coroutines, growth, handover, memory, pairs, renewal, task, waiting
+from benchmarks import (
+    coroutines,
+    growth,
+    handover,
+    memory,
+    ordering,
+    pairs,
+    renewal,
+    task,
+    waiting,
+)
 from tests.support import RedisServer
 
 _BLOCK = re.compile(r"(<!-- figures -->\n).*?(<!-- /figures -->)", re.DOTALL)
-PARTS = ("pairs", "handover", "renewal", "memory", "growth", "task", "waiting", "coroutines")
+PARTS = ("pairs", "handover", "renewal", "memory", "growth", "task", "waiting", "ordering",
+         "coroutines")  # fmt: skip
 
 
 @click.command()
@@ -93,6 +104,8 @@ def _in_celery(
         yield from task.measure(url, rounds * 5, tasks)
     if "waiting" in wanted:
         yield "Waiting in Celery", waiting.measure(url, rounds, tasks, 0.01)
+    if "ordering" in wanted:
+        yield "In order for each key", ordering.measure(url, rounds, 2 * tasks, 0.02)
 
 
 if __name__ == "__main__":
