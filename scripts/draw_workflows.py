@@ -1,5 +1,5 @@
-"""Draw who holds what in a workflow, when: runs the flows of docs/workflows.md for real, looks at
-the lock every few milliseconds, and writes what it saw to docs/pictures.
+"""Draw who holds what, when: runs the flows of docs/workflows.md and the calls of the README for
+real, looks at the locks every few milliseconds, and writes what it saw to docs/pictures.
 
     scripts/venv test && .venv/bin/python -m scripts.draw_workflows
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +31,13 @@ STYLE = """text { font: 13px system-ui, sans-serif; fill: #1a202c }
   .waits { fill: #4a5568 }
   .back { fill: #1a202c }
 }"""
-WIDTH, LEFT, ROW = 860, 110, 26
+LEGEND = {
+    "held": "holds, its step runs",
+    "kept": "left to it, on its way",
+    "waits": "waits, parked",
+    "stranger": "another permit",
+}
+WIDTH, LEFT, ROW = 860, 145, 26
 
 
 class Span(NamedTuple):
@@ -82,25 +89,32 @@ def flows(module: Any) -> dict[str, Callable[[], Any]]:
     return {"chain": of_chain, "chord": of_chord, "part": of_part}
 
 
-def record(worker: Worker, make: Callable[[], Any]) -> tuple[list[Span], dict[str, str]]:
-    """The spans of one flow and of a stranger that wants the lock meanwhile; the runs' names."""
+def turns(module: Any) -> list[Any]:
+    calls = {"account 42, first": "42", "account 42, second": "42", "account 7": "7"}
+    sent = []
+    for name, account in calls.items():
+        sent.append(module.locking.s(account=account, name=name, do="slow").delay())
+        time.sleep(0.02)  # received in this order
+    return sent
+
+
+def record(worker: Worker, make: Callable[[], list[Any]]) -> tuple[list[Span], dict[str, str]]:
+    """The spans of some calls, and the names of their executions."""
     engine = engine_of(worker.module.app)
 
     def look() -> dict[str, str]:
-        state = engine.inspect("account:42")
-        waits = {each.execution_id: "waits" for each in state.waiters}
-        return waits | {
-            each.execution_id: "kept" if each.attempt_id == "-" else "held" for each in state.holds
-        }
+        found: dict[str, str] = {}
+        for state in map(engine.inspect, ("account:42", "account:7")):
+            found |= {each.execution_id: "waits" for each in state.waiters}
+            for each in state.holds:
+                found[each.execution_id] = "kept" if each.attempt_id == "-" else "held"
+        return found
 
     before, stop, found = len(worker.journal.events()), threading.Event(), []
     watcher = threading.Thread(target=lambda: found.extend(watch(look, stop)))
     watcher.start()
-    sent = make().delay()
-    worker.journal.wait_for(lambda e: any(one.data.get("holds") for one in e[before:]))
-    stranger = worker.module.locking.s(account="42", name="stranger", do="slow").delay()
-    sent.get(timeout=30)
-    stranger.get(timeout=30)
+    for result in make():
+        result.get(timeout=30)
     time.sleep(0.1)
     stop.set()
     watcher.join()
@@ -111,7 +125,17 @@ def record(worker: Worker, make: Callable[[], Any]) -> tuple[list[Span], dict[st
     return found, names
 
 
-def draw(title: str, spans: list[Span], names: dict[str, str]) -> str:
+def beside_a_stranger(worker: Worker, make: Callable[[], Any]) -> list[Any]:
+    """A flow, and a task that wants its lock as soon as it has begun."""
+    before = len(worker.journal.events())
+    sent = make().delay()
+    worker.journal.wait_for(lambda e: any(one.data.get("holds") for one in e[before:]))
+    return [sent, worker.module.locking.s(account="42", name="stranger", do="slow").delay()]
+
+
+def draw(
+    title: str, spans: list[Span], names: dict[str, str], legend: dict[str, str] = LEGEND
+) -> str:
     start, end = min(s.start for s in spans), max(s.end for s in spans)
     scale = (WIDTH - LEFT - 10) / (end - start)
     rows = list(
@@ -135,8 +159,6 @@ def draw(title: str, spans: list[Span], names: dict[str, str]) -> str:
         lines.append(
             f'<rect class="{kind}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{ROW - 10}"/>'
         )
-    legend = {"held": "holds, its step runs", "kept": "left to it, on its way"}
-    legend |= {"waits": "waits, parked", "stranger": "another permit"}
     for number, (kind, text) in enumerate(legend.items()):
         x, y = LEFT + 190 * number, ROW * len(rows) + 14
         lines.append(f'<rect class="{kind}" x="{x}" y="{y}" width="12" height="12"/>')
@@ -157,9 +179,12 @@ def main() -> None:
     try:
         PICTURES.mkdir(exist_ok=True)
         for name, make in flows(worker.module).items():
-            spans, names = record(worker, make)
+            spans, names = record(worker, partial(beside_a_stranger, worker, make))
             (PICTURES / f"workflow-{name}.svg").write_text(draw(f"A {name}", spans, names))
-            print(f"{name}: {len(spans)} spans of {len(names)} runs")
+            print(f"{name}: {len(spans)} spans of {len(names)} executions")
+        spans, names = record(worker, partial(turns, worker.module))
+        legend = {"held": "holds the lock, runs", "waits": "parked in Redis"}
+        (PICTURES / "turns.svg").write_text(draw("Three calls", spans, names, legend))
     finally:
         worker.close()
         server.stop()
