@@ -138,7 +138,7 @@ WAYS = {
     "the password is wrong": _wrong_password,
     "a permission is missing": _no_permission,
     "there is no such database": lambda place: f"redis://127.0.0.1:{place.server.port}/99",
-    "nobody vouches for the certificate": lambda place: f"rediss://localhost:{place.tls}/0",
+    "the certificate cannot be verified": lambda place: f"rediss://localhost:{place.tls}/0",
 }
 
 
