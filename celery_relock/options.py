@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from difflib import get_close_matches
@@ -119,7 +119,8 @@ def _makes_names(part: Any) -> bool:
     return isinstance(part, str | staticmethod) or callable(part)
 
 
-def _says(
+def _option(
+    default: Any,
     doc: str,
     check: Check,
     *,
@@ -127,8 +128,8 @@ def _says(
     values: Mapping[str, str] | None = None,
     when: str = "",
     example: str,
-) -> dict[str, Any]:
-    """What errors and `docs/options.md` say of an option: the metadata of its field.
+) -> Any:
+    """An option, with what errors and `docs/options.md` say of it.
 
     Args:
         doc: what the option does, one sentence.
@@ -139,7 +140,7 @@ def _says(
         example: lines of code.
     """
     values = values or {}
-    return {
+    says = {
         "doc": doc,
         "check": check,
         "allowed": allowed or ", ".join(each.replace('"', "'") for each in values),
@@ -147,6 +148,7 @@ def _says(
         "when": when,
         "example": example,
     }
+    return field(default=default, metadata=says)
 
 
 _CHARGE = """\
@@ -162,382 +164,332 @@ class LockOptions:
     of a task from what was declared, and checks them.
     """
 
-    key: Any = field(
-        default=None,
-        metadata=_says(
-            "The name of the lock: tasks with equal names exclude each other.",
-            _key,
-            allowed='a template such as "account:{account_id}", a callable, a list of these, None, '
-            "False",
-            values={
-                '"account:{account_id}"': "a template over the arguments of the task; "
-                "`{order.id}`, `{rows[0]}` and `{task}` work",
-                "a callable": "called with the arguments that it names; returns the name",
-                "a list of these": "several locks: the task acquires all of them or none",
-                "None": "the name of the task and all its arguments",
-                "False": "no lock",
-            },
-            when="Always. Name the resource, not the task. See [lock names](lock-names.md).",
-            example=_CHARGE % "",
-        ),
+    key: Any = _option(
+        None,
+        "The name of the lock: tasks with equal names exclude each other.",
+        _key,
+        allowed='a template such as "account:{account_id}", a callable, a list of these, None, '
+        "False",
+        values={
+            '"account:{account_id}"': "a template over the arguments of the task; "
+            "`{order.id}`, `{rows[0]}` and `{task}` work",
+            "a callable": "called with the arguments that it names; returns the name",
+            "a list of these": "several locks: the task acquires all of them or none",
+            "None": "the name of the task and all its arguments",
+            "False": "no lock",
+        },
+        when="Always. Name the resource, not the task. See [lock names](lock-names.md).",
+        example=_CHARGE % "",
     )
-    on_conflict: Any = field(
-        default="wait",
-        metadata=_says(
-            "What an execution does while another one holds its lock.",
-            _either(_word(*POLICIES), _function),
-            allowed="'wait', 'block', 'retry', 'drop', 'raise', or a callable",
-            values={
-                '"wait"': "parks the message in Redis; the first to come is the first to run",
-                '"block"': "waits in its worker slot, in the same queue",
-                '"retry"': "sends the message again after a pause that grows from 0.25 s to 10 s",
-                '"drop"': "ends without running; the result says so",
-                '"raise"': "fails with `LockConflict`",
-                "a callable": "gets the `LockConflict` and returns one of these words",
-            },
-            when='Use `"drop"` for periodic work that the next execution repeats anyway, `"block"` '
-            "for bodies of milliseconds. See [what each answer means in a canvas](conflicts.md).",
-            example="""\
+    on_conflict: Any = _option(
+        "wait",
+        "What an execution does while another one holds its lock.",
+        _either(_word(*POLICIES), _function),
+        allowed="'wait', 'block', 'retry', 'drop', 'raise', or a callable",
+        values={
+            '"wait"': "parks the message in Redis; the first to come is the first to run",
+            '"block"': "waits in its worker slot, in the same queue",
+            '"retry"': "sends the message again after a pause that grows from 0.25 s to 10 s",
+            '"drop"': "ends without running; the result says so",
+            '"raise"': "fails with `LockConflict`",
+            "a callable": "gets the `LockConflict` and returns one of these words",
+        },
+        when='Use `"drop"` for periodic work that the next execution repeats anyway, `"block"` '
+        "for bodies of milliseconds. See [what each answer means in a canvas](conflicts.md).",
+        example="""\
 @app.task(base=LockedTask, lock_key="index", lock_on_conflict="drop")
 def rebuild_index(): ...""",
-        ),
     )
-    max_wait: float | None = field(
-        default=None,
-        metadata=_says(
-            "Seconds an execution waits for its lock before it fails with `LockConflict`.",
-            _either(_none, _seconds(0)),
-            allowed="None, seconds from 0, or a timedelta",
-            values={
-                "None": "no limit for a task that is sent; 60 s in a worker slot",
-                "seconds": "counted from the first delivery",
-            },
-            when="If a late execution is worse than a failed one.",
-            example=_CHARGE % ", lock_max_wait=60",
-        ),
+    max_wait: float | None = _option(
+        None,
+        "Seconds an execution waits for its lock before it fails with `LockConflict`.",
+        _either(_none, _seconds(0)),
+        allowed="None, seconds from 0, or a timedelta",
+        values={
+            "None": "no limit for a task that is sent; 60 s in a worker slot",
+            "seconds": "counted from the first delivery",
+        },
+        when="If a late execution is worse than a failed one.",
+        example=_CHARGE % ", lock_max_wait=60",
     )
-    ttl: float = field(
-        default=30.0,
-        metadata=_says(
-            "The lease: seconds for which a lock outlives a holder whose machine is gone.",
-            _seconds(0.5),
-            allowed="seconds from 0.5, or a timedelta",
-            when="Rarely. The worker renews the lease after every third of it, so a task can run "
-            "for hours. Make it longer than a failover of your Redis takes.",
-            example=_CHARGE % ", lock_ttl=60",
-        ),
+    ttl: float = _option(
+        30.0,
+        "The lease: seconds for which a lock outlives a holder whose machine is gone.",
+        _seconds(0.5),
+        allowed="seconds from 0.5, or a timedelta",
+        when="Rarely. The worker renews the lease after every third of it, so a task can run "
+        "for hours. Make it longer than a failover of your Redis takes.",
+        example=_CHARGE % ", lock_ttl=60",
     )
-    dedup: Any = field(
-        default=None,
-        metadata=_says(
-            "When a second call for the same lock name is a duplicate, which is not sent.",
-            _either(_none, _word("until_start", "until_done"), _seconds(0, above=True)),
-            allowed="None, 'until_start', 'until_done', or seconds above 0",
-            values={
-                "None": "never",
-                '"until_start"': "while an equal call is queued",
-                '"until_done"': "while an equal call is queued or runs",
-                "seconds": "for that long after an equal call was sent",
-            },
-            when="If callers send the same call more often than it has to run. See "
-            "[duplicates](dedup.md).",
-            example="""\
+    dedup: Any = _option(
+        None,
+        "When a second call for the same lock name is a duplicate, which is not sent.",
+        _either(_none, _word("until_start", "until_done"), _seconds(0, above=True)),
+        allowed="None, 'until_start', 'until_done', or seconds above 0",
+        values={
+            "None": "never",
+            '"until_start"': "while an equal call is queued",
+            '"until_done"': "while an equal call is queued or runs",
+            "seconds": "for that long after an equal call was sent",
+        },
+        when="If callers send the same call more often than it has to run. See "
+        "[duplicates](dedup.md).",
+        example="""\
 @app.task(base=LockedTask, lock_key="report:{customer_id}", lock_dedup="until_start")
 def build_report(customer_id): ...""",
-        ),
     )
-    on_duplicate: str = field(
-        default="existing",
-        metadata=_says(
-            "What the caller of a duplicate gets.",
-            _word("existing", "raise", "drop", "replace"),
-            values={
-                '"existing"': "the `AsyncResult` of the first call",
-                '"raise"': "the error `DuplicateTask`, with the `task_id` of the first call",
-                '"drop"': "an `EagerResult` that says that the call was dropped",
-                '"replace"': "its own `AsyncResult`: the queued call is revoked, the new call "
-                "is sent",
-            },
-            when='`"replace"` if the newest arguments must win.',
-            example="""\
+    on_duplicate: str = _option(
+        "existing",
+        "What the caller of a duplicate gets.",
+        _word("existing", "raise", "drop", "replace"),
+        values={
+            '"existing"': "the `AsyncResult` of the first call",
+            '"raise"': "the error `DuplicateTask`, with the `task_id` of the first call",
+            '"drop"': "an `EagerResult` that says that the call was dropped",
+            '"replace"': "its own `AsyncResult`: the queued call is revoked, the new call is sent",
+        },
+        when='`"replace"` if the newest arguments must win.',
+        example="""\
 @app.task(base=LockedTask, lock_key="report:{customer_id}",
           lock_dedup="until_start", lock_on_duplicate="replace")
 def build_report(customer_id, style): ...""",
-        ),
     )
-    debounce: float | None = field(
-        default=None,
-        metadata=_says(
-            "Seconds without a call for the same lock name after which a burst of calls is sent as "
-            "one.",
-            _either(_off, _seconds(0, above=True)),
-            allowed="None, seconds above 0, or a timedelta",
-            values={
-                "None": "each call is sent when it is made; `False` for a single call",
-                "seconds": "calls wait in Redis; then the message of the last call is sent",
-            },
-            when="If calls come in bursts and one execution after the burst is enough. See "
-            "[bursts](debounce.md).",
-            example="""\
+    debounce: float | None = _option(
+        None,
+        "Seconds without a call for the same lock name after which a burst of calls is sent as "
+        "one.",
+        _either(_off, _seconds(0, above=True)),
+        allowed="None, seconds above 0, or a timedelta",
+        values={
+            "None": "each call is sent when it is made; `False` for a single call",
+            "seconds": "calls wait in Redis; then the message of the last call is sent",
+        },
+        when="If calls come in bursts and one execution after the burst is enough. See "
+        "[bursts](debounce.md).",
+        example="""\
 @app.task(base=LockedTask, lock_key="index:{shop}", lock_debounce=5, lock_debounce_max=60)
 def rebuild(shop): ...""",
-        ),
     )
-    debounce_max: float | None = field(
-        default=None,
-        metadata=_says(
-            "Seconds after its first call at which a burst is sent, even if calls still come.",
-            _either(_none, _seconds(0, above=True)),
-            allowed="None, seconds from lock_debounce, or a timedelta",
-            values={"None": "ten times `lock_debounce`"},
-            when="To limit how long a change waits for an execution while calls keep coming.",
-            example="""\
+    debounce_max: float | None = _option(
+        None,
+        "Seconds after its first call at which a burst is sent, even if calls still come.",
+        _either(_none, _seconds(0, above=True)),
+        allowed="None, seconds from lock_debounce, or a timedelta",
+        values={"None": "ten times `lock_debounce`"},
+        when="To limit how long a change waits for an execution while calls keep coming.",
+        example="""\
 @app.task(base=LockedTask, lock_key="index:{shop}", lock_debounce=5, lock_debounce_max=60)
 def rebuild(shop): ...""",
-        ),
     )
-    debounce_reduce: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] | None = field(
-        default=None,
-        metadata=_says(
-            "Merges the arguments of a call with those of the calls before it in the burst.",
-            _either(_none, _function),
-            allowed="None, or a callable of two dicts",
-            values={
-                "None": "the arguments of the last call",
-                "a callable": "gets two dicts of arguments by name, of the calls so far and of "
-                "this call; returns such a dict",
-            },
-            when="If an execution needs something of each call. See "
-            "[all arguments](debounce.md#the-arguments-of-all-calls).",
-            example="""\
+    debounce_reduce: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] | None = _option(
+        None,
+        "Merges the arguments of a call with those of the calls before it in the burst.",
+        _either(_none, _function),
+        allowed="None, or a callable of two dicts",
+        values={
+            "None": "the arguments of the last call",
+            "a callable": "gets two dicts of arguments by name, of the calls so far and of "
+            "this call; returns such a dict",
+        },
+        when="If an execution needs something of each call. See "
+        "[all arguments](debounce.md#the-arguments-of-all-calls).",
+        example="""\
 def both(earlier, later):
     return {**later, "ids": sorted({*earlier["ids"], *later["ids"]})}
 
 @app.task(base=LockedTask, lock_key="index:{shop}", lock_debounce=5, lock_debounce_reduce=both)
 def reindex(shop, ids): ...""",
-        ),
     )
-    limit: int | Callable[..., int] | list[int] | Mapping[Any, int] = field(
-        default=1,
-        metadata=_says(
-            "How many permits the lock has: how many executions hold it at the same time.",
-            _either(_count, _function, _limits),
-            allowed="a whole number from 1, a callable of the arguments, a list with a number for "
-            "each part of lock_key, or a dict of numbers by template",
-            values={
-                "a number": "for every name",
-                "a callable": "called with the arguments that it names; returns the number",
-                "a list": "a number for each part of `lock_key`, in its order",
-                "a dict": "numbers by template; 1 for a template that it does not have",
-            },
-            when="To run at most N calls of an API, or N jobs of a tenant.",
-            example="""\
+    limit: int | Callable[..., int] | list[int] | Mapping[Any, int] = _option(
+        1,
+        "How many permits the lock has: how many executions hold it at the same time.",
+        _either(_count, _function, _limits),
+        allowed="a whole number from 1, a callable of the arguments, a list with a number for "
+        "each part of lock_key, or a dict of numbers by template",
+        values={
+            "a number": "for every name",
+            "a callable": "called with the arguments that it names; returns the number",
+            "a list": "a number for each part of `lock_key`, in its order",
+            "a dict": "numbers by template; 1 for a template that it does not have",
+        },
+        when="To run at most N calls of an API, or N jobs of a tenant.",
+        example="""\
 @app.task(base=LockedTask, lock_key="api:{tenant}", lock_limit=5)
 def call_api(tenant, path): ...""",
-        ),
     )
-    mode: Any = field(
-        default="exclusive",
-        metadata=_says(
-            "Whether an execution holds its lock alone or beside others that share it.",
-            _either(_word(*_MODES), _modes, _function),
-            allowed="'exclusive', 'shared', a callable of the arguments, or a list with one of "
-            "these words for each part of lock_key",
-            values={
-                '"exclusive"': "alone",
-                '"shared"': "beside every other execution that shares the lock, but no exclusive "
-                "execution; all that share it have one fencing token",
-                "a callable": "called with the arguments that it names; returns one of these words",
-                "a list": "a word for each part of `lock_key`, in its order",
-            },
-            when="If some tasks only read what others write. Both run in the order in which they "
-            "asked, so neither starves. See [sharing a lock](conflicts.md#sharing-a-lock).",
-            example="""\
+    mode: Any = _option(
+        "exclusive",
+        "Whether an execution holds its lock alone or beside others that share it.",
+        _either(_word(*_MODES), _modes, _function),
+        allowed="'exclusive', 'shared', a callable of the arguments, or a list with one of "
+        "these words for each part of lock_key",
+        values={
+            '"exclusive"': "alone",
+            '"shared"': "beside every other execution that shares the lock, but no exclusive "
+            "execution; all that share it have one fencing token",
+            "a callable": "called with the arguments that it names; returns one of these words",
+            "a list": "a word for each part of `lock_key`, in its order",
+        },
+        when="If some tasks only read what others write. Both run in the order in which they "
+        "asked, so neither starves. See [sharing a lock](conflicts.md#sharing-a-lock).",
+        example="""\
 @app.task(base=LockedTask, lock_key="account:{account_id}", lock_mode="shared")
 def statement(account_id, month): ...""",
-        ),
     )
-    cooldown: float | None = field(
-        default=None,
-        metadata=_says(
-            "Seconds for which the lock stays taken after the task has succeeded.",
-            _either(_none, _seconds(0, above=True)),
-            allowed="None, seconds above 0, or a timedelta",
-            when="If the work must not be repeated too soon. A failed, retried or revoked "
-            "execution releases its lock at once. A call inside of a task that holds the lock has "
-            "no cooldown of its own. For an execution that comes during the cooldown, "
-            '`lock_on_conflict` decides: `"drop"` ends it, `"wait"` lets it run afterwards.',
-            example="""\
+    cooldown: float | None = _option(
+        None,
+        "Seconds for which the lock stays taken after the task has succeeded.",
+        _either(_none, _seconds(0, above=True)),
+        allowed="None, seconds above 0, or a timedelta",
+        when="If the work must not be repeated too soon. A failed, retried or revoked "
+        "execution releases its lock at once. A call inside of a task that holds the lock has "
+        "no cooldown of its own. For an execution that comes during the cooldown, "
+        '`lock_on_conflict` decides: `"drop"` ends it, `"wait"` lets it run afterwards.',
+        example="""\
 @app.task(base=LockedTask, lock_key="feed:{url}", lock_cooldown=3600, lock_on_conflict="drop")
 def fetch(url): ...""",
-        ),
     )
-    reentrant: str = field(
-        default="inline",
-        metadata=_says(
-            "Who can re-enter a lock that is held.",
-            _word("inline", "descendants", "workflow"),
-            values={
-                '"inline"': "what the holder calls on its own call stack",
-                '"descendants"': "also what a live holder has sent, at any depth; it runs beside "
-                "the holder",
-                '"workflow"': "every task of the same owner",
-            },
-            when="If a holder waits for the result of a task that it sends and that needs the same "
-            "lock. See [re-entry](workflows.md).",
-            example=_CHARGE % ', lock_reentrant="descendants"',
-        ),
+    reentrant: str = _option(
+        "inline",
+        "Who can re-enter a lock that is held.",
+        _word("inline", "descendants", "workflow"),
+        values={
+            '"inline"': "what the holder calls on its own call stack",
+            '"descendants"': "also what a live holder has sent, at any depth; it runs beside "
+            "the holder",
+            '"workflow"': "every task of the same owner",
+        },
+        when="If a holder waits for the result of a task that it sends and that needs the same "
+        "lock. See [re-entry](workflows.md).",
+        example=_CHARGE % ', lock_reentrant="descendants"',
     )
-    owner: Any = field(
-        default="root",
-        metadata=_says(
-            "Who owns the lock while the task holds it.",
-            _either(_word("root", "task"), _function),
-            allowed="'root', 'task', or a callable of the request",
-            values={
-                '"root"': "the workflow, by its `root_id`",
-                '"task"': "the task, by its id",
-                "a callable": "gets the request and returns the owner, a string",
-            },
-            when='Rarely. The owner decides who re-enters with `lock_reentrant="workflow"` or '
-            '`"descendants"`.',
-            example=_CHARGE % ', lock_owner="task"',
-        ),
+    owner: Any = _option(
+        "root",
+        "Who owns the lock while the task holds it.",
+        _either(_word("root", "task"), _function),
+        allowed="'root', 'task', or a callable of the request",
+        values={
+            '"root"': "the workflow, by its `root_id`",
+            '"task"': "the task, by its id",
+            "a callable": "gets the request and returns the owner, a string",
+        },
+        when='Rarely. The owner decides who re-enters with `lock_reentrant="workflow"` or '
+        '`"descendants"`.',
+        example=_CHARGE % ', lock_owner="task"',
     )
-    hold: str = field(
-        default="task",
-        metadata=_says(
-            "When the lock is released.",
-            _word("task", "workflow"),
-            values={
-                '"task"': "when the task ends",
-                '"workflow"': "when the chain of the task ends",
-            },
-            when="To hold a lock from one step of a chain to its end. For a whole canvas use "
-            "[`locked`](workflows.md).",
-            example="""\
+    hold: str = _option(
+        "task",
+        "When the lock is released.",
+        _word("task", "workflow"),
+        values={
+            '"task"': "when the task ends",
+            '"workflow"': "when the chain of the task ends",
+        },
+        when="To hold a lock from one step of a chain to its end. For a whole canvas use "
+        "[`locked`](workflows.md).",
+        example="""\
 @app.task(base=LockedTask, lock_key="account:{account_id}", lock_hold="workflow")
 def reserve(account_id): ...""",
-        ),
     )
-    keep_on_retry: bool = field(
-        default=False,
-        metadata=_says(
-            "Keep the lock through the countdown of `self.retry()`.",
-            _flag,
-            allowed="True or False",
-            when="If no other task may run between two tries.",
-            example="""\
+    keep_on_retry: bool = _option(
+        False,
+        "Keep the lock through the countdown of `self.retry()`.",
+        _flag,
+        allowed="True or False",
+        when="If no other task may run between two tries.",
+        example="""\
 @app.task(bind=True, base=LockedTask, lock_key="account:{account_id}", lock_keep_on_retry=True)
 def settle(self, account_id): ...""",
-        ),
     )
-    gap_ttl: float = field(
-        default=300.0,
-        metadata=_says(
-            "Seconds a workflow keeps its lock between two steps, or after a retry is due.",
-            _seconds(0, above=True),
-            allowed="seconds above 0, or a timedelta",
-            when="If the next step can stand in its queue for longer than five minutes.",
-            example="""\
+    gap_ttl: float = _option(
+        300.0,
+        "Seconds a workflow keeps its lock between two steps, or after a retry is due.",
+        _seconds(0, above=True),
+        allowed="seconds above 0, or a timedelta",
+        when="If the next step can stand in its queue for longer than five minutes.",
+        example="""\
 @app.task(base=LockedTask, lock_key="import", lock_hold="workflow", lock_gap_ttl=3600)
 def fetch(feed): ...""",
-        ),
     )
-    on_gap: str = field(
-        default="tell",
-        metadata=_says(
-            "What a step does if the lock of its workflow has ended.",
-            _word("tell", "raise"),
-            values={
-                '"tell"': "logs a warning and acquires the lock anew; `self.lock.continuous` is "
-                "False",
-                '"raise"': "fails with `LockLost`",
-            },
-            when="If a workflow that was interrupted must not go on.",
-            example="""\
+    on_gap: str = _option(
+        "tell",
+        "What a step does if the lock of its workflow has ended.",
+        _word("tell", "raise"),
+        values={
+            '"tell"': "logs a warning and acquires the lock anew; `self.lock.continuous` is False",
+            '"raise"': "fails with `LockLost`",
+        },
+        when="If a workflow that was interrupted must not go on.",
+        example="""\
 @app.task(base=LockedTask, lock_key="import", lock_hold="workflow", lock_on_gap="raise")
 def fetch(feed): ...""",
-        ),
     )
-    on_lost: str = field(
-        default="flag",
-        metadata=_says(
-            "What happens if the lease ends while the body still runs.",
-            _word("flag", "raise"),
-            values={
-                '"flag"': "`self.lock.lost` becomes True and a warning is logged",
-                '"raise"': "the body is interrupted with `LockLost` (main threads and greenlets; "
-                "refused in a threads pool)",
-            },
-            when="If the body must not go on without its lock, and can be interrupted anywhere.",
-            example=_CHARGE % ', lock_on_lost="raise"',
-        ),
+    on_lost: str = _option(
+        "flag",
+        "What happens if the lease ends while the body still runs.",
+        _word("flag", "raise"),
+        values={
+            '"flag"': "`self.lock.lost` becomes True and a warning is logged",
+            '"raise"': "the body is interrupted with `LockLost` (main threads and greenlets; "
+            "refused in a threads pool)",
+        },
+        when="If the body must not go on without its lock, and can be interrupted anywhere.",
+        example=_CHARGE % ', lock_on_lost="raise"',
     )
-    on_unavailable: str = field(
-        default="raise",
-        metadata=_says(
-            "What an execution does if Redis cannot be reached.",
-            _word("raise", "retry", "run"),
-            values={
-                '"raise"': "fails with `LockUnavailable`",
-                '"retry"': "is sent again later",
-                '"run"': "runs without a lock, and logs an error",
-            },
-            when="If the work can wait for Redis, or matters more than the lock.",
-            example=_CHARGE % ', lock_on_unavailable="retry"',
-        ),
+    on_unavailable: str = _option(
+        "raise",
+        "What an execution does if Redis cannot be reached.",
+        _word("raise", "retry", "run"),
+        values={
+            '"raise"': "fails with `LockUnavailable`",
+            '"retry"': "is sent again later",
+            '"run"': "runs without a lock, and logs an error",
+        },
+        when="If the work can wait for Redis, or matters more than the lock.",
+        example=_CHARGE % ', lock_on_unavailable="retry"',
     )
-    order: str | None = field(
-        default=None,
-        metadata=_says(
-            "In which order the calls of one lock name run.",
-            _either(_none, _word("sent")),
-            allowed="None or 'sent'",
-            values={
-                "None": "in the order in which they reach a worker",
-                '"sent"': "in the order in which they were sent; calls with a countdown or an ETA "
-                "by when they are due",
-            },
-            when="If an update must not overtake the one before it. See [ordered processing per "
-            "key](ordered.md).",
-            example=_CHARGE % ', lock_order="sent"',
-        ),
+    order: str | None = _option(
+        None,
+        "In which order the calls of one lock name run.",
+        _either(_none, _word("sent")),
+        allowed="None or 'sent'",
+        values={
+            "None": "in the order in which they reach a worker",
+            '"sent"': "in the order in which they were sent; calls with a countdown or an ETA "
+            "by when they are due",
+        },
+        when="If an update must not overtake the one before it. See [ordered processing per "
+        "key](ordered.md).",
+        example=_CHARGE % ', lock_order="sent"',
     )
-    order_gap: float = field(
-        default=60.0,
-        metadata=_says(
-            'Seconds for which `lock_order="sent"` waits for a message that is late.',
-            _seconds(0, above=True),
-            allowed="seconds above 0, or a timedelta",
-            when="Longer, if a worker that prefetches can keep a message behind another task for "
-            "more than a minute. Shorter, if a lost message must not hold up later calls for so "
-            "long. The time counts from when the message has its turn and a later call has come.",
-            example=_CHARGE % ', lock_order="sent", lock_order_gap=600',
-        ),
+    order_gap: float = _option(
+        60.0,
+        'Seconds for which `lock_order="sent"` waits for a message that is late.',
+        _seconds(0, above=True),
+        allowed="seconds above 0, or a timedelta",
+        when="Longer, if a worker that prefetches can keep a message behind another task for "
+        "more than a minute. Shorter, if a lost message must not hold up later calls for so "
+        "long. The time counts from when the message has its turn and a later call has come.",
+        example=_CHARGE % ', lock_order="sent", lock_order_gap=600',
     )
-    order_retry: str = field(
-        default="keep",
-        metadata=_says(
-            "Which place a retry has in the order.",
-            _word("keep", "end"),
-            values={
-                '"keep"': "the place of its call: the calls behind it wait for the retry",
-                '"end"': "behind the calls that were sent before the retry",
-            },
-            when="If a call that fails must not hold up the calls behind it.",
-            example=_CHARGE % ', lock_order="sent", lock_order_retry="end"',
-        ),
+    order_retry: str = _option(
+        "keep",
+        "Which place a retry has in the order.",
+        _word("keep", "end"),
+        values={
+            '"keep"': "the place of its call: the calls behind it wait for the retry",
+            '"end"': "behind the calls that were sent before the retry",
+        },
+        when="If a call that fails must not hold up the calls behind it.",
+        example=_CHARGE % ', lock_order="sent", lock_order_retry="end"',
     )
-    max_parked: int = field(
-        default=10_000,
-        metadata=_says(
-            "How many messages can be parked for one lock. The next fails with `LockConflict`.",
-            _count,
-            allowed="a whole number from 1",
-            when="To notice early that calls come faster than the lock lets them run.",
-            example=_CHARGE % ", lock_max_parked=500",
-        ),
+    max_parked: int = _option(
+        10_000,
+        "How many messages can be parked for one lock. The next fails with `LockConflict`.",
+        _count,
+        allowed="a whole number from 1",
+        when="To notice early that calls come faster than the lock lets them run.",
+        example=_CHARGE % ", lock_max_parked=500",
     )
     #: The task's name, for messages.
     task: str = ""
@@ -567,18 +519,6 @@ def fetch(feed): ...""",
             values[name] = _checked(name, value, attribute, f"task {where}")
         options = cls(**values, task=where)
         options._check_together(f"task {where}", declared)
-        if options.key is False and declared.get("lock_dedup") is not None:
-            raise LockConfigError(
-                f"task {where}: lock_key=False gives lock_dedup={options.dedup!r} no name to tell "
-                "duplicates by. Name it; lock_limit says how many may then run side by side."
-            )
-        if options.key is False and declared.get("lock_debounce"):
-            raise LockConfigError(
-                f"task {where}: lock_key=False gives lock_debounce={options.debounce!r} no name to "
-                "tell by which calls belong together. Give the task a lock_key."
-            )
-        options._check_parts()
-        options._check_order(f"task {where}")
         return options
 
     def of_call(self, values: Mapping[str, object]) -> LockOptions:
@@ -609,72 +549,90 @@ def fetch(feed): ...""",
         new = {n: _checked(n, value, f"lock_{n}", where) for n, value in values.items()}
         options = replace(self, **new)
         options._check_together(where, {f"lock_{name}": value for name, value in new.items()})
-        options._check_order(where)
         return options
 
     def _check_together(self, where: str, said: Mapping[str, object]) -> None:
         """Refuse options that contradict each other; `said` are those that were given here."""
+        for contradiction in self._contradictions(said):
+            raise LockConfigError(f"{where}: {contradiction}")
+
+    def _contradictions(self, said: Mapping[str, object]) -> Iterator[str]:
         if self.on_conflict == "raise" and said.get("lock_max_wait") and self.max_wait:
-            raise LockConfigError(
-                f"{where}: lock_max_wait={self.max_wait:g} is never used, because "
-                "lock_on_conflict='raise' does not wait. To wait and then raise, use 'block'."
+            yield (
+                f"lock_max_wait={self.max_wait:g} is never used, because lock_on_conflict='raise' "
+                "does not wait. To wait and then raise, use 'block'."
             )
         if self.mode != "exclusive" and self.limit != 1:
-            raise LockConfigError(
-                f"{where}: lock_limit={self.limit!r} says how many executions hold the lock side "
-                f"by side, and lock_mode={self.mode!r} that any number may. Use one of them."
+            yield (
+                f"lock_limit={self.limit!r} says how many executions hold the lock side by side, "
+                f"and lock_mode={self.mode!r} that any number may. Use one of them."
             )
         if self.cooldown and self.hold == "workflow":
-            raise LockConfigError(
-                f"{where}: lock_cooldown={self.cooldown:g} begins when the task has ended, "
-                "and lock_hold='workflow' keeps the lock for the next step. Give the cooldown to "
-                "the last step."
+            yield (
+                f"lock_cooldown={self.cooldown:g} begins when the task has ended, and "
+                "lock_hold='workflow' keeps the lock for the next step. Give the cooldown to the "
+                "last step."
             )
+        if self.key is False and said.get("lock_dedup") is not None:
+            yield (
+                f"lock_key=False gives lock_dedup={self.dedup!r} no name to tell duplicates by. "
+                "Name it; lock_limit says how many may then run side by side."
+            )
+        yield from self._contradictions_of_bursts(said)
+        yield from self._contradictions_of_parts()
+        if self.order is not None:
+            for what, is_so in self._out_of_order().items():
+                if is_so:
+                    yield f"lock_order='sent' excludes {what}."
 
+    def _contradictions_of_bursts(self, said: Mapping[str, object]) -> Iterator[str]:
+        if self.key is False and said.get("lock_debounce"):
+            yield (
+                f"lock_key=False gives lock_debounce={self.debounce!r} no name to tell by which "
+                "calls belong together. Give the task a lock_key."
+            )
         if said.get("lock_debounce_max") and self.debounce is None:
-            raise LockConfigError(
-                f"{where}: lock_debounce_max={self.debounce_max:g} is never used without "
-                "lock_debounce, the seconds after which a burst of calls is over."
+            yield (
+                f"lock_debounce_max={self.debounce_max:g} is never used without lock_debounce, the "
+                "seconds after which a burst of calls is over."
             )
         if self.debounce and self.debounce_max and self.debounce_max < self.debounce:
-            raise LockConfigError(
-                f"{where}: lock_debounce_max={self.debounce_max:g} is less than lock_debounce="
+            yield (
+                f"lock_debounce_max={self.debounce_max:g} is less than lock_debounce="
                 f"{self.debounce:g}, so a burst would always end after it. Make it longer."
             )
         if said.get("lock_debounce_reduce") and self.debounce is None:
-            raise LockConfigError(
-                f"{where}: lock_debounce_reduce is never used without lock_debounce."
-            )
+            yield "lock_debounce_reduce is never used without lock_debounce."
 
-    def _check_parts(self) -> None:
-        """Hold a limit or a mode for each name against the names."""
-        parts = list(self.key) if isinstance(self.key, list | tuple) else [self.key]
-        if isinstance(self.limit, list) and len(self.limit) != len(parts):
-            raise LockConfigError(
-                f"task {self.task}: lock_limit={self.limit!r} has {len(self.limit)} numbers for "
-                f"{len(parts)} lock names in lock_key. Give one number for each name."
-            )
-        if isinstance(self.mode, list) and len(self.mode) != len(parts):
-            raise LockConfigError(
-                f"task {self.task}: lock_mode={self.mode!r} has {len(self.mode)} words for "
-                f"{len(parts)} lock names in lock_key. Give one word for each name."
-            )
-        if isinstance(self.limit, Mapping):
-            for part in self.limit:
-                if part not in parts:
-                    raise LockConfigError(
-                        f"task {self.task}: lock_limit has a number for {part!r:.80}, which is no "
-                        f"part of lock_key={self.key!r:.200}."
-                    )
+    @property
+    def _parts(self) -> list[Any]:
+        return list(self.key) if isinstance(self.key, list | tuple) else [self.key]
 
-    def _check_order(self, where: str) -> None:
-        """Refuse what cannot be done in the order in which calls are sent."""
-        if self.order is None:
-            return
-        several = isinstance(self.key, list | tuple) and len(self.key) > 1
-        refused = {
+    def _contradictions_of_parts(self) -> Iterator[str]:
+        parts = self._parts
+        for option, value, what in (
+            ("limit", self.limit, "number"),
+            ("mode", self.mode, "word"),
+        ):
+            if isinstance(value, list) and len(value) != len(parts):
+                yield (
+                    f"lock_{option}={value!r} has {len(value)} {what}s for {len(parts)} lock names "
+                    f"in lock_key. Give one {what} for each name."
+                )
+        for part in self.limit if isinstance(self.limit, Mapping) else ():
+            if part not in parts:
+                yield (
+                    f"lock_limit has a number for {part!r:.80}, which is no part of "
+                    f"lock_key={self.key!r:.200}."
+                )
+
+    def _out_of_order(self) -> dict[str, bool]:
+        """What cannot be done in the order in which calls are sent, and whether it is asked for."""
+        return {
             "lock_key=False, which names nothing to keep an order for": self.key is False,
-            "several names in lock_key: calls of each name would wait for the others'": several,
+            "several names in lock_key: calls of each name would wait for the others'": (
+                len(self._parts) > 1
+            ),
             f"lock_limit={self.limit!r:.80}, which lets calls run side by side": self.limit != 1,
             f"lock_mode={self.mode!r:.80}, which lets calls run side by side": (
                 self.mode != "exclusive"
@@ -690,9 +648,6 @@ def fetch(feed): ...""",
                 self.keep_on_retry and self.order_retry == "end"
             ),
         }
-        for what, is_so in refused.items():
-            if is_so:
-                raise LockConfigError(f"{where}: lock_order='sent' excludes {what}.")
 
     def limit_of_parts(self, numbers: tuple[int, ...]) -> int:
         """The limit of a name that these parts of lock_key give: the strictest of theirs."""
@@ -701,9 +656,8 @@ def fetch(feed): ...""",
         return min(map(self._limit_of_part, numbers))
 
     def _limit_of_part(self, number: int) -> int:
-        parts = self.key if isinstance(self.key, list | tuple) else [self.key]
         if isinstance(self.limit, Mapping):
-            return self.limit.get(parts[number], 1)
+            return self.limit.get(self._parts[number], 1)
         assert isinstance(self.limit, list)
         return self.limit[number]
 
