@@ -209,7 +209,7 @@ def _old_backend(conf: Any) -> str:
 
 def _urls(value: Any) -> list[str]:
     """The URLs in a setting: one, or several for failover. Locks live on the first Redis alone:
-    two servers would let two runs in."""
+    two servers would let two executions acquire one lock."""
     if isinstance(value, str):
         found = [url for url in _NEXT_URL.split(value) if url]
     elif isinstance(value, Iterable):

@@ -300,7 +300,7 @@ class Reaper:
                     home=self._parking.home,
                     successor=Successor(entry.successors, entry.keep) if entry.successors else None,
                 )
-                self._parking.forward(messages)
+                self._parking.publish(messages)
             except RelockError as error:
                 logger.warning(
                     "Cannot release %s of a dead process, trying again: %s", entry.names, error

@@ -210,7 +210,7 @@ class Engine:
         ids_of = of.names, of.execution_id, of.attempt_id
         done = self.backend.downgrade(*ids_of, self.parking.home)
         if done.messages:
-            self.parking.forward(done.messages)
+            self.parking.publish(done.messages)
         if done.joined:
             raise lease.joined(done, before)
         if done.held and not lease.lost:
@@ -246,7 +246,7 @@ class Engine:
             journal.remove(lease.claim.attempt_id)
         if isinstance(answer, Parked):
             lease.tell("parked", f"{answer.rank} ahead")
-            self.parking.forward(answer.messages)
+            self.parking.publish(answer.messages)
         return answer
 
     def inspect(self, name: str) -> LockState:
@@ -327,7 +327,7 @@ class Engine:
         if journal.on:
             journal.remove(of.attempt_id)
         if back.messages:
-            self.parking.forward(back.messages)
+            self.parking.publish(back.messages)
         return back.had
 
     def _confirmed(self, lease: Lease) -> bool:
@@ -373,8 +373,9 @@ class Parking:
         """The broker that this process sends to, "" for none."""
         return "" if self.sender is None else self.sender.home
 
-    def forward(self, messages: Iterable[Message]) -> None:
-        """Resume messages. A message that cannot be sent stays parked, and its turn comes again."""
+    def publish(self, messages: Iterable[Message]) -> None:
+        """Publish messages whose turn has come. One that cannot be sent stays parked, and its turn
+        comes again."""
         for message in messages:
             try:
                 if self.sender is not None:
@@ -409,14 +410,14 @@ class Parking:
         found = self._backend.resume(self.home, ids.new_attempt_id(), tasks)
         for call in found.passed:
             events.tell_passed(call)
-        self.forward(found.messages)
+        self.publish(found.messages)
         return found.recheck
 
     def withdraw(self, execution_id: str, remember: float | None = None) -> bool:
         """Take an execution's message out of its queues for good. False if it was not parked."""
         remember = self.remember if remember is None else remember
         had, messages = self._backend.withdraw(execution_id, remember, self.home)
-        self.forward(messages)
+        self.publish(messages)
         return had
 
     def withdraw_later(self, execution_id: str) -> None:

@@ -191,7 +191,7 @@ def _facts(event: LockEvent) -> dict[str, object]:
     facts: dict[str, object] = {
         "lock_event": event.kind,
         "lock_names": list(event.names),
-        "lock_run": event.execution_id,
+        "lock_execution": event.execution_id,
         "lock_owner": event.owner,
         "lock_fence": event.fence,
         "lock_reason": event.reason,

@@ -71,7 +71,7 @@ def innermost() -> Lease | None:
     return None
 
 
-def runs() -> tuple[str, ...]:
+def executions() -> tuple[str, ...]:
     """The executions whose locks this call stack holds, the innermost first."""
     held = [lease for lease in reversed(_stack.get()) if _counts(lease) and not lease.lost]
     return tuple(lease.claim.execution_id for lease in held)

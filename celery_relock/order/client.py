@@ -152,7 +152,7 @@ def leave(engine: Engine, name: str, execution_id: str) -> None:
     """Give up the place of a call whose message does not come. Raises RelockError."""
     home = engine.parking.home
     back = engine.backend.release([LINE + name], execution_id, KEPT, home=home)
-    engine.parking.forward(back.messages)
+    engine.parking.publish(back.messages)
 
 
 def _request(

@@ -24,7 +24,7 @@ from ..workflow import steps
 from . import company, conflict, control, parking, revocation
 from .message import HEADER
 from .report import report
-from .resuming import Forwarder
+from .resuming import Resumer
 
 logger = logging.getLogger("celery_relock")
 
@@ -41,8 +41,8 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
     requires = ("celery.worker.components:Pool",)
 
     def __init__(self, w: Any, **_: Any) -> None:
-        self._watchers: tuple[Reaper, Forwarder] | None = None
-        w.relock_forwarder = None
+        self._watchers: tuple[Reaper, Resumer] | None = None
+        w.relock_resumer = None
 
     def include_if(self, w: Any) -> bool:
         company.tell(w.app)
@@ -69,8 +69,8 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
         # All of it before the pool forks, so that its children know.
         journal.on = True
         parking.keep(_may_be_parked)
-        w.relock_forwarder = Forwarder(engine, control.Revoked(engine.backend), _resumed_here)
-        self._watchers = Reaper(engine.backend, engine.parking), w.relock_forwarder
+        w.relock_resumer = Resumer(engine, control.Revoked(engine.backend), _resumed_here)
+        self._watchers = Reaper(engine.backend, engine.parking), w.relock_resumer
 
     def start(self, w: Any) -> None:
         conflict.remember_consumer()

@@ -48,7 +48,7 @@ logger = logging.getLogger("celery_relock")
 
 # Seconds until a message is sent again for the first time, and the longest pause it grows to.
 FIRST, LONGEST = 0.25, 10.0
-# How long a worker that lives may take from giving a lock back to storing the result, in seconds.
+# How long a worker that lives may take from releasing a lock to storing the result, in seconds.
 _STORING = 2.0
 
 
@@ -60,7 +60,7 @@ ended_for_good: ContextVar[Callable[[], bool] | None] = ContextVar(
 
 
 class Attempt(NamedTuple):
-    """An attempt to take the locks of a call.
+    """An attempt to acquire the locks of a call.
 
     Attributes:
         message: the request of the message that is run; None for an inline or eager call, which
@@ -282,7 +282,7 @@ def _parked(
 
 
 def _leave(attempt: Attempt, answer: Conflict | Duplicate) -> None:
-    """A run that was parked ends here without the lock."""
+    """An execution that was parked ends here without the lock."""
     if isinstance(answer, Conflict) and answer.parked:
         attempt.engine.parking.withdraw(attempt.lease.claim.execution_id)
 
@@ -307,7 +307,7 @@ def _stay(attempt: Attempt, wait: float | None, error: LockConflict) -> Held:
     """Wait in the worker's slot, for a message that could not be sent again too.
 
     Its delivery may be acknowledged already, so to end here would lose it. Should it have been sent
-    in spite of the error, it is a copy of this very run.
+    in spite of the error, it is a copy of this very execution.
     """
     answer = attempt.engine.acquire(attempt.lease, wait)
     while isinstance(answer, Ended):
@@ -377,7 +377,7 @@ def end_unexecuted(
     home, remember = engine.parking.home, engine.remember if remember is None else remember
     # As one that has ended: who left the hold may not have done so yet.
     back = engine.backend.release(names, execution_id, KEPT, "run", remember, home)
-    engine.parking.forward(back.messages)
+    engine.parking.publish(back.messages)
 
 
 def deadlock(attempt: Attempt, answer: Deadlocked) -> LockDeadlock:
@@ -450,8 +450,8 @@ def look_after(left: float | None, message: Any, app: Any) -> float | None:
 
 
 def pause_before(attempt: int) -> float:
-    """Seconds to wait before the given attempt (from 1): doubling, and random by half, so that runs
-    that met the same holder do not all come back at once."""
+    """Seconds to wait before the given attempt (from 1): doubling, and random by half, so that
+    executions that met one holder do not all come back at once."""
     longest = min(LONGEST, FIRST * 2 ** min(attempt, 16))
     return ids.chance.uniform(longest / 2, longest)
 

@@ -423,7 +423,7 @@ def _ancestors(fields: Mapping[str, Any], predecessor: Any) -> tuple[str, ...]:
     if request is not None and is_retry(fields, request):
         # Not by its own holds: it would be in while the body before it is still on its way out.
         return inherited
-    held = reentrancy.runs()
+    held = reentrancy.executions()
     if not held:
         return inherited
     return tuple(islice(dict.fromkeys((*held, *inherited)), _MOST_ANCESTORS))

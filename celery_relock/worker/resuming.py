@@ -1,13 +1,13 @@
 """A turn that has come is used: who publishes parked messages in time, and where they come in.
 
 Normally the process that releases a lock publishes the next message itself. Every worker's main
-process looks as well (`Forwarder`): when a process calls that could not (another app, a plain
+process looks as well (`Resumer`): when a process calls that could not (another app, a plain
 `Lock`), when a lease that stood in the way has ended, when a published message did not arrive, when
 the time to wait is over. There is no leader and no beat: the first to look gets the message.
 
 A message that is published to the queue that it came from stands behind that queue's backlog, and
 its lock idle. So a worker consumes, beside each of its queues, a resume queue (`ResumeQueues`), and
-the forwarder announces that in the lock Redis: what is published meanwhile goes there.
+the resumer announces that in the lock Redis: what is published meanwhile goes there.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ STUCK = 3.0
 MESSAGE_TTL, EXPIRES = 600_000, 1_800_000
 
 
-class Forwarder:
+class Resumer:
     """Publishes the parked messages of an engine that are due, in a thread of its own, and
     announces which resume queues this worker consumes.
 
@@ -88,7 +88,7 @@ class Forwarder:
     def start(self) -> None:
         """Begin; the first look publishes what an earlier worker left."""
         for target in (self._live, self._listen):
-            threading.Thread(target=target, name="relock-forwarder", daemon=True).start()
+            threading.Thread(target=target, name="relock-resumer", daemon=True).start()
 
     def stop(self) -> None:
         """End within a second."""
@@ -151,7 +151,7 @@ class Forwarder:
                     "parked", self._bell.set, self._hear, lambda: not self._stopped
                 )
             except Exception as error:  # noqa: BLE001  # whatever it is, it is tried again
-                logger.debug("the forwarder does not hear, it looks by itself: %s", error)
+                logger.debug("the resumer does not hear, it looks by itself: %s", error)
                 time.sleep(LOOK_EVERY)
 
     def _hear(self, notice: Notice) -> None:
@@ -182,7 +182,7 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         self._handle: Callable[[Any], Any] | None = None
 
     def include_if(self, c: Any) -> bool:
-        return forwarder_of(c) is not None
+        return resumer_of(c) is not None
 
     def start(self, c: Any) -> None:
         if c.connection.transport.driver_type not in ("redis", "amqp"):
@@ -259,12 +259,12 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
 
     def _tell(self, c: Any, queues: Iterable[str]) -> None:
         of = home(c.app)
-        forwarder_of(c).consumes(channel(of, name) for name in queues)
+        resumer_of(c).consumes(channel(of, name) for name in queues)
 
 
-def forwarder_of(c: Any) -> Any:
-    """The forwarder of a worker, by its consumer; None if the worker has none."""
-    return getattr(c.controller, "relock_forwarder", None)
+def resumer_of(c: Any) -> Any:
+    """The resumer of a worker, by its consumer; None if the worker has none."""
+    return getattr(c.controller, "relock_resumer", None)
 
 
 def _queue(name: str, amqp: bool) -> Any:

@@ -75,7 +75,7 @@ class _Legacy:
                 back = self.engine.backend.release(
                     rest, claim.execution_id, claim.attempt_id, home=self.engine.parking.home
                 )
-                self.engine.parking.forward(back.messages)
+                self.engine.parking.publish(back.messages)
             self.lease.narrow(kept)
         if any(kept):
             ahead = 0.0 if self.due is None else max(0.0, self.due - time.time())

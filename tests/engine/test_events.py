@@ -131,7 +131,7 @@ def test_a_log_record_has_every_fact_as_a_plain_value_of_its_own(
     assert told == {
         "lock_event": "lost",
         "lock_names": ["a", "b"],
-        "lock_run": "run",
+        "lock_execution": "run",
         "lock_owner": "workflow",
         "lock_fence": 17,
         "lock_reason": "it was taken",

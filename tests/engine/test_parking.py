@@ -29,20 +29,20 @@ class _Sender:
         raise self.error
 
 
-def _forward(error):
+def _publish(error):
     parking = Parking(None)
     parking.sender = _Sender(error)
-    parking.forward(MESSAGES)
+    parking.publish(MESSAGES)
     return parking.sender
 
 
 def test_a_message_that_cannot_be_sent_on_is_told_and_the_others_are_sent(caplog):
     with caplog.at_level(logging.WARNING):
-        assert _forward(OSError("no broker")).given == MESSAGES
+        assert _publish(OSError("no broker")).given == MESSAGES
     assert [record.args[0] for record in caplog.records] == ["account:7", "account:8"]
 
 
 @pytest.mark.parametrize("error", [SoftTimeLimitExceeded(), LockLost("lost"), SystemExit()])
 def test_a_time_limit_that_strikes_meanwhile_is_not_taken_for_that(error):
     with pytest.raises(type(error)):
-        _forward(error)
+        _publish(error)

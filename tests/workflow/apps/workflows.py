@@ -77,7 +77,7 @@ def permit_of(task: Any) -> tuple[int, bool]:
 def inside(task: Any, account: str, name: str) -> Iterator[None]:
     fence, unbroken = permit_of(task)
     told = {"account": account, "fence": fence, "step": name, "unbroken": unbroken}
-    journal.add("enter", **told, holds=reentrancy.runs())
+    journal.add("enter", **told, holds=reentrancy.executions())
     try:
         yield
     finally:
