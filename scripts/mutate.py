@@ -7,8 +7,9 @@ whether the tests notice.
 
 Works on copies in a temporary folder, one per job: the tree itself is never changed. The test that
 noticed a rule the last time, as the page says, is asked first. build/mutations.json keeps what was
-seen, so that a run that was stopped goes on where it was; a rule is asked about again when its file
-or the tests have changed. Ends with status 1 if a broken rule goes unnoticed, or no longer applies.
+seen, so that a run that was stopped goes on where it was: a rule is asked about again when its file
+or that of the test has changed. Ends with status 1 if a broken rule goes unnoticed, or no longer
+applies.
 """
 
 from __future__ import annotations
@@ -68,12 +69,12 @@ class Mutant(NamedTuple):
         return tree / self.file if self.file.endswith(".py") else tree / "lua" / self.file
 
     def key(self, tree: Path) -> str:
-        """Changes with the rule, with its file and with the tests that are asked."""
-        texts = [self.path(tree).read_text("utf-8"), self.old, self.new]
-        for suite in self.suites:
-            files = [tree / suite, *sorted((tree / suite).rglob("*.py"))]
-            texts += [file.read_text("utf-8") for file in files if file.is_file()]
-        return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+        """Changes with the rule and with its file."""
+        return _digest(self.path(tree).read_text("utf-8"), self.old, self.new)
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
 def mutants() -> list[Mutant]:
@@ -138,6 +139,13 @@ def find_test(name: str, suites: tuple[str, ...], where: Path) -> str:
     return ""
 
 
+def state_of(test: str, suites: tuple[str, ...], where: Path) -> str:
+    """Changes with the file of a test, or the suite of a check."""
+    place = where / (find_test(test, suites, where) or "-")
+    files = sorted(place.rglob("*.py")) if place.is_dir() else [place] if place.exists() else []
+    return _digest(*(file.read_text("utf-8") for file in files))
+
+
 def judge(mutant: Mutant, where: Path, before: str) -> str:
     """The test or check that notices, "" if none does."""
     path = mutant.path(where)
@@ -170,7 +178,8 @@ def main() -> int:
     options = parser.parse_args()
     chosen = [m for m in mutants() if options.only in f"{m.file}: {m.rule}"]
     before = noticed_before()
-    seen: dict[str, str] = json.loads(SEEN.read_text("utf-8")) if SEEN.exists() else {}
+    # By the key of a rule: the test that noticed it, and how the file of the test was then.
+    seen: dict[str, list[str]] = json.loads(SEEN.read_text("utf-8")) if SEEN.exists() else {}
 
     with tempfile.TemporaryDirectory(prefix="relock-mutants-") as temporary:
         folders: queue.Queue[Path] = queue.Queue()
@@ -182,7 +191,12 @@ def main() -> int:
                 print(f"the text to change is not there once: {mutant.file}: {mutant.rule}")
                 return 1
         keys = {mutant: mutant.key(whole) for mutant in chosen}
-        asked = [mutant for mutant in chosen if not seen.get(keys[mutant])]
+
+        def is_known(mutant: Mutant) -> bool:
+            test, state = seen.get(keys[mutant], ("", ""))
+            return bool(test) and state == state_of(test, mutant.suites, whole)
+
+        asked = [mutant for mutant in chosen if not is_known(mutant)]
         for suite in sorted({suite for each in asked for suite in each.suites}):
             if red := run_suite(suite, whole):
                 print(f"the scripts as they are fail already: {suite}: {red}")
@@ -199,12 +213,12 @@ def main() -> int:
         SEEN.parent.mkdir(exist_ok=True)
         with ThreadPoolExecutor(options.jobs) as pool:
             for mutant, red in pool.map(ask, asked):
-                seen[keys[mutant]] = red
+                seen[keys[mutant]] = [red, state_of(red, mutant.suites, whole)]
                 SEEN.write_text(json.dumps(seen, indent=0), "utf-8")
                 passed = time.monotonic() - started
                 state = f"noticed by {red}" if red else "NOT NOTICED"
                 print(f"{passed:5.0f} s  {mutant.file}: {mutant.rule}: {state}", flush=True)
-    found = [(mutant, seen[keys[mutant]]) for mutant in chosen]
+    found = [(mutant, seen[keys[mutant]][0]) for mutant in chosen]
     if not options.only:
         REPORT.write_text(INTRODUCTION + table(found), "utf-8")
     return 0 if all(red for _, red in found) else 1

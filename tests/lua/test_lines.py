@@ -242,6 +242,20 @@ def test_a_call_that_was_replaced_holds_up_nobody(desk, line):
     assert passed(desk) == []
 
 
+def test_a_long_row_of_places_that_have_ended_is_worked_off_in_parts(desk):
+    place(desk, "gone", life=0.05)
+    record = desk.client.hget(desk.keys.waiters(A[0]), "gone")
+    gone = {f"gone{number}": number for number in range(300)}
+    desk.client.zadd(desk.keys.queue(A[0]), gone)
+    desk.client.hset(desk.keys.waiters(A[0]), mapping=dict.fromkeys(gone, record))
+    ticket = place(desk, "first")
+    place(desk, "second")
+    desk.wait_ms(60)
+
+    assert isinstance(arrive(desk, "second"), Conflict), "who is ahead is not known yet"
+    assert arrive(desk, "first") == ticket
+
+
 def test_calls_that_are_due_later_stand_by_the_time_at_which_they_are_due(desk):
     later, latest = place(desk, "r1", delay=20.0), place(desk, "r2", delay=30.0)
     between = place(desk, "r3", moment=desk.now_ms() / 1000 + 25)

@@ -192,6 +192,14 @@ def test_a_lock_whose_holds_somebody_deleted_is_free(desk):
     assert isinstance(desk.take("r2"), Held)
 
 
+def test_a_hold_that_somebody_deleted_keeps_nobody_out(desk):
+    for number in range(MANY):
+        desk.fence(f"h{number}", limit=100)
+    desk.client.hdel(desk.keys.lock("a"), "h0", "@h0")
+
+    assert isinstance(desk.take("other", limit=MANY), Held)
+
+
 def test_a_clock_that_was_set_back_puts_off_no_end_among_many(desk):
     key, later = desk.keys.lock("a"), 3_600_000
     for number in range(MANY):
