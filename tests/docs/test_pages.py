@@ -106,19 +106,6 @@ def test_the_settings_of_the_page_are_read(url: str, names: dict[str, Any]) -> N
     assert option_defaults(app) == {"ttl": 60}
 
 
-def test_a_conflict_says_what_its_page_shows(url: str) -> None:
-    with (
-        Lock(url, "account:42"),
-        pytest.raises(errors.LockConflict) as raised,
-        Lock(url, "account:42", blocking=False),
-    ):
-        pass
-
-    shown = text("errors/LockConflict").split("\n> ")[1]
-    pattern = re.escape(shown.split(" by ")[0]) + r" by .+, its lease has \d+ s left; not acquired"
-    assert re.match(pattern, str(raised.value)), str(raised.value)
-
-
 def test_every_error_has_a_page_and_a_row() -> None:
     classes = {
         name
