@@ -57,20 +57,7 @@ end
 
 local function take_place()
   local ticket, ends = next_ticket(), due + life
-  local waiter = {
-    attempt = '-',
-    owner = '-',
-    inbox = '-',
-    label = label,
-    task = task,
-    home = '',
-    parked = true,
-    limits = { 1 },
-    lease = 0,
-    life = 0,
-    expiry = ends,
-    line = { ticket = ticket, gap = gap, due = due, ends = ends },
-  }
+  local waiter = Base.awaited(label, task, { ticket = ticket, gap = gap, due = due, ends = ends })
   redis.call('ZADD', queue, ticket, execution)
   redis.call('HSET', waiters, execution, cjson.encode(waiter))
   redis.call('HSET', sent, execution, name, '#' .. task, execution)

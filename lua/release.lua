@@ -8,7 +8,7 @@
 -- ARGV[4] remember: ms, life of the tombstone
 -- ARGV[5] homes: ids with spaces between, the brokers that the caller can send to; empty sends none
 -- ARGV[6] successors: ids with spaces between, the executions that the holds are left to; empty leaves none. `cooldown.…` is nobody
--- ARGV[7] keep: ms, for how long the holds are kept for each
+-- ARGV[7] keep: ms, for how long the holds are kept for each; of a line the place is, and those behind wait so long
 -- Reply {RELEASED, count, execution, name, message, …}: so many holds and places were released; messages to resume
 -- Reply {GONE, execution, name, message, …}: the attempt had none: released before, or lost; messages to resume
 -- Keeps: only the attempt that acquired a lock releases it; a kept hold stays in its permit; sent twice it acts once; the next ones get in
@@ -64,7 +64,11 @@ local function release(lock)
   end
   local label = successors ~= '' and redis.call('HGET', lock.key, '@' .. execution) or ''
   Holds.drop(lock, execution)
-  leave_to_successors(lock, hold, label)
+  if successors ~= '' and string.sub(lock.name, 1, 6) == 'order\t' then
+    lock.place = { ticket = hold.fence, label = string.match(label, ' (.*)$') or '' }
+  else
+    leave_to_successors(lock, hold, label)
+  end
   return 1
 end
 
@@ -93,7 +97,7 @@ for i = 3, #keys do
     local lock = Holds.peek(call, keys[i])
     lock.released = release(lock)
     lock.queued = redis.call('EXISTS', lock.queue) == 1
-    is_queued = is_queued or lock.queued
+    is_queued = is_queued or lock.queued or lock.place
     locks[#locks + 1] = lock
   end)
 end
@@ -140,10 +144,20 @@ local function leave_queue(lock)
   end
 end
 
+-- Of a line the place is left: those behind wait for the message as for any other.
+local function leave_place(lock)
+  for each in string.gmatch(successors, '%S+') do
+    local how = redis.call('GET', call.prefix .. 'd:' .. each)
+    if not how or each == execution and how ~= '*' then
+      Queue.succeed(call, lock, each, lock.place.ticket, lock.place.label, keep)
+    end
+  end
+end
+
 local function let_in(lock)
   if redis.call('EXISTS', lock.queue) == 1 then
     Turns.promote(call, lock)
-    for each in string.gmatch(successors, '%S+') do
+    for each in string.gmatch(lock.place and '' or successors, '%S+') do
       Turns.inherit(call, lock, each)
     end
   end
@@ -155,6 +169,9 @@ end
 -- After all of them: an execution that waits for several of these locks must find all of them released.
 for _, lock in ipairs(locks) do
   if lock.is_fine then
+    if lock.place then
+      leave_place(lock)
+    end
     let_in(lock)
   end
 end

@@ -645,10 +645,6 @@ class _Command:
 
     def _serve_line(self, lock: _Lock, caller: str) -> bool:
         """As `_serve`, of a line: nobody is passed by but who is late."""
-        for execution_id in list(lock.holds):
-            # It came to its end somewhere else: it was cancelled.
-            if lock.kept(execution_id) and self.ended(execution_id) == "*":
-                del lock.holds[execution_id]
         while lock.queue:
             execution_id, place = next(iter(lock.queue.items()))
             is_caller = execution_id == caller
@@ -691,8 +687,12 @@ class _Command:
         assert call is not None
         is_waited_for = bool(caller or lock.messages)
         late = max(place.turn or self.now, place.due) + call.gap
-        ends = place.due + call.life
-        if ends <= self.now or self.ended(place.execution_id) == "*":
+        ends, is_over = place.due + call.life, self.ended(place.execution_id) == "*"
+        if not is_over and place.execution_id in self.state.parked:
+            place.turn = None  # it came, and is parked for its lock
+            place.ordered = call._replace(life=max(call.life, self.now - place.due + 2 * 86_400.0))
+            return True
+        if ends <= self.now or is_over:
             self.leave(place)
             return False
         if is_waited_for and place.turn is not None and late <= self.now:
@@ -1119,18 +1119,20 @@ class MemoryBackend:
             locks, had = [command.lock(name) for name in names], False
             for lock in locks:
                 hold, place = lock.holds.get(execution_id), lock.queue.get(execution_id)
-                if hold is not None and hold.attempt_id == attempt_id:
+                held = hold if hold is not None and hold.attempt_id == attempt_id else None
+                if held is not None:
                     had = True
                     del lock.holds[execution_id]
-                    if successor is not None:
-                        _leave_to(command, lock, hold, execution_id, successor)
                 if place is not None and _takes_back(place, attempt_id, ended):
                     had = True
                     command.leave(place)
+                if held is not None and successor is not None:
+                    leave_to = _leave_place if lock.is_line else _leave_to
+                    leave_to(command, lock, held, execution_id, successor)
             # After all of them: who waits for several of these locks must find all released.
             for lock in locks:
                 command.promote(lock)
-                for each in successors:
+                for each in () if lock.is_line else successors:
                     command.inherit(lock, each)
             # An execution that has ended stays so. An attempt adds itself to those that have
             # ended: a copy of any of them may be on its way.
@@ -1352,16 +1354,36 @@ def put(lock: _Lock, place: _Place, ticket: int) -> None:
     lock.queue = dict(sorted(by_ticket.items(), key=lambda item: item[1].ticket))
 
 
+def _successors(command: _Command, execution_id: str, successor: Successor) -> Iterator[str]:
+    """Those that come next. One may have been quicker, and is over, or was killed. An execution
+    that leaves something to itself lives, whatever became of an attempt before."""
+    for each in successor.execution_id.split():
+        ended = command.ended(each)
+        if not (ended == "*" or (ended and each != execution_id)):
+            yield each
+
+
+def _leave_place(
+    command: _Command, lock: _Lock, hold: _Hold, execution_id: str, successor: Successor
+) -> None:
+    """Of a line the place is left: those behind wait for the message as for any other."""
+    for each in _successors(command, execution_id, successor):
+        place, life = lock.queue.pop(each, None), successor.keep + 86_400.0
+        if place is None:
+            place = _Place(each, KEPT, KEPT, "-", hold.label, False, {lock.name: 1}, 0.0, 0.0, 0.0)
+        times = successor.keep, 0.0, 0.0, life
+        place.ordered = PlaceRequest(lock.name, each, "", hold.label, *times)
+        place.due, place.turn = command.now, None
+        put(lock, place, hold.fence)
+        command.state.sent[each] = place
+
+
 def _leave_to(
     command: _Command, lock: _Lock, hold: _Hold, execution_id: str, successor: Successor
 ) -> None:
-    """Keep a hold for those that come next. One may have been quicker: it has joined the permit, or
-    is over, or was killed. An execution that leaves a hold to itself lives, whatever became of an
-    attempt before."""
-    for each in successor.execution_id.split():
-        ended = command.ended(each)
-        is_over = ended == "*" or (ended and each != execution_id)
-        if each not in lock.holds and not is_over:
+    """Keep a hold for those that come next. One may have been quicker: it has joined the permit."""
+    for each in _successors(command, execution_id, successor):
+        if each not in lock.holds:
             # A cooldown keeps everybody out, its own workflow too: nobody else has such an owner.
             owner = each if each.startswith(COOLDOWN) else hold.owner
             expiry = command.now + successor.keep

@@ -189,7 +189,8 @@ class Successor(NamedTuple):
     Attributes:
         execution_id: the execution that is to come; several with spaces between. Nothing is kept
             for an execution that is in the permit already, or over.
-        keep: seconds after which a kept hold ends if nobody came; nothing makes it longer.
+        keep: seconds after which a kept hold ends if nobody came; nothing makes it longer. Of a
+            line no hold is kept, but the place: so long those behind wait for it.
     """
 
     execution_id: str

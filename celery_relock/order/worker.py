@@ -36,10 +36,6 @@ logger = logging.getLogger("celery_relock")
 
 Body = Callable[[Hold], Any]
 
-# For how long an execution keeps the line while it is parked for its lock, in seconds. If it ends
-# there, the line is free.
-_PARKED = 30 * 86_400.0
-
 
 def around(
     task: Any,
@@ -201,7 +197,7 @@ class _Execution:
         if not is_parked or self.begun:
             return None
         # Under this id it comes back: a message without our header was given one of its own.
-        return Successor(header_of(self.message).execution_id, _PARKED)
+        return Successor(header_of(self.message).execution_id, gap)
 
     def _give_up(self, error: Exception) -> None:
         """It ends before its turn: its time to wait is over, or too many wait."""

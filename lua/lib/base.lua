@@ -72,6 +72,24 @@ function Base.outlive(life, first, ...)
   end
 end
 
+-- The record of a place in a line whose message is to come.
+function Base.awaited(label, task, line)
+  return {
+    attempt = '-',
+    owner = '-',
+    inbox = '-',
+    label = label,
+    task = task,
+    home = '',
+    parked = true,
+    limits = { 1 },
+    lease = 0,
+    life = 0,
+    expiry = line.ends,
+    line = line,
+  }
+end
+
 -- The waiter that a record tells of; nil for none, and for what no script of ours wrote.
 function Base.decoded(record)
   local fine, waiter = pcall(cjson.decode, record or '')

@@ -122,7 +122,10 @@ end
 function Queue.write(call, lock, execution, waiter)
   redis.call('HSET', lock.waiters, execution, cjson.encode(waiter))
   if waiter.line and Queue.is_awaited(lock, execution, waiter) then
-    return  -- it lives as long as the place
+    if redis.call('EXISTS', lock.messages) == 0 then
+      Base.outlive(waiter.line.ends - call.now, lock.queue, lock.waiters)
+    end
+    return
   end
   if waiter.parked or redis.call('EXISTS', lock.messages) == 1 then
     redis.call('PERSIST', lock.waiters)
@@ -166,6 +169,18 @@ function Queue.enter(call, locks, execution, waiter, before_all)
     redis.call('ZADD', lock.queue, 'NX', string.format('%.0f', ticket), execution)
     Queue.write(call, lock, execution, waiter)
   end
+end
+
+-- The place of a call in a line goes on to its retry, or to its own message that comes again.
+function Queue.succeed(call, lock, execution, ticket, label, gap)
+  local line = { ticket = ticket, gap = gap, due = call.now, ends = call.now + gap + Queue.DAY }
+  -- The retry may have been quicker, and wait behind all.
+  local waiter = Queue.waiter(lock, execution) or Base.awaited(label, '', line)
+  waiter.line, waiter.turn = line, nil
+  redis.call('ZADD', lock.queue, ticket, execution)
+  Queue.write(call, lock, execution, waiter)
+  redis.call('HSET', call.prefix .. 'sent', execution, lock.name)
+  Base.outlive(line.ends - call.now, call.prefix .. 'sent')
 end
 
 -- Whether an execution holds one of these locks.

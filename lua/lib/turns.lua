@@ -199,16 +199,6 @@ local function let_into_line(call, lock, execution, waiter, caller)
   Queue.write(call, lock, execution, waiter)
 end
 
--- The execution for which a hold is kept came to its end somewhere else: it was cancelled.
-local function drop_what_is_kept_for_nobody(call, lock)
-  for execution in pairs(Holds.some(lock, 1)) do
-    local kept = Holds.kept(lock, execution)
-    if kept and redis.call('GET', call.prefix .. 'd:' .. execution) == '*' then
-      Holds.drop(lock, execution)
-    end
-  end
-end
-
 -- So many calls that were passed over are told of at the most.
 local TOLD = 1000
 
@@ -233,8 +223,14 @@ end
 local function await(call, lock, execution, waiter, caller)
   local turn = turn_of(call, lock, waiter, caller)
   local late = turn and math.max(turn, waiter.line.due) + waiter.line.gap
-  local is_over = redis.call('GET', call.prefix .. 'd:' .. execution) == '*'  -- it was replaced
-  if is_over or waiter.line.ends <= call.now then
+  -- It was replaced, or cancelled.
+  local is_over = redis.call('GET', call.prefix .. 'd:' .. execution) == '*'
+  if not is_over and redis.call('HEXISTS', call.prefix .. 'parked', execution) == 1 then
+    -- It came, and is parked for its lock.
+    waiter.turn, waiter.line.ends = nil, math.max(waiter.line.ends, call.now + 2 * Queue.DAY)
+    Queue.write(call, lock, execution, waiter)
+    return true
+  elseif is_over or waiter.line.ends <= call.now then
     Queue.leave(call, lock, execution, waiter)
     return false
   elseif late and late <= call.now and waiter.turn then
@@ -263,7 +259,6 @@ end
 
 -- As `serve`, of a line: nobody is passed by but who is late.
 local function serve_line(call, lock, caller)
-  drop_what_is_kept_for_nobody(call, lock)
   for _ = 1, Queue.MOST do
     local execution = redis.call('ZRANGE', lock.queue, 0, 0)[1]
     if not execution then

@@ -341,25 +341,125 @@ def test_a_copy_of_a_call_that_runs_goes_with_its_end(desk, line):
     assert isinstance(arrive(desk, "r1", "copy2"), Ended)
 
 
-def test_what_is_left_to_a_retry_keeps_those_behind_out_and_the_ticket(desk, line):
+def leave_to(desk: Desk, run: str, successor: str, keep: float = 100.0) -> list[str]:
+    """It has run, or is parked for its lock: whose messages are handed out."""
+    ended = {} if run == successor else {"ended": "run", "remember": 9.0}
+    to = Successor(successor, keep)
+    found = desk.backend.release(A, run, "n", home="h", successor=to, **ended)
+    return [message.execution_id for message in found.messages]
+
+
+def test_a_retry_has_the_place_of_its_call(desk, line):
     arrive(desk, "r1", again=True)
     park(desk, "r2")
-    retry = Successor("r1-retry", 100.0)
-    desk.backend.release(A, "r1", "n", ended="run", remember=9.0, home="h", successor=retry)
+    assert leave_to(desk, "r1", "r1-retry") == []
     assert desk.resume() == []
     assert arrive(desk, "r1-retry") == line[0]
     assert end(desk, "r1-retry") == ["r2"]
 
 
-def test_what_is_kept_for_an_execution_that_was_cancelled_is_free(desk, line):
+def test_a_retry_of_a_call_that_nobody_is_behind_has_its_place(desk):
+    ticket = place(desk, "r1")
+    arrive(desk, "r1")
+    leave_to(desk, "r1", "r1-retry")
+    place(desk, "r2")
+    park(desk, "r2")
+    assert arrive(desk, "r1-retry") == ticket
+
+
+def test_a_retry_that_comes_before_its_call_has_ended_goes_before_those_behind(desk, line):
     arrive(desk, "r1")
     park(desk, "r2")
-    desk.backend.release(A, "r1", "n", home="h", successor=Successor("r1", 1000.0))
+    park(desk, "r1-retry")
+    assert leave_to(desk, "r1", "r1-retry") == ["r1-retry"]
+    assert arrive(desk, "r1-retry", "n2") == line[0]
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_retry_whose_process_is_killed_keeps_its_place_if_its_message_comes_again(
+    desk, line, again
+):
+    arrive(desk, "r1", again=True)
+    park(desk, "r2")
+    leave_to(desk, "r1", "r1-retry")
+    assert arrive(desk, "r1-retry", again=again) == line[0]
+    desk.give_back("r1-retry", names=A, ended="killed")
+    assert desk.out() == ([] if again else ["r2"])
+    assert not again or arrive(desk, "r1-retry", "n2", again=True) == line[0]
+
+
+def test_a_retry_that_does_not_come_is_passed_over(desk, line):
+    arrive(desk, "r1")
+    park(desk, "r2")
+    leave_to(desk, "r1", "r1-retry")
+    assert passed(desk) == []
+    desk.age_call("r1-retry", A[0])
+    assert passed(desk) == ["r1-retry"]
+    assert desk.out() == ["r2"]
+
+
+def test_a_retry_that_is_cancelled_leaves_the_line(desk, line):
+    arrive(desk, "r1")
+    park(desk, "r2")
+    leave_to(desk, "r1", "r1-retry")
+    assert desk.withdraw("r1-retry", home="h")
+    assert desk.out() == ["r2"]
+
+
+def test_the_place_of_a_retry_that_is_due_in_days_lives_as_long(desk, line):
+    arrive(desk, "r1")
+    leave_to(desk, "r1", "r1-retry", 400_000.0)
+    park(desk, "r9")
+    desk.withdraw("r9")
+    assert desk.client.pttl(desk.keys.queue(A[0])) > 400_000_000
+
+
+def test_a_call_that_is_cancelled_while_it_is_parked_for_its_lock_leaves_the_line(desk, line):
+    arrive(desk, "r1")
+    park(desk, "r2")
     desk.take("holder")
     desk.park("r1", "m")
+    leave_to(desk, "r1", "r1")
     desk.withdraw("r1")
     desk.all_due()
     assert desk.resume() == ["r2"]
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_call_that_is_parked_for_its_lock_is_not_late_while_its_message_is_there(
+    desk, line, again
+):
+    arrive(desk, "r1", again=again)
+    park(desk, "r2")
+    desk.take("holder")
+    desk.park("r1", "m")
+    leave_to(desk, "r1", "r1")
+    desk.age_call("r1", A[0])
+    assert passed(desk) == []
+    desk.give_back("holder")
+    assert passed(desk) == []
+    assert desk.out() == ["r1"]
+    assert arrive(desk, "r1", "n2") == line[0]
+
+
+def test_the_place_of_a_call_that_is_parked_for_its_lock_does_not_end(desk):
+    place(desk, "r1")
+    arrive(desk, "r1")
+    desk.take("holder")
+    desk.park("r1", "m")
+    leave_to(desk, "r1", "r1")
+    assert desk.client.pttl(desk.keys.queue(A[0])) > 2 * 86_400_000
+
+
+def test_a_call_whose_message_is_parked_for_its_lock_no_more_is_late(desk, line):
+    arrive(desk, "r1", again=True)
+    park(desk, "r2")
+    desk.take("holder")
+    desk.park("r1", "m")
+    leave_to(desk, "r1", "r1")
+    desk.client.delete(desk.keys.parked())  # a server that evicts keys
+    desk.age_call("r1", A[0])
+    assert passed(desk) == ["r1"]
 
 
 def test_an_execution_that_is_parked_for_its_lock_keeps_both_its_places(desk, line):
@@ -367,7 +467,7 @@ def test_an_execution_that_is_parked_for_its_lock_keeps_both_its_places(desk, li
     arrive(desk, "r1")
     park(desk, "r2")
     desk.park("r1", "m")
-    desk.backend.release(A, "r1", "n", successor=Successor("r1", 1000.0))
+    leave_to(desk, "r1", "r1")
     desk.give_back("holder")
     assert desk.out() == ["r1"]
     assert arrive(desk, "r1", "n2") == line[0]

@@ -185,16 +185,17 @@ def test_a_call_that_fails_or_gives_up_holds_up_nobody(worker, m, account, late)
     assert numbers(began(worker, account, 3)) == [1, 2, 4]
 
 
+@pytest.mark.parametrize(("how", "before"), [("slow", []), ("retry, slow", [1])])
 @pytest.mark.parametrize(("task", "expected"), [("careful", [1, 1, 2]), ("update", [1, 2])])
 def test_a_killed_call_runs_again_before_those_behind_if_its_message_comes_again(
-    worker, m, account, task, expected
+    worker, m, account, task, how, before, expected
 ):
-    ordered = getattr(m, task)
-    ordered.delay(account, 1, "slow")
-    (first,) = began(worker, account, 1)
+    ordered, expected = getattr(m, task), [*before, *expected]
+    ordered.delay(account, 1, how)
+    slow = began(worker, account, len(before) + 1)[-1]
     ordered.delay(account, 2)
     waits(m, account)
-    os.kill(first.pid, signal.SIGKILL)
+    os.kill(slow.pid, signal.SIGKILL)
     worker.journal.add(f"free {account}")
     events = began(worker, account, len(expected))
     assert numbers(events) == expected
@@ -287,12 +288,12 @@ def test_a_call_by_name_that_ends_while_it_waits_for_the_lock_leaves_the_order(
         options = {"expires": 2.0} if how == "expired" else {}
         first = m.app.send_task(m.update.name, (account, 1), **options)
         waits(m, account, kind="")
-        assert looked_at(m, f"{LINE}account:{account}").held == 1
+        assert looked_at(m, f"{LINE}account:{account}").waiting == 1
         if how == "revoked":
             first.revoke()
         worker.wait_for_log(rf"Discarding revoked task: .*{first.id}", 20)
         # A tombstone would let it go later, for as long as there is one.
-        wait_for(lambda: not looked_at(m, f"{LINE}account:{account}").held, 20, "the end")
+        wait_for(lambda: not looked_at(m, f"{LINE}account:{account}").waiting, 20, "the end")
 
 
 @ON_REDIS

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -21,6 +21,7 @@ from celery_relock.engine.protocol import (
     Held,
     Parked,
     PlaceRequest,
+    Successor,
 )
 from tests.support.desk import Desk
 
@@ -55,11 +56,13 @@ class Model:
     """Attributes:
     queue: the places by execution, in order.
     holder: the execution that has the line, its attempt, and its ticket.
+    had: the place of the last that got the line from it.
     """
 
     def __init__(self) -> None:
         self.queue: dict[str, Place] = {}
         self.holder: tuple[str, str, int] | None = None
+        self.had = Place(0.0, 0)
         self.ended: set[str] = set()
         self.out: list[str] = []
         self.passed: list[str] = []
@@ -100,7 +103,7 @@ class Model:
             place.owed = False
 
     def _let_in(self, run: str, attempt_id: str, place: Place) -> None:
-        self.holder = run, attempt_id, place.ticket
+        self.holder, self.had = (run, attempt_id, place.ticket), replace(place)
         if place.again and place.ticket:
             place.here = place.out = place.owed = place.turn = place.late = False
         else:
@@ -157,6 +160,23 @@ class LineMachine(RuleBasedStateMachine):
         if ended == "run":
             self.model.ended.add(run)
             self.model.queue.pop(run, None)
+        self.model.serve()
+        self._compare()
+
+    @rule(again=st.booleans())
+    @precondition(lambda self: self.model.holder and self.model.holder[2])
+    def it_is_retried(self, again: bool) -> None:
+        run, attempt_id, ticket = self.model.holder
+        retry, had = self._new(), self.model.had
+        how = {"ended": "run", "remember": 60.0, "successor": Successor(retry, 1000.0)}
+        self.desk.take_messages(
+            self.desk.backend.release((NAME,), run, attempt_id, home="h", **how).messages
+        )
+        self.model.holder = None
+        self.model.ended.add(run)
+        self.model.queue.pop(run, None)
+        self.sent[retry], self.again[retry] = ticket, again
+        self.model.enter(retry, Place(had.due, had.number, ticket, again))
         self.model.serve()
         self._compare()
 

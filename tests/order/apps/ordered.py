@@ -26,8 +26,10 @@ def work(self, account, number, how):
     """Says that it runs, and ends in the way that the call wants."""
     told = {"account": account, "number": number, "retries": self.request.retries}
     journal.add("began", in_order=self.lock.in_order, id=self.request.id, **told)
-    if how.startswith("slow"):
+    if how.startswith("slow") or (how == "retry, slow" and self.request.retries):
         journal.wait_for(lambda events: any(e.name == f"free {account}" for e in events), 30)
+    if how == "retry, slow" and self.request.retries < 1:
+        raise self.retry(countdown=0)
     if how == "slow retry" and self.request.retries < 1:
         raise self.retry(countdown=1)
     if how == "retry and go on" and self.request.retries < 1:
