@@ -56,7 +56,7 @@ def lock_lost(app: Celery, lock: Open) -> None:
 
 
 def lock_unavailable(app: Celery, lock: Open) -> None:
-    Lock("redis://127.0.0.1:1?patience=0", "account:42").acquire()
+    Lock("redis://127.0.0.1:1", "account:42").acquire()
 
 
 def lock_config_error(app: Celery, lock: Open) -> None:

@@ -13,6 +13,7 @@ from celery import Celery, _state, chain, chord, group
 from celery.result import allow_join_result
 
 from celery_relock import Lock, LockedTask, errors, locked
+from celery_relock.engine.hold import Hold
 from celery_relock.errors import LockLost, RelockError
 from celery_relock.settings import option_defaults, store_settings
 from tests.docs.pages import URL, all_pages, blocks, text
@@ -104,6 +105,16 @@ def test_the_settings_of_the_page_are_read(url: str, names: dict[str, Any]) -> N
     found = store_settings(app)
     assert (found.url, found.namespace, found.source) == (f"{url}/1", "shop", "relock_url")
     assert option_defaults(app) == {"ttl": 60}
+
+
+def test_the_table_of_self_lock_has_each_attribute() -> None:
+    public = {name for name in dir(Hold) if not name.startswith("_")} - {"lost_error"}
+    table = text("lock").split("## Outside of tasks")[0]
+
+    assert (
+        set(re.findall(r"`(\w+)(?:\(.*?\))?`", "".join(re.findall(r"^\| .+? \|", table, re.M))))
+        == public
+    )
 
 
 def test_every_error_has_a_page_and_a_row() -> None:
