@@ -23,6 +23,7 @@ from . import engines
 from .declaration import declaration, engine_of, is_locked, locked_tasks
 from .engine.events import duration
 from .engine.examination import Examinable, Memory, ParkedRun, Server
+from .engine.protocol import DEBOUNCE
 from .errors import LockConfigError, LockUnavailable, RelockError
 from .options import OPTION_NAMES
 from .settings import SETTINGS, option_defaults, store_settings
@@ -202,6 +203,21 @@ def _tasks(app: Any) -> Iterator[Finding]:
                 "Its base is not LockedTask, so it runs beside itself.",
                 f"Write @app.task(base=LockedTask, {written[0]}=…).",
             )
+    if str(app.conf.result_backend).partition(":")[0] == "rpc" and (
+        waited := [name for name in _debounced(app) if not app.tasks[name].ignore_result]
+    ):
+        yield Finding(
+            "bursts",
+            WARNING,
+            f"{', '.join(waited)}: the calls of a burst have one result, and result_backend is "
+            "rpc://",
+            "The result goes to the process of the last call: get() in the others never returns.",
+            "Use a result backend that stores results, such as Redis, or ignore_result=True.",
+        )
+
+
+def _debounced(app: Any) -> list[str]:
+    return [each.options.task for each in locked_tasks(app) if each.options.debounce]
 
 
 def _engine(app: Any, place: Any, namespace: str, findings: list[Finding]) -> Engine | None:
@@ -233,6 +249,8 @@ def _backend(
         parked = asks.parked(_PARKED)
         facts["parked_sample"] = [run._asdict() for run in parked]
         yield from _parked(app, engine, workers, parked)
+        if app is not None and workers is not None and workers.told:
+            yield from _bursts(app, workers, parked)
         for owed in asks.owed({run.home for run in parked}):
             if owed.since > _OWED:
                 yield Finding(
@@ -627,7 +645,8 @@ def _parked(
     unserved: dict[str, ParkedRun] = {}
     for run in runs:
         if run.home != own:
-            of_others.add(run.task)
+            if not (run.lock.startswith(DEBOUNCE) and workers and workers.told):  # see `_bursts`
+                of_others.add(run.task)
             continue
         consumed = workers is None or any(run.queue in each for each in workers.queues.values())
         if run.queue and not consumed:
@@ -653,6 +672,35 @@ def _parked(
             "This app's workers cannot resume them.",
             "That is as it should be if that app has workers of its own. After a change of "
             "broker_url, or of the app's name, start a worker with the old one until none is left.",
+        )
+
+
+def _bursts(app: Any, workers: _Workers, runs: Iterable[ParkedRun]) -> Iterator[Finding]:
+    """Bursts are written by whoever calls; other parked tasks by a worker, which can send them."""
+    own, homes = parking.home(app), {told.get("home") for told in workers.told.values()}
+    unsent = {run.task: run for run in runs if run.lock.startswith(DEBOUNCE)}
+    unsent = {task: run for task, run in unsent.items() if run.home not in homes}
+    alike = (
+        "Give every process the same broker_url (or broker_write_url), letter by letter but for "
+        "the password, and every Celery() the same name."
+    )
+    if own not in homes and (debounced := _debounced(app)):
+        yield Finding(
+            "bursts",
+            ERROR,
+            f"no worker that answers sends the bursts of {', '.join(debounced)} that begin here",
+            "The broker's URL or the app's name is another text here than in the workers, so "
+            "nobody knows whether they are the same: these calls wait, and never run.",
+            alike,
+        )
+    for task, run in sorted(unsent.items()):
+        yield Finding(
+            "bursts",
+            WARNING,
+            f"no worker that answers sends the burst {task}[{run.task_id}]",
+            "Whoever made the calls has another text for the broker's URL or the app's name than "
+            "these workers. They wait, and never run, unless workers at another broker send them.",
+            f"{alike} What waits already is sent by a worker that has the callers'.",
         )
 
 

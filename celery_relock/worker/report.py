@@ -8,7 +8,7 @@ from typing import Any
 from ..declaration import locked_tasks
 from ..errors import RelockError
 from ..settings import store_settings
-from . import company
+from . import company, parking
 
 
 def report(app: Any) -> dict[str, Any]:
@@ -20,6 +20,7 @@ def report(app: Any) -> dict[str, Any]:
         "redis-py": metadata.version("redis"),
         "tasks": {each.options.task: key_of(each.options.key) for each in declared},
         "beside": company.tracers(),
+        "home": parking.home(app),
     }
     try:
         backend = locked_tasks(app)[0].engine.backend

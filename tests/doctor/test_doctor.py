@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_relock import Lock, doctor
+from celery_relock import Lock, LockedTask, doctor
+from celery_relock.admin import Locks
 from celery_relock.declaration import engine_of
 from celery_relock.engine.examination import Server
 from celery_relock.engine.protocol import Claim, ParkRequest
@@ -302,7 +303,8 @@ def test_workers_tell_of_themselves(worker):
     [told] = report.facts["workers"].values()
     assert told["version"] == report.facts["version"]
     assert told["namespace"] == namespace_of(worker)
-    assert told["tasks"] == {"charge": "'account:{account}'", "report": "'report:{name}'"}
+    keys = {"charge": "account:{account}", "report": "report:{name}", "index": "index:{name}"}
+    assert told["tasks"] == {task: repr(key) for task, key in keys.items()}
     assert worker.settings["RELOCK_TEST_URL"] not in str(report.facts)
 
 
@@ -375,6 +377,44 @@ def test_parked_runs_that_nobody_can_send(app_with, namespace, monkeypatch):
     assert (of_others.severity, owed.severity) == ("notice", "error")
     assert "charge" in of_others.what
     assert owed.what.startswith("1 parked tasks have had their turn")
+
+
+def test_bursts_that_no_worker_sends(worker):
+    app = worker.module.app
+    sent = app.tasks["index"].delay("a")
+    assert found(of_workers(app), "bursts") == []
+    web = _import_afresh(APP, worker.settings).app
+    web.conf.broker_url = web.conf.broker_url.replace("127.0.0.1", "localhost")
+    unsent = web.tasks["index"].delay("b")
+    report = of_workers(app)
+    assert found(report, "parked") == []
+    finding = only(report, "bursts")
+    assert finding.severity == "warning"
+    assert f"index[{unsent.id}]" in finding.what
+    begins_here, waits = found(of_workers(web), "bursts")
+    assert begins_here.severity == "error"
+    assert "the bursts of index that begin here" in begins_here.what
+    assert waits == finding
+    # Without workers nobody knows who would send it.
+    quiet = found(doctor.examine(app, workers=False), "parked")
+    assert [each.severity for each in quiet] == ["notice"]
+    assert Locks(app).cancel(sent.id)
+    assert Locks(web).cancel(unsent.id)
+
+
+def test_results_of_bursts_that_go_to_one_caller_alone(app_with):
+    def body():
+        pass
+
+    app = app_with(result_backend="rpc://")
+    for name, more in (("index", {"lock_debounce": 5}), ("plain", {})):
+        for ignore in (False, True):
+            options = {"name": f"{name}-{ignore}", "ignore_result": ignore, **more}
+            app.task(base=LockedTask, lock_key="a", shared=False, **options)(body)
+    finding = only(doctor.quick(app), "bursts")
+    assert finding.what.startswith("index-False: ")
+    app.conf.result_backend = "redis://127.0.0.1:1"
+    assert found(doctor.quick(app), "bursts") == []
 
 
 # -- The command ---------------------------------------------------------------------------------

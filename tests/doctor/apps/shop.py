@@ -19,3 +19,10 @@ def charge(account: str) -> int:
 @app.task(base=LockedTask, name="report", lock_key="report:{name}")
 def report(name: str) -> int:
     return 1
+
+
+@app.task(
+    base=LockedTask, name="index", lock_key="index:{name}", lock_debounce=600, ignore_result=True
+)
+def index(name: str) -> int:
+    return 1
