@@ -676,7 +676,7 @@ def _parked(
 
 
 def _bursts(app: Any, workers: _Workers, runs: Iterable[ParkedRun]) -> Iterator[Finding]:
-    """Bursts are written by whoever calls; other parked tasks by a worker, which can send them."""
+    """Bursts are written by their callers; other parked tasks by a worker, which can send them."""
     own, homes = parking.home(app), {told.get("home") for told in workers.told.values()}
     unsent = {run.task: run for run in runs if run.lock.startswith(DEBOUNCE)}
     unsent = {task: run for task, run in unsent.items() if run.home not in homes}
@@ -698,8 +698,8 @@ def _bursts(app: Any, workers: _Workers, runs: Iterable[ParkedRun]) -> Iterator[
             "bursts",
             WARNING,
             f"no worker that answers sends the burst {task}[{run.task_id}]",
-            "Whoever made the calls has another text for the broker's URL or the app's name than "
-            "these workers. They wait, and never run, unless workers at another broker send them.",
+            "Its callers have another text for the broker's URL or the app's name than these "
+            "workers. The calls wait, and never run, unless workers at another broker send them.",
             f"{alike} What waits already is sent by a worker that has the callers'.",
         )
 

@@ -126,6 +126,17 @@ def test_a_parked_execution_is_resumed_when_the_slots_of_its_lock_have_moved(clu
     assert_one_at_a_time(worker)
 
 
+def test_the_bursts_of_each_node_are_sent_as_one_message(cluster, worker):
+    before = so_far(worker)
+    sent = [worker.module.merges.delay(ACCOUNTS[n % 5], n).id for n in range(25)]
+    assert sent == sent[:5] * 5
+    done(worker, before + 5)
+    events = [e for e in worker.journal.events() if e.name == "done"][before:]
+    assert {e["task"]: e["number"] for e in events} == dict(zip(sent, range(20, 25), strict=False))
+    wait_for(lambda: not in_use(cluster, worker), what="all to be given back")
+    assert so_far(worker) == before + 5
+
+
 def test_a_master_is_killed_in_the_middle_of_locked_tasks_and_all_of_them_run_once(cluster, worker):
     before, namespace = so_far(worker), worker.module.app.conf.relock_namespace
     master = cluster.master_of(Keys(namespace, BUCKETS).lock("account:c"))

@@ -70,7 +70,7 @@ def test_the_locks_are_where_the_results_are(
 @pytest.mark.parametrize(
     ("how", "replicas"), [("killed", 1), *([("killed", 0), ("told", 1)] if LONG else [])]
 )
-def test_of_twenty_tasks_all_run_and_none_beside_another_when_the_master_goes(
+def test_of_twenty_tasks_and_a_burst_all_run_and_none_beside_another_when_the_master_goes(
     service: Watched, start: Callable[..., Worker], how: str, replicas: int
 ) -> None:
     worker = start(replicas)
@@ -78,6 +78,9 @@ def test_of_twenty_tasks_all_run_and_none_beside_another_when_the_master_goes(
     kinds = [tasks.parks, tasks.blocks, tasks.outer, *[tasks.parks] * 7]
     # The results themselves ask the broker's server when they are dropped, so none is kept.
     every = {kinds[i % 10].delay(f"account {i % 3}").id for i in range(20)}
+    merged = {tasks.merges.delay("account of a burst").id for _ in range(3)}
+    assert len(merged) == 1
+    every |= merged
     worker.journal.wait_for("out", 60, count=5)
     started = time.monotonic()
     take_away(service, how)

@@ -60,3 +60,9 @@ def stays(self: Any, account: str) -> None:
     with inside(self.lock):
         journal.add("in", account=account)
         journal.wait_for(lambda events: any(event.name == "free" for event in events), 60)
+
+
+@app.task(base=LockedTask, bind=True, lock_key="account:{account}", lock_debounce=0.5)
+def merges(self: Any, account: str, number: int) -> None:
+    with inside(self.lock):
+        journal.add("done", account=account, number=number, task=self.request.id)

@@ -53,6 +53,11 @@ def blocks(self, account, seconds=0.3):
     body(self, account, seconds)
 
 
+@app.task(base=LockedTask, bind=True, lock_key="account:{account}", lock_debounce=3)
+def merges(self, account):
+    body(self, account)
+
+
 @app.task(base=LockedTask, bind=True, lock_key="account:{account}")
 def outer(self, account):
     """A workflow whose steps re-enter."""
