@@ -46,6 +46,8 @@ class Bench:
         # Grants are told only where somebody hears: nobody has to read what is heard.
         self._ears = self.client.pubsub()
         self._ears.subscribe(self.backend.keys.inbox("ear"))
+        # What some steps use up, it puts there again; outside of what is measured.
+        self.refill: Callable[[], object] = lambda: None
 
     def close(self) -> None:
         self._ears.close()
@@ -95,13 +97,28 @@ class Bench:
         return partial(self.pair, "semaphore", limit=count + 1)
 
     def successors(self, count: int) -> Callable[[], object]:
-        flow, first = [self.new() for _ in range(count)], self.held(self.new(), "flow", owner="w")
-        self.release(first, "flow", successor=Successor(" ".join(flow), _LONG))
-        turns = itertools.cycle(flow)
+        keeper, flow = self.held("keeper", "flow", owner="w"), list[str]()
+
+        def refill() -> None:
+            missing = [self.new() for _ in range(count - len(flow))]
+            flow.extend(missing)
+            self.release(keeper, "flow", successor=Successor(" ".join([*missing, keeper]), _LONG))
+            self.held(keeper, "flow", owner="w")
 
         def step() -> None:
-            execution = self.held(next(turns), "flow", owner="w")
-            self.release(execution, "flow", successor=Successor(execution, _LONG))
+            self.release(self.held(flow.pop(0), "flow", owner="w"), "flow")
+
+        self.refill = refill
+        return step
+
+    def chained(self, count: int) -> Callable[[], object]:
+        flow, first = [self.new() for _ in range(count)], self.held(self.new(), "flow", owner="w")
+        self.release(first, "flow", successor=Successor(" ".join(flow), _LONG))
+
+        def step() -> None:
+            execution = self.held(flow.pop(0), "flow", owner="w")
+            flow.append(self.new())
+            self.release(execution, "flow", successor=Successor(flow[-1], _LONG))
 
         return step
 
@@ -176,7 +193,8 @@ CASES: dict[str, tuple[str, Callable[[Bench, int], Callable[[], object]]]] = {
     "shared locks held": ("a shared pair of another lock", Bench.shared_locks),
     "who shares one lock": ("a shared pair of it", Bench.sharers),
     "holders of one semaphore": ("a pair of it", Bench.holders),
-    "successors of one workflow": ("one acquires and releases", Bench.successors),
+    "successors of one workflow": ("a pair of one of them", Bench.successors),
+    "the same": ("one acquires, and leaves its hold to a new one", Bench.chained),
     "waiters of one lock": ("the next one gets it, one more comes", Bench.waiters),
     "parked for one lock": ("the next one is resumed and gets it, one more parks", Bench.parked),
     "calls in one line": ("one is placed, the first comes and ends", Bench.placed),
@@ -208,9 +226,10 @@ def _times(
         step = prepare(bench, size)
         free = partial(bench.pair, "free")
         few = _NAMES if prepare is Bench.names else _STEPS
+        few = min(few, size) if prepare is Bench.successors else few
         cases = {
             FREE: partial(_micros, client, free, _STEPS),
-            "": partial(_micros, client, step, few),
+            "": partial(_micros, client, step, few, bench),
         }
         for case in cases.values():
             case()
@@ -245,8 +264,12 @@ def through(url: str, executions: int, permits: int = 10) -> str:
     return table(head, [("a step, to a pair of a free lock", *times)])
 
 
-def _micros(client: redis.Redis, step: Callable[[], object], count: int) -> float:
+def _micros(
+    client: redis.Redis, step: Callable[[], object], count: int, bench: Bench | None = None
+) -> float:
     """The server's time of a step."""
+    if bench:
+        bench.refill()
     client.config_resetstat()
     for _ in range(count):
         step()

@@ -33,12 +33,12 @@ local keys, options = KEYS, ARGV
 local prefix = string.sub(meta, 1, -5)
 local name = string.sub(first, string.len(prefix) + 3)
 local queue, ends = prefix .. 'q:' .. name, prefix .. 'e:' .. name
-local is_free = #keys == 3 and redis.call('EXISTS', tombstone, first, queue, ends) == 0
+local found = #keys == 3 and redis.call('EXISTS', tombstone, first, queue, ends)
 
 -- The short way: one lock that nobody holds and nobody waits for. Nearly every call is of this kind, and
 -- this takes a third of the time of what follows, as to define functions is most of that time. It does
 -- the same (tests/lua/test_short_ways_same.py); next_fence and record are explained in lib/base.
-if is_free then
+if found == 0 then
   local time = redis.call('TIME')
   local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
   local last = tonumber(redis.call('HGET', meta, 'fence') or 0)
@@ -53,7 +53,47 @@ if is_free then
   return { 'HELD', fence, 0 }
 end
 
--- Uses: lib/base, lib/call, lib/holds
+-- Uses: lib/base
+
+-- The short way of a lock with many holds, if all of them are in its index (lib/holds) and live: one is
+-- kept for this execution, or it re-enters nothing and there is room for one more permit. A lock with
+-- several permits is shared by nobody.
+local function enter_by_index()
+  local fences, owners = prefix .. 'f:' .. name, prefix .. 'o:' .. name
+  local holds, limit, micros = redis.call('ZCARD', ends), tonumber(options[10]), Base.micros()
+  local now = math.floor(micros / 1000)
+  local fits = redis.call('HLEN', first) == 2 * holds and redis.call('ZCARD', fences) == holds
+  if not fits or redis.call('ZCOUNT', ends, '-inf', now) > 0 then
+    return nil
+  end
+  local record = redis.call('HGET', first, execution)
+  local kept = record and Base.parse(record)
+  local new = { expiry = now + lease, attempt = attempt, owner = owner, fence = kept and kept.fence }
+  if record then
+    if not kept or kept.attempt ~= '-' or kept.owner ~= owner or kept.shared then
+      return nil
+    end
+  else
+    local permits = redis.call('ZCARD', owners) - holds
+    if by_owner or ancestors ~= '' or permits < 2 or permits >= limit then
+      return nil
+    end
+    new.fence = Base.next_fence(meta, micros)
+    redis.call('ZADD', fences, new.fence, execution)
+    redis.call('ZADD', owners, 0, new.fence, 0, owner .. ' ' .. new.fence .. ' ' .. execution)
+  end
+  redis.call('ZADD', ends, string.format('%.0f', new.expiry), execution)
+  redis.call('HSET', first, execution, Base.record(new, now), '@' .. execution, inbox .. ' ' .. label)
+  Base.outlive(lease, first, ends, fences, owners)
+  return { 'HELD', new.fence, redis.call('ZCOUNT', fences, new.fence, new.fence) > 1 and 1 or 0 }
+end
+
+local entered = found == 2 and enter_by_index()
+if entered then
+  return entered
+end
+
+-- Uses: lib/call, lib/holds
 
 local call = Call.begin(meta)
 call.by = execution .. ' ' .. attempt

@@ -23,7 +23,7 @@ for i = 2, #keys do
   if not hold or hold.attempt ~= attempt then
     return { 'LOST' }
   end
-  if not hold.shared and (Holds.permits(lock) > 1 or lock.fences[hold.fence] > 1) then
+  if not hold.shared and (Holds.permits(lock) > 1 or Holds.size(lock, hold.fence) > 1) then
     return { 'JOINED', i - 1 }
   end
   locks[i - 1] = lock

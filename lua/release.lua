@@ -23,13 +23,23 @@ local keys = KEYS
 local prefix = string.sub(meta, 1, -5)
 local name = string.sub(first, string.len(prefix) + 3)
 
--- The short way, as in acquire: one small lock that nobody waits for. Whether the lease had run out just
--- now, unseen by anybody, is for the holder's own clock to say.
+-- The short way, as in acquire: one lock that nobody waits for. Whether the lease had run out just now,
+-- unseen by anybody, is for the holder's own clock to say.
 local alone = #keys == 3 and successors == '' and (ended == '' or ended == 'run')
 local record = alone and redis.call('HGET', first, execution)
-local is_mine = record and string.match(record, '^%d+ %d+ (%S+) ') == attempt
-if is_mine and redis.call('EXISTS', prefix .. 'q:' .. name, prefix .. 'e:' .. name) == 0 then
+local fence, by, its_owner = string.match(record or '', '^%d+ (%d+) (%S+) (%S+) ')
+local queue, ends = prefix .. 'q:' .. name, prefix .. 'e:' .. name
+local there = by == attempt and redis.call('EXISTS', queue, ends)
+if there == 0 or there and redis.call('EXISTS', queue) == 0 then
   redis.call('HDEL', first, execution, '@' .. execution)
+  if there == 1 then
+    redis.call('ZREM', ends, execution)
+    local fences, owners = prefix .. 'f:' .. name, prefix .. 'o:' .. name
+    local is_last = redis.call('ZCOUNT', fences, fence, fence) == 1
+    redis.call('ZREM', fences, execution)
+    local text = its_owner .. ' ' .. fence .. ' ' .. execution
+    redis.call('ZREM', owners, text, is_last and fence or text)
+  end
   if ended == 'run' then
     redis.call('SET', tombstone, '*', 'PX', remember)
   end

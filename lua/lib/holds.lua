@@ -22,7 +22,7 @@ end
 local function count(lock, execution, hold)
   local others = lock.fences[hold.fence] or 0
   lock.fences[hold.fence] = others + 1
-  lock.permits = lock.permits and others == 0 and lock.permits + 1 or lock.permits
+  lock.permits = others == 0 and lock.permits + 1 or lock.permits
   lock.latest = math.max(lock.latest, hold.expiry)
   lock.holds[execution] = hold
 end
@@ -32,11 +32,14 @@ local function of_owner(execution, hold)
   return hold.owner .. ' ' .. hold.fence .. ' ' .. execution
 end
 
-local function note(lock, execution, hold)
+local function note(lock, execution, hold, stays)
   local index = lock.index
   redis.call('ZADD', index.ends, string.format('%.0f', hold.expiry), execution)
-  redis.call('ZADD', index.fences, hold.fence, execution)
-  redis.call('ZADD', index.owners, 0, hold.fence, 0, of_owner(execution, hold))
+  if not stays then
+    redis.call('ZADD', index.fences, hold.fence, execution)
+    redis.call('ZADD', index.owners, 0, hold.fence, 0, of_owner(execution, hold))
+    lock.permits = nil
+  end
 end
 
 local function outlive_holds(lock, expiry)
@@ -66,12 +69,6 @@ local function open_with_index(lock)
       local hold = record and (Base.parse(record) or foreign(lock))  -- or false: asked once
       rawset(lock.holds, execution, hold)
       return hold
-    end,
-  })
-  setmetatable(lock.fences, {
-    __index = function(_, fence)
-      local size = redis.call('ZCOUNT', lock.index.fences, fence, fence)
-      return size > 0 and size or nil
     end,
   })
 end
@@ -202,6 +199,11 @@ function Holds.permits(lock)
   return lock.permits
 end
 
+-- How many holds are in a permit.
+function Holds.size(lock, fence)
+  return lock.indexed and redis.call('ZCOUNT', lock.index.fences, fence, fence) or lock.fences[fence] or 0
+end
+
 -- The token of the permit of all who share the lock, if there is one. Any hold tells, as there is no
 -- other permit then.
 function Holds.readers(lock)
@@ -232,19 +234,19 @@ end
 
 function Holds.write(lock, execution, hold, label)
   -- Who joins a permit takes over its mode: a shared claim that re-enters is as exclusive as its caller.
-  hold.shared = hold.shared and (not lock.fences[hold.fence] or Holds.readers(lock) ~= nil)
+  hold.shared = hold.shared and (Holds.size(lock, hold.fence) == 0 or Holds.readers(lock) ~= nil)
   local before = lock.holds[execution]
   local stays = before and before.fence == hold.fence and before.owner == hold.owner
   if before and not stays then
     Holds.drop(lock, execution)
   end
-  if not stays then
+  if not stays and not lock.indexed then
     count(lock, execution, hold)
   end
   lock.holds[execution], lock.latest = hold, math.max(lock.latest, hold.expiry)
   redis.call('HSET', lock.key, execution, Base.record(hold, lock.now), '@' .. execution, label)
   if lock.indexed then
-    note(lock, execution, hold)
+    note(lock, execution, hold, stays)
   end
   outlive_holds(lock, hold.expiry)
 end
@@ -272,21 +274,19 @@ end
 
 function Holds.drop(lock, execution)
   local hold = lock.holds[execution]
-  local others = lock.fences[hold.fence] - 1
+  local others = Holds.size(lock, hold.fence) - 1
   redis.call('HDEL', lock.key, execution, '@' .. execution)
   rawset(lock.holds, execution, nil)
-  lock.fences[hold.fence] = others > 0 and others or nil
-  if lock.indexed then
-    redis.call('ZREM', lock.index.ends, execution)
-    redis.call('ZREM', lock.index.fences, execution)
-    redis.call('ZREM', lock.index.owners, of_owner(execution, hold))
+  if not lock.indexed then
+    lock.fences[hold.fence] = others > 0 and others or nil
+    lock.permits = others > 0 and lock.permits or lock.permits - 1
+    return
   end
-  if others == 0 then
-    lock.permits = lock.permits and lock.permits - 1
-    if lock.indexed then
-      redis.call('ZREM', lock.index.owners, hold.fence)
-    end
-  end
+  redis.call('ZREM', lock.index.ends, execution)
+  redis.call('ZREM', lock.index.fences, execution)
+  local text = of_owner(execution, hold)
+  redis.call('ZREM', lock.index.owners, text, others > 0 and text or hold.fence)
+  lock.permits = nil
 end
 
 -- The hold that is kept for an execution, if there is one.
@@ -358,7 +358,7 @@ function Holds.claim_kept(lock, execution, limit)
   local kept = Holds.kept(lock, execution)
   if not kept or not kept.shared or limit == Holds.SHARED then
     return
-  elseif lock.fences[kept.fence] > 1 then
+  elseif Holds.size(lock, kept.fence) > 1 then
     Holds.drop(lock, execution)
   else
     Holds.share(lock, execution, false)
@@ -410,7 +410,7 @@ end
 function Holds.is_reentered(lock, execution, claim)
   local hold = lock.holds[execution]
   if not hold.shared then
-    return lock.fences[hold.fence] > 1
+    return Holds.size(lock, hold.fence) > 1
   elseif not claim.by_owner then
     return of_kin(lock, execution, claim) ~= nil
   elseif lock.indexed then

@@ -7,7 +7,15 @@ from collections import Counter
 
 import pytest
 
-from celery_relock.engine.protocol import Conflict, Held, Queued, Renewal, Successor
+from celery_relock.engine.protocol import (
+    SHARED,
+    Conflict,
+    Duplicate,
+    Held,
+    Queued,
+    Renewal,
+    Successor,
+)
 
 MANY = 40
 
@@ -157,6 +165,35 @@ def test_a_kept_hold_goes_on_to_the_owner_of_its_successor_among_many(desk):
     assert isinstance(desk.take("other", limit=MANY + 3), Held)
 
 
+def test_a_hold_that_was_kept_too_long_is_joined_by_nobody_among_many(desk):
+    for number in range(MANY):
+        desk.fence(f"h{number}", limit=100)
+    fence = desk.fence("first", limit=100, owner="flow")
+    desk.backend.release(("a",), "first", "n", successor=Successor("next", 0.05))
+    desk.wait_ms(51)
+
+    assert desk.fence("next", limit=100, owner="flow") > fence
+
+
+def test_what_is_kept_of_many_who_share_the_lock_is_not_joined_alone(desk):
+    for number in range(MANY):
+        desk.fence(f"h{number}", limit=SHARED)
+    desk.fence("first", limit=SHARED, owner="flow")
+    desk.backend.release(("a",), "first", "n", successor=Successor("next", 30.0))
+
+    assert isinstance(desk.take("next", owner="flow"), Conflict)
+
+
+def test_another_attempt_is_a_duplicate_among_many(desk):
+    for number in range(MANY):
+        desk.fence(f"h{number}", limit=100)
+    fence = desk.fence("one", limit=100)
+
+    assert isinstance(desk.take("one", "n2", limit=100), Duplicate)
+    assert desk.fence("one", limit=100) == fence, "sent again"
+    assert desk.give_back("one")
+
+
 def test_renewals_reach_the_index(desk):
     for number in range(MANY):
         desk.fence(f"h{number}", limit=100, lease=0.5)
@@ -176,9 +213,10 @@ def test_an_index_that_does_not_fit_is_built_anew(desk, lost):
         desk.fence(f"h{number}", limit=100)
     desk.client.delete(*[index(desk)[i] for i in lost])
 
-    assert isinstance(desk.take("other", limit=MANY), Conflict)
-    assert isinstance(desk.take("other", limit=MANY + 1), Held)
-    assert desk.client.exists(*index(desk)) == 3
+    assert isinstance(desk.take("other", limit=100), Held)
+    assert isinstance(desk.take("one too many", limit=MANY + 1), Conflict)
+    assert isinstance(desk.take("last", limit=MANY + 2), Held)
+    assert [desk.client.zcard(key) for key in index(desk)] == [MANY + 2, MANY + 2, 2 * MANY + 4]
 
 
 def test_a_lock_whose_holds_somebody_deleted_is_free(desk):

@@ -68,6 +68,13 @@ class History:
         }
         self.sharers = {run for run in RUNS if self.spicy() or self.random.random() < 0.3}
         self.owners = {run: "o" if self.spicy() else run for run in RUNS}
+        # So many that the lock has an index.
+        self.crowd = [f"base{number}" for number in range(40 if seed % 7 == 3 else 0)]
+        for each in self.crowd:
+            claim = Claim(each, "n", each, ("a",), (99,), 300.0, each)
+            self.ask(
+                "crowd", claim, lambda twin, claim=claim: twin.desk.backend.acquire(claim, 0.0, "p")
+            )
 
     def spicy(self) -> bool:
         return self.random.random() < self.spice
@@ -99,6 +106,8 @@ class History:
         )
 
     def limit(self, run: str) -> int:
+        if self.crowd and run not in self.sharers:
+            return self.random.choice([38, 99])
         return 2 if self.spicy() else SHARED if run in self.sharers else 1
 
     def nonce_of(self, run: str) -> str:
@@ -220,8 +229,25 @@ class History:
         self.twins.do(f"withdraw {run}", lambda twin: twin.desk.withdraw(run, HOME, 900.0))
 
 
+def assert_the_index_fits(desk: Desk) -> None:
+    ends, fences, owners = (f"{desk.keys.prefix(0)}{kind}:a" for kind in "efo")
+    if not desk.client.exists(ends, fences, owners):
+        return
+    found = desk.client.hgetall(desk.keys.lock("a"))
+    holds = {run: record.split(b" ") for run, record in found.items() if run[:1] != b"@"}
+    assert set(desk.client.zrange(ends, 0, -1)) == holds.keys()
+    assert dict(desk.client.zrange(fences, 0, -1, withscores=True)) == {
+        run: float(record[1]) for run, record in holds.items()
+    }
+    texts = {b" ".join((record[3], record[1], run)) for run, record in holds.items()}
+    permits = {record[1] for record in holds.values()}
+    assert set(desk.client.zrange(owners, 0, -1)) == texts | permits
+
+
 def test_with_and_without_the_short_ways_all_comes_to_the_same(both):
     for seed in range(HISTORIES):
         history = History(both(), seed)
         for _ in range(STEPS):
             history.step()
+            for twin in history.twins.both:
+                assert_the_index_fits(twin.desk)
