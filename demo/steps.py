@@ -55,11 +55,11 @@ class Steps:
         outer, inner = self._of("in", "transfer")[0], self._of("in", "fee")[0]
         self._check(
             inner.again and inner.fence == outer.fence,
-            f"the inner task went in again at once, under the same fence {inner.fence}",
+            f"fee re-entered at once, with the same fencing token {inner.fence}",
         )
         self._check(
             self._of("out", "transfer")[0].at <= self._of("in", "stranger")[0].at,
-            "the stranger came in after transfer had left, not after the inner task had",
+            "the stranger acquired the lock when transfer, not only fee, had ended",
         )
 
     def failing(self) -> None:

@@ -36,7 +36,7 @@ def kill_9(state: Any, pid: int, who: str, lock: str) -> None:
 
 
 class AccountTask(LockedTask):
-    """One lock for each account, whichever task needs it. Waiting runs stand in line: "block"."""
+    """One lock for each account, whichever task needs it. Tasks wait in their slots: "block"."""
 
     abstract = True
     lock_key = "account:{account}"
