@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from celery import Task
 
@@ -14,7 +15,7 @@ from .declaration import declaration, declare_anew
 from .dedup import client as dedup
 from .engine import ids
 from .engine.hold import Hold
-from .errors import LockConfigError, RelockError
+from .errors import LockConfigError, LockConflict, RelockError
 from .naming.names import bind, signature_of
 from .order import client as order
 from .worker import company, publishing, revocation  # noqa: F401  # two receivers
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
     from .asyncio import Lock as CoroutineLock
     from .lock import Lock
+
+Seconds: TypeAlias = float | timedelta
 
 
 class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
@@ -50,22 +53,24 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
     lock_key: Any
     lock_owner: Any
     lock_reentrant: str
-    lock_limit: int | Callable[..., int]
-    lock_ttl: float
-    lock_on_conflict: str
-    lock_max_wait: float | None
+    lock_limit: int | Callable[..., int] | list[int] | Mapping[Any, int]
+    lock_mode: Any
+    lock_ttl: Seconds
+    lock_cooldown: Seconds | None
+    lock_on_conflict: str | Callable[[LockConflict], str]
+    lock_max_wait: Seconds | None
     lock_max_parked: int
     lock_order: str | None
-    lock_order_gap: float
+    lock_order_gap: Seconds
     lock_order_retry: str
     lock_keep_on_retry: bool
-    lock_dedup: str | float | None
+    lock_dedup: str | Seconds | None
     lock_on_duplicate: str
-    lock_debounce: float | None
-    lock_debounce_max: float | None
+    lock_debounce: Seconds | None
+    lock_debounce_max: Seconds | None
     lock_debounce_reduce: Any
     lock_hold: str
-    lock_gap_ttl: float
+    lock_gap_ttl: Seconds
     lock_on_gap: str
     lock_on_lost: str
     lock_on_unavailable: str

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from celery_relock import LockedTask
 from celery_relock.engine.protocol import SHARED
 from celery_relock.errors import LockConfigError
 from celery_relock.options import OPTION_NAMES, LockOptions
@@ -24,6 +25,10 @@ def refusal(defaults: dict[str, Any] | None = None, **declared: Any) -> str:
     assert "app.charge" in str(caught.value)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
     return str(caught.value)
+
+
+def test_a_task_class_has_a_type_for_each_option() -> None:
+    assert {f"lock_{name}" for name in OPTION_NAMES} == set(LockedTask.__annotations__)
 
 
 def test_a_task_that_declares_nothing_has_the_documented_defaults() -> None:
