@@ -119,7 +119,7 @@ def _group(canvas, final, noted):
 
 def _link(canvas, final, noted):
     assert canvas.get(timeout=15) == 1
-    return "; the caller keeps its result"
+    return "; the task before keeps its result"
 
 
 def _inline(canvas, final, noted):
@@ -136,7 +136,7 @@ END = {
     "member of a chord": _chord,
     "member of a group": _group,
     "link": _link,
-    "task that another is replaced by": _chain,
+    "replacement (`self.replace`)": _chain,
     "inline call": _inline,
 }
 

@@ -109,7 +109,7 @@ PLACES = {
     "member of a chord": chord_member,
     "member of a group": group_member,
     "link": link,
-    "task that another is replaced by": replaced_task,
+    "replacement (`self.replace`)": replaced_task,
     "inline call": inline_call,
 }
 
