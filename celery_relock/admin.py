@@ -91,7 +91,8 @@ class Waiter:
     Attributes:
         position: 1 for the first.
         state: "waiting" in a worker's slot, or another process; "parked", its message is kept in
-            Redis; "resumed", its message is on its way to a worker.
+            Redis; "resumed", its message is on its way to a worker; "awaited", it has a place
+            in the order of a lock (`lock_order`), and its message has not come, or may come again.
         since: when it came, in seconds since the epoch, by the server's clock.
         names: all the locks that it waits for.
         shared: whether it is to share the lock.
@@ -153,9 +154,10 @@ class Why:
 
     Attributes:
         state: "holds" its lock; is "parked"; is "resumed", its message is on its way to a worker;
-            "waits" for the lock in a worker's slot; is "received" by a worker and has no slot yet;
-            "runs" without holding a lock of its own; is to be run again ("retry"); was "dropped";
-            has "ended"; "unknown".
+            "waits" for the lock in a worker's slot; is "awaited", its message has not come to its
+            place in the order of its lock; is "received" by a worker and has no slot yet; "runs"
+            without holding a lock of its own; is to be run again ("retry"); was "dropped"; has
+            "ended"; "unknown".
         sentence: all of it, for people.
         lock: that it holds or waits for, "" for none.
         ahead: how many are in the queue before it.
@@ -461,12 +463,12 @@ class Locks:
             sentence = f"{work} is a burst of calls that began {waits} ago: {_pause_of(lock)}"
         elif waiter.state == "resumed":
             sentence = (
-                f"{work} has its turn for the lock {found.name!r} after {waits}: its message is on "
+                f"{work} has its turn {_for(found.name)} after {waits}: its message is on "
                 "its way to a worker"
             )
         else:
             sentence = (
-                f"{work} is parked: it has waited {waits} for the lock {found.name!r}, "
+                f"{work} is parked: it has waited {waits} {_for(found.name)}, "
                 f"{_ahead(ahead)}; {_held_by(lock, waiter)}"
             )
         return Why(task_id, waiter.state, sentence, found.name, ahead, lock.holders)
@@ -499,14 +501,25 @@ def _why_there(task_id: str, lock: LockInfo) -> Why | None:
             return Why(task_id, "holds", sentence, lock.name, 0, lock.holders)
     for waiter in lock.waiters:
         if waiter.task_id == task_id:
-            ahead = waiter.position - 1
+            ahead, waits = waiter.position - 1, duration(lock.at - waiter.since)
+            if waiter.state == "awaited":
+                sentence = (
+                    f"{waiter} took its place {_for(lock.name)} {waits} ago, {_ahead(ahead)}: its "
+                    "message has not come to a worker"
+                )
+                return Why(task_id, waiter.state, sentence, lock.name, ahead, lock.holders)
             sentence = (
-                f"{waiter} has waited {duration(lock.at - waiter.since)} for the lock "
-                f"{lock.name!r} in process {waiter.pid} of {waiter.host}, {_ahead(ahead)}; "
-                + _held_by(lock, waiter)
+                f"{waiter} has waited {waits} {_for(lock.name)} in process {waiter.pid} of "
+                f"{waiter.host}, {_ahead(ahead)}; {_held_by(lock, waiter)}"
             )
             return Why(task_id, "waits", sentence, lock.name, ahead, lock.holders)
     return None
+
+
+def _for(name: str) -> str:
+    if name.startswith(LINE):
+        return f"in the order of {name.removeprefix(LINE)!r}"
+    return f"for the lock {name!r}"
 
 
 def _ahead(number: int) -> str:
@@ -522,6 +535,9 @@ def _has(holder: Holder, what: str, at: float) -> str:
 
 def _held_by(lock: LockInfo, waiter: Waiter) -> str:
     if not lock.holders:
+        ahead = [each for each in lock.waiters[:1] if each.position < waiter.position]
+        if ahead and ahead[0].state == "awaited":
+            return f"the message of {ahead[0]}, which is first, is awaited"
         return "nobody holds it at this moment"
     first, others = lock.holders[0], lock.held - 1
     return (

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from ..admin import Locks
+from ..engine.protocol import LINE
 from ..errors import LockConfigError, LockUnavailable, RelockError
 
 # What is asked for is there; it is not; the command, its options or the settings are wrong; Redis,
@@ -133,6 +134,12 @@ def plain(text: str) -> str:
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
     )
+
+
+def shown(name: str) -> str:
+    """A lock's name, for people: the order of a lock is told as that."""
+    of = name.removeprefix(LINE)
+    return plain(name) if of == name else f"order of {plain(of)}"
 
 
 def typed(name: str) -> str:

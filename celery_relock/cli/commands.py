@@ -12,7 +12,7 @@ import click
 from ..admin import SHOWN, Holder, LockInfo, Waiter, Why
 from ..engine.events import duration
 from ..engine.protocol import LINE
-from .base import FOUND, NOT_FOUND, Here, command, plain, table, typed
+from .base import FOUND, NOT_FOUND, Here, command, plain, shown, table, typed
 
 _MANY = 1000
 
@@ -42,12 +42,9 @@ def ls(here: Here, pattern: str, limit: int, dedup: bool) -> int:
 def show(here: Here, name: str, limit: int) -> int:
     """Show who holds a lock, and who waits for it."""
     name = typed(name)
-    lock = here.locks.get(name, limit)
-    line = here.locks.get(name if name.startswith(LINE) else LINE + name, limit)
-    # In it wait the calls whose turn has not come (`lock_order`).
-    order = [] if line.idle or line.name == lock.name else ["", *_shown(line)]
-    here.show(lock.as_dict(), [*_shown(lock), *order])
-    return FOUND if order or not (lock.idle or lock.foreign) else NOT_FOUND
+    lock, lines = _with_order(here, name, limit)
+    here.show(lock.as_dict(), lines)
+    return FOUND if len(lines) > 1 else NOT_FOUND
 
 
 @command
@@ -73,7 +70,7 @@ def release(here: Here, name: str, task_id: str | None, yes: bool) -> int:
     if not yes:
         if here.json or not sys.stdin.isatty():
             raise click.UsageError("give --yes: there is nobody to ask")
-        click.echo("\n".join(_shown(here.locks.get(name, 10))))
+        click.echo("\n".join(_with_order(here, name, 10)[1]))
         if not click.confirm("Release it by force?"):
             return NOT_FOUND
     released = here.locks.release(name, task_id)
@@ -114,7 +111,7 @@ def stats(here: Here) -> int:
         f"locks     {found.locks}: {found.held} held, {found.contended} waited for",
         f"holders   {found.holders}",
         f"waiting   {found.waiting}: {found.parked} of them parked",
-        f"longest   {longest}, for {plain(found.oldest_wait_lock)}" if found.waiting else "",
+        f"longest   {longest}, for {shown(found.oldest_wait_lock)}" if found.waiting else "",
         f"markers   {found.markers} of lock_dedup",
         f"bursts    {found.bursts} of lock_debounce" if found.bursts else "",
         f"foreign   {found.foreign} keys that are not ours" if found.foreign else "",
@@ -131,13 +128,14 @@ def rows_of(locks: list[LockInfo]) -> list[str]:
 
 def _row(lock: LockInfo) -> tuple[object, ...]:
     if lock.foreign:
-        return lock.name, "(not a lock: somebody else's key)", "", "", ""
+        return shown(lock.name), "(not a lock: somebody else's key)", "", "", ""
     if not lock.holders:
-        return lock.name, "-", "", lock.waiting, lock.parked
+        return shown(lock.name), "-", "", lock.waiting, lock.parked
     first = lock.holders[0]
     more = f" +{lock.held - 1}" if lock.held > 1 else ""
     held = duration(lock.at - first.since)
-    return lock.name, (first.task or "?") + more, held, lock.waiting, lock.parked
+    by = (first.task or "?") + more + (" (kept)" if first.kept else "")
+    return shown(lock.name), by, held, lock.waiting, lock.parked
 
 
 def _nothing(here: Here, pattern: str) -> list[str]:
@@ -145,8 +143,17 @@ def _nothing(here: Here, pattern: str) -> list[str]:
     return [f"{what}: nobody holds or waits for one in the namespace {here.locks.namespace!r}"]
 
 
+def _with_order(here: Here, name: str, most: int) -> tuple[LockInfo, list[str]]:
+    """A lock; and it and the calls whose turn for it has not come (`lock_order`), for people: a
+    line if there is nothing."""
+    lock = here.locks.get(name, most)
+    line = here.locks.get(name if name.startswith(LINE) else LINE + name, most)
+    order = [] if line.idle or line.name == lock.name else ["", *_shown(line)]
+    return lock, [*_shown(lock), *order]
+
+
 def _shown(lock: LockInfo) -> Iterator[str]:
-    name = plain(lock.name)
+    name = shown(lock.name)
     if lock.foreign:
         yield f"{name} is not a lock: the key of this name is in use for something else"
         return

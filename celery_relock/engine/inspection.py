@@ -15,7 +15,8 @@ class Place(NamedTuple):
     Attributes:
         position: 1 for the first.
         since: the server's time when it came, in seconds since the epoch.
-        state: "waiting" in a process; "parked"; "resumed", its message is on its way to a worker.
+        state: "waiting" in a process; "parked"; "resumed", its message is on its way to a worker;
+            "awaited", it has a place in a line (`lock_order`), and its message is to come.
         task: short id of its task; "" for one that waits in a process.
         names: all the locks that it waits for.
         shared: whether it is to share this lock.

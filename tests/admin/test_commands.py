@@ -192,6 +192,28 @@ def test_a_dedup_marker_is_released_by_the_name_that_ls_shows(
     run("ls", "--dedup", f"*{key}", code=1)
 
 
+def test_the_order_of_a_lock_is_told_as_that(worker: Worker, run: Run, key: str) -> None:
+    first = worker.module.in_order.apply_async((key, "late"), queue="nowhere")
+    second = worker.module.in_order.delay(key, "second")
+    wait_for(lambda: "parked" in run("why", second.id).stdout, 20, "the second")
+
+    assert run("ls", f"*{key}").stdout.splitlines()[1].startswith(f"order of {key}  -")
+    rows = run("show", key).stdout.splitlines()
+    assert rows[1:3] == ["", f"order of {key}: 0 holding, 2 waiting, 1 of them parked"]
+    assert [row.split()[1] for row in rows[-2:]] == ["awaited", "parked"]
+    ahead = f"in the order of '{key}', with 1 ahead of it; the message of "
+    assert f"{ahead}{worker.module.in_order.name}[{first.id}], which is first, is awaited" in (
+        run("why", second.id).stdout
+    )
+    conf = worker.module.app.conf
+    without_app = ("--redis", conf.relock_url, "--namespace", conf.relock_namespace)
+    told = document(run("why", first.id, "--json", *without_app, app=None))
+    assert told["state"] == "awaited"
+    assert "first in its queue: its message has not come to a worker" in told["sentence"]
+    first.revoke()
+    worker.journal.wait_for(f"second {key}", 20)
+
+
 def test_a_lock_is_found_without_an_app(run: Run, redis_url: str, namespace: str) -> None:
     here = ("--redis", redis_url, "--namespace", namespace)
     with Lock(redis_url, "a", namespace=namespace):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...engine.inspection import ParkedMessage, Place, Survey
-from ...engine.protocol import SHARED, HoldInfo
+from ...engine.protocol import KEPT, SHARED, HoldInfo
 from ...errors import LockConfigError
 from .connections import Command, Connections, Effort, Transport
 from .errors import FAULTS, translate
@@ -222,12 +222,14 @@ def _place(
     waiter = json.loads(record)
     names = waiter.get("names") or [name]
     state = "waiting"
-    if waiter.get("parked"):
+    if waiter.get("line") and (waiter.get("attempt") == KEPT or waiter.get("arrived")):
+        state = "awaited"
+    elif waiter.get("parked"):
         state = "resumed" if float(waiter.get("back") or 0) / 1000 > at else "parked"
     return Place(
         _text(execution_id),
         position,
-        float(ticket) / 1e6,
+        min(float(ticket) / 1e6, at),  # in a line it may be due later
         state,
         str(waiter.get("owner", "")),
         str(waiter.get("label", "")),
