@@ -245,7 +245,7 @@ class Locks:
         if not isinstance(backend, Inspectable):
             raise LockConfigError(
                 "with relock_url='memory://' or relock_enabled=False there are no locks outside of "
-                "the process that works with them. In tests the fixture `relock` tells of them"
+                "the process that works with them. In tests the fixture `relock` shows them"
             )
         self._ask = backend.inspection()
         self._used = False
@@ -616,7 +616,7 @@ def _names(app: Any, info: dict[str, Any]) -> tuple[str, ...]:
         declared = declaration(type(task)).of_call(call.get("options") or {}, call.get("prefix"))
         return () if arguments is None else declared.names(arguments)
     except RelockError as error:
-        logger.warning("Cannot tell the locks of %s: %s", info.get("name"), error)
+        logger.warning("Cannot find out the locks of %s: %s", info.get("name"), error)
         return ()
 
 

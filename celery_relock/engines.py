@@ -101,8 +101,8 @@ def engine_in_memory(url: str, namespace: str = NAMESPACE) -> Engine:
     """
     if url.lower() != MEMORY:
         raise LockConfigError(
-            f"{url!r}: memory:// has nothing behind it. The locks of one process are told apart by "
-            "relock_namespace"
+            f"{url!r}: memory:// has no host, path or option. To keep locks of one process apart, "
+            "use relock_namespace"
         )
     from .backends.memory import MemoryBackend
 
@@ -160,7 +160,7 @@ def engine_for_factory(
             client = make()
         except Exception as error:
             name = getattr(make, "__qualname__", repr(make))
-            raise LockConfigError(f"{name}() makes no Redis client: {error!r}") from error
+            raise LockConfigError(f"{name}() failed to make a Redis client: {error!r}") from error
         found[namespace, replicas] = engine_for_client(client, namespace, replicas, loops)
     return found[namespace, replicas]
 

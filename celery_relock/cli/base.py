@@ -37,7 +37,7 @@ class Here:
 
     def __init__(self, app: Any, redis: str | None, namespace: str | None, as_json: bool) -> None:
         if redis is None and namespace is not None:
-            raise click.UsageError("--namespace goes with --redis; the app has its own")
+            raise click.UsageError("--namespace needs --redis; an app has its own namespace")
         self.app = None if redis else app
         self.json = as_json
         self.redis = redis

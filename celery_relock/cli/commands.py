@@ -69,7 +69,7 @@ def release(here: Here, name: str, task_id: str | None, yes: bool) -> int:
     name = typed(name)
     if not yes:
         if here.json or not sys.stdin.isatty():
-            raise click.UsageError("give --yes: there is nobody to ask")
+            raise click.UsageError("give --yes: there is no terminal to ask at")
         click.echo("\n".join(_with_order(here, name, 10)[1]))
         if not click.confirm("Release it by force?"):
             return NOT_FOUND

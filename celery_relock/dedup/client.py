@@ -167,7 +167,7 @@ def _lasts_in_the_queue(call: Call, execution_id: str, task_id: str, keep: float
         marker.extend(call.engine, call.marker.name, execution_id, keep)
     except RelockError as error:
         logger.warning(
-            "%s[%s] is queued, and counts for no more than %.0f s: %s",
+            "%s[%s] is queued, but its dedup marker ends after %.0f s: %s",
             *(call.task.name, task_id, marker.SENDING, error),
         )
 

@@ -419,7 +419,7 @@ class Keeper(Registry):
                 try:
                     until = await self._look()
                 except Exception:  # noqa: BLE001 - whatever it is, leases go on
-                    logger.exception("the renewal of the locks of an event loop goes on after")
+                    logger.exception("Renewing the locks of an event loop failed and goes on")
                     until = time.monotonic() + 0.1
                 if not self._leases and time.monotonic() - self._used_at > _LINGER:
                     return

@@ -233,7 +233,7 @@ class Engine:
                 break
         else:
             raise LockUnavailable(
-                f"each answer took longer than the lease of {lease.claim.lease:g} s lasts",
+                f"each answer of Redis took longer than the lease of {lease.claim.lease:g} s",
                 name=lease.claim.names[0],
             )
         if isinstance(answer, Full | Duplicate | Deadlocked):

@@ -253,7 +253,7 @@ def describe_conflict(name: str, answer: Answer | None) -> str:
         return (
             f"the lock {answer.name!r} cools down for {answer.remaining:.1f} s more "
             f"(lock_cooldown), after {answer.label or 'an unnamed holder'}"
-            + (f", {answer.waiting} wait for it" if answer.waiting else "")
+            + (f", {answer.waiting} waiting for it" if answer.waiting else "")
         )
     if isinstance(answer, Conflict) and answer.fence:
         held = duration(time.time() - answer.fence / 1e6)
@@ -264,7 +264,7 @@ def describe_conflict(name: str, answer: Answer | None) -> str:
             f"(workflow {ids.full(answer.owner)}) {how[1]} {held}, "
             f"its lease has {answer.remaining:.0f} s left"
             + (OUTRANKED if answer.outranked else "")
-            + (f", {answer.waiting} wait for it" if answer.waiting else "")
+            + (f", {answer.waiting} waiting for it" if answer.waiting else "")
         )
     if isinstance(answer, Conflict) and not answer.waiting:
         return f"the lock {answer.name!r} was acquired, but its lease ended before the answer came"

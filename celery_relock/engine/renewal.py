@@ -308,7 +308,7 @@ class KeepAlive(Registry):
                 try:
                     self._wait(self._pass())
                 except BaseException as error:  # noqa: BLE001 - whatever it is, leases go on
-                    _aside(partial(logger.error, "the keep-alive goes on after", exc_info=error))
+                    _aside(partial(logger.error, "Renewal failed and goes on", exc_info=error))
                     self._bell.acquire(timeout=0.1)
         finally:
             self._running = False

@@ -130,7 +130,7 @@ class _Execution:
             self.running = client.Running(self.task.app, self.message, self.name, ticket)
         if not in_order and isinstance(held, Held):
             logger.warning(
-                "%s[%s] runs out of the order of %r: %s",
+                "%s[%s] does not run in the order of %r: %s",
                 *(self.task.name, self.message.id, self.name),
                 "it came after it had been passed over, or its place was lost"
                 if told
@@ -230,7 +230,7 @@ def on_revoked(task: Any, request: Any, terminated: bool) -> None:
             end_unexecuted(declared.engine, [LINE + name], header.execution_id)
     except RelockError as error:
         logger.warning(
-            "Cannot free a place in the order of %r, which is passed over: %s", name, error
+            "Cannot release a place in the order of %r, it will be passed over: %s", name, error
         )
 
 

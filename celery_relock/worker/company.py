@@ -44,7 +44,7 @@ def tracers() -> list[str]:
 def tell(app: Any) -> None:
     """Say at a worker's start what runs beside the locks, and which tasks only look locked."""
     if found := tracers():
-        logger.info("locks in the company of %s", ", ".join(found))
+        logger.info("locked tasks run beside %s", ", ".join(found))
     for task in app.tasks.values():
         warn_of_missing_base(task)
 

@@ -148,8 +148,8 @@ def test_what_is_not_there_is_said_and_is_exit_code_1(run: Run, key: str) -> Non
 def test_wrong_use_is_exit_code_2(run: Run, key: str, redis_url: str) -> None:
     assert "No such command" in run("shwo", code=2).output
     assert "Missing argument" in run("show", code=2).output
-    assert "--namespace goes with --redis" in run("ls", "--namespace", "n", code=2).output
-    assert "there is nobody to ask" in run("release", key, code=2).output
+    assert "--namespace needs --redis" in run("ls", "--namespace", "n", code=2).output
+    assert "there is no terminal to ask at" in run("release", key, code=2).output
     here = ("--redis", redis_url)
     assert "needs its app" in run("cancel", "some-task", *here, code=2).output
     assert "not the URL of a Redis" in run("ls", "--redis", "nonsense://here", code=2).output

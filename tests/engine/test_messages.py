@@ -34,14 +34,14 @@ def test_a_conflict_names_lock_holder_workflow_age_lease_and_queue() -> None:
     text = describe_conflict("b", Conflict("a", 12.4, fence, owner, "shop.pay web:7", 3))
     assert text == (
         f"the lock 'a' is held by shop.pay web:7 (workflow {TASK_ID}) for 1m30s, "
-        "its lease has 12 s left, 3 wait for it"
+        "its lease has 12 s left, 3 waiting for it"
     )
 
 
 def test_a_conflict_with_a_holder_of_no_name_and_no_queue_is_told_as_well() -> None:
     text = describe_conflict("a", Conflict("a", 12.4, int(time.time() * 1e6), "w", "", 0))
     assert "an unnamed holder" in text
-    assert "wait for it" not in text
+    assert "waiting for it" not in text
 
 
 def test_a_lock_that_nobody_has_but_others_were_first() -> None:

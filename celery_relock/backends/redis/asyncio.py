@@ -87,8 +87,7 @@ def kind_for_threads(kind: type[Any]) -> type[Any]:
         if kind is coroutines:
             return threads
     raise LockConfigError(
-        f"a lock cannot be reached by connections of the class {kind.__qualname__}: give the URL "
-        "of the Redis"
+        f"a lock cannot use connections of the class {kind.__qualname__}: give the URL of the Redis"
     )
 
 
@@ -387,7 +386,7 @@ class CoroutineBackend:
             raise translate(error, "listen") from error
         finally:
             await _close(link)
-        raise LockUnavailable("the inbox's server is the master no more")
+        raise LockUnavailable("the inbox's server is no longer the master")
 
     async def _run(
         self, verb: str, keys: Sequence[str], args: Sequence[str]
@@ -472,7 +471,9 @@ class CoroutineBackend:
             try:
                 return self._kind(**{**self._options, **address})
             except TypeError as error:  # an option that only the connections of threads have
-                raise LockConfigError(f"redis.asyncio cannot connect so: {error}") from error
+                raise LockConfigError(
+                    f"redis.asyncio does not take these options: {error}"
+                ) from error
 
         transport, replicas = self._transport, self._transport.replicas
         if isinstance(transport, Cluster):

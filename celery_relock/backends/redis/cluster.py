@@ -101,7 +101,7 @@ class Map:
         node = self._serving.get(bucket) or self.look().get(bucket)
         if node is None:
             raise Unserved(
-                f"nobody in the Redis cluster serves slot {self._slots[bucket]}: see CLUSTER INFO"
+                f"no node of the Redis Cluster serves slot {self._slots[bucket]}: see CLUSTER INFO"
             )
         return node
 
@@ -145,8 +145,8 @@ class Map:
             except FAULTS as error:
                 if "cluster support disabled" in str(error).lower():
                     raise LockConfigError(
-                        f"{node.host}:{node.port} is no node of a Redis Cluster: set relock_url to "
-                        "redis://host:port/database for a single Redis"
+                        f"{node.host}:{node.port} is not a node of a Redis Cluster: set "
+                        "relock_url to redis://host:port/database for a single Redis"
                     ) from error
                 failure = error
             else:

@@ -380,7 +380,7 @@ class Transport:
         finally:
             subscription.close()
         # A replica repeats the messages, but the master does not know that it is heard.
-        raise LockUnavailable("the inbox's server is the master no more")
+        raise LockUnavailable("the inbox's server is no longer the master")
 
     def close(self) -> None:
         """Close what is idle; all can still be used."""

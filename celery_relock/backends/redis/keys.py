@@ -117,9 +117,9 @@ class Keys:
         bucket = self.bucket(names[0])
         if any(self.bucket(name) != bucket for name in names):
             raise LockConfigError(
-                f"in a Redis Cluster the locks {', '.join(map(repr, names))} of one task lie apart "
-                "and cannot be acquired together: give their names a shared hash tag, as in "
-                '"order:{{{id}}}:stock" and "order:{{{id}}}:invoice"'
+                f"in a Redis Cluster the locks {', '.join(map(repr, names))} of one task are "
+                "in different slots and cannot be acquired together: give their names a shared "
+                'hash tag, as in "order:{{{id}}}:stock" and "order:{{{id}}}:invoice"'
             )
         return self.meta(bucket), self.tombstone("", bucket), tuple(map(self.lock, names))
 

@@ -208,7 +208,7 @@ def _of_sentinels(
     options, *others = [_options(part, ssl, shown) for part in parts]
     if any(other["db"] not in (0, options["db"]) for other in others):
         raise LockConfigError(
-            f"{shown}: Celery reads the database behind the first Sentinel alone: write it there"
+            f"{shown}: Celery reads the database only behind the first Sentinel: write it there"
         )
     hosts = [(each.pop("host"), each.pop("port")) for each in (options, *others)]
     for part in parts:
@@ -272,7 +272,7 @@ def _of_cluster(
         options = _options(f"{secure}://{''.join(login)}{each}{tail}", ssl, shown)
         seeds.append(Node(options["host"], options["port"]))
     if options["db"]:
-        raise LockConfigError(f"{shown}: a cluster has the database 0 alone: leave it out")
+        raise LockConfigError(f"{shown}: a cluster has only database 0: leave the number out")
     given |= dict(parse_qsl(urlsplit(url).query))
     patience = _number(given, "patience", FAILOVER, shown)
     return _cluster(seeds, options, replicas, None, FAILOVER if patience is None else patience)

@@ -168,7 +168,7 @@ def test_anything_that_can_be_called_is_such_a_function(redis_url: str, namespac
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: 1 / 0, r"<lambda>\(\) makes no Redis client: ZeroDivisionError"),
+        (lambda: 1 / 0, r"<lambda>\(\) failed to make a Redis client: ZeroDivisionError"),
         (lambda: "redis://h", "not builtins.str"),
         (lambda: None, "not builtins.NoneType"),
     ],
