@@ -105,8 +105,9 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         Options of the lock can be given for this call, instead of the task's own:
         `lock_on_conflict`, `lock_max_wait`, `lock_ttl`, `lock_dedup`, `lock_on_duplicate`,
         `lock_max_parked`, `lock_keep_on_retry`, `lock_on_lost`, `lock_on_unavailable`,
-        `lock_cooldown`. They travel in the message, through waits and retries. `lock_dedup=False`
-        sends the call in any case, `lock_debounce=False` at once.
+        `lock_cooldown`, `lock_debounce`, `lock_debounce_max`. They travel in the message, through
+        waits and retries. `lock_dedup=False` sends the call in any case, `lock_debounce=False` at
+        once.
 
         Returns:
             The AsyncResult of the call; for a duplicate that of the first call, and for a call of
