@@ -158,7 +158,13 @@ def relock_app(request: pytest.FixtureRequest) -> Any:
             return request.getfixturevalue(name)
     from celery import current_app
 
-    return current_app._get_current_object()
+    app = current_app._get_current_object()
+    if app.main == "default":  # that of Celery, where nobody has made one
+        raise pytest.UsageError(
+            "relock: no Celery app has been made yet. Import yours in conftest.py or at the top of "
+            "the test's module, or define a fixture relock_app that returns it"
+        )
+    return app
 
 
 @pytest.fixture
@@ -184,10 +190,9 @@ def relock(request: pytest.FixtureRequest, relock_app: Any) -> Iterator[Relock]:
 @contextmanager
 def _in_memory(app: Any, request: pytest.FixtureRequest) -> Iterator[None]:
     from .declaration import forget_engine
-    from .settings import enabled, store_settings
 
     wanted = {"relock_url": "memory://", "relock_enabled": True}
-    if enabled(app) and store_settings(app).in_memory:
+    if _is_in_memory(app):
         yield
         return
     asked = request.fixturenames
@@ -207,6 +212,16 @@ def _in_memory(app: Any, request: pytest.FixtureRequest) -> Iterator[None]:
             del changes[name]
         changes.update(before)
         forget_engine(app)
+
+
+def _is_in_memory(app: Any) -> bool:
+    from .errors import LockConfigError
+    from .settings import enabled, store_settings
+
+    try:
+        return enabled(app) and store_settings(app).in_memory
+    except LockConfigError:  # it names no Redis
+        return False
 
 
 def _clear(engine: Engine) -> None:

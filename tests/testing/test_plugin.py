@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Iterator
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,6 +146,25 @@ def test_each_test_begins_with_no_lock_held(eager: Celery, relock: Relock, numbe
     token = charge(42)
     assert lock.acquire(blocking=False)
     assert charge(42) == lock.fence > token, "inside of the Lock, and of nothing before"
+
+
+def test_in_a_folder_of_its_own_it_takes_the_app_that_was_made(tmp_path: Path) -> None:
+    test = """
+        {made}
+
+        def test_a_lock(relock):
+            with relock.hold("account:42"):
+                assert relock.held("account:42")
+    """
+    said = []
+    # An app that names no Redis, as a developer's machine may have none; and none at all.
+    for made in ('import celery; app = celery.Celery("shop", broker="amqp://")', ""):
+        (tmp_path / "test_shop.py").write_text(textwrap.dedent(test.format(made=made)))
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        said.append(done.stdout)
+    assert "1 passed" in said[0]
+    assert "relock: no Celery app has been made yet. Import yours" in said[1]
 
 
 def test_the_plugin_is_there_by_itself_and_loads_no_celery() -> None:
