@@ -77,7 +77,6 @@ def _worker(url: str, namespace: str, queue: str, slots: int) -> Worker:
         "benchmarks.ordering_app",
         url,
         namespace,
-        pool="solo" if slots == 1 else "prefork",
         concurrency=slots,
         arguments=("-Q", queue, "-n", f"{queue}@127.0.0.1"),
     )

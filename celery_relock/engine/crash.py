@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import RelockError
 from . import events
-from .protocol import Backend, Successor
+from .protocol import LINE, Backend, Successor
 
 if TYPE_CHECKING:
     from .engine import Parking
@@ -309,6 +309,7 @@ class Reaper:
                 continue
             if had:
                 freed += 1
+            if had and not entry.names[0].startswith(LINE):  # to people it is a part of the lock
                 _tell(entry, path.name.partition("-")[0])
         with contextlib.suppress(FileNotFoundError):  # another reaper was faster
             # What is foreign is for another backend's reaper, which may never come.

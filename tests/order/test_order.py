@@ -203,6 +203,21 @@ def test_a_killed_call_runs_again_before_those_behind_if_its_message_comes_again
 
 
 @ON_REDIS
+def test_the_place_of_a_call_whose_sender_is_killed_before_it_is_sent_is_free(worker, m, account):
+    m.dies_while_it_sends.delay(account, 1)
+    wait_for(
+        lambda: (
+            looked_at(m, f"{LINE}account:{account}").waiting == 0
+            and worker.journal.events(f"dies {account}")
+        ),
+        20,
+        "the reaper",
+    )
+    m.update.delay(account, 2)
+    assert numbers(began(worker, account, 1)) == [2]
+
+
+@ON_REDIS
 @pytest.mark.parametrize(("task", "how"), [("careful", "slow reject"), ("refused", "slow fail")])
 def test_a_call_whose_message_is_rejected_for_good_holds_up_nobody(worker, m, account, task, how):
     getattr(m, task).delay(account, 1, how)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from celery.exceptions import Reject
 
@@ -44,6 +45,23 @@ def work(self, account, number, how):
 
 def ordered(**options):
     return app.task(base=LockedTask, bind=True, lock_key=KEY, lock_order="sent", **options)
+
+
+class Deadly:
+    """Kills the process that describes it for a message, which comes before it is sent."""
+
+    def __init__(self, account):
+        self.account = account
+
+    def __repr__(self):
+        journal.add(f"dies {self.account}")
+        os.kill(os.getpid(), signal.SIGKILL)
+        return "never"
+
+
+@app.task
+def dies_while_it_sends(account, number):
+    update.delay(account, number, Deadly(account))
 
 
 @ordered()
