@@ -230,6 +230,15 @@ def test_a_lock_whose_holds_somebody_deleted_is_free(desk):
     assert isinstance(desk.take("r2"), Held)
 
 
+def test_a_lease_that_becomes_longer_does_so_in_the_index(desk):
+    for number in range(MANY):
+        desk.fence(f"h{number}", limit=100, lease=5.0)
+    desk.fence("h0", limit=100, lease=100.0)
+
+    ends = index(desk)[0]
+    assert desk.client.zscore(ends, "h0") > desk.client.zscore(ends, "h1") + 60_000
+
+
 def test_a_hold_that_somebody_deleted_keeps_nobody_out(desk):
     for number in range(MANY):
         desk.fence(f"h{number}", limit=100)

@@ -49,6 +49,10 @@ class Fired:
 
         def fired(journal):
             of_task = [e["what"] for e in journal if e.name == "fires" and e["id"] == self.task_id]
+            if "before_task_publish" in of_task and "after_task_publish" in of_task:
+                # The worker may have it before its sender says that it is sent.
+                of_task.remove("after_task_publish")
+                of_task.insert(of_task.index("before_task_publish") + 1, "after_task_publish")
             since = of_task[self._fired :]
             return since[: since.index(last) + 1] if last in since else []
 
