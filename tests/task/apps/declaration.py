@@ -96,10 +96,16 @@ def loses_its_lock(self, account):
         if self.lock.lost:
             break
         threading.Event().wait(0.02)
+    inner = ""
+    try:
+        shows(account)
+    except LockLost as error:
+        inner = str(error)
     try:
         self.lock.check()
     except LockLost as error:
         return {
+            "inner": inner,
             "before": before["lost"],
             "after": self.lock.lost,
             "remaining": self.lock.remaining,
