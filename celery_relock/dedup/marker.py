@@ -113,7 +113,7 @@ def put(
 def extend(engine: Engine, name: str, execution_id: str, keep: float) -> None:
     """Let a marker last for so many seconds more. Where its execution has taken it over already, or
     is over, or was replaced, this changes nothing. Raises LockUnavailable."""
-    engine.backend.renew([Renewal(name, hold_id(execution_id), KEPT, keep)])
+    engine.backend.renew([Renewal(name, hold_id(execution_id), KEPT, keep, longer=True)])
 
 
 def look(engine: Engine, name: str) -> Found | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import redis
 
+from celery_relock.dedup import marker
 from celery_relock.engine.lease import Lease, State
 from celery_relock.engine.protocol import (
     KEPT,
@@ -351,3 +352,15 @@ def test_redis_pys_own_lock_says_no_while_its_token_holds_the_key(
         with redis_server.client() as direct:
             assert direct.get(f"{namespace}:theirs") == b"mine"
             direct.delete(f"{namespace}:theirs")
+
+
+def test_a_marker_is_not_shortened_by_a_command_that_comes_again_late(
+    runs: Callable[..., Runs],
+) -> None:
+    near = runs()
+    engine, call = near.engine, marker.Marker("dedup\ttask\ta", marker.START)
+    marker.put(engine.backend.acquire, call, "e1", "task-1", 10.0)
+    marker.extend(engine, call.name, "e1", 600.0)
+    marker.extend(engine, call.name, "e1", 60.0)
+
+    assert engine.inspect(call.name).holds[0].remaining > 500
