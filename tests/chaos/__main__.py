@@ -54,6 +54,8 @@ def table(reports: list[Report]) -> str:
         ("seconds", f"{sum(report.seconds for report in reports):.0f}"),
         ("calls of `acquire`", sum(report.visits for report in reports)),
         ("entries", sum(report.entries for report in reports)),
+        ("visits that shared a lock", sum(report.shared for report in reports)),
+        ("most that shared a lock at one time", max(r.most_beside for r in reports)),
         ("longest wait for a lock, s", f"{max(r.longest_wait for r in reports):.1f}"),
     ]
     for counter, label in (("outcomes", "visits: {}"), ("faults", "faults: {}")):

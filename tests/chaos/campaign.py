@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from celery_relock import engines
-from tests.chaos.checker import check, entries_of, longest_wait, lost_updates
+from tests.chaos.checker import check, entries_of, longest_wait, lost_updates, most_beside
 from tests.chaos.client import GUARDED, LOCKS, PATIENCE, Settings
 from tests.chaos.faults import Faults
 from tests.chaos.history import History, Recorder, load
@@ -36,6 +36,8 @@ class Report:
     writes: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
     longest_wait: float = 0.0
+    shared: int = 0
+    most_beside: int = 0
     violations: list[str] = field(default_factory=list)
 
 
@@ -63,6 +65,8 @@ class Campaign:
         try:
             for _ in range(self._count):
                 self._spawn()
+            while len(list(self._folder.glob("*.jsonl"))) < self._count:
+                time.sleep(0.05)  # what follows is to find all of them at work
             recorder = Recorder(self._folder / "faults.jsonl")
             faults = Faults(
                 self._server, recorder, self._pids, self._respawn, self._lease, self._seed
@@ -142,6 +146,8 @@ class Campaign:
         report.outcomes = Counter(visit.outcome for visit in history.visits)
         report.faults = Counter(fault.kind for fault in history.faults)
         report.longest_wait = longest_wait(history.visits)
+        report.shared = sum(each.shared and each.fence > 0 for each in history.visits)
+        report.most_beside = most_beside(history.visits)
         for name in LOCKS:
             visits = [visit for visit in history.visits if visit.lock == name]
             report.entries += len(entries_of(visits))

@@ -10,11 +10,15 @@ What is demanded, with the words of `docs/reliability.md`:
 - told: after such a loss every holder knows within one lease;
 - arrival: `acquire` calls no lock acquired whose lease is over already;
 - re-entry: an owner that is in is never refused, and has one fence;
+- sharing: who shares a lock has an entry together with others that do, and with nobody else;
+- turn: while nothing is done to the system, whoever asks after another one waits already gets the
+  lock after it; but for two that share it;
 - update: a register's every write replaces the value that its writer had read.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -23,6 +27,8 @@ from dataclasses import dataclass
 from tests.chaos.history import Fault, History, Visit
 
 WIPE, FREEZE = "restart without data", "SIGSTOP"
+# These hurt no place in a queue. After the others a place may be lost for so long, in seconds.
+_HARMLESS, _AFTER = ("SCRIPT FLUSH",), 3.0
 # A thread may be put aside for so long, in seconds, between its last look and what it says next.
 _ASIDE = 0.05
 
@@ -48,6 +54,7 @@ class Entry:
     lock: str
     fence: int
     owners: frozenset[str]
+    shared: frozenset[bool]
     limit: int
     asked: float
     first: float
@@ -73,6 +80,9 @@ def check(history: History, lease: float) -> list[Violation]:
         found += _told(visits, wipes, lease)
         found += _arrival(visits, [fault for fault in history.faults if fault.kind == FREEZE])
         found += _reentry(visits, entries, wipes, lease)
+        found += _turn(
+            visits, entries, [each for each in history.faults if each.kind not in _HARMLESS]
+        )
     return found
 
 
@@ -99,12 +109,15 @@ def entries_of(visits: Sequence[Visit]) -> list[Entry]:
 
 def _entry(fence: int, visits: list[Visit], unknown: list[Visit]) -> Entry:
     owners = frozenset(visit.owner for visit in visits)
+    shared = frozenset(visit.shared for visit in visits)
     # Whoever made it may have died before it could say so; those who joined it asked later.
-    makers = [*visits, *(visit for visit in unknown if visit.owner in owners)]
+    makers = [*visits]
+    makers += (each for each in unknown if each.owner in owners or (each.shared and True in shared))
     return Entry(
         lock=visits[0].lock,
         fence=fence,
         owners=owners,
+        shared=shared,
         limit=visits[0].limit,
         asked=min(visit.asked for visit in makers),
         first=min(visit.entered for visit in visits),
@@ -120,7 +133,9 @@ def _certain_until(visit: Visit) -> float:
 
 def _one_owner(entries: Iterable[Entry]) -> Iterable[Violation]:
     for entry in entries:
-        if len(entry.owners) > 1:
+        if len(entry.shared) > 1:
+            yield Violation("sharing", entry.lock, f"some alone and some not share {entry}")
+        if len(entry.owners) > 1 and True not in entry.shared:
             yield Violation(
                 "order", entry.lock, f"owners {sorted(entry.owners)} share the entry {entry}"
             )
@@ -171,12 +186,38 @@ def _reentry(
             continue
         until = visit.answered if visit.outcome == "refused" else visit.entered
         for entry in entries:
+            if True in entry.shared:
+                continue  # it is there as long as anybody shares the lock
             inside = entry.first < visit.asked and until < entry.last
             wiped = any(w.began < until and visit.asked < w.ended + lease for w in wipes)
             if visit.owner in entry.owners and inside and visit.fence != entry.fence and not wiped:
                 what = f"got fence {visit.fence}" if visit.fence else "was refused"
                 text = f"{visit.id} {what} while its owner {visit.owner!r} was in by {entry}"
                 yield Violation("re-entry", visit.lock, text)
+
+
+def _turn(
+    visits: Sequence[Visit], entries: Iterable[Entry], faults: Sequence[Fault]
+) -> Iterable[Violation]:
+    """Only where one that was let in keeps the other one out until it has left."""
+    began = {entry.fence: entry.first for entry in entries}
+    inside = [
+        each
+        for each in sorted(visits, key=lambda visit: visit.entered)
+        # Who re-enters waits for nobody.
+        if each.limit == 1 and each.fence and (each.shared or each.entered == began[each.fence])
+    ]
+    for first in (each for each in inside if each.queued < math.inf):
+        for late in inside:
+            if late.entered >= first.entered:
+                break
+            calm = not any(
+                fault.began < late.entered and first.queued < fault.ended + _AFTER
+                for fault in faults
+            )
+            if calm and late.asked > first.queued and not (late.shared and first.shared):
+                text = f"{late.id} asked {late.asked - first.queued:.3f} s after {first.id} waited"
+                yield Violation("turn", first.lock, f"{text}, and was in before it")
 
 
 @dataclass(frozen=True)
@@ -194,6 +235,14 @@ def lost_updates(writes: Iterable[Write], initial: str = "-") -> int:
         lost += write.read != value
         value = write.wrote
     return lost
+
+
+def most_beside(visits: Iterable[Visit]) -> int:
+    """How many shared a lock at one time, at the most."""
+    shared = [v for v in visits if v.shared and v.entered < math.inf]
+    moments = [(v.entered, 1) for v in shared]
+    moments += [(max(_certain_until(v), v.entered), -1) for v in shared]
+    return max(itertools.accumulate((step for _, step in sorted(moments)), initial=0))
 
 
 def longest_wait(visits: Iterable[Visit]) -> float:

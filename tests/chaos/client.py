@@ -23,9 +23,11 @@ from tests.chaos.history import Recorder
 from tests.chaos.register import KINDS, Register
 
 #: Name and limit. Each thread is an owner of its own, except under "team": two owners in all.
-LOCKS = {"stock": 1, "till": 1, "nested": 1, "team": 1, "pool": 2}
+LOCKS = {"stock": 1, "till": 1, "nested": 1, "team": 1, "pool": 2, "ledger": 1}
+#: The locks that some visits share, and how many of the visits do.
+SHARED, SHARE = ("ledger",), 0.7
 #: The locks whose holders have a register to themselves.
-GUARDED = ("stock", "till", "nested")
+GUARDED = ("stock", "till", "nested", "ledger")
 #: How long a thread waits for a lock once the faults have ended.
 PATIENCE = 20.0
 
@@ -50,11 +52,11 @@ class Settings:
 _told = threading.local()
 
 
-def _note(_: events.LockEvent) -> None:
-    _told.at = time.monotonic()
+def _note(event: events.LockEvent) -> None:
+    setattr(_told, event.kind, time.monotonic())
 
 
-events.subscribe(_note, {"acquired"})
+events.subscribe(_note, {"acquired", "waiting"})
 
 
 class Visitor(threading.Thread):
@@ -74,7 +76,7 @@ class Visitor(threading.Thread):
         try:
             while time.monotonic() < self._settings.until:
                 wait = self._random.choice((0.0, 0.3, 3.0, 3.0))
-                self._visit(self._random.choice(list(LOCKS)), wait)
+                self._visit(self._random.choice([*LOCKS, *SHARED]), wait)
                 time.sleep(self._random.uniform(0, 0.01))
             for name in LOCKS:
                 if not self._visit(name, PATIENCE):
@@ -85,6 +87,7 @@ class Visitor(threading.Thread):
 
     def _visit(self, name: str, wait: float, inner: bool = False) -> bool:
         owner = self._team if name == "team" else self.name
+        shared = name in SHARED and self._random.random() < SHARE
         lock = Lock(
             self._settings.url,
             name,
@@ -93,11 +96,13 @@ class Visitor(threading.Thread):
             limit=LOCKS[name],
             owner=owner if name in ("team", "nested") else None,
             namespace=self._settings.namespace,
+            mode="shared" if shared else "exclusive",
         )
         self._visits += 1
         visit = f"{self.name}.{self._visits}"
         facts = {"id": visit, "lock": name, "owner": owner, "limit": LOCKS[name]}
-        self._recorder.write("ask", **facts)
+        self._recorder.write("ask", **facts, shared=shared)
+        _told.waiting = None
         try:
             entered = lock.acquire()
         except LockUnavailable:
@@ -107,20 +112,21 @@ class Visitor(threading.Thread):
             self._recorder.write("refused", id=visit)
             return False
         until = None if lease is None else lease.deadline
-        self._recorder.write("in", id=visit, fence=lock.fence, told=_told.at, until=until)
+        told = {"told": _told.acquired, "queued": _told.waiting}
+        self._recorder.write("in", id=visit, fence=lock.fence, until=until, **told)
         self._look(visit, lock)
         try:
-            self._work(visit, name, lock, inner)
+            self._work(visit, name, lock, inner, shared)
         finally:
             self._leave(visit, lock)
         return True
 
-    def _work(self, visit: str, name: str, lock: Lock, inner: bool) -> None:
+    def _work(self, visit: str, name: str, lock: Lock, inner: bool, shared: bool) -> None:
         if name == "nested" and not inner:
             self._visit(name, 1.0, inner=True)
         fence = lock.fence
         seen = {}
-        if name in GUARDED:
+        if name in GUARDED and not shared:
             seen = {kind: self._register.read(kind, name, fence) for kind in KINDS}
         # Mostly short, now and then long enough to need a renewal.
         renewed = self._random.random() < 0.05

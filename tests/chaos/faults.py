@@ -24,6 +24,10 @@ class Faults:
             and for up to twice as long.
     """
 
+    #: For this share of the time, and so many seconds at least, nothing is done at first: then the
+    #: rule of turns is judged.
+    CALM, AT_LEAST = 0.1, 2.0
+
     def __init__(
         self,
         server: RedisServer,
@@ -52,6 +56,7 @@ class Faults:
 
     def run(self, until: float) -> None:
         """Until the monotonic time `until`, and at least one round."""
+        time.sleep(max(self.CALM * (until - time.monotonic()), self.AT_LEAST))
         for count, (kind, act) in enumerate(self._sequence()):
             if count >= len(self.kinds) and time.monotonic() >= until:
                 return

@@ -24,6 +24,8 @@ class Visit:
         asked, entered, left: when `acquire` was called, when it returned with the lock, when
             `release` was called; inf if that never happened.
         trusted: the last moment at which the process looked and its lock said "not lost".
+        shared: whether it asked to share the lock.
+        queued: when `acquire` was told that it waits; inf if that never happened.
         told, until: when `acquire` called the lock acquired, and when its lease ended.
         outcome: "unknown" (died, or nobody knows whether the server acted), "refused", "in" (died
             inside), "released", "lost" (told so), "unreleased" (the server could not be told).
@@ -34,7 +36,9 @@ class Visit:
     owner: str
     limit: int
     asked: float
+    shared: bool = False
     fence: int = 0
+    queued: float = math.inf
     entered: float = math.inf
     told: float = math.inf
     until: float = math.inf
@@ -90,7 +94,8 @@ def visits_of(lines: Iterable[dict[str, Any]]) -> list[Visit]:
         event, at = line["event"], line["at"]
         if event == "ask":
             name = line["id"]
-            visits[name] = Visit(name, line["lock"], line["owner"], line["limit"], at)
+            shared = line.get("shared", False)
+            visits[name] = Visit(name, line["lock"], line["owner"], line["limit"], at, shared)
         elif event != "fault":
             _add(visits[line["id"]], event, at, line)
     return list(visits.values())
@@ -100,6 +105,7 @@ def _add(visit: Visit, event: str, at: float, line: dict[str, Any]) -> None:
     if event == "in":
         visit.entered, visit.fence, visit.outcome = at, line["fence"], "in"
         visit.told, visit.until = line.get("told", math.inf), line.get("until") or math.inf
+        visit.queued = line.get("queued") or math.inf
     elif event == "trusted":
         visit.trusted = at
     elif event == "leave":

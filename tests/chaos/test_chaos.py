@@ -19,3 +19,5 @@ def test_no_entry_overlaps_another_and_no_fenced_update_is_lost_whatever_is_done
     assert report.writes["fenced"] > 50
     assert report.outcomes["released"] > 100
     assert report.outcomes["lost"] > 0
+    assert report.shared > 20
+    assert report.most_beside > 1

@@ -24,6 +24,8 @@ def visit(
     trusted: float | None = None,
     outcome: str = "released",
     limit: int = 1,
+    shared: bool = False,
+    queued: float = math.inf,
 ) -> Visit:
     return Visit(
         id=name,
@@ -31,6 +33,8 @@ def visit(
         owner=owner or name,
         limit=limit,
         asked=asked,
+        shared=shared,
+        queued=queued,
         fence=fence,
         entered=entered,
         trusted=left if trusted is None else trusted,
@@ -223,3 +227,29 @@ def test_the_lines_of_a_process_become_visits_also_when_it_died_in_the_middle() 
     assert (x.asked, x.entered, x.trusted, x.left, x.fence) == (1.0, 2.0, 2.5, 3.0, 7)
     assert [each.outcome for each in visits] == ["released", "in", "unknown", "refused"]
     assert [entry.fence for entry in entries_of(visits)] == [7, 8]
+
+
+def test_who_shares_a_lock_may_be_many_in_one_entry():
+    first = visit("a", 0, 1, 5, 7, shared=True)
+    assert rules(first, visit("b", 2, 3, 8, 7, shared=True)) == []
+    assert rules(first, visit("b", 2, 3, 8, 7)) == ["sharing"]
+
+
+def test_an_exclusive_visit_beside_one_that_shares_is_told():
+    assert rules(visit("a", 0, 1, 5, 7, shared=True), visit("b", 2, 3, 8, 9)) == ["exclusion"]
+
+
+def test_whoever_asks_while_another_one_waits_comes_after_it():
+    holder = visit("a", 0, 1, 5, 7, shared=True)
+    waits = visit("b", 1.5, 6, 7, 9, queued=2)
+    late = visit("c", 3, 4, 5, 7, shared=True)
+    assert rules(holder, waits, late) == ["turn"]
+    assert rules(holder, visit("b", 1.5, 6, 7, 7, queued=2, shared=True), late) == []
+    assert rules(holder, waits, visit("c", 1.9, 4, 5, 7, shared=True)) == [], "before it waited"
+    assert rules(holder, waits, late, faults=(Fault("SIGSTOP", 2.5, 2.6),)) == []
+
+
+def test_who_re_enters_has_no_turn_to_wait_for():
+    outer = visit("a", 0, 1, 5, 7, owner="o")
+    waits = visit("b", 1.5, 6, 7, 9, queued=2)
+    assert rules(outer, waits, visit("c", 3, 4, 5, 7, owner="o")) == []
