@@ -32,13 +32,18 @@ def became(redis_server):
     return json.loads(done.stdout)
 
 
-def test_a_call_whose_transaction_is_rolled_back_never_counts(became):
-    assert became["rolled_back"] == {"before": False, "after": False}
+MODES = ("until_start", "until_done", "seconds", "raise", "replace", "debounce")
 
 
-def test_a_call_counts_from_the_commit_on(became):
-    assert became["committed"] == {"before": False, "after": True, "sent": 1}
+@pytest.mark.parametrize("mode", MODES)
+def test_a_call_whose_transaction_is_rolled_back_never_counts(became, mode):
+    assert became[mode]["rolled_back"] == {"before": False, "after": False}
 
 
-def test_where_duplicates_are_errors_the_commit_stands_and_raises(became):
-    assert became["twice_where_that_is_an_error"] == {"raises": True, "after": True}
+@pytest.mark.parametrize("mode", MODES)
+def test_a_call_counts_from_the_commit_on(became, mode):
+    # A newer call replaces the first. Where duplicates are errors the commit stands, and raises. A
+    # burst tells of each call, and its message waits.
+    times = 2 if mode in ("replace", "debounce") else 1
+    told = {"before": False, "after": True, "sent": times, "raises": mode == "raise"}
+    assert became[mode]["committed"] == told
