@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_relock.engine.protocol import Held, Queued, Renewal, Successor
+from celery_relock.engine.protocol import Downgraded, Held, Queued, Renewal, Successor
 from celery_relock.errors import LockUnavailable
 
 
@@ -54,6 +54,14 @@ def test_a_hold_is_left_to_its_successor_and_a_message_taken_out(desk, full):
     assert desk.backend.inspect("a").holds[0].fence == fence
     assert desk.withdraw("r2")
     assert desk.waiters() == []
+
+
+def test_an_exclusive_hold_is_shared(desk, full):
+    desk.fence("r1")
+    full()
+
+    assert desk.backend.downgrade(("a",), "r1", "n") == Downgraded()
+    assert desk.backend.inspect("a").holds[0].shared
 
 
 def test_newcomers_are_told_that_the_server_takes_nothing(desk, full):
