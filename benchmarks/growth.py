@@ -194,7 +194,7 @@ CASES: dict[str, tuple[str, Callable[[Bench, int], Callable[[], object]]]] = {
     "who shares one lock": ("a shared pair of it", Bench.sharers),
     "holders of one semaphore": ("a pair of it", Bench.holders),
     "successors of one workflow": ("a pair of one of them", Bench.successors),
-    "the same": ("one acquires, and leaves its hold to a new one", Bench.chained),
+    "successors, in a chain": ("one acquires, and leaves its hold to a new one", Bench.chained),
     "waiters of one lock": ("the next one gets it, one more comes", Bench.waiters),
     "parked for one lock": ("the next one is resumed and gets it, one more parks", Bench.parked),
     "calls in one line": ("one is placed, the first comes and ends", Bench.placed),

@@ -54,8 +54,9 @@ FAULTS: dict[str, tuple[str, tuple[Edit, ...]]] = {
         (
             Edit(
                 "lua/lib/turns.lua",
-                "expiry = call.now + waiter.lease,",
-                "expiry = waiter.parked and call.now + waiter.lease or waiter.expiry,",
+                "expiry = call.now + waiter.lease,\n      fence = fences[i],",
+                "expiry = waiter.parked and call.now + waiter.lease or waiter.expiry,\n"
+                "      fence = fences[i],",
             ),
         ),
     ),

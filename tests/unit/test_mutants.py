@@ -1,4 +1,4 @@
-"""The rules of scripts/mutants.txt: each names a text of the scripts, and a text may move."""
+"""What mutants.txt and faults_back.py break: each names a text, and a text may move."""
 
 from __future__ import annotations
 
@@ -7,28 +7,45 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def _mutate() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("mutate", ROOT / "scripts" / "mutate.py")
+def _script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["mutate"] = module  # its tuples look for their module
+    sys.modules[name] = module  # its tuples look for their module
     try:
         spec.loader.exec_module(module)
     finally:
-        del sys.modules["mutate"]
+        del sys.modules[name]
     return module
 
 
 def test_the_text_that_a_rule_breaks_is_there_exactly_once() -> None:
-    rules = _mutate().mutants()
+    rules = _script("mutate").mutants()
     assert len(rules) > 200
     amiss = [
         f"{rule.file}: {rule.rule}"
         for rule in rules
         if rule.path(ROOT).read_text("utf-8").count(rule.old) != 1
+    ]
+    assert amiss == []
+
+
+def test_the_text_of_a_fault_that_is_put_back_is_there_exactly_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    faults = _script("faults_back").FAULTS
+    assert len(faults) >= 5
+    amiss = [
+        f"{name}: {edit.file}"
+        for name, (_, edits) in faults.items()
+        for edit in edits
+        if (ROOT / edit.file).read_text("utf-8").count(edit.old) != 1
     ]
     assert amiss == []
