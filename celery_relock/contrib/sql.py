@@ -95,7 +95,16 @@ def fence(connection: Any, name: str, token: int) -> None:
     """
     if token <= 0:
         raise LockLost(f"the lock {name!r} is not held: it has no fencing token", name=name)
-    is_highest, driver = _see(connection, _stored(name), token)
+    try:
+        is_highest, driver = _see(connection, _stored(name), token)
+    except Exception as error:
+        if TABLE in str(error) and hasattr(error, "add_note"):  # since Python 3.11
+            error.add_note(
+                f"If there is no table {TABLE}: in Django add 'celery_relock.contrib.django' to "
+                "INSTALLED_APPS and run `manage.py migrate`; elsewhere execute once what "
+                "celery_relock.contrib.sql.create_table(dialect) returns"
+            )
+        raise
     if not is_highest:
         raise LockLost(
             f"the lock {name!r} (fence {token}) was lost: the database has seen a higher fencing "

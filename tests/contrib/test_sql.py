@@ -246,6 +246,15 @@ def test_a_task_fences_all_its_locks(database: Way, redis_url: str, namespace: s
         fence(connection, "to:2", fences["to:2"] - 1)
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have no notes")
+def test_without_the_table_the_error_says_how_to_make_it() -> None:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute("BEGIN")
+        with pytest.raises(sqlite3.OperationalError) as missing:
+            fence(connection, "account:42", 1)
+    assert "manage.py migrate" in missing.value.__notes__[0]
+
+
 def test_who_goes_on_without_a_lock_fences_nothing() -> None:
     with pytest.raises(LockLost, match="no lock is held"):
         Hold("somebody", ()).fenced(sqlite3)
