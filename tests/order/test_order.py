@@ -132,6 +132,8 @@ def test_a_late_call_is_passed_over_and_told_so_when_it_comes(worker, m, account
     m.hasty.delay(account, 2)
     assert [(e["number"], e["in_order"]) for e in began(worker, account, 1)] == [(2, True)]
     worker.wait_for_log(rf"'account:{account}' passed, task .*hasty\[late-{account}\].*passed over")
+    (told,) = worker.journal.wait_for(f"passed late-{account}", 20)
+    assert list(told["names"]) == [f"account:{account}"]
     late.comes()
     assert [(e["number"], e["in_order"]) for e in began(worker, account, 2)][1] == (1, False)
 

@@ -8,6 +8,7 @@ import signal
 from celery.exceptions import Reject
 
 from celery_relock import LockedTask
+from celery_relock.signals import lock_passed
 from tests.support import Journal, make_app
 
 KEY = "account:{account}"
@@ -45,6 +46,11 @@ def work(self, account, number, how):
 
 def ordered(**options):
     return app.task(base=LockedTask, bind=True, lock_key=KEY, lock_order="sent", **options)
+
+
+@lock_passed.connect
+def passed(names, task_id, **_):
+    journal.add(f"passed {task_id}", names=names)
 
 
 class Deadly:
