@@ -10,6 +10,7 @@ import os
 import signal
 import uuid
 from datetime import datetime, timedelta, timezone
+from functools import partial
 
 import pytest
 from celery import chain, chord, group
@@ -63,7 +64,9 @@ def late(m):
         name = f"late-{uuid.uuid4().hex}"
 
         def comes(self):
-            m.app.control.add_consumer(self.name, reply=True, timeout=20, limit=1)
+            # A worker that has just begun may not hear it yet.
+            add = partial(m.app.control.add_consumer, self.name, reply=True, timeout=2, limit=1)
+            wait_for(add, 20, "the worker's answer")
 
     return Late()
 
