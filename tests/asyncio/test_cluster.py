@@ -145,7 +145,7 @@ def test_clients_of_clusters(cluster: ClusterServers, lock: MakeLock) -> None:
 def test_a_single_server_is_no_cluster(lock: MakeLock, redis_server: RedisServer) -> None:
     async def main() -> None:
         one = lock(redis=f"redis+cluster://127.0.0.1:{redis_server.port}")
-        with pytest.raises(LockConfigError, match="no node of a Redis Cluster"):
+        with pytest.raises(LockConfigError, match="not a node of a Redis Cluster"):
             await one.acquire()
 
     run(main())
