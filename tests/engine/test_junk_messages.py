@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import redis
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from celery_relock.engine.lease import State
 from celery_relock.engine.protocol import Held
@@ -29,6 +31,14 @@ JUNK = [
     b"\r\n\r\n$5\r\n",
     b"x" * 100_000,
 ]
+
+
+# What a script publishes is words with spaces between them: such words in any order, and bytes.
+WORDS = st.sampled_from(["granted", "lost", "parked", "RUN", "a", "-1", "1e3", "0x1", "", "\t"])
+MESSAGES = st.one_of(
+    st.binary(max_size=100),
+    st.lists(st.one_of(WORDS, st.text(max_size=5)), max_size=6).map(" ".join),
+)
 
 
 def channels(client: redis.Redis, namespace: str) -> list[bytes]:
@@ -69,3 +79,36 @@ def test_junk_on_the_channel_does_not_reach_who_waits(
     for thread in threads:
         thread.join(10)
     assert [type(answer) for answer in answers] == [Held] * waiters
+
+
+def test_no_message_at_random_reaches_who_waits_or_holds(
+    runs: Callable[..., Runs], client: redis.Redis, namespace: str
+) -> None:
+    one, two = runs(), runs()
+    first, other = one.held("a"), two.held("b", lease=60.0)
+    lease = two.lease("a")
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(two.engine.acquire(lease, 60.0)))
+    thread.start()
+    wait_for(lambda: lease.state is State.WAITING, what="the waiter")
+    wait_for(lambda: channels(client, namespace), what="the inbox")
+    before = sorted(channels(client, namespace))
+
+    @settings(max_examples=300, deadline=None, database=None)
+    @given(MESSAGES)
+    def publish(message: bytes | str) -> None:
+        if isinstance(message, str):
+            message = message.replace("RUN", lease.claim.execution_id)
+            message = message.encode("utf-8", "surrogatepass")
+        for channel in before:
+            client.publish(channel, message)
+
+    publish()
+    assert not answers
+    assert sorted(channels(client, namespace)) == before, "the subscription goes on"
+    one.release(first)
+    thread.join(20)
+    assert [type(answer) for answer in answers] == [Held]
+    assert not other.lost
+    two.release(lease)
+    assert two.release(other)
