@@ -112,6 +112,24 @@ def test_a_call_that_comes_early_waits_for_those_that_were_sent_before(worker, m
     assert all(event["in_order"] is True for event in events)
 
 
+@ON_REDIS
+def test_calls_of_two_apps_with_a_broker_each_run_in_the_order_in_which_they_were_sent(
+    worker, m, account, late, module_worker, rabbitmq
+):
+    env = {"RELOCK_TEST_BROKER": rabbitmq.url}
+    other = module_worker("tests.order.apps.ordered", concurrency=2, env=env).module
+    assert other.app.conf.broker_url != m.app.conf.broker_url
+    m.update.apply_async((account, 1), queue=late.name)
+    other.update.delay(account, 2)
+    waits(m, account)
+    m.update.delay(account, 3)
+    other.update.delay(account, 4)
+    waits(m, account, 3)
+    late.comes()
+    events = began(worker, account, 4)
+    assert numbers(events) == [1, 2, 3, 4]
+
+
 def test_a_burst_by_way_of_two_queues_and_with_priorities_runs_in_order(worker, m, account, late):
     late.comes()
     for number in range(30):
