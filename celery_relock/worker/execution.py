@@ -65,7 +65,7 @@ def current(task: Any) -> Hold | None:
 def run(
     task: Any,
     by: Callable[..., Any],
-    call: Callable[..., Any],
+    body: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
@@ -74,12 +74,12 @@ def run(
     Args:
         by: the locked `run` that was called. A body that calls the one of its base class
             (`super().run()`) comes by another one, and is inside already.
-        call: the body.
+        body: the task's own code.
     """
     outer = inside.get()
     if outer and outer[-1].task is task and outer[-1].by is not by:
-        return call(*args, **kwargs)
-    execution = Execution(task, by, call, args, kwargs)
+        return body(*args, **kwargs)
+    execution = Execution(task, by, body, args, kwargs)
     header, declared = execution.header, execution.declared
     if header is not None and (header.workflow_locks or declared.begins_workflows):
         return steps.around(task, execution.message, execution.named)
@@ -98,7 +98,7 @@ class Execution:
     """
 
     __slots__ = (
-        "args", "arguments", "by", "call", "declared", "header", "hold", "kwargs", "message",
+        "args", "arguments", "body", "by", "declared", "header", "hold", "kwargs", "message",
         "names", "request", "task",
     )  # fmt: skip
 
@@ -106,13 +106,13 @@ class Execution:
         self,
         task: Any,
         by: Callable[..., Any],
-        call: Callable[..., Any],
+        body: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
         self.task = task
         self.by = by
-        self.call = call
+        self.body = body
         self.args = args
         self.kwargs = kwargs
         self.request = request = request_of(task)
@@ -131,20 +131,22 @@ class Execution:
         """Find the locks that the call needs, and run it unless it is a duplicate."""
         declared, header = self.declared, self.header
         if declared.rule.off:
-            return self.body(None)
+            return self.run_body(None)
         arguments = bind(self.task, self.args, self.kwargs)
         if arguments is None:
             # The call does not fit the body, whose own TypeError says so best.
-            return self.call(*self.args, **self.kwargs)
+            return self.body(*self.args, **self.kwargs)
         self.arguments, self.names = arguments, declared.names(arguments)
         locked = self.locked
         if header is not None and (header.order or declared.options.order):
             locked = partial(order.around, self.task, declared, self.message, self.names, locked)
         if header is not None and (header.dedup or declared.options.dedup is not None):
-            return dedup.around(self.task, declared, self.message, self.names, locked, self.body)
-        return locked(self.body)
+            return dedup.around(
+                self.task, declared, self.message, self.names, locked, self.run_body
+            )
+        return locked(self.run_body)
 
-    def locked(self, body: Callable[[Hold], Any]) -> Any:
+    def locked(self, run_body: Callable[[Hold], Any]) -> Any:
         """Acquire what the call stack does not hold, run the body, and release."""
         task, message, options = self.task, self.message, self.declared.options
         engine, missing, shares = self.declared.engine, self.names, []
@@ -154,18 +156,18 @@ class Execution:
                 Share(name, lease, _fence(lease, name), True) for name, lease in outer.items()
             ]
             missing = tuple(name for name in missing if name not in outer)
-            body = reentrancy.relying(outer.values())(body)
+            run_body = reentrancy.relying(outer.values())(run_body)
             if not missing:
                 unbroken = all(map(steps.is_unbroken, outer.values()))
                 events.tell_reentered(task, self.request, outer)
-                return body(Hold(next(iter(outer.values())).claim.owner, shares, unbroken))
+                return run_body(Hold(next(iter(outer.values())).claim.owner, shares, unbroken))
         lease = self._lease(engine, missing, is_inner)
         keeps = options.keep_on_retry and message is not None
         over = False
         try:
             held = obtain(Attempt(task, engine, lease, options, message))
             if held is None:
-                return body(Hold(lease.claim.owner, shares))  # lock_on_unavailable="run"
+                return run_body(Hold(lease.claim.owner, shares))  # lock_on_unavailable="run"
             reentrancy.push(lease)
             if message is not None and options.hold == "workflow":
                 steps.keep_for_chain(message, engine, lease, options)
@@ -178,7 +180,7 @@ class Execution:
             told = Interruption(lease, hold.lost_error) if raises else nullcontext()
             try:
                 with kept, told:
-                    result = body(hold)
+                    result = run_body(hold)
             except Exception as error:
                 over = is_acknowledged(task, error)
                 raise
@@ -205,15 +207,15 @@ class Execution:
             if lease.state in (State.HELD, State.LOST):
                 release(engine, lease, ended=ended)
 
-    def body(self, hold: Hold | None) -> Any:
-        """The task's own code."""
+    def run_body(self, hold: Hold | None) -> Any:
+        """Run the task's own code, which finds `hold` as `self.lock`."""
         header, task = self.header, self.task
         if header is not None and (header.attempts or task.track_started is LATER):
             show_started(task, self.message)
         self.hold = hold
         token = inside.set((*inside.get(), self))
         try:
-            return self.call(*self.args, **self.kwargs)
+            return self.body(*self.args, **self.kwargs)
         finally:
             inside.reset(token)
             self.hold = None
