@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import uuid
+from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from functools import partial
 
@@ -116,18 +117,25 @@ def test_a_call_that_comes_early_waits_for_those_that_were_sent_before(worker, m
 def test_calls_of_two_apps_with_a_broker_each_run_in_the_order_in_which_they_were_sent(
     worker, m, account, late, module_worker, rabbitmq
 ):
-    env = {"RELOCK_TEST_BROKER": rabbitmq.url}
-    other = module_worker("tests.order.apps.ordered", concurrency=2, env=env).module
-    assert other.app.conf.broker_url != m.app.conf.broker_url
-    m.update.apply_async((account, 1), queue=late.name)
-    other.update.delay(account, 2)
-    waits(m, account)
-    m.update.delay(account, 3)
-    other.update.delay(account, 4)
-    waits(m, account, 3)
-    late.comes()
-    events = began(worker, account, 4)
+    its_own = f"own-{uuid.uuid4().hex}"  # another worker of this module consumes the usual queue
+    second = module_worker(
+        "tests.order.apps.ordered",
+        concurrency=2,
+        arguments=("-Q", its_own),
+        env={"RELOCK_TEST_BROKER": rabbitmq.url},
+    )
+    with closing(second):
+        update = second.module.update
+        m.update.apply_async((account, 1), queue=late.name)
+        update.apply_async((account, 2), queue=its_own)
+        waits(m, account)
+        m.update.delay(account, 3)
+        update.apply_async((account, 4), queue=its_own)
+        waits(m, account, 3)
+        late.comes()
+        events = began(worker, account, 4)
     assert numbers(events) == [1, 2, 3, 4]
+    assert len({event.pid for event in events}) >= 2
 
 
 def test_a_burst_by_way_of_two_queues_and_with_priorities_runs_in_order(worker, m, account, late):
