@@ -8,7 +8,7 @@ import uuid
 import pytest
 from celery import chain
 
-from celery_relock import LockedTask, is_dropped
+from celery_relock import LockedTask, is_dropped, signals
 from celery_relock.admin import Locks
 from celery_relock.errors import LockConfigError, LockConflict
 from tests.support import wait_for
@@ -31,8 +31,19 @@ def test_after_a_success_whoever_comes_meets_the_conflict_policy(m, account):
     assert is_dropped(dropped)
     assert "cools down for" in dropped["reason"]
     assert f"after {m.cools.name}[" in dropped["reason"]
-    with pytest.raises(LockConflict, match="cools down"):
-        m.cools.apply((account,), lock_on_conflict="raise").get()
+    told = []
+
+    def hear(reason, **_):
+        told.append(reason)
+
+    signals.lock_conflict.connect(hear)
+    try:
+        with pytest.raises(LockConflict, match="cools down"):
+            m.cools.apply((account,), lock_on_conflict="raise").get()
+    finally:
+        signals.lock_conflict.disconnect(hear)
+    assert len(told) == 1
+    assert "cools down for" in told[0], "an event and a signal say it as well"
     (holder,) = Locks(m.app).get(f"cool:{account}").holders
     assert (holder.cooldown, holder.kept, holder.task) == (True, False, m.cools.name)
 
