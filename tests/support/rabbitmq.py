@@ -8,6 +8,8 @@ import socket
 import subprocess
 import tempfile
 import uuid
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,15 @@ def _free_ports(count: int) -> list[int]:
     return ports
 
 
+def _is_decided(epmd: subprocess.Popen[Any], command: list[str], silent: dict[str, Any]) -> bool:
+    """Whether a port mapper has ended, as its port is taken, or answers."""
+    if epmd.poll() is not None:
+        return True
+    with suppress(subprocess.TimeoutExpired):
+        return subprocess.call([*command, "-names"], timeout=2, **silent) == 0
+    return False
+
+
 class RabbitServer:
     """A running server with its own node, port mapper and data.
 
@@ -49,13 +60,9 @@ class RabbitServer:
         self.binary = found
         self._folder = Path(tempfile.mkdtemp(prefix="relock-rabbit-"))
         self._node = f"relock-{uuid.uuid4().hex[:8]}"
-        self.port, self._distribution, self._mapper = _free_ports(3)
+        self.port, self._distribution = _free_ports(2)
         self._process: subprocess.Popen[Any] | None = None
-        # By itself the server would start one that outlives it.
-        self._names = reaper.start(
-            ["epmd", "-address", "127.0.0.1", "-port", str(self._mapper)],
-            stdin=subprocess.DEVNULL,
-        )
+        self._mapper, self._names = self._map_names()
         try:
             self._start_somewhere()
         except BaseException:
@@ -85,6 +92,19 @@ class RabbitServer:
         self.kill()
         reaper.end(self._names)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _map_names(self) -> tuple[int, subprocess.Popen[Any]]:
+        """A port mapper and its port. By itself the server would start one that outlives it."""
+        while True:  # another process may take a free port first: then it ends
+            (port,) = _free_ports(1)
+            command = ["epmd", "-address", "127.0.0.1", "-port", str(port)]
+            with (self._folder / "log").open("a") as log:
+                silent = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+                process = reaper.start(command, **silent)
+                wait_for(partial(_is_decided, process, command, silent), 30, "epmd to answer")
+            if process.poll() is None:
+                return port, process
+            reaper.end(process)
 
     def _start_somewhere(self) -> None:
         for _ in range(3):  # another process may take a free port first
