@@ -41,10 +41,9 @@ def ls(here: Here, pattern: str, limit: int, dedup: bool) -> int:
 @click.option("--limit", default=SHOWN, show_default=True, help="Holders and waiters to show.")
 def show(here: Here, name: str, limit: int) -> int:
     """Show who holds a lock, and who waits for it."""
-    name = typed(name)
-    lock, lines = _with_order(here, name, limit)
-    here.show(lock.as_dict(), lines)
-    return FOUND if len(lines) > 1 else NOT_FOUND
+    locks = _with_order(here, typed(name), limit)
+    here.show(locks[0].as_dict(), _shown_all(locks))
+    return NOT_FOUND if all(lock.idle or lock.foreign for lock in locks) else FOUND
 
 
 @command
@@ -70,7 +69,7 @@ def release(here: Here, name: str, task_id: str | None, yes: bool) -> int:
     if not yes:
         if here.json or not sys.stdin.isatty():
             raise click.UsageError("give --yes: there is no terminal to ask at")
-        click.echo("\n".join(_with_order(here, name, 10)[1]))
+        click.echo("\n".join(_shown_all(_with_order(here, name, 10))))
         if not click.confirm("Release it by force?"):
             return NOT_FOUND
     released = here.locks.release(name, task_id)
@@ -143,13 +142,18 @@ def _nothing(here: Here, pattern: str) -> list[str]:
     return [f"{what}: nobody holds or waits for one in the namespace {here.locks.namespace!r}"]
 
 
-def _with_order(here: Here, name: str, most: int) -> tuple[LockInfo, list[str]]:
-    """A lock; and it and the calls whose turn for it has not come (`lock_order`), for people: a
-    line if there is nothing."""
+def _with_order(here: Here, name: str, most: int) -> list[LockInfo]:
+    """A lock, and the calls whose turn for it has not come (`lock_order`), if there are any."""
     lock = here.locks.get(name, most)
-    line = here.locks.get(name if name.startswith(LINE) else LINE + name, most)
-    order = [] if line.idle or line.name == lock.name else ["", *_shown(line)]
-    return lock, [*_shown(lock), *order]
+    line = None if name.startswith(LINE) else here.locks.get(LINE + name, most)
+    return [lock] if line is None or line.idle else [lock, line]
+
+
+def _shown_all(locks: list[LockInfo]) -> Iterator[str]:
+    for number, lock in enumerate(locks):
+        if number:
+            yield ""
+        yield from _shown(lock)
 
 
 def _shown(lock: LockInfo) -> Iterator[str]:

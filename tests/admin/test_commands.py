@@ -79,14 +79,16 @@ def test_no_worker_and_no_client_loads_what_only_people_need(worker: Worker, key
         assert [name for name in loaded if any(each in name for each in people)] == []
 
 
-def test_ls_and_show_tell_of_a_lock(run: Run, key: str, held: Any) -> None:
+def test_ls_and_show_tell_of_a_lock(run: Run, key: str, held: Any, trips: list[str]) -> None:
     parked = held.park()
 
     head, row = run("ls", key).stdout.splitlines()
     assert head.split() == ["LOCK", "HELD", "BY", "FOR", "WAITING", "PARKED"]
     assert row.split()[:2] == [key, "tests.admin.apps.desk.hold"]
     assert row.split()[-2:] == ["1", "1"]
+    trips.clear()
     shown = run("show", key).stdout
+    assert 1 <= len(trips) <= 5, "its order is looked at as well"
     assert f"{key}: 1 holding, 1 waiting, 1 of them parked" in shown
     assert f"tests.admin.apps.desk.hold[{held.id}]" in shown
     assert parked in shown.splitlines()[-1]

@@ -164,6 +164,13 @@ class ClusterServers:
             what="a node to come back",
         )
 
+    def mend(self) -> None:
+        """Bring back all nodes that were killed."""
+        for node in self.nodes:
+            if not node.running:
+                self.bring_back(node)
+        wait_for(self.is_complete, timeout=30)
+
     def hand_over(self, master: RedisServer) -> RedisServer:
         """A replica takes over in peace, as for maintenance; returns it."""
         replica = self.replicas_of(master)[0]

@@ -42,10 +42,7 @@ def started(module_worker, cluster):
 @pytest.fixture
 def worker(started, cluster):
     yield started
-    for node in cluster.nodes:
-        if not node.running:
-            cluster.bring_back(node)
-    wait_for(cluster.is_complete, timeout=30)
+    cluster.mend()
 
 
 def done(worker, count, timeout=60.0):

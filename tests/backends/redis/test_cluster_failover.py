@@ -52,10 +52,7 @@ def servers(redis_binary: str) -> Iterator[ClusterServers]:
 def cluster(servers: ClusterServers) -> Iterator[ClusterServers]:
     """All nodes are there when a test begins."""
     yield servers
-    for node in servers.nodes:
-        if not node.running:
-            servers.bring_back(node)
-    wait_for(servers.is_complete, timeout=30)
+    servers.mend()
 
 
 @pytest.fixture
