@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
-from difflib import get_close_matches
 from typing import Any, TypeAlias
 
 from .engine.protocol import SHARED
@@ -720,6 +719,8 @@ CALL_OPTIONS = (
 
 def unknown(written: str, prefix: str, others: tuple[str, ...] = ()) -> str:
     """What to say of a name that is no option: the one that was meant, or all there are."""
+    from difflib import get_close_matches
+
     names = (*others, *OPTION_NAMES)
     close = get_close_matches(written.removeprefix(prefix), names, n=1)
     every = ", ".join(prefix + name for name in names)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import mmap
 import os
 import select
 import tempfile
@@ -27,6 +26,8 @@ from . import events
 from .protocol import LINE, Backend, Successor
 
 if TYPE_CHECKING:
+    from mmap import mmap
+
     from .engine import Parking
 
 logger = logging.getLogger("celery_relock")
@@ -71,7 +72,7 @@ class Journal:
         self._reset()
 
     def _reset(self) -> None:
-        self._map: mmap.mmap | None = None
+        self._map: mmap | None = None
         self._opened = False
         self._free: list[int] = []
         self._slots: dict[str, int] = {}
@@ -113,12 +114,14 @@ class Journal:
             self._free.append(slot)
 
     def _open(self) -> None:
+        from mmap import mmap  # loading it takes a tenth of what importing the library does
+
         self._opened = True
         try:
             path = folder() / process_name(os.getpid())
             with path.open("w+b") as file:
                 file.truncate(_SLOT * _SLOTS)
-                self._map = mmap.mmap(file.fileno(), _SLOT * _SLOTS)
+                self._map = mmap(file.fileno(), _SLOT * _SLOTS)
             self._free = list(range(_SLOTS))
         except (OSError, ValueError) as error:
             logger.debug(

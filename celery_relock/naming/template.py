@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from datetime import date, datetime, time
 from decimal import Decimal
-from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from ..errors import LockConfigError
@@ -144,6 +143,8 @@ def check_name(name: str, where: str) -> str:
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'? It takes: …`, to end an error about an unknown argument."""
+    from difflib import get_close_matches
+
     names = list(known)
     close = get_close_matches(name, names, n=1)
     meant = f" Did you mean {close[0]!r}?" if close else ""
