@@ -124,10 +124,10 @@ class TestSetForward:
         server.set_clock(HOUR)
         assert desk.resume() == ["one"]
         assert desk.fence("one") > 0
-        desk.give_back("one")
+        desk.release("one")
         assert desk.out() == ["two"]
         assert desk.fence("two") > 0
-        desk.give_back("two")
+        desk.release("two")
 
 
 class TestSetBack:
@@ -171,10 +171,10 @@ class TestSetBack:
         desk.fence("holder", lease=60.0)
         desk.park("one")
         server.set_clock(-HOUR)
-        desk.give_back("holder")
+        desk.release("holder")
         assert desk.out() == ["one"]
         assert desk.fence("one") > 0
-        desk.give_back("one")
+        desk.release("one")
 
 
 def test_a_lock_that_was_deleted_by_hand_is_free_and_its_line_moves_on(
@@ -187,7 +187,7 @@ def test_a_lock_that_was_deleted_by_hand_is_free_and_its_line_moves_on(
     desk.client.delete(desk.keys.lock("a"))
     assert desk.leave("newcomer").messages[0].execution_id == "parked"
     assert desk.fence("parked") > 0
-    desk.give_back("parked")
+    desk.release("parked")
     assert waiter.runs.release(waiter.entered())
     assert desk.resume() == ["newcomer"]
     desk.withdraw("newcomer")
@@ -209,7 +209,7 @@ class TestSetBackWhenSomebodyDied:
         server.set_clock(-HOUR)
         (hold,) = desk.backend.inspect("a").holds
         assert 30.0 <= hold.remaining <= 60.0
-        answer = desk.take("other")
+        answer = desk.acquire("other")
         assert isinstance(answer, Conflict)
         assert answer.remaining <= 60.0
 
@@ -217,8 +217,8 @@ class TestSetBackWhenSomebodyDied:
         desk.fence("dead", lease=0.5)
         assert desk.renew("dead", lease=1.0)
         server.set_clock(-HOUR)
-        wait_for(lambda: isinstance(desk.take("other"), Held))
-        desk.give_back("other")
+        wait_for(lambda: isinstance(desk.acquire("other"), Held))
+        desk.release("other")
 
     def test_a_copy_of_a_dead_waiter_takes_its_place_over(
         self, server: RedisServer, desk: Desk
@@ -226,12 +226,12 @@ class TestSetBackWhenSomebodyDied:
         desk.fence("holder", lease=60.0)
         desk.queue("waiter", "dead", wait=1.0, inbox="nobody")
         server.set_clock(-HOUR)
-        answer = desk.take("waiter", "copy", wait=6.0)
+        answer = desk.acquire("waiter", "copy", wait=6.0)
         assert isinstance(answer, Duplicate)
         assert answer.remaining <= 1.0
-        wait_for(lambda: isinstance(desk.take("waiter", "copy", wait=6.0), Queued))
-        desk.give_back("waiter", "copy")
-        desk.give_back("holder")
+        wait_for(lambda: isinstance(desk.acquire("waiter", "copy", wait=6.0), Queued))
+        desk.release("waiter", "copy")
+        desk.release("holder")
 
     def test_what_is_parked_behind_the_dead_is_sent_on(
         self, server: RedisServer, desk: Desk
@@ -242,18 +242,18 @@ class TestSetBackWhenSomebodyDied:
         server.set_clock(-HOUR)
         wait_for(lambda: desk.resume() == ["one"])
         assert desk.fence("one") > 0
-        desk.give_back("one")
+        desk.release("one")
 
     def test_a_message_that_got_lost_is_sent_again(self, server: RedisServer, desk: Desk) -> None:
         desk.fence("holder")
         desk.park("one")
-        desk.give_back("holder")
+        desk.release("holder")
         assert desk.out() == ["one"]
         desk.resume()
         server.set_clock(-HOUR)
         wait_for(lambda: desk.resume() == ["one"])
         assert desk.fence("one") > 0
-        desk.give_back("one")
+        desk.release("one")
 
     def test_a_parked_run_waits_no_longer_than_it_may(
         self, server: RedisServer, desk: Desk
@@ -264,7 +264,7 @@ class TestSetBackWhenSomebodyDied:
         server.set_clock(-HOUR)
         wait_for(lambda: desk.resume() == ["one"])
         desk.withdraw("one")
-        desk.give_back("holder")
+        desk.release("holder")
 
     def test_what_is_parked_afterwards_waits_for_as_long_as_it_may(
         self, server: RedisServer, desk: Desk
@@ -278,17 +278,17 @@ class TestSetBackWhenSomebodyDied:
         desk.park("since", patience=600.0)
         assert desk.resume() == []
         desk.withdraw("since")
-        desk.give_back("holder")
+        desk.release("holder")
 
 
 class TestFences:
     def test_they_rise_whatever_the_clock_does(self, server: RedisServer, desk: Desk) -> None:
         seen = [desk.fence("first")]
-        desk.give_back("first")
+        desk.release("first")
         for number, clock in enumerate((HOUR, 0, -HOUR, 0, 24 * HOUR, 0)):
             server.set_clock(clock)
             seen.append(desk.fence(f"r{number}"))
-            desk.give_back(f"r{number}")
+            desk.release(f"r{number}")
         assert seen == sorted(set(seen))
 
     def test_they_rise_when_the_data_is_lost_and_the_clock_is_right(self, desk: Desk) -> None:
@@ -307,9 +307,9 @@ class TestFences:
         server.set_clock(-HOUR)
         behind = desk.fence("r2")
         assert before - (HOUR + 60) * 1e6 < behind < before
-        desk.give_back("r2")
+        desk.release("r2")
         assert desk.fence("r3") > behind, "they rise from there"
-        desk.give_back("r3")
+        desk.release("r3")
         server.set_clock(0)
         assert desk.fence("r4") > before
 
@@ -331,11 +331,11 @@ def test_forward_back_and_right_again_leaves_nothing_behind(
 ) -> None:
     for number, clock in enumerate((HOUR, -HOUR, 0)):
         desk.fence(f"holder{number}")
-        answer = desk.take(f"waiter{number}", wait=6.0, inbox="nobody")
+        answer = desk.acquire(f"waiter{number}", wait=6.0, inbox="nobody")
         assert isinstance(answer, Queued)
         server.set_clock(clock)
-        desk.give_back(f"holder{number}", ended="run")
-        desk.give_back(f"waiter{number}", ended="run")
+        desk.release(f"holder{number}", ended="run")
+        desk.release(f"waiter{number}", ended="run")
     found = {key.split(":")[-1] for key in leftovers(desk.client, namespace)}
     kept = {key for key in leftovers(desk.client, namespace) if desk.client.pttl(key) == -1}
     assert kept == {desk.keys.meta()}

@@ -37,5 +37,5 @@ def desk(script_server, namespace) -> Iterator[Desk]:
 def bare(desk) -> Desk:
     """A desk that has made its one key already: `meta`."""
     desk.fence("first")
-    desk.give_back("first")
+    desk.release("first")
     return desk

@@ -1,4 +1,4 @@
-"""acquire: who gets in, by what right, and what everybody else is told."""
+"""acquire: who gets the lock, by what right, and what everybody else is told."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def test_a_free_lock_is_held_with_a_fence_and_not_reentered(desk):
     assert abs(int(fence) / 1000 - desk.now_ms()) < 60_000, "a fence is the server's time in µs"
 
 
-def test_the_fast_way_leaves_what_the_full_one_does(desk):
+def test_the_short_way_leaves_what_the_long_one_does(desk):
     desk.raw("acquire", *claim_of(desk, "r1"))
     fast = desk.client.hgetall(desk.keys.lock("a"))
     # A tombstone of another attempt leads around the fast way.
-    desk.give_back("r2", "old", ended="attempt")
+    desk.release("r2", "old", ended="attempt")
     keys, args = claim_of(desk, "r2")
     desk.raw("acquire", [*keys[:2], desk.keys.lock("b")], args)
     full = desk.client.hgetall(desk.keys.lock("b"))
@@ -51,15 +51,15 @@ def test_a_stranger_is_told_who_holds_it_and_for_how_long(desk):
 
     assert (tag, index, int(told), *rest) == ("BUSY", 1, fence, "o1", "- worker 1", 1, 0, 0)
     assert 25_000 < ms <= 30_000
-    answer = desk.take("r3")
+    answer = desk.acquire("r3")
     assert answer == Conflict("a", answer.remaining, fence, "o1", "worker 1", 1)
 
 
-def test_busy_names_the_oldest_entry(desk):
+def test_busy_names_the_oldest_permit(desk):
     oldest = desk.fence("r1", limit=2)
     desk.fence("r2", limit=2)
 
-    answer = desk.take("r3", limit=2)
+    answer = desk.acquire("r3", limit=2)
 
     assert (answer.fence, answer.owner) == (oldest, "r1")
 
@@ -75,10 +75,10 @@ def test_a_stranger_that_waits_is_told_its_rank_and_when_to_look_again(desk):
     assert 15_000 < ms <= 20_000, "the lease that ends first"
 
 
-def test_as_many_entries_as_the_limit_get_in_and_not_one_more(desk):
+def test_as_many_permits_as_the_limit_and_not_one_more(desk):
     fences = [desk.fence(f"r{i}", limit=3) for i in range(3)]
 
-    assert isinstance(desk.take("r3", limit=3), Conflict)
+    assert isinstance(desk.acquire("r3", limit=3), Conflict)
     assert len(set(fences)) == 3
 
 
@@ -103,7 +103,7 @@ def test_a_repeated_command_that_finds_its_grant_has_the_whole_lease(desk):
     inbox = desk.listen("p")
     desk.fence("r1")
     desk.queue("r2", wait=2.0, inbox="p", lease=2)
-    desk.give_back("r1")
+    desk.release("r1")
     assert inbox.heard()
     assert desk.backend.inspect("a").holds[0].remaining <= 2
 
@@ -113,10 +113,10 @@ def test_a_repeated_command_that_finds_its_grant_has_the_whole_lease(desk):
     assert desk.client.pttl(desk.keys.lock("a")) > 80_000
 
 
-def test_a_repeated_command_that_is_let_in_has_the_whole_lease(desk):
+def test_a_repeated_command_that_acquires_has_the_whole_lease(desk):
     desk.fence("r1")
     desk.queue("r2", wait=2.0, inbox="nobody", lease=30)
-    desk.give_back("r1")
+    desk.release("r1")
     assert desk.holders() == []
 
     desk.fence("r2", wait=2.0, inbox="nobody", lease=30)
@@ -124,22 +124,22 @@ def test_a_repeated_command_that_is_let_in_has_the_whole_lease(desk):
     assert desk.backend.inspect("a").holds[0].remaining > 25
 
 
-def test_another_attempt_of_a_run_that_holds_is_a_duplicate(desk):
+def test_another_attempt_of_an_execution_that_holds_is_a_duplicate(desk):
     desk.fence("r1", label="worker 1")
 
     tag, ms, label = desk.raw("acquire", *claim_of(desk, "r1", "other", by_owner=1))
 
     assert (tag, label) == ("DUPLICATE", "- worker 1")
     assert 25_000 < ms <= 30_000
-    assert isinstance(desk.take("r1", "other", wait=6.0), Duplicate)
+    assert isinstance(desk.acquire("r1", "other", wait=6.0), Duplicate)
     assert desk.waiters() == []
 
 
-def test_another_attempt_of_a_run_that_waits_is_a_duplicate(desk):
+def test_another_attempt_of_an_execution_that_waits_is_a_duplicate(desk):
     desk.fence("r1")
     desk.queue("r2", label="worker 2")
 
-    answer = desk.take("r2", "other", wait=6.0)
+    answer = desk.acquire("r2", "other", wait=6.0)
 
     assert isinstance(answer, Duplicate)
     assert answer.label == "worker 2"
@@ -148,11 +148,11 @@ def test_another_attempt_of_a_run_that_waits_is_a_duplicate(desk):
 
 def test_another_attempt_takes_over_when_the_first_has_lapsed(desk):
     fence = desk.fence("r1", lease=0.04)
-    assert isinstance(desk.take("r1", "other"), Duplicate)
+    assert isinstance(desk.acquire("r1", "other"), Duplicate)
     desk.wait_ms(41)
 
     assert desk.fence("r1", "other") > fence
-    assert not desk.give_back("r1")
+    assert not desk.release("r1")
     assert desk.holders() == ["r1"]
 
 
@@ -165,7 +165,7 @@ def test_another_attempt_takes_over_the_place_of_one_that_died_waiting(desk):
     assert desk.queue("r2", "other", inbox="p") == 0
     assert desk.waiters() == ["r2", "r3"]
     inbox = desk.listen("p")
-    desk.give_back("r1")
+    desk.release("r1")
     assert [text.split(" ")[:3] for text in inbox.heard()] == [["granted", "r2", "other"]]
 
 
@@ -175,44 +175,44 @@ def test_an_attempt_that_does_not_wait_does_not_take_over_a_place(desk):
     desk.queue("r2")
     desk.lapse_place("r2")
 
-    assert isinstance(desk.take("r2", "other"), Conflict)
-    assert not desk.give_back("r2", "other")
-    assert desk.give_back("r2"), "it is still the first attempt's"
+    assert isinstance(desk.acquire("r2", "other"), Conflict)
+    assert not desk.release("r2", "other")
+    assert desk.release("r2"), "it is still the first attempt's"
 
 
-def test_a_run_that_ended_is_told_so_whatever_the_attempt(desk):
+def test_an_execution_that_ended_is_told_so_whatever_the_attempt(desk):
     desk.fence("r1")
-    desk.give_back("r1", ended="run")
+    desk.release("r1", ended="run")
 
     for attempt_id in ("n", "other"):
         assert desk.raw("acquire", *claim_of(desk, "r1", attempt_id)) == ["ENDED"]
     assert desk.holders() == []
-    assert isinstance(desk.take("r2"), Held)
+    assert isinstance(desk.acquire("r2"), Held)
 
 
-def test_a_late_copy_of_an_attempt_that_ended_takes_nothing_and_another_attempt_does(desk):
+def test_a_late_copy_of_an_attempt_that_ended_acquires_nothing_and_another_attempt_does(desk):
     desk.fence("r1")
-    desk.give_back("r1", ended="attempt")
+    desk.release("r1", ended="attempt")
 
-    assert desk.take("r1") == Ended()
-    assert isinstance(desk.take("r1", "other"), Held)
+    assert desk.acquire("r1") == Ended()
+    assert isinstance(desk.acquire("r1", "other"), Held)
 
 
-def test_late_copies_of_several_attempts_take_nothing(desk):
+def test_late_copies_of_several_attempts_acquire_nothing(desk):
     for attempt_id in ("n1", "n2", "n12"):
         desk.fence("r1", attempt_id)
-        desk.give_back("r1", attempt_id, ended="attempt")
+        desk.release("r1", attempt_id, ended="attempt")
 
-    assert [desk.take("r1", attempt_id) for attempt_id in ("n1", "n2", "n12")] == [Ended()] * 3
-    assert isinstance(desk.take("r1", "n"), Held), "a part of a nonce is another nonce"
+    assert [desk.acquire("r1", attempt_id) for attempt_id in ("n1", "n2", "n12")] == [Ended()] * 3
+    assert isinstance(desk.acquire("r1", "n"), Held), "a part of an id is another id"
 
 
 def test_a_lapsed_hold_is_out_of_the_way_to_the_millisecond(desk):
     desk.fence("r1", lease=0.05)
-    assert isinstance(desk.take("r2"), Conflict)
+    assert isinstance(desk.acquire("r2"), Conflict)
     desk.wait_ms(51)
 
-    assert isinstance(desk.take("r2"), Held)
+    assert isinstance(desk.acquire("r2"), Held)
     assert desk.holders() == ["r2"]
 
 
@@ -222,4 +222,4 @@ def test_who_waits_may_be_any_text(desk):
 
     state = desk.backend.inspect("a")
     assert state.holds[0].label == state.waiters[0].label == '"quoted" \\ {braces} é \n line'
-    assert isinstance(desk.take("r3", wait=6.0), Queued)
+    assert isinstance(desk.acquire("r3", wait=6.0), Queued)

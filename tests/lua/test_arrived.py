@@ -6,7 +6,7 @@ from __future__ import annotations
 def test_what_has_arrived_is_not_sent_again_until_its_worker_says_nothing_more(desk):
     desk.fence("r1")
     desk.park("r2")
-    desk.give_back("r1")
+    desk.release("r1")
     assert desk.out() == ["r2"]
     desk.backend.arrived(["r2", "unknown"], 60.0)
     assert 55_000 < desk.place("r2")["back"] - desk.now_ms() <= 60_000
@@ -26,5 +26,5 @@ def test_what_still_waits_for_its_turn_is_not_touched(desk):
     desk.backend.arrived(["r2"], 60.0)
     assert desk.place("r2") == before
 
-    desk.give_back("r1")
+    desk.release("r1")
     assert desk.out() == ["r2"]

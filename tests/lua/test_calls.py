@@ -1,6 +1,6 @@
-"""The store calls every verb as the verb's header says, and the replies are those of the header.
+"""The backend calls every verb as the verb's header says, and the replies are those of the header.
 
-The calls are recorded on their way through the store's connections, while each verb is used.
+The calls are recorded on their way through the backend's connections, while each verb is used.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _tags(script: Script) -> set[str]:
 
 @dataclass
 class Sent:
-    """One script call as the store sent it, and the server's reply."""
+    """One script call as the backend sent it, and the server's reply."""
 
     verb: str
     keys: list[str]
@@ -49,7 +49,7 @@ class Sent:
 
 @pytest.fixture
 def sent(monkeypatch) -> list[Sent]:
-    """Fills with every script call, on its way through the store's connections."""
+    """Fills with every script call, on its way through the backend's connections."""
     calls: list[Sent] = []
     run, run_each = Transport.run, Transport.run_each
 
@@ -137,7 +137,7 @@ def _groups(parameters: tuple[Parameter, ...], count: int) -> float:
     return (count - len(parameters) + 1) / len(parameters[-1].label.split(", "))
 
 
-def test_the_store_calls_every_verb_with_the_keys_and_arguments_of_its_header(backend, sent):
+def test_the_backend_calls_every_verb_with_the_keys_and_arguments_of_its_header(backend, sent):
     _use_every_verb(backend)
 
     assert {call.verb for call in sent} == {*VERBS} - {"open"}  # which the next test has

@@ -18,7 +18,7 @@ def test_waiters_of_a_process_that_is_gone_are_skipped_and_keep_their_place(desk
     desk.queue("r2", inbox="p")
     before = desk.waiters()
 
-    desk.give_back("r1")
+    desk.release("r1")
 
     assert desk.holders() == ["r2"]
     assert words(inbox.heard()) == [["granted", "r2"]]
@@ -31,35 +31,35 @@ def test_a_waiter_that_was_skipped_is_first_when_it_can_be_reached_again(desk):
     desk.listen("q")
     desk.queue("r3", inbox="q")
     desk.queue("r4", inbox="q")
-    desk.give_back("r1")
+    desk.release("r1")
     assert desk.holders() == ["r3"]
 
     desk.listen("p")
-    desk.give_back("r3")
+    desk.release("r3")
 
     assert desk.holders() == ["r2"]
     assert desk.waiters() == ["r4"]
 
 
-def test_a_newcomer_enters_when_none_of_the_waiters_can_be_reached(desk):
+def test_a_newcomer_acquires_when_none_of_the_waiters_can_be_reached(desk):
     desk.fence("r1")
     desk.queue("r2", inbox="gone")
-    desk.give_back("r1")
+    desk.release("r1")
     assert desk.holders() == []
 
-    assert isinstance(desk.take("r3"), Held)
+    assert isinstance(desk.acquire("r3"), Held)
     assert desk.waiters() == ["r2"]
 
 
-def test_a_waiter_without_a_connection_gets_in_by_its_own_call(desk):
+def test_a_waiter_without_a_connection_acquires_by_its_own_call(desk):
     desk.fence("r1")
     desk.queue("r2", inbox="gone")
     desk.queue("r3", inbox="gone")
-    desk.give_back("r1")
+    desk.release("r1")
 
     assert isinstance(desk.beat("r3"), Held), "those ahead cannot be reached"
-    desk.give_back("r3")
-    assert isinstance(desk.take("r2", wait=6.0), Held)
+    desk.release("r3")
+    assert isinstance(desk.acquire("r2", wait=6.0), Held)
 
 
 def test_all_the_dead_go_at_once(desk):
@@ -70,7 +70,7 @@ def test_all_the_dead_go_at_once(desk):
     desk.queue("r2", inbox="p")
     desk.wait_ms(51)
 
-    desk.give_back("r1")
+    desk.release("r1")
 
     assert words(inbox.heard()) == [["granted", "r2"]]
     assert desk.waiters() == []
@@ -84,7 +84,7 @@ def test_frozen_waiters_that_are_connected_cost_one_lease_in_total(desk):
     for i in range(5):
         desk.queue(f"frozen{i}", inbox="frozen", wait=0.3, lease=0.3)
     desk.queue("r2", inbox="p")
-    desk.give_back("r1")
+    desk.release("r1")
     assert desk.holders() == ["frozen0"]
 
     desk.wait_ms(300)
@@ -99,8 +99,8 @@ def test_a_dead_waiter_in_the_middle_goes_when_it_comes_to_the_head(desk):
         desk.queue(run, inbox="p")
     desk.lapse_place("r3")
 
-    desk.give_back("r1")
-    desk.give_back("r2")
+    desk.release("r1")
+    desk.release("r2")
 
     assert desk.holders() == ["r4"]
     assert desk.waiters() == []
@@ -113,7 +113,7 @@ def test_a_place_without_a_record_is_cleared_away(desk):
     desk.queue("r2", inbox="p")
     desk.client.hdel(desk.keys.waiters("a"), "lost")
 
-    desk.give_back("r1")
+    desk.release("r1")
 
     assert desk.holders() == ["r2"]
     assert desk.waiters() == []
@@ -128,14 +128,16 @@ def test_a_long_row_of_the_dead_is_worked_off_in_parts(desk):
     desk.client.zadd(desk.keys.queue("a"), dead)
     desk.client.hset(desk.keys.waiters("a"), mapping=dict.fromkeys(dead, record))
 
-    desk.give_back("r1")
+    desk.release("r1")
     assert len(desk.waiters()) == 701 - 256
-    assert isinstance(desk.take("r2"), Conflict), "whether anybody alive is ahead is not known yet"
-    assert isinstance(desk.take("r2"), Held)
+    assert isinstance(desk.acquire("r2"), Conflict), (
+        "whether anybody alive is ahead is not known yet"
+    )
+    assert isinstance(desk.acquire("r2"), Held)
     assert desk.waiters() == []
 
 
-def test_a_dead_waiter_does_not_come_in_with_its_owner(desk):
+def test_a_dead_waiter_does_not_acquire_with_its_owner(desk):
     inbox = desk.listen("p")
     desk.fence("stranger")
     desk.queue("first", owner="o", by_owner=True, inbox="p")
@@ -143,7 +145,7 @@ def test_a_dead_waiter_does_not_come_in_with_its_owner(desk):
     desk.queue("last")
     desk.lapse_place("dead")
 
-    desk.give_back("stranger")
+    desk.release("stranger")
 
     assert desk.holders() == ["first"]
     assert words(inbox.heard()) == [["granted", "first"]]
@@ -159,7 +161,7 @@ def test_where_the_channel_is_forbidden_the_heartbeat_finds_the_grant(desk, scri
     mute.fence("r1")
     mute.queue("r2", inbox="p")
 
-    assert mute.give_back("r1")
+    assert mute.release("r1")
     assert mute.holders() == ["r2"]
     assert isinstance(mute.beat("r2"), Held)
     mute.close()

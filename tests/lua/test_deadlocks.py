@@ -19,7 +19,7 @@ def crossed(desk):
 def ask(desk, *, parks=False, **more):
     """r2's inner call wants x."""
     how = {"names": ("x",), "stuck": ("r2",), **more}
-    return desk.leave("in2", **how) if parks else desk.take("in2", wait=6.0, **how)
+    return desk.leave("in2", **how) if parks else desk.acquire("in2", wait=6.0, **how)
 
 
 @pytest.mark.parametrize("parks", [False, True])
@@ -43,7 +43,7 @@ def test_who_waited_before_it_became_one_gives_up_its_place_when_it_asks_again(d
     assert desk.waiters("x") == []
 
 
-def test_a_parked_run_waits_like_any_other(desk):
+def test_a_parked_execution_waits_like_any_other(desk):
     desk.fence("r1", names=("x",))
     desk.fence("r2", names=("y",))
     desk.park("in1", names=("y",), stuck=("r1",))
@@ -55,7 +55,7 @@ def test_three_in_a_ring_are_a_deadlock(crossed):
     crossed.fence("r3", names=("z",))
     crossed.queue("in2", names=("z",), stuck=("r2",), label="the second one")
 
-    answer = crossed.take("in3", wait=6.0, names=("x",), stuck=("r3",))
+    answer = crossed.acquire("in3", wait=6.0, names=("x",), stuck=("r3",))
 
     assert answer == Deadlocked(("x", "the first one", "y", "the second one", "z"))
 
@@ -63,11 +63,11 @@ def test_three_in_a_ring_are_a_deadlock(crossed):
 def test_whoever_waits_for_its_own_call_stack_is_a_deadlock(desk):
     desk.fence("r1")
 
-    assert desk.take("in1", wait=6.0, stuck=("r1",)) == Deadlocked(("a",))
+    assert desk.acquire("in1", wait=6.0, stuck=("r1",)) == Deadlocked(("a",))
 
 
 def test_whoever_does_not_wait_is_told_who_holds_it(crossed):
-    assert isinstance(crossed.take("in2", names=("x",), stuck=("r2",)), Conflict)
+    assert isinstance(crossed.acquire("in2", names=("x",), stuck=("r2",)), Conflict)
 
 
 @pytest.mark.parametrize("how", ["died", "left", "came in"])
@@ -75,7 +75,7 @@ def test_who_waits_no_longer_is_in_no_deadlock(crossed, how):
     if how == "died":
         crossed.lapse_place("in1", "y")
     elif how == "left":
-        crossed.give_back("in1", names=("y",))
+        crossed.release("in1", names=("y",))
     else:
         crossed.lapse("r2", "y")
         assert isinstance(crossed.beat("in1", name="y"), Held)
@@ -85,22 +85,22 @@ def test_who_waits_no_longer_is_in_no_deadlock(crossed, how):
 
 def test_whoever_waits_without_a_hold_of_its_own_is_in_no_deadlock(crossed):
     assert isinstance(ask(crossed, stuck=()), Queued)
-    assert isinstance(crossed.take("stranger", wait=6.0, names=("y",), stuck=("r9",)), Queued)
+    assert isinstance(crossed.acquire("stranger", wait=6.0, names=("y",), stuck=("r9",)), Queued)
 
 
-def test_a_lock_with_several_entries_is_stuck_only_if_all_are(crossed):
+def test_a_lock_with_several_permits_is_stuck_only_if_all_are(crossed):
     crossed.fence("other", names=("x",), limit=2)
     assert isinstance(ask(crossed, limit=2), Queued)
-    crossed.give_back("in2", names=("x",))
+    crossed.release("in2", names=("x",))
 
     crossed.queue("in-other", names=("y",), stuck=("other",))
     assert isinstance(ask(crossed, limit=2), Deadlocked)
 
 
-def test_an_entry_that_is_promised_to_somebody_else_comes_free_again(crossed):
+def test_a_permit_that_is_promised_to_somebody_else_comes_free_again(crossed):
     crossed.fence("other", names=("x",), limit=2)
     crossed.park("next", names=("x",), limit=2)
-    crossed.give_back("other", names=("x",))
+    crossed.release("other", names=("x",))
     assert crossed.out() == ["next"]
 
     assert isinstance(ask(crossed, limit=2), Queued)
@@ -109,7 +109,7 @@ def test_an_entry_that_is_promised_to_somebody_else_comes_free_again(crossed):
 def test_of_several_locks_any_may_close_the_ring(crossed):
     crossed.fence("r9", names=("free",))
 
-    answer = crossed.take("in2", wait=6.0, names=("free", "x"), stuck=("r2",))
+    answer = crossed.acquire("in2", wait=6.0, names=("free", "x"), stuck=("r2",))
 
     assert isinstance(answer, Deadlocked)
     assert answer.path[0] == "x"
@@ -129,8 +129,8 @@ def test_of_those_that_wait_for_one_hold_only_some_are_noted(desk):
 def test_when_nobody_waits_nothing_is_noted(crossed):
     assert crossed.client.exists(f"{crossed.keys.prefix(0)}s:r1") == 1
 
-    crossed.give_back("r2", names=("y",))
-    crossed.take("in1", names=("y",), stuck=("r1",))
+    crossed.release("r2", names=("y",))
+    crossed.acquire("in1", names=("y",), stuck=("r1",))
 
     assert crossed.client.exists(f"{crossed.keys.prefix(0)}s:r1") == 0
 

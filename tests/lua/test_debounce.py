@@ -1,4 +1,4 @@
-"""Bursts of calls: one message is parked for all, and handed out when no more of them come."""
+"""Bursts of calls: one message is parked for all, and resumed when no more of them come."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Bursts:
         return [round(hold.remaining) for hold in self.desk.backend.inspect(NAME).holds]
 
     def pass_by(self):
-        """The pause is over, and somebody looks: the messages that are handed out."""
+        """The pause is over, and somebody looks: the messages that are resumed."""
         self.desk.lapse("pause", NAME)
         self.desk.all_due()
         return self.messages()
@@ -56,7 +56,7 @@ class Bursts:
         return self.desk.withdraw(burst_id, "h")
 
 
-def test_a_call_waits_for_its_pause_and_is_handed_out_after_it(bursts, desk):
+def test_a_call_waits_for_its_pause_and_is_resumed_after_it(bursts, desk):
     assert bursts.call("one") == Parked(0)
     desk.all_due()
     assert bursts.messages() == []
@@ -99,7 +99,7 @@ def test_to_the_exact_last_call_or_not_at_all(bursts):
     assert bursts.pass_by() == ["one two three"]
 
 
-def test_what_was_handed_out_is_never_replaced(bursts):
+def test_what_was_resumed_is_never_replaced(bursts):
     bursts.call("one")
     known = bursts.burst()
     assert bursts.pass_by() == ["one"]
@@ -110,7 +110,7 @@ def test_what_was_handed_out_is_never_replaced(bursts):
     assert bursts.pass_by() == ["two"]
 
 
-def test_a_message_that_nobody_says_was_published_is_handed_out_again(bursts, desk):
+def test_a_message_that_nobody_says_was_published_is_resumed_again(bursts, desk):
     bursts.call("one")
     assert bursts.pass_by() == ["one"]
     desk.lapse_place("c1", NAME, back=1)
@@ -169,9 +169,7 @@ def test_a_bound_of_what_may_be_parked_holds_for_bursts_and_not_for_calls_of_one
     assert bursts.call("three", most_in_all=1) == Full("", 1, 3)
 
 
-def test_a_task_that_is_revoked_is_handed_out_at_once_and_the_next_call_begins_a_burst(
-    bursts, desk
-):
+def test_a_task_that_is_revoked_is_resumed_at_once_and_the_next_call_begins_a_burst(bursts, desk):
     bursts.call("one")
     found = desk.backend.resume("h", "worker", ["t-c1"])
     assert [each.text for each in found.messages] == ["one"]
@@ -181,7 +179,7 @@ def test_a_task_that_is_revoked_is_handed_out_at_once_and_the_next_call_begins_a
     assert bursts.pass_by() == ["two"]
 
 
-def test_a_burst_that_is_taken_away_leaves_no_pause(bursts):
+def test_a_burst_that_is_cancelled_leaves_no_pause(bursts):
     bursts.call("one")
     assert bursts.sent("c1")
     assert bursts.left() == []

@@ -49,7 +49,7 @@ def test_a_command_that_is_sent_twice_is_no_duplicate_of_itself(engine):
     assert len(engine.inspect(NAME).holds) == 1
 
 
-def test_a_run_takes_its_own_over_and_lives_as_long_as_its_lease(engine):
+def test_an_execution_takes_over_its_own_which_lives_as_long_as_its_lease(engine):
     _put(engine, "r1")
     assert isinstance(_arrive(engine, "r1"), Held)
     assert _remaining(engine) == [30]
@@ -65,7 +65,7 @@ def test_what_has_begun_is_not_dropped_by_a_sender(engine):
     assert _put(engine, "r2") is None
 
 
-def test_a_run_that_comes_again_leaves_it_to_itself(engine, desk, namespace):
+def test_an_execution_that_comes_again_leaves_it_to_itself(engine, desk, namespace):
     _put(engine, "r1")
     _arrive(engine, "r1", "n1")
     assert _leave(engine, "r1", "n1", successor=Successor(marker.hold_id("r1"), 600.0))
@@ -76,7 +76,7 @@ def test_a_run_that_comes_again_leaves_it_to_itself(engine, desk, namespace):
     assert not [key for key in leftovers(desk.client, namespace) if "report" in key]
 
 
-def test_a_run_whose_first_attempt_was_killed_leaves_it_to_itself_all_the_same(engine):
+def test_an_execution_whose_first_attempt_was_killed_leaves_it_to_itself_all_the_same(engine):
     _put(engine, "r1")
     _arrive(engine, "r1", "n1")
     _leave(engine, "r1", "n1", ended="attempt", remember=60.0)
@@ -85,7 +85,7 @@ def test_a_run_whose_first_attempt_was_killed_leaves_it_to_itself_all_the_same(e
     assert _remaining(engine) == [600]
 
 
-def test_a_run_that_is_over_gets_and_is_left_nothing(engine):
+def test_an_execution_that_has_ended_gets_and_is_left_nothing(engine):
     _put(engine, "r1")
     _arrive(engine, "r1", "n1")
     # Another attempt has begun meanwhile, and the marker was to go with that.
@@ -95,7 +95,7 @@ def test_a_run_that_is_over_gets_and_is_left_nothing(engine):
     assert isinstance(_arrive(engine, "r1"), Ended)
 
 
-def test_a_retry_gets_it_from_the_run_before(engine):
+def test_a_retry_gets_it_from_the_execution_before(engine):
     _put(engine, "r1")
     _arrive(engine, "r1", "n1")
     assert _leave(engine, "r1", "n1", successor=Successor(marker.hold_id("r2"), 600.0))

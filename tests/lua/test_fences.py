@@ -14,14 +14,14 @@ def fences_by_every_way(desk):
     found = [desk.fence("r1")]
     desk.queue("r2", inbox="p")
     desk.queue("r3", inbox="gone")
-    desk.give_back("r1")
+    desk.release("r1")
     found.append(desk.backend.inspect("a").holds[0].fence)
-    desk.give_back("r2")
+    desk.release("r2")
     found.append(desk.fence("r3", wait=6.0))
-    desk.give_back("r3")
-    answer = desk.take("r4", names=("a", "b"))
+    desk.release("r3")
+    answer = desk.acquire("r4", names=("a", "b"))
     assert isinstance(answer, Held)
-    desk.give_back("r4", names=("a", "b"))
+    desk.release("r4", names=("a", "b"))
     return [*found, answer.fences[0]]
 
 
@@ -31,7 +31,7 @@ def listening(desk):
     return desk
 
 
-def test_every_way_into_a_lock_gives_a_higher_fence(listening):
+def test_every_way_to_acquire_a_lock_gives_a_higher_fence(listening):
     found = [fence for _ in range(3) for fence in fences_by_every_way(listening)]
 
     assert found == sorted(set(found))
@@ -75,9 +75,9 @@ def test_a_counter_that_was_lost_begins_again_with_the_time_whichever_way_comes_
         listening.lapse("r0")
     listening.client.delete(listening.keys.meta())
     {
-        "fast": lambda: listening.take("r1"),
-        "full": lambda: listening.take("r1", names=("a", "b")),
-        "granted": lambda: listening.take("r2"),
+        "fast": lambda: listening.acquire("r1"),
+        "full": lambda: listening.acquire("r1", names=("a", "b")),
+        "granted": lambda: listening.acquire("r2"),
         "beaten": lambda: listening.beat("r1"),
     }[way]()
 
@@ -107,7 +107,7 @@ def test_reentry_and_repeats_spend_no_fence(desk):
     desk.fence("inner", owner="o", ancestors=("outer",))
     desk.fence("other", owner="o", by_owner=True)
     desk.renew("outer")
-    desk.take("stranger")
+    desk.acquire("stranger")
 
     assert desk.client.hget(desk.keys.meta(), "fence") == spent == str(fence).encode()
 

@@ -1,11 +1,11 @@
-"""force_release: the lock is taken from its holders, who are told, and the next ones get in."""
+"""force_release: the lock is taken from its holders, who are told, and the next ones acquire it."""
 
 from __future__ import annotations
 
 from celery_relock.engine.protocol import Held
 
 
-def test_all_holds_are_taken_and_told_of(desk):
+def test_all_holds_are_released_and_told_of(desk):
     one, two = desk.listen("p1"), desk.listen("p2")
     fence = desk.fence("outer", "n1", owner="o", inbox="p1", label="worker 1")
     desk.fence("inner", "n2", owner="o", ancestors=("outer",), inbox="p2", label="worker 2")
@@ -22,7 +22,7 @@ def test_all_holds_are_taken_and_told_of(desk):
     assert desk.raw("force_release", keys, [""]) == []
 
 
-def test_one_run_alone_can_be_taken_out(desk):
+def test_one_execution_alone_can_be_released_by_force(desk):
     inbox = desk.listen("p")
     desk.fence("outer", owner="o", inbox="p")
     desk.fence("inner", owner="o", ancestors=("outer",), inbox="p")
@@ -34,15 +34,15 @@ def test_one_run_alone_can_be_taken_out(desk):
     assert inbox.heard() == ["lost inner n"]
 
 
-def test_what_was_taken_away_is_not_renewed_or_given_back(desk):
+def test_what_was_released_by_force_is_not_renewed_nor_released_again(desk):
     desk.fence("r1")
     desk.backend.force_release("a")
 
     assert not desk.renew("r1")
-    assert not desk.give_back("r1")
+    assert not desk.release("r1")
 
 
-def test_the_next_waiter_gets_in(desk):
+def test_the_next_waiter_acquires(desk):
     inbox = desk.listen("p")
     desk.fence("r1")
     desk.queue("r2", inbox="p")
@@ -53,7 +53,7 @@ def test_the_next_waiter_gets_in(desk):
     assert inbox.heard()[0].startswith("granted r2 ")
 
 
-def test_nobody_gets_in_while_another_hold_of_the_entry_lives(desk):
+def test_nobody_acquires_while_another_hold_of_the_permit_lives(desk):
     desk.listen("p")
     desk.fence("outer", owner="o")
     desk.fence("inner", owner="o", ancestors=("outer",))
@@ -69,7 +69,7 @@ def test_what_has_lapsed_is_not_told_of(desk):
     desk.wait_ms(41)
 
     assert desk.backend.force_release("a") == ()
-    assert isinstance(desk.take("r2"), Held)
+    assert isinstance(desk.acquire("r2"), Held)
 
 
 def test_waiters_and_idle_locks_are_left_alone(desk):

@@ -54,7 +54,7 @@ def test_one_foreign_key_keeps_nothing_from_being_resumed(desk, which, kind):
     for name in ("a", "b"):
         desk.fence(f"holds-{name}", names=(name,))
         desk.park(f"parked-{name}", names=(name,))
-    desk.give_back("holds-b", names=("b",), home="")  # nobody here can send it
+    desk.release("holds-b", names=("b",), home="")  # nobody here can send it
     key = key_of(desk, which, "a")
     desk.client.delete(key)
     KINDS[kind](desk.client, key)
@@ -65,10 +65,10 @@ def test_one_foreign_key_keeps_nothing_from_being_resumed(desk, which, kind):
 
 
 def test_several_names_are_released_though_one_of_them_is_somebody_elses(desk):
-    assert isinstance(desk.take("r1", names=("a", "b", "c")), Held)
+    assert isinstance(desk.acquire("r1", names=("a", "b", "c")), Held)
     desk.client.set(desk.keys.lock("b"), "somebody's")
 
-    assert desk.give_back("r1", names=("a", "b", "c"))
+    assert desk.release("r1", names=("a", "b", "c"))
     assert desk.holders("a") == desk.holders("c") == []
     desk.fence("r2", names=("a",))
 
@@ -81,7 +81,7 @@ def test_a_garbled_place_is_passed_over(desk):
         desk.client.hset(desk.keys.waiters("a"), f"junk{number}", junk)
     desk.queue("r2", inbox="p")
 
-    desk.give_back("r1")
+    desk.release("r1")
 
     assert desk.holders() == ["r2"]
 
@@ -112,8 +112,8 @@ def test_whatever_is_written_over_a_lock_the_other_goes_on(desk, seed):
         assert desk.backend.renew(
             [Renewal("a", "holds-a", "n", 9.0), Renewal(hostile, "r1", "n", 9.0)]
         )[1]
-    for command in (lambda: desk.take("r9"), lambda: desk.give_back("holds-a"), desk.holders):
+    for command in (lambda: desk.acquire("r9"), lambda: desk.release("holds-a"), desk.holders):
         with contextlib.suppress(LockConfigError):  # its own lock may say what is wrong with it
             command()
-    desk.give_back("r1", names=names)
+    desk.release("r1", names=names)
     assert desk.fence("r2", names=names) > fence

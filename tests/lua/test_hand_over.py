@@ -12,7 +12,7 @@ PLAIN = ["r2", "r3", "r4"]
 def test_the_grant_goes_to_the_inbox_and_so_does_a_forced_release(desk):
     process = desk.listen("p-1")
     in_a_row(desk, "r2", label="who r2")
-    desk.give_back("r1")
+    desk.release("r1")
 
     assert granted(process.heard()) == ["r2"]
     assert desk.client.hget(desk.keys.lock("a"), "@r2") == b"p-1 who r2"
@@ -26,7 +26,7 @@ def test_the_grant_has_its_attempt_its_token_and_its_whole_lease(desk, more):
     old = desk.fence("r1", "first")
     wait(desk, "r2", owner="o", **more)
     before = desk.now_ms()
-    desk.give_back("r1", "first")
+    desk.release("r1", "first")
 
     expiry, fence, *rest = desk.client.hget(desk.keys.lock("a"), "r2").decode().split(" ")
     assert inbox.heard() == [f"granted r2 n {fence}"]
@@ -40,17 +40,17 @@ def test_the_grant_has_its_attempt_its_token_and_its_whole_lease(desk, more):
 def test_the_first_in_line_gets_it_and_nobody_else(desk):
     inbox = desk.listen("p-1")
     in_a_row(desk, *PLAIN)
-    desk.give_back("r1")
+    desk.release("r1")
 
     assert granted(inbox.heard()) == ["r2"]
     assert desk.holders() == ["r2"]
     assert desk.waiters() == ["r3", "r4"]
 
 
-def test_a_run_that_has_ended_hands_over_as_well_and_is_over(desk):
+def test_an_execution_that_has_ended_hands_over_as_well_and_is_over(desk):
     desk.listen("p-1")
     in_a_row(desk, "r2")
-    desk.give_back("r1", ended="run", remember=60.0)
+    desk.release("r1", ended="run", remember=60.0)
 
     assert desk.holders() == ["r2"]
     assert desk.client.get(desk.keys.tombstone("r1")) == b"*"
@@ -60,7 +60,7 @@ def test_a_run_that_has_ended_hands_over_as_well_and_is_over(desk):
 def test_an_attempt_that_has_ended_hands_over_as_well_and_is_over(desk):
     desk.listen("p-1")
     in_a_row(desk, "r2")
-    desk.give_back("r1", ended="attempt")
+    desk.release("r1", ended="attempt")
 
     assert desk.holders() == ["r2"]
     assert desk.client.get(desk.keys.tombstone("r1")) == b" n "
@@ -70,7 +70,7 @@ def test_only_the_attempt_that_holds_hands_over(desk):
     desk.listen("p-1")
     in_a_row(desk, "r2")
 
-    assert not desk.give_back("r1", "other")
+    assert not desk.release("r1", "other")
     assert desk.holders() == ["r1"]
 
 
@@ -80,7 +80,7 @@ def test_where_nobody_listens_at_the_head_the_next_one_gets_it(desk):
     wait(desk, "r2", "gone")
     wait(desk, "r3")
     wait(desk, "r4")
-    desk.give_back("r1")
+    desk.release("r1")
 
     assert granted(inbox.heard()) == ["r3"]
     assert desk.holders() == ["r3"]
@@ -91,7 +91,7 @@ def test_where_the_head_is_dead_the_next_one_gets_it(desk):
     inbox = desk.listen("p-1")
     in_a_row(desk, *PLAIN)
     kill(desk, "r2")
-    desk.give_back("r1")
+    desk.release("r1")
 
     assert granted(inbox.heard()) == ["r3"]
     assert desk.waiters() == ["r4"]
@@ -111,41 +111,41 @@ def test_the_dead_behind_the_head_go_with_the_release_that_comes_to_them(desk):
     kill(desk, "r3")
     assert wait(desk, "r4") == 2
 
-    desk.give_back("r1")
-    desk.give_back("r2")
+    desk.release("r1")
+    desk.release("r2")
 
     assert granted(inbox.heard()) == ["r2", "r4"]
     assert desk.waiters() == []
 
 
-def test_where_the_head_is_dead_and_the_second_lets_in_another_both_get_it(desk):
+def test_where_the_head_is_dead_and_the_second_admits_another_both_get_it(desk):
     inbox = desk.listen("p-1")
     in_a_row(desk, "r2")
     wait(desk, "r3", limits=(2,))
     wait(desk, "r4", limits=(2,))
     kill(desk, "r2")
-    desk.give_back("r1")
+    desk.release("r1")
 
     assert granted(inbox.heard()) == ["r3", "r4"]
 
 
-def test_behind_the_head_the_others_get_in_by_their_own_limit(desk):
+def test_behind_the_head_the_others_acquire_by_their_own_limit(desk):
     inbox = desk.listen("p-1")
     in_a_row(desk, "r2")
     wait(desk, "r3", limits=(2,))
-    desk.give_back("r1")
+    desk.release("r1")
 
     assert granted(inbox.heard()) == ["r2", "r3"]
 
 
-def test_where_another_holds_too_nobody_gets_in_before_that_has_ended(desk):
+def test_where_another_holds_too_nobody_acquires_before_that_has_ended(desk):
     desk.listen("p-1")
     in_a_row(desk, "r2")
     desk.fence("inner", owner="r1", ancestors=("r1",))
 
-    desk.give_back("r1")
+    desk.release("r1")
     assert desk.holders() == ["inner"]
-    desk.give_back("inner")
+    desk.release("inner")
     assert desk.holders() == ["r2"]
 
 
@@ -156,11 +156,11 @@ def test_a_place_without_a_record_is_cleared_away(desk, lost):
     desk.client.hdel(desk.keys.waiters("a"), lost)
     first, second = [run for run in PLAIN if run != lost]
 
-    desk.give_back("r1")
+    desk.release("r1")
     assert desk.holders() == [first]
-    desk.give_back(first)
+    desk.release(first)
     assert desk.holders() == [second]
-    desk.give_back(second)
+    desk.release(second)
     assert desk.waiters() == []
 
 
@@ -168,7 +168,7 @@ def test_the_lock_lives_as_long_as_the_grant(desk):
     desk.listen("p-1")
     desk.fence("r1", lease=1.0)
     desk.queue("r2", lease=200.0, inbox="p-1")
-    desk.give_back("r1")
+    desk.release("r1")
 
     assert desk.holders() == ["r2"]
     assert 250_000 < desk.client.pttl(desk.keys.lock("a")) <= 260_000
@@ -180,14 +180,14 @@ def test_a_place_from_before_the_clock_was_set_back_lets_a_grant_live_no_longer_
     key, text = desk.keys.waiters("a"), desk.client.hget(desk.keys.waiters("a"), "r2").decode()
     expiry = desk.place("r2")["expiry"]
     desk.client.hset(key, "r2", text.replace(str(expiry), str(expiry + 3_600_000)))
-    desk.give_back("r1")
+    desk.release("r1")
 
     assert desk.backend.inspect("a").holds[0].execution_id == "r2"
     ends = float(desk.client.hget(desk.keys.lock("a"), "r2").split()[0])
     assert ends < desk.now_ms() + 31_000
 
 
-def test_a_run_that_gives_back_leaves_its_place_as_well(desk):
+def test_an_execution_that_releases_leaves_its_place_as_well(desk):
     desk.listen("p-1")
     in_a_row(desk, "r2")
     held = desk.client.hgetall(desk.keys.lock("a"))
@@ -197,7 +197,7 @@ def test_a_run_that_gives_back_leaves_its_place_as_well(desk):
     desk.client.delete(desk.keys.lock("a"))
     desk.client.hset(desk.keys.lock("a"), mapping=as_if)
 
-    desk.give_back("own")
+    desk.release("own")
 
     assert desk.holders() == ["r2"]
     assert desk.waiters() == []

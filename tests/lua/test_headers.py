@@ -1,6 +1,6 @@
 """Every Lua file says in its header what it takes and answers, and its code does just that.
 
-tests/lua/test_calls.py holds the headers against the calls that the store really sends.
+tests/lua/test_calls.py holds the headers against the calls that the backend really sends.
 """
 
 from __future__ import annotations

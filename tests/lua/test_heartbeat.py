@@ -6,7 +6,7 @@ from celery_relock.engine.protocol import Held, Queued, Renewal
 
 
 def renewals(desk, *claims):
-    """The raw reply for (lock, run, nonce, wait ms, lease ms)."""
+    """The raw reply for (lock, execution, attempt, wait ms, lease ms)."""
     keys = [desk.keys.meta(), *(desk.keys.lock(claim[0]) for claim in claims)]
     return desk.raw("heartbeat", keys, [value for claim in claims for value in claim[1:]])
 
@@ -28,7 +28,7 @@ def test_a_grant_whose_message_was_missed_is_found_and_has_the_whole_lease(desk)
     inbox = desk.listen("p")
     desk.fence("r1")
     desk.queue("r2", inbox="p", wait=2.0, lease=2.0)
-    desk.give_back("r1")
+    desk.release("r1")
     fence = int(inbox.heard()[0].split(" ")[3])
     assert desk.backend.inspect("a").holds[0].remaining <= 2
 
@@ -46,7 +46,7 @@ def test_a_waiter_that_looks_finds_a_lock_that_lapsed(desk):
     assert desk.holders() == ["r2"]
 
 
-def test_a_waiter_that_looks_lets_in_the_one_ahead_of_it(desk):
+def test_a_waiter_that_looks_grants_the_lock_to_who_is_ahead_of_it(desk):
     inbox = desk.listen("p")
     desk.fence("r1")
     desk.queue("r2", inbox="p")
@@ -68,7 +68,7 @@ def test_a_place_that_ran_out_is_lost(desk):
     assert renewals(desk, ("a", "nobody", "n", 6000, 30_000)) == [["LOST"]]
 
 
-def test_another_nonce_has_no_place_and_keeps_none(desk):
+def test_another_attempt_has_no_place_and_keeps_none(desk):
     desk.fence("r1")
     desk.queue("r2", "mine", wait=2.0)
 
@@ -76,7 +76,7 @@ def test_another_nonce_has_no_place_and_keeps_none(desk):
     assert desk.backend.inspect("a").waiters[0].remaining <= 2
 
 
-def test_another_nonce_has_no_hold_and_extends_none(desk):
+def test_another_attempt_has_no_hold_and_extends_none(desk):
     desk.fence("r1", "mine", lease=2.0)
 
     assert desk.beat("r1", "other") is None
@@ -87,7 +87,7 @@ def test_a_grant_that_ran_out_is_lost_and_not_brought_back(desk):
     desk.listen("p")
     desk.fence("r1")
     desk.queue("r2", inbox="p", wait=0.05, lease=0.05)
-    desk.give_back("r1")
+    desk.release("r1")
     desk.wait_ms(51)
 
     assert desk.beat("r2") is None
@@ -101,14 +101,14 @@ def test_a_hold_is_never_made_shorter(desk):
     assert desk.backend.inspect("a").holds[0].remaining > 25
 
 
-def test_all_places_of_a_call_are_kept_before_anybody_gets_in(desk):
+def test_all_places_of_a_call_are_kept_before_anybody_acquires(desk):
     inbox = desk.listen("p")
     desk.fence("r1")
     desk.queue("r2", inbox="p", wait=6.0)
     desk.queue("r3", inbox="p", wait=6.0)
     desk.lapse("r1")
 
-    # r3 is looked after first; r2, ahead of it, gets in with the life that this call gave it.
+    # r3 is looked after first; r2, ahead of it, acquires with the life that this call gave it.
     answers = desk.backend.heartbeat(
         [Renewal("a", "r3", "n", 30.0, 20.0), Renewal("a", "r2", "n", 30.0, 20.0)]
     )

@@ -35,7 +35,7 @@ def test_a_renewed_or_granted_lock_is_no_larger(bare):
     size = bare.client.memory_usage(bare.keys.lock("account:42"))
     bare.queue(ids.new_id(), names=("account:42",), inbox="p", owner=ids.new_id())
     bare.renew(run, name="account:42")
-    bare.give_back(run, names=("account:42",))
+    bare.release(run, names=("account:42",))
 
     assert others(bare) == [bare.keys.lock("account:42")]
     # An allocator gives out steps of 8 or 16 bytes.
@@ -48,7 +48,7 @@ def test_an_idle_lock_is_no_key(bare):
     bare.queue("r3", names=("a", "b"), inbox="gone")
     bare.fence("inner", ancestors=("r1",), owner="r1")
     for run, names in [("inner", "a"), ("r1", "a"), ("r2", "a"), ("r3", "ab")]:
-        bare.give_back(run, names=tuple(names))
+        bare.release(run, names=tuple(names))
 
     assert others(bare) == []
 
@@ -57,7 +57,7 @@ def test_every_key_but_the_counter_has_a_lifetime_a_little_above_its_lease(bare)
     bare.fence("r1", lease=30)
     bare.queue("r2", wait=6.0)
     bare.queue("r3", wait=6.0, names=("a", "b"))
-    bare.give_back("r4", ended="run", remember=100)
+    bare.release("r4", ended="run", remember=100)
 
     for key in others(bare):
         lease = 100 if ":d:" in key else 30 if ":l:" in key else 6
@@ -67,14 +67,14 @@ def test_every_key_but_the_counter_has_a_lifetime_a_little_above_its_lease(bare)
 
 
 @pytest.mark.parametrize("way", ["fast", "full", "joined", "granted", "beaten"])
-def test_a_lock_has_a_lifetime_whichever_way_it_was_taken(bare, way):
+def test_a_lock_has_a_lifetime_whichever_way_it_was_acquired(bare, way):
     bare.listen("p")
-    bare.take("r1", names=("a", "b") if way == "full" else ("a",), lease=3)
+    bare.acquire("r1", names=("a", "b") if way == "full" else ("a",), lease=3)
     if way == "joined":
         bare.fence("r2", owner="r1", ancestors=("r1",), lease=300)
     if way in ("granted", "beaten"):
         bare.queue("r2", inbox="p")
-        bare.give_back("r1")
+        bare.release("r1")
     if way == "beaten":
         bare.beat("r2", lease=300)
 
@@ -91,7 +91,7 @@ def test_what_everybody_left_lying_goes_by_itself(bare):
     bare.wait_ms(30)
 
     assert others(bare) == []
-    assert isinstance(bare.take("r3"), Held)
+    assert isinstance(bare.acquire("r3"), Held)
 
 
 def test_a_flushed_script_cache_is_not_noticed(desk):
@@ -103,7 +103,7 @@ def test_a_flushed_script_cache_is_not_noticed(desk):
         lambda: desk.beat("r2"),
         lambda: desk.holders(),
         lambda: desk.backend.force_release("a", "nobody"),
-        lambda: desk.give_back("r1"),
+        lambda: desk.release("r1"),
     ):
         desk.client.script_flush()
         command()
@@ -125,12 +125,12 @@ def test_somebody_elses_key_is_an_error_and_stays_as_it_is(bare, what, verb):
     FOREIGN[what](bare.client, key)
     before = bare.client.dump(key)
     verbs = {
-        "take": lambda: bare.take("r1"),
-        "queue": lambda: bare.take("r1", wait=6.0),
-        "two": lambda: bare.take("r1", names=("b", "a"), wait=6.0),
+        "take": lambda: bare.acquire("r1"),
+        "queue": lambda: bare.acquire("r1", wait=6.0),
+        "two": lambda: bare.acquire("r1", names=("b", "a"), wait=6.0),
         "force": lambda: bare.backend.force_release("a"),
         "inspect": lambda: bare.backend.inspect("a"),
-        "release": lambda: bare.give_back("r1"),
+        "release": lambda: bare.release("r1"),
     }
 
     with pytest.raises(LockConfigError):
@@ -150,6 +150,6 @@ def test_somebody_elses_queue_is_an_error_and_stays_as_it_is(bare, which):
     bare.client.set(key, "somebody's")
 
     with pytest.raises(LockConfigError):
-        bare.take("r3", wait=6.0)
+        bare.acquire("r3", wait=6.0)
     assert bare.client.get(key) == b"somebody's"
     assert bare.client.hkeys(bare.keys.lock("a")) == [b"r1", b"@r1"]

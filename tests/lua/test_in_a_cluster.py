@@ -19,7 +19,6 @@ from tests.lua import (
     test_deadlocks,
     test_force_release,
     test_heartbeat,
-    test_heirs,
     test_kept,
     test_lines,
     test_parked,
@@ -28,6 +27,7 @@ from tests.lua import (
     test_release,
     test_several_names,
     test_shared,
+    test_successors,
 )
 from tests.support.cluster import ClusterServers
 from tests.support.desk import Desk, Inbox, _text
@@ -39,7 +39,7 @@ _MODULES = (
     test_deadlocks,
     test_force_release,
     test_heartbeat,
-    test_heirs,
+    test_successors,
     test_kept,
     test_lines,
     test_parked,

@@ -65,7 +65,7 @@ def test_only_so_many_waiters_are_told_of(desk):
 
 
 def test_the_first_client_writes_the_layout_down(desk):
-    desk.take("r1")
+    desk.acquire("r1")
 
     layout = desk.client.hmget(desk.keys.meta(), "schema", "buckets")
     assert layout == [str(SCHEMA).encode(), b"1"]
@@ -78,13 +78,13 @@ def test_a_client_of_another_layout_is_told_which_one_it_met(desk, schema, bucke
 
     assert desk.raw("open", [desk.keys.meta()], [SCHEMA, 1]) == ["OTHER", str(schema), str(buckets)]
     with pytest.raises(LockConfigError, match=f"schema {schema}, {buckets} buckets"):
-        desk.take("r1")
+        desk.acquire("r1")
     assert desk.client.exists(desk.keys.lock("a")) == 0
 
 
 def test_a_fence_counter_without_a_layout_gets_one(desk):
     desk.client.hset(Keys(desk.keys.namespace).meta(), "fence", 5)
 
-    desk.take("r1")
+    desk.acquire("r1")
 
     assert desk.client.hget(desk.keys.meta(), "schema") == str(SCHEMA).encode()

@@ -33,7 +33,7 @@ def place(desk: Desk, run: str, **more: Any) -> int:
 
 def arrive(desk: Desk, run: str, attempt_id: str = "n", *, again: bool = False) -> Any:
     """Its message comes to a worker: the ticket by which it gets the line, or what is said."""
-    answer = desk.take(run, attempt_id, names=A, owner=COMES_AGAIN if again else "-")
+    answer = desk.acquire(run, attempt_id, names=A, owner=COMES_AGAIN if again else "-")
     return answer.fences[0] if isinstance(answer, Held) else answer
 
 
@@ -44,8 +44,8 @@ def park(desk: Desk, run: str, attempt_id: str = "n", *, again: bool = False) ->
 
 
 def end(desk: Desk, run: str, attempt_id: str = "n") -> list[str]:
-    """It has run: whose messages are handed out."""
-    desk.give_back(run, attempt_id, names=A, ended="run")
+    """It has run: whose messages are resumed."""
+    desk.release(run, attempt_id, names=A, ended="run")
     return desk.out()
 
 
@@ -121,7 +121,7 @@ def test_calls_that_arrive_in_order_get_the_line_by_their_tickets(desk, line):
         assert end(desk, run) == []
 
 
-def test_calls_that_arrive_early_are_parked_and_handed_out_in_order(desk, line):
+def test_calls_that_arrive_early_are_parked_and_resumed_in_order(desk, line):
     park(desk, "r3")
     park(desk, "r2")
     assert desk.out() == []
@@ -132,7 +132,7 @@ def test_calls_that_arrive_early_are_parked_and_handed_out_in_order(desk, line):
     assert arrive(desk, "r3", "n2") == line[2]
 
 
-def test_nobody_overtakes_a_message_that_was_handed_out(desk, line):
+def test_nobody_overtakes_a_message_that_was_resumed(desk, line):
     park(desk, "r2")
     arrive(desk, "r1")
     assert end(desk, "r1") == ["r2"]
@@ -186,7 +186,7 @@ def test_calls_without_a_place_come_after_those_that_have_one(desk, line):
 
 def test_a_place_is_free_at_once_when_its_message_was_not_sent(desk, line):
     park(desk, "r2")
-    desk.give_back("r1", "-", names=A)
+    desk.release("r1", "-", names=A)
     assert desk.out() == ["r2"]
 
 
@@ -237,7 +237,7 @@ def test_the_keys_of_a_line_live_as_long_as_its_places_and_without_end_for_a_mes
 
 
 def test_a_call_that_was_replaced_holds_up_nobody(desk, line):
-    desk.give_back("r1", KEPT, ended="run")
+    desk.release("r1", KEPT, ended="run")
     assert arrive(desk, "r2") == line[1]
     assert passed(desk) == []
 
@@ -282,7 +282,7 @@ def test_two_calls_that_are_due_at_one_moment_have_an_order(desk):
 def test_a_call_whose_message_comes_again_keeps_its_place_while_it_runs(desk, line):
     assert arrive(desk, "r1", again=True) == line[0]
     park(desk, "r2")
-    desk.give_back("r1", names=A, ended="killed")
+    desk.release("r1", names=A, ended="killed")
     assert desk.out() == []
     assert arrive(desk, "r1", "n2", again=True) == line[0]
     assert end(desk, "r1", "n2") == ["r2"]
@@ -301,9 +301,9 @@ def test_it_is_late_if_it_does_not_come_again(desk, line):
 def test_it_holds_up_nobody_if_its_message_was_rejected(desk, line):
     arrive(desk, "r1", again=True)
     park(desk, "r2")
-    desk.give_back("r1", names=A)
+    desk.release("r1", names=A)
     assert desk.out() == []
-    desk.give_back("r1", KEPT, names=A)
+    desk.release("r1", KEPT, names=A)
     assert desk.out() == ["r2"]
     assert isinstance(arrive(desk, "r1", "n2", again=True), Conflict), "it may still come"
 
@@ -312,23 +312,23 @@ def test_a_copy_of_a_call_whose_message_was_rejected_has_its_place(desk, line):
     arrive(desk, "r1", again=True)
     park(desk, "r2")
     desk.park("r1", "copy", names=A, owner=COMES_AGAIN)
-    desk.give_back("r1", names=A)
-    desk.give_back("r1", KEPT, names=A)
+    desk.release("r1", names=A)
+    desk.release("r1", KEPT, names=A)
     assert desk.out() == ["r1"]
 
 
 def test_a_call_whose_message_does_not_come_again_holds_up_nobody_when_it_dies(desk, line):
     arrive(desk, "r1")
     park(desk, "r2")
-    desk.give_back("r1", names=A, ended="killed")
+    desk.release("r1", names=A, ended="killed")
     assert desk.out() == ["r2"]
 
 
-def test_a_copy_of_a_call_that_runs_is_handed_out_first_if_that_dies(desk, line):
+def test_a_copy_of_a_call_that_runs_is_resumed_first_if_that_dies(desk, line):
     arrive(desk, "r1", again=True)
     park(desk, "r2")
     desk.park("r1", "copy", names=A, owner=COMES_AGAIN)
-    desk.give_back("r1", names=A, ended="killed")
+    desk.release("r1", names=A, ended="killed")
     assert desk.out() == ["r1"]
     assert arrive(desk, "r1", "n3", again=True) == line[0]
 
@@ -342,7 +342,7 @@ def test_a_copy_of_a_call_that_runs_goes_with_its_end(desk, line):
 
 
 def leave_to(desk: Desk, run: str, successor: str, keep: float = 100.0) -> list[str]:
-    """It has run, or is parked for its lock: whose messages are handed out."""
+    """It has run, or is parked for its lock: whose messages are resumed."""
     ended = {} if run == successor else {"ended": "run", "remember": 9.0}
     to = Successor(successor, keep)
     found = desk.backend.release(A, run, "n", home="h", successor=to, **ended)
@@ -383,7 +383,7 @@ def test_a_retry_whose_process_is_killed_keeps_its_place_if_its_message_comes_ag
     park(desk, "r2")
     leave_to(desk, "r1", "r1-retry")
     assert arrive(desk, "r1-retry", again=again) == line[0]
-    desk.give_back("r1-retry", names=A, ended="killed")
+    desk.release("r1-retry", names=A, ended="killed")
     assert desk.out() == ([] if again else ["r2"])
     assert not again or arrive(desk, "r1-retry", "n2", again=True) == line[0]
 
@@ -417,7 +417,7 @@ def test_the_place_of_a_retry_that_is_due_in_days_lives_as_long(desk, line):
 def test_a_call_that_is_cancelled_while_it_is_parked_for_its_lock_leaves_the_line(desk, line):
     arrive(desk, "r1")
     park(desk, "r2")
-    desk.take("holder")
+    desk.acquire("holder")
     desk.park("r1", "m")
     leave_to(desk, "r1", "r1")
     desk.withdraw("r1")
@@ -431,12 +431,12 @@ def test_a_call_that_is_parked_for_its_lock_is_not_late_while_its_message_is_the
 ):
     arrive(desk, "r1", again=again)
     park(desk, "r2")
-    desk.take("holder")
+    desk.acquire("holder")
     desk.park("r1", "m")
     leave_to(desk, "r1", "r1")
     desk.age_call("r1", A[0])
     assert passed(desk) == []
-    desk.give_back("holder")
+    desk.release("holder")
     assert passed(desk) == []
     assert desk.out() == ["r1"]
     assert arrive(desk, "r1", "n2") == line[0]
@@ -445,7 +445,7 @@ def test_a_call_that_is_parked_for_its_lock_is_not_late_while_its_message_is_the
 def test_the_place_of_a_call_that_is_parked_for_its_lock_does_not_end(desk):
     place(desk, "r1")
     arrive(desk, "r1")
-    desk.take("holder")
+    desk.acquire("holder")
     desk.park("r1", "m")
     leave_to(desk, "r1", "r1")
     assert desk.client.pttl(desk.keys.queue(A[0])) > 2 * 86_400_000
@@ -454,7 +454,7 @@ def test_the_place_of_a_call_that_is_parked_for_its_lock_does_not_end(desk):
 def test_a_call_whose_message_is_parked_for_its_lock_no_more_is_late(desk, line):
     arrive(desk, "r1", again=True)
     park(desk, "r2")
-    desk.take("holder")
+    desk.acquire("holder")
     desk.park("r1", "m")
     leave_to(desk, "r1", "r1")
     desk.client.delete(desk.keys.parked())  # a server that evicts keys
@@ -463,20 +463,20 @@ def test_a_call_whose_message_is_parked_for_its_lock_no_more_is_late(desk, line)
 
 
 def test_an_execution_that_is_parked_for_its_lock_keeps_both_its_places(desk, line):
-    desk.take("holder")
+    desk.acquire("holder")
     arrive(desk, "r1")
     park(desk, "r2")
     desk.park("r1", "m")
     leave_to(desk, "r1", "r1")
-    desk.give_back("holder")
+    desk.release("holder")
     assert desk.out() == ["r1"]
     assert arrive(desk, "r1", "n2") == line[0]
-    assert isinstance(desk.take("r1", "m2"), Held)
+    assert isinstance(desk.acquire("r1", "m2"), Held)
 
 
 def test_a_lock_is_free_for_others_while_calls_of_its_line_wait(desk, line):
     park(desk, "r2")
-    assert isinstance(desk.take("somebody"), Held)
+    assert isinstance(desk.acquire("somebody"), Held)
 
 
 def test_nothing_is_left_of_a_line(desk, line):

@@ -37,8 +37,8 @@ def commands_of(desk, work):
 
 
 def pair(desk, run, **more):
-    assert isinstance(desk.take(run, **more), Held)
-    assert desk.give_back(run, names=more.get("names", ("a",)))
+    assert isinstance(desk.acquire(run, **more), Held)
+    assert desk.release(run, names=more.get("names", ("a",)))
 
 
 def assert_costs_no_more_than_some_free_locks(desk, full):
@@ -57,7 +57,7 @@ def test_a_semaphore_of_a_thousand_costs_no_more_than_some_free_locks(desk):
     full = commands_of(desk, lambda: pair(desk, "one", limit=1000))
     assert_costs_no_more_than_some_free_locks(desk, full)
     desk.fence("last", limit=1000)
-    assert isinstance(desk.take("one too many", limit=1000), Conflict)
+    assert isinstance(desk.acquire("one too many", limit=1000), Conflict)
 
 
 def test_five_thousand_successors_cost_no_more_than_some_free_locks(desk):
@@ -68,10 +68,10 @@ def test_five_thousand_successors_cost_no_more_than_some_free_locks(desk):
     assert len(desk.holders()) == 5000
 
     def join_and_leave(execution):
-        answer = desk.take(execution, owner="flow")
+        answer = desk.acquire(execution, owner="flow")
         assert isinstance(answer, Held)
         assert answer.reentered == (True,)
-        assert desk.give_back(execution, ended="run")
+        assert desk.release(execution, ended="run")
 
     join_and_leave("s7")  # the first one reads them all, once, and builds the index
     assert_costs_no_more_than_some_free_locks(desk, commands_of(desk, lambda: join_and_leave("s8")))
@@ -83,10 +83,10 @@ def test_what_many_hold_is_told_and_ends_as_usual(desk):
         desk.fence(f"h{number}", limit=100, owner=f"o{number}", lease=30 + number)
     assert desk.client.exists(*index(desk)) == 3
 
-    answer = desk.take("other", limit=MANY, label="")
+    answer = desk.acquire("other", limit=MANY, label="")
     assert isinstance(answer, Conflict)
     assert (answer.fence, answer.owner) == (first, "o0"), "the oldest permit"
-    waits = desk.take("other", limit=MANY, wait=6.0)
+    waits = desk.acquire("other", limit=MANY, wait=6.0)
     assert isinstance(waits, Queued)
     assert 25 < waits.recheck <= 31, "the next lease that ends"
     desk.client.hset(
@@ -97,7 +97,7 @@ def test_what_many_hold_is_told_and_ends_as_usual(desk):
     desk.client.zadd(index(desk)[0], {"h7": 1})
     assert isinstance(desk.beat("other"), Held), "a lease that ran out makes room"
     for run in desk.holders():
-        desk.give_back(run)
+        desk.release(run)
     assert desk.client.exists(desk.keys.lock("a"), *index(desk)) == 0
 
 
@@ -109,21 +109,21 @@ def test_many_holds_are_all_released_by_force(desk):
     assert {hold.execution_id for hold in released} == {f"h{n}" for n in range(MANY)}
     assert desk.holders() == []
     assert desk.backend.force_release("a") == ()
-    assert isinstance(desk.take("other"), Held)
+    assert isinstance(desk.acquire("other"), Held)
 
 
 def test_re_entry_finds_its_permit_among_many(desk):
     fences = {f"h{n}": desk.fence(f"h{n}", limit=100, owner=f"o{n % 7}") for n in range(MANY)}
 
-    by_owner = desk.take("inner", owner="o3", by_owner=True)
+    by_owner = desk.acquire("inner", owner="o3", by_owner=True)
     assert by_owner.fences == (max(fences[f"h{n}"] for n in range(MANY) if n % 7 == 3),)
-    by_ancestor = desk.take("child", owner="o1", ancestors=("h1", "h2"))
+    by_ancestor = desk.acquire("child", owner="o1", ancestors=("h1", "h2"))
     assert by_ancestor.fences == (fences["h1"],), "h2 is of another owner"
     assert by_ancestor.reentered == (True,)
-    desk.give_back("h1")
-    assert isinstance(desk.take("other", limit=MANY), Conflict), "the child holds the permit"
-    desk.give_back("child")
-    assert isinstance(desk.take("other", limit=MANY), Held)
+    desk.release("h1")
+    assert isinstance(desk.acquire("other", limit=MANY), Conflict), "the child holds the permit"
+    desk.release("child")
+    assert isinstance(desk.acquire("other", limit=MANY), Held)
 
 
 @pytest.mark.parametrize("first_to_end", ["parent", "child"])
@@ -137,19 +137,19 @@ def test_a_permit_that_cools_is_one_permit_and_open_to_nobody_among_many(desk, f
         desk.backend.release(("a",), run, "n", successor=Successor(f"cooldown.{run}", 0.3))
 
     if first_to_end == "parent":
-        desk.give_back("parent")
+        desk.release("parent")
         cool("child")
     else:
         cool("child")
-        desk.give_back("parent")
+        desk.release("parent")
 
-    assert isinstance(desk.take("other", limit=MANY + 1), Conflict)
-    inner = desk.take("inner", limit=100, owner="flow", by_owner=True)
+    assert isinstance(desk.acquire("other", limit=MANY + 1), Conflict)
+    inner = desk.acquire("inner", limit=100, owner="flow", by_owner=True)
     assert inner.reentered == (False,)
-    desk.give_back("inner")
+    desk.release("inner")
     desk.wait_ms(301)
-    assert isinstance(desk.take("other", limit=MANY + 1), Held)
-    assert isinstance(desk.take("one too many", limit=MANY + 1), Conflict)
+    assert isinstance(desk.acquire("other", limit=MANY + 1), Held)
+    assert isinstance(desk.acquire("one too many", limit=MANY + 1), Conflict)
 
 
 def test_a_kept_hold_goes_on_to_the_owner_of_its_successor_among_many(desk):
@@ -161,8 +161,8 @@ def test_a_kept_hold_goes_on_to_the_owner_of_its_successor_among_many(desk):
 
     assert desk.fence("inner", limit=100, owner="another", by_owner=True) == fence
     assert desk.fence("late", limit=100, owner="flow", by_owner=True) > fence
-    assert isinstance(desk.take("other", limit=MANY + 2), Conflict)
-    assert isinstance(desk.take("other", limit=MANY + 3), Held)
+    assert isinstance(desk.acquire("other", limit=MANY + 2), Conflict)
+    assert isinstance(desk.acquire("other", limit=MANY + 3), Held)
 
 
 def test_a_hold_that_was_kept_too_long_is_joined_by_nobody_among_many(desk):
@@ -181,7 +181,7 @@ def test_what_is_kept_of_many_who_share_the_lock_is_not_joined_alone(desk):
     desk.fence("first", limit=SHARED, owner="flow")
     desk.backend.release(("a",), "first", "n", successor=Successor("next", 30.0))
 
-    assert isinstance(desk.take("next", owner="flow"), Conflict)
+    assert isinstance(desk.acquire("next", owner="flow"), Conflict)
 
 
 def test_another_attempt_is_a_duplicate_among_many(desk):
@@ -189,9 +189,9 @@ def test_another_attempt_is_a_duplicate_among_many(desk):
         desk.fence(f"h{number}", limit=100)
     fence = desk.fence("one", limit=100)
 
-    assert isinstance(desk.take("one", "n2", limit=100), Duplicate)
+    assert isinstance(desk.acquire("one", "n2", limit=100), Duplicate)
     assert desk.fence("one", limit=100) == fence, "sent again"
-    assert desk.give_back("one")
+    assert desk.release("one")
 
 
 def test_renewals_reach_the_index(desk):
@@ -201,7 +201,7 @@ def test_renewals_reach_the_index(desk):
     assert desk.backend.renew([Renewal("a", "last", "n", 60.0)]) == [True]
     desk.wait_ms(1001)
 
-    assert isinstance(desk.take("other", limit=100), Held)
+    assert isinstance(desk.acquire("other", limit=100), Held)
     assert desk.holders() == ["last", "other"]
     for key in (desk.keys.lock("a"), *index(desk)):
         assert desk.client.pttl(key) > 100_000
@@ -213,9 +213,9 @@ def test_an_index_that_does_not_fit_is_built_anew(desk, lost):
         desk.fence(f"h{number}", limit=100)
     desk.client.delete(*[index(desk)[i] for i in lost])
 
-    assert isinstance(desk.take("other", limit=100), Held)
-    assert isinstance(desk.take("one too many", limit=MANY + 1), Conflict)
-    assert isinstance(desk.take("last", limit=MANY + 2), Held)
+    assert isinstance(desk.acquire("other", limit=100), Held)
+    assert isinstance(desk.acquire("one too many", limit=MANY + 1), Conflict)
+    assert isinstance(desk.acquire("last", limit=MANY + 2), Held)
     assert [desk.client.zcard(key) for key in index(desk)] == [MANY + 2, MANY + 2, 2 * MANY + 4]
 
 
@@ -224,10 +224,10 @@ def test_a_lock_whose_holds_somebody_deleted_is_free(desk):
         desk.fence(f"h{number}", limit=100)
     desk.client.delete(desk.keys.lock("a"))
 
-    assert isinstance(desk.take("r1"), Held)
-    assert isinstance(desk.take("r2"), Conflict)
-    desk.give_back("r1")
-    assert isinstance(desk.take("r2"), Held)
+    assert isinstance(desk.acquire("r1"), Held)
+    assert isinstance(desk.acquire("r2"), Conflict)
+    desk.release("r1")
+    assert isinstance(desk.acquire("r2"), Held)
 
 
 def test_a_lease_that_becomes_longer_does_so_in_the_index(desk):
@@ -244,7 +244,7 @@ def test_a_hold_that_somebody_deleted_keeps_nobody_out(desk):
         desk.fence(f"h{number}", limit=100)
     desk.client.hdel(desk.keys.lock("a"), "h0", "@h0")
 
-    assert isinstance(desk.take("other", limit=MANY), Held)
+    assert isinstance(desk.acquire("other", limit=MANY), Held)
 
 
 def test_a_clock_that_was_set_back_puts_off_no_end_among_many(desk):
@@ -256,11 +256,11 @@ def test_a_clock_that_was_set_back_puts_off_no_end_among_many(desk):
             expiry, rest = record.split(b" ", 1)
             desk.client.hset(key, run, b"%d %b" % (int(expiry) + later, rest))
             desk.client.zadd(index(desk)[0], {run: int(expiry) + later})
-    answer = desk.take("other", limit=MANY)
+    answer = desk.acquire("other", limit=MANY)
     assert isinstance(answer, Conflict)
     assert answer.remaining <= 2.1
     desk.wait_ms(2100)
-    assert isinstance(desk.take("other"), Held)
+    assert isinstance(desk.acquire("other"), Held)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -276,13 +276,13 @@ def test_with_an_index_all_comes_to_the_same_as_without(desk, seed):
         permits = {fence for fence, _ in holds.values()}
         if dice.random() < 0.45 and holds:
             run = dice.choice(list(holds))
-            assert desk.give_back(run)
+            assert desk.release(run)
             del holds[run]
             continue
         owner, by_owner = f"o{dice.randrange(12)}", dice.random() < 0.5
         ancestors = tuple(dice.sample(list(holds), min(2, len(holds))))
         limit = dice.choice([20, 45, 90])
-        answer = desk.take(
+        answer = desk.acquire(
             f"r{step}", owner=owner, by_owner=by_owner, ancestors=ancestors, limit=limit
         )
         mine = [f for run, (f, o) in holds.items() if o == owner and (by_owner or run in ancestors)]

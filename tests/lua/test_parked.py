@@ -1,4 +1,4 @@
-"""Parked runs: their messages wait in line, and are handed out when their turn comes."""
+"""Parked executions: their messages wait in line, and are resumed when their turn comes."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from celery_relock.engine.protocol import Conflict, Full, Held, Message, Parked
 TEXT = 'a "message" \\ with\tall of it: ü ✓ 🐘 \u2028 {}'
 
 
-def test_a_parked_run_is_first_in_line_and_its_message_comes_back_as_it_was(desk):
+def test_a_parked_execution_is_first_in_line_and_its_message_comes_back_as_it_was(desk):
     desk.fence("r1")
 
     assert desk.leave("r2", text=TEXT) == Parked(0)
-    desk.give_back("r1")
+    desk.release("r1")
 
     assert desk.messages() == [Message("r2", "a", TEXT)]
 
 
-def test_parked_runs_are_handed_out_in_the_order_in_which_they_came(desk):
+def test_parked_executions_are_resumed_in_the_order_in_which_they_came(desk):
     desk.fence("r0")
     assert [desk.park(f"r{i}") for i in range(1, 6)] == [0, 1, 2, 3, 4]
 
     for i in range(5):
-        desk.give_back(f"r{i}")
+        desk.release(f"r{i}")
         assert desk.out() == [f"r{i + 1}"]
         desk.fence(f"r{i + 1}", "copy")
-        desk.give_back(f"r{i + 1}", "copy")
+        desk.release(f"r{i + 1}", "copy")
 
 
-def test_blocked_and_parked_waiters_stand_in_one_line(desk):
+def test_waiting_and_parked_ones_stand_in_one_queue(desk):
     desk.listen("p")
     desk.fence("r0")
     desk.park("r1")
@@ -38,16 +38,16 @@ def test_blocked_and_parked_waiters_stand_in_one_line(desk):
     desk.queue("r4", inbox="p")
     served = []
 
-    desk.give_back("r0")
+    desk.release("r0")
     for run in ("r1", "r2", "r3", "r4"):
         served += desk.out() or desk.holders()
-        desk.take(run)
-        desk.give_back(run)
+        desk.acquire(run)
+        desk.release(run)
 
     assert served == ["r1", "r2", "r3", "r4"]
 
 
-def test_the_dead_between_parked_runs_hold_up_nobody(desk):
+def test_the_dead_between_parked_executions_hold_up_nobody(desk):
     desk.fence("r1")
     desk.queue("dead1")
     desk.park("r2")
@@ -56,19 +56,19 @@ def test_the_dead_between_parked_runs_hold_up_nobody(desk):
     desk.lapse_place("dead1")
     desk.lapse_place("dead2")
 
-    desk.give_back("r1")
+    desk.release("r1")
     assert (desk.out(), desk.waiters()) == (["r2"], ["r2", "r3"])
     desk.fence("r2")
-    desk.give_back("r2")
+    desk.release("r2")
     assert (desk.out(), desk.waiters()) == (["r3"], ["r3"])
 
 
-def test_an_unreachable_waiter_ahead_keeps_its_place_and_holds_up_no_parked_run(desk):
+def test_an_unreachable_waiter_ahead_keeps_its_place_and_holds_up_nobody_who_is_parked(desk):
     desk.fence("r1")
     desk.queue("r2", inbox="gone")
     desk.park("r3")
 
-    desk.give_back("r1")
+    desk.release("r1")
 
     assert (desk.out(), desk.waiters()) == (["r3"], ["r2", "r3"])
 
@@ -78,15 +78,15 @@ def test_a_parked_place_needs_no_life(desk):
     desk.park("r2")
     desk.lapse_place("r2")
 
-    desk.give_back("r1")
+    desk.release("r1")
 
     assert desk.out() == ["r2"]
 
 
-def test_the_message_stays_until_its_run_has_the_lock(desk):
+def test_the_message_stays_until_its_execution_has_the_lock(desk):
     desk.fence("r1")
     desk.park("r2")
-    desk.give_back("r1")
+    desk.release("r1")
     assert desk.client.hgetall(f"{desk.keys.prefix(0)}m:a") == {b"r2": b"text of r2"}
 
     desk.fence("r2")
@@ -95,21 +95,21 @@ def test_the_message_stays_until_its_run_has_the_lock(desk):
     assert desk.waiters() == []
 
 
-def test_whoever_is_on_its_way_counts_as_an_entry(desk):
+def test_whoever_is_on_its_way_counts_as_a_permit(desk):
     desk.fence("r1", limit=2)
     desk.fence("r2", limit=2)
     desk.park("r3", limit=2)
-    desk.give_back("r1")
+    desk.release("r1")
     assert desk.out() == ["r3"]
 
-    assert isinstance(desk.take("new", limit=2), Conflict)
-    desk.give_back("r2")
-    assert isinstance(desk.take("new", limit=2), Held), "one is promised, the other is free"
-    assert isinstance(desk.take("newer", limit=2), Conflict)
-    assert isinstance(desk.take("r3", limit=2), Held)
+    assert isinstance(desk.acquire("new", limit=2), Conflict)
+    desk.release("r2")
+    assert isinstance(desk.acquire("new", limit=2), Held), "one is promised, the other is free"
+    assert isinstance(desk.acquire("newer", limit=2), Conflict)
+    assert isinstance(desk.acquire("r3", limit=2), Held)
 
 
-def test_as_many_are_handed_out_as_there_is_room_for(desk):
+def test_as_many_are_resumed_as_there_is_room_for(desk):
     desk.fence("r0", limit=3)
     for i in range(1, 3):
         desk.fence(f"r{i}", limit=3)
@@ -117,42 +117,42 @@ def test_as_many_are_handed_out_as_there_is_room_for(desk):
         desk.park(f"r{i}", limit=3)
 
     for i in range(3):
-        desk.give_back(f"r{i}")
+        desk.release(f"r{i}")
 
     assert desk.out() == ["r3", "r4", "r5"]
     assert desk.resume() == []
 
 
-def test_who_comes_first_of_those_on_their_way_enters(desk):
+def test_who_comes_first_of_those_on_their_way_acquires(desk):
     desk.fence("r1", limit=2)
     desk.fence("r2", limit=2)
     desk.park("r3", limit=2)
     desk.park("r4", limit=2)
-    desk.give_back("r1")
-    desk.give_back("r2")
+    desk.release("r1")
+    desk.release("r2")
 
-    assert isinstance(desk.take("r4", limit=2), Held)
-    assert isinstance(desk.take("r3", limit=2), Held)
+    assert isinstance(desk.acquire("r4", limit=2), Held)
+    assert isinstance(desk.acquire("r3", limit=2), Held)
 
 
-def test_who_is_on_its_way_holds_up_a_blocked_waiter_behind_it(desk):
+def test_who_is_on_its_way_holds_up_a_waiting_one_behind_it(desk):
     desk.listen("p")
     desk.fence("r1")
     desk.park("r2")
     desk.queue("r3", inbox="p")
-    desk.give_back("r1")
+    desk.release("r1")
 
     desk.beat("r3")
     assert desk.holders() == []
     desk.fence("r2")
-    desk.give_back("r2")
+    desk.release("r2")
     assert desk.holders() == ["r3"]
 
 
-def test_a_message_that_does_not_arrive_is_handed_out_again_ever_more_seldom(desk):
+def test_a_message_that_does_not_arrive_is_resumed_again_ever_more_seldom(desk):
     desk.fence("r1")
     desk.park("r2")
-    desk.give_back("r1")
+    desk.release("r1")
     assert desk.out() == ["r2"]
     trips = [desk.place("r2")["back"] - desk.now_ms()]
 
@@ -172,16 +172,16 @@ def test_a_newcomer_finds_that_a_message_got_lost_and_calls_for_it(desk):
     ear = desk.listen("parked")
     desk.fence("r1")
     desk.park("r2")
-    desk.give_back("r1")
+    desk.release("r1")
     desk.lapse_place("r2", back=1)
 
-    assert isinstance(desk.take("r3"), Conflict)
+    assert isinstance(desk.acquire("r3"), Conflict)
 
     assert ear.heard() == ["parked r2 h"]
     assert desk.resume() == ["r2"]
 
 
-def test_whoever_parks_may_hand_out_those_before_it(desk):
+def test_whoever_parks_may_resume_those_before_it(desk):
     desk.fence("r1")
     desk.park("r2")
     desk.lapse("r1")
@@ -189,14 +189,14 @@ def test_whoever_parks_may_hand_out_those_before_it(desk):
     answer = Parked(1, (Message("r2", "a", "text of r2"),))
     assert desk.leave("r3") == answer
     assert desk.leave("r3") == answer, "the first answer was lost, perhaps"
-    assert desk.resume() == [], "handed out, and no longer owed"
+    assert desk.resume() == [], "resumed, and no longer owed"
 
 
 def test_who_is_long_overdue_keeps_its_ticket_and_holds_up_nobody(desk):
     desk.fence("r1")
     desk.park("r2")
     desk.park("r3")
-    desk.give_back("r1")
+    desk.release("r1")
     assert desk.out() == ["r2"]
 
     desk.lapse_place("r2", first=1)
@@ -206,19 +206,19 @@ def test_who_is_long_overdue_keeps_its_ticket_and_holds_up_nobody(desk):
     assert desk.waiters() == ["r2", "r3"]
     desk.lapse_place("r2", back=1)
     desk.all_due()
-    assert desk.resume() == ["r2"], "and it is sent on all the same"
+    assert desk.resume() == ["r2"], "and it is resumed all the same"
 
 
-def test_the_repeated_give_back_hands_out_the_same_message(desk):
+def test_the_repeated_release_resumes_the_same_message(desk):
     desk.fence("r1")
     desk.park("r2")
     desk.park("r3")
-    desk.give_back("r1", ended="run")
+    desk.release("r1", ended="run")
     assert desk.out() == ["r2"]
 
-    assert not desk.give_back("r1", ended="run")
+    assert not desk.release("r1", ended="run")
     assert desk.out() == ["r2"], "the first answer was lost, perhaps"
-    desk.give_back("other")
+    desk.release("other")
     assert desk.out() == []
 
 
@@ -241,7 +241,7 @@ def test_whoever_finds_the_lock_free_when_it_would_park_has_it(desk):
 
 
 @pytest.mark.parametrize("by", ["lapse", "force"])
-def test_without_a_give_back_a_look_finds_that_the_lock_is_free(desk, by):
+def test_without_a_release_a_look_finds_that_the_lock_is_free(desk, by):
     desk.fence("r1")
     desk.park("r2")
     assert desk.resume() == []
@@ -292,7 +292,7 @@ def test_a_message_that_is_gone_holds_up_nobody(desk):
     desk.park("r3")
     desk.client.hdel(f"{desk.keys.prefix(0)}m:a", "r2")
 
-    desk.give_back("r1")
+    desk.release("r1")
 
     assert (desk.out(), desk.waiters()) == (["r3"], ["r3"])
 
@@ -303,7 +303,7 @@ def test_a_reply_has_a_hundred_messages_at_the_most_and_the_rest_is_owed(desk):
     for i in range(1, 230):
         desk.park(f"r{i:03}", limit=300)
 
-    desk.give_back("r")
+    desk.release("r")
 
     assert desk.out() == [f"r{i:03}" for i in range(100)]
     assert desk.resume() == [f"r{i:03}" for i in range(100, 200)]
@@ -312,22 +312,22 @@ def test_a_reply_has_a_hundred_messages_at_the_most_and_the_rest_is_owed(desk):
     assert desk.recheck > 0
 
 
-def test_runs_of_an_owner_that_comes_in_are_handed_out_with_it(desk):
+def test_parked_executions_of_an_owner_that_acquires_are_resumed_with_it(desk):
     desk.fence("stranger")
     desk.park("first", owner="o", by_owner=True)
     desk.park("between")
     desk.park("second", owner="o", by_owner=True)
-    desk.give_back("stranger")
+    desk.release("stranger")
     assert desk.out() == ["first"]
 
-    assert isinstance(desk.take("first", owner="o", by_owner=True), Held)
+    assert isinstance(desk.acquire("first", owner="o", by_owner=True), Held)
     assert desk.resume() == ["second"], "owed: the arrival could not send it"
-    answer = desk.take("second", owner="o", by_owner=True)
+    answer = desk.acquire("second", owner="o", by_owner=True)
     assert answer.reentered == (True,)
     assert desk.waiters() == ["between"]
 
 
-def test_whoever_may_not_enter_by_owner_waits_for_its_owner_too(desk):
+def test_whoever_may_not_re_enter_by_owner_waits_for_its_owner_too(desk):
     desk.fence("r1", owner="o")
     desk.park("r2", owner="o")
     desk.all_due()
@@ -340,31 +340,31 @@ def test_who_is_on_its_way_holds_up_who_wants_several_locks_in_each_of_them(desk
     desk.fence("r2", names=("b",))
     desk.park("single", names=("b",))
     desk.park("both", names=("a", "b"))
-    desk.give_back("r2", names=("b",))
+    desk.release("r2", names=("b",))
     assert desk.out() == ["single"]
 
-    desk.give_back("r1", names=("a",))
+    desk.release("r1", names=("a",))
     assert desk.out() == []
     desk.fence("single", "back", names=("b",))
-    desk.give_back("single", "back", names=("b",))
+    desk.release("single", "back", names=("b",))
     assert desk.out() == ["both"]
 
 
-def test_whoever_comes_back_to_its_owners_entry_takes_no_other(desk):
+def test_whoever_comes_back_to_its_owners_permit_takes_no_other(desk):
     desk.fence("s1", limit=2)
     desk.fence("s2", limit=2)
     desk.park("first", owner="o", by_owner=True, limit=2)
     desk.park("second", owner="o", by_owner=True, limit=2)
-    desk.give_back("s1")
-    desk.take("first", owner="o", by_owner=True, limit=2)
+    desk.release("s1")
+    desk.acquire("first", owner="o", by_owner=True, limit=2)
     assert desk.resume() == ["second"]
 
-    desk.give_back("s2")
+    desk.release("s2")
 
-    assert isinstance(desk.take("new", limit=2), Held)
+    assert isinstance(desk.acquire("new", limit=2), Held)
 
 
-def test_who_waits_in_a_process_enters_when_what_was_sent_on_does_not_come(desk):
+def test_who_waits_in_a_process_acquires_when_what_was_resumed_does_not_come(desk):
     # It may have the only worker slot, which the message needs.
     desk.listen("p")
     desk.fence("r1")
@@ -372,23 +372,23 @@ def test_who_waits_in_a_process_enters_when_what_was_sent_on_does_not_come(desk)
         desk.park(run)
     desk.queue("r4", inbox="p")
     desk.park("r5")
-    desk.give_back("r1")
+    desk.release("r1")
     assert desk.out() == ["r2"]
     desk.beat("r4")
     assert desk.holders() == []
 
     place = desk.place("r2")
     desk.lapse_place("r2", first=place["first"] - 5000)
-    assert isinstance(desk.take("r6"), Conflict), "a newcomer does not overtake"
+    assert isinstance(desk.acquire("r6"), Conflict), "a newcomer does not overtake"
     desk.beat("r4")
     assert desk.holders() == ["r4"]
     assert desk.waiters() == ["r2", "r3", "r5"]
-    desk.give_back("r4")
+    desk.release("r4")
     assert desk.out() == [], "it is still on its way"
     desk.fence("r2")
 
 
-def test_a_newcomer_does_not_overtake_a_parked_run_that_others_may_pass(desk):
+def test_a_newcomer_does_not_overtake_a_parked_execution_that_others_may_pass(desk):
     for run in ("b1", "b2"):
         desk.fence(run, names=("b",), limit=2)
     for run in ("r0", "r1"):
@@ -396,7 +396,7 @@ def test_a_newcomer_does_not_overtake_a_parked_run_that_others_may_pass(desk):
     desk.park("r2", limit=2)
     desk.park("r3", names=("a", "b"), limit=2)
     for run in ("r0", "r1"):
-        desk.give_back(run)
+        desk.release(run)
     desk.lapse_place("r2", first=desk.place("r2")["first"] - 5000)
 
-    assert isinstance(desk.take("r4", limit=2), Conflict)
+    assert isinstance(desk.acquire("r4", limit=2), Conflict)

@@ -1,4 +1,4 @@
-"""A parked run comes back: once, twice or not at all; before its turn, or behind itself."""
+"""A parked execution comes back: once, twice or not at all; before its turn, or behind itself."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ AB = ("a", "b")
 
 @pytest.fixture
 def sent(desk):
-    """A desk where r2's message was handed out and r3 is parked behind it."""
+    """A desk where r2's message was resumed and r3 is parked behind it."""
     desk.fence("r1")
     desk.park("r2")
     desk.park("r3")
-    desk.give_back("r1")
+    desk.release("r1")
     assert desk.out() == ["r2"]
     return desk
 
 
-def test_whoever_comes_back_when_it_is_its_turn_enters(sent):
-    assert isinstance(sent.take("r2", "back"), Held)
+def test_whoever_comes_back_when_it_is_its_turn_acquires(sent):
+    assert isinstance(sent.acquire("r2", "back"), Held)
     assert sent.waiters() == ["r3"]
-    assert sent.give_back("r2", "back", ended="run")
+    assert sent.release("r2", "back", ended="run")
     assert sent.out() == ["r3"]
 
 
 def test_whoever_comes_back_too_early_stays_parked_and_keeps_its_ticket(sent):
     before = sent.client.zscore(sent.keys.queue("a"), "r3")
 
-    answer = sent.take("r3", "early")
+    answer = sent.acquire("r3", "early")
     assert isinstance(answer, Conflict)
     assert answer.parked
     assert sent.leave("r3", "early") == Parked(1)
 
     assert sent.client.zscore(sent.keys.queue("a"), "r3") == before
-    assert isinstance(sent.take("stranger"), Conflict)
-    assert not sent.take("stranger").parked
+    assert isinstance(sent.acquire("stranger"), Conflict)
+    assert not sent.acquire("stranger").parked
 
 
-def test_whoever_came_too_early_and_died_there_is_handed_out_again(sent):
-    sent.take("r3", "early")
-    sent.take("r2", "back")
+def test_whoever_came_too_early_and_died_there_is_resumed_again(sent):
+    sent.acquire("r3", "early")
+    sent.acquire("r2", "back")
 
-    sent.give_back("r2", "back")
+    sent.release("r2", "back")
 
     assert sent.out() == ["r3"]
 
@@ -60,20 +60,20 @@ def test_whoever_parks_again_has_a_new_trip(sent):
 def test_a_message_that_arrives_twice_runs_once(sent):
     sent.fence("r2", "one")
 
-    assert isinstance(sent.take("r2", "two"), Duplicate)
-    sent.give_back("r2", "one", ended="run")
-    assert isinstance(sent.take("r2", "two"), Ended)
+    assert isinstance(sent.acquire("r2", "two"), Duplicate)
+    sent.release("r2", "one", ended="run")
+    assert isinstance(sent.acquire("r2", "two"), Ended)
     assert isinstance(sent.leave("r2", "two"), Ended)
     assert sent.waiters() == ["r3"]
 
 
 def test_a_second_arrival_before_its_turn_takes_the_place_over(sent):
-    assert isinstance(sent.take("r3", "one"), Conflict)
-    assert isinstance(sent.take("r3", "two"), Conflict)
+    assert isinstance(sent.acquire("r3", "one"), Conflict)
+    assert isinstance(sent.acquire("r3", "two"), Conflict)
     assert sent.waiters() == ["r2", "r3"]
 
 
-def test_a_copy_of_the_run_that_is_in_is_parked_ahead_of_all(sent):
+def test_a_copy_of_the_execution_that_holds_is_parked_ahead_of_all(sent):
     sent.fence("r2", "one")
     sent.queue("r4")
 
@@ -85,23 +85,23 @@ def test_a_copy_of_the_run_that_is_in_is_parked_ahead_of_all(sent):
     assert sent.resume() == []
 
 
-def test_the_clean_end_of_a_run_ends_the_copy_behind_it(sent):
+def test_the_clean_end_of_an_execution_ends_the_copy_behind_it(sent):
     sent.fence("r2", "one")
     sent.park("r2", "two")
 
-    sent.give_back("r2", "one", ended="run")
+    sent.release("r2", "one", ended="run")
 
     assert sent.out() == ["r3"]
     assert sent.waiters() == ["r3"]
 
 
 @pytest.mark.parametrize("end", ["lapse", "force", "attempt"])
-def test_the_death_of_a_run_hands_out_the_copy_behind_it(sent, end):
+def test_the_death_of_an_execution_resumes_the_copy_behind_it(sent, end):
     sent.fence("r2", "one")
     sent.park("r2", "two")
 
     if end == "attempt":
-        sent.give_back("r2", "one", ended="attempt")
+        sent.release("r2", "one", ended="attempt")
     elif end == "force":
         sent.backend.force_release("a")
     else:
@@ -109,16 +109,16 @@ def test_the_death_of_a_run_hands_out_the_copy_behind_it(sent, end):
         sent.all_due()
 
     assert sent.out() + sent.resume() == ["r2"]
-    assert isinstance(sent.take("r2", "three"), Held)
+    assert isinstance(sent.acquire("r2", "three"), Held)
 
 
-def test_a_copy_does_not_hold_up_who_may_enter_beside_its_run(desk):
+def test_a_copy_does_not_hold_up_who_may_acquire_beside_its_execution(desk):
     desk.fence("r1", limit=2)
     desk.park("r1", "copy", limit=2)
 
-    assert isinstance(desk.take("r2", limit=2), Held)
+    assert isinstance(desk.acquire("r2", limit=2), Held)
     assert desk.park("r3", limit=2) == 1
-    desk.give_back("r2")
+    desk.release("r2")
     assert desk.out() == ["r3"]
 
 
@@ -128,7 +128,7 @@ def test_a_copy_does_not_hold_up_who_waits_for_several_locks(desk):
     desk.fence("r2")
     desk.park("both", names=AB, limits=(1, 2))
 
-    desk.give_back("r2")
+    desk.release("r2")
 
     assert desk.out() == ["both"]
 
@@ -141,7 +141,7 @@ def test_there_is_always_room_for_a_copy(desk):
 
 
 @pytest.mark.parametrize("by_owner", [False, True])
-def test_the_run_that_is_in_asks_once_more_and_its_copy_stays(desk, by_owner):
+def test_the_execution_that_holds_asks_once_more_and_its_copy_stays(desk, by_owner):
     how = {"limit": 2, "by_owner": by_owner}
     fence = desk.fence("r1", **how)
     desk.park("r1", "copy", **how)
@@ -151,25 +151,25 @@ def test_the_run_that_is_in_asks_once_more_and_its_copy_stays(desk, by_owner):
     assert desk.place("r1")["attempt"] == "copy"
 
 
-def test_the_run_that_lost_one_of_its_locks_asks_again_and_its_copy_stays(desk):
+def test_the_execution_that_lost_one_of_its_locks_asks_again_and_its_copy_stays(desk):
     desk.fence("r1", names=AB, limit=2)
     desk.park("r1", "copy", names=AB, limit=2)
     desk.lapse("r1", "a")
     desk.all_due()
     assert desk.resume() == []
 
-    assert isinstance(desk.take("r1", names=AB, limit=2), Held)
+    assert isinstance(desk.acquire("r1", names=AB, limit=2), Held)
 
     assert {hold.attempt_id for name in AB for hold in desk.backend.inspect(name).holds} == {"n"}
     assert (desk.waiters("a"), desk.waiters("b")) == (["r1"], ["r1"])
 
 
-def test_a_copy_does_not_come_in_with_its_owner_while_its_run_is_in(desk):
+def test_a_copy_does_not_acquire_with_its_owner_while_its_execution_holds(desk):
     how = {"owner": "o", "by_owner": True}
     desk.fence("stranger")
     desk.park("first", **how)
     desk.park("second", **how)
-    desk.give_back("stranger")
+    desk.release("stranger")
     desk.fence("first", **how)
     assert desk.resume() == ["second"]
     desk.park("first", "copy", **how)
@@ -179,7 +179,7 @@ def test_a_copy_does_not_come_in_with_its_owner_while_its_run_is_in(desk):
     assert desk.resume() == []
 
 
-def test_a_copy_of_an_inner_run_joins_again_what_the_outer_one_holds(desk):
+def test_a_copy_of_an_inner_execution_joins_again_what_the_outer_one_holds(desk):
     desk.fence("outer", owner="o")
     desk.fence("inner", owner="o", ancestors=("outer",))
     desk.park("stranger")
@@ -189,11 +189,11 @@ def test_a_copy_of_an_inner_run_joins_again_what_the_outer_one_holds(desk):
     desk.all_due()
 
     assert desk.resume() == ["inner"], "it need not wait for the outer one"
-    answer = desk.take("inner", "back", owner="o", ancestors=("outer",))
+    answer = desk.acquire("inner", "back", owner="o", ancestors=("outer",))
     assert answer.reentered == (True,)
 
 
-def test_a_copy_of_a_run_that_waits_in_a_process_is_not_parked(desk):
+def test_a_copy_of_an_execution_that_waits_in_a_process_is_not_parked(desk):
     desk.fence("r1")
     desk.queue("r2", "one")
 
@@ -202,7 +202,7 @@ def test_a_copy_of_a_run_that_waits_in_a_process_is_not_parked(desk):
 
 
 def test_a_copy_has_one_ticket_for_all_its_locks(desk):
-    """Or it would wait for another run that wants both, and that one for it."""
+    """Or it would wait for another execution that wants both, and that one for it."""
     desk.fence("outer", owner="o")
     desk.fence("stranger", names=("b",))
     desk.queue("inner", "one", names=AB, owner="o", ancestors=("outer",))
@@ -216,7 +216,7 @@ def test_a_copy_has_one_ticket_for_all_its_locks(desk):
     assert len(scores) == 1
 
 
-def test_a_copy_of_a_run_that_is_in_one_lock_and_waits_for_another_is_not_parked(desk):
+def test_a_copy_of_an_execution_that_holds_one_lock_and_waits_for_another_is_not_parked(desk):
     desk.fence("outer", owner="o")
     desk.fence("stranger", names=("b",))
     desk.queue("inner", "one", names=AB, owner="o", ancestors=("outer",))
@@ -227,7 +227,7 @@ def test_a_copy_of_a_run_that_is_in_one_lock_and_waits_for_another_is_not_parked
     assert isinstance(desk.beat("inner", "one", "b"), Queued)
 
 
-def test_a_run_that_is_parked_is_in_none_of_its_locks(desk):
+def test_an_execution_that_is_parked_holds_none_of_its_locks(desk):
     """It could not renew them, and would take itself for a duplicate when it comes back."""
     desk.fence("outer", owner="o")
     desk.fence("stranger", names=("b",))
@@ -235,13 +235,15 @@ def test_a_run_that_is_parked_is_in_none_of_its_locks(desk):
     desk.park("inner", names=AB, owner="o", ancestors=("outer",))
 
     assert desk.holders("a") == ["outer"]
-    desk.give_back("stranger", names=("b",))
+    desk.release("stranger", names=("b",))
     assert desk.out() == ["inner"]
-    answer = desk.take("inner", "back", names=AB, owner="o", ancestors=("outer",))
+    answer = desk.acquire("inner", "back", names=AB, owner="o", ancestors=("outer",))
     assert answer.reentered == (True, False)
 
 
-def test_a_parked_run_that_waits_in_a_process_now_keeps_its_ticket_and_loses_its_message(sent):
+def test_a_parked_execution_that_waits_in_a_process_now_keeps_its_ticket_and_loses_its_message(
+    sent,
+):
     before = sent.client.zscore(sent.keys.queue("a"), "r3")
 
     assert sent.queue("r3", "early") == 1
@@ -263,7 +265,7 @@ def test_a_dead_waiter_that_is_delivered_again_parks_in_its_place(desk):
     assert desk.waiters() == ["r2", "r3"]
 
 
-def test_a_heartbeat_that_comes_late_gets_a_parked_run_no_lock(desk):
+def test_a_heartbeat_that_comes_late_acquires_nothing_for_a_parked_execution(desk):
     desk.fence("r1")
     desk.queue("r2")
     desk.park("r2")
@@ -273,7 +275,7 @@ def test_a_heartbeat_that_comes_late_gets_a_parked_run_no_lock(desk):
     assert desk.holders() == []
 
 
-def test_a_run_that_comes_back_for_other_locks_leaves_its_old_place(sent):
+def test_an_execution_that_comes_back_for_other_locks_leaves_its_old_place(sent):
     sent.fence("x", names=("b",))
 
     assert sent.leave("r3", "changed", names=("b",)) == Parked(0)
@@ -282,15 +284,15 @@ def test_a_run_that_comes_back_for_other_locks_leaves_its_old_place(sent):
     assert sent.client.hkeys(f"{sent.keys.prefix(0)}m:a") == [b"r2"]
 
 
-def test_a_run_that_has_ended_leaves_its_message_nowhere(sent):
+def test_an_execution_that_has_ended_leaves_its_message_nowhere(sent):
     """The key of its lock was changed while it was parked: it ran under another one."""
-    assert isinstance(sent.take("r2", "changed", names=("free",)), Held)
-    sent.give_back("r2", "changed", names=("free",), ended="run")
+    assert isinstance(sent.acquire("r2", "changed", names=("free",)), Held)
+    sent.release("r2", "changed", names=("free",), ended="run")
     sent.lapse_place("r2", back=1)
     sent.all_due()
     assert sent.resume() == ["r2"]
 
-    assert isinstance(sent.take("r2", "late", names=("free",)), Ended)
+    assert isinstance(sent.acquire("r2", "late", names=("free",)), Ended)
 
     assert sent.waiters("a") == ["r3"]
     assert sent.resume() == ["r3"], "whose turn it is now"
@@ -300,7 +302,7 @@ def test_who_parked_a_message_and_heard_no_answer_takes_it_back(desk):
     desk.fence("r1")
     desk.park("r2")
 
-    assert desk.give_back("r2", ended="attempt")
+    assert desk.release("r2", ended="attempt")
 
     assert desk.waiters() == []
     assert isinstance(desk.leave("r2"), Ended), "the command again, late"
@@ -310,7 +312,7 @@ def test_the_message_of_who_was_killed_before_the_answer_stays(desk):
     desk.fence("r1")
     desk.park("r2")
 
-    assert not desk.give_back("r2", ended="killed")
+    assert not desk.release("r2", ended="killed")
 
     assert desk.waiters() == ["r2"]
     assert isinstance(desk.leave("r2"), Ended), "the command again, late"
@@ -320,8 +322,8 @@ def test_the_hold_and_the_place_of_who_was_killed_go(desk):
     desk.fence("r1")
     desk.queue("r2")
 
-    assert desk.give_back("r2", ended="killed")
-    assert desk.give_back("r1", ended="killed")
+    assert desk.release("r2", ended="killed")
+    assert desk.release("r1", ended="killed")
 
     assert desk.waiters() == []
     assert desk.fence("r3")
@@ -331,25 +333,25 @@ def test_who_was_killed_after_it_had_parked_takes_nothing_back(desk):
     desk.fence("r1")
     desk.park("r2")
 
-    desk.give_back("r2", ended="killed")
+    desk.release("r2", ended="killed")
     assert desk.waiters() == ["r2"]
-    desk.give_back("r1")
+    desk.release("r1")
 
     assert desk.out() == ["r2"]
-    assert isinstance(desk.take("r2"), Ended), "the command of the one that was killed, late"
-    assert isinstance(desk.take("r2", "back"), Held)
+    assert isinstance(desk.acquire("r2"), Ended), "the command of the one that was killed, late"
+    assert isinstance(desk.acquire("r2", "back"), Held)
 
 
 def test_who_came_by_a_message_does_not_take_it_back(sent):
-    sent.take("r3", "early")
+    sent.acquire("r3", "early")
 
-    assert not sent.give_back("r3", "early", ended="attempt")
+    assert not sent.release("r3", "early", ended="attempt")
 
     assert sent.waiters() == ["r2", "r3"]
 
 
 @pytest.mark.parametrize("blocked", AB)
-def test_whoever_is_parked_for_several_locks_is_handed_out_when_it_may_have_all(desk, blocked):
+def test_whoever_is_parked_for_several_locks_is_resumed_when_it_may_have_all(desk, blocked):
     free = "b" if blocked == "a" else "a"
     desk.fence("r1", names=AB)
     desk.park("both", names=AB, text="once")
@@ -359,13 +361,13 @@ def test_whoever_is_parked_for_several_locks_is_handed_out_when_it_may_have_all(
         == [b"", b"text of single"][: 1 + (free == "b")]
     )
 
-    desk.give_back("r1", names=(free,))
+    desk.release("r1", names=(free,))
     assert desk.out() == [], "nobody overtakes"
-    desk.give_back("r1", names=(blocked,))
+    desk.release("r1", names=(blocked,))
 
     assert [message[::2] for message in desk.messages()] == [("both", "once")]
-    assert isinstance(desk.take("both", "back", names=AB), Held)
-    desk.give_back("both", "back", names=AB)
+    assert isinstance(desk.acquire("both", "back", names=AB), Held)
+    desk.release("both", "back", names=AB)
     assert desk.out() == ["single"]
 
 
@@ -373,7 +375,7 @@ def test_for_several_locks_that_come_free_at_once_the_message_goes_out_once(desk
     desk.fence("r1", names=AB)
     desk.park("both", names=AB)
 
-    desk.give_back("r1", names=AB)
+    desk.release("r1", names=AB)
 
     assert desk.out() == ["both"]
-    assert isinstance(desk.take("x", names=("b",)), Conflict), "promised in each"
+    assert isinstance(desk.acquire("x", names=("b",)), Conflict), "promised in each"

@@ -43,7 +43,7 @@ def test_what_a_server_has_evicted_is_not_counted_for_ever(desk):
     desk.leave("r2")
     desk.client.delete(f"{desk.keys.prefix(0)}m:a")
     assert counted(desk) == [1, len("text of r2")]
-    desk.give_back("r1", home="h")
+    desk.release("r1", home="h")
     assert counted(desk) == [0, 0]
 
 

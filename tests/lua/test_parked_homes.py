@@ -9,7 +9,7 @@ from celery_relock.engine.protocol import Conflict, Ended, Held
 
 @pytest.fixture
 def two(desk):
-    """r1 is in, r2 is parked for the broker "h"."""
+    """r1 holds, r2 is parked for the broker "h"."""
     desk.fence("r1")
     desk.park("r2")
     return desk
@@ -18,7 +18,7 @@ def two(desk):
 def test_who_cannot_send_it_calls_for_one_who_can(two):
     ear = two.listen("parked")
 
-    two.give_back("r1", home="")
+    two.release("r1", home="")
 
     assert two.out() == []
     assert ear.heard() == ["parked r2 h"]
@@ -27,7 +27,7 @@ def test_who_cannot_send_it_calls_for_one_who_can(two):
 
 
 def test_who_can_send_to_another_broker_does_not_get_it(two):
-    two.give_back("r1", home="other")
+    two.release("r1", home="other")
     assert two.out() == []
 
     assert two.resume("other") == []
@@ -36,27 +36,27 @@ def test_who_can_send_to_another_broker_does_not_get_it(two):
 
 
 def test_whoever_comes_by_and_can_send_it_gets_what_nobody_could(two):
-    two.give_back("r1", home="")
+    two.release("r1", home="")
 
-    two.give_back("somebody")
+    two.release("somebody")
 
     assert (two.out(), two.resume()) == (["r2"], [])
 
 
 def test_what_was_owed_for_too_long_waits_for_its_turn_again(two):
-    two.give_back("r1", home="")
+    two.release("r1", home="")
     two.fence("quick", limit=2)
     two.lapse_place("r2", back=1)
 
     assert two.resume() == []
-    two.give_back("quick")
+    two.release("quick")
     assert two.out() == ["r2"]
 
 
 def test_what_nobody_could_send_is_promised_and_called_for_again(two):
     ear = two.listen("parked")
-    two.give_back("r1", home="")
-    assert isinstance(two.take("r3"), Conflict)
+    two.release("r1", home="")
+    assert isinstance(two.acquire("r3"), Conflict)
 
     two.lapse_place("r2", back=1)
     two.all_due()
@@ -66,7 +66,7 @@ def test_what_nobody_could_send_is_promised_and_called_for_again(two):
     assert two.resume() == ["r2"]
 
 
-def test_a_blocked_waiter_behind_a_parked_one_calls_for_its_message(two):
+def test_a_waiting_one_behind_a_parked_one_calls_for_its_message(two):
     ear = two.listen("parked")
     two.queue("r3")
     two.lapse("r1")
@@ -77,44 +77,44 @@ def test_a_blocked_waiter_behind_a_parked_one_calls_for_its_message(two):
     assert two.resume() == ["r2"]
 
 
-def test_what_was_owed_is_no_longer_when_the_run_is_in_or_parks_again(two):
-    two.give_back("r1", home="")
+def test_what_was_owed_is_no_longer_when_the_execution_holds_or_parks_again(two):
+    two.release("r1", home="")
     two.fence("r2", "back")
     assert two.resume() == []
-    two.give_back("r2", "back")
+    two.release("r2", "back")
 
     two.fence("r1")
     two.park("r4")
-    two.give_back("r1", home="")
+    two.release("r1", home="")
     two.fence("quick", limit=2)
     two.park("r4")
     assert two.resume() == []
 
 
 def test_who_parks_again_for_another_broker_is_owed_one_of_that(two):
-    two.give_back("r1", home="")
+    two.release("r1", home="")
     two.fence("quick", limit=2)
     two.park("r2", home="new")
 
     assert two.resume("h") == []
-    two.give_back("quick", home="")
+    two.release("quick", home="")
     assert (two.resume("h"), two.resume("new")) == ([], ["r2"])
 
 
 def test_a_message_that_was_sent_is_looked_after_when_it_should_have_arrived(two):
-    two.give_back("r1")
+    two.release("r1")
     two.resume()
 
     assert 4 < two.recheck <= 5
 
 
-def test_the_repeated_look_hands_out_the_same_message_for_a_task_that_was_named(two):
+def test_the_repeated_look_resumes_the_same_message_for_a_task_that_was_named(two):
     assert two.resume(by="x", tasks=("t-r2",)) == ["r2"]
     assert two.resume(by="x", tasks=("t-r2",)) == ["r2"]
     assert two.resume(by="y", tasks=("t-r2",)) == []
 
 
-def test_a_task_that_is_named_is_sent_on_lock_or_not_until_it_comes(two):
+def test_a_task_that_is_named_is_resumed_lock_or_not_until_it_comes(two):
     two.park("r3")
     assert two.resume(tasks=("unknown", "t-r3")) == ["r3"]
     assert two.waiters() == ["r2", "r3"]
@@ -127,7 +127,7 @@ def test_a_task_that_is_named_is_sent_on_lock_or_not_until_it_comes(two):
     assert two.resume() == []
 
 
-def test_the_index_of_tasks_has_the_run_that_was_parked_last(two):
+def test_the_index_of_tasks_has_the_execution_that_was_parked_last(two):
     two.park("retry", task="t-r2")
 
     assert two.withdraw("r2")
@@ -135,7 +135,7 @@ def test_the_index_of_tasks_has_the_run_that_was_parked_last(two):
     assert two.resume(tasks=("t-r2",)) == ["retry"]
 
 
-def test_when_its_time_is_over_a_run_is_sent_on_lock_or_not(desk):
+def test_when_its_time_is_over_an_execution_is_resumed_lock_or_not(desk):
     desk.fence("r1")
     desk.park("r2", patience=0.05)
     desk.resume()
@@ -144,13 +144,13 @@ def test_when_its_time_is_over_a_run_is_sent_on_lock_or_not(desk):
 
     assert desk.resume() == ["r2"]
 
-    assert not isinstance(desk.take("r2", "back"), Held)
+    assert not isinstance(desk.acquire("r2", "back"), Held)
     desk.lapse_place("r2", back=1)
     desk.all_due()
     assert desk.resume() == ["r2"], "until it leaves"
 
 
-def test_the_time_of_a_run_that_parks_again_is_what_it_says_then(desk):
+def test_the_time_of_an_execution_that_parks_again_is_what_it_says_then(desk):
     desk.fence("r1")
     desk.park("r2", patience=0.0)
     assert desk.resume() == ["r2"]
@@ -165,29 +165,29 @@ def test_the_time_of_a_run_that_parks_again_is_what_it_says_then(desk):
 def test_a_time_that_is_over_while_the_message_is_on_its_way_sends_it_once(desk):
     desk.fence("r1")
     desk.park("r2", patience=100)
-    desk.give_back("r1")
+    desk.release("r1")
     assert desk.out() == ["r2"]
     desk.all_due()
 
     assert desk.resume() == []
 
 
-def test_a_withdrawn_run_frees_its_place_and_does_not_run_any_more(two):
+def test_a_withdrawn_execution_frees_its_place_and_does_not_run_any_more(two):
     two.park("r3")
-    two.give_back("r1")
+    two.release("r1")
     two.out()
 
     assert two.withdraw("r2", home="h")
 
     assert two.out() == ["r3"]
-    assert isinstance(two.take("r2", "late"), Ended)
+    assert isinstance(two.acquire("r2", "late"), Ended)
     assert not two.withdraw("r2", home="h")
     assert two.out() == []
 
 
-def test_withdrawing_lets_a_blocked_waiter_in(two):
+def test_when_a_message_is_withdrawn_the_waiting_one_behind_it_acquires(two):
     two.listen("p")
-    two.give_back("r1")
+    two.release("r1")
     two.queue("r3", inbox="p")
 
     two.withdraw("r2")
@@ -209,7 +209,7 @@ def test_withdrawing_from_several_locks_frees_all(desk):
     desk.fence("r2", names=("b",))
     desk.park("both", names=("a", "b"))
     desk.park("r3", names=("b",))
-    desk.give_back("r2", names=("b",))
+    desk.release("r2", names=("b",))
     assert desk.out() == []
 
     assert desk.withdraw("both", home="h")
@@ -218,7 +218,7 @@ def test_withdrawing_from_several_locks_frees_all(desk):
     assert (desk.waiters("a"), desk.waiters("b")) == ([], ["r3"])
 
 
-def test_a_run_that_enters_beside_what_it_found_due_leaves_that_to_others(desk):
+def test_an_execution_that_acquires_beside_what_it_found_due_leaves_that_to_others(desk):
     desk.fence("r1", limit=2)
     desk.fence("r2", limit=2)
     desk.park("r3", limit=2)
@@ -247,7 +247,7 @@ def test_a_look_looks_at_so_many_and_then_asks_for_another(two):
 
 
 def test_parked_and_then_nobody_looks_is_never_due_again_once_all_have_left(two):
-    two.give_back("r1")
+    two.release("r1")
     two.fence("r2", "back")
 
     assert two.resume() == []
@@ -259,20 +259,20 @@ def test_who_can_send_to_several_brokers_gets_all_of_theirs(desk):
         desk.fence(f"holds-{run}", names=(run,))
         desk.park(run, names=(run,), home=home)
     for run in ("r2", "r3", "r4"):
-        desk.give_back(f"holds-{run}", names=(run,), home="")
+        desk.release(f"holds-{run}", names=(run,), home="")
 
     assert desk.resume("h other") == ["r2", "r3"]
     assert desk.recheck > 0, "what is left is another's"
     assert desk.resume("third") == ["r4"]
 
 
-def test_a_release_hands_out_for_each_broker_that_its_process_knows(two):
-    two.give_back("r1", home="other h more")
+def test_a_release_resumes_for_each_broker_that_its_process_knows(two):
+    two.release("r1", home="other h more")
 
     assert two.out() == ["r2"]
 
 
 def test_a_home_is_no_part_of_another_one(two):
-    two.give_back("r1", home="oh hh")
+    two.release("r1", home="oh hh")
 
     assert two.out() == []

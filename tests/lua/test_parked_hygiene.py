@@ -32,19 +32,19 @@ def test_when_all_have_left_nothing_is_left(desk, names, end):
         desk.withdraw("r2", remember=0.001)
         desk.wait_ms(2)
     elif end == "take back":
-        desk.give_back("r2", names=names)
+        desk.release("r2", names=names)
     elif end == "wait":
         desk.queue("r2", names=names)
-        desk.give_back("r2", names=names)
-    desk.give_back("r1", names=names, home="" if end == "owed" else "h")
+        desk.release("r2", names=names)
+    desk.release("r1", names=names, home="" if end == "owed" else "h")
     if end in ("run", "owed"):
         desk.fence("r2", "back", names=names)
-        desk.give_back("r2", "back", names=names)
+        desk.release("r2", "back", names=names)
 
     assert others(desk) == []
 
 
-def test_the_keys_of_parked_runs_have_no_lifetime_and_those_of_the_blocked_have(desk):
+def test_the_keys_of_the_parked_have_no_lifetime_and_those_of_the_waiting_have(desk):
     desk.fence("r1")
     desk.queue("r2")
     desk.park("r3")
@@ -79,7 +79,7 @@ def test_every_key_and_its_type_is_in_the_catalogue(desk):
     assert isinstance(test_lines.arrive(desk, "behind"), Conflict)
     assert isinstance(test_lines.arrive(desk, "behind"), int), "the other was not passed over"
     test_lines.place(desk, "sent")
-    desk.give_back("r1", names=("a", "b"), ended="run", home="")
+    desk.release("r1", names=("a", "b"), ended="run", home="")
 
     found = {}
     for key in leftovers(desk.client, desk.keys.namespace):
@@ -111,8 +111,8 @@ def test_a_lock_with_a_long_name_is_found_again(desk):
     desk.lapse_place("r2", LONG, back=1)
     assert desk.resume() == ["r2"]
 
-    desk.give_back("r2", names=(LONG,))
-    desk.give_back("r1", names=(LONG,))
+    desk.release("r2", names=(LONG,))
+    desk.release("r1", names=(LONG,))
     assert others(desk) == []
 
 
@@ -121,7 +121,7 @@ def test_a_lock_with_a_strange_name_is_found_again(desk):
     desk.fence("r1", names=(name, "z"))
     desk.park("r2", names=(name, "z"))
 
-    desk.give_back("r1", names=(name, "z"))
+    desk.release("r1", names=(name, "z"))
 
     assert desk.messages() == [Message("r2", name, "text of r2")]
 
@@ -141,7 +141,7 @@ def calls_of(desk, command):
 
 
 def fill(desk, count):
-    """A long line of parked runs behind one that is there already."""
+    """A long line of parked executions behind one that is there already."""
     prefix = desk.keys.prefix(0)
     record = desk.client.hget(f"{prefix}w:a", "first")
     now = desk.now_ms() * 1000
@@ -154,21 +154,21 @@ def fill(desk, count):
 
 
 def commands(desk):
-    """One after the other, what may happen at a lock with a line of parked runs."""
+    """One after the other, what may happen at a lock with a line of parked executions."""
     yield lambda: desk.park("new", most=20_000)
-    yield lambda: desk.take("newcomer")
-    yield lambda: desk.take("p3", "early")
-    yield lambda: desk.give_back("r1")
+    yield lambda: desk.acquire("newcomer")
+    yield lambda: desk.acquire("p3", "early")
+    yield lambda: desk.release("r1")
     yield lambda: desk.fence("first", "back")
-    yield lambda: desk.give_back("first", "back", ended="run")
-    yield lambda: desk.take("p0", "back")
+    yield lambda: desk.release("first", "back", ended="run")
+    yield lambda: desk.acquire("p0", "back")
     yield lambda: desk.withdraw("p5")
     yield lambda: desk.backend.force_release("a")
     yield lambda: desk.resume()
     yield lambda: desk.backend.inspect("a", 5)
 
 
-def test_no_command_walks_through_ten_thousand_parked_runs(desk, script_server):
+def test_no_command_walks_through_ten_thousand_parked_executions(desk, script_server):
     long = Desk(script_server.url, f"{desk.keys.namespace}-long")
     for each, count in ((desk, 10), (long, 10_000)):
         each.fence("r1")

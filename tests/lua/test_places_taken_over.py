@@ -9,7 +9,7 @@ PLAIN = ["r2", "r3", "r4"]
 
 
 def again(desk, run: str, attempt_id: str = "n2", **more):
-    """Another attempt, or another command, of a run."""
+    """Another attempt, or another command, of an execution."""
     facts = {"owner": run, "names": ("a",), "limits": (1,), "lease": 30.0, **more}
     return desk.backend.acquire(Claim(run, attempt_id, **facts), 6.0, "p-2")
 
@@ -41,25 +41,25 @@ def test_a_copy_of_the_holder_is_parked_before_all(desk):
     assert desk.client.pttl(desk.keys.queue("a")) == -1
 
 
-def test_who_parks_in_its_place_is_not_granted_but_sent_on(desk):
+def test_who_parks_in_its_place_is_not_granted_but_resumed(desk):
     inbox = desk.listen("p-1")
     in_a_row(desk, *PLAIN)
     kill(desk, "r2")
 
     assert isinstance(desk.leave("r2", "n2"), Parked)
-    desk.give_back("r1")
+    desk.release("r1")
 
     assert desk.out() == ["r2"]
     assert inbox.heard() == []
-    assert isinstance(desk.take("r2", "n3"), Held)
+    assert isinstance(desk.acquire("r2", "n3"), Held)
 
 
-def test_who_parks_in_its_place_before_a_very_long_line_is_sent_on_too(desk):
+def test_who_parks_in_its_place_before_a_very_long_queue_is_resumed_too(desk):
     in_a_row(desk, *[f"w{i}" for i in range(300)])
     kill(desk, "w0")
 
     assert isinstance(desk.leave("w0", "n2"), Parked)
-    desk.give_back("r1")
+    desk.release("r1")
 
     assert desk.out() == ["w0"]
 

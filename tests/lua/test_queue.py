@@ -11,14 +11,14 @@ def words(messages):
     return [message.split(" ")[:2] for message in messages]
 
 
-def test_waiters_enter_in_the_order_in_which_they_came(desk):
+def test_waiters_acquire_in_the_order_in_which_they_came(desk):
     inbox = desk.listen("p")
     desk.fence("r0")
     for i in range(1, 6):
         assert desk.queue(f"r{i}", inbox="p") == i - 1
 
     for i in range(5):
-        desk.give_back(f"r{i}")
+        desk.release(f"r{i}")
         assert words(inbox.heard()) == [["granted", f"r{i + 1}"]]
         assert desk.holders() == [f"r{i + 1}"]
 
@@ -36,16 +36,16 @@ def test_the_order_holds_when_the_clock_is_set_back(desk):
     assert scores == [ahead, ahead + 1, ahead + 2]
 
 
-def test_a_grant_says_which_run_attempt_and_fence(desk):
+def test_a_grant_says_which_execution_attempt_and_fence(desk):
     inbox = desk.listen("p")
     desk.fence("r1")
-    desk.queue("r2", "its-nonce", inbox="p")
+    desk.queue("r2", "its-attempt", inbox="p")
 
-    desk.give_back("r1")
+    desk.release("r1")
 
     hold = desk.backend.inspect("a").holds[0]
-    assert inbox.heard() == [f"granted r2 its-nonce {hold.fence}"]
-    assert (hold.execution_id, hold.attempt_id, hold.owner) == ("r2", "its-nonce", "r2")
+    assert inbox.heard() == [f"granted r2 its-attempt {hold.fence}"]
+    assert (hold.execution_id, hold.attempt_id, hold.owner) == ("r2", "its-attempt", "r2")
 
 
 def test_a_grant_has_a_new_fence(desk):
@@ -53,7 +53,7 @@ def test_a_grant_has_a_new_fence(desk):
     before = desk.fence("r1")
     desk.queue("r2", inbox="p")
 
-    desk.give_back("r1")
+    desk.release("r1")
 
     assert desk.backend.inspect("a").holds[0].fence > before
 
@@ -63,20 +63,20 @@ def test_a_grant_has_its_whole_lease_however_little_is_left_of_the_place(desk):
     desk.fence("r1")
     desk.queue("r2", inbox="p", wait=3.0, lease=30)
     desk.wait_ms(50)
-    desk.give_back("r1")
+    desk.release("r1")
 
     assert desk.backend.inspect("a").holds[0].remaining > 29.9
     assert desk.waiters() == []
     assert desk.client.exists(desk.keys.waiters("a"), desk.keys.queue("a")) == 0
 
 
-def test_as_many_get_in_as_there_is_room_for(desk):
+def test_as_many_acquire_as_there_is_room_for(desk):
     inbox = desk.listen("p")
     desk.fence("r1", limit=1)
     for run, limit in (("r2", 1), ("r3", 2), ("r4", 2)):
         desk.queue(run, limit=limit, inbox="p")
 
-    desk.give_back("r1")
+    desk.release("r1")
     assert desk.holders() == ["r2", "r3"]
     assert words(inbox.heard()) == [["granted", "r2"], ["granted", "r3"]]
     assert desk.waiters() == ["r4"]
@@ -87,25 +87,25 @@ def test_a_newcomer_does_not_overtake_a_waiter_that_is_held_up(desk):
     desk.fence("r1", limit=2)
     desk.queue("strict", limit=1, inbox="p")
 
-    answer = desk.take("r3", limit=2)
+    answer = desk.acquire("r3", limit=2)
     assert isinstance(answer, Conflict)
     assert answer.waiting == 1
     assert desk.queue("r3", limit=2) == 1
 
 
-def test_a_newcomer_finds_a_lock_that_lapsed_and_lets_the_waiter_in_first(desk):
+def test_a_newcomer_that_finds_a_lapsed_hold_grants_the_lock_to_the_waiter_first(desk):
     inbox = desk.listen("p")
     desk.fence("r1")
     desk.queue("r2", inbox="p")
     desk.lapse("r1")
 
-    assert isinstance(desk.take("r3"), Conflict)
+    assert isinstance(desk.acquire("r3"), Conflict)
     assert desk.holders() == ["r2"]
     assert words(inbox.heard()) == [["granted", "r2"]]
 
 
 @pytest.mark.parametrize("joiner", ["reachable", "asks again", "beats"])
-def test_queued_runs_of_an_owner_come_in_with_it(desk, joiner):
+def test_queued_executions_of_an_owner_acquire_with_it(desk, joiner):
     inbox = desk.listen("p")
     desk.fence("stranger")
     desk.queue("first", owner="o", by_owner=True, inbox="p")
@@ -114,10 +114,10 @@ def test_queued_runs_of_an_owner_come_in_with_it(desk, joiner):
     desk.queue("not-asked", owner="o", inbox="p")
     desk.queue("other-owner", owner="x", by_owner=True, inbox="p")
 
-    desk.give_back("stranger")
+    desk.release("stranger")
     told = words(inbox.heard())
     if joiner == "asks again":
-        answer = desk.take("second", owner="o", by_owner=True, wait=6.0)
+        answer = desk.acquire("second", owner="o", by_owner=True, wait=6.0)
         assert answer.reentered == (True,)
     elif joiner == "beats":
         assert isinstance(desk.beat("second"), Held)
@@ -130,13 +130,13 @@ def test_queued_runs_of_an_owner_come_in_with_it(desk, joiner):
     assert desk.waiters() == ["between", "not-asked", "other-owner"]
 
 
-def test_a_waiter_finds_at_its_heartbeat_that_its_owner_is_in_though_that_one_did_not_ask(desk):
+def test_a_waiter_finds_at_its_heartbeat_that_its_owner_holds_though_nobody_told_it(desk):
     desk.listen("p")
     desk.fence("stranger")
     desk.queue("first", owner="o", inbox="p")
     desk.queue("between", inbox="p")
     desk.queue("second", owner="o", by_owner=True, inbox="p")
-    desk.give_back("stranger")
+    desk.release("stranger")
     assert desk.holders() == ["first"]
 
     assert isinstance(desk.beat("second"), Held)

@@ -8,7 +8,7 @@ from celery_relock.engine.protocol import Renewal
 
 
 def renewed(desk, *claims):
-    """The raw reply for (lock, run, nonce, lease ms)."""
+    """The raw reply for (lock, execution, attempt, lease ms)."""
     keys = [desk.keys.lock(claim[0]) for claim in claims]
     return desk.raw("renew", keys, [value for claim in claims for value in (*claim[1:], 0)])
 
@@ -52,16 +52,16 @@ def test_a_hold_that_has_lapsed_is_lost_though_nobody_has_looked(desk):
     assert desk.holders() == []
 
 
-def test_a_late_renewal_does_not_bring_back_what_was_given_back(desk):
+def test_a_late_renewal_does_not_bring_back_what_was_released(desk):
     desk.fence("r1")
-    desk.give_back("r1")
+    desk.release("r1")
 
     assert renewed(desk, ("a", "r1", "n", 30_000)) == [0]
     assert desk.client.exists(desk.keys.lock("a")) == 0
 
 
 @pytest.mark.parametrize("attempt_id", ["other", "min", "mine mine", "", "%S+"])
-def test_another_nonce_extends_nothing(desk, attempt_id):
+def test_another_attempt_extends_nothing(desk, attempt_id):
     desk.fence("r1", "mine", lease=2.0)
 
     assert renewed(desk, ("a", "r1", attempt_id, 30_000)) == [0]

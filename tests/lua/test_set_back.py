@@ -38,12 +38,12 @@ def test_a_lease_ends_after_twice_its_length_at_the_most(desk, set_back):
     desk.fence("dead", lease=0.3)
     set_back()
 
-    answer = desk.take("other")
+    answer = desk.acquire("other")
     assert isinstance(answer, Conflict)
     assert answer.remaining <= 0.6
     desk.wait_ms(600)
 
-    assert isinstance(desk.take("other"), Held)
+    assert isinstance(desk.acquire("other"), Held)
 
 
 @pytest.mark.parametrize("way", ["renewed", "granted", "taken with another one"])
@@ -55,12 +55,12 @@ def test_so_does_one_that_was_written_in_another_way(desk, set_back, way):
         desk.listen("p")
         desk.fence("before")
         desk.queue("dead", wait=0.3, lease=0.3, inbox="p")
-        desk.give_back("before")
+        desk.release("before")
     else:
-        assert isinstance(desk.take("dead", names=("a", "b"), lease=0.3), Held)
+        assert isinstance(desk.acquire("dead", names=("a", "b"), lease=0.3), Held)
     set_back()
 
-    assert isinstance(answer := desk.take("other"), Conflict)
+    assert isinstance(answer := desk.acquire("other"), Conflict)
     assert 0.0 < answer.remaining <= 0.6
 
 
@@ -75,7 +75,7 @@ def test_who_looks_is_told_so(desk, set_back):
 def test_a_live_holder_has_its_whole_lease(desk, set_back):
     desk.fence("alive", lease=30.0)
     set_back()
-    assert isinstance(desk.take("other"), Conflict)
+    assert isinstance(desk.acquire("other"), Conflict)
 
     assert desk.renew("alive", lease=30.0)
 
@@ -85,7 +85,7 @@ def test_a_lease_of_many_hours_is_left_alone(desk, set_back):
     set_back()
 
     assert desk.backend.inspect("a").holds[0].remaining > 100_000
-    assert isinstance(desk.take("other"), Conflict)
+    assert isinstance(desk.acquire("other"), Conflict)
 
 
 @pytest.mark.parametrize("renewals", [False, True])
@@ -96,19 +96,19 @@ def test_a_place_lives_for_as_long_as_it_was_given(desk, set_back, renewals):
         desk.beat("waiter", "dead", wait=0.3)
     set_back()
 
-    answer = desk.take("waiter", "copy", wait=0.3)
+    answer = desk.acquire("waiter", "copy", wait=0.3)
     assert isinstance(answer, Duplicate)
     assert answer.remaining <= 0.3
     desk.wait_ms(310)
-    assert isinstance(desk.take("waiter", "copy", wait=0.6), Queued)
+    assert isinstance(desk.acquire("waiter", "copy", wait=0.6), Queued)
     set_back()
-    assert 0.3 < desk.take("waiter", "third", wait=6.0).remaining <= 0.6
+    assert 0.3 < desk.acquire("waiter", "third", wait=6.0).remaining <= 0.6
 
 
 def test_a_message_that_does_not_come_is_sent_again(desk, set_back):
     desk.fence("holder")
     desk.park("one")
-    desk.give_back("holder")
+    desk.release("holder")
     set_back()
     desk.all_due()
 
@@ -120,7 +120,7 @@ def test_a_message_on_its_way_holds_up_nobody_for_an_hour(desk, set_back):
     desk.fence("holder")
     desk.park("one")
     desk.park("two")
-    desk.give_back("holder")
+    desk.release("holder")
     set_back()
     desk.lapse_place("one", back=desk.now_ms() + 5000)
     desk.all_due()

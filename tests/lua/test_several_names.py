@@ -16,20 +16,20 @@ def both(desk, run):
 
 
 def test_all_are_held_with_one_fence(desk):
-    answer = desk.take("r1", names=AB)
+    answer = desk.acquire("r1", names=AB)
 
     assert isinstance(answer, Held)
     assert len(set(answer.fences)) == 1
     assert answer.reentered == (False, False)
     assert desk.holders("a") == desk.holders("b") == ["r1"]
-    assert desk.take("r1", names=AB) == answer
+    assert desk.acquire("r1", names=AB) == answer
 
 
 @pytest.mark.parametrize("taken", AB)
-def test_if_one_is_taken_none_is_held(desk, taken):
+def test_if_one_is_held_by_another_none_is_acquired(desk, taken):
     desk.fence("r1", names=(taken,))
 
-    answer = desk.take("r2", names=AB)
+    answer = desk.acquire("r2", names=AB)
 
     assert isinstance(answer, Conflict)
     assert answer.name == taken
@@ -62,9 +62,9 @@ def test_a_waiter_gets_all_when_the_last_is_free(desk):
     desk.fence("r2", names=("b",))
     desk.queue("both", names=AB, inbox="p")
 
-    desk.give_back("r1", names=("a",))
+    desk.release("r1", names=("a",))
     assert (desk.holders("a"), inbox.heard()) == ([], [])
-    desk.give_back("r2", names=("b",))
+    desk.release("r2", names=("b",))
 
     assert desk.holders("a") == desk.holders("b") == ["both"]
     [message] = inbox.heard()
@@ -77,7 +77,7 @@ def test_nobody_overtakes_a_waiter_that_waits_for_another_lock(desk):
     desk.fence("r1", names=("b",))
     desk.queue("both", names=AB)
 
-    assert isinstance(desk.take("r2", names=("a",)), Conflict)
+    assert isinstance(desk.acquire("r2", names=("a",)), Conflict)
     assert desk.queue("r2", names=("a",)) == 1
 
 
@@ -88,12 +88,12 @@ def test_a_waiter_for_several_does_not_overtake_in_its_other_queue(desk):
     desk.queue("single", names=("b",), inbox="p")
     desk.queue("both", names=AB, inbox="p")
 
-    desk.give_back("r1", names=("a",))
-    desk.give_back("r2", names=("b",))
+    desk.release("r1", names=("a",))
+    desk.release("r2", names=("b",))
 
     assert desk.holders("b") == ["single"]
     assert desk.holders("a") == []
-    desk.give_back("single", names=("b",))
+    desk.release("single", names=("b",))
     assert desk.holders("a") == desk.holders("b") == ["both"]
 
 
@@ -103,13 +103,13 @@ def test_claims_in_any_order_never_wait_for_each_other(desk, order):
     desk.fence("start", names=AB)
     for run in order:
         desk.queue(run, names=tuple(run), inbox="p")
-    desk.give_back("start", names=AB)
+    desk.release("start", names=AB)
 
     served = []
     while held := set(desk.holders("a")) | set(desk.holders("b")):
         served += sorted(held)
         for run in held:
-            desk.give_back(run, names=tuple(run))
+            desk.release(run, names=tuple(run))
 
     assert sorted(served) == sorted(order)
     for earlier, later in itertools.combinations(order, 2):
@@ -117,13 +117,13 @@ def test_claims_in_any_order_never_wait_for_each_other(desk, order):
             assert served.index(earlier) < served.index(later)
 
 
-def test_leaving_the_queue_leaves_all_of_them_and_lets_others_in(desk):
+def test_who_leaves_leaves_every_queue_and_others_acquire(desk):
     desk.listen("p")
     desk.fence("r1", names=("a",))
     desk.queue("both", names=AB)
     desk.queue("r2", names=("b",), inbox="p")
 
-    assert desk.give_back("both", names=AB)
+    assert desk.release("both", names=AB)
 
     assert desk.waiters("a") == desk.waiters("b") == []
     assert desk.holders("b") == ["r2"]
@@ -146,7 +146,7 @@ def test_a_waiter_that_meets_all_locks_free_at_its_own_call_gets_all_in_one_answ
         assert desk.waiters(name) == []
 
 
-def test_a_repeated_claim_that_gets_in_has_no_place_left(desk):
+def test_a_repeated_claim_that_acquires_has_no_place_left(desk):
     desk.fence("r1", names=AB)
     desk.queue("dead", names=("b",))
     desk.queue("both", names=AB)
@@ -154,11 +154,11 @@ def test_a_repeated_claim_that_gets_in_has_no_place_left(desk):
     for name in AB:
         desk.lapse("r1", name)
 
-    answer = desk.take("both", names=AB, wait=6.0)
+    answer = desk.acquire("both", names=AB, wait=6.0)
 
     assert isinstance(answer, Held)
     assert desk.waiters("a") == desk.waiters("b") == []
-    assert desk.give_back("both", names=AB)
+    assert desk.release("both", names=AB)
     assert desk.holders("a") == desk.holders("b") == []
 
 
@@ -167,19 +167,19 @@ def test_whoever_asks_passes_the_unreachable_in_every_queue(desk):
     desk.queue("gone a", names=("a",), inbox="gone")
     desk.queue("gone b", names=("b",), inbox="gone")
     desk.queue("both", names=AB)
-    desk.give_back("r1", names=AB)
+    desk.release("r1", names=AB)
 
-    assert isinstance(desk.take("both", names=AB, wait=6.0), Held)
+    assert isinstance(desk.acquire("both", names=AB, wait=6.0), Held)
     assert (desk.waiters("a"), desk.waiters("b")) == (["gone a"], ["gone b"])
 
 
 def test_each_lock_has_its_own_limit(desk):
     desk.fence("r1", names=AB, limits=(2, 1))
 
-    assert isinstance(desk.take("r2", names=("a",), limit=2), Held)
-    answer = desk.take("r3", names=AB, limits=(3, 1))
+    assert isinstance(desk.acquire("r2", names=("a",), limit=2), Held)
+    answer = desk.acquire("r3", names=AB, limits=(3, 1))
     assert isinstance(answer, Conflict)
     assert answer.name == "b"
     desk.queue("r4", names=AB, limits=(3, 1))
-    desk.give_back("r1", names=AB)
+    desk.release("r1", names=AB)
     assert isinstance(both(desk, "r4")[0], Held)

@@ -61,7 +61,7 @@ class History:
         self.random = random.Random(seed)
         self.spice = (0.0, 0.01, 0.05, 0.3)[seed % 4]
         self.twins, self.short = twins, twins.both[0]
-        # A run asks for the same locks again: its arguments are the same.
+        # An execution asks for the same locks again: its arguments are the same.
         self.wants = {
             run: self.random.choice([("a", "b"), ("b",)]) if self.spicy() else ("a",)
             for run in RUNS
@@ -88,10 +88,10 @@ class History:
 
     def claim(self) -> Claim:
         some = self.random.choice
-        idle = [run for run in RUNS if not self.nonce_of(run)]
+        idle = [run for run in RUNS if not self.attempt_of(run)]
         # Now and then one that waits or holds: the command is repeated, or is another attempt's.
         run = some(idle if idle and self.random.random() < 0.85 else RUNS)
-        last = self.nonce_of(run) or "n"
+        last = self.attempt_of(run) or "n"
         return Claim(
             run,
             some(["n", "n2"]) if self.random.random() < 0.2 else last,
@@ -110,7 +110,7 @@ class History:
             return self.random.choice([38, 99])
         return 2 if self.spicy() else SHARED if run in self.sharers else 1
 
-    def nonce_of(self, run: str) -> str:
+    def attempt_of(self, run: str) -> str:
         """The attempt that holds or waits."""
         for name in NAMES:
             if hold := self.short.holds(name).get(run):
@@ -128,7 +128,7 @@ class History:
             lambda twin: twin.desk.backend.acquire(claim, wait, channel),
         )
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         claim = self.claim()
         self.ask("take", claim, lambda twin: twin.desk.backend.acquire(claim, 0.0, "p"))
 
@@ -142,7 +142,7 @@ class History:
         return self.twins.do(f"{what} {claim}", command, claim.names)
 
     def end(self) -> None:
-        """Somebody gives back what it holds; now and then its heir is kept in the entry."""
+        """Somebody releases what it holds; now and then its successor is kept in the permit."""
         name = self.random.choice(NAMES) if self.spicy() else "a"
         if not (holds := self.short.holds(name)):
             return
@@ -151,9 +151,9 @@ class History:
         self.release(run, holds[run][2], name, ended, self.spicy())
 
     def give_up(self) -> None:
-        """Somebody leaves the queue, or gives back what it may not have."""
+        """Somebody leaves the queue, or releases what it may not have."""
         run = self.random.choice(RUNS)
-        attempt_id = (not self.spicy() and self.nonce_of(run)) or self.random.choice(["n", "n2"])
+        attempt_id = (not self.spicy() and self.attempt_of(run)) or self.random.choice(["n", "n2"])
         self.release(run, attempt_id, self.random.choice(NAMES) if self.spicy() else "a", "", False)
 
     def release(self, run: str, attempt_id: str, name: str, ended: str, successor: bool) -> None:
@@ -203,7 +203,7 @@ class History:
             self.twins.do(f"lapse {run} {name}", lambda twin: twin.desk.lapse(run, name))
 
     def forget(self) -> None:
-        """What is known of a run that has ended goes."""
+        """What is known of an execution that has ended goes."""
         run = self.random.choice(RUNS)
         self.twins.do(f"forget {run}", lambda twin: twin.forget(run))
 

@@ -81,7 +81,7 @@ def test_of_many_holders_and_waiters_the_first_are_told_of_and_all_are_counted(d
 def test_a_message_on_its_way_is_told_of_as_resumed(desk):
     desk.fence("r1")
     desk.park("r2", task="t2")
-    desk.give_back("r1")
+    desk.release("r1")
 
     assert [place.state for place in survey(desk).places] == ["resumed"]
     desk.lapse_place("r2", back=1)

@@ -27,17 +27,17 @@ def test_who_waits_knows_its_rank(desk):
 def test_who_has_the_lock_or_waits_already_gets_no_second_place(desk):
     in_a_row(desk, "r2")
 
-    assert isinstance(desk.take("r1", wait=6.0), Held)
-    assert isinstance(desk.take("r1", "n2", wait=6.0), Duplicate)
-    assert isinstance(desk.take("r2", "n2", wait=6.0), Duplicate)
+    assert isinstance(desk.acquire("r1", wait=6.0), Held)
+    assert isinstance(desk.acquire("r1", "n2", wait=6.0), Duplicate)
+    assert isinstance(desk.acquire("r2", "n2", wait=6.0), Duplicate)
     assert desk.waiters() == ["r2"]
 
 
 def test_who_is_over_waits_for_nothing(desk):
-    desk.give_back("r2", ended="run")
+    desk.release("r2", ended="run")
     desk.fence("r1")
 
-    assert desk.take("r2", wait=6.0) == Ended()
+    assert desk.acquire("r2", wait=6.0) == Ended()
     assert desk.waiters() == []
 
 
@@ -45,7 +45,7 @@ def test_a_lapsed_holder_is_found_by_who_would_wait(desk):
     desk.fence("r1")
     desk.lapse("r1")
 
-    assert isinstance(desk.take("r2", wait=6.0), Held)
+    assert isinstance(desk.acquire("r2", wait=6.0), Held)
 
 
 def test_a_holder_from_before_the_clock_was_set_back_holds_up_nobody_for_longer_than_its_lease(
@@ -56,7 +56,7 @@ def test_a_holder_from_before_the_clock_was_set_back_holds_up_nobody_for_longer_
     record = desk.client.hget(desk.keys.lock("a"), "r1").decode().split(" ", 1)[1]
     desk.client.hset(desk.keys.lock("a"), "r1", f"{later} {record}")
 
-    answer = desk.take("r2", wait=6.0)
+    answer = desk.acquire("r2", wait=6.0)
 
     assert isinstance(answer, Queued)
     assert answer.recheck < 40
@@ -97,7 +97,7 @@ def test_a_line_outlives_its_longest_place(desk):
         assert desk.client.pttl(key) > 200_000
 
 
-def test_a_ring_of_waiting_runs_is_seen_by_who_may_be_stuck(desk):
+def test_a_ring_of_waiters_is_seen_by_who_may_be_stuck(desk):
     desk.fence("r1")
     desk.fence("r2", names=("b",))
     wait(desk, "r1-in", names=("b",), stuck=("r1",))

@@ -24,11 +24,11 @@ def test_who_releases_frees_its_hold_and_the_next_one_gets_it(desk, full):
     desk.queue("r3", inbox="p")
     full()
 
-    assert desk.give_back("r1", ended="run")
+    assert desk.release("r1", ended="run")
     assert [message.split(" ")[1] for message in inbox.heard()] == ["r2"]
-    assert desk.give_back("r2", ended="attempt")
+    assert desk.release("r2", ended="attempt")
     assert desk.holders() == ["r3"]
-    assert desk.give_back("r3")
+    assert desk.release("r3")
     assert desk.holders() == []
 
 
@@ -45,7 +45,7 @@ def test_holds_are_renewed_and_places_kept(desk, full):
     assert isinstance(desk.beat("r2"), Held)
 
 
-def test_a_hold_is_left_to_its_successor_and_a_message_taken_out(desk, full):
+def test_a_hold_is_left_to_its_successor_and_a_message_withdrawn(desk, full):
     fence = desk.fence("r1")
     desk.park("r2")
     full()
@@ -70,9 +70,9 @@ def test_newcomers_are_told_that_the_server_takes_nothing(desk, full):
 
     for name in ("a", "b"):
         with pytest.raises(LockUnavailable):
-            desk.take("r2", names=(name,), wait=6.0)
+            desk.acquire("r2", names=(name,), wait=6.0)
     desk.client.config_set("maxmemory", "0")
-    assert isinstance(desk.take("r2", names=("b",)), Held)
+    assert isinstance(desk.acquire("r2", names=("b",)), Held)
 
 
 def test_where_nothing_may_be_written_a_release_says_so_and_can_be_repeated(desk):
@@ -81,10 +81,10 @@ def test_where_nothing_may_be_written_a_release_says_so_and_can_be_repeated(desk
     desk.client.config_set("min-replicas-to-write", "1")
     try:
         with pytest.raises(LockUnavailable):
-            desk.give_back("r1")
+            desk.release("r1")
         with pytest.raises(LockUnavailable):
             desk.renew("r1")
     finally:
         desk.client.config_set("min-replicas-to-write", "0")
-    assert desk.give_back("r1")
+    assert desk.release("r1")
     assert isinstance(desk.beat("r2"), Held)

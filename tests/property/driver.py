@@ -35,10 +35,10 @@ class Driver(Invariants):
     """Both worlds of one history.
 
     Attributes:
-        wants, owners: of each run, which never change.
-        shares: of each run, which of its locks it is to share.
+        wants, owners: of each execution, which never change.
+        shares: of each execution, which of its locks it is to share.
         ears: the inboxes that can be reached.
-        entry_of: the model's entry for each fence that the backend has given.
+        permit_of: the model's permit for each fence that the backend has given.
     """
 
     desk: Desk
@@ -46,13 +46,13 @@ class Driver(Invariants):
     owners: dict[str, str]
     shares: dict[str, tuple[bool, bool]]
     ears: dict[str, Inbox]
-    entry_of: dict[int, int]
+    permit_of: dict[int, int]
 
     def _acquire(
         self, run: str, attempt_id: str, *, inbox: str, waits: bool = True, by_owner: bool = False,
         ancestors: tuple[str, ...] = (), copies: int = 1, home: str = "", deadline: bool = False,
     ) -> None:  # fmt: skip
-        """With a home the run is parked, if it has to wait."""
+        """With a home the execution is parked, if it has to wait."""
         names = self.wants[run]
         limits = tuple(
             SHARED if shared else self.limits[name]
@@ -95,22 +95,22 @@ class Driver(Invariants):
         *,
         tight: bool = False,
     ) -> None:
-        """`tight`: the server is out of memory. Whoever releases does, and the next one gets in."""
+        """`tight`: the server is out of memory. Whoever releases does; the next one acquires."""
         names = self.wants[run]
         lapsed = any(run in self.now[name].lapsed for name in names)
 
         def answers_agree(real: bool, expected: bool) -> None:
-            # What lapsed and was not looked at since may count as given back.
+            # What lapsed and was not looked at since may count as released.
             assert real == expected or (lapsed and real)
 
-        def give_back() -> bool:
+        def release() -> bool:
             with self.desk.out_of_memory() if tight else nullcontext():
-                return self.desk.give_back(
+                return self.desk.release(
                     run, attempt_id, names=names, ended=ended, remember=LIFE, home=home
                 )
 
         self._both(
-            give_back,
+            release,
             lambda: self.model.release(run, attempt_id, names, ended, home),
             answers_agree,
             copies,
@@ -154,18 +154,18 @@ class Driver(Invariants):
             self.desk.all_due()
         found = self._send(lambda: self.desk.resume(home, by, tuple(f"t-{run}" for run in tasks)))
         expected = self.model.resume(home, by, tasks, all_is_due=all_is_due)
-        self._every_entry_is_one_fence()
+        self._every_permit_is_one_fence()
         self._the_messages_are_the_models(found)
         assert found == expected
         return found
 
-    def _heartbeat(self, nonce_of: dict[str, str], copies: int) -> None:
-        renewals = [(name, run, nonce_of[run]) for run in nonce_of for name in self.wants[run]]
+    def _heartbeat(self, attempt_of: dict[str, str], copies: int) -> None:
+        renewals = [(name, run, attempt_of[run]) for run in attempt_of for name in self.wants[run]]
 
         def answers_agree(real: list[Any], expected: list[Reply]) -> None:
             assert [self._told_beat(answer) for answer in real] == expected
-            for run in nonce_of if len(nonce_of) == 1 else ():
-                self.invariant_12_who_looks_needs_no_message(run, nonce_of[run])
+            for run in attempt_of if len(attempt_of) == 1 else ():
+                self.invariant_12_who_looks_needs_no_message(run, attempt_of[run])
 
         self._both(
             lambda: self.desk.backend.heartbeat(
@@ -189,7 +189,7 @@ class Driver(Invariants):
         for _ in range(copies):
             expected = model()
             answers.append(self._send(real))
-            self._every_entry_is_one_fence()
+            self._every_permit_is_one_fence()
             check(answers[-1], expected)
             self._the_messages_are_the_models()
         if copies == 2 and not isinstance(answers[0], bool):
@@ -204,15 +204,15 @@ class Driver(Invariants):
         self.parking = snapshot.read_parking(self.desk, HOMES)
         return answer
 
-    def _every_entry_is_one_fence(self) -> None:
-        """Every entry of the model is one fence in Redis, in the same order."""
+    def _every_permit_is_one_fence(self) -> None:
+        """Every permit of the model is one fence in Redis, in the same order."""
         for name in NAMES:
             for run, hold in self.model.holds[name].items():
                 assert run in self.now[name].holds, f"{run} should hold {name}"
                 fence = self.now[name].holds[run].fence
-                assert self.entry_of.setdefault(fence, hold.entry) == hold.entry
-        assert [e for _, e in sorted(self.entry_of.items())] == sorted(self.entry_of.values())
-        assert len(set(self.entry_of.values())) == len(self.entry_of)
+                assert self.permit_of.setdefault(fence, hold.permit) == hold.permit
+        assert [e for _, e in sorted(self.permit_of.items())] == sorted(self.permit_of.values())
+        assert len(set(self.permit_of.values())) == len(self.permit_of)
 
     def _the_messages_are_the_models(
         self, found: list[str] | None = None, lost: Collection[tuple[str, str, str]] = ()
@@ -225,14 +225,14 @@ class Driver(Invariants):
             every = [text.split(" ") for text in ear.heard()]
             heard = [words for words in every if words[0] == "granted"]
             losses = {(words[1], words[2]) for words in every if words[0] == "lost"}
-            assert losses == {(run, nonce) for of, run, nonce in lost if of == inbox}
-            real = [(*m[:3], [self.entry_of[int(fence)] for fence in m[3:]]) for m in heard]
+            assert losses == {(run, attempt_id) for of, run, attempt_id in lost if of == inbox}
+            real = [(*m[:3], [self.permit_of[int(fence)] for fence in m[3:]]) for m in heard]
             assert real == [message[1:] for message in self.model.messages if message[0] == inbox]
         self.model.messages.clear()
 
     def _told(self, answer: Any) -> Reply:
         if isinstance(answer, Held):
-            return ("HELD", [self.entry_of[f] for f in answer.fences], list(answer.reentered))
+            return ("HELD", [self.permit_of[f] for f in answer.fences], list(answer.reentered))
         if isinstance(answer, Conflict):
             return ("BUSY", answer.name, answer.owner, answer.waiting, answer.parked)
         if isinstance(answer, Parked):
@@ -243,7 +243,7 @@ class Driver(Invariants):
 
     def _told_beat(self, answer: Any) -> Reply:
         if isinstance(answer, Held):
-            return ("HELD", self.entry_of[answer.fences[0]])
+            return ("HELD", self.permit_of[answer.fences[0]])
         return ("LOST",) if answer is None else self._told(answer)
 
     def _pick(self, table: Any, pick: int) -> tuple[str, str, Any]:
@@ -270,7 +270,7 @@ class Driver(Invariants):
         raise AssertionError(f"they wait for each other: {waiting}")
 
     def _lose_message(self, run: str) -> None:
-        """It was sent on, and the time for it to arrive is over."""
+        """It was resumed, and the time for it to arrive is over."""
         place = self.model.parked()[run]
         if place.on_its_way:
             self._send(lambda: self.desk.lapse_place(run, next(iter(place.limits)), back=1))
@@ -279,5 +279,5 @@ class Driver(Invariants):
     def invariant_16_an_idle_lock_has_no_key(self) -> None:
         for name in NAMES:  # clears away what has lapsed
             self.desk.fence("last", "n", names=(name,))
-            self.desk.give_back("last", "n", names=(name,))
+            self.desk.release("last", "n", names=(name,))
         assert self.desk.left() == []

@@ -70,7 +70,7 @@ class Invariants(RuleBasedStateMachine):
         assert counted == (len(parked), sum(len(f"text of {run}") for run in parked))
 
     @invariant()
-    def invariant_01_at_most_so_many_entries_as_the_limit(self) -> None:
+    def invariant_01_at_most_so_many_permits_as_the_limit(self) -> None:
         for name, lock in self.now.items():
             assert len(lock.fences) <= self.limits[name]
             modes = {hold.shared for hold in lock.holds.values()}
@@ -97,7 +97,7 @@ class Invariants(RuleBasedStateMachine):
             before = self.before[name]
             line = list(before.queue)
             for fence in lock.fences - before.fences:
-                # Whoever joined the entry, in the same command, needed no turn.
+                # Whoever joined the permit, in the same command, needed no turn.
                 entered = [run for run, hold in lock.holds.items() if hold.fence == fence]
                 places = [line.index(run) if run in line else len(line) for run in entered]
                 for other in line[: min(places)]:
@@ -124,7 +124,7 @@ class Invariants(RuleBasedStateMachine):
         place = lock.queue.get(run)
         if place is None:
             return True
-        if place.get("parked"):  # on its way, or a copy of a run that is in
+        if place.get("parked"):  # on its way, or a copy of an execution that holds
             is_in = any(run in each.holds for each in self.now.values())
             return bool(place.get("back", 1) > 1 or is_in)
         return bool(place["expiry"] == 1 or place["inbox"] not in self.model.reachable)
@@ -142,8 +142,8 @@ class Invariants(RuleBasedStateMachine):
         if isinstance(answer, (Duplicate, Ended)):
             return
         for name in claim.names:
-            entries = self._admitting(claim, name)
-            if not entries or claim.execution_id in self.before[name].holds:
+            permits = self._admitting(claim, name)
+            if not permits or claim.execution_id in self.before[name].holds:
                 continue
             if isinstance(answer, Conflict):
                 assert answer.name != name
@@ -151,11 +151,11 @@ class Invariants(RuleBasedStateMachine):
                 assert len(claim.names) > 1
                 continue
             fence = self.now[name].holds[claim.execution_id].fence
-            # Its place may have come to the head in this very call: then the entry is its own.
-            assert fence == max(entries) or claim.execution_id in self.before[name].queue
+            # Its place may have come to the head in this very call: then the permit is its own.
+            assert fence == max(permits) or claim.execution_id in self.before[name].queue
 
     def invariant_03_siblings_exclude_each_other(self, claim: Claim, answer: Answer) -> None:
-        """Who shares an owner, and no more than that, gets an entry of its own."""
+        """Who shares an owner, and no more than that, gets a permit of its own."""
         if claim.by_owner or not isinstance(answer, (Held, Queued)):
             return
         for name in claim.names:
@@ -166,7 +166,7 @@ class Invariants(RuleBasedStateMachine):
                 assert not joined or self._admitting(claim, name)
 
     def invariant_04_sent_twice_it_acts_once(self, run: str, answers: list[Any]) -> None:
-        """The second copy, the last command, may let others in; what this run has stays."""
+        """The second copy, the last command, may grant a lock to others; this one keeps what it has."""
         first, second = answers
         assert type(first) is type(second), answers
         if isinstance(first, (Held, Ended)):
@@ -232,7 +232,7 @@ class Invariants(RuleBasedStateMachine):
             assert full or wait_elsewhere, f"{run} at {name}"
 
     def _admitting(self, claim: Claim, name: str) -> list[int]:
-        """The fences of the entries that this claim may join."""
+        """The fences of the permits that this claim may join."""
         return [
             hold.fence
             for run, hold in self.before[name].holds.items()

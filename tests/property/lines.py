@@ -112,7 +112,7 @@ class Model:
 
 class LineMachine(RuleBasedStateMachine):
     """Attributes:
-    open_desk: opens the store that is held against the model, empty.
+    open_desk: opens the backend that is held against the model, empty.
     """
 
     open_desk: Callable[[], Desk]
@@ -155,7 +155,7 @@ class LineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.holder)
     def end(self, ended: str) -> None:
         run, attempt_id, _ = self.model.holder
-        self.desk.give_back(run, attempt_id, names=(NAME,), ended=ended)
+        self.desk.release(run, attempt_id, names=(NAME,), ended=ended)
         self.model.holder = None
         if ended == "run":
             self.model.ended.add(run)
@@ -203,7 +203,7 @@ class LineMachine(RuleBasedStateMachine):
         awaited = [run for run, place in self.model.queue.items() if not place.here]
         run = awaited[pick % len(awaited)]
         if self.desk.place(run, NAME)["attempt"] == "-":
-            self.desk.give_back(run, "-", names=(NAME,))
+            self.desk.release(run, "-", names=(NAME,))
             del self.model.queue[run]
             self.model.serve()
             self._compare()
@@ -318,7 +318,7 @@ class LineMachine(RuleBasedStateMachine):
             assert not self.model.queue
             assert not self.model.holder
             self.desk.fence("last", names=(NAME,))  # clears away what has lapsed
-            self.desk.give_back("last", names=(NAME,))
+            self.desk.release("last", names=(NAME,))
             assert self.desk.left() == []
         finally:
             self.desk.wipe()

@@ -32,10 +32,10 @@ somebody_is_parked = precondition(lambda self: self.model.parked())
 
 
 class LockMachine(Driver):
-    """Six runs of up to three owners; some of them want both of two locks.
+    """Six executions of up to three owners; some of them want both of two locks.
 
     Attributes:
-        open_desk: opens the store that is held against the model, empty.
+        open_desk: opens the backend that is held against the model, empty.
     """
 
     open_desk: Callable[[], Desk]
@@ -56,7 +56,7 @@ class LockMachine(Driver):
         self.desk.stranger(STRANGER.name)
         self.ears = {inbox: self.desk.listen(inbox) for inbox in INBOXES[:2]}
         self.model.reachable = set(self.ears)
-        self.entry_of = {}
+        self.permit_of = {}
         self.known_fences, self.highest_fence = set(), 0
         self.before = self.now = snapshot.read(self.desk, NAMES)
         self.parking = snapshot.read_parking(self.desk, HOMES)
@@ -134,7 +134,7 @@ class LockMachine(Driver):
 
     @rule(run=runs, shares=st.tuples(st.booleans(), st.booleans()))
     def a_deploy_changes_the_mode(self, run: str, shares: Any) -> None:
-        """Of a run that is nowhere, or is parked, and comes back by another attempt."""
+        """Of an execution that is nowhere, or is parked, and comes back by another attempt."""
         places = [line[run] for line in self.model.queues.values() if run in line]
         is_here = any(run in self.model.holds[name] for name in NAMES)
         if not is_here and all(place.parked for place in places):
@@ -170,7 +170,7 @@ class LockMachine(Driver):
         ]
         taken = self._send(lambda: self.desk.backend.force_release(name, only))
         assert {hold.execution_id for hold in taken} == self.model.force_release(name, only)
-        self._every_entry_is_one_fence()
+        self._every_permit_is_one_fence()
         self._the_messages_are_the_models(lost=lost)
 
     # What happens by itself

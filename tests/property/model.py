@@ -2,7 +2,7 @@
 
 Time enters from outside: a test says which hold or which waiter has lapsed. A hold that has lapsed
 is no hold. A waiter that has lapsed keeps its place until somebody comes past it in the queue, and
-another attempt of its run may take the place over until then.
+another attempt of its execution may take the place over until then.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from celery_relock.engine.protocol import SHARED, Claim
 from tests.property.parking import Hold, ParkedRuns, Place
 
 Reply = tuple[Any, ...]
-RUN_ENDED = "*"
+EXECUTION_ENDED = "*"
 
 
 class Model(ParkedRuns):
@@ -26,7 +26,7 @@ class Model(ParkedRuns):
         self.ended: dict[str, set[str]] = defaultdict(set)
         self.reachable: set[str] = set()
         self.messages: list[Reply] = []
-        self.last_entry = 0
+        self.last_permit = 0
 
     # The verbs
 
@@ -47,7 +47,7 @@ class Model(ParkedRuns):
         ahead = {name for name in names if self.promote(name, caller=run)}
         missing = [name for name in names if run not in self.holds[name]]
         asks = Place("", claim.owner, "", claim.by_owner, limits, ancestors=claim.ancestors)
-        joins = {name: entry for name in missing if (entry := self.entry_of(name, run, asks))}
+        joins = {name: permit for name in missing if (permit := self.permit_of(name, run, asks))}
         wanted = [name for name in missing if name not in joins]
         full = {n for n in names if self._is_full(n, limits[n], self.promised[n])}
         blocked = [name for name in wanted if name in ahead | full]
@@ -58,15 +58,15 @@ class Model(ParkedRuns):
         place.limits = {name: limits[name] for name in wanted}
         if blocked and home:
             return self._park(run, place, deadline)
-        for name, entry in joins.items():
-            self._hold(name, run, claim.attempt_id, claim.owner, entry, limits[name])
+        for name, permit in joins.items():
+            self._hold(name, run, claim.attempt_id, claim.owner, permit, limits[name])
         return self._wait(run, place, blocked[0]) if blocked else self._enter(claim, wanted)
 
     def _refusal(self, claim: Claim, place: Place, deadline: bool) -> Reply | None:
         ended = self.ended[claim.execution_id]
-        if RUN_ENDED in ended:
+        if EXECUTION_ENDED in ended:
             self._withdraw(claim.execution_id)
-        if ended & {RUN_ENDED, claim.attempt_id}:
+        if ended & {EXECUTION_ENDED, claim.attempt_id}:
             return ("ENDED",)
         if self._another_attempt_waits(claim):
             return ("DUPLICATE",)
@@ -86,18 +86,18 @@ class Model(ParkedRuns):
     def _enter(self, claim: Claim, wanted: list[str]) -> Reply:
         run, limits = claim.execution_id, dict(zip(claim.names, claim.limits, strict=True))
         joined = {n: self.readers(n) if limits[n] == SHARED else None for n in wanted}
-        self.last_entry += None in joined.values()
-        for name, entry in joined.items():
-            of = claim.attempt_id, claim.owner, entry or self.last_entry, limits[name]
+        self.last_permit += None in joined.values()
+        for name, permit in joined.items():
+            of = claim.attempt_id, claim.owner, permit or self.last_permit, limits[name]
             self._hold(name, run, *of)
-        entries = [self.holds[name][run].entry for name in claim.names]
-        return ("HELD", entries, [self._is_reentered(name, claim) for name in claim.names])
+        permits = [self.holds[name][run].permit for name in claim.names]
+        return ("HELD", permits, [self._is_reentered(name, claim) for name in claim.names])
 
     def _hold(
-        self, name: str, run: str, attempt_id: str, owner: str, entry: int, limit: int
+        self, name: str, run: str, attempt_id: str, owner: str, permit: int, limit: int
     ) -> None:
-        shared = limit == SHARED and (not self.entries(name) or bool(self.readers(name)))
-        self.holds[name][run] = Hold(attempt_id, owner, entry, shared)
+        shared = limit == SHARED and (not self.permits(name) or bool(self.readers(name)))
+        self.holds[name][run] = Hold(attempt_id, owner, permit, shared)
 
     def release(
         self, run: str, attempt_id: str, names: Iterable[str], ended: str, home: str
@@ -117,7 +117,7 @@ class Model(ParkedRuns):
         for name in names:
             self.promote(name)
         if ended:
-            self.ended[run].add(RUN_ENDED if ended == "run" else attempt_id)
+            self.ended[run].add(EXECUTION_ENDED if ended == "run" else attempt_id)
         return had_something
 
     def downgrade(self, run: str, attempt_id: str, names: Iterable[str], home: str) -> Reply:
@@ -137,14 +137,14 @@ class Model(ParkedRuns):
     def withdraw(self, run: str, home: str) -> bool:
         found = super().withdraw(run, home)
         if found:
-            self.ended[run].add(RUN_ENDED)
+            self.ended[run].add(EXECUTION_ENDED)
         return found
 
     def renew(self, run: str, attempt_id: str, name: str) -> bool:
         return run in self.holds[name] and self.holds[name][run].attempt_id == attempt_id
 
     def heartbeat(self, renewals: list[tuple[str, str, str]]) -> list[Reply]:
-        """For (lock, run, nonce)."""
+        """For (lock, execution, attempt)."""
         self._begin()
         kept = []
         for name, run, attempt_id in renewals:
@@ -181,7 +181,7 @@ class Model(ParkedRuns):
         self.promised[name] = []
         for run, place in list(self.queues[name].items()):
             if self.queues[name].get(run) is not place or self.behind_itself(run, place):
-                continue  # came in with its owner just now; or its turn comes if its run dies
+                continue  # it acquired with its owner; or its turn comes if its execution dies
             if place.dead:
                 self._leave(run, place)
             elif place.on_its_way and run != caller:
@@ -204,9 +204,9 @@ class Model(ParkedRuns):
                 self._admit(run, place, first_in=None, caller=caller)
 
     def _admit(self, run: str, place: Place, first_in: str | None, caller: str) -> bool:
-        """Let it in, or send its message on, if it may have all now. True: it is in."""
-        entries = self._admission(run, place, first_in)
-        if entries is None:
+        """Grant it all, or resume its message, if it may have all now. True: it holds them."""
+        permits = self._admission(run, place, first_in)
+        if permits is None:
             return False
         if place.parked and run != caller:
             if not place.on_its_way:
@@ -215,40 +215,40 @@ class Model(ParkedRuns):
         if run != caller and place.inbox not in self.reachable:
             return False
         self._leave(run, place)
-        if None in entries.values():
-            self.last_entry += 1
-        for name, joined in entries.items():
-            of = place.attempt_id, place.owner, joined or self.last_entry, place.limits[name]
+        if None in permits.values():
+            self.last_permit += 1
+        for name, joined in permits.items():
+            of = place.attempt_id, place.owner, joined or self.last_permit, place.limits[name]
             self._hold(name, run, *of)
         if run != caller:
-            told = [self.holds[name][run].entry for name in entries]
+            told = [self.holds[name][run].permit for name in permits]
             self.messages.append((place.inbox, "granted", run, place.attempt_id, told))
         return True
 
     def _admission(
         self, run: str, place: Place, first_in: str | None
     ) -> dict[str, int | None] | None:
-        """For each lock the entry to join, or None for a new one. None: not all are to be had."""
-        entries: dict[str, int | None] = {}
+        """For each lock the permit to join, or None for a new one. None: not all are to be had."""
+        permits: dict[str, int | None] = {}
         for name, limit in place.limits.items():
-            entries[name] = self.entry_of(name, run, place)
+            permits[name] = self.permit_of(name, run, place)
             here = name == first_in
             promised = self.promised[name] if here else self._promised_ahead(name, run)
-            if entries[name] is None:
+            if permits[name] is None:
                 if promised is None or self._is_full(name, limit, promised):
                     return None
-                entries[name] = self.readers(name) if limit == SHARED else None
-        return entries
+                permits[name] = self.readers(name) if limit == SHARED else None
+        return permits
 
     def _is_full(self, name: str, limit: int, promised: list[int]) -> bool:
-        entries, readers = self.entries(name), self.readers(name)
+        permits, readers = self.permits(name), self.readers(name)
         if limit == SHARED:
-            return any(each != SHARED for each in promised) or bool(entries and not readers)
-        return bool(readers) or SHARED in promised or len(entries) + len(promised) >= limit
+            return any(each != SHARED for each in promised) or bool(permits and not readers)
+        return bool(readers) or SHARED in promised or len(permits) + len(promised) >= limit
 
     def _busy(self, name: str, run: str) -> Reply:
         holds, line = self.holds[name], self.queues[name]
-        oldest = min(holds, key=lambda each: (holds[each].entry, each), default="")
+        oldest = min(holds, key=lambda each: (holds[each].permit, each), default="")
         owner = holds[oldest].owner if oldest else ""
         parked = run in line and line[run].parked
         return ("BUSY", name, owner, len(line), parked)
@@ -270,11 +270,11 @@ class Model(ParkedRuns):
     def _beat_reply(self, name: str, run: str, attempt_id: str, kept: Place | None) -> Reply:
         hold = self.holds[name].get(run)
         if hold and hold.attempt_id == attempt_id:
-            return ("HELD", hold.entry)
+            return ("HELD", hold.permit)
         return ("WAIT", self._rank(name, run)) if kept else ("LOST",)
 
-    def entries(self, name: str) -> set[int]:
-        return {hold.entry for hold in self.holds[name].values()}
+    def permits(self, name: str) -> set[int]:
+        return {hold.permit for hold in self.holds[name].values()}
 
     def _rank(self, name: str, run: str) -> int:
         return list(self.queues[name]).index(run)
@@ -285,4 +285,4 @@ class Model(ParkedRuns):
         if mine.shared:
             of = claim.owner, claim.by_owner, claim.ancestors
             return self._of_kin(name, *of, but_for=run) is not None
-        return sum(hold.entry == mine.entry for hold in holds) > 1
+        return sum(hold.permit == mine.permit for hold in holds) > 1

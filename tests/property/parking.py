@@ -1,6 +1,6 @@
-"""The part of the model that has to do with parked runs: messages, who has them, whose they are.
+"""The part of the model for parked executions: messages, who has them, whose they are.
 
-A message is handed out to a caller of its home, and else owed to such a one. From then on it is on
+A message is resumed to a caller of its home, and else owed to such a one. From then on it is on
 its way, until a test says that the time for that is over.
 """
 
@@ -17,13 +17,13 @@ from celery_relock.engine.protocol import SHARED, Claim
 class Hold:
     attempt_id: str
     owner: str
-    entry: int
+    permit: int
     shared: bool = False
 
 
 @dataclass
 class Place:
-    """Where a run stands in the queues of all the locks in `limits`."""
+    """Where an execution stands in the queues of all the locks in `limits`."""
 
     attempt_id: str
     owner: str
@@ -31,7 +31,7 @@ class Place:
     by_owner: bool
     limits: dict[str, int]
     dead: bool = False
-    # Of a parked run, whose message is in Redis:
+    # Of a parked execution, whose message is in Redis:
     home: str = ""
     ancestors: tuple[str, ...] = ()
     arrived: bool = False
@@ -48,9 +48,9 @@ class Place:
 class ParkedRuns:
     """Attributes:
     home, caller_id: of whoever sent this command: what it can send, and its name.
-    out: the runs whose messages this command gave to its sender.
-    owed: by home, the runs whose messages nobody could send, with the number of the command.
-    deadlines: the runs that are to be sent on at some time, lock or not.
+    out: the executions whose messages this command gave to its sender.
+    owed: by home, the executions whose messages nobody could send, with the number of the command.
+    deadlines: the executions that are to be resumed at some time, lock or not.
     """
 
     holds: dict[str, dict[str, Hold]]
@@ -98,7 +98,7 @@ class ParkedRuns:
 
     def _promise(self, name: str, run: str, place: Place) -> list[int]:
         """The limits by which messages on their way are about to come in."""
-        comes_anew = not place.overdue and self.entry_of(name, run, place) is None
+        comes_anew = not place.overdue and self.permit_of(name, run, place) is None
         return [place.limits[name]] if comes_anew else []
 
     def _promised_ahead(self, name: str, run: str) -> list[int] | None:
@@ -152,23 +152,23 @@ class ParkedRuns:
         for home in self.owed:
             self.owed[home].pop(run, None)
 
-    def entry_of(self, name: str, run: str, place: Place) -> int | None:
-        entry = self._of_kin(name, place.owner, place.by_owner, place.ancestors)
-        return None if self.readers(name) and place.limits[name] != SHARED else entry
+    def permit_of(self, name: str, run: str, place: Place) -> int | None:
+        permit = self._of_kin(name, place.owner, place.by_owner, place.ancestors)
+        return None if self.readers(name) and place.limits[name] != SHARED else permit
 
     def _of_kin(
         self, name: str, owner: str, by_owner: bool, ancestors: Iterable[str], but_for: str = ""
     ) -> int | None:
         admitting = [
-            hold.entry
+            hold.permit
             for run, hold in self.holds[name].items()
             if hold.owner == owner and (by_owner or run in ancestors) and run != but_for
         ]
         return max(admitting, default=None)
 
     def readers(self, name: str) -> int | None:
-        """The entry of those who share the lock."""
-        return next((hold.entry for hold in self.holds[name].values() if hold.shared), None)
+        """The permit of those who share the lock."""
+        return next((hold.permit for hold in self.holds[name].values() if hold.shared), None)
 
     # What the commands about messages do
 

@@ -20,8 +20,8 @@ class RealHold(NamedTuple):
 
 @dataclass
 class RealLock:
-    """Live holds by run and when each lease ends, the runs in the queue in order with what is known
-    of each, and whether each key that exists has a lifetime."""
+    """Live holds by execution and when each lease ends, the executions in the queue in order with
+    what is known of each, and whether each key that exists has a lifetime."""
 
     holds: dict[str, RealHold] = field(default_factory=dict)
     lapsed: set[str] = field(default_factory=set)
@@ -72,9 +72,9 @@ def _lock_in_memory(desk: MemoryDesk, lock: Any) -> RealLock:
 
 
 class RealParking(NamedTuple):
-    """What a backend has of parked runs beside their locks: which lock each is at (and each task's
-    run), what is to be looked at some time, by home who is owed a sender, and how many messages
-    of how many bytes it counts."""
+    """What a backend has of parked executions beside their locks: which lock each is at (and each
+    task's execution), what is to be looked at some time, by home who is owed a sender, and how many
+    messages of how many bytes it counts."""
 
     index: dict[str, str]
     due: set[str]

@@ -76,7 +76,7 @@ class Desk:
         self._out: list[Message] = []
         self.recheck: float | None = None
 
-    def take(
+    def acquire(
         self,
         run: str,
         attempt_id: str = "n",
@@ -92,14 +92,14 @@ class Desk:
         return self.backend.acquire(claim, wait, inbox)
 
     def fence(self, run: str, attempt_id: str = "n", **more: Any) -> int:
-        """Take one lock that must be free, or open to this run; returns its fence."""
-        answer = self.take(run, attempt_id, **more)
+        """Acquire one lock that must be free, or open to this execution; returns its fence."""
+        answer = self.acquire(run, attempt_id, **more)
         assert isinstance(answer, Held), answer
         return answer.fences[0]
 
     def queue(self, run: str, attempt_id: str = "n", **more: Any) -> int:
         """Take a place in the queue of a lock that must not be free; returns the rank."""
-        answer = self.take(run, attempt_id, **{"wait": 6.0, **more})
+        answer = self.acquire(run, attempt_id, **{"wait": 6.0, **more})
         assert isinstance(answer, Queued), answer
         return answer.rank
 
@@ -133,7 +133,7 @@ class Desk:
         return answer.rank
 
     def resume(self, home: str = "h", by: str = "", tasks: tuple[str, ...] = ()) -> list[str]:
-        """Look for what is to be resumed; returns the runs whose messages were handed out."""
+        """Look for what is to be resumed; returns the executions whose messages it gave."""
         found = self.backend.resume(home, by or ids.new_attempt_id(), tasks)
         self.recheck = found.recheck
         return [message.execution_id for message in found.messages]
@@ -144,11 +144,11 @@ class Desk:
         return had
 
     def take_messages(self, messages: tuple[Message, ...]) -> None:
-        """Messages that a verb handed out which has no short name here."""
+        """Messages that came from a verb which has no short name here."""
         self._out += messages
 
     def out(self) -> list[str]:
-        """The runs whose messages were handed out since the last call, but for those of resume."""
+        """Whose messages were resumed since the last call, but for those that `resume` gave."""
         return [message.execution_id for message in self.messages()]
 
     def messages(self) -> list[Message]:
@@ -156,7 +156,7 @@ class Desk:
         found, self._out = self._out, []
         return found
 
-    def give_back(
+    def release(
         self,
         run: str,
         attempt_id: str = "n",
@@ -166,7 +166,7 @@ class Desk:
         remember: float = 60.0,
         home: str = "h",
     ) -> bool:
-        """Give back, in a process that can send the messages of a home."""
+        """Release, in a process that can send the messages of a home."""
         had, messages = self.backend.release(
             names, run, attempt_id, ended=ended, remember=remember, home=home
         )
@@ -251,7 +251,7 @@ class Desk:
             self.client.zadd(due, dict.fromkeys(later, 1), xx=True)
 
     def forget(self, run: str) -> None:
-        """Let the time go by for which the end of a run is remembered."""
+        """Let the time go by for which the end of an execution is remembered."""
         self.client.delete(self.keys.tombstone(run))
 
     def stranger(self, name: str, *, goes: bool = False) -> None:

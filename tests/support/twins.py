@@ -207,7 +207,7 @@ class Twins:
         assert one.desk.messages() == other.desk.messages(), story
 
     def bury(self, run: str) -> None:
-        """One of the two may have cleared the dead place of this run away already."""
+        """One of the two may have cleared the dead place of this execution away already."""
         for name in NAMES:
             dead = [run in twin.places(name, dead=True) for twin in self.both]
             if dead[0] != dead[1]:

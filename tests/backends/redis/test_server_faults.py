@@ -151,15 +151,15 @@ def test_older_data_has_what_has_run_since_parked_again_and_not_what_was_parked_
     desk.park("before")
     server.client().save()
     desk.park("since")
-    desk.give_back("holder")
+    desk.release("holder")
     assert desk.out() == ["before"]
     desk.fence("before")
-    desk.give_back("before", ended="run")
+    desk.release("before", ended="run")
     assert desk.out() == ["since"]
     _as_it_was(server)
     wait_for(lambda: desk.resume() == ["before"])
     desk.fence("before")
-    desk.give_back("before", ended="run")
+    desk.release("before", ended="run")
     assert (desk.out(), desk.waiters()) == ([], [])
     desk.close()
 

@@ -1,4 +1,4 @@
-"""A hold that is left to several runs at once: the messages that go on from a step."""
+"""A hold that is left to several executions at once: the messages that go on from a step."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ def fence(desk):
     return desk.fence("step", **OWNER)
 
 
-def _leave(desk, *heirs, keep=30.0):
+def _leave(desk, *successors, keep=30.0):
     return desk.backend.release(
-        ("a",), "step", "n", "run", 60.0, successor=Successor(" ".join(heirs), keep)
+        ("a",), "step", "n", "run", 60.0, successor=Successor(" ".join(successors), keep)
     )
 
 
-def test_all_heirs_share_the_entry_until_the_last_has_given_back(desk, fence):
+def test_all_successors_share_the_permit_until_the_last_has_released(desk, fence):
     _leave(desk, "one", "two")
     assert desk.fence("one", **OWNER) == desk.fence("two", **OWNER) == fence
     desk.backend.release(("a",), "one", "n", ended="run", remember=60.0)
-    assert isinstance(desk.take("stranger"), Conflict)
+    assert isinstance(desk.acquire("stranger"), Conflict)
     desk.backend.release(("a",), "two", "n", ended="run", remember=60.0)
     assert desk.fence("stranger") > fence
 
 
-def test_an_heir_that_is_in_already_keeps_the_hold_that_it_has(desk, fence):
+def test_a_successor_that_holds_already_keeps_the_hold_that_it_has(desk, fence):
     joined = desk.fence("quick", ancestors=("step",), **OWNER)
     _leave(desk, "quick", "slow")
     assert joined == fence
-    # A kept hold in its place would be given back by nobody.
+    # A kept hold in its place would be released by nobody.
     desk.backend.release(("a",), "quick", "n", ended="run", remember=60.0)
     assert desk.holders() == ["slow"]
 
 
 @pytest.mark.parametrize("ended", ["run", "attempt"])
-def test_an_heir_that_is_over_or_was_killed_gets_nothing(desk, fence, ended):
+def test_a_successor_that_has_ended_or_was_killed_gets_nothing(desk, fence, ended):
     desk.fence("quick", ancestors=("step",), **OWNER)
     desk.backend.release(("a",), "quick", "n", ended=ended, remember=60.0)
     _leave(desk, "quick")
     assert desk.fence("stranger") > fence
 
 
-def test_heirs_that_never_come_hold_the_lock_for_the_gap_alone(desk, fence):
+def test_successors_that_never_come_hold_the_lock_for_the_gap_alone(desk, fence):
     _leave(desk, "one", "two", keep=0.2)
-    assert isinstance(desk.take("stranger"), Conflict)
+    assert isinstance(desk.acquire("stranger"), Conflict)
     desk.wait_ms(250)
     assert desk.fence("stranger") > fence
 
