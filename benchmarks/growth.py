@@ -162,7 +162,7 @@ class Bench:
 
         def step() -> None:
             line.append(self._placed())
-            self.release(self.held(line.pop(0), ORDER), ORDER, ended="run", remember=60.0)
+            self.release(self.held(line.pop(0), ORDER), ORDER, ended="execution", remember=60.0)
 
         return step
 
@@ -175,7 +175,9 @@ class Bench:
             execution = self._placed()
             line.append(execution)
             self._parked(ORDER, execution)
-            self.release(self.held(line.pop(0), ORDER), ORDER, ended="run", remember=60.0, home="h")
+            self.release(
+                self.held(line.pop(0), ORDER), ORDER, ended="execution", remember=60.0, home="h"
+            )
 
         return step
 
@@ -251,7 +253,7 @@ def through(url: str, executions: int, permits: int = 10) -> str:
 
         def step() -> None:
             execution = bench.held(bench.new(), "through", limit=permits)
-            bench.release(execution, "through", ended="run", remember=_LONG)
+            bench.release(execution, "through", ended="execution", remember=_LONG)
 
         parts: Iterator[tuple[float, float]] = (
             (_micros(client, step, executions // 10), _micros(client, free, 1000))

@@ -52,7 +52,7 @@ def _holder(bench: Bench, count: int) -> None:
 def _ended(bench: Bench, count: int) -> None:
     for _ in range(count):
         execution = bench.held(bench.new() + "-as-long-as-ids", "account:42")
-        bench.release(execution, "account:42", ended="run", remember=3600.0)
+        bench.release(execution, "account:42", ended="execution", remember=3600.0)
 
 
 KINDS: dict[str, Callable[[Bench, int], object]] = {

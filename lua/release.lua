@@ -4,7 +4,7 @@
 -- KEYS[3..] lock: hash, the holds of a lock; one key per lock
 -- ARGV[1] execution: id, the execution of one message
 -- ARGV[2] attempt: id, the attempt that acquired the locks
--- ARGV[3] ended: `run`, `attempt` or empty, what has ended and leaves a tombstone; `killed` is an attempt
+-- ARGV[3] ended: `execution`, `attempt` or empty, what has ended and leaves a tombstone; `killed` is an attempt
 -- ARGV[4] remember: ms, life of the tombstone
 -- ARGV[5] homes: ids with spaces between, the brokers that the caller can send to; empty sends none
 -- ARGV[6] successors: ids with spaces between, the executions that the holds are left to; empty leaves none. `cooldown.…` is nobody
@@ -25,7 +25,7 @@ local name = string.sub(first, string.len(prefix) + 3)
 
 -- The short way, as in acquire: one lock that nobody waits for. Whether the lease had run out just now,
 -- unseen by anybody, is for the holder's own clock to say.
-local alone = #keys == 3 and successors == '' and (ended == '' or ended == 'run')
+local alone = #keys == 3 and successors == '' and (ended == '' or ended == 'execution')
 local record = alone and redis.call('HGET', first, execution)
 local fence, by, its_owner = string.match(record or '', '^%d+ (%d+) (%S+) (%S+) ')
 local queue, ends = prefix .. 'q:' .. name, prefix .. 'e:' .. name
@@ -40,7 +40,7 @@ if there == 0 or there and redis.call('EXISTS', queue) == 0 then
     local text = its_owner .. ' ' .. fence .. ' ' .. execution
     redis.call('ZREM', owners, text, is_last and fence or text)
   end
-  if ended == 'run' then
+  if ended == 'execution' then
     redis.call('SET', tombstone, '*', 'PX', remember)
   end
   return { 'RELEASED', 1 }
@@ -85,9 +85,9 @@ end
 -- An attempt adds itself to those that have ended: a copy of any of them may be on its way. An
 -- execution that has ended stays so.
 local function remember_end()
-  local before = ended ~= 'run' and redis.call('GET', tombstone)
+  local before = ended ~= 'execution' and redis.call('GET', tombstone)
   if before ~= '*' then
-    local what = ended == 'run' and '*' or (before or ' ') .. attempt .. ' '
+    local what = ended == 'execution' and '*' or (before or ' ') .. attempt .. ' '
     redis.call('SET', tombstone, what, 'PX', remember)
   end
 end
@@ -144,7 +144,7 @@ local function leave_queue(lock)
   -- parked behind it ends as well. The place of a call whose message is awaited is no attempt's.
   local parked_it = waiter and waiter.parked and not waiter.arrived and ended ~= 'killed'
   local mine = waiter and waiter.attempt == attempt and (not waiter.parked or parked_it)
-  local leaves = mine or waiter and waiter.parked and ended == 'run'
+  local leaves = mine or waiter and waiter.parked and ended == 'execution'
   if not leaves and waiter and waiter.parked and attempt == Holds.KEPT then
     leaves = Queue.is_awaited(lock, execution, waiter)
   end

@@ -1137,7 +1137,7 @@ class MemoryBackend:
             # An execution that has ended stays so. An attempt adds itself to those that have
             # ended: a copy of any of them may be on its way.
             before = command.ended(execution_id)
-            if ended == "run":
+            if ended == "execution":
                 command.remember(execution_id, "*", remember)
             elif ended and before != "*":
                 command.remember(execution_id, f"{before or ' '}{attempt_id} ", remember)
@@ -1401,7 +1401,7 @@ def _takes_back(place: _Place, attempt_id: str, ended: str) -> bool:
     if attempt_id == KEPT and place.awaited:
         return True
     parked_it = place.attempt_id == attempt_id and not place.arrived
-    return (parked_it and ended != "killed") or ended == "run"
+    return (parked_it and ended != "killed") or ended == "execution"
 
 
 def _open_burst(lock: _Lock) -> _Place | None:

@@ -147,7 +147,7 @@ def drop(engine: Engine, name: str, execution_id: str, *, ended: bool = False) -
     Args:
         ended: the execution gets none any more, for as long as its end is remembered.
     """
-    how = ("run", engine.remember) if ended else ("", 0.0)
+    how = ("execution", engine.remember) if ended else ("", 0.0)
     return engine.backend.release([name], hold_id(execution_id), KEPT, *how).had
 
 
@@ -160,7 +160,7 @@ def take_away(engine: Engine, marker: Marker, there: Found) -> bool:
         # In one step with the end of its hold: an execution that waits in a worker slot asks when
         # it is to begin, and one that arrives must not take the marker again before the call that
         # comes instead has got it.
-        how = ("run", max(hold.remaining, engine.remember))
+        how = ("execution", max(hold.remaining, engine.remember))
         own, attempt_id = hold.execution_id, hold.attempt_id
         if engine.backend.release([marker.name], own, attempt_id, *how).had:
             return True

@@ -154,7 +154,7 @@ class Engine:
             lost = before is State.HELD and time.monotonic() >= lease.deadline
             keepalive.discard(lease)
             doubtful = lease.repeated or before is State.ASKED
-            what = "run" if ended else "attempt" if doubtful else ""
+            what = "execution" if ended else "attempt" if doubtful else ""
             remember = self.remember if remember is None else remember
             had = self._release(lease, what, remember if ended else REMEMBER_ATTEMPT)
         except BaseException:

@@ -425,7 +425,7 @@ class Backend(Protocol):
         """Release what the attempt has: its holds or its places.
 
         Args:
-            ended: "", "run" (the execution) or "attempt": what counts as ended for `remember`
+            ended: "", "execution" or "attempt": what counts as ended for `remember`
                 seconds; "killed" is an attempt that leaves the message that it parked.
             home: the caller can resume parked messages of this broker, and gets those whose turn
                 has come.

@@ -376,7 +376,7 @@ def end_unexecuted(
     the same be told so for some seconds, by default the engine's. Raises RelockError."""
     home, remember = engine.parking.home, engine.remember if remember is None else remember
     # As one that has ended: who left the hold may not have done so yet.
-    back = engine.backend.release(names, execution_id, KEPT, "run", remember, home)
+    back = engine.backend.release(names, execution_id, KEPT, "execution", remember, home)
     engine.parking.publish(back.messages)
 
 

@@ -334,8 +334,8 @@ def test_forward_back_and_right_again_leaves_nothing_behind(
         answer = desk.acquire(f"waiter{number}", wait=6.0, inbox="nobody")
         assert isinstance(answer, Queued)
         server.set_clock(clock)
-        desk.release(f"holder{number}", ended="run")
-        desk.release(f"waiter{number}", ended="run")
+        desk.release(f"holder{number}", ended="execution")
+        desk.release(f"waiter{number}", ended="execution")
     found = {key.split(":")[-1] for key in leftovers(desk.client, namespace)}
     kept = {key for key in leftovers(desk.client, namespace) if desk.client.pttl(key) == -1}
     assert kept == {desk.keys.meta()}

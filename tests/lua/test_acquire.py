@@ -182,7 +182,7 @@ def test_an_attempt_that_does_not_wait_does_not_take_over_a_place(desk):
 
 def test_an_execution_that_ended_is_told_so_whatever_the_attempt(desk):
     desk.fence("r1")
-    desk.release("r1", ended="run")
+    desk.release("r1", ended="execution")
 
     for attempt_id in ("n", "other"):
         assert desk.raw("acquire", *claim_of(desk, "r1", attempt_id)) == ["ENDED"]

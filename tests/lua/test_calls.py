@@ -92,7 +92,7 @@ def _use_every_verb(backend: RedisBackend) -> None:
     renewals = [("a", "r1"), ("a", "r2"), ("b", "nobody")]  # HELD, WAIT, LOST
     backend.heartbeat([Renewal(name, run, "n1", 30.0, 20.0) for name, run in renewals])
     backend.inspect("a")
-    backend.release(("b", "c"), "r3", "n1", ended="run", remember=9.0)  # RELEASED
+    backend.release(("b", "c"), "r3", "n1", ended="execution", remember=9.0)  # RELEASED
     backend.release(("b", "c"), "r3", "n1")  # GONE
     backend.acquire(_claim("r3", "b", "c"))  # ENDED
     backend.force_release("a")

@@ -89,7 +89,7 @@ def test_an_execution_that_has_ended_gets_and_is_left_nothing(engine):
     _put(engine, "r1")
     _arrive(engine, "r1", "n1")
     # Another attempt has begun meanwhile, and the marker was to go with that.
-    _leave(engine, "r1", KEPT, ended="run", remember=60.0)
+    _leave(engine, "r1", KEPT, ended="execution", remember=60.0)
     _leave(engine, "r1", "n1", successor=Successor(marker.hold_id("r1"), 600.0))
     assert _remaining(engine) == []
     assert isinstance(_arrive(engine, "r1"), Ended)

@@ -50,7 +50,7 @@ def test_the_first_in_line_gets_it_and_nobody_else(desk):
 def test_an_execution_that_has_ended_hands_over_as_well_and_is_over(desk):
     desk.listen("p-1")
     in_a_row(desk, "r2")
-    desk.release("r1", ended="run", remember=60.0)
+    desk.release("r1", ended="execution", remember=60.0)
 
     assert desk.holders() == ["r2"]
     assert desk.client.get(desk.keys.tombstone("r1")) == b"*"

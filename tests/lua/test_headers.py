@@ -19,7 +19,7 @@ VERBS = sorted(path.stem for path in LUA.glob("*.lua"))
 FRAGMENTS = {f"lib/{path.stem}": path.read_text() for path in (LUA / "lib").glob("*.lua")}
 UNITS = {
     *("id", "ids with spaces between", "ms", "count", "number", "text", "1 or 0"),
-    *("`run`, `attempt` or empty", "hash", "string", "sorted set"),
+    *("`execution`, `attempt` or empty", "hash", "string", "sorted set"),
 }
 A_TAG = r"\{ *'([A-Z]+)'"
 

@@ -57,7 +57,7 @@ def test_every_key_but_the_counter_has_a_lifetime_a_little_above_its_lease(bare)
     bare.fence("r1", lease=30)
     bare.queue("r2", wait=6.0)
     bare.queue("r3", wait=6.0, names=("a", "b"))
-    bare.release("r4", ended="run", remember=100)
+    bare.release("r4", ended="execution", remember=100)
 
     for key in others(bare):
         lease = 100 if ":d:" in key else 30 if ":l:" in key else 6

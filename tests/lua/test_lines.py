@@ -45,7 +45,7 @@ def park(desk: Desk, run: str, attempt_id: str = "n", *, again: bool = False) ->
 
 def end(desk: Desk, run: str, attempt_id: str = "n") -> list[str]:
     """It has run: whose messages are resumed."""
-    desk.release(run, attempt_id, names=A, ended="run")
+    desk.release(run, attempt_id, names=A, ended="execution")
     return desk.out()
 
 
@@ -237,7 +237,7 @@ def test_the_keys_of_a_line_live_as_long_as_its_places_and_without_end_for_a_mes
 
 
 def test_a_call_that_was_replaced_holds_up_nobody(desk, line):
-    desk.release("r1", KEPT, ended="run")
+    desk.release("r1", KEPT, ended="execution")
     assert arrive(desk, "r2") == line[1]
     assert passed(desk) == []
 
@@ -343,7 +343,7 @@ def test_a_copy_of_a_call_that_runs_goes_with_its_end(desk, line):
 
 def leave_to(desk: Desk, run: str, successor: str, keep: float = 100.0) -> list[str]:
     """It has run, or is parked for its lock: whose messages are resumed."""
-    ended = {} if run == successor else {"ended": "run", "remember": 9.0}
+    ended = {} if run == successor else {"ended": "execution", "remember": 9.0}
     to = Successor(successor, keep)
     found = desk.backend.release(A, run, "n", home="h", successor=to, **ended)
     return [message.execution_id for message in found.messages]

@@ -71,7 +71,7 @@ def test_five_thousand_successors_cost_no_more_than_some_free_locks(desk):
         answer = desk.acquire(execution, owner="flow")
         assert isinstance(answer, Held)
         assert answer.reentered == (True,)
-        assert desk.release(execution, ended="run")
+        assert desk.release(execution, ended="execution")
 
     join_and_leave("s7")  # the first one reads them all, once, and builds the index
     assert_costs_no_more_than_some_free_locks(desk, commands_of(desk, lambda: join_and_leave("s8")))

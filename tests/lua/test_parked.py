@@ -213,10 +213,10 @@ def test_the_repeated_release_resumes_the_same_message(desk):
     desk.fence("r1")
     desk.park("r2")
     desk.park("r3")
-    desk.release("r1", ended="run")
+    desk.release("r1", ended="execution")
     assert desk.out() == ["r2"]
 
-    assert not desk.release("r1", ended="run")
+    assert not desk.release("r1", ended="execution")
     assert desk.out() == ["r2"], "the first answer was lost, perhaps"
     desk.release("other")
     assert desk.out() == []

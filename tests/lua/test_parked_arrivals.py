@@ -23,7 +23,7 @@ def sent(desk):
 def test_whoever_comes_back_when_it_is_its_turn_acquires(sent):
     assert isinstance(sent.acquire("r2", "back"), Held)
     assert sent.waiters() == ["r3"]
-    assert sent.release("r2", "back", ended="run")
+    assert sent.release("r2", "back", ended="execution")
     assert sent.out() == ["r3"]
 
 
@@ -61,7 +61,7 @@ def test_a_message_that_arrives_twice_runs_once(sent):
     sent.fence("r2", "one")
 
     assert isinstance(sent.acquire("r2", "two"), Duplicate)
-    sent.release("r2", "one", ended="run")
+    sent.release("r2", "one", ended="execution")
     assert isinstance(sent.acquire("r2", "two"), Ended)
     assert isinstance(sent.leave("r2", "two"), Ended)
     assert sent.waiters() == ["r3"]
@@ -89,7 +89,7 @@ def test_the_clean_end_of_an_execution_ends_the_copy_behind_it(sent):
     sent.fence("r2", "one")
     sent.park("r2", "two")
 
-    sent.release("r2", "one", ended="run")
+    sent.release("r2", "one", ended="execution")
 
     assert sent.out() == ["r3"]
     assert sent.waiters() == ["r3"]
@@ -287,7 +287,7 @@ def test_an_execution_that_comes_back_for_other_locks_leaves_its_old_place(sent)
 def test_an_execution_that_has_ended_leaves_its_message_nowhere(sent):
     """The key of its lock was changed while it was parked: it ran under another one."""
     assert isinstance(sent.acquire("r2", "changed", names=("free",)), Held)
-    sent.release("r2", "changed", names=("free",), ended="run")
+    sent.release("r2", "changed", names=("free",), ended="execution")
     sent.lapse_place("r2", back=1)
     sent.all_due()
     assert sent.resume() == ["r2"]

@@ -24,7 +24,7 @@ def others(desk):
 
 
 @pytest.mark.parametrize("names", [("a",), ("a", "b")])
-@pytest.mark.parametrize("end", ["run", "withdraw", "take back", "wait", "owed"])
+@pytest.mark.parametrize("end", ["execution", "withdraw", "take back", "wait", "owed"])
 def test_when_all_have_left_nothing_is_left(desk, names, end):
     desk.fence("r1", names=names)
     desk.park("r2", names=names, patience=50)
@@ -37,7 +37,7 @@ def test_when_all_have_left_nothing_is_left(desk, names, end):
         desk.queue("r2", names=names)
         desk.release("r2", names=names)
     desk.release("r1", names=names, home="" if end == "owed" else "h")
-    if end in ("run", "owed"):
+    if end in ("execution", "owed"):
         desk.fence("r2", "back", names=names)
         desk.release("r2", "back", names=names)
 
@@ -79,7 +79,7 @@ def test_every_key_and_its_type_is_in_the_catalogue(desk):
     assert isinstance(test_lines.arrive(desk, "behind"), Conflict)
     assert isinstance(test_lines.arrive(desk, "behind"), int), "the other was not passed over"
     test_lines.place(desk, "sent")
-    desk.release("r1", names=("a", "b"), ended="run", home="")
+    desk.release("r1", names=("a", "b"), ended="execution", home="")
 
     found = {}
     for key in leftovers(desk.client, desk.keys.namespace):
@@ -160,7 +160,7 @@ def commands(desk):
     yield lambda: desk.acquire("p3", "early")
     yield lambda: desk.release("r1")
     yield lambda: desk.fence("first", "back")
-    yield lambda: desk.release("first", "back", ended="run")
+    yield lambda: desk.release("first", "back", ended="execution")
     yield lambda: desk.acquire("p0", "back")
     yield lambda: desk.withdraw("p5")
     yield lambda: desk.backend.force_release("a")

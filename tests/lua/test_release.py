@@ -1,4 +1,4 @@
-"""release: the attempt that acquired a lock releases it, no other, once; the next one acquires it."""
+"""release: the attempt that acquired a lock releases it once, nobody else, and the next gets it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_hold_is_released_once_and_then_gone(desk):
     assert isinstance(desk.acquire("r2"), Held)
 
 
-@pytest.mark.parametrize("ended", ["", "run", "attempt"])
+@pytest.mark.parametrize("ended", ["", "execution", "attempt"])
 def test_another_attempt_releases_nothing(desk, ended):
     desk.fence("r1", "mine")
 
@@ -110,7 +110,7 @@ def test_a_hold_that_has_lapsed_is_gone(desk):
     assert desk.holders() == ["r2"]
 
 
-@pytest.mark.parametrize(("ended", "names"), [("attempt", ("a",)), ("run", ("a", "b"))])
+@pytest.mark.parametrize(("ended", "names"), [("attempt", ("a",)), ("execution", ("a", "b"))])
 def test_a_hold_that_lapsed_unseen_is_gone_too_when_the_way_is_the_long_one(desk, ended, names):
     desk.fence("r1", lease=0.04, names=names)
     desk.wait_ms(41)
@@ -121,7 +121,7 @@ def test_a_hold_that_lapsed_unseen_is_gone_too_when_the_way_is_the_long_one(desk
 
 def test_the_end_of_an_execution_is_remembered_for_as_long_as_asked(desk):
     desk.fence("r1")
-    desk.release("r1", ended="run", remember=0.05)
+    desk.release("r1", ended="execution", remember=0.05)
     assert desk.acquire("r1") == Ended()
     desk.wait_ms(51)
 
@@ -130,7 +130,7 @@ def test_the_end_of_an_execution_is_remembered_for_as_long_as_asked(desk):
 
 @pytest.mark.parametrize("names", [("a",), ("a", "b")])
 @pytest.mark.parametrize("queued", [False, True])
-@pytest.mark.parametrize("ended", ["run", "attempt"])
+@pytest.mark.parametrize("ended", ["execution", "attempt"])
 def test_an_end_is_remembered_whichever_way_the_lock_is_released(desk, ended, queued, names):
     desk.fence("r1", names=names)
     if queued:
@@ -140,7 +140,7 @@ def test_an_end_is_remembered_whichever_way_the_lock_is_released(desk, ended, qu
     assert desk.acquire("r1", names=names) == Ended()
 
 
-@pytest.mark.parametrize("ended", ["run", "attempt"])
+@pytest.mark.parametrize("ended", ["execution", "attempt"])
 def test_an_end_is_remembered_even_when_nothing_was_held(desk, ended):
     assert released(desk, "r1", ended=ended) == ["GONE"]
     assert 59_000 < desk.client.pttl(f"{desk.keys.prefix(0)}d:r1") <= 60_000
@@ -156,7 +156,7 @@ def test_nothing_is_remembered_unless_asked(desk):
 
 def test_an_execution_that_ended_stays_so_when_an_old_attempt_ends_after_it(desk):
     desk.fence("r1", "n2")
-    desk.release("r1", "n2", ended="run")
+    desk.release("r1", "n2", ended="execution")
     desk.release("r1", "n1", ended="attempt", remember=1.0)
 
     assert desk.acquire("r1", "n3") == Ended()

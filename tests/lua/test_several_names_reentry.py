@@ -1,5 +1,4 @@
-"""Several locks in one claim, of which the execution may join some: what it
-joins, and what it waits for."""
+"""Several locks in one claim, some of which the execution may join: what it joins and waits for."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class History:
 
     def step(self) -> None:
         plain = {self.wait: 16, self.end: 10, self.beat: 2, self.die: 1, self.forget: 2}
-        rare = {self.take: 1, self.lapse: 1, self.give_up: 1, self.renew: 1, self.turn: 0.5}
+        rare = {self.acquire: 1, self.lapse: 1, self.leave: 1, self.renew: 1, self.turn: 0.5}
         spice = {self.park: 3, self.resume: 1, self.withdraw: 1, self.force: 1}
         verbs: dict[Callable[[], None], float] = spice if self.spicy() else plain | rare
         self.random.choices(list(verbs), list(verbs.values()))[0]()
@@ -130,7 +130,7 @@ class History:
 
     def acquire(self) -> None:
         claim = self.claim()
-        self.ask("take", claim, lambda twin: twin.desk.backend.acquire(claim, 0.0, "p"))
+        self.ask("acquire", claim, lambda twin: twin.desk.backend.acquire(claim, 0.0, "p"))
 
     def park(self) -> None:
         more = (claim := self.claim())._asdict()
@@ -147,10 +147,10 @@ class History:
         if not (holds := self.short.holds(name)):
             return
         run = self.random.choice(list(holds))
-        ended = self.random.choice([""] * 6 + ["run", "attempt"])
+        ended = self.random.choice([""] * 6 + ["execution", "attempt"])
         self.release(run, holds[run][2], name, ended, self.spicy())
 
-    def give_up(self) -> None:
+    def leave(self) -> None:
         """Somebody leaves the queue, or releases what it may not have."""
         run = self.random.choice(RUNS)
         attempt_id = (not self.spicy() and self.attempt_of(run)) or self.random.choice(["n", "n2"])

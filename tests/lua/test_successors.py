@@ -16,16 +16,16 @@ def fence(desk):
 
 def _leave(desk, *successors, keep=30.0):
     return desk.backend.release(
-        ("a",), "step", "n", "run", 60.0, successor=Successor(" ".join(successors), keep)
+        ("a",), "step", "n", "execution", 60.0, successor=Successor(" ".join(successors), keep)
     )
 
 
 def test_all_successors_share_the_permit_until_the_last_has_released(desk, fence):
     _leave(desk, "one", "two")
     assert desk.fence("one", **OWNER) == desk.fence("two", **OWNER) == fence
-    desk.backend.release(("a",), "one", "n", ended="run", remember=60.0)
+    desk.backend.release(("a",), "one", "n", ended="execution", remember=60.0)
     assert isinstance(desk.acquire("stranger"), Conflict)
-    desk.backend.release(("a",), "two", "n", ended="run", remember=60.0)
+    desk.backend.release(("a",), "two", "n", ended="execution", remember=60.0)
     assert desk.fence("stranger") > fence
 
 
@@ -34,11 +34,11 @@ def test_a_successor_that_holds_already_keeps_the_hold_that_it_has(desk, fence):
     _leave(desk, "quick", "slow")
     assert joined == fence
     # A kept hold in its place would be released by nobody.
-    desk.backend.release(("a",), "quick", "n", ended="run", remember=60.0)
+    desk.backend.release(("a",), "quick", "n", ended="execution", remember=60.0)
     assert desk.holders() == ["slow"]
 
 
-@pytest.mark.parametrize("ended", ["run", "attempt"])
+@pytest.mark.parametrize("ended", ["execution", "attempt"])
 def test_a_successor_that_has_ended_or_was_killed_gets_nothing(desk, fence, ended):
     desk.fence("quick", ancestors=("step",), **OWNER)
     desk.backend.release(("a",), "quick", "n", ended=ended, remember=60.0)

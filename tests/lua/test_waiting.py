@@ -34,7 +34,7 @@ def test_who_has_the_lock_or_waits_already_gets_no_second_place(desk):
 
 
 def test_who_is_over_waits_for_nothing(desk):
-    desk.release("r2", ended="run")
+    desk.release("r2", ended="execution")
     desk.fence("r1")
 
     assert desk.acquire("r2", wait=6.0) == Ended()
@@ -109,7 +109,7 @@ def test_a_ring_of_waiters_is_seen_by_who_may_be_stuck(desk):
 def test_what_is_kept_for_one_who_waits_goes_to_it_before_another_waits_behind(desk):
     desk.fence("r1")
     wait(desk, "r2", channel="away")
-    desk.backend.release(("a",), "r1", "n", "run", 60.0, successor=Successor("r2", 30.0))
+    desk.backend.release(("a",), "r1", "n", "execution", 60.0, successor=Successor("r2", 30.0))
     assert desk.waiters() == ["r2"], "nobody hears there"
     ears = Ears(desk, ["away"])
     wait(desk, "r3")

@@ -24,7 +24,7 @@ def test_who_releases_frees_its_hold_and_the_next_one_gets_it(desk, full):
     desk.queue("r3", inbox="p")
     full()
 
-    assert desk.release("r1", ended="run")
+    assert desk.release("r1", ended="execution")
     assert [message.split(" ")[1] for message in inbox.heard()] == ["r2"]
     assert desk.release("r2", ended="attempt")
     assert desk.holders() == ["r3"]

@@ -166,7 +166,7 @@ class Invariants(RuleBasedStateMachine):
                 assert not joined or self._admitting(claim, name)
 
     def invariant_04_sent_twice_it_acts_once(self, run: str, answers: list[Any]) -> None:
-        """The second copy, the last command, may grant a lock to others; this one keeps what it has."""
+        """The second copy, the last command, may grant a lock to others, and takes nothing away."""
         first, second = answers
         assert type(first) is type(second), answers
         if isinstance(first, (Held, Ended)):

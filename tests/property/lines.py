@@ -151,13 +151,13 @@ class LineMachine(RuleBasedStateMachine):
     def a_call_by_name_comes(self) -> None:
         self._come(self._new())
 
-    @rule(ended=st.sampled_from(["run", "run", "run", "killed", "attempt", ""]))
+    @rule(ended=st.sampled_from(["execution", "execution", "execution", "killed", "attempt", ""]))
     @precondition(lambda self: self.model.holder)
     def end(self, ended: str) -> None:
         run, attempt_id, _ = self.model.holder
         self.desk.release(run, attempt_id, names=(NAME,), ended=ended)
         self.model.holder = None
-        if ended == "run":
+        if ended == "execution":
             self.model.ended.add(run)
             self.model.queue.pop(run, None)
         self.model.serve()
@@ -168,7 +168,7 @@ class LineMachine(RuleBasedStateMachine):
     def it_is_retried(self, again: bool) -> None:
         run, attempt_id, ticket = self.model.holder
         retry, had = self._new(), self.model.had
-        how = {"ended": "run", "remember": 60.0, "successor": Successor(retry, 1000.0)}
+        how = {"ended": "execution", "remember": 60.0, "successor": Successor(retry, 1000.0)}
         self.desk.take_messages(
             self.desk.backend.release((NAME,), run, attempt_id, home="h", **how).messages
         )
@@ -243,7 +243,7 @@ class LineMachine(RuleBasedStateMachine):
                 return  # `test_lines` has copies
             else:
                 expected = self._expected(run, attempt_id, parks)
-            send = self.desk.leave if parks else self.desk.take
+            send = self.desk.leave if parks else self.desk.acquire
             answer = send(run, attempt_id, **how)
             assert isinstance(answer, expected), (answer, expected)
             if isinstance(answer, Held):
@@ -307,7 +307,7 @@ class LineMachine(RuleBasedStateMachine):
                 if not self.model.queue and not self.model.holder:
                     break
                 if self.model.holder:
-                    self.end("run")
+                    self.end("execution")
                 for run, place in list(self.model.queue.items()):
                     if place.out:
                         self._come(run)

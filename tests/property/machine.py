@@ -80,8 +80,8 @@ class LockMachine(Driver):
         self._acquire(run, place.attempt_id, inbox=place.inbox, **how)
 
     @somebody_holds
-    @rule(pick=picks, ended=st.sampled_from(["", "", "attempt", "run"]), copies=copies, home=homes,
-          tight=st.booleans())  # fmt: skip
+    @rule(pick=picks, ended=st.sampled_from(["", "", "attempt", "execution"]), copies=copies,
+          home=homes, tight=st.booleans())  # fmt: skip
     def finish(self, pick: int, ended: str, copies: int, home: str, *, tight: bool) -> None:
         _, run, hold = self._pick(self.model.holds, pick)
         self._release(run, hold.attempt_id, ended, copies, home, tight=tight)

@@ -111,13 +111,13 @@ class Model(ParkedRuns):
                 had_something = True
             taken_back = place and not place.arrived and ended != "killed"
             mine = place and place.attempt_id == attempt_id and (not place.parked or taken_back)
-            if place and (mine or (place.parked and ended == "run")):
+            if place and (mine or (place.parked and ended == "execution")):
                 self._leave(run, place)
                 had_something = True
         for name in names:
             self.promote(name)
         if ended:
-            self.ended[run].add(EXECUTION_ENDED if ended == "run" else attempt_id)
+            self.ended[run].add(EXECUTION_ENDED if ended == "execution" else attempt_id)
         return had_something
 
     def downgrade(self, run: str, attempt_id: str, names: Iterable[str], home: str) -> Reply:

@@ -105,7 +105,7 @@ def everything(backend: RedisBackend) -> None:
         True,
     ]
     backend.heartbeat([Renewal("a", "r2", "n", 30.0, 60.0), Renewal("a", "r1", "n", 30.0, 60.0)])
-    backend.release(("a",), "r4", "n", ended="run", remember=60.0)
+    backend.release(("a",), "r4", "n", ended="execution", remember=60.0)
     backend.release(("a",), "r1", "n", successor=Successor("r1b", 30.0))
     assert backend.inspect("a").waiting == 3
     backend.release(("a",), "r1b", "-")
