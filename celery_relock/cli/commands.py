@@ -42,8 +42,9 @@ def ls(here: Here, pattern: str, limit: int, dedup: bool) -> int:
 def show(here: Here, name: str, limit: int) -> int:
     """Show who holds a lock, and who waits for it."""
     locks = _with_order(here, typed(name), limit)
-    here.show(locks[0].as_dict(), _shown_all(locks))
-    return NOT_FOUND if all(lock.idle or lock.foreign for lock in locks) else FOUND
+    lock, line = locks[0], locks[1].as_dict() if len(locks) > 1 else None
+    here.show({**lock.as_dict(), "order": line}, _shown_all(locks))
+    return NOT_FOUND if all(each.idle or each.foreign for each in locks) else FOUND
 
 
 @command

@@ -115,7 +115,8 @@ def test_the_documents_have_these_fields(run: Run, key: str, held: Any) -> None:
     assert set(found) == {"locks", "cut"}
     assert set(found["locks"][0]) == LOCK
     lock = document(run("show", key, "--json"))
-    assert set(lock) == LOCK
+    assert set(lock) == LOCK | {"order"}
+    assert lock["order"] is None, "nobody was sent with lock_order"
     assert (set(lock["holders"][0]), set(lock["waiters"][0])) == (HOLDER, WAITER)
     why = {"task_id", "state", "sentence", "lock", "ahead", "holders"}
     assert set(document(run("why", lock["waiters"][0]["task_id"], "--json"))) == why
@@ -203,6 +204,8 @@ def test_the_order_of_a_lock_is_told_as_that(worker: Worker, run: Run, key: str)
     rows = run("show", key).stdout.splitlines()
     assert rows[1:3] == ["", f"order of {key}: 0 holding, 2 waiting, 1 of them parked"]
     assert [row.split()[1] for row in rows[-2:]] == ["awaited", "parked"]
+    line = document(run("show", key, "--json"))["order"]
+    assert [each["task_id"] for each in line["waiters"]] == [first.id, second.id]
     ahead = f"in the order of '{key}', with 1 ahead of it; the message of "
     assert f"{ahead}{worker.module.in_order.name}[{first.id}], which is first, is awaited" in (
         run("why", second.id).stdout
