@@ -166,7 +166,7 @@ def test_a_redis_that_is_away_is_exit_code_69(run: Run) -> None:
         assert found.stdout == ""
 
 
-def test_release_frees_a_lock_and_cancel_takes_a_run_out(
+def test_release_frees_a_lock_and_cancel_withdraws_an_execution(
     worker: Worker, run: Run, key: str, held: Any
 ) -> None:
     first, second = held.park(), held.park()

@@ -161,7 +161,7 @@ def test_without_an_app_a_task_is_found_by_what_is_in_redis(
     assert locks.get(key).parked == 1
 
 
-def test_a_forced_release_is_heard_by_the_holder_and_the_next_gets_in(
+def test_a_forced_release_is_heard_by_the_holder_and_the_next_acquires(
     worker: Worker, locks: Locks, key: str, held: Any, forced: Any, caplog: Any
 ) -> None:
     parked = held.park()
@@ -180,7 +180,7 @@ def test_a_forced_release_is_heard_by_the_holder_and_the_next_gets_in(
     wait_for(lambda: locks.why(parked).state == "ended", what="the parked run to end")
 
 
-def test_a_forced_release_lets_the_next_in_the_order_of_the_lock_in(
+def test_a_forced_release_grants_the_lock_to_the_next_in_its_order(
     worker: Worker, locks: Locks, key: str, forced: Any
 ) -> None:
     first = worker.module.in_order.delay(key, "first")
@@ -205,7 +205,7 @@ def test_only_the_hold_of_the_task_that_is_named_is_released(
     assert locks.get(key).held == 0
 
 
-def test_a_cancelled_run_leaves_the_queue_and_is_revoked(
+def test_a_cancelled_execution_leaves_the_queue_and_is_revoked(
     worker: Worker, locks: Locks, key: str, held: Any, forced: Any, monitor: Any
 ) -> None:
     cancelled, next_one = held.park(link=worker.module.linked.s()), held.park()
@@ -305,7 +305,7 @@ def test_a_cancelled_call_can_be_sent_again(
     assert held.park(worker.module.once) != first
 
 
-def test_a_run_whose_turn_has_come_is_cancelled_once_and_for_all(
+def test_an_execution_whose_turn_has_come_is_cancelled_once_and_for_all(
     worker: Worker, locks: Locks, key: str, redis_url: str
 ) -> None:
     """Its message is at the broker already: whoever receives it finds that it has ended."""
@@ -322,7 +322,7 @@ def test_a_run_whose_turn_has_come_is_cancelled_once_and_for_all(
 
 
 @pytest.mark.parametrize("ignore_result", [False, True])
-def test_a_cancelled_run_whose_message_is_with_a_worker_already_never_runs(
+def test_a_cancelled_execution_whose_message_is_with_a_worker_already_never_runs(
     ignore_result: bool, worker: Worker, locks: Locks, key: str, redis_url: str
 ) -> None:
     module = worker.module
@@ -352,7 +352,7 @@ def test_a_cancelled_run_whose_message_is_with_a_worker_already_never_runs(
         assert sent.state == states.REVOKED
 
 
-def test_a_run_of_a_task_that_the_app_does_not_have_is_left_alone(
+def test_an_execution_of_a_task_that_the_app_does_not_have_is_left_alone(
     worker: Worker, locks: Locks, key: str, held: Any
 ) -> None:
     parked = held.park()

@@ -64,7 +64,7 @@ def test_with_replicas_looking_asks_none_of_them(redis_url: str, namespace: str)
     run(main())
 
 
-def test_a_loop_that_is_closed_is_let_go(redis_url: str, namespace: str) -> None:
+def test_a_loop_that_is_closed_is_forgotten(redis_url: str, namespace: str) -> None:
     async def main() -> None:
         async with Lock(redis_url, "account:42", namespace=namespace):
             pass
@@ -234,7 +234,7 @@ def test_what_was_forced_before_the_loop_listens_is_told_as_soon_as_it_does(lock
     run(main())
 
 
-def test_a_body_of_a_task_enters_with_its_coroutines(redis_url: str, namespace: str) -> None:
+def test_a_body_of_a_task_re_enters_with_its_coroutines(redis_url: str, namespace: str) -> None:
     app = Celery("shop", set_as_current=False)
     app.conf.update(relock_url=redis_url, relock_namespace=namespace)
 

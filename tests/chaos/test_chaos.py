@@ -8,7 +8,7 @@ from tests.chaos.campaign import Campaign
 
 
 @pytest.mark.slow
-def test_no_entry_overlaps_another_and_no_fenced_update_is_lost_whatever_is_done_to_the_system(
+def test_no_permit_overlaps_another_and_no_fenced_update_is_lost_whatever_is_done_to_the_system(
     redis_binary: str,
 ) -> None:
     report = Campaign(seconds=10, processes=6, threads=2, lease=0.8, seed=1).run()

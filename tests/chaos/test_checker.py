@@ -229,7 +229,7 @@ def test_the_lines_of_a_process_become_visits_also_when_it_died_in_the_middle() 
     assert [entry.fence for entry in entries_of(visits)] == [7, 8]
 
 
-def test_who_shares_a_lock_may_be_many_in_one_entry():
+def test_who_shares_a_lock_may_be_many_in_one_permit():
     first = visit("a", 0, 1, 5, 7, shared=True)
     assert rules(first, visit("b", 2, 3, 8, 7, shared=True)) == []
     assert rules(first, visit("b", 2, 3, 8, 7)) == ["sharing"]

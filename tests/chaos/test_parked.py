@@ -8,7 +8,7 @@ from tests.chaos.parked.campaign import Campaign
 
 
 @pytest.mark.slow
-def test_no_parked_run_is_lost_or_overlaps_another_whoever_is_killed_at_whatever_step(
+def test_no_parked_execution_is_lost_or_overlaps_another_whoever_is_killed_at_whatever_step(
     redis_binary: str,
 ) -> None:
     # One round of faults, without cutting off the broker: Celery's own Redis transport loses a

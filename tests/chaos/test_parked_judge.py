@@ -78,7 +78,7 @@ def test_a_history_of_a_broken_lock_is_found_out(name: str) -> None:
 
 
 @pytest.mark.parametrize("victim", [CHILD, WORKER])
-def test_acknowledged_early_a_run_may_end_with_its_process_but_not_once_it_is_parked(
+def test_acknowledged_early_an_execution_may_end_with_its_process_but_not_once_it_is_parked(
     victim: str,
 ) -> None:
     elsewhere = [arrived("x", pid=21, main=2), *X[1:]]

@@ -53,7 +53,7 @@ def test_calls_of_one_key_come_one_after_another_and_others_beside_them(bench: B
         bench.wait_for("end", key=other)
 
 
-def test_a_task_enters_the_lock_that_its_caller_holds(bench: Bench) -> None:
+def test_a_task_re_enters_the_lock_that_its_caller_holds(bench: Bench) -> None:
     bench.tasks.outer.delay(bench.key)
     (end,) = bench.wait_for("end")
     assert set(end["fences"].values()) == {end["fences"]["own"]}, end["fences"]

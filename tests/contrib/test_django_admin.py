@@ -165,7 +165,9 @@ def test_a_redis_that_refuses_is_told_on_the_page(worker: Worker, site: Site, cl
     assert root.get(LOCKS) == 200
 
 
-def test_a_lock_is_freed_and_a_run_cancelled_once_that_was_confirmed(site: Site, held: Any) -> None:
+def test_a_lock_is_released_and_an_execution_cancelled_once_that_was_confirmed(
+    site: Site, held: Any
+) -> None:
     first, second = held
     freer = Browser(site.port, "freer")
     form = {"name": NAME, "task": second.id, "what": "cancel"}

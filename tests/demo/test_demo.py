@@ -175,7 +175,7 @@ def test_it_shows_the_same_on_a_redis_and_a_worker_that_are_there(
 
 
 @pytest.mark.slow
-def test_it_says_so_and_fails_when_the_lock_lets_two_in(to_its_end: dict[str, Demo]) -> None:
+def test_it_says_so_and_fails_when_two_hold_the_lock(to_its_end: dict[str, Demo]) -> None:
     running = to_its_end["broken"]
 
     assert running.end() == 1, running.text

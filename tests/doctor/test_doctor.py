@@ -342,7 +342,7 @@ def test_no_worker_and_no_broker(app_with):
     assert only(doctor.examine(app, timeout=0.1), "workers").severity == "warning"
 
 
-def test_parked_runs_whose_queue_nobody_consumes(worker):
+def test_parked_executions_whose_queue_nobody_consumes(worker):
     app, tasks = worker.module.app, worker.module
     name = uuid.uuid4().hex
     lock = Lock(app.conf.relock_url, f"report:{name}", namespace=namespace_of(worker))
@@ -361,7 +361,7 @@ def test_parked_runs_whose_queue_nobody_consumes(worker):
     assert sent.get(timeout=20) == 1
 
 
-def test_parked_runs_that_nobody_can_send(app_with, namespace, monkeypatch):
+def test_parked_executions_that_nobody_can_resume(app_with, namespace, monkeypatch):
     monkeypatch.setattr(doctor, "_OWED", -1.0)
     app = app_with()
     app.conf.relock_namespace = namespace

@@ -91,7 +91,7 @@ class TestSetForward:
         assert one.release(holder) is False
         assert two.release(newcomer)
 
-    def test_a_give_back_before_that_renewal_tells_of_the_loss(
+    def test_a_release_before_that_renewal_tells_of_the_loss(
         self, server: RedisServer, start: Callable[[], Runs], lost: list[LockEvent]
     ) -> None:
         one = start()
@@ -100,7 +100,7 @@ class TestSetForward:
         assert one.release(holder) is False
         assert [event.execution_id for event in lost] == [holder.claim.execution_id]
 
-    def test_those_who_wait_get_in_one_after_the_other(
+    def test_those_who_wait_acquire_one_after_the_other(
         self, server: RedisServer, start: Callable[[], Runs]
     ) -> None:
         one = start()
@@ -117,7 +117,7 @@ class TestSetForward:
         assert second.fences > first.fences
         assert waiters[1].runs.release(second)
 
-    def test_what_is_parked_stays_and_is_handed_out(self, server: RedisServer, desk: Desk) -> None:
+    def test_what_is_parked_stays_and_is_resumed(self, server: RedisServer, desk: Desk) -> None:
         desk.fence("holder", lease=60.0)
         desk.park("one")
         desk.park("two")
@@ -131,7 +131,7 @@ class TestSetForward:
 
 
 class TestSetBack:
-    def test_a_live_holder_keeps_the_lock_and_gives_it_on_as_always(
+    def test_a_live_holder_keeps_the_lock_and_hands_it_over_as_always(
         self, server: RedisServer, start: Callable[[], Runs], lost: list[LockEvent]
     ) -> None:
         one, two = start(), start()
@@ -165,9 +165,7 @@ class TestSetBack:
         assert one.release(holder)
         assert two.release(waiter.entered())
 
-    def test_what_is_parked_is_handed_out_by_the_holder(
-        self, server: RedisServer, desk: Desk
-    ) -> None:
+    def test_what_is_parked_is_resumed_by_the_holder(self, server: RedisServer, desk: Desk) -> None:
         desk.fence("holder", lease=60.0)
         desk.park("one")
         server.set_clock(-HOUR)
@@ -233,7 +231,7 @@ class TestSetBackWhenSomebodyDied:
         desk.release("waiter", "copy")
         desk.release("holder")
 
-    def test_what_is_parked_behind_the_dead_is_sent_on(
+    def test_what_is_parked_behind_the_dead_is_resumed(
         self, server: RedisServer, desk: Desk
     ) -> None:
         desk.fence("dead", lease=1.0)
@@ -255,7 +253,7 @@ class TestSetBackWhenSomebodyDied:
         assert desk.fence("one") > 0
         desk.release("one")
 
-    def test_a_parked_run_waits_no_longer_than_it_may(
+    def test_a_parked_execution_waits_no_longer_than_it_may(
         self, server: RedisServer, desk: Desk
     ) -> None:
         desk.fence("holder", lease=600.0)

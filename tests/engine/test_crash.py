@@ -32,30 +32,30 @@ def journal():
 
 
 def _entry(number: int = 1, names: tuple[str, ...] = ("account:42",)) -> Entry:
-    return Entry("store", f"run{number}", f"nonce{number}", names)
+    return Entry("backend", f"execution{number}", f"attempt{number}", names)
 
 
 def _written(folder) -> list[Entry]:
     return list(journals.read(folder / journals.process_name(os.getpid())))
 
 
-def test_what_is_held_is_written_and_what_is_given_back_is_not(folder, journal):
+def test_what_is_held_is_written_and_what_is_released_is_not(folder, journal):
     journal.add(_entry(1, ("a", "ü {braces}")))
     journal.add(_entry(2))
-    journal.remove("nonce2")
+    journal.remove("attempt2")
     journal.remove("never noted")
 
     assert _written(folder) == [_entry(1, ("a", "ü {braces}"))]
 
 
 def test_what_a_claim_was_for_is_written_with_it(folder, journal):
-    told = Entry("store", "run", "nonce", ("a", "b"), "owner", "app.charge", "1234-5678")
+    told = Entry("backend", "execution", "attempt", ("a", "b"), "owner", "app.charge", "1234-5678")
     journal.add(told)
 
     assert _written(folder) == [told]
 
 
-def test_whom_a_claim_is_left_to_is_written_in_its_place(folder, journal):
+def test_the_successor_of_a_claim_is_written_in_its_place(folder, journal):
     journal.add(_entry(1))
     journal.add(_entry(2))
     left = _entry(1)._replace(successors="next other", keep=300.5)
@@ -64,15 +64,15 @@ def test_whom_a_claim_is_left_to_is_written_in_its_place(folder, journal):
     journal.change(_entry(2)._replace(successors="x" * 1000))  # no room: it stays as it was
 
     assert sorted(_written(folder)) == [left, _entry(2)]
-    journal.remove("nonce1")
-    journal.remove("nonce2")
+    journal.remove("attempt1")
+    journal.remove("attempt2")
     assert _written(folder) == []
 
 
 def test_an_entry_of_another_layout_is_passed_over(folder, journal):
     journal.add(_entry())
     path = folder / journals.process_name(os.getpid())
-    short = b"store\nrun\nnonce\na"
+    short = b"backend\nexecution\nattempt\na"
     (folder / "other").write_bytes(len(short).to_bytes(2, "big") + short + path.read_bytes())
 
     assert list(journals.read(folder / "other")) == []
@@ -81,7 +81,7 @@ def test_an_entry_of_another_layout_is_passed_over(folder, journal):
 def test_the_same_claim_sent_again_is_noted_once(folder, journal):
     journal.add(_entry())
     journal.add(_entry())
-    journal.remove("nonce1")
+    journal.remove("attempt1")
 
     assert _written(folder) == []
 
@@ -95,10 +95,10 @@ def test_off_it_writes_nothing_and_makes_no_file(folder):
 def test_more_than_there_is_room_for_is_left_to_the_leases_and_the_room_comes_back(folder, journal):
     for number in range(300):
         journal.add(_entry(number))
-    journal.add(Entry("store", "long", "long", ("x" * 4000,)))
+    journal.add(Entry("backend", "long", "long", ("x" * 4000,)))
     kept = _written(folder)
     for number in range(300):
-        journal.remove(f"nonce{number}")
+        journal.remove(f"attempt{number}")
     journal.add(_entry(1000))
 
     assert len(kept) == 128
@@ -119,7 +119,7 @@ def test_without_a_place_to_write_it_goes_on_without(tmp_path, monkeypatch, jour
     monkeypatch.setattr(journals.tempfile, "gettempdir", lambda: str(tmp_path / "none"))
 
     journal.add(_entry())
-    journal.remove("nonce1")
+    journal.remove("attempt1")
 
 
 def test_a_journal_that_is_broken_off_is_read_as_far_as_it_goes(folder, journal):
@@ -171,7 +171,7 @@ def test_journals_of_another_format_are_left_to_those_who_can_read_them(folder, 
     assert journals.folder() != folder
 
 
-class _Store:
+class _Backend:
     """Records what it is asked to release. What the release does is the engine tests' matter."""
 
     def __init__(self, name: str) -> None:
@@ -183,42 +183,42 @@ class _Store:
         return Released(True)
 
 
-def _reaper(backend: _Store) -> Reaper:
+def _reaper(backend: _Backend) -> Reaper:
     engine = Engine(backend)  # type: ignore[arg-type]
     return Reaper(engine.backend, engine.parking)
 
 
-def test_the_reaper_takes_only_what_the_dead_noted_for_its_own_store(folder, journal):
+def test_the_reaper_releases_only_what_the_dead_noted_for_its_own_backend(folder, journal):
     journal.add(_entry(1))
-    journal.add(Entry("another", "run2", "nonce2", ("b",)))
+    journal.add(Entry("another", "execution2", "attempt2", ("b",)))
     mine = folder / journals.process_name(os.getpid())
     dead = folder / "1-1"
     dead.write_bytes(mine.read_bytes())
-    backend = _Store("store")
+    backend = _Backend("backend")
 
     assert _reaper(backend).look() == 1
-    assert backend.released == ["nonce1"]
+    assert backend.released == ["attempt1"]
     assert dead.exists()  # the other store's reaper may come
-    assert _reaper(_Store("another")).look() == 1
+    assert _reaper(_Backend("another")).look() == 1
 
 
 def test_the_journal_of_a_dead_process_that_names_another_backend_is_read_once(folder, journal):
     journal.add(_entry(1))
-    journal.add(Entry("another", "run2", "nonce2", ("b",)))
+    journal.add(Entry("another", "execution2", "attempt2", ("b",)))
     (folder / "1-1").write_bytes((folder / journals.process_name(os.getpid())).read_bytes())
-    backend = _Store("store")
+    backend = _Backend("backend")
     reaper = _reaper(backend)
 
     assert [reaper.look() for _ in range(3)] == [1, 0, 0]
 
-    assert backend.released == ["nonce1"]
+    assert backend.released == ["attempt1"]
 
 
 def test_a_process_whose_journal_another_reaper_removed_is_watched_no_longer(folder, journal):
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     path = folder / journals.process_name(process.pid)
     path.write_bytes(b"")
-    reaper, poll = _reaper(_Store("store")), select.poll()
+    reaper, poll = _reaper(_Backend("backend")), select.poll()
     reaper.look(poll)
     path.unlink()
     process.kill()
@@ -232,37 +232,37 @@ def test_a_process_whose_journal_another_reaper_removed_is_watched_no_longer(fol
 
 
 def test_what_cannot_be_freed_yet_is_tried_again(folder, journal):
-    class Away(_Store):
+    class Away(_Backend):
         def release(self, names, run, attempt_id, **_):
             self.released.append(attempt_id)
             raise LockUnavailable("away")
 
     journal.add(_entry(1))
     (folder / "1-1").write_bytes((folder / journals.process_name(os.getpid())).read_bytes())
-    backend = Away("store")
+    backend = Away("backend")
     reaper = _reaper(backend)
 
     assert [reaper.look() for _ in range(2)] == [0, 0]
 
-    assert backend.released == ["nonce1"] * 2
+    assert backend.released == ["attempt1"] * 2
 
 
 def test_what_nobody_came_for_is_thrown_away_after_a_day(folder, journal):
-    journal.add(Entry("nobody's", "run", "nonce", ("b",)))
+    journal.add(Entry("nobody's", "execution", "attempt", ("b",)))
     dead = folder / "1-1"
     dead.write_bytes((folder / journals.process_name(os.getpid())).read_bytes())
-    _reaper(_Store("store")).look()
+    _reaper(_Backend("backend")).look()
     assert dead.exists()
     os.utime(dead, (0, 0))
 
-    _reaper(_Store("store")).look()
+    _reaper(_Backend("backend")).look()
 
     assert not dead.exists()
 
 
 def test_where_no_journals_can_be_there_is_no_reaper(tmp_path, monkeypatch):
     monkeypatch.setattr(journals.tempfile, "gettempdir", lambda: str(tmp_path / "none"))
-    reaper = _reaper(_Store("store"))
+    reaper = _reaper(_Backend("backend"))
 
     reaper.start()
 
@@ -281,7 +281,7 @@ def test_the_dead_are_found_at_once_without_pidfds_too(folder, journal, monkeypa
     of_child = folder / journals.process_name(child.pid)
     of_child.write_bytes(mine.read_bytes())
     mine.rename(folder.parent / "aside")
-    backend = _Store("store")
+    backend = _Backend("backend")
     reaper = _reaper(backend)
     try:
         reaper.start()
@@ -289,7 +289,7 @@ def test_the_dead_are_found_at_once_without_pidfds_too(folder, journal, monkeypa
         assert not backend.released
         child.kill()
         died = time.monotonic()
-        wait_for(lambda: backend.released == ["nonce1"], 5.0, what="the end of its hold")
+        wait_for(lambda: backend.released == ["attempt1"], 5.0, what="the end of its hold")
         assert time.monotonic() - died < 1.5
     finally:
         reaper.stop()

@@ -116,7 +116,7 @@ def test_a_thread_that_waits_for_its_own_other_lock_object_is_told_at_once(lock)
         lock("a").acquire()
 
 
-def test_what_another_thread_may_give_back_is_no_deadlock(lock):
+def test_what_another_thread_may_release_is_no_deadlock(lock):
     held = lock("a", thread_local=False)
     held.acquire()
     threading.Timer(0.3, held.release).start()

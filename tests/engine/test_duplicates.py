@@ -34,7 +34,9 @@ def test_a_duplicate_is_told_how_long_the_first_attempt_lives_and_who_it_is(
     one.release(first)
 
 
-def test_a_duplicate_does_not_enter_by_its_own_runs_lineage(runs: Callable[..., Runs]) -> None:
+def test_a_duplicate_does_not_re_enter_by_its_own_executions_ancestors(
+    runs: Callable[..., Runs],
+) -> None:
     one, two = runs(), runs()
     first = one.held("a", execution_id="run-1", owner="flow")
     copy = two.lease("a", execution_id="run-1", owner="flow", ancestors=("run-1",), by_owner=True)
@@ -58,7 +60,7 @@ def test_a_duplicate_that_waits_is_told_so_when_the_first_attempt_ends_cleanly(
     assert two.release(copy)
 
 
-def test_a_duplicate_gets_in_after_a_first_attempt_that_shall_run_again(
+def test_a_duplicate_acquires_after_a_first_attempt_that_shall_run_again(
     runs: Callable[..., Runs],
 ) -> None:
     one, two = runs(), runs()

@@ -204,7 +204,7 @@ def test_a_server_that_hangs_holds_up_neither_the_news_of_a_loss_nor_the_leases_
     assert kept.release(lasting)
 
 
-def test_a_renewal_that_is_sent_after_the_hold_was_given_back_neither_revives_it_nor_tells_a_loss(
+def test_a_renewal_that_is_sent_after_the_release_neither_revives_the_hold_nor_tells_a_loss(
     redis_url: str, client: redis.Redis, namespace: str, runs: Any, told: list[LockEvent]
 ) -> None:
     engine, backend = gated(redis_url, namespace)
@@ -219,7 +219,7 @@ def test_a_renewal_that_is_sent_after_the_hold_was_given_back_neither_revives_it
     assert isinstance(engine.acquire(process.lease("a")), Held)
 
 
-def test_a_renewal_whose_answer_comes_after_the_hold_was_given_back_changes_nothing(
+def test_a_renewal_whose_answer_comes_after_the_release_changes_nothing(
     redis_url: str, namespace: str, runs: Any, told: list[LockEvent]
 ) -> None:
     engine, backend = gated(redis_url, namespace)

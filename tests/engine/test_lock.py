@@ -48,7 +48,7 @@ def test_a_client_makes_it_with_all_of_redis_pys_own_parameters(client: redis.Re
     assert not lock.locked()
 
 
-def test_it_is_taken_and_given_back(lock: MakeLock, client: redis.Redis, namespace: str) -> None:
+def test_it_is_acquired_and_released(lock: MakeLock, client: redis.Redis, namespace: str) -> None:
     one = lock()
     assert (one.locked(), one.owned(), one.fence, one.remaining) == (False, False, 0, 0.0)
     assert one.acquire()
@@ -93,7 +93,7 @@ def test_blocking_timeout_bounds_the_wait(lock: MakeLock) -> None:
         assert 0.1 <= time.monotonic() - started < 1
 
 
-def test_without_a_timeout_it_waits_until_it_gets_in(lock: MakeLock) -> None:
+def test_without_a_timeout_it_waits_until_it_acquires(lock: MakeLock) -> None:
     one, two = lock(), lock()
     one.acquire()
     taken: list[bool] = []
@@ -110,7 +110,7 @@ def test_without_a_timeout_it_waits_until_it_gets_in(lock: MakeLock) -> None:
     assert taken == [True]
 
 
-def test_a_block_that_cannot_get_in_raises_an_error_that_says_who_is_in_the_way(
+def test_a_block_that_cannot_acquire_raises_an_error_that_says_who_holds_the_lock(
     lock: MakeLock,
 ) -> None:
     with lock():
@@ -124,7 +124,7 @@ def test_a_block_that_cannot_get_in_raises_an_error_that_says_who_is_in_the_way(
         assert caught.value.name == "a"
 
 
-def test_giving_back_what_was_not_taken_is_a_lock_error(lock: MakeLock) -> None:
+def test_releasing_what_was_not_acquired_is_a_lock_error(lock: MakeLock) -> None:
     one = lock()
     for attempt in (one.release, one.reacquire, one.check, lambda: one.extend(1)):
         with pytest.raises(LockError, match="'a' is not held by this thread") as caught:
@@ -136,7 +136,7 @@ def test_giving_back_what_was_not_taken_is_a_lock_error(lock: MakeLock) -> None:
         one.release()
 
 
-def test_giving_back_what_was_lost_is_a_not_owned_error(lock: MakeLock) -> None:
+def test_releasing_what_was_lost_is_a_not_owned_error(lock: MakeLock) -> None:
     one = lock()
     one.acquire()
     one._engine.backend.force_release("a")
@@ -150,7 +150,7 @@ def test_giving_back_what_was_lost_is_a_not_owned_error(lock: MakeLock) -> None:
 
 
 @pytest.mark.parametrize("attempt", ["extend", "reacquire", "acquire", "check"])
-def test_nothing_can_be_done_with_what_was_lost_but_giving_it_back(
+def test_nothing_can_be_done_with_what_was_lost_but_to_release_it(
     lock: MakeLock, attempt: str
 ) -> None:
     one = lock()

@@ -89,7 +89,7 @@ def test_a_lock_whose_thread_has_ended_is_not_renewed_for_ever(
     two.release()
 
 
-def test_a_lock_that_is_shared_outlives_the_thread_that_took_it(
+def test_a_lock_that_is_shared_outlives_the_thread_that_acquired_it(
     lock: MakeLock, in_thread: Callable[..., Any]
 ) -> None:
     one = lock(timeout=0.5, thread_local=False)

@@ -65,7 +65,7 @@ def test_another_thread_does_not_re_enter_a_shared_lock(
     assert not one.locked()
 
 
-def test_another_thread_gives_back_a_shared_lock_and_none_that_is_not(
+def test_another_thread_releases_a_shared_lock_and_none_that_is_not(
     lock: MakeLock, in_thread: Callable[..., Any]
 ) -> None:
     shared, private = lock(thread_local=False), lock(name="b")
@@ -100,7 +100,7 @@ def test_a_shared_lock_goes_from_thread_to_thread_without_being_dropped(lock: Ma
     assert not one.locked()
 
 
-def test_so_many_as_the_limit_allows_are_in(lock: MakeLock) -> None:
+def test_so_many_as_the_limit_allows_hold_it(lock: MakeLock) -> None:
     first, second, third = lock(limit=2), lock(limit=2), lock(limit=2)
     assert first.acquire(blocking=False)
     assert second.acquire(blocking=False)
@@ -211,7 +211,7 @@ def test_a_lock_inside_one_that_is_not_renewed_says_who_can_be_extended(
     task(body)
 
 
-def test_a_task_that_is_called_inside_a_block_enters_its_lock_by_whatever_client(
+def test_a_task_that_is_called_inside_a_block_re_enters_its_lock_by_whatever_client(
     task: Callable[..., Any], lock: MakeLock, client: redis.Redis, redis_url: str
 ) -> None:
     def body() -> Any:

@@ -87,7 +87,7 @@ def test_a_hold_that_the_server_does_not_have_any_more_is_lost_and_told_once(
     assert kinds(told) == ["acquired", "lost"]
 
 
-def test_a_lost_hold_is_not_taken_again_in_silence_when_the_lock_is_free(
+def test_a_lost_hold_is_not_acquired_again_in_silence_when_the_lock_is_free(
     runs: Callable[..., Any], client: redis.Redis, namespace: str
 ) -> None:
     process, other = runs(), runs()
@@ -184,7 +184,7 @@ def test_force_release_reaches_a_hold_that_is_a_second_old_at_once(
     )
 
 
-def test_force_release_of_one_run_is_told_to_no_other(
+def test_force_release_of_one_execution_is_told_to_no_other(
     runs: Callable[..., Any], client: redis.Redis, namespace: str
 ) -> None:
     process = runs()
@@ -218,7 +218,7 @@ def test_the_notice_of_a_loss_that_was_missed_is_made_up_for_by_the_renewal(
     wait_for(lambda: lease.state.value == "lost", 1.5, what="the loss")
 
 
-def test_a_loss_that_the_give_back_finds_is_told_once_and_not_as_a_release(
+def test_a_loss_that_the_release_finds_is_told_once_and_not_as_a_release(
     runs: Callable[..., Any], client: redis.Redis, namespace: str, told: list[LockEvent]
 ) -> None:
     process = runs()
@@ -228,7 +228,7 @@ def test_a_loss_that_the_give_back_finds_is_told_once_and_not_as_a_release(
     assert kinds(told) == ["acquired", "lost"]
 
 
-def test_loss_and_give_back_at_the_same_moment_tell_one_thing(
+def test_loss_and_release_at_the_same_moment_tell_one_thing(
     runs: Callable[..., Any], client: redis.Redis, namespace: str, told: list[LockEvent]
 ) -> None:
     process = runs()

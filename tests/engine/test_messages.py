@@ -84,7 +84,7 @@ def test_of_a_lock_that_is_held_for_days_the_day_is_told() -> None:
     )
 
 
-def test_a_duplicate_is_told_as_another_copy_of_the_run() -> None:
+def test_a_duplicate_is_told_as_another_copy_of_the_execution() -> None:
     text = describe_conflict("a", Duplicate(8.2, "shop.pay web:7"))
     assert text == (
         "another copy of this execution holds or awaits the lock 'a' (shop.pay web:7), "

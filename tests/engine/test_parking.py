@@ -36,7 +36,7 @@ def _publish(error):
     return parking.sender
 
 
-def test_a_message_that_cannot_be_sent_on_is_told_and_the_others_are_sent(caplog):
+def test_a_message_that_cannot_be_resumed_is_told_and_the_others_are_resumed(caplog):
     with caplog.at_level(logging.WARNING):
         assert _publish(OSError("no broker")).given == MESSAGES
     assert [record.args[0] for record in caplog.records] == ["account:7", "account:8"]

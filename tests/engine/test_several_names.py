@@ -36,7 +36,7 @@ def waiting(runs: Runs, lease: Lease) -> threading.Thread:
     return thread
 
 
-def test_all_are_taken_with_one_fence_and_given_back_together(
+def test_all_are_acquired_with_one_fence_and_released_together(
     runs: Callable[..., Runs], client: redis.Redis, namespace: str
 ) -> None:
     one = runs()
@@ -51,7 +51,7 @@ def test_all_are_taken_with_one_fence_and_given_back_together(
     assert leftovers(client, namespace) == [f"{namespace}:{{0}}:meta"]
 
 
-def test_none_is_taken_while_one_is_held(runs: Callable[..., Runs]) -> None:
+def test_none_is_acquired_while_one_is_held(runs: Callable[..., Runs]) -> None:
     one, two = runs(), runs()
     holder = one.held("b")
     lease = two.lease("a", "b", "c")
@@ -63,7 +63,7 @@ def test_none_is_taken_while_one_is_held(runs: Callable[..., Runs]) -> None:
     one.release(holder)
 
 
-def test_a_waiter_for_two_gets_in_when_both_are_free_and_not_before(
+def test_a_waiter_for_two_acquires_when_both_are_free_and_not_before(
     runs: Callable[..., Runs], client: redis.Redis, namespace: str
 ) -> None:
     one, two = runs(), runs()
@@ -94,7 +94,7 @@ def test_a_newcomer_for_one_does_not_overtake_a_waiter_for_two(runs: Callable[..
     assert two.release(lease)
 
 
-def test_waiters_for_both_orders_get_in_one_after_the_other(runs: Callable[..., Runs]) -> None:
+def test_waiters_for_both_orders_acquire_one_after_the_other(runs: Callable[..., Runs]) -> None:
     one, two = runs(), runs()
     holder = one.held("a", "b")
     first, second = one.lease("a", "b"), two.lease("b", "a")
@@ -110,7 +110,7 @@ def test_waiters_for_both_orders_get_in_one_after_the_other(runs: Callable[..., 
     assert two.release(second)
 
 
-def test_a_lock_that_was_entered_keeps_its_fence_while_the_other_is_waited_for(
+def test_a_lock_that_was_re_entered_keeps_its_fence_while_the_other_is_waited_for(
     runs: Callable[..., Runs],
 ) -> None:
     one, two = runs(), runs()

@@ -47,7 +47,7 @@ def test_shared_holders_are_beside_each_other_and_an_exclusive_one_alone(
         assert not make(mode="shared").acquire(blocking=False)
 
 
-def test_a_shared_waiter_gets_in_when_the_holder_downgrades(make: MakeLock) -> None:
+def test_a_shared_waiter_acquires_when_the_holder_downgrades(make: MakeLock) -> None:
     one, two, entered, fences = make(), make(mode="shared"), threading.Event(), []
 
     def share() -> None:

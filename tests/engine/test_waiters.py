@@ -85,7 +85,7 @@ def queued(runs: Runs, count: int) -> None:
     wait_for(lambda: runs.engine.inspect("a").waiting == count, what=f"{count} waiters")
 
 
-def test_waiters_get_in_in_the_order_in_which_they_came(
+def test_waiters_acquire_in_their_order_of_arrival(
     runs: Callable[..., Runs], client: redis.Redis, namespace: str
 ) -> None:
     processes = [runs(), runs()]
@@ -186,7 +186,7 @@ def test_re_entry_never_queues(runs: Callable[..., Runs]) -> None:
     waiter.finish()
 
 
-def test_a_waiter_that_joins_its_owners_entry_has_its_fence(runs: Callable[..., Runs]) -> None:
+def test_a_waiter_that_joins_its_owners_permit_has_its_fence(runs: Callable[..., Runs]) -> None:
     one, two = runs(), runs()
     holder = one.held("a")
     first = Waiter(one, owner="flow", by_owner=True).start()
@@ -260,7 +260,7 @@ def test_a_waiter_that_an_exception_from_outside_ends_leaves_nothing(
 
 # What strikes in a destructor is swallowed by Python, and a socket it was about to keep stays open.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_signal_may_strike_at_any_line_of_taking_and_giving_back(
+def test_a_signal_may_strike_at_any_line_of_acquire_and_release(
     runs: Callable[..., Runs], client: redis.Redis, namespace: str
 ) -> None:
     """Hundreds of timers that go off in the middle: no hold and no place is ever left behind."""
@@ -339,7 +339,7 @@ def test_frozen_waiters_cost_one_waiters_lease_in_all(
         waiter.finish()
 
 
-def test_a_waiter_that_was_frozen_asks_again_and_takes_nothing_it_lost(
+def test_a_waiter_that_was_frozen_asks_again_and_keeps_nothing_it_lost(
     runs: Callable[..., Runs], redis_url: str, namespace: str
 ) -> None:
     one, two = runs(), runs()
@@ -406,7 +406,7 @@ def test_the_first_subscription_takes_no_longer_than_the_wait_itself(
     far.release(holder)
 
 
-def test_who_is_let_in_when_no_heartbeat_was_answered_for_long_has_a_whole_lease(
+def test_who_acquires_when_no_heartbeat_was_answered_for_long_has_a_whole_lease(
     runs: Callable[..., Runs],
 ) -> None:
     near, far = runs(), runs()
@@ -508,7 +508,7 @@ def test_a_forked_child_waits_with_an_inbox_of_its_own(
         assert time.monotonic() - started < 0.5  # and not at the next heartbeat, after 2 s
 
 
-def test_a_waiter_gets_in_when_a_holder_was_killed(
+def test_a_waiter_acquires_when_a_holder_was_killed(
     runs: Callable[..., Runs], redis_url: str, namespace: str
 ) -> None:
     one = runs()

@@ -14,7 +14,7 @@ from tests.support.proxy import Proxy
 PARCEL = ParkRequest("its message", "home", "task")
 
 
-def test_runs_that_end_while_redis_is_away_leave_the_line_when_it_is_back(
+def test_executions_that_end_while_redis_is_away_leave_the_line_when_it_is_back(
     runs: Callable[..., Any], proxy: Proxy
 ) -> None:
     process, other = runs(proxy.url, socket_timeout=0.3), runs()

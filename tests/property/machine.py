@@ -20,7 +20,7 @@ INBOXES = ("steady", "flaky", "gone")
 
 runs, inboxes = st.sampled_from(RUNS), st.sampled_from(INBOXES)
 attempt_ids = st.sampled_from(["n1", "n1", "n2", "n3"])
-lineages = st.lists(runs, max_size=2, unique=True).map(tuple)
+few_ancestors = st.lists(runs, max_size=2, unique=True).map(tuple)
 picks = st.integers(0, 30)
 copies = st.sampled_from([1, 1, 2])  # how often a command arrives
 ends = st.sampled_from(["", "", "attempt", "killed"])
@@ -64,7 +64,7 @@ class LockMachine(Driver):
     # Commands
 
     @rule(run=runs, attempt_id=attempt_ids, waits=st.booleans(), inbox=inboxes,
-          by_owner=st.booleans(), ancestors=lineages, copies=copies)  # fmt: skip
+          by_owner=st.booleans(), ancestors=few_ancestors, copies=copies)  # fmt: skip
     def acquire(self, run: str, attempt_id: str, **how: Any) -> None:
         self._acquire(run, attempt_id, **how)
 
@@ -73,7 +73,7 @@ class LockMachine(Driver):
         self._acquire(run, "n1", inbox=inbox, copies=copies)
 
     @somebody_waits
-    @rule(pick=picks, ancestors=lineages, by_owner=st.booleans(), waits=st.booleans())
+    @rule(pick=picks, ancestors=few_ancestors, by_owner=st.booleans(), waits=st.booleans())
     def ask_again(self, pick: int, **how: Any) -> None:
         """A waiter's command is sent once more, perhaps knowing more of where it comes from."""
         _, run, place = self._pick(self.model.queues, pick)
@@ -97,18 +97,18 @@ class LockMachine(Driver):
         self._release(run, attempt_id, ended, copies)
 
     @rule(run=runs, attempt_id=attempt_ids, home=st.sampled_from(HOMES), deadline=st.booleans(),
-          by_owner=st.booleans(), ancestors=lineages, copies=copies)  # fmt: skip
+          by_owner=st.booleans(), ancestors=few_ancestors, copies=copies)  # fmt: skip
     def park(self, run: str, attempt_id: str, **how: Any) -> None:
         self._acquire(run, attempt_id, inbox="-", **how)
 
     @somebody_holds
-    @rule(pick=picks, home=st.sampled_from(HOMES), ancestors=lineages)
+    @rule(pick=picks, home=st.sampled_from(HOMES), ancestors=few_ancestors)
     def park_a_copy(self, pick: int, **how: Any) -> None:
         _, run, hold = self._pick(self.model.holds, pick)
         self._acquire(run, "n1" if hold.attempt_id != "n1" else "n2", inbox="-", **how)
 
     @somebody_is_parked
-    @rule(pick=picks, attempt_id=attempt_ids, ancestors=lineages, by_owner=st.booleans(),
+    @rule(pick=picks, attempt_id=attempt_ids, ancestors=few_ancestors, by_owner=st.booleans(),
           copies=copies, home=homes, waits=st.booleans())  # fmt: skip
     def arrive(self, pick: int, attempt_id: str, **how: Any) -> None:
         """A parked message comes to a worker: one that was sent, or one sent before."""

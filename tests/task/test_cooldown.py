@@ -63,7 +63,7 @@ def test_after_a_failure_the_lock_is_free(m, account):
     assert m.cools.lock_for(account).acquire(blocking=False)
 
 
-def test_nobody_of_the_same_workflow_gets_in_either(m, account):
+def test_nobody_of_the_same_workflow_acquires_either(m, account):
     sent = chain(
         m.cools.si(account), m.other_of_the_workflow.si(account).set(lock_on_conflict="drop")
     ).delay()

@@ -121,7 +121,7 @@ def test_members_of_a_group_that_a_client_sends_exclude_each_other(family, accou
     assert len(fences_of(family, account)) == 4
 
 
-def test_by_workflow_all_siblings_are_in_at_once(family, account):
+def test_by_workflow_all_siblings_hold_it_at_once(family, account):
     meets = family.module.meets_its_siblings
     sent = family.module.fans_out.delay(account, meets.name).get(timeout=20)
     told = [result_of(family, each) for each in sent]
@@ -223,7 +223,7 @@ def test_ancestors_whose_holds_have_ended_admit_nobody(family, account):
 
 
 def test_the_ancestors_do_not_grow_without_end(family, account):
-    family.module.tells_its_lineage.delay(account, message._MOST_ANCESTORS + 3)
+    family.module.tells_its_ancestors.delay(account, message._MOST_ANCESTORS + 3)
 
     def told(events):
         return {e["again"]: e["ids"] for e in events if e.data.get("account") == account}

@@ -99,7 +99,7 @@ def test_a_lock_that_cannot_send_is_followed_at_once(worker, account, name):
     assert waited < 2
 
 
-def test_parked_and_blocked_waiters_take_turns_as_they_came(worker, account, name, held):
+def test_parked_and_waiting_ones_take_turns_as_they_came(worker, account, name, held):
     takes, order = worker.module.takes, []
     first = takes.delay(account)
     wait_until_parked(worker, name)
@@ -178,7 +178,7 @@ def test_a_revoked_execution_leaves_the_queue_soon(worker, account, name, held):
     assert _took(worker, account) == [second.id]
 
 
-def test_a_parked_run_is_reached_by_a_stamp(worker, account, name, held):
+def test_a_parked_execution_is_reached_by_a_stamp(worker, account, name, held):
     class Batch(StampingVisitor):
         def on_signature(self, sig, **headers):
             return {"batch": account}
@@ -316,7 +316,7 @@ def test_an_execution_that_wants_several_locks_waits_for_all_of_them(worker, acc
     assert result.get(timeout=10) == result.id
 
 
-def test_a_limit_of_two_lets_two_in_and_parks_the_third(worker, account, name):
+def test_at_a_limit_of_two_two_acquire_and_the_third_is_parked(worker, account, name):
     sent = [worker.module.takes_with_another.delay(account) for _ in range(3)]
     _took(worker, account, 2)
     wait_until_parked(worker, name)

@@ -175,7 +175,7 @@ def test_a_parked_execution_that_comes_back_when_redis_does_runs_once(
     wait_for(lambda: state_of(worker, f"account:{account}").waiting == 0, 4)
 
 
-def test_a_starting_worker_sends_on_what_lies_there(worker, start, account):
+def test_a_starting_worker_resumes_what_lies_there(worker, start, account):
     # The last test: it ends the worker of this module.
     lock = lock_of(worker, f"account:{account}")
     lock.acquire()

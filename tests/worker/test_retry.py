@@ -60,7 +60,7 @@ def test_the_lock_is_released_for_a_countdown_longer_than_the_lease(worker, acco
     assert entries[2]["continuous"]  # nothing was to be kept
 
 
-def test_a_lock_that_is_kept_outlasts_the_countdown_and_lets_nobody_between(worker, account):
+def test_a_lock_that_is_kept_outlasts_the_countdown_and_nobody_acquires_between(worker, account):
     sent = worker.module.keeps.delay(account, 2.5)
     _inside(worker, account, 1)
     other = worker.module.stranger.delay(account)

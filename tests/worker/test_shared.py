@@ -96,7 +96,7 @@ def test_one_of_several_locks_is_shared(worker, account):
     _go(worker, *results)
 
 
-def test_a_writer_that_downgrades_lets_in_the_readers_that_are_parked(worker, account, name):
+def test_when_a_writer_downgrades_the_parked_readers_are_resumed(worker, account, name):
     task = worker.module
     with lock_of(worker, name):
         writer = task.writes_and_lets_others_read.delay(account)
@@ -130,7 +130,7 @@ def test_a_workflow_may_share_its_lock_from_step_to_step(worker, account, name):
     wait_for(lambda: not state_of(worker, name).holds, what="the release")
 
 
-def test_a_shared_canvas_applied_inside_a_reader_gets_past_the_writer_that_waits(
+def test_a_shared_canvas_applied_inside_a_reader_overtakes_the_writer_that_waits(
     worker, account, name
 ):
     task, writers = worker.module, []

@@ -241,7 +241,7 @@ def test_a_holding_task_that_retries_keeps_its_permit(flow):
     flow.check(rival, "0", "1")
 
 
-def test_a_holding_task_lets_go_when_nothing_comes_after_it(flow):
+def test_a_holding_task_releases_when_nothing_comes_after_it(flow):
     flow.step("0", "wait", flow.module.holding).delay()
     rival = flow.rival()
     flow.go_on()

@@ -108,7 +108,7 @@ def test_a_name_may_be_bytes_and_hold_braces_colons_and_spaces(lock: MakeLock) -
         assert lock(name="a {b}:c ü").locked()
 
 
-def test_what_could_not_be_given_back_can_be_given_back_again(proxy: Proxy, lock: MakeLock) -> None:
+def test_what_could_not_be_released_can_be_released_again(proxy: Proxy, lock: MakeLock) -> None:
     one, two = lock(proxy.url), lock()
     one.acquire()
     proxy.refuse()
@@ -122,7 +122,7 @@ def test_what_could_not_be_given_back_can_be_given_back_again(proxy: Proxy, lock
     two.release()
 
 
-def test_what_could_not_be_given_back_does_not_stand_in_its_own_way(
+def test_what_could_not_be_released_does_not_stand_in_its_own_way(
     proxy: Proxy, lock: MakeLock
 ) -> None:
     one = lock(proxy.url)

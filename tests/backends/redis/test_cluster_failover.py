@@ -93,7 +93,7 @@ def test_a_hold_that_a_replica_has_lives_through_the_death_of_its_master(
     assert two.release(after)
 
 
-def test_a_take_and_a_give_back_wait_for_the_replica(
+def test_acquire_and_release_wait_for_the_replica(
     cluster: ClusterServers, runs: Callable[..., Runs], namespace: str
 ) -> None:
     one = runs()
@@ -109,7 +109,7 @@ def test_a_take_and_a_give_back_wait_for_the_replica(
     assert one.release(taken)
 
 
-def test_waiters_get_in_after_their_master_has_died(
+def test_waiters_acquire_after_their_master_has_died(
     cluster: ClusterServers, runs: Callable[..., Runs], namespace: str
 ) -> None:
     one, two, three = runs(), runs(), runs()
@@ -203,7 +203,7 @@ def test_a_hold_counts_when_a_replica_has_it(cluster: ClusterServers, namespace:
     assert needing.release(needing.held("a"))
 
 
-def test_what_is_parked_is_sent_on_by_the_new_master(
+def test_what_is_parked_is_resumed_by_the_new_master(
     cluster: ClusterServers, runs: Callable[..., Runs], namespace: str
 ) -> None:
     one, two = runs(), runs()

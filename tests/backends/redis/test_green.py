@@ -13,7 +13,9 @@ def join(one): return one.get(timeout=20)
 """
 
 
-def test_greenlets_take_a_lock_in_turn_while_others_go_on(redis_url: str, namespace: str) -> None:
+def test_greenlets_acquire_a_lock_in_turn_while_others_go_on(
+    redis_url: str, namespace: str
+) -> None:
     said = programs.run(
         """
         first, inside, most, ticks = engine(), 0, 0, 0
@@ -82,7 +84,7 @@ def test_a_greenlet_that_computes_for_three_leases_keeps_its_lock(
     assert said == ["False True", "True"]
 
 
-def test_a_greenlet_may_enter_again_by_its_owner_and_strangers_may_not(
+def test_a_greenlet_may_re_enter_by_its_owner_and_strangers_may_not(
     redis_url: str, namespace: str
 ) -> None:
     said = programs.run(

@@ -231,7 +231,7 @@ def test_the_answer_of_an_eval_after_noscript_may_be_lost_too(
 
 
 @pytest.mark.parametrize("wait", [0.0, 5.0])
-def test_a_claim_that_arrives_after_its_release_takes_nothing(
+def test_a_claim_that_arrives_after_its_release_acquires_nothing(
     wait: float, proxy: Proxy, runs: Callable[..., Runs], client: redis.Redis, namespace: str
 ) -> None:
     near, far = runs(proxy.url, socket_timeout=0.3), runs()
@@ -247,7 +247,7 @@ def test_a_claim_that_arrives_after_its_release_takes_nothing(
     far.release(far.held("a"))
 
 
-def test_a_claim_that_found_the_lock_busy_takes_nothing_when_its_copy_comes_late(
+def test_a_claim_that_found_the_lock_busy_acquires_nothing_when_its_copy_comes_late(
     proxy: Proxy, runs: Callable[..., Runs]
 ) -> None:
     near, far = runs(proxy.url, socket_timeout=0.3), runs()
@@ -262,7 +262,7 @@ def test_a_claim_that_found_the_lock_busy_takes_nothing_when_its_copy_comes_late
     assert far.engine.inspect("a").holds == ()
 
 
-def test_a_claim_that_nobody_answered_takes_nothing_after_it_was_given_up(
+def test_a_claim_that_nobody_answered_acquires_nothing_after_it_was_given_up(
     proxy: Proxy, runs: Callable[..., Runs]
 ) -> None:
     # The first answer takes longer than all the patience there is, so it is not sent again.
@@ -290,7 +290,7 @@ def test_a_release_that_arrives_late_takes_nothing_from_the_next_holder(
     far.release(again)
 
 
-def test_a_claim_that_comes_late_while_its_run_waits_keeps_the_place_in_line(
+def test_a_claim_that_comes_late_while_its_execution_waits_keeps_the_place_in_line(
     proxy: Proxy, runs: Callable[..., Runs]
 ) -> None:
     near, far = runs(proxy.url, socket_timeout=0.3), runs()
@@ -313,7 +313,7 @@ def test_a_claim_that_comes_late_while_its_run_waits_keeps_the_place_in_line(
     assert far.engine.inspect("a") == ((), (), 0)
 
 
-def test_the_end_of_a_run_is_remembered_though_the_answer_was_lost(
+def test_the_end_of_an_execution_is_remembered_though_the_answer_was_lost(
     both: tuple[Runs, Runs], proxy: Proxy
 ) -> None:
     near, far = both

@@ -157,7 +157,7 @@ def test_another_namespace_is_out_of_reach(store_with: Callable[..., RedisBacken
 
 
 @pytest.mark.parametrize("missing", SLOWER)
-def test_without_messages_a_waiter_gets_in_by_its_heartbeat_and_a_warning_says_so(
+def test_without_messages_a_waiter_acquires_by_its_heartbeat_and_a_warning_says_so(
     store_with: Callable[..., RedisBackend], missing: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "celery_relock")

@@ -80,7 +80,7 @@ def test_it_costs_nothing_where_it_is_off_and_one_command_where_it_is_on(
     assert calls(master, "wait") - before == 3
 
 
-def test_a_take_that_too_few_replicas_have_is_refused_and_leaves_nothing(
+def test_an_acquire_that_too_few_replicas_have_is_refused_and_leaves_nothing(
     pair: tuple[RedisServer, RedisServer], namespace: str
 ) -> None:
     master, replica = pair

@@ -107,7 +107,7 @@ def test_a_way_of_the_clients_own_to_tell_the_address_is_kept(
     assert set(asked) == {"anything"}
 
 
-def test_a_store_is_the_same_however_it_is_reached(service: Watched, namespace: str) -> None:
+def test_a_backend_is_the_same_however_it_is_reached(service: Watched, namespace: str) -> None:
     by_url = engine_for(service.url, namespace, None, service.transport).backend
     turned = ";".join(reversed(service.url.split(";"))).replace("127.0.0.1", "localhost")
     stores = [
@@ -124,7 +124,7 @@ def test_a_store_is_the_same_however_it_is_reached(service: Watched, namespace: 
     assert engine_for(client_of(service), namespace) is engine_for(client_of(service), namespace)
 
 
-def test_what_a_place_is_called_shows_no_password(service: Watched) -> None:
+def test_what_an_address_is_called_shows_no_password(service: Watched) -> None:
     made = transport_for_url(service.url, None, service.transport)
     shown = f"{made.place} {made.fingerprint} {made!r}"
     assert service.service in shown

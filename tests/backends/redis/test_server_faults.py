@@ -73,7 +73,7 @@ def test_a_restart_with_empty_data_is_told_by_the_next_renewal(
     assert len(lost) == 1
 
 
-def test_a_restart_with_empty_data_is_told_at_give_back_if_no_renewal_came_before(
+def test_a_restart_with_empty_data_is_told_at_release_if_no_renewal_came_before(
     runs: Callable[..., Runs], server: RedisServer, lost: list[LockEvent]
 ) -> None:
     one, two = runs(server.url), runs(server.url)
@@ -113,7 +113,7 @@ def _as_it_was(server: RedisServer) -> None:
     server.restart(keep_data=True)
 
 
-def test_older_data_has_no_hold_taken_since_and_its_holder_is_told(
+def test_older_data_has_no_hold_acquired_since_and_its_holder_is_told(
     runs: Callable[..., Runs], server: RedisServer, lost: list[LockEvent]
 ) -> None:
     one, two = runs(server.url), runs(server.url)
@@ -128,7 +128,7 @@ def test_older_data_has_no_hold_taken_since_and_its_holder_is_told(
     assert two.release(newcomer)
 
 
-def test_older_data_has_a_hold_given_back_since_until_its_lease_ends(
+def test_older_data_has_a_hold_that_was_released_since_until_its_lease_ends(
     runs: Callable[..., Runs], server: RedisServer
 ) -> None:
     one, two = runs(server.url), runs(server.url)
@@ -176,7 +176,7 @@ def test_fences_go_on_rising_after_a_restart_with_empty_data(
     one.release(after)
 
 
-def test_without_a_server_it_takes_a_moment_to_say_so_and_none_to_give_back(
+def test_without_a_server_it_takes_a_moment_to_say_so_and_none_to_release(
     runs: Callable[..., Runs], server: RedisServer
 ) -> None:
     one = runs(server.url)
@@ -206,7 +206,7 @@ def test_a_server_that_is_back_within_the_patience_is_not_noticed(
     assert one.release(lease)
 
 
-def test_a_give_back_that_nobody_hears_is_an_error_and_the_lease_ends_the_hold(
+def test_a_release_that_nobody_hears_is_an_error_and_the_lease_ends_the_hold(
     proxy: Proxy, runs: Callable[..., Runs]
 ) -> None:
     near, far = runs(proxy.url), runs()
@@ -222,9 +222,7 @@ def test_a_give_back_that_nobody_hears_is_an_error_and_the_lease_ends_the_hold(
     assert far.release(waiter)
 
 
-def test_a_give_back_that_failed_can_be_tried_again(
-    proxy: Proxy, runs: Callable[..., Runs]
-) -> None:
+def test_a_release_that_failed_can_be_tried_again(proxy: Proxy, runs: Callable[..., Runs]) -> None:
     near, far = runs(proxy.url), runs()
     lease = near.held("a")
     proxy.refuse()
@@ -235,7 +233,7 @@ def test_a_give_back_that_failed_can_be_tried_again(
     assert far.engine.inspect("a").holds == ()
 
 
-def test_a_waiter_whose_server_restarts_empty_gets_in(
+def test_a_waiter_whose_server_restarts_empty_acquires(
     runs: Callable[..., Runs], server: RedisServer
 ) -> None:
     one, two = runs(server.url), runs(server.url)

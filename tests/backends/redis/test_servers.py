@@ -45,7 +45,7 @@ class Outbox:
         self.runs.append(message.execution_id)
 
 
-def test_a_lock_is_held_by_one_and_renewed_and_given_back(
+def test_a_lock_is_held_by_one_and_renewed_and_released(
     start: Callable[[], Runs], server: RedisServer, namespace: str
 ) -> None:
     one, two = start(), start()
@@ -59,7 +59,7 @@ def test_a_lock_is_held_by_one_and_renewed_and_given_back(
     assert leftovers(server.client(), namespace) == [f"{namespace}:{{0}}:meta"]
 
 
-def test_whoever_waits_is_let_in_by_a_message(start: Callable[[], Runs]) -> None:
+def test_whoever_waits_acquires_by_a_message(start: Callable[[], Runs]) -> None:
     one, two = start(), start()
     holder = one.held("a")
     waiter = two.lease("a")
@@ -73,7 +73,7 @@ def test_whoever_waits_is_let_in_by_a_message(start: Callable[[], Runs]) -> None
     assert two.release(waiter)
 
 
-def test_what_is_parked_outlives_a_killed_server_and_is_sent_on(
+def test_what_is_parked_outlives_a_killed_server_and_is_resumed(
     start: Callable[[], Runs], server: RedisServer
 ) -> None:
     one, two = start(), start()

@@ -238,11 +238,11 @@ def meets_its_siblings(self, account):
 
 
 @locked()
-def tells_its_lineage(self, account, again):
+def tells_its_ancestors(self, account, again):
     """Sends itself `again` times and waits for none."""
-    journal.add("lineage", account=account, again=again, ids=self.request.relock.get("ancestors"))
+    journal.add("ancestors", account=account, again=again, ids=self.request.relock.get("ancestors"))
     if again:
-        tells_its_lineage.delay(account, again - 1)
+        tells_its_ancestors.delay(account, again - 1)
 
 
 @app.task(base=LockedTask, lock_key=KEY)
