@@ -52,8 +52,7 @@ __all__ = ["Lock", "LockNeverFree", "LockNotAcquired", "LockNotOwned", "LockNotT
 
 
 class Grip:
-    """A task's hold on a `Lock`. When the task or the `Lock` ends, nothing renews the lease any
-    more."""
+    """A task's hold on a `Lock`. Once the task or the `Lock` ends, nothing renews the lease."""
 
     __slots__ = ("__weakref__", "borrowed", "depth", "lease", "length", "task")
 
@@ -61,7 +60,7 @@ class Grip:
         self.lease = lease
         self.length = lease.claim.lease
         self.depth = 1
-        #: The lease is an outer holder's, who releases it.
+        #: Whether the lease belongs to an outer holder, which releases it.
         self.borrowed = borrowed
         self.task = None if task is None else weakref.ref(task)
         if not borrowed:
@@ -69,7 +68,7 @@ class Grip:
             lease.holder = lambda: (held := grip()) and held.still()
 
     def still(self) -> object:
-        """Itself, None if its task has ended."""
+        """This grip; None if its task has ended."""
         if self.task is None or self.lease.shared:
             return self
         task = self.task()
@@ -142,14 +141,14 @@ class Lock(NamedLock):
             else engines.engine_for(redis, namespace, replicas=(min_replicas, 1.0), loops=True)
         )
         self._shared = not thread_local
-        # Of each task; that of no task, and with thread_local=False that of all, is under None.
+        # The grip of each task. Without a task, and with thread_local=False, there is one grip.
         self._grips: weakref.WeakKeyDictionary[asyncio.Task[Any], Grip] = (
             weakref.WeakKeyDictionary()
         )
         self._grip_of_all: Grip | None = None
 
-    # No coroutine functions: what is called in a task belongs to it, also where another task awaits
-    # it, as in `asyncio.wait_for` before Python 3.12.
+    # These are not coroutine functions: a call belongs to the task that makes it, even if another
+    # task awaits the result, as in `asyncio.wait_for` before Python 3.12.
 
     def acquire(
         self,
@@ -162,7 +161,8 @@ class Lock(NamedLock):
         Args:
             blocking: whether to wait. Default: that of the object.
             blocking_timeout: seconds to wait at most. Default: that of the object.
-            token: not needed; it becomes the id of the hold.
+            token: not needed; accepted because redis-py's Lock has it. It becomes the id of the
+                hold.
 
         Returns:
             True if acquired; False if another holder kept the lock until `blocking_timeout` passed.
@@ -170,8 +170,9 @@ class Lock(NamedLock):
         Raises:
             LockNotOwned: this task acquired the lock before and has lost it since.
             LockNeverFree: waiting without a bound would never end: the holder waits for this task,
-                or is this task, by another object.
+                or is this task through another object.
             LockUnavailable: Redis cannot be reached.
+            LockConfigError: the token cannot be used.
         """
         if not (self.blocking if blocking is None else blocking):
             wait: float | None = 0.0
@@ -198,25 +199,35 @@ class Lock(NamedLock):
         Raises:
             LockNotTaken: this task does not hold the lock.
             LockNotOwned: the lock is lost.
-            LockConfigError: the outer holder's lease is not renewed, and ends before that.
+            LockConfigError: the lease would be shorter than a millisecond; or the outer holder's
+                lease is not renewed, and ends before the time asked for.
+            LockUnavailable: Redis did not answer.
         """
         return self._extend(self._grip("extended"), additional_time, replace_ttl)
 
     def downgrade(self) -> Coroutine[Any, Any, None]:
-        """Share the lock, as `celery_relock.Lock.downgrade` does, and raise as that does."""
+        """Share the lock. Raises as `celery_relock.Lock.downgrade` does."""
         return self._downgrade(self._grip("downgraded"))
 
     def reacquire(self) -> Coroutine[Any, Any, bool]:
-        """Set the lease back to its full length. Raises as `extend` does."""
+        """Set the lease back to its full length. Returns and raises as `extend` does."""
         grip = self._grip("extended")
         return self._extend(grip, grip.length, replace_ttl=True)
 
     def owned(self) -> Coroutine[Any, Any, bool]:
-        """Whether this task holds the lock, and the server agrees."""
+        """Whether this task holds the lock, according to Redis as well.
+
+        Raises:
+            LockUnavailable: Redis cannot be reached.
+        """
         return self._owned(self._lease)
 
     async def locked(self) -> bool:
-        """Whether anybody holds the lock."""
+        """Whether anybody holds the lock.
+
+        Raises:
+            LockUnavailable: Redis cannot be reached.
+        """
         return bool((await self._engine.inspect(self.name)).holds)
 
     async def __aenter__(self) -> Lock:
@@ -243,27 +254,27 @@ class Lock(NamedLock):
 
     @property
     def fence(self) -> int:
-        """The fencing token, 0 if the lock is not held here. See `Hold.fence`."""
+        """The fencing token; 0 if this task does not hold the lock. See `Hold.fence`."""
         lease = self._lease
         return 0 if lease is None else lease.fences[lease.claim.names.index(self.name)]
 
     @property
     def lost(self) -> bool:
-        """Whether the lock was acquired here and has been lost since."""
+        """Whether this task acquired the lock and has lost it since."""
         lease = self._lease
         return lease is not None and lease.lost
 
     @property
     def remaining(self) -> float:
-        """Seconds for which the hold is certain; 0 if the lock is not held here."""
+        """Seconds for which the hold is certain; 0 if this task does not hold the lock."""
         lease = self._lease
         return 0.0 if lease is None else lease.remaining
 
     def check(self) -> None:
-        """Call before anything that must not happen without the lock.
+        """Make sure that the lock is not lost. Call it before anything that needs the lock.
 
         Raises:
-            LockNotTaken: the lock is not held here.
+            LockNotTaken: this task does not hold the lock.
             LockNotOwned: the lock is lost.
         """
         self._still_ours(self._grip("relied on").lease)
@@ -278,8 +289,9 @@ class Lock(NamedLock):
             connection: an AsyncConnection or AsyncSession of SQLAlchemy. See `Hold.fenced`.
 
         Raises:
-            LockNotTaken: the lock is not held here.
-            LockNotOwned: the lock is lost; also LockLost, where the database finds out.
+            LockNotTaken: this task does not hold the lock.
+            LockNotOwned: the lock is lost.
+            LockLost: the database has seen a higher fencing token.
             LockConfigError: the connection cannot be used, is not in a transaction, or the lock has
                 several permits.
         """
@@ -330,13 +342,13 @@ class Lock(NamedLock):
     async def _enter_again(self, grip: Grip, task: _Task) -> Held | None:
         lease = grip.lease
         if lease.state is State.ASKED and isinstance(lease, TaskLease):
-            await self._engine.release(lease)  # what could not be released stands in our own way
+            await self._engine.release(lease)  # a failed release has left it in our own way
         elif lease.state in (State.HELD, State.LOST) and (
             not self._shared or (grip.task and grip.task()) is task
         ):
             self._still_ours(lease)
             if not self._covering(lease):
-                return None  # it was downgraded: the server names the deadlock
+                return None  # it was downgraded: the acquire that follows reports the deadlock
             grip.depth += 1
             return Held(lease.fences, lease.reentered)
         return None
@@ -347,7 +359,7 @@ class Lock(NamedLock):
         if grip.depth > 1:
             grip.depth -= 1
             return
-        # Before the command is sent: another task may acquire the lock before this one goes on.
+        # Before the command is sent: another task can acquire the lock before this task continues.
         self._keep(task, None)
         if grip.borrowed or not isinstance(lease, TaskLease):
             lease.rely(-1)
@@ -394,7 +406,7 @@ class Lock(NamedLock):
 
     @property
     def _engine(self) -> Engine:
-        """That of the running loop."""
+        """The engine of the running event loop."""
         return engines.engine_of_loop(self._place)
 
     @property

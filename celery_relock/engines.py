@@ -1,6 +1,7 @@
-"""The engines of this process: one for each Redis, way to reach it, and namespace, so that all
-locks share its connections and its inbox; and those of locks in memory. Nothing else imports both
-the engine and a backend.
+"""The engines of this process: one for each namespace of a Redis and each way to reach it, so that
+all its locks share connections and an inbox; and the engines of locks in memory.
+
+No other module imports both the engine and a backend.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ if TYPE_CHECKING:
 NAMESPACE = "relock"
 #: The URL of locks in the memory of this process, for tests.
 MEMORY = "memory://"
-# So many URLs have an engine that is kept while no lock uses it; those used last.
+# Engines to keep for URLs that no lock uses: those of the most recently used URLs.
 MOST_URLS = 100
 
-# Keys are digests: what leads to a Redis has a password in it. An engine lives as long as one of
-# its clients does, or the function that made one, or one of its locks.
+# Keys are digests, because URLs contain passwords. An engine lives as long as one of its clients,
+# the function that returned the client, or one of its locks.
 _engines: WeakValueDictionary[str, Engine] = WeakValueDictionary()
 _by_url: dict[str, Engine] = {}
 _of_loops: WeakKeyDictionary[Any, WeakKeyDictionary[Engine, LoopEngine]] = WeakKeyDictionary()
 _by_client: WeakKeyDictionary[Any, dict[tuple[Any, ...], Engine]] = WeakKeyDictionary()
-# By namespace. They live as long as the process: nothing else has the locks.
+# By namespace. They live as long as the process, because the locks exist nowhere else.
 _in_memory: dict[str, Engine] = {}
 
 
@@ -49,16 +50,20 @@ def engine_for(
     replicas: tuple[int, float] = (0, 1.0),
     loops: bool = False,
 ) -> Engine:
-    """The engine for a URL, for a client of redis-py, or for a function that makes such a client.
-    `memory://` is the URL of locks in this process.
+    """The engine for the locks of one place.
 
     Args:
-        ssl, transport: TLS and Sentinel options, for a URL alone: a client has its own.
-        replicas: how many have to have a hold before it counts, and the seconds they have for it.
-        loops: coroutines will use it, so it may be a client of redis.asyncio.
+        place: a URL (`memory://` for locks in this process), a redis-py client, or a function that
+            returns a client.
+        namespace: the prefix of all keys.
+        ssl: TLS options of a URL. A client has its own.
+        transport: Sentinel options of a URL. A client has its own.
+        replicas: how many replicas must have a hold before it is valid, and within how many
+            seconds.
+        loops: whether coroutines will use the locks; then `place` can be a redis.asyncio client.
 
     Raises:
-        LockConfigError: it is none of these, or its parts or the namespace cannot be used.
+        LockConfigError: the place, one of its options or the namespace cannot be used.
     """
     if isinstance(place, str) and place.lower().startswith("memory:"):
         return engine_in_memory(place, namespace)
@@ -70,9 +75,9 @@ def engine_for(
 
 
 def engine_of_loop(engine: Engine) -> LoopEngine:
-    """The engine for the locks of another one, in the event loop that runs here."""
+    """The engine with the same locks for the running event loop."""
     for loop in [each for each in _of_loops if each.is_closed()]:
-        del _of_loops[loop]  # what it holds knows the loop, so it would never go by itself
+        del _of_loops[loop]  # its engines refer to the loop, so the weak key alone would stay
     of_loop = _of_loops.setdefault(asyncio.get_running_loop(), WeakKeyDictionary())
     found = of_loop.get(engine)
     if found is None:
@@ -93,11 +98,10 @@ def _of_loop(backend: Any) -> LoopEngine:
 
 
 def engine_in_memory(url: str, namespace: str = NAMESPACE) -> Engine:
-    """The engine of the locks that this process has in memory, of one namespace. How a server would
-    be reached (TLS, Sentinels, replicas) has no meaning there.
+    """The engine of one namespace of the locks in this process's memory.
 
     Raises:
-        LockConfigError: there is something behind `memory://`, or the namespace cannot be used.
+        LockConfigError: the URL has more than `memory://`, or the namespace cannot be used.
     """
     if url.lower() != MEMORY:
         raise LockConfigError(
@@ -106,7 +110,7 @@ def engine_in_memory(url: str, namespace: str = NAMESPACE) -> Engine:
         )
     from .backends.memory import MemoryBackend
 
-    Keys(namespace)  # what Redis has no keys for is refused here as well
+    Keys(namespace)  # refuse what Redis would refuse
     return _in_memory.setdefault(namespace, Engine(MemoryBackend()))
 
 
@@ -131,7 +135,7 @@ def engine_for_url(
         LockConfigError: the URL or the namespace cannot be used.
     """
     key = _digest(url, namespace, ssl, transport, replicas)
-    # What was used last stands last.
+    # Pop and insert again, so that the most recently used URL is the last.
     found = _by_url.pop(key, None)
     if found is None:
         made = transport_for_url(url, ssl, transport, Replicas(*replicas).checked())
@@ -148,11 +152,11 @@ def engine_for_factory(
     replicas: tuple[int, float] = (0, 1.0),
     loops: bool = False,
 ) -> Engine:
-    """The engine for a function without arguments that returns a redis-py client. It is called once
-    in a process, when its first lock is asked for; the client itself is not used.
+    """The engine for a function without arguments that returns a redis-py client. The function is
+    called once per process, at the first use of a lock. The client itself sends no command.
 
     Raises:
-        LockConfigError: it fails, or what it returns is no synchronous client of redis-py.
+        LockConfigError: the function fails, or does not return a suitable client.
     """
     found = _of(make)
     if (namespace, replicas) not in found:
@@ -171,11 +175,12 @@ def engine_for_client(
     replicas: tuple[int, float] = (0, 1.0),
     loops: bool = False,
 ) -> Engine:
-    """The engine for a redis-py client: same address, credentials and options, own connections.
-    Clients come and go; those that reach a server in one way share one engine.
+    """The engine for a redis-py client: the client's address, credentials and options, and
+    connections of our own. Clients that reach a server in the same way share an engine.
 
     Raises:
-        LockConfigError: it is no client of redis-py, or one of redis.asyncio for threads.
+        LockConfigError: the object is not a redis-py client, or it is a redis.asyncio client and
+            `loops` is False.
     """
     for_threads = redis.Redis | RedisCluster
     clusters = RedisCluster | redis.asyncio.RedisCluster
@@ -201,7 +206,7 @@ def engine_for_client(
 
 
 def _hint(what: object, kind: str) -> str:
-    """What to write instead of what was given in the place of a client."""
+    """What to give instead of an object that is not a client."""
     if kind.startswith("redis.asyncio."):
         return ". For this client use celery_relock.asyncio.Lock."
     if hasattr(what, "send_task"):
@@ -222,12 +227,12 @@ def _is_fake(client: redis.Redis | RedisCluster) -> bool:
 def _of(what: Any) -> dict[tuple[Any, ...], Engine]:
     try:
         return _by_client.setdefault(what, {})
-    except TypeError:  # an object that has no hash, or no weak references
+    except TypeError:  # not hashable, or without weak references
         return {}
 
 
 def _engine(made: Transport, namespace: str) -> Engine:
-    # Nothing connects yet, so when two threads make one at the same time, the later is dropped.
+    # An engine connects later: if two threads create it at the same time, one engine is discarded.
     key = _digest(made.fingerprint, namespace)
     return _engines.setdefault(key, Engine(RedisBackend(made, namespace)))
 

@@ -1,4 +1,4 @@
-"""What can go wrong with a lock, one class for each answer that a caller treats differently.
+"""The errors of celery-relock: one class for each case that a caller handles differently.
 
     RelockError
     ├── LockConflict       another execution held the lock for as long as this one waits
@@ -6,7 +6,7 @@
     ├── DuplicateTask      an equal call is queued or runs
     ├── LockLost           a hold ended before its work did; the work might be unprotected
     ├── LockUnavailable    Redis cannot be reached, or cannot take writes now; try again later
-    └── LockConfigError    an option, a lock name or the server is wrong; trying again will not help
+    └── LockConfigError    an option, a lock name or the server is wrong; a retry will not help
 
 Every error survives `pickle` with its attributes: it crosses process borders in a worker, and an
 exception that cannot be unpickled stops the worker's main process (celery-singleton issue 55).
@@ -22,10 +22,11 @@ class RelockError(Exception):
     """Base of all errors of celery-relock.
 
     Attributes:
-        name: the lock name, or None if the error is not about a single lock.
-        owner: the owner of the hold in the way, or None if it is not known.
-        remaining: seconds until the lease of that hold ends, or None.
-        reason: the text of the error, without the address of its page.
+        name (str | None): the lock name; None if the error is not about a single lock.
+        owner (str | None): the owner of the conflicting hold; None if it is not known.
+        remaining (float | None): seconds until the lease of the conflicting hold ends; None if
+            they are not known.
+        reason (str): the text of the error, without the address of its page.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class RelockError(Exception):
         remaining: float | None = None,
     ) -> None:
         super().__init__(message)
-        # All of it: Celery rebuilds the error from it when it stores a result as JSON.
+        # All of them: Celery rebuilds the error from `args` when it reads a result stored as JSON.
         self.args = (message, name, owner, remaining)
         self.reason = message
         self.name = name
@@ -48,14 +49,14 @@ class RelockError(Exception):
 
     @property
     def page(self) -> str:
-        """The address of the page that says what the error means and what to do."""
-        # `Lock` raises subclasses, and users have their own.
+        """The URL of the page that says what the error means and what to do."""
+        # Only our own classes have a page: users define subclasses.
         documented = (kind.__name__ for kind in type(self).__mro__ if kind.__module__ == __name__)
         name = next(documented)
         return f"{_site()}errors/{'index' if name == 'RelockError' else name}.html"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Without the constructor, which a user's subclass may have given other arguments.
+        # Bypass the constructor: a user's subclass may have changed its arguments.
         return _rebuild, (type(self), self.args, self.__dict__.copy())
 
 
@@ -85,7 +86,7 @@ class DuplicateTask(RelockError):
     """An equal call is queued or runs (`lock_dedup`). Nothing was sent.
 
     Attributes:
-        task_id: the task id of that call.
+        task_id (str | None): the task id of the equal call.
     """
 
     def __init__(
@@ -110,4 +111,4 @@ class LockUnavailable(RelockError):
 
 
 class LockConfigError(RelockError):
-    """An option, a lock name or the Redis server does not fit; the message says what to change."""
+    """An option, a lock name or the server cannot be used. The message says what to change."""

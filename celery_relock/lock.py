@@ -1,10 +1,10 @@
 """A lock for use outside of tasks, or inside a task's body: a context manager with the interface
 of redis-py's lock.
 
-with Lock("redis://localhost", "account:42") as lock:
-    write(fence=lock.fence)
+    with Lock("redis://localhost", "account:42") as lock:
+        write(fence=lock.fence)
 
-client.lock("account:42", timeout=30, lock_class=Lock)
+    client.lock("account:42", timeout=30, lock_class=Lock)
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ logger = logging.getLogger("celery_relock")
 DEFAULT_LEASE = 30.0
 MODES = ("exclusive", "shared")
 _Token: TypeAlias = "str | bytes | None"
-# The shortest lease, in seconds: Redis is told leases in these units.
+# The shortest lease, in seconds: Redis gets leases in milliseconds.
 _SHORTEST = 0.001
 
 
@@ -63,7 +63,7 @@ class _AsInRedisPy(RelockError):
         remaining: float | None = None,
     ) -> None:
         super().__init__(message, name, owner, remaining)
-        #: As redis-py calls it.
+        #: The lock name, under the name of redis-py's attribute.
         self.lock_name = name
 
 
@@ -84,9 +84,9 @@ class LockNotOwned(_AsInRedisPy, LockLost, LockNotOwnedError):
 
 
 class Grip:
-    """A thread's hold on a `Lock`. When the thread or the `Lock` ends, the grip goes, and nothing
-    renews the lease any more. (By a weak reference and not in `__del__`: a time limit's signal that
-    struck there would be swallowed.)"""
+    """A thread's hold on a `Lock`. The grip disappears with its thread or its `Lock`, and then
+    nothing renews the lease. (The lease has a weak reference to it. `__del__` would swallow the
+    exception of a time limit's signal.)"""
 
     __slots__ = ("__weakref__", "borrowed", "coroutine", "depth", "lease", "length", "thread")
 
@@ -94,19 +94,19 @@ class Grip:
         self.lease = lease
         self.length = lease.claim.lease
         self.depth = 1
-        #: The lease is an outer holder's, who releases it.
+        #: Whether the lease belongs to an outer holder, which releases it.
         self.borrowed = borrowed
         coroutine = platform.coroutine()
         #: The asyncio task that acquired the lock, if one did.
         self.coroutine = None if coroutine is None else weakref.ref(coroutine)
-        #: The thread that acquired the lock, where other threads find the grip as well.
+        #: The thread that acquired the lock, if other threads share the grip.
         self.thread = threading.current_thread() if lease.shared else None
         if not borrowed:
             lease.holder = weakref.ref(self)
 
 
 class NamedLock:
-    """What a `Lock` asks for: that of threads, and that of coroutines."""
+    """What the `Lock` for threads and the `Lock` for coroutines have in common."""
 
     def __init__(
         self, name: str | bytes, timeout: float | None, owner: str | None, limit: int, mode: str
@@ -132,7 +132,7 @@ class NamedLock:
         execution_id = ids.new_id() if token is None else ids.short(as_text(token))
         return Claim(
             execution_id=execution_id,
-            # An execution for each attempt is as random as an attempt has to be.
+            # Without a token each attempt is an execution of its own, whose id is random.
             attempt_id=execution_id[:8] if token is None else ids.new_attempt_id(),
             owner=owner or execution_id,
             names=(self.name,),
@@ -140,14 +140,15 @@ class NamedLock:
             lease=DEFAULT_LEASE if self.timeout is None else float(self.timeout),
             label=label_of("Lock"),
             by_owner=self._owner is not None,
-            # Acquired by way of another client: the server finds the hold by its execution.
+            # The outer holder used another client: the server finds its hold by its execution.
             ancestors=(outer.claim.execution_id,) if outer else (),
-            # A wait with a bound ends by its bound, as redis-py's does.
+            # A bounded wait cannot deadlock: it ends by its bound, as redis-py's does.
             stuck=() if ends else reentrancy.stuck(),
         )
 
     def _covering(self, lease: Lease) -> bool:
-        """Whether what is held already is enough: who is to be alone is not, where others share."""
+        """Whether the lease covers what is asked for: a shared lease does not cover an exclusive
+        lock."""
         of = lease.claim
         return self._limit == SHARED or of.limits[of.names.index(self.name)] != SHARED
 
@@ -255,8 +256,9 @@ class Lock(NamedLock):
         Raises:
             LockNotOwned: this thread acquired the lock before and has lost it since.
             LockNeverFree: waiting without a bound would never end: the holder waits for this
-                thread, or is this thread, by another object.
+                thread, or is this thread through another object.
             LockUnavailable: Redis cannot be reached.
+            LockConfigError: the token cannot be used.
         """
         if not (self.blocking if blocking is None else blocking):
             wait: float | None = 0.0
@@ -309,9 +311,10 @@ class Lock(NamedLock):
         Raises:
             LockNotTaken: this thread does not hold the lock.
             LockNotOwned: the lock is lost.
-            LockConfigError: the outer holder's lease is not renewed, and ends before that.
-            LockUnavailable: Redis did not answer. If the lease was to become shorter, `remaining`
-                tells no more than that from now on.
+            LockConfigError: the lease would be shorter than a millisecond; or the outer holder's
+                lease is not renewed, and ends before the time asked for.
+            LockUnavailable: Redis did not answer. If the call makes the lease shorter, `remaining`
+                counts the shorter lease from now on.
         """
         grip = self._grip("extended")
         lease = grip.lease
@@ -331,12 +334,13 @@ class Lock(NamedLock):
 
     def downgrade(self) -> None:
         """Share the lock that this thread holds, without a moment in which it is free: shared
-        waiters that are first in the queue get it at once. There is no way back but `release`.
+        waiters that are first in the queue get it at once. The lock stays shared until it is
+        released.
 
         Raises:
             LockNotTaken: this thread does not hold the lock.
             LockNotOwned: the lock is lost.
-            LockConfigError: the lock has several permits, or others have re-entered it and rely on
+            LockConfigError: the lock has several permits, or another holder of the permit relies on
                 it.
             LockUnavailable: Redis cannot be reached. The lock might be shared; call again.
         """
@@ -373,9 +377,9 @@ class Lock(NamedLock):
                 raise
             logger.warning("Cannot release a lock at the end of its block: %s", failure)
         except BaseException:
-            # A signal's exception, on any line of the above. Nobody comes back for what is left:
-            # while this object lives, the lock would be renewed, and re-entered. (An exception that
-            # strikes before the first line finds no context manager in its way.)
+            # A signal's exception, on any line above. Nobody would release the lock later, and
+            # while this object lives it would be renewed. (Nothing can be done about an exception
+            # that strikes before the first line.)
             if before in (None, self._standing()):
                 with suppress(RelockError):
                     self.release()
@@ -408,7 +412,7 @@ class Lock(NamedLock):
                 self.local.grip = Grip(lease)
                 return answer
         except BaseException:
-            # A signal's exception may land on any line above.
+            # A signal's exception can strike on any line above.
             reentrancy.pop(lease)
             with suppress(RelockError):
                 self._engine.release(lease)
@@ -423,11 +427,19 @@ class Lock(NamedLock):
         return answer
 
     def locked(self) -> bool:
-        """Whether anybody holds the lock."""
+        """Whether anybody holds the lock.
+
+        Raises:
+            LockUnavailable: Redis cannot be reached.
+        """
         return bool(self._engine.inspect(self.name).holds)
 
     def owned(self) -> bool:
-        """Whether this thread holds the lock, and the server agrees."""
+        """Whether this thread holds the lock, according to Redis as well.
+
+        Raises:
+            LockUnavailable: Redis cannot be reached.
+        """
         lease = self._lease
         if lease is None or lease.lost:
             return False
@@ -439,27 +451,27 @@ class Lock(NamedLock):
 
     @property
     def fence(self) -> int:
-        """The fencing token, 0 if the lock is not held here. See `Hold.fence`."""
+        """The fencing token; 0 if this thread does not hold the lock. See `Hold.fence`."""
         lease = self._lease
         return 0 if lease is None else lease.fences[lease.claim.names.index(self.name)]
 
     @property
     def lost(self) -> bool:
-        """Whether the lock was acquired here and has been lost since."""
+        """Whether this thread acquired the lock and has lost it since."""
         lease = self._lease
         return lease is not None and lease.lost
 
     @property
     def remaining(self) -> float:
-        """Seconds for which the hold is certain; 0 if the lock is not held here."""
+        """Seconds for which the hold is certain; 0 if this thread does not hold the lock."""
         lease = self._lease
         return 0.0 if lease is None else lease.remaining
 
     def check(self) -> None:
-        """Call before anything that must not happen without the lock.
+        """Make sure that the lock is not lost. Call it before anything that needs the lock.
 
         Raises:
-            LockNotTaken: the lock is not held here.
+            LockNotTaken: this thread does not hold the lock.
             LockNotOwned: the lock is lost.
         """
         self._still_ours(self._grip("relied on").lease)
@@ -469,8 +481,9 @@ class Lock(NamedLock):
         `Hold.fenced`.
 
         Raises:
-            LockNotTaken: the lock is not held here.
-            LockNotOwned: the lock is lost; also LockLost, where the database finds out.
+            LockNotTaken: this thread does not hold the lock.
+            LockNotOwned: the lock is lost.
+            LockLost: the database has seen a higher fencing token.
             LockConfigError: the connection cannot be used, is not in a transaction, or the lock has
                 several permits.
         """
@@ -486,7 +499,7 @@ class Lock(NamedLock):
         return grip.lease if grip and grip.lease.state in (State.HELD, State.LOST) else None
 
     def _is_another(self, grip: Grip, wait: float | None) -> Conflict | None:
-        """The conflict with another coroutine of this thread that holds the lock by this object."""
+        """The conflict, if another coroutine of this thread holds the lock through this object."""
         task, lease = grip.coroutine and grip.coroutine(), grip.lease
         if not task or task.done() or task is platform.coroutine() or lease.state is not State.HELD:
             return None
@@ -502,13 +515,13 @@ class Lock(NamedLock):
     def _re_enter(self, grip: Grip) -> Held | None:
         lease = grip.lease
         if lease.state is State.ASKED:
-            self._engine.release(lease)  # what could not be released stands in our own way
+            self._engine.release(lease)  # a failed release has left it in our own way
         elif lease.state in (State.HELD, State.LOST) and (
             not self._shared or grip.thread is threading.current_thread()
         ):
             self._still_ours(lease)
             if not self._covering(lease):
-                return None  # it was downgraded: the server names the deadlock
+                return None  # it was downgraded: the acquire that follows reports the deadlock
             grip.depth += 1
             return Held(lease.fences, lease.reentered)
         return None
@@ -532,9 +545,11 @@ class Lock(NamedLock):
 
 
 def check_length(seconds: float, where: str, name: str) -> None:
-    """Raises LockConfigError for what cannot be the length of a lease."""
+    """Raise LockConfigError if a lease cannot have this length."""
     if not math.isfinite(seconds) or seconds < _SHORTEST:
-        raise LockConfigError(f"{where}: give a lease of {_SHORTEST} s or more", name=name)
+        raise LockConfigError(
+            f"Lock {name!r}: {where}, but a lease lasts {_SHORTEST} s or more", name=name
+        )
 
 
 def as_text(value: str | bytes) -> str:
@@ -549,8 +564,7 @@ def as_text(value: str | bytes) -> str:
 
 
 def in_task() -> bool:
-    """Whether a Celery task runs here, called directly or by a worker. Celery is not loaded just to
-    say no."""
+    """Whether a Celery task runs here, called directly or by a worker. Does not load Celery."""
     celery = sys.modules.get("celery._state")
     if celery is None:
         return False
@@ -559,20 +573,20 @@ def in_task() -> bool:
         found = local.__storage__.get(local.__ident_func__())
     except AttributeError:
         return bool(celery._task_stack.stack)
-    # As `_task_stack.stack`, without the exception inside, which takes longer than everything else
-    # before a lock is asked for.
+    # `_task_stack.stack`, without the exception that it raises and catches, which takes longer than
+    # everything else before the request to Redis.
     return bool(found and found.get("stack"))
 
 
 def workflow() -> str | None:
-    """The workflow of the task that runs here, None under a direct call."""
+    """The workflow of the task that runs here, None if the task was called directly."""
     from .worker import message
 
     return message.workflow()
 
 
 def work() -> Work | None:
-    """The task that runs here, as events tell of it."""
+    """The task that runs here, as events carry it."""
     from .worker import events as telling
 
     return telling.work_for(sys.modules["celery._state"]._task_stack.top, None)

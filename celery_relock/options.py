@@ -12,19 +12,19 @@ from typing import Any, TypeAlias
 from .engine.protocol import SHARED
 from .errors import LockConfigError
 
-# How long an execution may wait in its worker slot when lock_max_wait does not say, in seconds.
+# Seconds an execution can wait in its worker slot if lock_max_wait is not set.
 _PATIENCE = 60.0
 _MODES = ("exclusive", "shared")
-#: What an execution may do while somebody else holds the lock.
+#: What an execution can do while somebody else holds the lock.
 POLICIES = ("wait", "block", "retry", "drop", "raise")
 
 
-# Checks of a value: each gives back what the library uses, or raises ValueError.
+# A check returns the value that the library uses, or raises ValueError.
 Check: TypeAlias = Callable[[Any], Any]
 
 
 def _either(*checks: Check) -> Check:
-    """The first check that takes the value."""
+    """What the first check returns that accepts the value."""
 
     def check(value: Any) -> Any:
         for each in checks:
@@ -52,7 +52,7 @@ def _none(value: Any) -> None:
 
 
 def _off(value: Any) -> None:
-    """None; and False, which says so for a single call."""
+    """None, or False, which turns the option off for a single call."""
     if value is not None and value is not False:
         raise ValueError(value)
 
@@ -70,14 +70,14 @@ def _function(value: Any) -> Any:
 
 
 def _count(value: Any) -> int:
-    """A whole number from 1. True is none."""
+    """A whole number from 1, not a bool."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(value)
     return value
 
 
 def _seconds(least: float, *, above: bool = False) -> Check:
-    """A number of seconds, or a timedelta, from `least`, or above it."""
+    """Seconds, as a number or a timedelta: at least `least`, or with `above` more than that."""
 
     def check(value: Any) -> float:
         number = value.total_seconds() if isinstance(value, timedelta) else value
@@ -91,7 +91,7 @@ def _seconds(least: float, *, above: bool = False) -> Check:
 
 
 def _key(value: Any) -> Any:
-    """Only the type: whether a lock_key fits the task is `NameRule.compile`'s to say."""
+    """Check the type alone: `NameRule.compile` checks whether a lock_key fits the task."""
     parts = value if isinstance(value, list | tuple) else (value,)
     if value is None or value is False or all(map(_makes_names, parts)):
         return value
@@ -99,7 +99,7 @@ def _key(value: Any) -> Any:
 
 
 def _limits(value: Any) -> Any:
-    """One limit for each part of lock_key; `LockOptions.collect` sees whether they fit."""
+    """A limit for each part of lock_key; `LockOptions.collect` checks that they fit the parts."""
     if isinstance(value, list | tuple) and value:
         return [_count(each) for each in value]
     if isinstance(value, Mapping) and value:
@@ -108,7 +108,7 @@ def _limits(value: Any) -> Any:
 
 
 def _modes(value: Any) -> list[str]:
-    """One mode for each part of lock_key."""
+    """A mode for each part of lock_key."""
     if isinstance(value, list | tuple) and value:
         return [_word(*_MODES)(each) for each in value]
     raise ValueError(value)
@@ -128,11 +128,11 @@ def _option(
     when: str = "",
     example: str,
 ) -> Any:
-    """An option, with what errors and `docs/options.md` say of it.
+    """Declare an option, with its texts for errors and for `docs/options.md`.
 
     Args:
         doc: what the option does, one sentence.
-        check: takes a value as it was declared, and returns what the library uses.
+        check: converts a declared value into the value that the library uses.
         allowed: the values in words; by default the names in `values`.
         values: each value that needs an explanation, as code, with what it means.
         when: when to change it.
@@ -157,10 +157,10 @@ def charge(account_id, amount): ..."""
 
 @dataclass(frozen=True, slots=True)
 class LockOptions:
-    """What a task declared with `lock_<option>`, or its app with `relock_<option>`.
+    """The options of a task, declared with `lock_<option>`, or on its app with `relock_<option>`.
 
-    Times are in seconds. `docs/options.md` is made from these fields; `collect` makes the options
-    of a task from what was declared, and checks them.
+    Times are in seconds. `collect` builds and checks the options of a task. `docs/options.md` is
+    generated from these fields.
     """
 
     key: Any = _option(
@@ -182,7 +182,7 @@ class LockOptions:
     )
     on_conflict: Any = _option(
         "wait",
-        "What an execution does while another one holds its lock.",
+        "What an execution does while another execution holds its lock.",
         _either(_word(*POLICIES), _function),
         allowed="'wait', 'block', 'retry', 'drop', 'raise', or a callable",
         values={
@@ -337,7 +337,7 @@ def statement(account_id, month): ...""",
     )
     cooldown: float | None = _option(
         None,
-        "Seconds for which the lock stays taken after the task has succeeded.",
+        "Seconds for which the lock stays held after the task has succeeded.",
         _either(_none, _seconds(0, above=True)),
         allowed="None, seconds above 0, or a timedelta",
         when="If the work must not be repeated too soon. A failed, retried or revoked "
@@ -501,12 +501,12 @@ def fetch(feed): ...""",
 
         Args:
             declared: the `lock_*` attributes of its class, by their full names.
-            defaults: the app-wide defaults, by the names of the options.
+            defaults: the app-wide defaults, by option name.
             where: the task's name.
 
         Raises:
-            LockConfigError: an unknown name, a value that an option does not take, or two options
-                that contradict each other.
+            LockConfigError: an option is unknown or has an invalid value, or two options contradict
+                each other.
         """
         values: dict[str, Any] = {}
         for name, value in defaults.items():
@@ -521,14 +521,14 @@ def fetch(feed): ...""",
         return options
 
     def of_call(self, values: Mapping[str, object]) -> LockOptions:
-        """These options, with what a single call says instead.
+        """A copy with the options that a single call sets.
 
         Args:
-            values: by the names of the options.
+            values: the call's values, by option name.
 
         Raises:
-            LockConfigError: an option that does not exist, that a single call cannot have, or that
-                does not take the value.
+            LockConfigError: an option is unknown, cannot be set by a call or has an invalid value,
+                or two options contradict each other.
         """
         where = f"a call of {self.task}"
         for name in values:
@@ -551,7 +551,8 @@ def fetch(feed): ...""",
         return options
 
     def _check_together(self, where: str, said: Mapping[str, object]) -> None:
-        """Refuse options that contradict each other; `said` are those that were given here."""
+        """Refuse options that contradict each other. `said` has the options that were set here: a
+        default does not contradict."""
         for contradiction in self._contradictions(said):
             raise LockConfigError(f"{where}: {contradiction}")
 
@@ -587,8 +588,8 @@ def fetch(feed): ...""",
     def _contradictions_of_bursts(self, said: Mapping[str, object]) -> Iterator[str]:
         if self.key is False and said.get("lock_debounce"):
             yield (
-                f"lock_key=False gives lock_debounce={self.debounce!r} no name to tell by which "
-                "calls belong together. Give the task a lock_key."
+                f"lock_debounce={self.debounce!r} needs a lock name to know which calls belong "
+                "together, and lock_key=False gives none. Give the task a lock_key."
             )
         if said.get("lock_debounce_max") and self.debounce is None:
             yield (
@@ -621,12 +622,12 @@ def fetch(feed): ...""",
         for part in self.limit if isinstance(self.limit, Mapping) else ():
             if part not in parts:
                 yield (
-                    f"lock_limit has a number for {part!r:.80}, which is no part of "
+                    f"lock_limit has a number for {part!r:.80}, which is not a part of "
                     f"lock_key={self.key!r:.200}."
                 )
 
     def _out_of_order(self) -> dict[str, bool]:
-        """What cannot be done in the order in which calls are sent, and whether it is asked for."""
+        """What contradicts the order in which calls are sent, and whether the task asks for it."""
         return {
             "lock_key=False, which names nothing to keep an order for": self.key is False,
             "several names in lock_key: calls of each name would wait for the others'": (
@@ -649,7 +650,8 @@ def fetch(feed): ...""",
         }
 
     def limit_of_parts(self, numbers: tuple[int, ...]) -> int:
-        """The limit of a name that these parts of lock_key give: the strictest of theirs."""
+        """The limit of a name that these parts of lock_key produce: the strictest of their
+        limits."""
         if isinstance(self.mode, list):
             return SHARED if all(self.mode[number] == "shared" for number in numbers) else 1
         return min(map(self._limit_of_part, numbers))
@@ -662,21 +664,23 @@ def fetch(feed): ...""",
 
     @property
     def longest_burst(self) -> float:
-        """Seconds from the first call of a burst to its end at the latest."""
+        """Seconds from the first call of a burst to its latest possible end."""
         return self.debounce_max or 10 * (self.debounce or 0.0)
 
     @property
     def patience(self) -> float:
-        """Seconds to wait in a worker slot (`"block"`, and every inline call). A message that is
-        sent again takes no slot: without `max_wait` it has no bound."""
+        """Seconds to wait in a worker slot (`"block"`, and every inline call). Parked and retried
+        messages occupy no slot: without `max_wait` they wait without a bound."""
         return _PATIENCE if self.max_wait is None else self.max_wait
 
     def limit_for(self, arguments: Mapping[str, object]) -> int:
-        """The limit for a call, or `SHARED`. A callable gets those of the bound arguments that it
-        names.
+        """The limit for a call, or `SHARED`.
+
+        Args:
+            arguments: the call's arguments by name. A callable gets those that it names.
 
         Raises:
-            LockConfigError: the callable failed, or returned something else.
+            LockConfigError: the callable failed, or returned an invalid value.
         """
         if self.mode != "exclusive":
             mode = self.mode
@@ -691,7 +695,7 @@ def fetch(feed): ...""",
     def _called(
         self, option: str, arguments: Mapping[str, object], check: Check, allowed: str
     ) -> Any:
-        """What the callable in an option says of a call."""
+        """The value that the callable in an option returns for a call."""
         function = getattr(self, option)
         assert callable(function), "see Declaration.limits"
         try:
@@ -708,8 +712,8 @@ def fetch(feed): ...""",
 
 _DECLARED = {each.name: each for each in fields(LockOptions) if each.metadata}
 OPTION_NAMES = tuple(_DECLARED)
-#: What one call can have for itself: `apply_async(…, lock_max_wait=5)`. The others decide which
-#: executions exclude each other, or what belongs together.
+#: The options that a single call can set: `apply_async(…, lock_max_wait=5)`. The others decide
+#: which executions exclude each other, or which calls belong together.
 CALL_OPTIONS = (
     *("on_conflict", "max_wait", "ttl", "dedup", "on_duplicate", "max_parked"),
     *("keep_on_retry", "on_lost", "on_unavailable", "cooldown"),
@@ -718,7 +722,7 @@ CALL_OPTIONS = (
 
 
 def unknown(written: str, prefix: str, others: tuple[str, ...] = ()) -> str:
-    """What to say of a name that is no option: the one that was meant, or all there are."""
+    """The sentence about an unknown option, with the most similar name, or all names."""
     from difflib import get_close_matches
 
     names = (*others, *OPTION_NAMES)

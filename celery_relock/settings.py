@@ -1,6 +1,6 @@
-"""What the Celery app says about locks: where they live, and the defaults of the options.
+"""The `relock_…` settings of a Celery app: where locks live, and the defaults of the options.
 
-Read at each call, never written: `app.add_defaults` would go in front of what the user configured.
+They are read at each call and never written: `app.add_defaults` would override the user's values.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from .errors import LockConfigError
 from .options import OPTION_NAMES, unknown
 
 _PREFIX = "relock_"
-#: Where locks live, without `relock_`; every option of a task is a setting as well.
+#: The settings that are not options of a task, without `relock_`. Every option is also a setting.
 SETTINGS = (
     *("url", "namespace", "use_ssl", "transport_options"),
     *("min_replicas", "min_replicas_timeout", "prefix", "enabled"),
     *("remember", "max_parked_messages", "max_parked_bytes"),
 )
-# What of the transport options says how a Redis is found; with `relock_url` there is one more.
+# The transport options that we read. `relock_transport_options` has one more.
 _TRANSPORT = ("master_name", "sentinel_kwargs", "min_other_sentinels")
 _REDIS = ("redis", "rediss", "unix", "socket", "redis+socket", "sentinel")
-# A list for failover is split where the next URL starts: a password may have a semicolon.
+# Split a list of URLs where the next URL starts: a password can contain a semicolon.
 _NEXT_URL = re.compile(r";(?=[\w+.-]+://|\Z)")
 _UNSET = object()
 
@@ -32,16 +32,16 @@ class StoreSettings(NamedTuple):
     """Where an app's locks live.
 
     Attributes:
-        url: of the Redis, with its password; or a client of redis-py, or a function that makes one;
-            or `memory://`.
-        ssl: what Celery's `…_use_ssl` settings hold: options whose names start with `ssl_`, True
-            for TLS as the URL says, or None.
-        namespace: prefix of all keys.
-        transport: what of Celery's `…_transport_options` is for Sentinels.
-        replicas: how many have to have a hold, and how many seconds they have for it.
+        url: the URL of the Redis, with its password; a redis-py client; a function that returns a
+            client; or `memory://`.
+        ssl: the value of Celery's `…_use_ssl`: options whose names start with `ssl_`, True for TLS
+            as the URL says, or None.
+        namespace: the prefix of all keys.
         source: the setting that the URL came from.
+        transport: the part of Celery's `…_transport_options` that is for Sentinels.
+        replicas: how many replicas must have a hold, and within how many seconds.
         remember: for how many seconds an execution that has ended is remembered.
-        most_parked: how many messages, of how many bytes, may be parked at all locks together.
+        most_parked: how many messages can be parked for all locks together, and of how many bytes.
     """
 
     url: object
@@ -55,7 +55,7 @@ class StoreSettings(NamedTuple):
 
     @property
     def in_memory(self) -> bool:
-        """Whether they live in the memory of each process, for tests."""
+        """Whether locks live in the memory of each process, for tests."""
         return isinstance(self.url, str) and self.url.lower().startswith("memory:")
 
     def __repr__(self) -> str:
@@ -87,8 +87,12 @@ def store_settings(app: Any) -> StoreSettings:
 
 
 def enabled(app: Any) -> bool:
-    """`relock_enabled`. Raises LockConfigError for anything but True and False: the text "False" of
-    an environment variable would else count as True."""
+    """`relock_enabled`, True by default.
+
+    Raises:
+        LockConfigError: the value is not True or False. The text "False" of an environment variable
+            would otherwise count as True.
+    """
     value = _get(_read(app), "relock_enabled")
     if value is _UNSET:
         return True
@@ -98,10 +102,10 @@ def enabled(app: Any) -> bool:
 
 
 def option_defaults(app: Any) -> dict[str, object]:
-    """The app-wide defaults that are set, by the names of the options.
+    """The app-wide defaults that are set, by option name.
 
     Raises:
-        LockConfigError: there is a setting `relock_…` that nothing reads.
+        LockConfigError: there is an unknown setting `relock_…`.
     """
     conf = _read(app)
     found = {name: _get(conf, _PREFIX + name) for name in OPTION_NAMES}
@@ -109,11 +113,11 @@ def option_defaults(app: Any) -> dict[str, object]:
 
 
 def name_prefix(app: Any) -> str | Callable[[], str]:
-    """What stands before each lock name: `relock_prefix`. A callable is asked for each call.
+    """`relock_prefix`, the text before each lock name, or a function to be called for each name.
 
     Raises:
-        LockConfigError: it is neither text nor callable; from the callable that is returned, that
-            it failed, or did not return text.
+        LockConfigError: `relock_prefix` is neither text nor callable. The returned function raises
+            it if the user's callable fails or does not return text.
     """
     value = _get(_read(app), "relock_prefix")
     if not callable(value):
@@ -157,7 +161,7 @@ def _read(app: Any) -> Any:
                 f"settings: {name} is an option of a task. The default for all tasks of the app is "
                 f"{_PREFIX}{name.removeprefix('lock_')}."
             )
-    return app.conf  # another one by now, if nobody had read a setting before
+    return app.conf  # reading the first setting replaces Celery's pending configuration
 
 
 def _plain(written: str, namespace: str) -> str:
@@ -166,10 +170,10 @@ def _plain(written: str, namespace: str) -> str:
 
 
 def _get(conf: Any, name: str) -> Any:
-    """A setting of ours, however it is spelt: what is set on the app before what its object says.
+    """One of our settings, in any spelling. A value set on the app precedes its config object.
 
-    `conf.get` does not do: it knows no old upper-case spellings for a setting that is not Celery's,
-    and in Celery 5.4 a name behind the namespace goes before what is set on the app.
+    `conf.get` will not do: it does not know the old upper-case spellings of a setting that is not
+    Celery's, and in Celery 5.4 a name with the namespace precedes a value set on the app.
     """
     plain = (name, f"celery_{name}", f"{conf.prefix or ''}{name}")
     spellings = (*plain, *map(str.upper, plain))
@@ -200,7 +204,7 @@ def _places(conf: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _old_backend(conf: Any) -> str:
-    """`result_backend = "redis"` stands for the settings redis_host, redis_port and so on."""
+    """The URL that `result_backend = "redis"` stands for, from redis_host, redis_port and so on."""
     user, password = conf.get("redis_username") or "", conf.get("redis_password") or ""
     login = f"{quote(user, safe='')}:{quote(password, safe='')}@" if user or password else ""
     host, port = conf.get("redis_host") or "localhost", conf.get("redis_port") or 6379
@@ -208,15 +212,15 @@ def _old_backend(conf: Any) -> str:
 
 
 def _urls(value: Any) -> list[str]:
-    """The URLs in a setting: one, or several for failover. Locks live on the first Redis alone:
-    two servers would let two executions acquire one lock."""
+    """The URLs in a setting: one, or several for failover. Locks live on the first Redis only: on
+    two servers, two executions could acquire one lock."""
     if isinstance(value, str):
         found = [url for url in _NEXT_URL.split(value) if url]
     elif isinstance(value, Iterable):
         found = [url for part in value if isinstance(part, str) for url in _urls(part)]
     else:
         return []
-    # Sentinels are listed in the same way, and together name one place.
+    # Several Sentinel URLs together name one Redis.
     sentinels = list(dict.fromkeys(url for url in found if url.lower().startswith("sentinel://")))
     one = ";".join(sentinels)
     return [one if url in sentinels else url for url in found if url not in sentinels[1:]]
@@ -259,7 +263,7 @@ def _transport(conf: Any, source: str) -> Mapping[str, Any] | None:
 
 
 def _bounded(found: StoreSettings, conf: Any) -> StoreSettings:
-    """With what may pile up in the Redis."""
+    """The settings, with the bounds on what can accumulate in Redis."""
 
     def number(name: str, default: float, kinds: Any, what: str) -> Any:
         value = _get(conf, name)

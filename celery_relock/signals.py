@@ -1,61 +1,62 @@
-"""Signals of what happens to locks, for an application's own code. They work as Celery's do.
+"""Signals for an application's own code: what happens to locks. They work as Celery's signals do.
 
     from celery_relock.signals import lock_lost
 
     @lock_lost.connect
     def page(sender=None, names=(), task_id="", **_): ...
 
-Signals, and what each of them tells of:
+The signals:
 
 - `lock_acquired`: an execution acquired a lock, or joined the permit of another execution of its
   workflow (then `reentered` is True);
-- `lock_reentered`: a call re-entered what its own call stack holds. Redis was not asked;
-- `lock_conflict`: another execution holds the lock; `policy` says what becomes of this one;
-- `lock_waiting`: the execution waits in its worker's slot, or a `Lock` in its thread;
-- `lock_parked`: its message waits in Redis, and the worker's slot is free;
-- `lock_resumed`: a parked message was published again, because its turn has come; sent in the
-  process that publishes it, mostly where the lock was released. `sender` is None if that process
-  does not have the task;
-- `lock_passed`: with `lock_order`, calls that were sent later run before this one, because its
-  message had not come within `lock_order_gap`; sent in the main process of a worker. `sender` is
-  None. `waited` is how long they have waited for it;
-- `lock_dropped`: the execution ends without running its body (`lock_on_conflict="drop"`);
-- `lock_released`: the lock was released;
-- `lock_lost`: it ended before the work under it did;
-- `lock_unrenewed`: Redis could not be reached to renew it; the library tries again until the lease
-  ends. Sent for each lock and each try;
-- `lock_duplicate`: a call was swallowed, because an equal call is queued or runs (`lock_dedup`);
-  sent in the calling process, or in the worker for a call by name. Its arguments are at the end;
-- `lock_forced`: the lock was released by force, or a task that was parked for it was cancelled
-  (`admin`); sent in the process that did it. Its arguments are at the end;
-- `lock_reclaimed`: the lock of a dead process of this worker's host was released; sent in the main
+- `lock_reentered`: a call re-entered a lock that its own call stack holds, without a command to
+  Redis;
+- `lock_conflict`: another execution holds the lock; `policy` says what happens to this execution;
+- `lock_waiting`: an execution waits in its worker slot, or a `Lock` waits in its thread;
+- `lock_parked`: the message of an execution waits in Redis, and its worker slot is free;
+- `lock_resumed`: a parked message was published again because its turn has come; sent in the
+  process that publishes it, usually the process that released the lock. `sender` is None if that
+  process does not have the task;
+- `lock_passed`: with `lock_order`, calls that were sent later run before this call, because its
+  message did not arrive within `lock_order_gap`; sent in the main process of a worker. `sender` is
+  None. `waited` is how long the later calls waited for the message;
+- `lock_dropped`: an execution ends without running its body (`lock_on_conflict="drop"`);
+- `lock_released`: a lock was released;
+- `lock_lost`: a hold ended before its work did;
+- `lock_unrenewed`: Redis could not be reached to renew a lock; the library tries again until the
+  lease ends. Sent for each lock and each try;
+- `lock_duplicate`: a call was not sent, because an equal call is queued or runs (`lock_dedup`);
+  sent in the calling process, or in the worker for a call by name. For its arguments, see below;
+- `lock_forced`: a lock was released by force, or a task that was parked for it was cancelled
+  (`celery_relock.admin`); sent in the process that did so. For its arguments, see below;
+- `lock_reclaimed`: the lock of a dead process on this worker's host was released; sent in the main
   process of a worker. `sender` is None.
 
-Arguments (later versions can pass more, so take `**kwargs`):
+The arguments (later versions can pass more, so accept `**kwargs`):
 
-- `sender`: the task object, None for a `Lock` outside of tasks. `connect(…, sender=task)` selects;
-- `names`: the lock names, a tuple of texts;
-- `owner`: the id of the workflow, whole; `execution_id`: the short id of the execution;
-- `fence`: the fencing token, 0 if there is none;
-- `reason`: a sentence for people, "" where the signal says it all;
-- `since`: seconds since the last good renewal, for `lock_lost`;
-- `waited`: seconds since the execution first had to wait, parked ones included; 0 if it never did;
-- `held`: seconds for which this execution held the lock; of a lock that a workflow keeps
-  (`lock_hold="workflow"`) those of its last step;
-- `reentered`: whether it joined a permit that was there;
-- `policy`: for `lock_conflict`, a value of `lock_on_conflict`, or "duplicate" for a second copy of
-  a message, which waits behind the first one; "" elsewhere;
-- `task_id`, `task_name`: of the message that is executed, "" if there is none.
+- `sender`: the task object; None for a `Lock` outside of tasks. `connect(…, sender=task)` selects;
+- `names` (tuple of str): the lock names;
+- `owner` (str): the whole id of the workflow; `execution_id` (str): the short id of the execution;
+- `fence` (int): the fencing token, or 0;
+- `reason` (str): a sentence for people; "" if the signal needs no explanation;
+- `since` (float): for `lock_lost`, seconds since the last successful renewal;
+- `waited` (float): seconds since the execution first had to wait, parked or not; 0 if it did not;
+- `held` (float): seconds for which this execution held the lock; if a workflow keeps the lock
+  (`lock_hold="workflow"`), the seconds of its last step;
+- `reentered` (bool): whether the execution joined a permit of its workflow;
+- `policy` (str): for `lock_conflict`, a value of `lock_on_conflict`, or "duplicate" for a second
+  copy of a message, which waits behind the first copy; otherwise "";
+- `task_id`, `task_name` (str): of the message that is executed; "" if there is none.
 
-Those of `lock_duplicate`: `sender` and `names` as above, `task_id` of the call that was swallowed,
-`duplicate_of` (the task id of the call that is there), `since` (when that one got its dedup marker,
-in seconds since the epoch).
+`lock_duplicate` has `sender` and `names` as above; `task_id`, of the call that was not sent;
+`duplicate_of`, the task id of the equal call; `since`, when the equal call got its dedup marker, in
+seconds since the epoch.
 
-Those of `lock_forced`: `sender`, `names`, `task_id`, `task_name` and `fence` as above, of the
-holder or the parked task; `action` ("release" or "cancel"), `by` (who), `origin` (from where).
+`lock_forced` has `sender`, `names`, `task_id`, `task_name` and `fence` as above, of the holder or
+the parked task; `action` ("release" or "cancel"); `by` (who did it); `origin` (from where).
 
-A receiver is called in the process of the task, and for `lock_lost` mostly in a thread that is not
-the task's. The task waits for it. If a receiver raises, the error is logged.
+A receiver is called in the process of the task; for `lock_lost`, usually in another thread than the
+task's. The task waits for the receiver. If a receiver raises, the error is logged.
 """
 
 from __future__ import annotations
@@ -88,12 +89,12 @@ __all__ = [
 _FACTS = ("owner", "fence", "reason", "since", "waited", "held", "reentered", "policy")
 _ARGUMENTS = {"execution_id", "names", "task_id", "task_name", *_FACTS}
 
-# The kinds of events for which a receiver was connected: the engine makes no others.
+# The kinds of events with a receiver: the engine makes no others.
 _watched: set[str] = set()
 
 
 class _OfEngine(Signal):  # type: ignore[misc]  # Celery ships no types
-    """A signal of what the engine tells; to connect to it makes its events wanted."""
+    """A signal for one kind of engine event. The engine makes the event once somebody connects."""
 
     def connect(self, *args: Any, **kwargs: Any) -> Any:
         """As Celery's `Signal.connect`."""
@@ -146,19 +147,19 @@ def _send(event: LockEvent) -> None:
 def send_duplicate(
     task: Any, task_id: str, duplicate_of: str, names: tuple[str, ...], since: float
 ) -> None:
-    """A call was swallowed."""
+    """Tell receivers that a call was not sent, because it is a duplicate."""
     told = {"names": names, "task_id": task_id, "duplicate_of": duplicate_of, "since": since}
     _call_receivers(lock_duplicate, sender=task, **told)
 
 
 def send_forced(task: Any, **told: Any) -> None:
-    """A lock was released by force, or a parked task was cancelled."""
+    """Tell receivers that a lock was released by force, or a parked task was cancelled."""
     _call_receivers(lock_forced, sender=task, **told)
 
 
 def _call_receivers(signal: Signal, **arguments: Any) -> None:
     for _, answer in signal.send(**arguments):
-        # Celery takes it for the receiver's own; it was meant for the task.
+        # Celery returns it as if the receiver had raised it, but the time limit is the task's.
         if isinstance(answer, SoftTimeLimitExceeded):
             raise answer
 

@@ -37,7 +37,7 @@ class Relock:
     """The locks of an app in the memory of this process, for one test; see the fixture `relock`.
 
     Attributes:
-        app: the Celery app.
+        app (celery.Celery): the Celery app.
     """
 
     def __init__(self, app: Any, engine: Engine) -> None:
@@ -55,9 +55,9 @@ class Relock:
 
     @contextmanager
     def hold(self, name: str, permits: int = 1) -> Iterator[int]:
-        """Hold a lock as somebody else would: no task enters it. A call in this thread that would
-        wait raises `LockDeadlock`, a `LockConflict`, at once, because the block cannot end before
-        it does; a task in a worker waits until the block has ended.
+        """Hold a lock as somebody else would: no task can re-enter it. A call in this thread that
+        would wait raises `LockDeadlock`, a `LockConflict`, at once, because the block cannot end
+        before the call returns. A task in a worker waits until the block has ended.
 
         Args:
             permits: how many permits of the lock to hold, for a task with a `lock_limit`.
@@ -82,7 +82,7 @@ class Relock:
         holds = self._engine.inspect(name).holds
         if not holds:
             raise LookupError(f"nobody holds the lock {name!r}")
-        # In another thread, as a loss is always found: what it interrupts may be this very call.
+        # In another thread, as in production: the loss can interrupt this very call.
         ends = Thread(target=self._end, args=(name, holds))
         ends.start()
         ends.join()
@@ -136,8 +136,8 @@ class Relock:
         answer = self._engine.acquire(lease)
         if not isinstance(answer, Held):
             raise LockConflict(describe_conflict(name, answer), name=name)
-        # On the call stack, so that who waits here is told that it would wait for ever; and as a
-        # lease that was lost and covers no lock, so that nobody takes it for his own.
+        # On the call stack, so that a call that would wait here raises LockDeadlock; as a lost
+        # lease without a lock, so that no call re-enters it.
         nobody = claim._replace(names=(), limits=(), owner=ids.new_id())
         on_the_stack = Lease(nobody, self._engine.backend, 0.0)
         on_the_stack.switch(State.LOST, State.NEW)
@@ -151,15 +151,15 @@ class Relock:
 
 @pytest.fixture
 def relock_app(request: pytest.FixtureRequest) -> Any:
-    """The app of `relock`: that of `celery_app` or `celery_session_app` if the test uses one, else
-    Celery's current app. Define a fixture of this name to give it another one."""
+    """The app of the fixture `relock`: `celery_app` or `celery_session_app` if the test uses one of
+    them, else Celery's current app. To use another app, define a fixture of this name."""
     for name in _APPS:
         if name in request.fixturenames:
             return request.getfixturevalue(name)
     from celery import current_app
 
     app = current_app._get_current_object()
-    if app.main == "default":  # that of Celery, where nobody has made one
+    if app.main == "default":  # Celery's fallback, if nobody has created an app
         raise pytest.UsageError(
             "relock: no Celery app has been made yet. Import yours in conftest.py or at the top of "
             "the test's module, or define a fixture relock_app that returns it"
@@ -169,8 +169,8 @@ def relock_app(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def relock(request: pytest.FixtureRequest, relock_app: Any) -> Iterator[Relock]:
-    """The locks of `relock_app`, in the memory of this process and empty, and a `Relock` to look at
-    them. Where the app's settings say otherwise, they are changed for this test."""
+    """A `Relock` for the locks of `relock_app`, which are free and in the memory of this process.
+    If the app's settings say otherwise, the fixture changes them for this test."""
     from celery.signals import before_task_publish
 
     from .declaration import engine_of
@@ -220,13 +220,12 @@ def _is_in_memory(app: Any) -> bool:
 
     try:
         return enabled(app) and store_settings(app).in_memory
-    except LockConfigError:  # it names no Redis
+    except LockConfigError:  # no setting names a Redis
         return False
 
 
 def _clear(engine: Engine) -> None:
-    """Forget every lock. What a test still holds is no longer looked after, and nobody re-enters
-    it."""
+    """Forget every lock. A lock that a test still holds is no longer renewed or re-entered."""
     from .engine.renewal import keepalive
 
     backend: Any = engine.backend

@@ -228,7 +228,7 @@ def _declare(m, **options):
 def test_limits_that_do_not_fit_the_names_are_refused_at_declaration(m):
     with pytest.raises(LockConfigError, match=r"2 numbers for 1 lock names"):
         _declare(m, lock_key="a", lock_limit=[1, 2])
-    with pytest.raises(LockConfigError, match="which is no part"):
+    with pytest.raises(LockConfigError, match="which is not a part"):
         _declare(m, lock_key=["a"], lock_limit={"b": 2})
     with pytest.raises(LockConfigError, match="lock_limit"):
         _declare(m, lock_key=["a"], lock_limit=[0])
