@@ -1,4 +1,4 @@
-"""See and free locks: for people, and for programs that people run.
+"""Inspect and release locks: for people, and for the programs that they run.
 
     locks = Locks(app)
     for lock in locks.find("account:*"):
@@ -6,7 +6,7 @@
     locks.why("7caf55a8-2f4e-4a32-8f6b-0c1a5be0d7d2").sentence
     locks.release("account:42")
 
-Nothing here is needed by a task, and nothing of it is loaded by a worker.
+Tasks do not need this module, and workers do not load it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("celery_relock")
 
-# So many holders and waiters of one lock are told of if nobody asks for more.
+# Holders and waiters of one lock to show by default.
 SHOWN = 100
-# How long the workers have to answer, in seconds: all of it passes.
+# Seconds in which workers can answer. All of them pass: more workers could answer.
 _WORKERS = 1.0
 _DONE = {"release": "released by force", "cancel": "a parked task was cancelled"}
 _LABEL = re.compile(r"(?P<task>.*?)(?:\[(?P<id>[^\]]*)\])? (?P<host>\S*):(?P<pid>\d+)", re.DOTALL)
@@ -47,19 +47,21 @@ class Holder:
     """A live hold.
 
     Attributes:
-        token: the fencing token of its permit; holders with one token share the permit.
-        owner: who may re-enter: the id of the workflow, as a rule.
-        execution_id: of the message that is executed.
-        task: its name; "Lock" for a `Lock` outside of tasks, "" where nobody told.
-        task_id: "" outside of tasks.
-        host, pid: of the process; 0 where nobody told.
-        since: when the permit began, in seconds since the epoch, by the server's clock. Of a shared
-            one: since when the lock has been shared without a break, by whomever.
-        lease_left: seconds until it ends if nobody renews it.
-        kept: it has no process yet: it is kept for the next step, or the retry, of a workflow.
-        cooldown: the task is over, and the lock stays taken for a while (`lock_cooldown`).
-        pause: it is the time in which calls are merged into a burst (`lock_debounce`).
-        shared: others that share the lock hold it, too, or may (`lock_mode="shared"`).
+        token: the fencing token of its permit. Holders with the same token share the permit.
+        owner: who can re-enter, usually the id of the workflow.
+        execution_id: the id of the execution.
+        task: the task's name; "Lock" for a `Lock` outside of tasks; "" if it is not known.
+        task_id: the task's id; "" outside of tasks.
+        host: the host of the process; "" if it is not known.
+        pid: the id of the process; 0 if it is not known.
+        since: when the permit began, in seconds since the epoch, by the server's clock. For a
+            shared lock: since when it has been shared without a break, by any holder.
+        lease_left: seconds until the hold ends if nobody renews it.
+        kept: whether the hold is kept for the next step, or the retry, of a workflow, and has no
+            process yet.
+        cooldown: whether the task has ended and the lock stays held for a while (`lock_cooldown`).
+        pause: whether it marks the time in which calls are merged into a burst (`lock_debounce`).
+        shared: whether others can hold the lock at the same time (`lock_mode="shared"`).
     """
 
     token: int
@@ -89,15 +91,16 @@ class Waiter:
     """An execution in the queue of a lock.
 
     Attributes:
-        position: 1 for the first.
-        state: "waiting" in a worker's slot, or another process; "parked", its message is kept in
+        position: its place in the queue, 1 for the first.
+        state: "waiting" in a worker slot, or in another process; "parked", its message is kept in
             Redis; "resumed", its message is on its way to a worker; "awaited", it has a place
-            in the order of a lock (`lock_order`), and its message has not come, or may come again.
-        since: when it came, in seconds since the epoch, by the server's clock.
-        names: all the locks that it waits for.
-        shared: whether it is to share the lock.
+            in the order of a lock (`lock_order`), and its message has not come, or can come again.
+        since: when it began to wait, in seconds since the epoch, by the server's clock.
+        names: the names of all the locks that it waits for.
+        shared: whether it will share the lock.
 
-    The others are as for a holder; host and pid of a parked one are where it was received.
+    The others are as for a `Holder`. For a parked execution, `host` and `pid` say which process
+    received it.
     """
 
     position: int
@@ -118,15 +121,18 @@ class Waiter:
 
 @dataclass(frozen=True, slots=True)
 class LockInfo:
-    """A lock as it was at a moment.
+    """A lock at one moment.
 
     Attributes:
-        name: a name of more than 120 bytes is kept cut, with a digest; this is what is kept, and
-            every function here takes it.
-        at: that moment, in seconds since the epoch, by the server's clock.
-        held, waiting, parked: how many holders, executions in the queue, and of those parked ones.
-        holders: the oldest of them. waiters: the first of them.
-        foreign: the key of this name is somebody else's, and not a lock.
+        name: the lock name. A name of more than 120 bytes is shortened in Redis and ends with a
+            digest. All functions here accept both forms.
+        at: the moment, in seconds since the epoch, by the server's clock.
+        held: how many executions hold the lock.
+        waiting: how many executions are in its queue.
+        parked: how many of the waiting executions are parked.
+        holders: the oldest holders.
+        waiters: the first waiters.
+        foreign: whether the key of this name is not a lock, but something of another program.
     """
 
     name: str
@@ -140,7 +146,7 @@ class LockInfo:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody holds it or waits for it."""
+        """Whether nobody holds the lock or waits for it."""
         return not (self.held or self.waiting or self.foreign)
 
     def as_dict(self) -> dict[str, Any]:
@@ -153,14 +159,15 @@ class Why:
     """What a task does at this moment.
 
     Attributes:
-        state: "holds" its lock; is "parked"; is "resumed", its message is on its way to a worker;
-            "waits" for the lock in a worker's slot; is "awaited", its message has not come to its
-            place in the order of its lock; is "received" by a worker and has no slot yet; "runs"
-            without holding a lock of its own; is to be run again ("retry"); was "dropped"; has
-            "ended"; "unknown".
-        sentence: all of it, for people.
-        lock: that it holds or waits for, "" for none.
-        ahead: how many are in the queue before it.
+        task_id: the task's id.
+        state: "holds", it holds its lock; "parked"; "resumed", its message is on its way to a
+            worker; "waits", it waits for the lock in a worker slot; "awaited", it has a place in
+            the order of its lock, and its message has not come; "received", a worker has its
+            message and no free slot; "runs" without holding a lock of its own; "retry", it will
+            run again; "dropped"; "ended"; "unknown".
+        sentence: the whole answer, for people.
+        lock: the name of the lock that it holds or waits for; "" for none.
+        ahead: how many executions are ahead of it in the queue.
         holders: who holds the lock.
     """
 
@@ -178,17 +185,22 @@ class Why:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """All locks of a namespace, counted one after the other, and not at one moment.
+    """The locks of a namespace, counted one after the other rather than at one moment.
 
     Attributes:
-        locks: how many are held or waited for; `held` and `contended` say how many of each.
-        holders, waiting, parked: as for a lock, over all.
+        locks: how many locks are held or waited for.
+        held: how many locks are held.
+        contended: how many locks are waited for.
+        holders: how many executions hold a lock.
+        waiting: how many executions wait.
+        parked: how many of the waiting executions are parked.
         markers: dedup markers of calls that are queued or run.
-        bursts: messages of `lock_debounce` that wait for further calls, or to be published; they
-            and their locks count nowhere else.
-        foreign: keys of somebody else's.
-        oldest_wait: seconds for which the first of a queue has waited, the longest of all; 0 if
-            nobody waits. `oldest_wait_lock` is the lock.
+        bursts: messages of `lock_debounce` that wait for further calls, or to be published. They
+            and their locks are not counted elsewhere.
+        foreign: keys with a lock's name that belong to another program.
+        oldest_wait: seconds that the longest-waiting first execution of a queue has waited; 0 if
+            nobody waits.
+        oldest_wait_lock: the name of the lock for which it waits.
     """
 
     locks: int = 0
@@ -212,21 +224,23 @@ class Locks:
     """The locks of an app, or of a Redis.
 
     Args:
-        place: a Celery app; or, without one, whatever `Lock` takes: the URL of a Redis, a client of
-            redis-py, or a function that makes one.
-        namespace: with a Redis: the prefix of all keys. An app has its own.
-        by: who acts, for the log; the user of this process by default.
-        origin: from where; host and process id by default.
+        place: a Celery app; or what `Lock` accepts: the URL of a Redis, a redis-py client, or a
+            function that returns a client.
+        namespace: the prefix of all keys, without an app. An app has its own.
+        by: who acts, for the log. Default: the user of this process.
+        origin: from where. Default: the host and the process id.
 
     Attributes:
-        app: the Celery app, None without one.
-        namespace: the prefix of all keys.
+        app (celery.Celery | None): the Celery app; None without one.
+        namespace (str): the prefix of all keys.
+        by (str): who acts.
+        origin (str): from where.
 
-    Every function raises LockUnavailable if Redis cannot be reached, and LockConfigError if Redis
-    refuses: no permission, another version's layout.
+    Every method raises LockUnavailable if Redis cannot be reached, and LockConfigError if Redis
+    refuses: it lacks a permission, or its data has the layout of another version.
 
     Raises:
-        LockConfigError: the settings, or the URL, lead to no Redis.
+        LockConfigError: the settings or the URL do not lead to a Redis.
     """
 
     def __init__(
@@ -253,14 +267,14 @@ class Locks:
     def find(
         self, pattern: str = "*", limit: int | None = None, *, markers: bool = False
     ) -> Iterator[LockInfo]:
-        """The locks that are held or waited for, in no order, each with its oldest holder and its
-        first waiter. One that is acquired or released meanwhile may be told of, or not.
+        """Yield the locks that are held or waited for, in no order, each with its oldest holder and
+        its first waiter. A lock that is acquired or released meanwhile can be missing.
 
         Args:
-            pattern: of the names, as Redis has them: `*`, `?`, `[a-z]`.
-            limit: how many at the most; None for all.
-            markers: tell of the dedup markers instead; the pattern is then for what stands behind
-                `dedup`, the task and the lock, with a tab between them.
+            pattern: a pattern for lock names, as in Redis: `*`, `?`, `[a-z]`.
+            limit: how many locks to yield at most; None for all.
+            markers: yield dedup markers instead. The pattern is then for the task name, a tab and
+                the lock name.
         """
         found = self._find(MARKER + pattern if markers else pattern)
         left = limit
@@ -273,25 +287,30 @@ class Locks:
                 yield each
 
     def get(self, name: str, most: int = SHOWN) -> LockInfo:
-        """A lock, with its first `most` holders and waiters. If nobody holds it or waits for it,
-        it is `idle`."""
+        """The lock of this name. If nobody holds it or waits for it, it is `idle`.
+
+        Args:
+            name: the lock name.
+            most: how many holders and how many waiters to return.
+        """
         return self._get(name, most)[1]
 
     def release(self, name: str, task_id: str | None = None) -> tuple[Holder, ...]:
-        """Release a lock by force, and its order with it (`lock_order`). Its holders hear of it at
-        once: `self.lock.lost` is True, and what `lock_on_lost` says happens. The next in the queue
-        get the lock.
+        """Release a lock, and its order (`lock_order`), by force. Its holders notice at once:
+        `self.lock.lost` becomes True, and `lock_on_lost` takes effect. The next waiters get the
+        lock.
 
-        The holder goes on with its work unless it checks its lock: see `fence`.
+        A holder goes on with its work unless it checks its lock: see `Hold.fence`.
 
         Args:
-            task_id: only what this task holds.
+            name: the lock name.
+            task_id: release only what this task holds.
 
         Returns:
-            Whose holds were released; empty if nobody (or this task not) held it.
+            The holders whose holds were released; empty if nobody, or not this task, held the lock.
 
         Raises:
-            LockConfigError: the key of this name is somebody else's; nothing is changed.
+            LockConfigError: the key of this name belongs to another program. Nothing was changed.
         """
         released = self._release(name, task_id)
         if name.startswith(LINE):
@@ -303,8 +322,8 @@ class Locks:
     def _release(
         self, name: str, task_id: str | None, known: Collection[str] = ()
     ) -> tuple[Holder, ...]:
-        """`known`: executions whose release was told of already."""
-        # Of a lock with very many holders one may be told of after the first: all are looked at.
+        """`known`: the executions whose release was already announced."""
+        # The task can be any of the holders, so ask for all of them.
         key, lock = self._get(name, SHOWN if task_id is None else 1_000_000)
         if lock.foreign:
             raise LockConfigError(
@@ -330,13 +349,17 @@ class Locks:
         is notified, its dedup marker is released, `task_revoked` is sent. No worker is needed. If
         this process dies halfway, the task has left the queue without a state.
 
+        Args:
+            task_id: the task's id.
+
         Returns:
-            True if the task was parked and has ended now; False if it is not parked. Then end it
-            with `app.control.revoke`.
+            True if the task was parked and has ended now. False if it is not parked: end it with
+            `app.control.revoke`.
 
         Raises:
-            RelockError: without an app; or the task is not one of this app's, or its message cannot
-                be read; nothing is changed.
+            RelockError: there is no app, the app does not have the task, or the message cannot be
+                read: nothing was changed. Or the state REVOKED could not be stored: the task has
+                left the queue.
         """
         if self.app is None:
             raise RelockError("Cancelling a task needs its app, which stores the state REVOKED")
@@ -355,8 +378,11 @@ class Locks:
         """Why a task does not run, or what it does.
 
         Asks Redis, then the result backend, then the workers, which have a second to answer: five
-        round trips at most. Without an app, or where no worker answers, all locks are looked
-        through for one that the task holds, at most `SHOWN` holders of each.
+        round trips at most. Without an app, or if no worker answers, all locks are searched for the
+        task, with at most `SHOWN` holders of each.
+
+        Args:
+            task_id: the task's id.
         """
         found = self._parked(task_id)
         if found is not None:
@@ -384,7 +410,7 @@ class Locks:
         )
 
     def stats(self) -> Stats:
-        """All locks, counted. Looks at every lock, `find` as well."""
+        """Count all locks. Reads every lock, as `find` does."""
         found: dict[str, Any] = dataclasses.asdict(Stats())
         for lock in self._find("*"):
             if lock.foreign or lock.name.startswith(MARKER):
@@ -407,8 +433,8 @@ class Locks:
     def _tell(
         self, action: str, names: Sequence[str], task: str, task_id: str, token: int = 0
     ) -> None:
-        """A forced release, or a cancelled run: a line in the log, the signal `lock_forced`, the
-        event `lock-forced`."""
+        """Announce a forced release or a cancelled task: in the log, by the signal `lock_forced`,
+        and by the event `lock-forced`."""
         from . import signals
 
         logger.warning(
@@ -490,7 +516,7 @@ class Locks:
 
 
 def _why_there(task_id: str, lock: LockInfo) -> Why | None:
-    """What a task does at this lock; None if it does nothing there."""
+    """What a task does at this lock; None if it neither holds the lock nor waits for it."""
     for holder in lock.holders:
         if holder.task_id == task_id and not (holder.kept or holder.cooldown):
             sentence = (
@@ -528,7 +554,7 @@ def _ahead(number: int) -> str:
 
 def _has(holder: Holder, what: str, at: float) -> str:
     held = duration(at - holder.since)
-    if holder.shared:  # who began to share it may have gone long ago
+    if holder.shared:  # `since` is of the first sharer, which can have left long ago
         return f"{holder} shares {what}, which has been shared without a break for {held}"
     return f"{holder} has held {what} for {held}"
 
@@ -559,7 +585,7 @@ def _pause_of(lock: LockInfo) -> str:
 
 
 def _result(app: Any, task_id: str) -> Why | None:
-    """What the result backend says, if that is an end."""
+    """What the result backend says, if the task has ended or will be retried."""
     if app is None:
         return None
     from celery.states import READY_STATES, RETRY
@@ -585,8 +611,8 @@ def _result(app: Any, task_id: str) -> Why | None:
 
 
 def _ask_workers(app: Any, task_id: str) -> tuple[tuple[str, str, dict[str, Any]] | None, bool]:
-    """Which worker has a task, in which of its lists, and what it says of it; and whether any
-    worker answered."""
+    """The worker that has a task, in which of its lists, and what it knows about the task; and
+    whether any worker answered."""
     if app is None:
         return None, False
     try:
@@ -602,7 +628,7 @@ def _ask_workers(app: Any, task_id: str) -> tuple[tuple[str, str, dict[str, Any]
 
 
 def _names(app: Any, info: dict[str, Any]) -> tuple[str, ...]:
-    """The lock names of a call that a worker tells of."""
+    """The lock names of a call that a worker described."""
     from .declaration import declaration, is_locked
     from .naming.names import bind
 
@@ -624,7 +650,7 @@ def _request_of(app: Any, text: str) -> Any:
     """A parked message, as a worker would have received it.
 
     Raises:
-        RelockError: its task is not one of this app's, or it cannot be read.
+        RelockError: the app does not have its task, or the message cannot be read.
     """
     from celery.worker.request import Request
     from celery.worker.strategy import proto1_to_proto2
@@ -659,7 +685,7 @@ def _request_of(app: Any, text: str) -> Any:
 
 
 def _revoke(app: Any, request: Any, is_out: bool) -> None:
-    """What a worker does with a revoked message. `is_out`: a copy of it may be at the broker."""
+    """Do what a worker does with a revoked message. `is_out`: the broker can have a copy of it."""
     from celery.worker.state import revoked
 
     from .worker.states import stores_no_result
@@ -674,11 +700,11 @@ def _revoke(app: Any, request: Any, is_out: bool) -> None:
         ) from error
     finally:
         revoked.discard(request.id)
-    # `state`: in a monitor nothing else follows BLOCKED (`worker.events.show`).
+    # `state`: without it a monitor would go on showing BLOCKED (`worker.events.show`).
     fields = {"terminated": False, "signum": None, "expired": False, "state": "REVOKED"}
     _send_event(app, "task-revoked", request.id, fields)
     if is_out and stores_no_result(request.task):
-        # Nothing tells its worker that it was cancelled.
+        # No stored state tells its worker that it was cancelled.
         app.control.revoke(request.id)
 
 
@@ -740,7 +766,7 @@ def _waiter(place: Place, name: str) -> Waiter:
 
 
 def _told(label: str) -> tuple[str, str, str, int]:
-    """Task, task id, host and process id: `engine.events.label_of` wrote them."""
+    """Task, task id, host and process id, as `engine.events.label_of` wrote them."""
     found = _LABEL.fullmatch(label)
     if found is None:
         return label, "", "", 0

@@ -1,7 +1,7 @@
 """`celery relock …`: see, release and watch locks.
 
-Celery loads this module in every process that the `celery` command starts, workers too. So it
-imports nothing of the library: the file of a command is loaded when that command is asked for.
+Celery loads this module whenever the `celery` command runs, in workers too. So it imports nothing
+of the library: the file of a command is loaded when the command is used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all commands share: which locks, text or JSON, errors without a trace, exit codes."""
+"""What all commands share: finding the locks, text or JSON, errors, exit codes."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from ..admin import Locks
 from ..engine.protocol import LINE
 from ..errors import LockConfigError, LockUnavailable, RelockError
 
-# What is asked for is there; it is not; the command, its options or the settings are wrong; Redis,
-# or the broker, is away (as Celery's own commands: EX_UNAVAILABLE).
+# Exit codes: found; not found; the command, its options or the settings are wrong; Redis cannot be
+# reached (EX_UNAVAILABLE, as in Celery's own commands).
 FOUND, NOT_FOUND, WRONG_USE, UNAVAILABLE = 0, 1, 2, 69
 
-# The name of the app that Celery makes where `-A` names none.
+# The name of the app that Celery creates if `-A` names none.
 _NO_APP = "default"
-# Of tables: a line, where the terminal does not say how wide it is; what is between two columns;
-# what no column becomes narrower than.
+# Of tables, in characters: the width of a terminal that does not report it, the gap between two
+# columns, and the least width of a column.
 _WIDTH, _GAP, _LEAST = 80, 2, 6
 
 
 class Here:
-    """Where a command runs.
+    """Which locks a command is about, and how it prints.
 
     Attributes:
         app: the Celery app of `celery -A`; None with `--redis`.
-        json: whether one JSON document is to be printed instead of text.
-        redis, namespace: as given; None with an app.
+        json: whether to print one JSON document instead of text.
+        redis: the value of `--redis`, or None.
+        namespace: the value of `--namespace`, or None.
     """
 
     def __init__(self, app: Any, redis: str | None, namespace: str | None, as_json: bool) -> None:
@@ -48,7 +49,7 @@ class Here:
         """The locks of the app, or of `--redis` and `--namespace`.
 
         Raises:
-            LockConfigError: the settings lead to no Redis.
+            LockConfigError: the settings do not lead to a Redis.
             UsageError: there is neither an app nor `--redis`.
         """
         if self.redis:
@@ -72,10 +73,10 @@ class Here:
 
 
 def command(function: Callable[..., int]) -> click.Command:
-    """A command of `celery relock`, with `--json`, `--redis` and `--namespace`.
+    """Make a command of `celery relock`, with `--json`, `--redis` and `--namespace`.
 
     Args:
-        function: gets a `Here` and the command's own parameters, returns the exit code. Its
+        function: gets a `Here` and the command's own parameters, and returns the exit code. Its
             docstring is the help.
     """
 
@@ -111,9 +112,8 @@ def command(function: Callable[..., int]) -> click.Command:
 def table(
     head: Sequence[str], rows: Iterable[Sequence[object]], firm: Sequence[str] = ()
 ) -> list[str]:
-    """Lines with aligned columns. On a terminal none is longer than the terminal is wide: the
-    widest columns lose the middle of what is too long, unless they are `firm`. In a pipe nothing is
-    cut."""
+    """Lines with aligned columns. On a terminal, lines fit its width: the widest columns lose the
+    middle of long texts, unless they are `firm`. In a pipe nothing is cut."""
     texts = [list(head), *([plain(str(cell)) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     if sys.stdout.isatty():
@@ -128,7 +128,8 @@ def table(
 
 
 def plain(text: str) -> str:
-    """A text without what a terminal would obey: `\\t`, `\\x1b` and the like are written out."""
+    """A text whose control characters are written out (`\\t`, `\\x1b`), so that no terminal obeys
+    them."""
     if text.isprintable():
         return text
     return "".join(
@@ -137,13 +138,13 @@ def plain(text: str) -> str:
 
 
 def shown(name: str) -> str:
-    """A lock's name, for people: the order of a lock is told as that."""
+    """A lock name for people: the order of a lock reads `order of …`."""
     of = name.removeprefix(LINE)
     return plain(name) if of == name else f"order of {plain(of)}"
 
 
 def typed(name: str) -> str:
-    """A lock name as somebody typed it. The name of a dedup marker, a burst, or a lock's order has
+    """The lock name that somebody typed. The names of dedup markers, bursts and orders contain
     tabs, which `plain` shows as `\\t`."""
     kinds = ("dedup\\t", "debounce\\t", "order\\t")
     return name.replace("\\t", "\t") if name.startswith(kinds) else name

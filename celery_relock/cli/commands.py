@@ -24,7 +24,7 @@ _MANY = 1000
 def ls(here: Here, pattern: str, limit: int, dedup: bool) -> int:
     """List the locks that are held or waited for.
 
-    PATTERN is for their names, as Redis has it: `account:*`, `?`, `[a-z]`. Quote it.
+    PATTERN matches lock names, as in Redis: `account:*`, `?`, `[a-z]`. Quote it.
     """
     found = here.locks.find(pattern, markers=dedup)
     locks = sorted(islice(found, limit or None), key=lambda lock: lock.name)
@@ -63,8 +63,8 @@ def why(here: Here, task_id: str) -> int:
 def release(here: Here, name: str, task_id: str | None, yes: bool) -> int:
     """Release a lock by force.
 
-    Its holders hear of it at once, and the next in the queue get the lock. Work that is under way
-    is not stopped: it must look at `self.lock.lost`, or let the fencing token decide.
+    Its holders notice at once, and the next waiters get the lock. Work that is under way is not
+    stopped: it must look at `self.lock.lost`, or let the fencing token decide.
     """
     name = typed(name)
     if not yes:
@@ -86,7 +86,7 @@ def release(here: Here, name: str, task_id: str | None, yes: bool) -> int:
 @command
 @click.argument("task_ids", metavar="TASK_ID...", nargs=-1, required=True)
 def cancel(here: Here, task_ids: tuple[str, ...]) -> int:
-    """Take parked tasks out of the queue, and store REVOKED as their state."""
+    """Remove parked tasks from their queues, and store REVOKED as their state."""
     cancelled: list[str] = []
     others: list[Why] = []
     for task_id in task_ids:
@@ -121,7 +121,7 @@ def stats(here: Here) -> int:
 
 
 def rows_of(locks: list[LockInfo]) -> list[str]:
-    """A table, a line for each lock."""
+    """A table with a line for each lock."""
     head = ("LOCK", "HELD BY", "FOR", "WAITING", "PARKED")
     return table(head, [_row(lock) for lock in locks], head[2:])
 
@@ -144,7 +144,7 @@ def _nothing(here: Here, pattern: str) -> list[str]:
 
 
 def _with_order(here: Here, name: str, most: int) -> list[LockInfo]:
-    """A lock, and the calls whose turn for it has not come (`lock_order`), if there are any."""
+    """A lock, and its order with the calls whose turn has not come (`lock_order`), if any."""
     lock = here.locks.get(name, most)
     line = None if name.startswith(LINE) else here.locks.get(LINE + name, most)
     return [lock] if line is None or line.idle else [lock, line]

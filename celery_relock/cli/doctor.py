@@ -9,17 +9,17 @@ from .base import FOUND, NOT_FOUND, Here, command, plain
 
 
 @command
-@click.option("--workers/--no-workers", default=True, help="Ask the workers, too.")
-@click.option("--timeout", default=1.0, show_default=True, help="Seconds they have to answer.")
+@click.option("--workers/--no-workers", default=True, help="Also ask the workers.")
+@click.option("--timeout", default=1.0, show_default=True, help="Seconds for workers to answer.")
 @click.option(
     "--fail-on",
     type=click.Choice([ERROR, WARNING, NOTICE, "never"]),
     default=WARNING,
     show_default=True,
-    help="From which severity on the exit code is 1.",
+    help="The least severity for which the exit code is 1.",
 )
 def doctor(here: Here, workers: bool, timeout: float, fail_on: str) -> int:
-    """Say what would hurt before it does: settings, Redis, workers, what is parked.
+    """Find problems before they hurt: in settings, Redis, workers and parked tasks.
 
     The exit code is 1 if there is a finding of --fail-on, or worse. Nothing is changed.
     """

@@ -10,17 +10,17 @@ import click
 from ..errors import LockConfigError
 from .base import FOUND, Here, command
 
-# Of Prometheus' own list the range for exporters is 9100 to 9999.
+# In the range that Prometheus allots to exporters, 9100 to 9999.
 PORT = 9540
 
 
 @command
-@click.option("--port", default=PORT, show_default=True, help="To listen at; 0 for any free one.")
-@click.option("--addr", default="0.0.0.0", show_default=True, help="The address to listen at.")
+@click.option("--port", default=PORT, show_default=True, help="The port; 0 for any free port.")
+@click.option("--addr", default="0.0.0.0", show_default=True, help="The address to listen on.")
 def exporter(here: Here, port: int, addr: str) -> int:
     """Serve the number of held locks, waiting and parked executions to Prometheus.
 
-    One for each namespace: it looks at all locks whenever it is scraped.
+    Run one exporter for each namespace: it reads all locks whenever it is scraped.
     """
     try:
         from ..contrib import prometheus
@@ -34,8 +34,8 @@ def exporter(here: Here, port: int, addr: str) -> int:
     try:
         server = prometheus.serve(here.locks, port, addr)
     except OSError as error:
-        raise LockConfigError(f"cannot listen at {addr}:{port}: {error.strerror}") from error
-    # At once, also in a pipe: with port 0 only this says where.
+        raise LockConfigError(f"cannot listen on {addr}:{port}: {error.strerror}") from error
+    # `echo` flushes, in a pipe too: with port 0 nothing else tells the port.
     click.echo(f"serving http://{addr}:{server.server_port}/metrics")
     ended.wait()
     server.shutdown()

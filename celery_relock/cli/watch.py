@@ -1,4 +1,4 @@
-"""`watch`: the locks, live."""
+"""`watch`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..admin import LockInfo
 from .base import FOUND, Here, command, plain
 from .commands import rows_of
 
-# What a screen has room for.
+# Locks to show: a screen has no room for more.
 _SHOWN = 40
 
 
@@ -23,9 +23,9 @@ _SHOWN = 40
 @click.option("--interval", default=2.0, show_default=True, help="Seconds between two looks.")
 @click.option("--count", default=0, help="How many looks; 0 until it is interrupted.")
 def watch(here: Here, pattern: str, interval: float, count: int) -> int:
-    """Watch the locks for which most wait, as `top` does.
+    """Watch the locks with the most waiters, as `top` does.
 
-    With `--json`, a document on a line of its own for each look.
+    With `--json`, print one document per line for each look.
     """
     looks = islice(_looks(here, pattern, interval), count or None)
     try:

@@ -1,1 +1,1 @@
-"""For other software: each module is imported only by those who use it."""
+"""Support for other software. Import only the modules that you use."""

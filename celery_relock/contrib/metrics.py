@@ -1,8 +1,8 @@
-"""What is measured of locks, for any collector: built on `celery_relock.signals`.
+"""The metrics of locks, for any collector, built on `celery_relock.signals`.
 
-Every instrument stands here once. `prometheus` and `otel` say how each system is told. Labels are
-the task's name and, where that is asked for, the template of its `lock_key`; never a lock's name,
-of which there are as many as accounts.
+Every instrument is defined here once; `prometheus` and `otel` hand it to their systems. The labels
+are the task's name and, if wanted, the template of its `lock_key`. A lock name is never a label:
+there can be as many names as accounts.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ..errors import RelockError
 
 logger = logging.getLogger("celery_relock")
 
-#: Tells a system what happened: the instrument, by how much or for how long, and its labels.
+#: Records a measurement: the instrument, a number or seconds, and the labels.
 Record: TypeAlias = Callable[[str, float, Mapping[str, str]], None]
 
 
 class Instrument(NamedTuple):
-    """What is measured.
+    """Something that is measured.
 
     Attributes:
         about: a sentence for people.
-        labels: besides those of the task.
+        labels: the labels besides those of the task.
     """
 
     about: str
@@ -40,8 +40,8 @@ COUNTERS = {
     "acquired": Instrument("Locks acquired"),
     "reentered": Instrument("Locks re-entered by calls, or by executions that joined a permit"),
     "conflicts": Instrument(
-        "Executions that met a held lock, by what became of them: block, wait, retry, drop, raise, "
-        "or duplicate for a second copy of a message",
+        "Executions that met a held lock, by what happened to them: block, wait, retry, drop, "
+        "raise, or duplicate for a second copy of a message",
         ("policy",),
     ),
     "parked": Instrument("Messages parked in Redis"),
@@ -49,53 +49,53 @@ COUNTERS = {
     "dropped": Instrument(
         "Executions that ended without running their body because the lock was held"
     ),
-    "duplicates": Instrument("Calls swallowed by lock_dedup"),
-    "lost": Instrument("Locks that ended before the work under them did"),
+    "duplicates": Instrument("Calls that lock_dedup did not send"),
+    "lost": Instrument("Locks that ended before their work did"),
     "reclaimed": Instrument("Locks released for processes that had died"),
     "forced": Instrument(
         "Locks released by force, and parked tasks cancelled, by this process", ("action",)
     ),
-    "renewal_failures": Instrument("Renewals that Redis could not be asked for, one for each lock"),
+    "renewal_failures": Instrument("Renewals that did not reach Redis, one for each lock"),
 }
 HISTOGRAMS = {
-    "wait": Instrument("Seconds that an execution waited for its lock, parked or not, or in vain"),
+    "wait": Instrument("Seconds for which an execution waited for its lock, also in vain"),
     "hold": Instrument("Seconds for which an execution held its lock"),
 }
-#: What is read from Redis, by one process for all (`celery relock exporter`).
+#: Read from Redis, by one process for all (`celery relock exporter`).
 GAUGES = {
     "held": "Locks that are held",
     "holders": "Executions that hold a lock",
-    "waiting": "Executions that wait in a worker's slot, or in another process",
+    "waiting": "Executions that wait in a worker slot, or in another process",
     "parked": "Executions that wait in Redis",
-    "oldest_wait": "Seconds for which the first of a queue has waited, the longest of all",
+    "oldest_wait": "Seconds that the longest-waiting first execution of a queue has waited",
     "markers": "Calls that lock_dedup knows to be queued or running",
     "bursts": "Bursts of calls that lock_debounce keeps until no more calls come",
 }
 #: Upper bounds of the histograms' buckets, in seconds.
 BOUNDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
 
-# What was read from Redis is good for so many seconds.
+# Seconds for which the gauges are not read again.
 FRESH = 2.0
 
 
-# What a signal tells, as instruments: by how much or how long, and more labels.
+# The measurements of one signal: instrument, a number or seconds, further labels.
 _Measured: TypeAlias = Iterator[tuple[str, float, dict[str, str]]]
 
 
 def connect(by: str, record: Record, templates: bool = False) -> None:
-    """Measure from now on, in this process and in those that it forks.
+    """Measure from now on, in this process and in its forked children.
 
     Args:
-        by: who measures. Connected twice, it measures once.
-        record: told what happens, in the thread where it does.
-        templates: label what belongs to a task with the template of its `lock_key`, too.
+        by: who measures. A second call with the same text has no effect.
+        record: called for each measurement, in the thread where it arises.
+        templates: whether the template of the task's `lock_key` is also a label.
     """
 
     def receiver(rule: Callable[..., _Measured]) -> Callable[..., None]:
         def receive(sender: Any = None, task_name: str = "", **told: Any) -> None:
             labels = {"task": task_name or getattr(sender, "name", "")}
             if templates:
-                # Of what a dead process held the name is told, and no task.
+                # The lock of a dead process comes with the task's name alone.
                 labels["key"] = template_of(sender or current_app.tasks.get(task_name))
             for name, value, more in rule(**told):
                 record(name, value, {**labels, **more})
@@ -121,7 +121,7 @@ def _acquired(waited: float, reentered: bool, **_: Any) -> _Measured:
 
 
 def _conflict(policy: str, waited: float, **_: Any) -> _Measured:
-    if policy != "block":  # by now its wait is over, and it was counted when that began
+    if policy != "block":  # counted when its wait began; now the wait is over
         yield "conflicts", 1, {"policy": policy}
     if waited and policy in ("block", "raise"):
         yield "wait", waited, {}
@@ -160,8 +160,8 @@ _RULES: dict[Any, Callable[..., _Measured]] = {
 
 
 def template_of(task: Any) -> str:
-    """What a task's locks are named after: few, while names are many. "" outside of tasks, and for
-    the default, the task with all its arguments."""
+    """The template of a task's lock names: few, while names are many. "" outside of tasks, and for
+    the default, the task's name with all its arguments."""
     key = getattr(task, "lock_key", None)
     parts = key if isinstance(key, list | tuple) else (key,)
     return ", ".join(
@@ -172,14 +172,13 @@ def template_of(task: Any) -> str:
 
 
 class Figures:
-    """The gauges, read from Redis: for one process, as each look goes through all keys of the
-    database by SCAN.
+    """The gauges, read from Redis. Use it in one process: each read scans all keys of the database.
 
     Args:
-        locks: `celery_relock.admin.Locks`.
+        locks: a `celery_relock.admin.Locks`.
 
     Attributes:
-        took: seconds that the last look took.
+        took: seconds that the last read took.
     """
 
     def __init__(self, locks: Any) -> None:
@@ -190,7 +189,7 @@ class Figures:
         self._found: dict[str, float] | None = None
 
     def read(self) -> dict[str, float] | None:
-        """The gauges by their names; None while Redis cannot be asked."""
+        """The gauges by name; None if Redis cannot be reached or refuses."""
         with self._guard:
             now = time.monotonic()
             if now - self._read_at >= FRESH:

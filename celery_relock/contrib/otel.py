@@ -1,9 +1,9 @@
-"""Metrics and spans of locks for OpenTelemetry. Needs `celery-relock[otel]`: the API alone; what
-is done with them is up to the SDK that your application sets up.
+"""Metrics and spans of locks for OpenTelemetry. Needs `celery-relock[otel]`, which installs the API
+alone: your application sets up the SDK that exports them.
 
     from celery_relock.contrib import otel
 
-    otel.instrument()      # where the app is made
+    otel.instrument()      # where you create the app
 """
 
 from __future__ import annotations
@@ -22,22 +22,21 @@ from . import metrics
 
 _NAME = "celery_relock"
 _ID = "celery_relock.otel"
-# Spans that wait to hear that their lock was lost, at the most.
+# Spans to keep, at most, in case their lock is lost.
 _MOST = 1000
 
 
 def instrument(
     *, meter_provider: MeterProvider | None = None, templates: bool = False, spans: bool = True
 ) -> None:
-    """Measure the locks of this process and of its children, and tell of them in the spans that
-    are current there. Instruments of a provider that is set later, say in each child of a pool,
-    work as well.
+    """Measure the locks of this process and of its children, and annotate their current spans. You
+    can set the providers later, for example in each child of a pool.
 
     Args:
-        meter_provider: None for the global one.
-        templates: add an attribute `relock.key`, the template of the task's `lock_key`.
-        spans: attributes `relock.*` for the span of an execution that acquires a lock, and an event
-            for each wait, and for a loss.
+        meter_provider: the meter provider; None for the global provider.
+        templates: whether to add an attribute `relock.key`, the template of the task's `lock_key`.
+        spans: whether to add attributes `relock.*` to the span of an execution that acquires a
+            lock, and an event for each wait and each loss.
     """
     meter = api.get_meter(_NAME, metadata.version("celery-relock"), meter_provider)
     made: dict[str, Any] = {
@@ -65,11 +64,12 @@ def instrument(
 
 
 def observe(locks: Any, meter_provider: MeterProvider | None = None) -> None:
-    """Read the gauges from Redis whenever metrics are exported. For one process, as each look goes
-    through all keys of the database.
+    """Read the gauges from Redis whenever metrics are exported. Call it in one process: each read
+    scans all keys of the database.
 
     Args:
-        locks: `celery_relock.admin.Locks`.
+        locks: a `celery_relock.admin.Locks`.
+        meter_provider: the meter provider; None for the global provider.
     """
     meter = api.get_meter(_NAME, metadata.version("celery-relock"), meter_provider)
     figures = metrics.Figures(locks)
@@ -88,8 +88,8 @@ def observe(locks: Any, meter_provider: MeterProvider | None = None) -> None:
 
 
 class _Spans:
-    """Tells the current span, which is the task's: signals of a lock are sent where its task runs.
-    A loss is told in another thread, so the span of a hold is kept for it."""
+    """Annotates the current span, which is the task's: a lock's signals are sent where its task
+    runs. A loss is announced in another thread, so the span of each hold is kept."""
 
     def __init__(self) -> None:
         self._of_execution: OrderedDict[str, trace.Span] = OrderedDict()

@@ -2,11 +2,11 @@
 
     from celery_relock.contrib import prometheus
 
-    prometheus.instrument(port=9808)      # where the app is made
+    prometheus.instrument(port=9808)      # where you create the app
 
-Every process counts what happens in it, and in a prefork pool that is in the children. So set
-`PROMETHEUS_MULTIPROC_DIR` to an empty folder before the worker starts, as prometheus-client asks
-for: the worker's main process then serves the sums of all.
+Every process counts for itself, and in a prefork pool the children do the work. So set
+`PROMETHEUS_MULTIPROC_DIR` to an empty folder before the worker starts, as prometheus-client
+requires: the worker's main process then serves the sums of all processes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from . import metrics
 logger = logging.getLogger("celery_relock")
 
 PREFIX = "relock_"
-# Of the metrics in seconds, behind their name.
+# The metrics whose names end with the unit, `_seconds`.
 _SECONDS = {"wait", "hold", "oldest_wait"}
 _FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 _ID = "celery_relock.prometheus"
@@ -49,11 +49,12 @@ def instrument(
     """Measure the locks of this process and of its children.
 
     Args:
-        port, addr: where a worker serves its metrics, from its main process; None leaves that to
-            you. Two workers on one host need two ports.
-        templates: add a label `key`, the template of the task's `lock_key`.
-        buckets: of the histograms, in seconds.
-        registry: for the metrics.
+        port: the port on which a worker's main process serves its metrics; None does not serve
+            them. Two workers on one host need two ports.
+        addr: the address to listen on.
+        templates: whether to add a label `key`, the template of the task's `lock_key`.
+        buckets: the upper bounds of the histograms' buckets, in seconds.
+        registry: where to register the metrics.
     """
     task = ("task", "key") if templates else ("task",)
     made: dict[str, Any] = {}
@@ -77,7 +78,7 @@ def instrument(
 
 
 def metric_name(name: str) -> str:
-    """The name of an instrument in Prometheus; counters have `_total` behind it."""
+    """The name of an instrument in Prometheus. The client appends `_total` to counters."""
     return f"{PREFIX}{name}{'_seconds' if name in _SECONDS else ''}"
 
 
@@ -85,11 +86,11 @@ def _serve_from_worker(port: int, addr: str, registry: CollectorRegistry) -> Non
     served: list[Any] = []
 
     def serve(**_: Any) -> None:
-        # After the pool has forked: a child has no thread that would serve.
+        # Once the pool has forked: a child would inherit the socket without the thread.
         served.append(start_http_server(port, addr, registry=_shown(registry))[0])
 
     def forked(**_: Any) -> None:
-        # A child that replaces another one has a copy of the socket, and must not keep the port.
+        # A replacement child is forked later. It inherits the socket, and would keep the port.
         for server in served:
             server.socket.close()
 
@@ -98,7 +99,7 @@ def _serve_from_worker(port: int, addr: str, registry: CollectorRegistry) -> Non
 
 
 def _shown(registry: CollectorRegistry) -> CollectorRegistry:
-    """What is served: the sums of all processes where they are kept, else this one's metrics."""
+    """What to serve: the sums of all processes if they keep files, else this process's metrics."""
     if _FOLDER not in os.environ:
         return registry
     sums = CollectorRegistry()
@@ -107,15 +108,15 @@ def _shown(registry: CollectorRegistry) -> CollectorRegistry:
 
 
 class Sums(MultiProcessCollector):
-    """The sums of all processes. What those have counted that are gone is added up in one file:
-    each scrape reads all files, and with `worker_max_tasks_per_child` there would be more and more.
+    """The sums of all processes. The files of ended processes are merged into one: each scrape
+    reads all files, and with `worker_max_tasks_per_child` their number would grow without a bound.
 
     Args:
-        registry: to register it with.
-        path: the folder, else that of `PROMETHEUS_MULTIPROC_DIR`.
+        registry: where to register the collector.
+        path: the folder. Default: `PROMETHEUS_MULTIPROC_DIR`.
     """
 
-    #: So many files are left as they are.
+    #: Up to this number, files of ended processes are not merged.
     FEW = 40
 
     def __init__(self, registry: CollectorRegistry, path: str | None = None) -> None:
@@ -123,13 +124,13 @@ class Sums(MultiProcessCollector):
         self._folder = Path(self._path)
 
     def collect(self) -> Any:
-        """The metrics. Workers that share a folder, and scrapes, wait for each other."""
+        """The metrics. Workers that share a folder, and concurrent scrapes, wait for each other."""
         with (self._folder / "gone.lock").open("w") as guard:
             fcntl.flock(guard, fcntl.LOCK_EX)
             try:
                 return self._collected()
             finally:
-                # To close it is not enough: a child that the pool has forked meanwhile has it open.
+                # Closing is not enough: a child forked meanwhile has the file open.
                 fcntl.flock(guard, fcntl.LOCK_UN)
 
     def _collected(self) -> list[Any]:
@@ -139,12 +140,12 @@ class Sums(MultiProcessCollector):
                 _add_up(self._folder / f"{kind}_gone.db", gone)
         for empty in [p for p in self._folder.glob("*.db") if not p.stat().st_size]:
             if _is_gone(empty):
-                empty.unlink()  # its process was killed while it made the file
+                empty.unlink()  # its process was killed while creating it
         for wait in (0.02, 0.05, 0.1, 0.2, 0.5):
             try:
                 return list(super().collect())  # type: ignore[no-untyped-call]
             except struct.error:
-                time.sleep(wait)  # a child makes its file, which is empty for a moment
+                time.sleep(wait)  # a child is creating its file, which is empty for a moment
         return list(super().collect())  # type: ignore[no-untyped-call]
 
 
@@ -156,7 +157,7 @@ def _is_gone(path: Path) -> bool:
 def _add_up(path: Path, gone: Sequence[Path]) -> None:
     sums = MmapedDict(str(path))  # type: ignore[no-untyped-call]
     for each in gone:
-        # Killed while it made the file: there is nothing in it.
+        # Empty, if its process was killed while creating it.
         with suppress(struct.error, RuntimeError):
             found = MmapedDict.read_all_values_from_file(each)  # type: ignore[no-untyped-call]
             for key, value, *_ in found:
@@ -177,23 +178,27 @@ def _warn(sender: Any = None, **_: Any) -> None:
 
 
 class Gauges:
-    """A collector of what Redis tells of all locks of a namespace. Register it in one process."""
+    """A collector of the gauges of a namespace. Register it in one process.
+
+    Args:
+        locks: a `celery_relock.admin.Locks`.
+    """
 
     def __init__(self, locks: Any) -> None:
         self._figures = metrics.Figures(locks)
 
     def describe(self) -> list[Any]:
-        """Nothing is read to register it."""
+        """Nothing, so that registering the collector does not read from Redis."""
         return []
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The gauges. Without Redis `relock_up` is 0, and the others are missing."""
+        """The gauges. If Redis cannot be reached, `relock_up` is 0 and the others are missing."""
         found = self._figures.read()
         yield GaugeMetricFamily(
             "relock_up", "Whether the Redis of the locks can be read", int(found is not None)
         )
         yield GaugeMetricFamily(
-            "relock_read_seconds", "Seconds that the last look at Redis took", self._figures.took
+            "relock_read_seconds", "Seconds that the last read from Redis took", self._figures.took
         )
         if found is None:
             return
@@ -202,10 +207,18 @@ class Gauges:
 
 
 def serve(locks: Any, port: int, addr: str = "0.0.0.0") -> Any:
-    """Serve the gauges over HTTP from a thread of this process. Returns the server.
+    """Serve the gauges over HTTP from a thread of this process.
 
     Args:
-        locks: `celery_relock.admin.Locks`.
+        locks: a `celery_relock.admin.Locks`.
+        port: the port; 0 for any free port.
+        addr: the address to listen on.
+
+    Returns:
+        The HTTP server, with `server_port` and `shutdown()`.
+
+    Raises:
+        OSError: the port or the address cannot be used.
     """
     registry = CollectorRegistry()
     registry.register(Gauges(locks))

@@ -9,8 +9,8 @@ each lock name; a lower token raises `LockLost`, and the transaction rolls back.
 locked until the transaction ends, so a higher token waits for a transaction that has been let
 through, and then reads what that transaction wrote.
 
-The table lies in the database of the data. `create_table` returns the statement that makes it; the
-Django app `celery_relock.contrib.django` has a migration.
+The table must be in the database of the data. `create_table` returns the statement that creates it;
+the Django app `celery_relock.contrib.django` has a migration.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from ..errors import LockConfigError, LockLost
 __all__ = ["create_table", "fence", "fenced"]
 
 TABLE = "relock_fence"
-# The width of the column, in characters. Of a longer name the beginning and a digest are kept.
+# The width of the column, in characters; and how much of a longer name stands before its digest.
 _LONGEST, _CUT = 255, 200
 
-# One row changes if the token is let through, and none otherwise.
+# One row changes if the token is accepted, and none otherwise.
 _ON_CONFLICT = (
     f"INSERT INTO {TABLE} (name, token) VALUES (%s, %s) ON CONFLICT (name) "
     f"DO UPDATE SET token = excluded.token WHERE {TABLE}.token <= excluded.token"
 )
-# Here the number of rows depends on the client's flags, and does not tell an equal token from a
-# lower one. So the statement tells the highest token, as the last id.
+# In MySQL the number of rows depends on the client's flags, and does not distinguish an equal token
+# from a lower one. So the statement returns the highest token, as the last id.
 _ON_DUPLICATE_KEY = (
     f"INSERT INTO {TABLE} (name, token) VALUES (%s, LAST_INSERT_ID(%s)) "
     "ON DUPLICATE KEY UPDATE token = LAST_INSERT_ID(GREATEST(token, %s))"
@@ -47,7 +47,7 @@ DIALECTS = {
     "mysql": _ON_DUPLICATE_KEY,
     "mariadb": _ON_DUPLICATE_KEY,
 }
-# By the package of the connection's class: the database, and how a parameter is marked.
+# By the package of the connection's class: the database, and its placeholder for parameters.
 _DRIVERS = {
     "psycopg": ("postgresql", "%s"),
     "psycopg2": ("postgresql", "%s"),
@@ -62,13 +62,13 @@ _WANTED = (
 
 
 def create_table(dialect: str = "postgresql") -> str:
-    """The statement that makes the table.
+    """The SQL statement that creates the table.
 
     Args:
         dialect: "postgresql", "sqlite", "mysql" or "mariadb".
 
     Raises:
-        LockConfigError: it is none of these.
+        LockConfigError: the dialect is none of these.
     """
     # MySQL compares text without regard to case unless it is told otherwise.
     exactly = " COLLATE utf8mb4_bin" if _statement(dialect) is _ON_DUPLICATE_KEY else ""
@@ -77,21 +77,21 @@ def create_table(dialect: str = "postgresql") -> str:
 
 
 def fence(connection: Any, name: str, token: int) -> None:
-    """Let the transaction go on only if the database has seen no higher token of the lock.
+    """Let the transaction go on only if the database has not seen a higher token of the lock.
 
-    Call it first in the transaction, before you read what you are going to change. Until the
+    Call it first in the transaction, before you read the rows that you will change. Until the
     transaction ends, a transaction with another token of the lock waits.
 
     Args:
-        connection: in a transaction; of Django, of SQLAlchemy (or a Session), or of a DB-API driver
-            for PostgreSQL, MySQL, MariaDB or SQLite.
+        connection: a connection in a transaction: of Django, of SQLAlchemy (or a Session), or of a
+            DB-API driver for PostgreSQL, MySQL, MariaDB or SQLite.
         name: the lock name.
         token: the fencing token, `lock.fence`.
 
     Raises:
-        LockLost: a higher token has been seen, or the token is 0: the lock is not held. Let the
-            transaction roll back.
-        LockConfigError: there is no transaction, or this is no such connection.
+        LockLost: the database has seen a higher token, or the token is 0 because the lock is not
+            held. Let the transaction roll back.
+        LockConfigError: the connection is of another kind, or not in a transaction.
     """
     if token <= 0:
         raise LockLost(f"the lock {name!r} is not held: it has no fencing token", name=name)
@@ -124,16 +124,19 @@ def fence(connection: Any, name: str, token: int) -> None:
 def fenced(
     connection: Any, tokens: Mapping[str, int], limit: int, check: Callable[[], None]
 ) -> Iterator[None]:
-    """What `lock.fenced(connection)` is: `fence` for each lock name at the beginning of a block and
-    at its end, in one transaction.
+    """The block of `lock.fenced(connection)`: calls `fence` for each lock name at the beginning and
+    at the end of the block, in one transaction.
 
     Args:
+        connection: as for `fence`.
         tokens: the fencing token of each lock name.
-        limit: how many permits the locks have at the most.
-        check: raises LockLost where the loss is known here already.
+        limit: the highest number of permits of these locks.
+        check: raises LockLost if this process knows already that a lock is lost.
 
     Raises:
-        LockLost, LockConfigError: as `fence`; and for a lock with several permits.
+        LockLost: as `fence`.
+        LockConfigError: as `fence`; or a lock has several permits; or the transaction ended inside
+            the block.
     """
     _check_limit(tokens, limit)
     _begin(connection, tokens, check)
@@ -164,7 +167,7 @@ def _check_limit(tokens: Mapping[str, int], limit: int) -> None:
 
 def _begin(connection: Any, tokens: Mapping[str, int], check: Callable[[], None]) -> None:
     check()
-    for name in sorted(tokens):  # in one order, so that two of them never wait for each other
+    for name in sorted(tokens):  # always in one order, so that two transactions cannot deadlock
         fence(connection, name, tokens[name])
 
 
@@ -178,7 +181,8 @@ def _end(connection: Any, tokens: Mapping[str, int], check: Callable[[], None]) 
 
 
 def _see(connection: Any, row: str, token: int) -> tuple[bool, Any]:
-    """Show the database a token: whether it is the highest; and the driver's connection."""
+    """Show the database a token. Returns whether the token is the highest, and the driver's
+    connection."""
     if hasattr(connection, "run_sync"):
         raise _refused(connection, ": await connection.run_sync(fence, name, token)")
     if _is_session(connection):
@@ -222,7 +226,7 @@ def _driver_of(connection: Any) -> Any:
 
 
 def _driver(connection: Any) -> tuple[str, str]:
-    # By `__class__`, which a proxy, such as that of a tracer, has from what it stands for.
+    # `__class__`, not `type`: a tracer's proxy returns the class of the connection that it wraps.
     kind = connection.__class__
     waits = inspect.iscoroutinefunction(getattr(kind, "commit", None))
     for package in (each.__module__.partition(".")[0] for each in kind.__mro__):
@@ -239,14 +243,14 @@ def _refused(connection: Any, hint: str = "") -> LockConfigError:
 
 
 def _in_transaction(driver: Any) -> bool | None:
-    """Whether a transaction goes on, as the driver tells it; None where it does not."""
+    """Whether the connection is in a transaction; None if the driver does not tell."""
     if hasattr(driver, "in_transaction"):  # sqlite3
         return bool(driver.in_transaction)
     if hasattr(driver, "info") and hasattr(driver.info, "transaction_status"):  # psycopg, psycopg2
         return bool(driver.info.transaction_status)
     if hasattr(driver, "server_status"):  # PyMySQL: the flag SERVER_STATUS_IN_TRANS
         return bool(driver.server_status & 1)
-    if hasattr(driver, "get_autocommit"):  # mysqlclient: a BEGIN of one's own does not show
+    if hasattr(driver, "get_autocommit"):  # mysqlclient, which does not see an explicit BEGIN
         return not driver.get_autocommit()
     return None
 

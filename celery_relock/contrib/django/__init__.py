@@ -1,6 +1,6 @@
 """The Django app: `INSTALLED_APPS = [..., "celery_relock.contrib.django"]`.
 
-It brings the table for `self.lock.fenced(connection)`; a page in the admin that shows locks and
-frees them, for users with the permissions `view_lock` and `free_lock`; and a check of how the Redis
-of the locks is set up (`manage.py check --deploy`).
+It provides the table for `self.lock.fenced(connection)`; a page in the admin that shows and
+releases locks, for users with the permissions `view_lock` and `free_lock`; and a check of the
+settings and the Redis of the locks (`manage.py check --deploy`).
 """

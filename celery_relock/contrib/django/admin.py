@@ -1,7 +1,6 @@
 """The page in Django's admin: locks, their holders and waiters, and two buttons.
 
-Everything is asked of Redis when the page is made, and nothing of it is in the database but the log
-of what was done.
+Each view reads from Redis. The database has only the log of what users did.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
         ]
 
     def list_view(self, request: HttpRequest) -> HttpResponse:
-        """All locks, those for which most wait first; and, if asked, what a task does."""
+        """All locks, those with the most waiters first; and, if asked, what a task does."""
         self._needs(request, self.has_view_permission(request))
         wanted = request.GET.get("q", "").strip()
         task_id = request.GET.get("task", "").strip()
@@ -92,7 +91,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
         return self._page(request, "lock", name, found)
 
     def free_view(self, request: HttpRequest) -> HttpResponse:
-        """Release a lock, or cancel a parked task, once that was confirmed."""
+        """Release a lock, or cancel a parked task, after a confirmation."""
         self._needs(request, request.user.has_perm(_FREE))
         name, task_id = request.POST.get("name", ""), request.POST.get("task", "")
         what = "cancel" if request.POST.get("what") == "cancel" else "release"
@@ -106,7 +105,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
             messages.error(request, str(error))
             return back
         if done:
-            # Not by `log_change`: there is no object.
+            # Not `log_change`: there is no object in the database.
             LogEntry.objects.create(
                 user_id=request.user.pk,
                 content_type=ContentType.objects.get_for_model(Lock),

@@ -1,4 +1,5 @@
-"""The app's name and label, its check, and the Celery app whose locks it shows."""
+"""The configuration of the Django app: its names, its check, and the Celery app whose locks it
+shows."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ from django.apps import AppConfig
 
 
 class RelockConfig(AppConfig):  # type: ignore[misc]  # Django ships no types
-    """
+    """The configuration of the Django app.
+
     Attributes:
-        celery: the Celery app of the project: the current one when Django was set up.
+        celery (celery.Celery): the Celery app that was current when Django was set up.
     """
 
     name = "celery_relock.contrib.django"

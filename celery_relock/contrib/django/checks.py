@@ -10,7 +10,7 @@ from django.core import checks
 
 @checks.register("relock", deploy=True)  # type: ignore[untyped-decorator]
 def check_locks(**_: Any) -> list[Any]:
-    """The quick part of `celery relock doctor`: no worker is asked."""
+    """The quick checks of `celery relock doctor`, which do not ask the workers."""
     from ... import doctor
 
     levels = {doctor.ERROR: checks.Error, doctor.WARNING: checks.Warning}

@@ -6,7 +6,7 @@ from django.db import models
 
 
 class Lock(models.Model):  # type: ignore[misc]  # Django ships no types
-    """A lock, as far as Django's admin and its permissions are concerned."""
+    """A lock, for Django's admin and its permissions."""
 
     class Meta:
         managed = False

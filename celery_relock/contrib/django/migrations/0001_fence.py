@@ -10,7 +10,7 @@ from celery_relock.contrib.sql import DIALECTS, TABLE, create_table
 
 
 def _make(apps: Any, schema_editor: Any) -> None:
-    # Another database has no fence, and keeps nobody from the rest of the app.
+    # With another database there is no fence, and the rest of the app works.
     if schema_editor.connection.vendor in DIALECTS:
         schema_editor.execute(create_table(schema_editor.connection.vendor))
 
@@ -22,5 +22,5 @@ def _drop(apps: Any, schema_editor: Any) -> None:
 
 class Migration(migrations.Migration):  # type: ignore[misc]  # Django ships no types
     initial = True
-    # One statement is atomic by itself, and MySQL allows none of this kind in a transaction.
+    # One statement is atomic by itself, and MySQL commits implicitly before and after it.
     operations = [migrations.RunPython(_make, _drop, atomic=False)]  # noqa: RUF012
