@@ -1,1 +1,1 @@
-"""Where locks live. Each folder is one backend of the engine."""
+"""The backends: where locks live."""

@@ -1,5 +1,5 @@
-"""The backends of this process, in memory and off, for the coroutines of one event loop: their
-verbs answer at once, so nobody waits for anything but a notice."""
+"""The backends without a server (memory and off) for the coroutines of one event loop. Their verbs
+answer at once, so a coroutine waits for notices alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .off import NoLocks
 
 
 class _Bell(threading.Event):
-    """Rung in whatever thread, it is heard in the loop."""
+    """An event that any thread can set and a coroutine of the loop awaits."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class _Bell(threading.Event):
         self._rung = asyncio.Event()
 
     def set(self) -> None:
-        with suppress(RuntimeError):  # the loop is closed, and so is the listener gone
+        with suppress(RuntimeError):  # the loop is closed, and with it the listener
             self._loop.call_soon_threadsafe(self._rung.set)
 
     async def heard(self) -> None:
@@ -85,7 +85,7 @@ class LocalBackend:
         bell = _Bell(asyncio.get_running_loop())
         if isinstance(self.same, NoLocks):
             ready()
-            await bell.heard()  # nobody waits, and nothing is told
+            await bell.heard()  # without locks nobody is ever notified
             return
         ear = self.same.ear(inbox)
         ear.bell = bell

@@ -1,10 +1,10 @@
 """The backend in the memory of this process, for tests; and the rules of the scripts in `lua/`,
-written down in Python: without keys, lifetimes of keys, indexes, replies that get lost, or a clock
-that is set back.
+written in Python: without keys, lifetimes of keys, indexes, lost replies, or a clock that is set
+back.
 
 State: a lock is its live holds and its queue. A *permit* is all holds with one fencing token. A
-*place* is where an execution stands in the queues of all the locks that it wants; it waits in a
-process, which sends heartbeats, or it is *parked*: its message is kept here.
+*place* is where an execution stands in the queues of all the locks that it wants. The execution
+waits in a process, which sends heartbeats, or it is *parked*: its message is kept here.
 
     _Command    one verb from its look at the clock to its answer: holds, turns, parked messages
     _Acquire    the verb that decides: refuse, join, hold, wait or park
@@ -61,16 +61,15 @@ from ..engine.protocol import (
 from ..errors import LockConfigError
 
 # Seconds, as in `lua/lib/parked.lua`. A message that was handed out counts as on its way for _TRIP,
-# each further time for twice as long, up to _LONGEST. It holds up those who wait in a process for
-# _TRIP, and those who are parked for _OVERDUE. Somebody looks at a lock where somebody is parked
-# every _LOOK.
+# each further time for twice as long, up to _LONGEST. It holds up waiters in a process for _TRIP,
+# and parked waiters for _OVERDUE. A lock with parked waiters is looked at every _LOOK.
 _TRIP, _LONGEST, _OVERDUE, _LOOK = 5.0, 600.0, 60.0, 10.0
 _DAY = 86_400.0
-# No reply has more messages than this; the others are owed.
+# The most messages in a reply; the others are owed.
 _MOST = 100
-# For how long a repeated debounced call is known, in seconds.
+# For how many seconds a repeated debounced call is recognised.
 _REPEATED = 60.0
-# How often a listener looks whether it is still wanted, in seconds.
+# Seconds after which a listener checks again whether it is still wanted.
 _STILL_WANTED = 2.0
 
 _guard = Guard()
@@ -100,20 +99,19 @@ class _Place:
     """Where an execution stands in the queues of all its locks.
 
     Attributes:
-        limits: the locks that it wants, and for each how many permits it takes for full, or
+        limits: the locks that it wants, each with the limit of permits that it goes by, or
             `SHARED`.
-        lease: of the hold that it is to get.
-        life, expiry: how long the place lives without a heartbeat, and when it ends; for a place
-            that is not parked.
-        stuck: the executions whose holds cannot end before this one has its locks.
+        lease: the length of the hold that it will get.
+        life, expiry: unless parked, how long the place lives without a heartbeat, and when it ends.
+        stuck: the executions whose holds cannot end before this execution has its locks.
         request: the parked message; None for a place that waits in a process.
-        arrived: the message came back too early, and its attempt has this place now.
+        arrived: whether the message came back too early, so that its attempt has this place now.
         first, back: when the message was first handed out, and until when it is on its way.
-        sent, by: how often it was handed out, and by which command last.
-        untold: it was not handed out yet, and is owed to a process that can publish it.
+        sent, by: how often the message was handed out, and by which command last.
+        untold: whether the message still has to be handed to a process that can publish it.
         call: the task id of a burst of debounced calls.
-        ordered: in a line, the call whose place it is; its `ticket`, and when its `turn` came while
-            its message was awaited.
+        ordered: in a line, the call that has this place; with its `ticket`, and with `turn`, when
+            its turn came while its message was awaited.
     """
 
     execution_id: str
@@ -143,7 +141,7 @@ class _Place:
 
     @property
     def parked(self) -> bool:
-        """Whether a message is to come: it is kept here, or was sent and is awaited."""
+        """Whether its execution has no process: the message is kept here, or is awaited."""
         return self.request is not None or self.awaited
 
     @property
@@ -153,8 +151,8 @@ class _Place:
 
 @dataclass(slots=True, eq=False)
 class _Lock:
-    """`holds` by execution; `queue` by execution, in the order of the turns; `messages`: who of
-    them is parked."""
+    """`holds` by execution; `queue` by execution, in the order of their turns; `messages`: the
+    executions in the queue that are parked."""
 
     name: str
     holds: dict[str, _Hold] = field(default_factory=dict)
@@ -177,13 +175,13 @@ class _Lock:
 
     @property
     def readers(self) -> int | None:
-        """The token of the permit of all who share the lock, which has no other permit then."""
+        """The token of the permit of all sharers. A shared lock has no other permit."""
         any_hold = next(iter(self.holds.values()), None)
         return any_hold.fence if any_hold is not None and any_hold.shared else None
 
     def is_full(self, limit: int, promised: _Promised | None = None) -> bool:
-        """Whether a claim with this limit has to wait, while those ahead are about to need these
-        permits."""
+        """Whether a claim with this limit has to wait, given the permits `promised` to executions
+        ahead of it."""
         promised = promised or _NOTHING
         if limit == SHARED:
             return bool(promised.exclusive or (self.permits and not self.readers))
@@ -194,21 +192,21 @@ class _Lock:
         self, execution_id: str, attempt_id: str, owner: str, fence: int, expiry: float,
         inbox: str, label: str, shared: bool,
     ) -> None:  # fmt: skip
-        """Write a hold. Who joins a permit takes over its mode: a shared claim that re-enters is
-        as exclusive as its caller."""
+        """Write a hold. A hold that joins a permit gets the permit's mode: a shared claim that
+        re-enters is as exclusive as its caller."""
         if any(each.fence == fence for each in self.holds.values()):
             shared = shared and self.readers is not None
         of = attempt_id, owner, fence, expiry, inbox, label, shared
         self.holds[execution_id] = _Hold(*of)
 
     def kept(self, execution_id: str) -> _Hold | None:
-        """The hold that is kept for an execution which is still to come."""
+        """The hold that is kept for an execution that has not come yet."""
         hold = self.holds.get(execution_id)
         return hold if hold is not None and hold.attempt_id == KEPT else None
 
     def claim_kept(self, execution_id: str, limit: int) -> None:
-        """What is kept for an execution may be shared, while it comes to be alone: then nobody else
-        shares the permit, which becomes its own, or it would wait for its own hold."""
+        """Adapt a shared hold that is kept for an execution with an exclusive claim, which would
+        otherwise wait for its own hold. The hold becomes exclusive, or ends if others share it."""
         kept = self.kept(execution_id)
         if kept is None or not kept.shared or limit == SHARED:
             return
@@ -218,7 +216,7 @@ class _Lock:
             kept.shared = False
 
     def has(self, execution_id: str) -> bool:
-        """Whether an execution holds the lock; a hold that is kept for it does not count."""
+        """Whether an execution holds the lock. A hold that is kept for it does not count."""
         return execution_id in self.holds and self.kept(execution_id) is None
 
     def rank(self, execution_id: str) -> int:
@@ -240,8 +238,9 @@ _NOTHING = _Promised()
 
 @dataclass(slots=True)
 class _Ahead:
-    """What a look along a queue has found: permits that messages on their way will need
-    (`promised`), those that will be here soon and how many are late, and when to look again."""
+    """What a look along a queue has found: the permits that messages on their way will need
+    (`promised`), of these the ones of messages expected `soon` and the number of `late` ones, and
+    when to look again."""
 
     promised: _Promised = _NOTHING
     soon: _Promised = _NOTHING
@@ -265,16 +264,19 @@ class _Ear:
 
 @dataclass(slots=True)
 class _State:
-    """All that is kept.
+    """The whole state.
 
     Attributes:
-        parked: the places of parked executions; `of_task` the one parked last of each task.
+        parked: the places of parked executions.
+        of_task: by task id, the execution that was parked last.
         due: when to look at a lock ("l", name), and when to resume an execution ("r", id).
-        owed: by home, the executions whose turn came when nobody was there to send, and since when.
-        ended: how an execution ended ("*", or the attempts that did), and until when that is known.
+        owed: by home, the executions whose turn came when nobody could publish, and since when.
+        ended: how an execution ended ("*", or the attempts that did), and until when to remember.
         live: by channel, the workers that consume it, and until when they count.
+        ears: by inbox, its listeners.
         sent: the places in lines, by execution, and by the task with a `#` before it.
-        passed: calls that were passed over, and of which nobody has told yet.
+        passed: calls that were passed over and not yet reported.
+        fence: the last fencing token.
         parked_bytes: the size of all parked messages.
     """
 
@@ -293,8 +295,8 @@ class _State:
 
 
 class _Search(NamedTuple):
-    """For a deadlock: who waits so that a hold can end, the holds of the execution that asks, and
-    the holds that were looked at."""
+    """The search for a deadlock: by hold, the places that must get their locks before it can end;
+    the holds of the execution that asks; and the holds that were visited."""
 
     waits: Mapping[str, Iterable[_Place]]
     mine: frozenset[str]
@@ -302,8 +304,8 @@ class _Search(NamedTuple):
 
 
 class _Command:
-    """One verb. `homes` are the brokers that the caller can send to, `by` is its name for what it
-    was given: sent again, it is given the same."""
+    """One verb. `homes` are the brokers that the caller can publish to. `by` identifies the command
+    at the messages handed to it: a repeated command gets the same messages."""
 
     def __init__(self, state: _State, now: float, homes: str = "", by: str = "") -> None:
         self.state = state
@@ -319,7 +321,7 @@ class _Command:
     # --- holds ------------------------------------------------------------------------------------
 
     def lock(self, name: str) -> _Lock:
-        """A lock, without the holds whose leases have ended: nobody needs to have noticed."""
+        """A lock, without the holds whose leases have ended."""
         if name not in self._opened:
             lock = self._opened[name] = self.state.locks.setdefault(name, _Lock(name))
             for execution_id, hold in list(lock.holds.items()):
@@ -328,7 +330,7 @@ class _Command:
         return self._opened[name]
 
     def tidy(self) -> None:
-        """Of an idle lock nothing is left."""
+        """Remove the locks that are idle."""
         for name, lock in self._opened.items():
             if not lock.holds and not lock.queue:
                 self.state.locks.pop(name, None)
@@ -340,21 +342,21 @@ class _Command:
     def permit_of(
         self, lock: _Lock, execution_id: str, asks: Claim | _Place, limit: int
     ) -> int | None:
-        """The token of the newest permit that an execution may join without waiting. A shared
-        permit becomes nobody's own: the others in it rely on what they read."""
+        """The token of the newest permit that an execution can join without waiting. An exclusive
+        claim cannot join a shared permit: the other sharers rely on what they read."""
         fence = self._of_kin(lock, execution_id, asks)
         return None if limit != SHARED and lock.readers else fence
 
     def is_reentered(self, lock: _Lock, execution_id: str, asks: Claim) -> bool:
-        """Whether a holder came in by its kin. True for a repeat of the command as well."""
+        """Whether a holder joined the permit of its kin; also for a repeated command."""
         hold = lock.holds[execution_id]
         if not hold.shared:
             return sum(each.fence == hold.fence for each in lock.holds.values()) > 1
         return self._of_kin(lock, execution_id, asks) is not None
 
     def _of_kin(self, lock: _Lock, execution_id: str, asks: Claim | _Place) -> int | None:
-        """The permit that is kept for it, or else the newest one of its owner, or of an ancestor
-        which has a live hold and the same owner."""
+        """The permit that is kept for the execution; else the newest permit of its owner, or of an
+        ancestor that has a live hold and the same owner."""
         if kept := lock.kept(execution_id):
             return kept.fence
         among = [*lock.holds] if asks.by_owner else [*asks.ancestors]
@@ -363,11 +365,11 @@ class _Command:
         return max((hold.fence for hold in holds if hold.owner == asks.owner), default=None)
 
     def next_lapse(self, lock: _Lock) -> float:
-        """In how many seconds the next lease ends; 0 if none does."""
+        """Seconds until the next lease ends; 0 without a hold."""
         return min((hold.expiry - self.now for hold in lock.holds.values()), default=0.0)
 
     def ended(self, execution_id: str) -> str:
-        """How an execution has ended: "*", or " attempt attempt … "; "" if nothing is known."""
+        """How an execution has ended: "*" for good, or " attempt attempt … "; "" if not known."""
         how, until = self.state.ended.get(execution_id, ("", 0.0))
         return how if until > self.now else ""
 
@@ -375,7 +377,7 @@ class _Command:
         ended = self.state.ended
         ended.pop(execution_id, None)
         ended[execution_id] = how, self.now + seconds
-        for oldest in list(islice(ended, 3)):  # so that it does not grow without end
+        for oldest in list(islice(ended, 3)):  # keeps it bounded
             if ended[oldest][1] <= self.now:
                 del ended[oldest]
 
@@ -388,7 +390,7 @@ class _Command:
         return not place.parked and place.expiry <= self.now
 
     def leave(self, place: _Place) -> None:
-        """Out of all its queues; its message goes, too."""
+        """Remove a place from all its queues, and its message."""
         self.unpark(place)
         for lock in self.wanted(place):
             if lock.queue.get(place.execution_id) is place:
@@ -401,7 +403,7 @@ class _Command:
                     del self.state.sent[key]
 
     def unpark(self, place: _Place) -> None:
-        """The message goes, the place stays."""
+        """Forget a parked message. Its place stays."""
         request, execution_id, state = place.request, place.execution_id, self.state
         if request is None:
             return
@@ -412,26 +414,26 @@ class _Command:
                 state.due.pop(("l", lock.name), None)
         del state.parked[execution_id]
         state.parked_bytes -= len(request.message.encode())
-        # Another execution of the task may be parked by now: a retry, while a copy still lies here.
+        # Another execution of the task can be parked by now: a retry, while this is an old copy.
         if state.of_task.get(request.task) == execution_id:
             del state.of_task[request.task]
         state.due.pop(("r", execution_id), None)
         state.owed[request.home].pop(execution_id, None)
 
     def stands_behind_itself(self, place: _Place) -> bool:
-        """Whether a parked message is a copy of an execution that holds the lock: its turn comes if
-        that one dies."""
+        """Whether a parked message is a copy of an execution that holds the lock. Its turn comes if
+        that execution dies."""
         return place.parked and any(lock.has(place.execution_id) for lock in self.wanted(place))
 
     def withdraw(self, execution_id: str) -> bool:
-        """A parked execution leaves for good, and those behind move up."""
+        """Remove a parked execution for good, and let the waiters behind it move up."""
         place = self.state.parked.get(execution_id) or self.state.sent.get(execution_id)
         if place is None:
             return False
         self.leave(place)
         for lock in self.wanted(place):
             if lock.is_burst and not lock.queue:
-                lock.holds.pop(PAUSE, None)  # nobody is left for whom it was
+                lock.holds.pop(PAUSE, None)  # no burst is left
             self.promote(lock)
         return True
 
@@ -441,11 +443,11 @@ class _Command:
         return place.parked and place.back > self.now
 
     def promise(self, lock: _Lock, place: _Place) -> _Promised:
-        """How many permits a message on its way will need: one or none."""
+        """The permits that a message on its way will need: one or none."""
         limit, is_early = place.limits[lock.name], False
         if place.first is not None:
             is_early = self.now - place.first < _OVERDUE
-            # Older arguments after newer ones: never, as long as somebody can send them.
+            # Older arguments must not run after newer ones while somebody can publish them.
             is_early = is_early or (lock.is_burst and not place.untold)
         if not is_early or self.permit_of(lock, place.execution_id, place, limit) is not None:
             return _NOTHING
@@ -456,15 +458,15 @@ class _Command:
         return has_room and place.request is not None and place.request.home in self.homes
 
     def is_owed(self, place: _Place) -> bool:
-        """Whether a message on its way is this caller's all the same: the reply to its command was
-        lost, or nobody could send the message so far."""
+        """Whether to hand a message on its way to this caller again: the reply to its command was
+        lost, or nobody could publish the message so far."""
         is_here = place.request is not None and place.request.home in self.homes
         mine = place.by == self.by or (place.untold and is_here)
         return mine and place.execution_id not in self._given
 
     def hand_out(self, place: _Place) -> None:
-        """To the caller if it can publish the message, or else to a process that can, which is
-        called. The message stays until its execution has the lock: its publisher may die."""
+        """Hand a message to the caller if it can publish the message; else notify a process that
+        can. The message stays until its execution has the lock: its publisher can die."""
         request, execution_id = place.request, place.execution_id
         assert request is not None
         place.first = self.now if place.first is None else place.first
@@ -479,21 +481,20 @@ class _Command:
             self.state.owed[request.home].setdefault(execution_id, self.now)
             self.tell("parked", ("parked", execution_id, request.home, ()))
             self._untold.append(place)
-        # A burst is no task that may run for long: if nobody says that it was sent, the broker is
-        # away.
+        # A burst is published, not executed: without a report the broker cannot be reached.
         is_burst = next(iter(place.limits)).startswith(DEBOUNCE)
         longest = 2 * _TRIP if is_burst else _LONGEST
         place.back = self.now + min(_TRIP * 2 ** max(place.sent - 1, 0), longest)
 
     def settle(self, homes: str) -> None:
-        """What this command owes to those who can send to these homes, its caller gets."""
+        """Hand the caller the messages of this command that it can publish to these homes."""
         self.homes = homes.split()
         for place in self._untold:
             if self.can_send(place) and place.execution_id not in self._given:
                 self.hand_out(place)
 
     def may_look_behind(self, lock: _Lock, place: _Place, caller: str) -> bool:
-        """Whether those behind a parked place may be looked at: its message is on its way."""
+        """Whether the places behind a parked place can have a turn: its message is on its way."""
         if self.stands_behind_itself(place):
             return True
         if place.execution_id == caller or not self.is_on_its_way(place):
@@ -507,8 +508,8 @@ class _Command:
         if place.parked and place.first is not None:
             ahead, promise = self._ahead[lock.name], self.promise(lock, place)
             ahead.promised += promise
-            # A late message may need the very worker slot in which somebody behind it waits, so it
-            # holds up only those that are parked themselves.
+            # A late message can need the worker slot in which an execution behind it waits, so it
+            # holds up parked executions alone.
             if self.now >= place.first + _TRIP:
                 ahead.late += sum(promise)
             else:
@@ -516,7 +517,7 @@ class _Command:
             ahead.look = min(ahead.look, place.back)
 
     def schedule(self, lock: _Lock) -> None:
-        """When somebody who looks for parked messages is to look at this lock next."""
+        """Set when this lock has to be looked at for parked messages."""
         if lock.messages:
             lapse = self.next_lapse(lock)
             soon = self.now + min(lapse + 0.001 if lapse > 0 else _LOOK, _LOOK)
@@ -528,8 +529,8 @@ class _Command:
     # --- turns ------------------------------------------------------------------------------------
 
     def promised_ahead(self, lock: _Lock, execution_id: str) -> _Promised | None:
-        """How many permits those ahead in the queue are about to need; None if one of them lets
-        nobody pass."""
+        """The permits that the places ahead in the queue will need; None if one of them cannot be
+        passed."""
         promised = _NOTHING
         for place in lock.queue.values():
             if place.execution_id == execution_id:
@@ -541,9 +542,10 @@ class _Command:
         return None
 
     def admission(self, place: _Place, head: _Lock | None = None) -> dict[str, int | None] | None:
-        """What a place may have now: for each lock the permit to join, or None for a new one. None
-        while not all of its locks are free. For a new permit, and to join those who share the
-        lock, it has to be first in the queue, which the caller has seen to at the lock `head`."""
+        """What a place can have now: for each lock the permit to join, or None for a new permit.
+        None while not all of its locks are free. To get a new permit, or to share a lock that it
+        has not joined before, a place must be first in the queue; at the lock `head` the caller
+        has made sure of that."""
         fences: dict[str, int | None] = {}
         for lock in self.wanted(place):
             limit = place.limits[lock.name]
@@ -551,8 +553,8 @@ class _Command:
             if fences[lock.name] is None:
                 if lock is head:
                     ahead = self._ahead[lock.name]
-                    # Who is late may be passed where the lock is free. Those who share it would
-                    # come one after another.
+                    # A late execution can be passed while the lock is free; but not by sharers,
+                    # which could come one after another.
                     waits_for_late = place.parked or (limit == SHARED and lock.readers)
                     promised: _Promised | None = ahead.promised if waits_for_late else ahead.soon
                 else:
@@ -563,8 +565,8 @@ class _Command:
         return fences
 
     def let_in(self, place: _Place, fences: dict[str, int | None], caller: str) -> bool:
-        """Grant a place its locks, with their whole lease from now. False: nobody hears of it
-        there, so it keeps its place. The caller needs no message: the reply tells it."""
+        """Grant a place its locks, with their whole lease from now. False if nobody listens at its
+        inbox: it keeps its place. The caller gets the reply, and no message."""
         execution_id, limits, new = place.execution_id, place.limits, None
         for name, fence in fences.items():
             new = self.next_fence() if fence is None and new is None else new
@@ -583,7 +585,7 @@ class _Command:
     def enter_or_send(
         self, place: _Place, fences: dict[str, int | None] | None, caller: str
     ) -> bool:
-        """Let a place in, or hand out its message. True: it needs its place no longer."""
+        """Let a place in, or hand out its message. True if it no longer needs its place."""
         if fences is None:
             return False
         if not place.parked or place.execution_id == caller:
@@ -593,22 +595,22 @@ class _Command:
         return False
 
     def join(self, lock: _Lock, owner: str, caller: str) -> None:
-        """Waiters of an owner that has just got the lock join its permit, if they may."""
+        """Let waiters of an owner that has just acquired the lock join its permit."""
         for place in list(lock.queue.values()):
             joins = place.by_owner and place.owner == owner and not self.is_gone(place)
             if joins and not self.stands_behind_itself(place):
                 self.enter_or_send(place, self.admission(place), caller)
 
     def inherit(self, lock: _Lock, execution_id: str) -> None:
-        """A successor that waits already was quicker than its predecessor."""
+        """Let in a successor that waits already: it was quicker than its predecessor."""
         place = lock.queue.get(execution_id)
         if place is not None and not self.is_gone(place):
             lock.claim_kept(execution_id, place.limits[lock.name])
             self.enter_or_send(place, self.admission(place), "")
 
     def promote(self, lock: _Lock, caller: str = "") -> bool:
-        """Grant the lock to the first in the queue, or hand out its message, and so on. True:
-        somebody whose turn comes before the caller's still waits, so the caller has to."""
+        """Grant the lock to the first in the queue, or hand out its message, and so on. True if the
+        caller has to wait: somebody whose turn comes before the caller's still waits."""
         self._ahead[lock.name] = _Ahead()
         is_ahead = (self._serve_line if lock.is_line else self._serve)(lock, caller)
         self.schedule(lock)
@@ -635,8 +637,8 @@ class _Command:
         return is_ahead
 
     def _may_be_passed(self, lock: _Lock, place: _Place, caller: str) -> bool:
-        """Nobody holds the lock, and the resumed execution does not come: perhaps a waiter in a
-        process behind this place is here."""
+        """Whether nobody holds the lock and a resumed execution is late: then a waiter in a process
+        behind this place can have the lock."""
         late = self._ahead[lock.name].late
         is_other = place.parked and place.execution_id != caller
         return is_other and late > 0 and not lock.holds
@@ -644,7 +646,7 @@ class _Command:
     # --- lines (lock_order) -----------------------------------------------------------------------
 
     def _serve_line(self, lock: _Lock, caller: str) -> bool:
-        """As `_serve`, of a line: nobody is passed by but who is late."""
+        """`_serve` for a line, where only a call whose message is late is passed over."""
         while lock.queue:
             execution_id, place = next(iter(lock.queue.items()))
             is_caller = execution_id == caller
@@ -665,8 +667,8 @@ class _Command:
         return False
 
     def _let_into_line(self, lock: _Lock, place: _Place, caller: str) -> None:
-        """A call's turn has come. By its fencing token, which is its ticket, it sees that nobody
-        overtook it. If its message may come again, its place stays in front."""
+        """Let in a call whose turn has come. Its fencing token is its ticket, which proves that no
+        later call overtook it. If its message can come again, its place stays in front."""
         fence = place.ticket or self.next_fence()
         granted = ("granted", place.execution_id, place.attempt_id, (fence,))
         if place.execution_id != caller and not self.tell(place.inbox, granted):
@@ -681,8 +683,8 @@ class _Command:
         place.arrived, place.sent, place.by, place.untold = True, 0, None, False
 
     def _await(self, lock: _Lock, place: _Place, caller: str) -> bool:
-        """The message of the first of a line is awaited. True: those behind wait for it, too. Its
-        time counts from when one of them was here."""
+        """The message of the first place in a line is awaited. True if the calls behind it wait for
+        the message. Its time counts from when the first of these calls has come."""
         call, ahead = place.ordered, self._ahead[lock.name]
         assert call is not None
         is_waited_for = bool(caller or lock.messages)
@@ -709,9 +711,9 @@ class _Command:
     def deadlock(
         self, execution_id: str, wanted: dict[str, int], stuck: Sequence[str]
     ) -> tuple[str, ...]:
-        """The way round if waiting for these locks would never end: a lock, the label of the
-        execution that its holder waits by, the lock that this one waits for, and so on to a
-        hold of `stuck`."""
+        """The cycle, if waiting for these locks would never end: a lock, the label of the execution
+        that must run before its holder can end, the lock that this execution waits for, and so on
+        to a hold of `stuck`; else ()."""
         if not stuck:
             return ()
         waits: dict[str, dict[_Place, None]] = defaultdict(dict)
@@ -726,9 +728,9 @@ class _Command:
         return ()
 
     def _keep_out(self, lock: _Lock, execution_id: str, limit: int) -> bool:
-        """Whether the holders of a lock keep a waiter out. Those who share a lock keep out another
-        one that does if an exclusive waiter ahead of it waits for them. A copy of one of them
-        waits for itself alone."""
+        """Whether the holders of a lock keep a waiter out. Sharers keep out another sharer if an
+        exclusive waiter ahead of it waits for them. (A copy of a holder waits for that holder
+        alone.)"""
         if limit != SHARED or not lock.readers:
             return lock.permits > 0 and lock.is_full(limit)
         for place in lock.queue.values():
@@ -745,8 +747,8 @@ class _Command:
         """A lock is stuck if each of its permits is, by at least one of the permit's holds."""
         stuck: dict[int, tuple[str, ...]] = {}
         if self._keep_out(lock, execution_id, limit):
-            for execution_id, hold in lock.holds.items():
-                path = None if hold.fence in stuck else self._from_hold(search, execution_id)
+            for holder, hold in lock.holds.items():
+                path = None if hold.fence in stuck else self._from_hold(search, holder)
                 if path is not None:
                     stuck[hold.fence] = path
         if not stuck or len(stuck) < lock.permits:
@@ -754,7 +756,8 @@ class _Command:
         return (lock.name, *next(iter(stuck.values())))
 
     def _from_hold(self, search: _Search, execution_id: str) -> tuple[str, ...] | None:
-        """From a hold on; None if it ends without the execution that asks."""
+        """The rest of the cycle from a hold; None if the hold can end without the execution that
+        asks."""
         if execution_id in search.mine:
             return ()
         if execution_id in search.seen:
@@ -770,7 +773,7 @@ class _Command:
     # --- inboxes ----------------------------------------------------------------------------------
 
     def tell(self, inbox: str, words: _Words) -> bool:
-        """Put words into an inbox. False: nobody listens there."""
+        """Put words into an inbox. False if nobody listens there."""
         ears = self.state.ears.get(inbox, ())
         for ear in ears:
             ear.heard.append(words)
@@ -779,8 +782,8 @@ class _Command:
 
 
 class _Acquire(_Command):
-    """Acquire all locks of a claim, or none; else wait (`wait` seconds), park (`request`), or be
-    told who is in the way."""
+    """Acquire all locks of a claim, or none. If they are not free: wait (`wait`), park (`request`),
+    or return the conflict."""
 
     def __init__(
         self,
@@ -805,7 +808,7 @@ class _Acquire(_Command):
         refused = self._refusal()
         if refused is not None:
             return refused
-        # Only now: an attempt that is turned away must not leave a place behind.
+        # Only now: a refused attempt must not leave a place behind.
         for lock in self.locks:
             lock.claim_kept(self.me, self.limits[lock.name])
         self._take_over_places()
@@ -827,10 +830,10 @@ class _Acquire(_Command):
         return Queued(blocked.rank(self.me), self.next_lapse(blocked))
 
     def _refusal(self) -> Answer | Parked | None:
-        """For an execution, or an attempt, that is not to go on."""
+        """The answer to an execution, or an attempt, that must not go on."""
         ended = self.ended(self.me)
         if ended == "*":
-            self.withdraw(self.me)  # when it is over, so is its message
+            self.withdraw(self.me)  # its parked message has no purpose any more
         if ended == "*" or f" {self.claim.attempt_id} " in ended:
             return Ended()
         other = self._other_attempt()
@@ -843,8 +846,8 @@ class _Acquire(_Command):
         return Duplicate(left, label)
 
     def _other_attempt(self) -> tuple[float, str, bool] | None:
-        """Another attempt of this execution that lives: for how long, who it is, and whether it
-        holds the lock (or waits)."""
+        """Another live attempt of this execution: for how many seconds it lives, its label, and
+        whether it holds the lock rather than waits."""
         mine, found = self.claim.attempt_id, None
         for lock in self.locks:
             hold, place = lock.holds.get(self.me), lock.queue.get(self.me)
@@ -856,8 +859,8 @@ class _Acquire(_Command):
         return found
 
     def _take_over_places(self) -> None:
-        """The place of an attempt that died, or of a message that has arrived, goes to this
-        attempt, before the queue is cleared of the dead."""
+        """Give this attempt the place of an attempt that died, or of its message that has arrived,
+        before dead places are removed from the queue."""
         claim = self.claim
         # If this attempt holds the lock already, a parked message is a copy of its own.
         self.holds = any(lock.has(self.me) for lock in self.locks)
@@ -873,24 +876,24 @@ class _Acquire(_Command):
                     claim.label,
                 )
                 place.owner, place.by_owner, place.lease = claim.owner, claim.by_owner, claim.lease
-                # What the task declares may have changed since: nobody gets in by a limit that is
-                # not its own.
+                # The declaration of the task can have changed since: the limits are those of this
+                # attempt.
                 place.limits = {name: self.limits.get(name, n) for name, n in place.limits.items()}
                 if not place.awaited:
                     place.life = self.wait or claim.lease
                     place.expiry = self.now + place.life
                 place.ancestors = claim.ancestors if place.parked else ()
-                # An attempt that comes with a message is not the attempt that parked the message.
+                # The attempt that comes with a message is another than the one that parked it.
                 place.arrived = place.parked
 
     def _sort_out(self) -> tuple[dict[_Lock, int], dict[str, int], _Lock | None]:
-        """The permits to join now; the locks for which a new permit is wanted; and the first lock
-        that is not free."""
+        """The permits to join now; the locks that need a new permit; and the first lock that is not
+        free."""
         ahead = {lock.name: self.promote(lock, self.me) for lock in self.locks if lock.queue}
         joined: dict[_Lock, int] = {}
         wanted: dict[str, int] = {}
         blocked: _Lock | None = None
-        # Only now: an execution that one of the queues let in may hold, or be, any of these.
+        # Only now: what the queues let in can hold any of these locks, or be this execution.
         for lock in self.locks:
             if lock.has(self.me):
                 continue
@@ -917,7 +920,7 @@ class _Acquire(_Command):
         fences, reentered = [], []
         for lock in self.locks:
             hold = lock.holds[self.me]
-            # Asked again, a lease begins anew: this answer promises the whole lease.
+            # A repeated command renews the lease: this answer promises the whole of it.
             hold.expiry = max(hold.expiry, self.now + self.claim.lease)
             fences.append(hold.fence)
             reentered.append(self.is_reentered(lock, self.me, self.claim))
@@ -940,13 +943,13 @@ class _Acquire(_Command):
         return Conflict(lock.name, left, *of, waiting, *how)
 
     def _leave_other_places(self, wanted: dict[str, int]) -> None:
-        """A place is for one set of locks: where another set is wanted now, it goes, and so does a
-        message that was parked when the execution held other locks. The copy of an execution that
-        holds the lock stays, unless the execution itself has to wait again."""
+        """Leave the places for another set of locks than the wanted one, with the messages parked
+        there. The copy of an execution that holds the lock stays, unless the execution has to wait
+        again."""
         for place in (self.state.parked.get(self.me), *(x.queue.get(self.me) for x in self.locks)):
             if place is None or list(place.limits) == list(wanted):
                 continue
-            # A place in a line, and one in the queue of a lock, are both for one execution.
+            # An execution can have a place in a line and another in the queue of a lock.
             if self.locks[0].is_line or any(lock.is_line for lock in self.wanted(place)):
                 continue
             if not (place.parked and self.holds and not wanted):
@@ -969,10 +972,10 @@ class _Acquire(_Command):
         )
 
     def _enter(self, place: _Place, before_all: bool = False) -> None:
-        """Into the queues of all its locks at one moment: with one order over all queues the oldest
-        execution is first in each of its queues, so two that want the same locks cannot wait for
-        each other. An execution that is there already keeps its turn."""
-        # A message that is parked already was perhaps for another broker, or its patience is over.
+        """Enter a place into the queues of all its locks at once. So the order is the same in all
+        queues, and two executions that want the same locks cannot wait for each other. An execution
+        that is in a queue already keeps its turn."""
+        # An older parked message can be for another broker, or its patience can be over.
         if before := self.state.parked.get(self.me):
             self.unpark(before)
         for lock in self.wanted(place):
@@ -984,8 +987,8 @@ class _Acquire(_Command):
                 lock.queue[self.me] = place
 
     def _enter_line(self, lock: _Lock, place: _Place) -> None:
-        """The message has come to the place that was taken for it, or to one that is taken now, in
-        front of those that are due later."""
+        """Enter an execution whose message has come into a line: at the place reserved for it, or
+        at a new place in front of those that are due later."""
         before = lock.queue.get(self.me)
         if before is not None:
             place.ordered, place.due, place.ticket = before.ordered, before.due, before.ticket
@@ -996,7 +999,7 @@ class _Acquire(_Command):
             put(lock, place, self.next_fence())
 
     def _full(self, wanted: dict[str, int]) -> Full | None:
-        """Where there is no room for one more message: at one of these locks, or over all."""
+        """Where there is no room for another message: at one of these locks, or in all."""
         request, state, found = self.request, self.state, None
         assert request is not None
         for lock in map(self.lock, wanted):
@@ -1010,8 +1013,8 @@ class _Acquire(_Command):
         return found
 
     def _park(self, wanted: dict[str, int], at: _Lock, is_copy: bool = False) -> Parked:
-        """A parked execution has no process, so it joins no permit before all its locks are free.
-        A copy of an execution that holds the lock stands before all who wait."""
+        """Park the message. A parked execution has no process, so it joins no permit before all its
+        locks are free. A copy of an execution that holds the lock stands before all waiters."""
         request, state = self.request, self.state
         assert request is not None
         place = self._place(wanted)
@@ -1029,7 +1032,8 @@ class _Acquire(_Command):
         return Parked(at.rank(self.me), tuple(self.messages))
 
     def debounce(self, call: Debounce) -> Parked | Burst | Full | None:
-        """Park the message in the place of the one of its burst, or as that of a new burst."""
+        """Park the message of a debounced call: it replaces the message of its burst, or begins a
+        new burst."""
         (lock,), now, place = self.locks, self.now, _open_burst(self.locks[0])
         if self.ended(call.call_id):
             return Parked(0)  # a repetition
@@ -1041,7 +1045,7 @@ class _Acquire(_Command):
                 return _told(place, call.exactly)
         if full := self._full(self.limits):
             return full
-        # Without the pause the burst is over, and only waits for somebody who can publish it.
+        # Without the pause the burst is over, and only waits for a process that can publish it.
         pause = lock.holds.get(PAUSE)
         if pause is not None or place is None:
             fence = pause.fence if pause is not None and place is not None else self.next_fence()
@@ -1063,11 +1067,11 @@ _C = TypeVar("_C", bound=_Command)
 
 
 class MemoryBackend:
-    """Locks in the memory of this process, see `engine.protocol.Backend`. A forked child does not
+    """Locks in the memory of this process; see `engine.protocol.Backend`. A forked child does not
     share them: each verb raises LockConfigError there.
 
     Args:
-        clock: tells seconds since the epoch, and is never set back.
+        clock: returns seconds since the epoch, and is never set back.
     """
 
     replicated = False
@@ -1079,8 +1083,7 @@ class MemoryBackend:
         self._pid = platform.pid
 
     def clear(self) -> None:
-        """Forget every lock. Who listens goes on listening. In a forked child it begins anew, as
-        that process's own."""
+        """Forget every lock. Listeners stay. A forked child makes the backend its own."""
         with _guard.lock:
             kept = _State(fence=self.state.fence)
             if self._pid == platform.pid:
@@ -1129,13 +1132,13 @@ class MemoryBackend:
                 if held is not None and successor is not None:
                     leave_to = _leave_place if lock.is_line else _leave_to
                     leave_to(command, lock, held, execution_id, successor)
-            # After all of them: who waits for several of these locks must find all released.
+            # After all releases: a waiter for several of these locks must find all of them free.
             for lock in locks:
                 command.promote(lock)
                 for each in () if lock.is_line else successors:
                     command.inherit(lock, each)
-            # An execution that has ended stays so. An attempt adds itself to those that have
-            # ended: a copy of any of them may be on its way.
+            # An execution that has ended stays ended. An attempt is added to those that have
+            # ended: a copy of any of them can be on its way.
             before = command.ended(execution_id)
             if ended == "execution":
                 command.remember(execution_id, "*", remember)
@@ -1167,7 +1170,7 @@ class MemoryBackend:
             for each in command.homes:
                 owed = sorted(state.owed[each].items(), key=lambda item: item[::-1])
                 for execution_id, _ in owed[:_MOST]:
-                    # What is no longer on its way is found in the queue.
+                    # A message that is no longer on its way is found by its queue.
                     del state.owed[each][execution_id]
                     place = state.parked.get(execution_id)
                     if place is not None and command.is_on_its_way(place):
@@ -1182,7 +1185,7 @@ class MemoryBackend:
                 if kind == "r":
                     _resume(command, what)
                 else:
-                    # Looked at again as long as somebody is parked there, see `schedule`.
+                    # `schedule` sets the next look while anything is parked there.
                     state.due.pop((kind, what), None)
                     command.promote(command.lock(what))
             recheck = min((max(at - now, 0.0) for at in state.due.values()), default=None)
@@ -1260,9 +1263,8 @@ class MemoryBackend:
         self, renewals: Sequence[Renewal], *, within: float | None = None
     ) -> list[Held | Queued | None]:
         with self._executes(_Command) as command:
-            # First all places are kept, then the heads get in: else a head of this very call would
-            # look dead. Last the answers: an execution that wants several locks may have got the
-            # first one with the last.
+            # Keep all places before any head gets in: else a head of this very call could look
+            # dead. Answer last: an execution that wants several locks gets all of them at the last.
             places = [_keep_place(command, each) for each in renewals]
             for beat, place in zip(renewals, places, strict=True):
                 if place is not None:
@@ -1318,7 +1320,7 @@ class MemoryBackend:
             self.state.ears[inbox].remove(ear)
 
     def ear(self, inbox: str) -> _Ear:
-        """Somebody who listens at an inbox from now on."""
+        """A new listener of an inbox."""
         self._check_process()
         with _guard.lock:
             made = _Ear()
@@ -1339,14 +1341,13 @@ class MemoryBackend:
         if self._pid != platform.pid:
             raise LockConfigError(
                 "relock_url='memory://' keeps the locks in the memory of one process, and this "
-                f"process ({platform.pid}) was forked from it ({self._pid}): nothing that is "
-                "locked here would exclude anybody there. Let tests use the threads or the solo "
-                "pool, or a Redis"
+                f"process ({platform.pid}) was forked from it ({self._pid}): a lock held here "
+                "would exclude nobody there. Let tests use the threads or the solo pool, or a Redis"
             )
 
 
 def put(lock: _Lock, place: _Place, ticket: int) -> None:
-    """Into a line, by its ticket."""
+    """Enter a place into a line, in the order of the tickets."""
     while any(each.ticket == ticket for each in lock.queue.values()):
         ticket += 1
     place.ticket = ticket
@@ -1355,8 +1356,8 @@ def put(lock: _Lock, place: _Place, ticket: int) -> None:
 
 
 def _successors(command: _Command, execution_id: str, successor: Successor) -> Iterator[str]:
-    """Those that come next. One may have been quicker, and is over, or was killed. An execution
-    that leaves something to itself lives, whatever became of an attempt before."""
+    """The successors that can still come. One can have been quicker, and has ended or was killed.
+    An execution that is its own successor lives, whatever happened to an earlier attempt."""
     for each in successor.execution_id.split():
         ended = command.ended(each)
         if not (ended == "*" or (ended and each != execution_id)):
@@ -1366,7 +1367,8 @@ def _successors(command: _Command, execution_id: str, successor: Successor) -> I
 def _leave_place(
     command: _Command, lock: _Lock, hold: _Hold, execution_id: str, successor: Successor
 ) -> None:
-    """Of a line the place is left: those behind wait for the message as for any other."""
+    """Leave a hold's place in a line to its successors: the calls behind it wait for their messages
+    as for any other."""
     for each in _successors(command, execution_id, successor):
         place, life = lock.queue.pop(each, None), successor.keep + 86_400.0
         if place is None:
@@ -1381,7 +1383,7 @@ def _leave_place(
 def _leave_to(
     command: _Command, lock: _Lock, hold: _Hold, execution_id: str, successor: Successor
 ) -> None:
-    """Keep a hold for those that come next. One may have been quicker: it has joined the permit."""
+    """Keep a hold for its successors. One can have been quicker: it has joined the permit."""
     for each in _successors(command, execution_id, successor):
         if each not in lock.holds:
             # A cooldown keeps everybody out, its own workflow too: nobody else has such an owner.
@@ -1392,10 +1394,10 @@ def _leave_to(
 
 
 def _takes_back(place: _Place, attempt_id: str, ended: str) -> bool:
-    """Whether a release takes a place with it. A message outlives the attempt for which it was
-    resumed. The attempt that parked the message, and heard no answer, takes it back; unless that
-    attempt was killed. With the execution a copy that is parked behind it ends as well. The place
-    of a call whose message is awaited is no attempt's."""
+    """Whether a release also removes a place. A parked message outlives the attempt for which it
+    was resumed. It goes with the attempt that parked it and heard no answer, unless that attempt
+    was killed; and with the end of its execution, of which it is a copy. The place of a call whose
+    message is awaited belongs to no attempt."""
     if not place.parked:
         return place.attempt_id == attempt_id
     if attempt_id == KEPT and place.awaited:
@@ -1405,7 +1407,7 @@ def _takes_back(place: _Place, attempt_id: str, ended: str) -> bool:
 
 
 def _open_burst(lock: _Lock) -> _Place | None:
-    """The burst whose message nobody has been given yet."""
+    """The burst whose message was not handed out yet."""
     last = next(reversed(lock.queue.values()), None)
     return last if last is not None and last.parked and not last.sent else None
 
@@ -1418,7 +1420,7 @@ def _told(place: _Place | None, whole: bool) -> Burst | None:
 
 
 def _resume(command: _Command, execution_id: str) -> None:
-    """Hand out a message, whether its locks are free or not; look again when it should be back."""
+    """Hand out a message, whether its locks are free or not, and look again when it is overdue."""
     place = command.state.parked.get(execution_id)
     if place is None:
         command.state.due.pop(("r", execution_id), None)
@@ -1433,14 +1435,14 @@ def _renew(command: _Command, renewal: Renewal) -> bool:
     if hold is None or hold.attempt_id != renewal.attempt_id:
         return False
     expiry = command.now + renewal.lease
-    # A renewal that was on its way when the holder asked for a longer lease must not undo that.
+    # A renewal that was on its way when the holder extended the lease must not shorten it again.
     hold.expiry = max(hold.expiry, expiry) if renewal.longer else expiry
     return True
 
 
 def _keep_place(command: _Command, beat: Renewal) -> _Place | None:
     place = command.lock(beat.name).queue.get(beat.execution_id)
-    # A parked execution has no process: a beat that comes late must not acquire for nobody.
+    # A parked execution has no process: a late heartbeat must not acquire the lock for nobody.
     if place is None or place.parked or command.is_gone(place):
         return None
     if place.attempt_id != beat.attempt_id:
@@ -1453,7 +1455,7 @@ def _get_in(command: _Command, lock: _Lock, place: _Place) -> None:
     me = place.execution_id
     if not lock.has(me):
         command.promote(lock, me)
-    # Those who could not be told when their owner got in, or whose owner did not ask for them.
+    # Nobody let this waiter in when its owner acquired the lock: perhaps it could not be notified.
     if not lock.has(me) and (place.by_owner or lock.kept(me)):
         fences = command.admission(place)
         if fences is not None:

@@ -1,6 +1,6 @@
-"""The backend of `relock_enabled=False`: every caller has the lock, with fencing token 0, and
-nothing is kept or asked anywhere. Everything above it works as usual, so a task that runs without
-locks runs the same code as one that has them.
+"""The backend of `relock_enabled=False`: every caller gets the lock, with fencing token 0, and no
+state is kept. The layers above it work as usual, so a task without locks runs the same code as a
+task with locks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..engine.protocol import (
 
 
 class NoLocks:
-    """Grants everything, see `engine.protocol.Backend`."""
+    """Grants every lock; see `engine.protocol.Backend`."""
 
     id = "relock_enabled=False"
     replicated = False
