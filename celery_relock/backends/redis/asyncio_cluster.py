@@ -1,5 +1,5 @@
-"""The way of coroutines to the masters of a cluster. As in `cluster`, whose map of who serves what
-it goes by; the nodes are asked for that in a thread.
+"""The way of coroutines to the masters of a cluster. It uses the map of `cluster`, which asks the
+nodes in a thread.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _T = TypeVar("_T")
 
 
 class Router:
-    """What `Links` are to one server, to all masters of a cluster.
+    """The connections to all masters of a cluster, with the interface of `Links`.
 
     Args:
-        cluster: knows who serves what.
-        links_to: makes the connections to a node.
+        cluster: knows the master of each bucket.
+        links_to: returns the connections to a node.
     """
 
     def __init__(self, cluster: Cluster, links_to: Callable[[Node], Links]) -> None:
@@ -51,8 +51,7 @@ class Router:
             links.keeps = keeps
 
     async def call(self, script: Script, calls: Sequence[Call], effort: Effort) -> list[Any]:
-        """The outcome of each call at its master: a reply, or an error, also where nobody
-        answered."""
+        """The outcome of each call at its master: a reply or an error, even if no node answered."""
         there: dict[Node, list[int]] = {}
         outcomes: list[Any] = [None] * len(calls)
         calls = [(whole(script, keys), args) for keys, args in calls]
@@ -67,7 +66,7 @@ class Router:
                 replies = await self._at(node).call(script, part, effort)
             except FAULTS as error:
                 self._map.silent(node)
-                if effort.within is not None:  # nothing is repeated, so it is for the next time
+                if effort.within is not None:  # for the next call: this one is not repeated
                     with suppress(*FAULTS):
                         await in_thread(self._map.look, min(effort.within, BRIEFLY))
                 replies = [error] * len(indexes)
@@ -76,11 +75,11 @@ class Router:
         return outcomes
 
     async def at(self, key: str) -> Links:
-        """Those to where a key is. Raises RedisError if nobody can tell."""
+        """The connections to the server of a key. Raises RedisError if no server is known."""
         return self._at(await self._serving(key))
 
     async def close(self) -> None:
-        """Close what is idle."""
+        """Close the idle connections."""
         for links in list(self._nodes.values()):
             await links.close()
 
@@ -98,7 +97,7 @@ class Router:
     async def _followed(
         self, script: Script, call: Call, effort: Effort, node: Node, said: Any
     ) -> Any:
-        """The outcome of a call that a node has answered so, perhaps by naming another one."""
+        """The outcome of a call that a node has answered, after any redirections."""
         for _ in range(HOPS):
             if not isinstance(said, MovedError | AskError):
                 return said
@@ -116,7 +115,7 @@ async def listen(
     ready: Callable[[], None],
     hear: Callable[[Notice], None],
 ) -> None:
-    """Hear an inbox by the threads that hear it elsewhere, one for each master.
+    """Listen at an inbox by means of threads, one for each master.
 
     Args:
         hear_inbox: `Backend.listen`.
@@ -135,8 +134,8 @@ async def listen(
 
 
 async def in_thread(work: Callable[..., _T], *args: Any) -> _T:
-    """What some work returns, in a thread of its own: those of the loop may all be busy, with what
-    takes longer than a lease."""
+    """Do some work in a new thread, and return its result. The loop's own threads can all be busy
+    for longer than a lease."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()
 
@@ -152,7 +151,7 @@ async def in_thread(work: Callable[..., _T], *args: Any) -> _T:
         outcome: tuple[Any, Exception | None]
         try:
             outcome = work(*args), None
-        except Exception as error:  # noqa: BLE001 - it goes on where it is awaited
+        except Exception as error:  # noqa: BLE001 - raised where the work is awaited
             outcome = None, error
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, *outcome)

@@ -54,21 +54,21 @@ if TYPE_CHECKING:
     from .examination import Examination
     from .inspection import Inspection
 
-# The knee of the curve: within a tenth of the best use of a core, and no call stalls the server
-# for a millisecond (`benchmarks/renewal.py`).
+# Renewals in one call: almost the best use of a core, and no call stalls the server for a
+# millisecond (`benchmarks/renewal.py`).
 BATCH = 100
-# When parked messages are looked for again, in seconds, where a node of a cluster could not be
-# asked, and at the latest in a bucket that had none.
+# In a cluster, seconds until parked messages are looked for again: at a node that could not be
+# asked, and at most in a bucket that had none.
 _AGAIN, _IDLE = 1.0, 5.0
-# For how long the repetition of a debounced call is known, in seconds: longer than it is tried.
+# For how many seconds a repeated debounced call is recognised: longer than a call is tried.
 _REPEATED = 60.0
 
 
 class RedisBackend:
-    """Locks in one Redis, see `engine.protocol.Backend`.
+    """Locks in one Redis; see `engine.protocol.Backend`.
 
     Args:
-        transport: runs the scripts.
+        transport: the way to the servers, which runs the scripts.
         namespace: the prefix of all keys.
 
     Raises:
@@ -87,9 +87,9 @@ class RedisBackend:
     def id(self) -> str:
         return ids.digest(repr((sorted(self.transport.place), self.keys.namespace)).encode())
 
-    # What a caller holds by way of a client of its own, the task that it calls may enter by way of
-    # the app's URL: two backends of one place have the same locks. Two lists may name other nodes
-    # of one cluster; if they have one in common they are the same.
+    # A caller can hold a lock through its own client, and the task that it calls re-enters through
+    # the app's URL: two backends of one place have the same locks. Two lists of cluster nodes name
+    # the same cluster if they have a node in common.
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RedisBackend) or self.keys.namespace != other.keys.namespace:
             return False
@@ -192,7 +192,7 @@ class RedisBackend:
             messages += _messages(reply[2:])
             if reply[0] >= 0:
                 pauses.append(reply[0] / 1000)
-            elif len(self._buckets()) > 1:  # not all at the same time
+            elif len(self._buckets()) > 1:  # not all buckets at the same time
                 self._idle[home, bucket] = now + ids.chance.uniform(_IDLE / 2, _IDLE)
         return Resumed(messages, min(pauses, default=None), passed)
 
@@ -219,7 +219,8 @@ class RedisBackend:
         calls = [([keys.meta(b), keys.tombstone(execution_id, b)], args) for b in self._buckets()]
         failed = None
         messages: tuple[Message, ...] = ()
-        outcomes, had = self._everywhere("withdraw", calls)  # it may have done it, unheard
+        # A command whose answer was lost can have withdrawn it.
+        outcomes, had = self._everywhere("withdraw", calls)
         for reply in outcomes:
             if isinstance(reply, Exception):
                 failed = reply
@@ -299,7 +300,7 @@ class RedisBackend:
         return [place_of(line) for line in found]
 
     def heartbeat_call(self, part: Sequence[Renewal]) -> Call:
-        """The keys and arguments of `heartbeat`, as of `renew_call`."""
+        """The keys and arguments of `heartbeat`, for up to `BATCH` places of one bucket."""
         meta = self.keys.meta(self.keys.bucket(part[0].name))
         args = [x for r in part for x in (r.execution_id, r.attempt_id, _ms(r.wait), _ms(r.lease))]
         return [meta, *(self.keys.lock(each.name) for each in part)], args
@@ -319,13 +320,13 @@ class RedisBackend:
         return tuple(_hold(of, 0, fence, b"", owner, label) for of, fence, owner, label in taken)
 
     def inspection(self) -> Inspection:
-        """What people ask, see `engine.inspection`."""
+        """What people ask; see `engine.inspection`."""
         from .inspection import Inspection  # no worker needs it
 
         return Inspection(self.transport, self.keys, self._scripts)
 
     def examination(self) -> Examination:
-        """What a doctor asks, see `engine.examination`."""
+        """What `relock doctor` asks; see `engine.examination`."""
         from .examination import Examination  # no worker needs it
 
         return Examination(self.transport, self.keys, self._scripts)
@@ -338,7 +339,7 @@ class RedisBackend:
         wanted: Callable[[], bool] = lambda: True,
     ) -> None:
         def heard(notice: Notice) -> None:
-            self._idle.clear()  # it may tell of something parked
+            self._idle.clear()  # the notice can be about a parked message
             hear(notice)
 
         self.transport.listen(lambda bucket: self.keys.inbox(inbox, bucket), ready, heard, wanted)
@@ -378,8 +379,8 @@ class RedisBackend:
         return self.transport.run(self._scripts[verb], keys, args)
 
     def _agree(self, meta: str) -> None:
-        """Before this process's first command for a bucket: is the server new enough, and the
-        layout ours? And that of the first bucket: all that have a layout have asked there."""
+        """Check the server's version and the layout before this process's first command for a
+        bucket. Also check the layout of the first bucket, which every process checks."""
         for each in {self.keys.meta(), meta} - self._agreed:
             reply, *_ = self.transport.run(self._scripts["open"], *self.open_call(each))
             self.check_layout(reply)
@@ -392,7 +393,7 @@ class RedisBackend:
         return [meta], [str(SCHEMA), str(self.keys.buckets)]
 
     def check_layout(self, reply: Sequence[Any]) -> None:
-        """Raises LockConfigError if the reply of `open` tells of another layout than ours."""
+        """Raise LockConfigError if the reply of `open` names another layout than ours."""
         if reply[0] != b"OK":
             raise LockConfigError(
                 f"relock_namespace={self.keys.namespace!r} holds locks of another layout "
@@ -410,11 +411,11 @@ class RedisBackend:
     @property
     def look_at_server(self) -> list[tuple[str, ...]]:
         """The commands whose answers `check_server` reads."""
-        # Scripts go on where messages are forbidden, so that would never be told.
+        # Scripts ignore a PUBLISH that is forbidden, so only this command reveals it.
         return [("INFO", "server"), ("PUBLISH", self.keys.inbox("-"), "")]
 
     def parts(self, renewals: Sequence[Renewal]) -> list[list[int]]:
-        """Which of them go into one call: those of one bucket, `BATCH` at the most."""
+        """The indexes of the renewals for each call: of one bucket, `BATCH` at most."""
         of_bucket: dict[int, list[int]] = {}
         for index, renewal in enumerate(renewals):
             of_bucket.setdefault(self.keys.bucket(renewal.name), []).append(index)
@@ -439,12 +440,12 @@ class RedisBackend:
         for part, its_call, outcome in zip(parts, calls, outcomes, strict=True):
             lines = outcome
             if isinstance(outcome, TryAgainError) and verb == "renew":
-                # A slot that is on its way has some of the keys here and some there.
+                # While a slot moves, its keys are at two nodes, so each key needs its own call.
                 single = [call([renewals[index]]) for index in part]
                 replies = self.transport.run_each(script, single, within, once)
                 lines = [reply_of(each, verb)[0] for each in replies]
             elif isinstance(outcome, Exception) and within is None:
-                lines, *_ = self.transport.run(script, *its_call)  # as long as it is worth to wait
+                lines, *_ = self.transport.run(script, *its_call)  # with the transport's patience
             for index, line in zip(part, reply_of(lines, verb), strict=True):
                 found[index] = line
         return found
@@ -453,9 +454,9 @@ class RedisBackend:
         return range(self.keys.buckets)
 
     def _everywhere(self, verb: str, calls: Sequence[Call]) -> tuple[list[Any], bool]:
-        """The outcomes of a verb in some buckets, and whether it may have been executed before. On
-        one server it is repeated as usual; in a cluster what the others have handed out does not
-        wait for a node that cannot be reached, and it raises if all are errors."""
+        """The outcomes of a verb in some buckets, and whether the verb may have been executed more
+        than once. On one server it is repeated as usual. In a cluster, messages of the other nodes
+        do not wait for a node that cannot be reached: it raises only if all outcomes are errors."""
         if len(self._buckets()) == 1:
             reply, repeated, _ = self._run(verb, *calls[0])
             return [reply], repeated
@@ -468,14 +469,14 @@ class RedisBackend:
         return outcomes, False
 
 
-@lru_cache  # few lengths of leases
+@lru_cache  # there are few lengths of leases
 def _ms(seconds: float) -> str:
     """Whole milliseconds, as an argument of a script."""
     return str(round(seconds * 1000))
 
 
 def reply_of(outcome: Any, verb: str) -> Any:
-    """It, or if it is an error that is raised, in this library's words."""
+    """The reply in an outcome. Raises a RelockError if the outcome is an error."""
     if isinstance(outcome, Exception):
         raise translate(outcome, verb) from outcome
     return outcome
@@ -503,7 +504,7 @@ def answer_to(claim: Claim, reply: list[Any], repeated: bool, sent: float) -> An
 def released(reply: Sequence[Any], repeated: bool) -> Released:
     if reply[0] == b"RELEASED":
         return Released(True, _messages(reply[2:]))
-    # Sent twice, the first may have done it: then there is nothing left, as there should be.
+    # If the command was sent twice, the first one can have released the hold.
     return Released(repeated, _messages(reply[1:]))
 
 
@@ -523,17 +524,17 @@ def lock_state(reply: Sequence[Any]) -> LockState:
 
 
 def check_server(info: Any, heard: Any) -> None:
-    """Raises LockConfigError for a server that is too old."""
+    """Raise LockConfigError if the server is too old; warn if it forbids messages."""
     check_version(_fields(info))
     if isinstance(heard, Exception):
         logger.warning(
-            "Cannot tell waiters of grants, so they find out seconds later: %s",
+            "Cannot notify waiters of grants, so they find out seconds later: %s",
             translate(heard, "publish"),
         )
 
 
 def _messages(parts: Sequence[bytes]) -> tuple[Message, ...]:
-    """Three values for each message that is handed out."""
+    """The messages that were handed out, from three values each."""
     texts = list(map(bytes.decode, parts))
     return tuple(map(Message, texts[::3], texts[1::3], texts[2::3]))
 
@@ -566,7 +567,7 @@ def _waiter(
 
 
 def _label(text: bytes) -> str:
-    """The part for people; the first word is the holder's inbox."""
+    """The part of a stored label that is for people. Its first word is the holder's inbox."""
     return text.decode(errors="replace").partition(" ")[2]
 
 
@@ -575,8 +576,8 @@ _ASKED = [("INFO", "memory"), ("INFO", "persistence"), ("INFO", "replication"),
 
 
 def _dangers_of(answers: Sequence[Any], needed: int) -> list[str]:
-    """What of a server's settings could lose parked messages. What it does not tell is not
-    complained of."""
+    """The settings of a server that can lose parked messages or keep locks from being acquired.
+    A setting that the server does not tell counts as good."""
     memory, persistence, replication = map(_fields, answers[:3])
     found = []
     policy = memory.get("maxmemory_policy", "noeviction")
@@ -594,12 +595,12 @@ def _dangers_of(answers: Sequence[Any], needed: int) -> list[str]:
     if replicas < needed:
         found.append(
             f"the Redis of the locks has {replicas} replicas, and relock_min_replicas is {needed}: "
-            "while that is so, no lock can be taken"
+            "while that is so, no lock can be acquired"
         )
     return found
 
 
 def _fields(info: Any) -> dict[str, str]:
-    """What INFO says; nothing where it may not be asked."""
+    """The fields of an INFO reply; none if the server refused it."""
     lines = info.decode().splitlines() if isinstance(info, bytes) else []
     return dict(line.split(":", 1) for line in lines if ":" in line)

@@ -1,8 +1,8 @@
 """Commands to the masters of a cluster: each goes to the node that serves its bucket.
 
 While a slot moves or a replica takes over, a command is refused or its answer is lost. Every verb
-may be sent twice, so it is sent again, there or elsewhere. redis-py's RedisCluster knows no bound
-in time for that, gives up a slot that is on its way, and sends WAIT to any node.
+can be sent twice, so it is sent again, there or elsewhere. redis-py's RedisCluster repeats without
+a bound in time, gives up on a slot that moves, and sends WAIT to any node.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from .keys import CLUSTER_BUCKETS, absent, bucket_of
 from .scripts import Script
 from .subscription import ClusterInbox
 
-# How long a command is repeated, in seconds, while the cluster is there and the node is not: with
+# Seconds for which a command is repeated while its node cannot be reached and the cluster can: with
 # the default cluster-node-timeout of 15 s a replica takes over after about 20 s.
 FAILOVER = 30.0
-# How long one node may take to tell who serves what, in seconds: there are others to ask; and where
-# the keep-alive thread asks, whose time a node that hangs has used up.
+# Seconds that one node has to answer which node serves which slot, as there are others to ask; and
+# if the keep-alive thread asks, after a silent node has used up its time.
 _BRIEF, BRIEFLY = 1.0, 0.2
-# What was asked for so short a time ago, in seconds, is not asked for again.
+# Seconds for which the answer is not asked for again.
 _NEWS = 0.05
-# How often a command follows a redirection at once, before it counts as going round in a circle.
+# How many redirections a command follows before they count as a circle.
 HOPS = 6
 
 
 class Node(NamedTuple):
-    """Where a node listens."""
+    """The address of a node."""
 
     host: str
     port: int
@@ -58,20 +58,21 @@ Remap: TypeAlias = "Callable[[tuple[str, int]], tuple[str, int]]"
 
 
 class Unserved(ConnectionError):
-    """No node has a slot, or none admits it."""
+    """No node serves a slot."""
 
 
 class Map:
-    """The master of each bucket, learnt from whichever node answers, and corrected by the nodes
-    themselves. Nothing is locked: a look that another one crosses is as good.
+    """The master of each bucket, learnt from any node that answers, and corrected by redirections.
+    It needs no mutex: if two threads ask at the same time, either answer will do.
 
     Args:
-        seeds: nodes to ask at first.
-        connect: makes a connection to a node, within so many seconds.
-        remap: from the address that a node has in the cluster to the one it has from here.
+        seeds: the nodes to ask first.
+        connect: returns a connection to a node, with a timeout in seconds.
+        buckets: the number of buckets.
+        remap: translates the address of a node in the cluster into its address from here.
 
     Attributes:
-        version: another number after each change.
+        version: a number that changes with each change of the map.
     """
 
     def __init__(
@@ -92,11 +93,11 @@ class Map:
         self._looked_at = -math.inf
 
     def serving(self, bucket: int) -> Node:
-        """The master that has a bucket.
+        """The master that serves a bucket.
 
         Raises:
-            RedisError, OSError: no node can be asked, or nobody has it.
-            LockConfigError: what answers is no cluster.
+            RedisError, OSError: no node answers, or no node serves the bucket.
+            LockConfigError: the server that answers is not in a cluster.
         """
         node = self._serving.get(bucket) or self.look().get(bucket)
         if node is None:
@@ -106,19 +107,19 @@ class Map:
         return node
 
     def known(self, bucket: int) -> Node | None:
-        """What `serving` returns if nobody has to be asked."""
+        """The master of a bucket, if no node has to be asked for it."""
         return self._serving.get(bucket)
 
     def masters(self) -> dict[Node, list[int]]:
-        """Every master that has a bucket, with its buckets. Raises as `serving` does."""
+        """Every master that serves a bucket, with its buckets. Raises as `serving` does."""
         found: dict[Node, list[int]] = {}
         for bucket, node in sorted((self._serving or self.look()).items()):
             found.setdefault(node, []).append(bucket)
         return found
 
     def told(self, bucket: int, by: Node, error: Any) -> Node:
-        """The node that one which was asked names. MOVED is kept in mind, ASK is for once."""
-        # Without a host it is that of the node that says so.
+        """The node to which the node `by` redirects a command. MOVED is remembered, ASK is not."""
+        # A redirection without a host means the host of the node that redirects.
         node = self._from_here(error.host or by.host, int(error.port))
         if isinstance(error, MovedError) and self._serving.get(bucket) != node:
             self._serving = {**self._serving, bucket: node}
@@ -126,15 +127,15 @@ class Map:
         return node
 
     def silent(self, node: Node) -> None:
-        """It did not answer: the others are asked before it."""
+        """Remember that a node did not answer, so that the others are asked before it."""
         self._silent = node
 
     def look(self, within: float = _BRIEF) -> dict[int, Node]:
-        """Ask who serves what, `within` seconds for each node; what it was before stays where
-        nobody tells. Raises as `serving` does."""
+        """Ask which node serves which slot, with `within` seconds for each node. Slots that the
+        answer leaves out keep their node. Raises as `serving` does."""
         if time.monotonic() - self._looked_at < _NEWS and self._serving:
             return self._serving
-        # Not always the same first: its view may be old.
+        # In random order: the first node's view can be outdated.
         nodes = ids.chance.sample(self._known, len(self._known))
         nodes += [seed for seed in self._seeds if seed not in nodes]
         nodes.sort(key=lambda node: node == self._silent)
@@ -166,7 +167,7 @@ class Map:
     def _learn(self, teller: Node, ranges: Sequence[Sequence[Any]]) -> None:
         serving, known = dict(self._serving), set()
         for first, last, *nodes in ranges:
-            # A host that it does not know, or leaves out, is the one that was asked.
+            # An unknown or missing host means the host of the node that was asked.
             hosts = [(host or b"?").decode() for host, *_ in nodes]
             there = [
                 self._from_here(teller.host if host == "?" else host, node[1])
@@ -191,10 +192,12 @@ class Cluster(Transport):
 
     Args:
         seeds: some of its nodes.
-        kind, options: redis-py's class of connections, and its keywords without an address.
-        remap: from a node's address in the cluster to the one that it has from here.
-        replicas: how many of a master's have to have a hold before it counts.
-        failover: for how many seconds one is waited for.
+        kind: redis-py's class of connections.
+        options: the keywords of that class, without an address.
+        remap: translates the address of a node in the cluster into its address from here.
+        replicas: how many replicas of a master must have a hold before it is valid.
+        failover: for how many seconds to wait for a failover.
+        buckets: the number of buckets.
     """
 
     where = "cluster"
@@ -241,7 +244,7 @@ class Cluster(Transport):
                 replies = self._at(node, renewing).call(script, part, effort)
             except FAULTS as error:
                 self.map.silent(node)
-                with suppress(*FAULTS):  # for the next time
+                with suppress(*FAULTS):  # for the next call
                     self.map.look(min(within or _BRIEF, BRIEFLY))
                 replies = [error] * len(indexes)
             for index, reply in zip(indexes, replies, strict=True):
@@ -312,18 +315,18 @@ class Cluster(Transport):
         return circle(said)
 
     def patience(self, error: Exception) -> float:
-        """For how many seconds it is repeated; first the cluster is asked who serves what now."""
+        """For how many seconds to repeat a command. First asks which node serves which slot now."""
         if isinstance(error, TooFewReplicas):
-            return self.PATIENCE  # nothing goes on that would bring more
+            return self.PATIENCE  # a failover would not bring more replicas
         try:
             self.map.look()
         except FAULTS:
-            return min(self.PATIENCE, self._failover)  # there is nobody who could take over
+            return min(self.PATIENCE, self._failover)  # no node is there to take over
         return self._failover
 
 
 def circle(said: Exception) -> Unserved:
-    """The error for a command that was sent from node to node."""
+    """The error for a command that was redirected too often."""
     return Unserved(
         "the nodes of the Redis cluster do not agree on who has this slot: see CLUSTER NODES "
         f"at each ({said})"
@@ -331,8 +334,8 @@ def circle(said: Exception) -> Unserved:
 
 
 def whole(script: Script, keys: Sequence[str]) -> Sequence[str]:
-    """The keys of a call that is executed as a whole or not at all, also while its slot moves."""
-    # A server looks only whether the keys that a call names are there. A script that finds others
-    # while its slot moves would be stopped half-way; with a key that never exists it is refused
-    # before it begins, until the slot has arrived.
+    """The keys of a call, so that it is executed as a whole or not at all while its slot moves."""
+    # A server checks only the keys that a call names. A script that finds other keys would be
+    # stopped halfway while its slot moves. With a key that never exists it is refused before it
+    # begins, until the slot has moved.
     return [*keys, absent(keys[0])] if script.finds_keys else keys

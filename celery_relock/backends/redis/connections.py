@@ -1,15 +1,14 @@
-"""Connections that are kept, and the way to a Redis over them: scripts run where their keys are,
-and are sent again when it may help.
+"""Connections to a Redis, and the transport over them: it runs scripts where their keys are, and
+repeats a command if that can help.
 
-They are `redis.Connection`s in a list of ours. redis-py's pools and clients hand an answer to the
-wrong caller when a time limit's signal strikes, and send again unseen; a pool's limit, its lock and
-its retries are not needed here. The recipe is in `ask`, and what is held to in all of this room:
-one caller uses a connection at a time, it comes back only after every answer was read, and no
-int or float is given to be packed (hiredis runs signal handlers in their repr, and crashes).
+The connections are `redis.Connection`s in a list of our own. redis-py's pools and clients give an
+answer to the wrong caller when a time limit's signal strikes, and they repeat commands unseen.
+`ask` has the recipe. This folder keeps three rules: one caller uses a connection at a time; a
+connection returns to the list only after every answer was read; and no int or float is packed
+(hiredis runs signal handlers in their repr, and crashes).
 
-Every verb may be sent twice, so a command whose answer is lost is sent again, within a stated
-patience (`Transport`). That one is for one server; `sentinel` and `cluster` say what is different
-there.
+Every verb can be sent twice, so a command whose answer is lost is sent again, within a stated
+patience (`Transport`, for one server). `sentinel` and `cluster` say what differs there.
 """
 
 from __future__ import annotations
@@ -37,29 +36,28 @@ Ready: TypeAlias = "Callable[[], None]"
 Hear: TypeAlias = "Callable[[Notice], None]"
 Wanted: TypeAlias = "Callable[[], bool]"
 
-# So many are kept while nobody uses them, the last ones used; and none but the last for longer than
-# so many seconds.
+# How many idle connections to keep; and for how many seconds, except for the last one used.
 KEPT, KEPT_FOR = 4, 60.0
-# One that was idle for so many seconds is looked at before use: the server may have gone and come
-# back. Found out only by sending, nobody could tell whether the command was executed.
+# A connection that was idle for so many seconds is tested before use: the server can have
+# restarted. If a command found that out, nobody could tell whether it was executed.
 FRESH = 1.0
-# Calls that are sent before the first answer is read: few enough for the buffers of a socket.
+# Calls to send before the first answer is read: few enough for the buffers of a socket.
 IN_FLIGHT = 4
-# A give-back is no promise: lost with a master, it lets the lease end the hold.
+# The verbs that must reach the replicas. A release need not: if it is lost with a master, the lease
+# ends the hold.
 PROMISES = ("acquire", "debounce", "renew", "heartbeat")
-# How often a subscription is held against where it should lead to, and whether anybody wants it
-# still, in seconds.
+# Seconds after which a listener checks again whether its server is right and it is still wanted.
 LOOK = 2.0
 
 
 class Replicas(NamedTuple):
-    """How many replicas have to have a hold before it counts, and how many seconds they have."""
+    """How many replicas must have a hold before it is valid, and within how many seconds."""
 
     needed: int = 0
     timeout: float = 1.0
 
     def checked(self) -> Replicas:
-        """Itself. Raises LockConfigError where it cannot be used."""
+        """This object. Raises LockConfigError if the number cannot be used."""
         if type(self.needed) is not int or self.needed < 0:
             raise LockConfigError(f"min_replicas={self.needed!r}: give their number, 0 for none")
         return self
@@ -69,14 +67,14 @@ NONE = Replicas()
 
 
 class Effort:
-    """What one command's way to its answer may take, in seconds for each answer, and has taken.
+    """The time that a command can take, and the tries that it took.
 
     Attributes:
-        within: seconds for an answer, where they are fewer than the connection's own.
-        once: nothing is sent a second time, so it goes by a new connection, which is not stale.
-        unheard: how often it was sent, and may have been executed, without an answer. Up to
-            `connect()` nothing is executed, and an error of the server's is an answer.
-        sent: when the last try was sent, the one that was answered. A lease counts from then.
+        within: seconds for each answer, if fewer than the connection's own timeout.
+        once: whether to send the command once only, over a new connection, which cannot be stale.
+        unheard: how many tries were not answered and can have been executed. A try that failed to
+            connect was not executed; an error of the server is an answer.
+        sent: when the last try was sent (`time.monotonic()`). A lease counts from then.
     """
 
     __slots__ = ("once", "sent", "unheard", "within")
@@ -89,14 +87,16 @@ class Effort:
 
 
 class Connections:
-    """Connections to one server. Threads and greenlets take one for the time of one exchange; a
-    forked child begins with none, and never touches the sockets that it inherited.
+    """Connections to one server. A thread or greenlet uses a connection for one exchange. A forked
+    child begins without connections, and never touches the sockets that it inherited.
 
     Args:
-        kind, options: redis-py's class of them, and its keywords.
-        replicas: how many have to have a hold before it counts.
-        limit: seconds for an answer and for a connect: those of the keep-alive thread, which has a
-            list of its own, as under gevent a socket belongs to the thread that made it.
+        kind: redis-py's class of connections.
+        options: the keywords of that class.
+        replicas: how many replicas must have a hold before it is valid.
+        limit: seconds for a connect and for an answer, for the connections of the keep-alive
+            thread. That thread has its own list, because under gevent a socket belongs to the
+            thread that created it.
     """
 
     def __init__(
@@ -116,19 +116,19 @@ class Connections:
     def call(
         self, script: Script, calls: Sequence[Call], effort: Effort, asking: bool = False
     ) -> list[Any]:
-        """The outcome of each call of a script: its reply, strings as bytes, or the error that the
-        server answered. `asking`: the slot of the one call is on its way to this node.
+        """The outcome of each call of a script: its reply, with strings as bytes, or the error that
+        the server answered. `asking`: the slot of the only call is moving to this node.
 
         Raises:
-            RedisError, OSError: there is no answer, or too few replicas have what it promises.
+            RedisError, OSError: there is no answer, or too few replicas have the hold.
         """
         found: list[Any] = []
         for start in range(0, len(calls), IN_FLIGHT):
             part = calls[start : start + IN_FLIGHT]
-            # Only the next command may go where the slot is not yet: no EVALSHA without its script.
+            # ASKING is for the next command alone, so it must not be an EVALSHA that can fail.
             replies = self._send(script, part, effort, by_sha=not asking, asking=asking)
             if NoScriptError in map(type, replies):
-                # EVAL, not SCRIPT LOAD: a failover cannot come between. Twice is as good as once.
+                # EVAL, not SCRIPT LOAD, after which a failover could come. Repeating is harmless.
                 replies = self._send(script, part, effort, by_sha=False, asking=False)
             found += replies
         return found
@@ -142,13 +142,13 @@ class Connections:
             commands.insert(0, ("ASKING",))
         if not self._replicas.needed or script.name not in PROMISES:
             return self.ask(commands, effort)[asking:]
-        # It counts what was written on its own connection, so it goes along.
+        # WAIT counts the writes of its own connection, so it is sent along.
         *replies, copies = self.ask([*commands, self._wait(effort.within)], effort)
         if any(promises(script, reply) for reply in replies[asking:]):
             if isinstance(copies, Exception):
                 raise copies
             if copies < self._replicas.needed:
-                effort.unheard += 1  # it has been executed, and does not count
+                effort.unheard += 1  # it was executed, but is not valid
                 raise TooFewReplicas(
                     f"{copies} of {self._replicas.needed} replicas within "
                     f"{self._replicas.timeout:g} s"
@@ -161,10 +161,10 @@ class Connections:
         return "WAIT", str(self._replicas.needed), str(max(round(seconds * 1000), 1))
 
     def ask(self, commands: Sequence[Command], effort: Effort) -> list[Any]:
-        """Send commands together and read the answer to each; an error of the server's is one.
+        """Send commands together and read the answer to each. An error of the server is an answer.
 
         Raises:
-            RedisError, OSError: there is no answer to one of them.
+            RedisError, OSError: a command was not answered.
         """
         while True:
             new = self.make(effort.within) if effort.once else None
@@ -178,7 +178,7 @@ class Connections:
                 answers = [_read(link, effort.within) for _ in commands]
                 effort.unheard -= 1
             except BaseException as error:
-                # Also at a signal in the middle of an answer: who came next would read the rest.
+                # Also for a signal amid an answer: the next caller would read the rest of it.
                 link.disconnect()
                 note_place(error, link, heard=idle is not None)
                 if idle is None or not isinstance(error, FAULTS):
@@ -186,29 +186,29 @@ class Connections:
                 silent = isinstance(error, AnswerTimeout | TimeoutError)
                 if silent and (effort.within or idle < FRESH):
                     raise
-                # It may have gone stale while nobody used it, which says nothing of the server; so
-                # may all others.
+                # An idle connection can go stale, which says nothing about the server. All others
+                # can be stale, too.
                 self.close()
             else:
                 self._keep(link, idle is None, effort.within)
                 return answers
 
     def make(self, within: float | None = None) -> Any:
-        """A connection that nobody keeps account of; it connects when it is used. `within`: seconds
-        for its connect and each answer, where they are fewer than its own."""
+        """A new connection, outside of the list. It connects when it is used. `within`: seconds for
+        its connect and each answer, if fewer than its own timeouts."""
         return self._made(within)
 
     @property
     def made_of(self) -> tuple[type[Any], dict[str, Any]]:
-        """redis-py's class of them, and its keywords."""
+        """redis-py's class of connections, and its keywords."""
         return self._kind, self._options
 
     def fits(self, link: Any) -> bool:
-        """Whether a connection leads to where commands are to go now."""
+        """Whether a connection leads to the server that commands must go to now."""
         return True
 
     def close(self) -> None:
-        """Close what is idle. What is in use closes when its exchange fails."""
+        """Close the idle connections. Those in use stay open unless their exchange fails."""
         while self._idle:
             try:
                 self._idle.pop()[1].disconnect()
@@ -224,7 +224,7 @@ class Connections:
 
     def _take(self, within: float | None) -> tuple[Any, float | None]:
         """A connection, and for how many seconds it was idle; None if it is new."""
-        if self._pid != platform.pid:  # the answers to the parent's are the parent's
+        if self._pid != platform.pid:  # the idle connections are the parent's
             self._idle, self._pid = deque(), platform.pid
         now = time.monotonic()
         while True:
@@ -238,14 +238,14 @@ class Connections:
 
     def _keep(self, link: Any, new: bool, within: float | None) -> None:
         if within and new and not self._limit:
-            link.disconnect()  # made for less time than the next one may need
+            link.disconnect()  # its timeouts are too short for the next caller
             return
         now, idle = time.monotonic(), self._idle
         idle.append((now, link))
         try:
             while len(idle) > KEPT or now - idle[0][0] > KEPT_FOR:
                 idle.popleft()[1].disconnect()
-        except IndexError:  # another thread took the last one
+        except IndexError:  # another thread was faster
             return
 
 
@@ -255,14 +255,14 @@ def _read(link: Any, within: float | None) -> Any:
     try:
         return link.read_response(disable_decoding=True)
     except ResponseError as error:
-        return error.with_traceback(None)  # which has the connection in it
+        return error.with_traceback(None)  # the traceback refers to the connection
 
 
 def _quiet(link: Any) -> bool:
-    """Whether a kept connection is as it was left: the end of one that was closed can be read."""
+    """Whether an idle connection has nothing to read. A closed one has: its end."""
     try:
         return not link.can_read(0)
-    except FAULTS:  # what it is does not matter: another is made
+    except FAULTS:  # whatever it is, the caller uses another connection
         return False
 
 
@@ -278,20 +278,22 @@ class Transport:
     """The way to one server.
 
     Args:
-        work, renewals: connections to it, the latter for the keep-alive thread.
-        place: what tells this Redis from others; two with a part in common are one.
-        replicas: how many have to have a hold before it counts.
+        work: connections for commands.
+        renewals: connections for the keep-alive thread.
+        place: identifies the Redis. Two transports whose places have a part in common lead to the
+            same Redis.
+        replicas: how many replicas must have a hold before it is valid.
 
     Attributes:
-        fingerprint: the same for another way to it with the same options and credentials.
-        where: the way of publishing that its scripts need.
-        buckets: over how many its keys are spread.
+        fingerprint: equal for two transports with the same place, options and credentials.
+        where: the variant of the scripts, see `scripts`.
+        buckets: the number of buckets of its keys.
     """
 
-    # How long a command is repeated before the server counts as unreachable, in seconds.
+    # Seconds for which a command is repeated before the server counts as unreachable.
     PATIENCE = 2.0
-    # How long the next caller, so soon after, waits for an answer: giving back a lock that could
-    # not be acquired must not double the time in which nothing happens.
+    # For AFTER seconds after that, callers wait BRIEF seconds for an answer: the release that
+    # follows a failed acquire must not double the pause.
     AFTER = BRIEF = 1.0
     PAUSES = (0.0, 0.05, 0.1, 0.2)
 
@@ -315,11 +317,14 @@ class Transport:
     def run(
         self, script: Script, keys: Sequence[str], args: Sequence[str]
     ) -> tuple[Any, bool, float]:
-        """Run one script. Returns its reply, strings as bytes; whether it may have been executed
-        more than once; and when the try was sent that was answered (`time.monotonic()`).
+        """Run one script.
+
+        Returns:
+            Its reply, with strings as bytes; whether it may have been executed more than once; and
+            when the answered try was sent (`time.monotonic()`).
 
         Raises:
-            LockUnavailable, LockConfigError: translated from what redis-py raises.
+            LockUnavailable, LockConfigError: translated from redis-py's errors.
         """
         started, tries = time.monotonic(), 0
         brief = started - self._gave_up_at < self.AFTER
@@ -347,7 +352,7 @@ class Transport:
         within: float | None = None,
         once: bool = False,
     ) -> list[Any]:
-        """The outcome of each call, a reply or an error; one that failed is not repeated. `within`,
+        """The outcome of each call, a reply or an error. A failed call is not repeated. `within`,
         `once`: as for `Backend.renew`."""
         links = self._renewals if within and not once else self._work
         try:
@@ -356,19 +361,19 @@ class Transport:
             return [error] * len(calls)
 
     def at(self, key: str) -> Connections:
-        """Where a key is. Raises RedisError if nobody can tell."""
+        """The connections to the server of a key. Raises RedisError if no server is known."""
         return self._work
 
     def masters(self) -> list[Connections]:
-        """Every server that has keys. Raises as `at` does."""
+        """The connections to every server that has keys. Raises as `at` does."""
         return [self._work]
 
     def route(self, bucket: int) -> object:
-        """Which server has a bucket, as far as is known."""
+        """The server of a bucket, if it is known."""
         return None
 
     def listen(self, channel: Channel, ready: Ready, hear: Hear, wanted: Wanted) -> None:
-        """Hear an inbox, see `Backend.listen`. `channel` is its name in a bucket."""
+        """Listen at an inbox; see `Backend.listen`. `channel` returns its name in a bucket."""
         subscription = Subscription(self._work.make, [channel(0)])
         try:
             ready()
@@ -379,11 +384,11 @@ class Transport:
                     hear(notice)
         finally:
             subscription.close()
-        # A replica repeats the messages, but the master does not know that it is heard.
+        # A replica passes messages on, but the master does not know that somebody listens.
         raise LockUnavailable("the inbox's server is no longer the master")
 
     def close(self) -> None:
-        """Close what is idle; all can still be used."""
+        """Close the idle connections. The transport can still be used."""
         self._work.close()
         self._renewals.close()
 
@@ -391,5 +396,5 @@ class Transport:
         return self._work.call(script, [call], effort)[0]
 
     def patience(self, error: Exception) -> float:
-        """For how many seconds a command that failed so is repeated."""
+        """For how many seconds to repeat a command that failed with this error."""
         return self.PATIENCE

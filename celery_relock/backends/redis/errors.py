@@ -1,4 +1,4 @@
-"""What redis-py raises, in this library's words: what is wrong, and what a person can do."""
+"""Translation of redis-py's errors into ours, which say what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import redis.exceptions as errors
 
 from ...errors import LockConfigError, LockUnavailable, RelockError
 
-# What redis-py and its sockets raise. All else is a mistake of somebody's, or was thrown in from
-# outside, such as a soft time limit: it goes on as it is.
+# The errors of redis-py and its sockets. All others are not translated: they are programming
+# errors, or were raised from outside, such as a soft time limit.
 FAULTS = (errors.RedisError, OSError)
 
 
 class TooFewReplicas(errors.RedisError):
-    """A write was acknowledged by fewer replicas than it has to be."""
+    """Fewer replicas than required have acknowledged a write."""
 
 
-# redis-py takes the code off the text of some errors and keeps the class; which ones differs from
-# version to version, so a code is looked for in both.
+# redis-py strips the code from the text of some errors and keeps the class. Which errors differs
+# between versions, so look for a code in both.
 _CLASSES = {
     "TooFewReplicas": "TOOFEW",
     "AuthenticationError": "NOAUTH",
@@ -57,7 +57,7 @@ _TEXTS = (
     (r"WAIT cannot be used with replica", "READONLY"),  # since a moment ago
 )
 
-# code: what is wrong and what to do. Trying again later may help with these …
+# code: what is wrong and what to do. A later try can help with these …
 _FOR_NOW = {
     "READONLY": "this Redis is a read-only replica: a failover is going on, or the URL is not the "
     "master's",
@@ -77,7 +77,7 @@ _FOR_NOW = {
     "MAXCLIENTS": "Redis has no connection left (maxclients)",
     "NOT-REDIS": "what answers there does not speak Redis's protocol: check host and port",
 }
-# … and will not with these.
+# … and will not help with these.
 _FOR_GOOD = {
     "NOAUTH": "Redis refuses the login: check user and password in relock_url (or the URL that it "
     "stands in for), special characters written as %40 and so on",
@@ -108,14 +108,14 @@ _PASSING = frozenset(
 )
 
 
-# An error carries by this name which connection failed: the errors of silence do not tell.
+# The attribute of an error that names the failed connection: timeouts do not name it.
 _PLACE = "relock_place"
 _SPEAKS_TLS = ". If this port speaks TLS, the URL has to begin with rediss://"
 _SPEAKS_NO_TLS = ". If this port speaks no TLS, the URL has to begin with redis://"
 
 
 def note_place(error: BaseException, link: Any, heard: bool) -> None:
-    """Note on an error which server a connection was for, and whether it has ever answered."""
+    """Note on an error which server its connection was for, and whether that ever answered."""
     if isinstance(error, FAULTS):
         place = link.path if hasattr(link, "path") else f"{link.host}:{link.port}"
         is_tls = any(kind.__name__ == "SSLConnection" for kind in type(link).__mro__)
@@ -129,7 +129,7 @@ def _said(error: Exception) -> str:
         said = f"{place}: {said}"
     if is_tls and (isinstance(error, errors.TimeoutError) or "WRONG_VERSION_NUMBER" in said):
         return said.removesuffix(".") + _SPEAKS_NO_TLS
-    # A server that speaks TLS closes at the first words that are none.
+    # A server that speaks TLS closes the connection when it reads anything else.
     closed = isinstance(error, errors.ConnectionError) and "connecting to" not in said
     if is_tls is False and closed and not isinstance(error, errors.TimeoutError):
         return said.removesuffix(".") + _SPEAKS_TLS
@@ -137,8 +137,8 @@ def _said(error: Exception) -> str:
 
 
 def translate(error: Exception, where: str) -> RelockError:
-    """The error to raise instead: LockUnavailable where trying again later may help, else
-    LockConfigError. `where` is the verb that failed."""
+    """The error to raise instead: LockUnavailable if a later try can help, else LockConfigError.
+    `where` is the verb that failed."""
     code, said = _code(error), _said(error)
     if code in _FOR_GOOD:
         return LockConfigError(f"{where}: {_FOR_GOOD[code]} ({said})")
@@ -150,8 +150,8 @@ def translate(error: Exception, where: str) -> RelockError:
 
 
 def passes(error: Exception) -> bool:
-    """Whether the same command may go through within seconds. After a failover READONLY and
-    MASTERDOWN are the old master's answers, and the next connection finds the new one."""
+    """Whether the same command can succeed within seconds. After a failover READONLY and
+    MASTERDOWN are answers of the old master, and the next connection finds the new master."""
     code = _code(error)
     if code in _FOR_GOOD or code in _FOR_NOW:
         return code in _PASSING
@@ -159,16 +159,16 @@ def passes(error: Exception) -> bool:
 
 
 def forbids(error: Exception) -> bool:
-    """Whether it says that the user may not do something."""
+    """Whether an error says that the Redis user lacks a permission."""
     return _code(error) == "NOPERM"
 
 
 def check_server(info: Mapping[str, Any]) -> None:
-    """Hold a server's INFO against what the scripts need.
+    """Check by a server's INFO that it has the commands that the scripts need.
 
     Raises:
-        LockConfigError: it is older than Redis 6.2. (Valkey reports the version of Redis that it
-            is compatible with, too.)
+        LockConfigError: the server is older than Redis 6.2. (Valkey also reports a version of
+            Redis with which it is compatible.)
     """
     version = str(info.get("redis_version", ""))
     found = re.match(r"(\d+)\.(\d+)", version)
@@ -183,7 +183,7 @@ def _is_of_the_way(error: Exception) -> bool:
 
 
 def _code(error: Exception) -> str:
-    """The code of an error of Redis's, or one of ours for what has none; "" if it is neither."""
+    """The code of a Redis error, or a code of ours for an error without one; "" if unknown."""
     for kind in type(error).__mro__:
         if kind.__name__ in _CLASSES:
             return _CLASSES[kind.__name__]

@@ -14,11 +14,12 @@ from ...errors import LockConfigError
 SCHEMA = 2
 # More than there will be masters, and few enough for a look at all of them.
 CLUSTER_BUCKETS = 64
-# Longer names are cut and a digest of the whole is put behind. What is cut is longer than any name
-# that is kept, so the two kinds cannot meet.
+# In bytes. A name longer than _LONGEST is cut to _CUT and gets a digest of the whole name. The
+# result is longer than _LONGEST, so it cannot be equal to another lock's name.
 _LONGEST, _CUT = 120, 104
 _NAMESPACE = re.compile(r"[^\s{}\x00-\x1f]{1,60}")
-# As Redis finds it in a key: between the first brace and the next one that closes, if not empty.
+# A hash tag, as Redis finds it in a key: between the first brace and the next closing brace, if not
+# empty.
 _TAG = re.compile(r"[^{]*\{([^}]+)\}")
 
 
@@ -26,7 +27,8 @@ class Keys:
     """The keys of one namespace.
 
     All keys of a bucket share a hash tag, so one script call stays in one slot of a cluster. A
-    server has one bucket; in a cluster a name's own `{tag}`, or else the name, says which.
+    server has one bucket. In a cluster a name's own `{tag}`, or else the whole name, chooses the
+    bucket.
 
     Raises:
         LockConfigError: the namespace is empty, too long, or has spaces or braces.
@@ -42,11 +44,11 @@ class Keys:
         self._fixed = lru_cache(maxsize=1024)(self._keys_of)
 
     def bucket(self, name: str) -> int:
-        """The bucket that all keys of a lock are in, those of its line as well, and of the dedup
-        markers of its calls: that an execution has ended is known in each bucket by itself."""
+        """The bucket of a lock's keys, of its line and of its calls' dedup markers: they must be in
+        one bucket, because each bucket has its own memory of ended executions."""
         if self.buckets == 1:
             return 0
-        if name.startswith(MARKER):  # its task and its locks, which are all in one bucket
+        if name.startswith(MARKER):  # a marker's name has its task, and its locks of one bucket
             name = name.split("\t", 2)[-1].partition("\t")[0]
         name = name.removeprefix(LINE)
         tag = _TAG.match(name)
@@ -78,7 +80,7 @@ class Keys:
         return f"{self.prefix(bucket)}parked"
 
     def message(self, name: str, bucket: int) -> str:
-        """Where the messages are that are parked for a lock, by its name as it is kept."""
+        """The key of the messages parked for a lock, by the lock's name as it is stored."""
         return f"{self.prefix(bucket)}m:{name}"
 
     def live(self, channel: str) -> str:
@@ -97,7 +99,8 @@ class Keys:
         return [meta, ended + execution_id, *locks]
 
     def place(self, line: str, execution_id: str) -> list[str]:
-        """The keys of `place`: those of the claim, of the line's queue, and of all that is due."""
+        """The keys of `place`: of the claim, of the line's queue, of the line's calls, and the due
+        times."""
         bucket = self.bucket(line)
         of_line = [self._of_lock(kind, line) for kind in "qwm"]
         return [
@@ -109,7 +112,7 @@ class Keys:
 
     @staticmethod
     def is_shortened(name: str) -> bool:
-        """Whether a name looks like what is kept of one that was too long."""
+        """Whether a name looks like the stored form of a long name."""
         size = len(name.encode())
         return _LONGEST < size <= _CUT + 23 and name[-23:-22] == "~"
 
@@ -128,7 +131,7 @@ class Keys:
 
 
 def bucket_of(key: str) -> int:
-    """The bucket of a key. A namespace has no braces, so the first ones are the bucket's."""
+    """The bucket of a key. A namespace has no braces, so the first braces are the bucket's."""
     start = key.index("{") + 1
     return int(key[start : key.index("}", start)])
 
@@ -140,7 +143,7 @@ def absent(key: str) -> str:
 
 def _stored(name: str) -> str:
     if len(name) <= _LONGEST // 4:
-        return name  # four bytes a character at the most
+        return name  # a character has four bytes at most
     encoded = name.encode()
     if len(encoded) <= _LONGEST:
         return name

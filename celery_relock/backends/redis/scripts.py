@@ -1,6 +1,6 @@
-"""The Lua scripts: read from `lua/`, the parts that they share put in, run by SHA.
+"""The Lua scripts: read from `lua/`, joined with their shared parts, run by SHA.
 
-The grammar of their headers is in `lua/README.md`; a test holds each against the Python call.
+`lua/README.md` has the grammar of their headers. A test compares each header with the Python call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _USES = re.compile(r"^-- Uses: (?P<parts>.+)$", re.MULTILINE)
 
 
 class Script(NamedTuple):
-    """A verb. `finds_keys`: it uses keys that its call does not name."""
+    """A verb. `finds_keys`: whether it uses keys that its call does not name."""
 
     name: str
     source: str
@@ -30,8 +30,8 @@ def scripts(where: str = "server") -> Mapping[str, Script]:
     """Every verb by name, read once in a process.
 
     Args:
-        where: `server`, `sentinel` or `cluster`. They differ in how a message is published
-            (`lib/publish*.lua`): whose listeners count depends on who else hears it.
+        where: `server`, `sentinel` or `cluster`. They differ in how they publish a message and find
+            out whether somebody listens (`lib/publish*.lua`).
     """
     parts = {f"lib/{path.stem}": path.read_text("utf-8") for path in FOLDER.glob("lib/*.lua")}
     if where != "server":
@@ -40,7 +40,7 @@ def scripts(where: str = "server") -> Mapping[str, Script]:
 
 
 def uses(text: str) -> list[str]:
-    """The shared parts that a script asks for, in their order."""
+    """The shared parts that a script uses, in their order."""
     return [part.strip() for line in _USES.finditer(text) for part in line["parts"].split(",")]
 
 

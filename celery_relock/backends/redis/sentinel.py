@@ -1,7 +1,7 @@
 """Connections to the master that Sentinels name, wherever it moves.
 
-redis-py's own pool for it hands answers to the wrong caller when a signal strikes, and its look for
-the master believes the first Sentinel that answers, also one that was cut off with an old master.
+redis-py's own pool gives answers to the wrong caller when a signal strikes, and it believes the
+first Sentinel that answers, even if that Sentinel was cut off together with an old master.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ Address: TypeAlias = "tuple[str, int]"
 
 # Seconds for all Sentinels together to say where the master is.
 BUDGET = 2.0
-# How long the master's address is believed while its connections work, in seconds. After SENTINEL
-# FAILOVER the old master takes writes for up to ten seconds more, and forgets them.
+# Seconds for which the master's address is believed while its connections work. After SENTINEL
+# FAILOVER the old master accepts writes for up to ten seconds, and loses them.
 LOOK_EVERY = 2.0
 _LOOK_WITHIN, _LOOK_LATER = 0.5, 10.0
-# How long a Sentinel that was silent is not asked where another one knows.
+# Seconds for which a silent Sentinel is not asked if another Sentinel knows the master.
 _SHUN = 10.0
-# A failover takes the time after which the Sentinels call a master down, and a few seconds more.
+# In seconds: what a failover takes after the Sentinels have declared a master down; and the most
+# that is waited for it in all.
 _FAILOVER, _LONGEST = 10.0, 60.0
 
 
@@ -38,26 +39,27 @@ class SentinelsAway(redis.ConnectionError):
 
 
 class MasterAway(redis.ConnectionError):
-    """The Sentinels answer, and there is no master now."""
+    """The Sentinels answer that there is no master now."""
 
 
 class Finder:
-    """Asks Sentinels where the master of a service is. Each look is on connections of its own: the
-    callers are native threads, greenlets and forked children, in which a signal may strike.
+    """Asks Sentinels where the master of a service is. Each look uses new connections: the callers
+    are native threads, greenlets and forked children, in which a signal can strike.
 
     Args:
-        service: the name that the Sentinels have for the master (`master_name`).
-        hosts: the Sentinels.
-        options: of redis-py, for the connections to the Sentinels (`sentinel_kwargs`).
-        least: Sentinels that another one has to know of, to be believed (`min_other_sentinels`).
-        patience: seconds for which a failover is waited for; None goes by the Sentinels' settings.
-        manager: a redis-py `Sentinel` that has a way of its own to tell the address.
+        service: the Sentinels' name for the master (`master_name`).
+        hosts: the addresses of the Sentinels.
+        options: redis-py's options for the connections to the Sentinels (`sentinel_kwargs`).
+        least: how many other Sentinels a Sentinel must know to be believed
+            (`min_other_sentinels`).
+        patience: for how many seconds to wait for a failover; None goes by the Sentinels' settings.
+        manager: a redis-py `Sentinel` with its own way to find the address.
 
     Attributes:
-        address: of the master, when it was last looked for; None before.
+        address: the master's address at the last look; None before the first.
 
     Raises:
-        LockConfigError: an option is none of redis-py's.
+        LockConfigError: redis-py does not know an option.
     """
 
     def __init__(
@@ -86,23 +88,24 @@ class Finder:
 
     @property
     def asked(self) -> tuple[Any, ...]:
-        """What tells it from others."""
+        """Identifies the finder: equal for two that ask the same Sentinels in the same way."""
         options = sorted(self._options.items(), key=repr)
         return self.service, self.hosts, options, self._least, self._patience, type(self._manager)
 
     @property
     def patience(self) -> float:
-        """Seconds for which it makes sense to repeat a command while a failover goes on."""
+        """For how many seconds to repeat a command during a failover."""
         if self._patience is not None:
             return self._patience
         return min(self._down_after + _FAILOVER, _LONGEST)
 
     def find(self, within: float = BUDGET) -> Address:
-        """Ask for the master's address, for about so many seconds at the most.
+        """Ask for the master's address, for about `within` seconds at most.
 
         Raises:
-            SentinelsAway, MasterAway: as it is now.
-            LockConfigError: the Sentinels do not know the service, or refuse to be asked.
+            SentinelsAway: no Sentinel answers.
+            MasterAway: there is no master now.
+            LockConfigError: the Sentinels do not know the service, or refuse to answer.
         """
         self._looked = time.monotonic()
         if self._manager is not None:
@@ -113,13 +116,13 @@ class Finder:
         votes, failures, services = self._ask_all(max(within / len(self.hosts), 0.1))
         if not any(usable for _, _, usable, _ in votes):
             raise self._nobody(votes, failures, services)
-        # The latest word counts. Of one epoch that of the Sentinel which leads the failover: it
-        # tells the new address while its own state, for seconds, still has the old one.
+        # The latest epoch counts. Within an epoch, believe the Sentinel that leads the failover:
+        # it answers the new address while its own state still has the old one for seconds.
         *_, self.address = max((epoch, moved, there) for epoch, moved, ok, there in votes if ok)
         return self.address
 
     def look(self) -> None:
-        """Look again if the last time is long ago; who does not answer changes nothing."""
+        """Find the master again if the last look is long ago. A failure changes nothing."""
         if self.is_due():
             now = time.monotonic()
             try:
@@ -128,19 +131,20 @@ class Finder:
                 self._looked = now + _LOOK_LATER
 
     def is_due(self) -> bool:
-        """Whether `look` would ask."""
+        """Whether `look` would ask the Sentinels."""
         return time.monotonic() - self._looked >= LOOK_EVERY
 
     def _ask_all(
         self, each: float
     ) -> tuple[list[tuple[int, bool, bool, Address]], dict[Address, Exception], set[str]]:
-        """What the Sentinels say (epoch, whether it has just moved, whether it can be used, where),
-        until more than half have said something that can: one may believe in an old master."""
+        """The votes of the Sentinels (epoch, whether the master has just moved, whether the vote is
+        usable, address), until more than half have a usable vote: a single Sentinel can believe in
+        an old master. With their failures, and the services that they know."""
         votes: list[tuple[int, bool, bool, Address]] = []
         failures: dict[Address, Exception] = {}
         services: set[str] = set()
         began = time.monotonic()
-        # Who was silent comes last, and just after that only where nobody else knows.
+        # Silent Sentinels come last, and recently silent ones only if no other one knows.
         for host in sorted(self.hosts, key=lambda host: self._silent.get(host, 0.0)):
             usable = sum(vote[2] for vote in votes)
             shunned = began - self._silent.get(host, -_SHUN) < _SHUN
@@ -166,7 +170,7 @@ class Finder:
     ) -> tuple[int, bool, bool, Address]:
         self._down_after = state["down-after-milliseconds"] / 1000
         client: Any = sentinel.sentinels[0]
-        # Not by redis-py's own method for it: that of 6.4 fails.
+        # Not redis-py's own method, which fails in 6.4.
         told = client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service)
         there = (state["ip"], state["port"]) if not told else (_text(told[0]), int(told[1]))
         moved = there != (state["ip"], state["port"])
@@ -176,11 +180,11 @@ class Finder:
         return int(state.get("config-epoch", 0)), moved, usable, there
 
     def _sentinel(self, host: Address, timeout: float) -> Sentinel:
-        # No more than Celery's own clients send: a user of Sentinels may have few permissions.
+        # Send no more than Celery's own clients: this user can have few permissions.
         options = {"protocol": 2, **self._options}
         for name in ("socket_timeout", "socket_connect_timeout"):
             options[name] = min(options.get(name) or timeout, timeout)
-        # redis-py 8 would try a Sentinel that is gone for seconds.
+        # By default redis-py 8 retries a Sentinel that is gone for seconds.
         options["retry"] = Retry(NoBackoff(), 0)
         return Sentinel([host], self._least, sentinel_kwargs=options)  # type: ignore[no-untyped-call]
 
@@ -217,8 +221,8 @@ class Finder:
 
 
 class ToMaster(Connections):
-    """Connections to whichever server is the master when they are made; those to the one before are
-    dropped."""
+    """Connections to the server that is the master when they are made. Connections to the previous
+    master are dropped."""
 
     def __init__(self, finder: Finder, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -234,7 +238,8 @@ class ToMaster(Connections):
 
 
 class Watched(Transport):
-    """The server that Sentinels name. A command is repeated for as long as a failover takes."""
+    """The way to the master that Sentinels name. A command is repeated for as long as a failover
+    takes."""
 
     where = "sentinel"
 
@@ -243,7 +248,7 @@ class Watched(Transport):
         self.finder = finder
 
     def patience(self, error: Exception) -> float:
-        # Where nobody tells of a failover, none is waited for.
+        # Without a Sentinel nobody can tell about a failover, so do not wait for it.
         if isinstance(error, SentinelsAway):
             return min(self.PATIENCE, self.finder.patience)
         return self.finder.patience
