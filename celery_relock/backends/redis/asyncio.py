@@ -1,10 +1,9 @@
 """The backend in Redis for the coroutines of one event loop: the same scripts, keys and replies as
 in `backend`, over connections of redis.asyncio.
 
-Its pools and clients are not used, as those for threads are not (`connections`), and for the same
-reason: where a task is cancelled in the middle of a command, the answer stays in the connection for
-the next caller. Here one caller uses a connection at a time, and it comes back only after
-every answer was read; else it is closed.
+redis-py's pools and clients are not used here either (see `connections`): if a task is cancelled
+amid a command, they leave the answer in the connection for the next caller. Here one caller uses a
+connection at a time, and the connection is closed unless every answer was read.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ from .scripts import Script, scripts
 from .sentinel import BUDGET, Watched
 from .subscription import ASK, GIVE_UP, notice_of
 
-# So many commands are on their way at the same time; others wait for their turn.
+# Commands on their way at the same time; others wait for their turn.
 MOST = 8
 _LIMIT = 1.0  # for a renewal, in seconds
 # redis-py's class of connection for threads, and for coroutines.
@@ -78,10 +77,10 @@ _KINDS: Mapping[type[Any], type[Any]] = {
 
 
 def kind_for_threads(kind: type[Any]) -> type[Any]:
-    """The class of connection that reaches a server as this one of redis.asyncio does.
+    """The class of connection for threads that matches a class of redis.asyncio.
 
     Raises:
-        LockConfigError: it is a class of somebody's own.
+        LockConfigError: the class is not redis-py's own.
     """
     for threads, coroutines in _KINDS.items():
         if kind is coroutines:
@@ -92,13 +91,13 @@ def kind_for_threads(kind: type[Any]) -> type[Any]:
 
 
 class Links:
-    """Connections to one server. A task has one of them for the time of one exchange.
+    """Connections to one server. A task uses a connection for one exchange.
 
     Args:
-        make: makes one, after at most so many seconds.
-        fits: whether one leads to where commands are to go.
-        most: so many at a time.
-        replicas: how many have to have a hold before it counts.
+        make: returns a new connection, after at most the given seconds.
+        fits: whether a connection leads to the server that commands must go to now.
+        most: how many connections to use at a time.
+        replicas: how many replicas must have a hold before it is valid.
         timeout: seconds for an exchange.
     """
 
@@ -114,9 +113,9 @@ class Links:
         self._make = make
         self._replicas = replicas
         self._timeout = timeout
-        #: Whether one that is idle may stay open.
+        #: Whether idle connections can stay open.
         self.keeps = False
-        # Taken from and put back without a wait in between: a cancellation loses none.
+        # Every path that gets an entry puts one back, so a cancellation loses none.
         self._idle: asyncio.LifoQueue[tuple[float, Any]] = asyncio.LifoQueue()
         for _ in range(most):
             self._idle.put_nowait((0.0, None))
@@ -135,7 +134,7 @@ class Links:
         return found
 
     async def at(self, key: str) -> Links:
-        """Those to where a key is."""
+        """The connections to the server of a key."""
         return self
 
     async def _send(
@@ -155,7 +154,7 @@ class Links:
             if isinstance(copies, Exception):
                 raise copies
             if copies < needed:
-                effort.unheard += 1  # it has been executed, and does not count
+                effort.unheard += 1  # it was executed, but is not valid
                 raise TooFewReplicas(f"{copies} of {needed} replicas within {seconds:g} s")
         return replies[asking:]
 
@@ -175,12 +174,12 @@ class Links:
                     answers = await self._exchange(link, commands, effort.within)
                     effort.unheard -= 1
                 except BaseException as error:
-                    # Also where the task is cancelled: who came next would read what is left.
+                    # Also for a cancellation: the next caller would read the rest of the answer.
                     await _close(link)
                     if link is not None:
                         note_place(error, link, heard=kept)
                     link = None
-                    # It may have gone stale while nobody used it, which says nothing of the server.
+                    # An idle connection can go stale, which says nothing about the server.
                     if not kept or not isinstance(error, FAULTS):
                         raise
                     if isinstance(error, AnswerTimeout):
@@ -195,25 +194,25 @@ class Links:
             self._idle.put_nowait((time.monotonic(), link))
 
     async def _checked(self, link: Any, idle: float, once: bool) -> Any:
-        """A connection that was idle for so long; None, and closed, if it is of no more use."""
+        """The idle connection, if it is still usable; else None, and it is closed."""
         try:
             if link is not None and not once and await self._usable(link, idle):
                 return link
         except BaseException:
-            await _close(link)  # its PING may be unanswered still
+            await _close(link)  # the answer to its PING can still come
             raise
         await _close(link)
         return None
 
     async def close(self) -> None:
-        """Close what is idle."""
+        """Close the idle connections."""
         links = [self._idle.get_nowait()[1] for _ in range(self._idle.qsize())]
         for link in links:
             self._idle.put_nowait((0.0, None))
             await _close(link)
 
     async def connected(self, within: float | None = None) -> Any:
-        """A new connection, of which nobody keeps account."""
+        """A new connection, outside of the list."""
         link = await self._make(within)
         try:
             await self._in_time(link, within, link.connect())
@@ -234,12 +233,12 @@ class Links:
         return answers
 
     async def _in_time(self, link: Any, within: float | None, work: Awaitable[Any]) -> Any:
-        """What comes of some work on a connection, which is closed if it takes too long.
+        """The result of some work on a connection. The connection is closed if that takes too long.
 
-        Nothing is cancelled for that. redis-py's own bound for each send, `asyncio.wait_for`,
-        swallows a cancellation that comes when the command has just been sent (before Python 3.12,
-        https://github.com/python/cpython/issues/86296), and `async_timeout`, for Python 3.10, one
-        that comes with the end of the time.
+        The work is not cancelled. redis-py's own bound for each send, `asyncio.wait_for`, swallows
+        a cancellation that comes just after the command was sent (before Python 3.12,
+        https://github.com/python/cpython/issues/86296), and `async_timeout`, for Python 3.10,
+        swallows a cancellation that coincides with the timeout.
         """
         seconds, closing = min(within or math.inf, self._timeout), []
         loop = asyncio.get_running_loop()
@@ -258,8 +257,8 @@ class Links:
         return found
 
     async def _usable(self, link: Any, idle: float) -> bool:
-        """Whether a kept connection is as it was left. Found out only by sending the command,
-        nobody could tell whether the command was executed."""
+        """Whether an idle connection still works. If a command found out that it does not, nobody
+        could tell whether the command was executed."""
         if not await self.fits(link):
             return False
         if idle < FRESH:
@@ -280,14 +279,14 @@ async def _read(link: Any) -> Any:
     try:
         return await link.read_response(disable_decoding=True)
     except ResponseError as error:
-        return error.with_traceback(None)  # which has the connection in it
+        return error.with_traceback(None)  # the traceback refers to the connection
 
 
 class CoroutineBackend:
-    """The verbs of a `RedisBackend` that a lock outside of workers needs, for one event loop.
+    """The verbs of a `RedisBackend` that a `Lock` needs, for one event loop.
 
     Args:
-        same: the locks are these.
+        same: the backend with the same locks.
     """
 
     def __init__(self, same: RedisBackend) -> None:
@@ -302,19 +301,18 @@ class CoroutineBackend:
             self._options["parser_class"] = redis.asyncio.cluster.ClusterParser  # type: ignore[attr-defined]
         seconds = float(options["socket_timeout"])
         self._work = self._links(MOST, seconds)
-        # Renewals stand behind no other command.
+        # Renewals must not wait behind other commands.
         self._renewals = self._links(1, min(seconds, _LIMIT))
         self._scripts = scripts(transport.where)
         self._agreed: set[str] = set()
         self._gave_up_at = -math.inf
 
     def keep(self, keeps: bool) -> None:
-        """Whether connections stay open while nobody uses them: only while somebody is there who
-        will close them."""
+        """Set whether idle connections stay open. They can only while somebody will close them."""
         self._work.keeps = self._renewals.keeps = keeps
 
     async def close(self) -> None:
-        """Close what is idle; all can still be used."""
+        """Close the idle connections. The backend can still be used."""
         await self._work.close()
         await self._renewals.close()
 
@@ -359,7 +357,7 @@ class CoroutineBackend:
     async def listen(
         self, inbox: str, ready: Callable[[], None], hear: Callable[[Notice], None]
     ) -> None:
-        """Hear the inbox's notices for ever, as `Backend.listen`."""
+        """Listen at an inbox for ever, as `Backend.listen` does."""
         link = None
         try:
             if isinstance(self._work, Router):
@@ -391,7 +389,7 @@ class CoroutineBackend:
     async def _run(
         self, verb: str, keys: Sequence[str], args: Sequence[str]
     ) -> tuple[Any, bool, float]:
-        """As `Transport.run`; before the first one is the layout agreed on."""
+        """As `Transport.run`. Before the first command, check the layout."""
         meta = self.same.keys.meta(bucket_of(keys[0]))
         if meta not in self._agreed:
             await self._agree(meta)
@@ -409,7 +407,7 @@ class CoroutineBackend:
                 raise reply
             except FAULTS as error:
                 again = passes(error)
-                # In a thread: it may ask the cluster.
+                # In a thread, because it can ask the cluster's nodes.
                 worth = again and not brief
                 patience = await in_thread(way.patience, error) if worth else 0.0
                 if time.monotonic() - started >= patience:
@@ -420,7 +418,7 @@ class CoroutineBackend:
             tries += 1
 
     async def _agree(self, meta: str) -> None:
-        """As `RedisBackend`'s."""
+        """As `RedisBackend._agree`."""
         for each in {self.same.keys.meta(), meta} - self._agreed:
             reply, *_ = await self._repeated(self._scripts["open"], self.same.open_call(each))
             self.same.check_layout(reply)
@@ -459,7 +457,7 @@ class CoroutineBackend:
         for part, outcome in zip(parts, await outcomes(parts), strict=True):
             lines = outcome
             if isinstance(outcome, TryAgainError) and verb == "renew":
-                # A slot that is on its way has some of the keys here and some there.
+                # While a slot moves, its keys are at two nodes, so each key needs its own call.
                 single = await outcomes([[index] for index in part])
                 lines = [reply_of(each, verb)[0] for each in single]
             for index, line in zip(part, reply_of(lines, verb), strict=True):
@@ -470,7 +468,7 @@ class CoroutineBackend:
         async def made(within: float | None = None, **address: Any) -> Any:
             try:
                 return self._kind(**{**self._options, **address})
-            except TypeError as error:  # an option that only the connections of threads have
+            except TypeError as error:  # redis.asyncio lacks an option of connections for threads
                 raise LockConfigError(
                     f"redis.asyncio does not take these options: {error}"
                 ) from error

@@ -1,7 +1,7 @@
-"""What a doctor asks of a Redis: see `engine.examination`. Loaded when somebody asks.
+"""The questions of `relock doctor` to Redis, see `engine.examination`. Loaded when needed.
 
-Nothing is written. Whether a command is allowed is tried with a key that does not exist, and so
-that the command does nothing: the server looks at a user's permissions first.
+Nothing is written. To find out whether a command is allowed, it is sent with a key that does not
+exist and so that it has no effect: the server checks the permissions first.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .scripts import Script
 
 _TRIPS = 20
 _SECTIONS = ("server", "clients", "memory", "persistence", "replication", "cluster")
-# Keys that one SCAN passes over, and of how many of a kind the size is asked.
+# Keys for one SCAN to pass over, and keys of a kind to measure.
 _SCANNED, _MEASURED = 1000, 20
-# Locks, and of each the first messages, that are looked at for what is parked.
+# Parked messages of each lock to look at.
 _PARKED_EACH = 10
 _OURS = re.compile(r"(?P<namespace>[^\s{}]{1,60}):\{\d+\}:(?P<rest>.+)", re.DOTALL)
 _KINDS = {
@@ -44,8 +44,8 @@ _KINDS = {
     "live": "workers",
     "meta": "meta",
 }
-# Each command of the scripts, as it is tried without any effect: a new one goes here, too. "KEY"
-# does not exist; CHANNEL is nobody's.
+# Each command of the scripts, with arguments that have no effect. "KEY" does not exist, and nobody
+# listens at "CHANNEL".
 _TRIED: Mapping[str, Sequence[str]] = {
     "DEL": ("KEY",),
     "EXISTS": ("KEY",),
@@ -54,7 +54,7 @@ _TRIED: Mapping[str, Sequence[str]] = {
     "HEXISTS": ("KEY", "-"),
     "HGET": ("KEY", "-"),
     "HGETALL": ("KEY",),
-    "HINCRBY": ("KEY", "-", "-"),  # no number: refused, but after the permissions
+    "HINCRBY": ("KEY", "-", "-"),  # not a number: refused, but after the permissions
     "HLEN": ("KEY",),
     "HMGET": ("KEY", "-"),
     "HSET": ("KEY", "-", "-", "-"),  # a value is missing: refused, but after the permissions
@@ -94,7 +94,7 @@ return said
 
 
 def needed(scripts: Mapping[str, Script]) -> list[str]:
-    """The commands that the scripts send, read from their source."""
+    """The commands in the source of the scripts."""
     text = "".join(script.source for script in scripts.values())
     return sorted(set(re.findall(r"redis\.p?call\(\s*'([A-Z]+)'", text)))
 
@@ -183,7 +183,7 @@ class Examination(NamedTuple):
                     )
 
     def _at(self, links: Connections, bucket: int) -> Iterator[str]:
-        """What the user may not do at a server."""
+        """The permissions that the user lacks at a server."""
         namespace, key = self.own_keys.namespace, f"{self.own_keys.prefix(bucket)}-"
         channel = self.own_keys.inbox("-", bucket)
         names = [name for name in needed(self.scripts) if name in _TRIED]
@@ -219,7 +219,7 @@ class Examination(NamedTuple):
                 yield _what(rule, str(answer), namespace)
 
     def _masters(self) -> list[tuple[Connections, list[int]]]:
-        """Each server, and its buckets."""
+        """Each server with its buckets."""
         found: dict[int, tuple[Connections, list[int]]] = {}
         try:
             for bucket in range(self.own_keys.buckets):
@@ -308,7 +308,7 @@ def _server(links: Connections) -> Server:
 
 
 def _answers(links: Connections, commands: Sequence[Command]) -> list[Any]:
-    """The answer to each command; an error of the server's is one."""
+    """The answer to each command. An error of the server is an answer."""
     try:
         return links.ask(commands, Effort())
     except FAULTS as error:
@@ -316,7 +316,7 @@ def _answers(links: Connections, commands: Sequence[Command]) -> list[Any]:
 
 
 def _allowed(answers: Sequence[Any]) -> Sequence[Any]:
-    """Answers; what the user may not ask stays an error."""
+    """The answers. Raises an error among them, unless it is about a permission."""
     for answer in answers:
         if isinstance(answer, Exception) and not forbids(answer):
             raise translate(answer, "doctor") from answer
@@ -324,7 +324,7 @@ def _allowed(answers: Sequence[Any]) -> Sequence[Any]:
 
 
 def _ask(links: Connections, commands: Sequence[Command]) -> list[Any]:
-    """Answers, and no errors."""
+    """The answers. Raises an error among them."""
     answers = _answers(links, commands)
     for answer in answers:
         if isinstance(answer, Exception):
@@ -351,7 +351,7 @@ def _rule(command: Command) -> str:
 
 
 def _what(rule: str, said: str, namespace: str) -> str:
-    """What is missing: the command, or its key or channel."""
+    """The missing permission: for the command, or for its key or channel."""
     if "channel" in said:
         return f"&{namespace}:*"
     return f"~{namespace}:*" if re.search(r"\bkeys?\b", said) else rule

@@ -1,4 +1,4 @@
-"""What people ask of a Redis: see `engine.inspection`. Loaded when somebody asks."""
+"""Inspection of the locks in Redis by people, see `engine.inspection`. Loaded when needed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .errors import FAULTS, translate
 from .keys import SCHEMA, Keys, bucket_of
 from .scripts import Script
 
-# Keys that one SCAN passes over, and locks that one script looks at: either keeps a server busy for
-# a millisecond or so.
+# Keys for one SCAN to pass over, and locks for one script to read: each keeps a server busy for
+# about a millisecond.
 _SCANNED, _SURVEYED = 1000, 50
 _SPECIAL = re.compile(r"[*?\[\]\\^-]")
 
@@ -29,7 +29,7 @@ class Inspection(NamedTuple):
     scripts: Mapping[str, Script]
 
     def is_used(self) -> bool:
-        # Not by `open`, which would begin a namespace that somebody has misspelt.
+        # Not by `open`, which would create a namespace that somebody has misspelt.
         meta = self.own_keys.meta()
         found = self._ask(("HMGET", meta, "schema", "buckets"))
         if found == [None, None]:
@@ -118,8 +118,8 @@ class Inspection(NamedTuple):
                     break
 
     def _with(self, task: str) -> list[str]:
-        """The keys where the parked message of a task may be found: in a cluster its buckets are
-        asked first, all of a node together."""
+        """The keys where the parked message of a task can be found. In a cluster the buckets are
+        asked first, all buckets of a node together."""
         keys = [self.own_keys.parked(bucket) for bucket in range(self.own_keys.buckets)]
         if len(keys) == 1:
             return keys
@@ -130,7 +130,7 @@ class Inspection(NamedTuple):
                 together.setdefault(self.transport.at(key), []).append(key)
             for server, part in together.items():
                 answers = server.ask([("HGET", key, f"#{task}") for key in part], Effort())
-                # One that is an error is asked again, by a script: its slot may have moved.
+                # An error counts as found, and a script asks again: the slot can have moved.
                 found += [key for key, answer in zip(part, answers, strict=True) if answer]
         except FAULTS as error:
             raise translate(error, "inspect") from error
@@ -164,7 +164,7 @@ class Inspection(NamedTuple):
         return outcomes
 
     def _ask(self, command: Command, server: Connections | None = None) -> Any:
-        """A plain command's answer, from where the layout is kept if not told."""
+        """The answer to a plain command, by default from the server of the layout's key."""
         (answer,) = self._ask_each([command], server)
         return answer
 
@@ -229,7 +229,7 @@ def _place(
     return Place(
         _text(execution_id),
         position,
-        min(float(ticket) / 1e6, at),  # in a line it may be due later
+        min(float(ticket) / 1e6, at),  # a call in a line can be due later
         state,
         str(waiter.get("owner", "")),
         str(waiter.get("label", "")),

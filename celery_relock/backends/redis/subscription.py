@@ -1,6 +1,6 @@
-"""Hearing what is published to one inbox.
+"""Listening for the notices that are published to one inbox.
 
-Not by redis-py's PubSub, which does not notice a connection whose other end is gone in silence.
+redis-py's PubSub is not used: it does not notice a connection whose other end is silently gone.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from .errors import FAULTS, translate
 if TYPE_CHECKING:
     from .cluster import Map, Node
 
-# A connection whose other end is gone in silence: asked after so many seconds without a word, given
-# up after so many.
+# After ASK seconds of silence a connection gets a PING; after GIVE_UP seconds it counts as gone.
 ASK, GIVE_UP = 15.0, 30.0
-# How often those of a cluster are held against what this process knows of it, how often it asks the
-# cluster itself, and how soon one that failed is tried again, in seconds.
+# In seconds: how often the listeners of a cluster are compared with this process's map of it, how
+# often the cluster itself is asked, and how soon a failed listener is replaced.
 _LOOK_EVERY, _ASK_EVERY, _AGAIN = 0.5, 10.0, 2.0
-# How soon one of them sees that it is not needed any more, in seconds.
+# Seconds after which a listener notices that it is no longer needed.
 _HEAR = 2.0
 
 
 class Subscription:
-    """One connection that hears channels, for one thread.
+    """One connection that is subscribed to channels, for one thread.
 
     Args:
-        connect: makes a connection of redis-py's that nobody else uses.
-        sharded: the channels are those of a cluster, which are heard at the node of their slot. A
-            server before 7.0, or a user without the permission, hears as everywhere.
+        connect: returns a redis-py connection that nobody else uses.
+        channels: the channels.
+        sharded: whether these are shard channels of a cluster, at the node of their slot. Without
+            the permission, and before Redis 7.0, it subscribes to plain channels.
 
     Raises:
-        LockUnavailable, LockConfigError: it cannot be had.
+        LockUnavailable, LockConfigError: the connection or the subscription fails.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Subscription:
             raise
 
     def hear(self, seconds: float) -> Notice | None:
-        """The next notice, or None after so many seconds or for anything else that came.
+        """The next notice; None after so many seconds, or if anything else came.
 
         Raises:
             LockUnavailable: the connection is gone.
@@ -77,7 +77,7 @@ class Subscription:
             raise LockUnavailable(f"the inbox lost its connection: {error}") from error
         if word[0] == b"sunsubscribe":
             raise LockUnavailable("a slot of the inbox has moved")
-        # An empty one asks whether anybody hears.
+        # An empty message only asks whether anybody listens.
         return notice_of(word[2]) if word[0] in (b"message", b"smessage") and word[2] else None
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class Subscription:
 
     def _subscribe_sharded(self, channels: Sequence[str]) -> bool:
         try:
-            # One command is for one slot. The first alone: it may be refused.
+            # A command is for one slot. Send the first alone, because it can be refused.
             for part in (channels[:1], channels[1:]):
                 self._subscribe([("SSUBSCRIBE", channel) for channel in part], len(part))
         except ResponseError as error:
@@ -116,16 +116,16 @@ class Subscription:
 
 
 class ClusterInbox:
-    """Hears an inbox at every master, for the buckets that it has: the scripts count who hears a
-    message, and a node knows only of its own listeners. Each is heard by a native thread; they
-    follow the buckets when slots move and when a replica takes over. Meanwhile heartbeats find what
-    was missed.
+    """Listens at every master, for the buckets that it serves: the scripts count the receivers of a
+    message, and a node knows its own listeners alone. Each master has a native thread. The threads
+    follow the buckets when slots move and when a replica takes over. Heartbeats find out what was
+    missed meanwhile.
 
     Args:
-        nodes: who has which bucket.
-        connect: makes a connection to one of them.
-        channel: the name of the inbox's channel in a bucket.
-        ready: called whenever one begins to hear.
+        nodes: the map of the cluster.
+        connect: returns a connection to a node.
+        channel: returns the name of the inbox's channel in a bucket.
+        ready: called whenever a thread begins to listen.
         hear: called with each notice.
     """
 
@@ -147,10 +147,10 @@ class ClusterInbox:
         self._ears: dict[Node, _Ear] = {}
 
     def listen(self, wanted: Callable[[], bool]) -> None:
-        """Hear until it is not `wanted` any more.
+        """Listen until `wanted` returns False.
 
         Raises:
-            LockUnavailable, LockConfigError: nothing can be heard.
+            LockUnavailable, LockConfigError: no master can be listened to.
         """
         asked_at = 0.0
         try:
@@ -158,7 +158,7 @@ class ClusterInbox:
                 now = time.monotonic()
                 if now - asked_at >= _ASK_EVERY or any(ear.error for ear in self._ears.values()):
                     asked_at = now
-                    with suppress(*FAULTS):  # what is heard already is heard on
+                    with suppress(*FAULTS):  # the threads that listen already go on
                         self._map.look()
                 self._follow(now)
                 self._bell.acquire(timeout=_LOOK_EVERY)
@@ -167,7 +167,7 @@ class ClusterInbox:
                 ear.over = True
 
     def _follow(self, now: float) -> None:
-        """See that each bucket is heard at its master."""
+        """Make sure that there is a thread for each master and its buckets."""
         try:
             masters = self._map.masters()
         except FAULTS as error:
@@ -188,7 +188,7 @@ class ClusterInbox:
         try:
             channels = [self._channel(bucket) for bucket in ear.buckets]
             subscription = Subscription(partial(self._connect, node), channels, sharded=True)
-            # Only now does the one before it end: what is heard twice does no harm.
+            # The thread before this one ends only now: a notice that is heard twice does no harm.
             ear.hears()
             self._ready()
             while not ear.over:
@@ -196,7 +196,7 @@ class ClusterInbox:
                     self._hear(notice)
         except RelockError as error:
             ear.fails(error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
+        except Exception as error:  # noqa: BLE001 - whatever it is, a new thread tries again
             ear.fails(LockUnavailable(f"the inbox at {node.host}:{node.port}: {error!r}"))
         finally:
             if subscription is not None:
@@ -206,7 +206,7 @@ class ClusterInbox:
 
 
 class _Ear:
-    """What is heard at one node: for which buckets, whether it is to end, and why it has ended."""
+    """A thread that listens at one node: for which buckets, whether it must end, why it ended."""
 
     def __init__(self, buckets: Sequence[int], before: _Ear | None) -> None:
         self.buckets = buckets
@@ -227,9 +227,9 @@ class _Ear:
 
 
 def notice_of(data: bytes) -> Notice | None:
-    """What was published; None for what no script of ours publishes."""
+    """The published notice; None for anything that our scripts do not publish."""
     try:
         kind, execution_id, attempt_id, *fence = data.decode().split(" ")
         return Notice(kind, execution_id, attempt_id, int(fence[0]) if fence else 0)
-    except ValueError:  # also what is no UTF-8, and a number of too many digits
+    except ValueError:  # also for bytes that are not UTF-8, and a number with too many digits
         return None

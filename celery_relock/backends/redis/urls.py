@@ -1,8 +1,8 @@
 """From what a user writes, a URL or a client of redis-py, to connections of our own.
 
-Celery's spellings are rewritten: `redis+socket://`, `virtual_host`, `CERT_REQUIRED`, `sentinel://`
-in a row. redis-py's own reading of a URL lets mistakes pass (`/abc` is database 0, port 0 the
-default) and unquotes a query twice before its version 8, so the standard library takes it apart.
+Celery's spellings are accepted: `redis+socket://`, `virtual_host`, `CERT_REQUIRED`, a list of
+`sentinel://`. URLs are parsed by the standard library: redis-py's parser accepts mistakes (`/abc`
+is database 0, port 0 the default port) and unquotes a query twice before version 8.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ _EXAMPLE = "It looks like redis://:password@localhost:6379/0"
 _NEXT_URL = re.compile(r";(?=[\w+.-]+://)")
 _SECRETS = re.compile(r"([?&][^=&#]*pass[^=&#]*=)[^&#]*", re.IGNORECASE)
 _FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
-# What is taken from a URL or a client, besides `socket_…` and `ssl_…`: the rest is the client's own
-# affair, or Celery's.
+# The options that we use from a URL or a client, besides `socket_…` and `ssl_…`.
 _TAKEN = {"host", "port", "path", "db", "client_name"}
 _TAKEN |= {"username", "password", "credential_provider"}
 
@@ -56,13 +55,14 @@ def transport_for_url(
 
     Args:
         url: `redis://`, `rediss://` (TLS), `unix:///path`, Celery's `redis+socket:///path`,
-            `redis+cluster://` or `rediss+cluster://` with nodes and commas, or `sentinel://` for
-            each Sentinel, with `;` between. Of the query, what only Celery or a redis-py client
-            needs is passed over.
-        ssl: as in Celery's `broker_use_ssl`: options whose names start with `ssl_`, or True.
+            `redis+cluster://` or `rediss+cluster://` with nodes separated by commas, or a
+            `sentinel://` for each Sentinel, separated by `;`. Options of the query that only Celery
+            or a redis-py client needs are ignored.
+        ssl: as Celery's `broker_use_ssl`: options whose names start with `ssl_`, or True.
         transport: for Sentinels, as in Celery's transport options: `master_name`,
-            `sentinel_kwargs`, `min_other_sentinels`; and, also for a cluster, `patience`, the
-            seconds for which a failover is waited for.
+            `sentinel_kwargs`, `min_other_sentinels`; and, also for a cluster, `patience`: for how
+            many seconds to wait for a failover.
+        replicas: how many replicas must have a hold before it is valid.
 
     Raises:
         LockConfigError: the URL or an option cannot be used. The message has no password.
@@ -83,10 +83,11 @@ def transport_for_client(
     client: redis.Redis | redis.cluster.RedisCluster | redis.asyncio.Redis | AsyncCluster,
     replicas: Replicas = NONE,
 ) -> Transport:
-    """The way to the Redis of a client: same address, credentials, options, own connections.
+    """The way to the Redis of a client: with its address, credentials and options, over connections
+    of our own.
 
     Raises:
-        LockConfigError: the client leads to replicas.
+        LockConfigError: the client leads to replicas, or has its own class of connections.
     """
     if isinstance(client, redis.cluster.RedisCluster):
         nodes: list[Any] = client.get_nodes()  # type: ignore[no-untyped-call]
@@ -120,19 +121,19 @@ def of_pool(pool: Any) -> dict[str, Any]:
     }
     for name, seconds in (("socket_timeout", 5.0), ("socket_connect_timeout", 2.0)):
         if found.get(name) is None:
-            found[name] = seconds  # a client may wait for ever, a lock must not
+            found[name] = seconds  # a client can wait for ever, a lock must not
     return {**found, "connection_class": pool.connection_class}
 
 
 def safe_url(url: str) -> str:
-    """The URL for messages and logs: passwords masked, also where it is not well formed."""
+    """The URL for errors and logs, with its passwords masked even if it is not well formed."""
     return ";".join(_masked(part) for part in _NEXT_URL.split(_SECRETS.sub(r"\1***", url)))
 
 
 def _masked(url: str) -> str:
     scheme, found, rest = url.partition("://")
     before, rest = (scheme + found, rest) if found else ("", url)
-    # Up to the last @: a password that was not escaped may have any character in it.
+    # Up to the last @: an unescaped password can contain any character.
     login, at, host = rest.rpartition("@")
     if at:
         name, colon, _ = login.partition(":")
@@ -172,7 +173,8 @@ def _cluster(
     kind, kwargs = _kind({**options, "db": 0})
     for name in ("host", "port", "path"):
         kwargs.pop(name, None)
-    # MOVED and ASK are errors of their own: before redis-py 6 only in this parser, gone in 8.
+    # MOVED and ASK must be errors of their own. Before redis-py 6 only this parser makes them so;
+    # redis-py 8 no longer has it.
     if parser := getattr(redis.cluster, "ClusterParser", None):
         kwargs["parser_class"] = parser
     made = Cluster(seeds, kind, kwargs, remap, replicas, failover)
@@ -180,15 +182,15 @@ def _cluster(
 
 
 def _known(made: _Made, options: Mapping[str, Any], *more: Any) -> _Made:
-    """The same, with what tells it from others; no password can be read in it."""
+    """Set the fingerprint of a transport, a digest that reveals no password."""
     parts = type(made), sorted(made.place), made.replicas, sorted(options.items(), key=repr), more
     made.fingerprint = hashlib.sha256(repr(parts).encode()).hexdigest()
     return made
 
 
 def _kind(options: Mapping[str, Any]) -> tuple[type[Any], dict[str, Any]]:
-    """redis-py's class of connection, and its keywords: nothing below us repeats, and protocol 2 is
-    the same in every version, with no HELLO, which some proxies do not know."""
+    """redis-py's class of connection, and its keywords: without retries of its own, and with
+    protocol 2, which is the same in every version and needs no HELLO, which some proxies lack."""
     kwargs = {**options, "protocol": 2, "retry": Retry(NoBackoff(), 0), "encoding": "utf-8"}
     kind = kwargs.pop("connection_class")
     if hasattr(redis, "DriverInfo"):
@@ -200,8 +202,9 @@ def _kind(options: Mapping[str, Any]) -> tuple[type[Any], dict[str, Any]]:
 def _of_sentinels(
     url: str, ssl: Any, given: dict[str, Any], shown: str, replicas: Replicas
 ) -> Watched:
-    """As in Celery: login, database and options are those of the first URL, and the login is the
-    master's; `sentinel_kwargs` has one for the Sentinels."""
+    """The way to the master of Sentinel URLs. As in Celery, the first URL has the login, the
+    database and the options, and the login is the master's: `sentinel_kwargs` has that of the
+    Sentinels."""
     parts = _NEXT_URL.split(url.strip().rstrip(";"))
     if any(";" in _hosts(part) or "," in _hosts(part) for part in parts):
         raise LockConfigError(f"{shown}: write sentinel:// before each Sentinel, with ; between")
@@ -226,7 +229,7 @@ def _of_sentinels(
         )
     least = int(_number(given, "min_other_sentinels", 0, shown))
     finder = Finder(service, hosts, login, least, _number(given, "patience", None, shown))
-    # A master that is silent is found out by nothing else, and there may be another one soon.
+    # Only a timeout reveals a silent master, and a failover can soon bring another master.
     if "socket_timeout=" not in url:
         options["socket_timeout"] = 2.0
     return _watched(options, finder, replicas)
@@ -279,13 +282,13 @@ def _of_cluster(
 
 
 def _options(url: str, ssl: Any, shown: str) -> dict[str, Any]:
-    """redis-py's options of one URL, and its class of connection."""
+    """redis-py's options for one URL, with its class of connection."""
     try:
         parts = urlsplit(url.strip())
         query = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
         if parts.port == 0 or parts.fragment or ";" in (parts.hostname or ""):
             raise ValueError
-    except ValueError:  # its own text may quote the password
+    except ValueError:  # whose text can quote the password
         raise LockConfigError(
             f"{shown} is not a URL. {_EXAMPLE}; in a password, write @ as %40, / as %2F, "
             "? as %3F, # as %23, % as %25"
@@ -327,7 +330,7 @@ def _database(query: Mapping[str, str], path: str, shown: str) -> int:
 
 
 def _converted(query: Mapping[str, Any], shown: str) -> dict[str, Any]:
-    """What a query says of a connection, as redis-py reads it."""
+    """The options of a connection in a query, as redis-py reads them."""
     found: dict[str, Any] = {}
     for name, text in query.items():
         if name not in ("client_name", "credential_provider") and not name.startswith("socket_"):
@@ -342,7 +345,7 @@ def _converted(query: Mapping[str, Any], shown: str) -> dict[str, Any]:
 
 
 def _provider(dotted: str) -> Any:
-    """An object that asks for credentials at each connection; Celery names its class in the URL."""
+    """An object that provides credentials for each connection. Celery's URLs name its class."""
     module, _, name = dotted.replace(":", ".").rpartition(".")
     return getattr(import_module(module), name)()
 
@@ -350,7 +353,7 @@ def _provider(dotted: str) -> Any:
 def _tls(
     query: Mapping[str, str], ssl: Mapping[str, Any] | bool | None, scheme: str, shown: str
 ) -> dict[str, Any] | None:
-    """The options of TLS, from the query and as the app has them; None: it is in the clear."""
+    """The options of TLS, from the query and from the app; None without TLS."""
     if ssl is not None and not isinstance(ssl, Mapping | bool):
         raise LockConfigError(
             f"{shown}: TLS options are a dict or True, not {type(ssl).__qualname__}"
@@ -364,7 +367,7 @@ def _tls(
     if not (ssl or scheme in ("rediss", "sentinel")):
         raise LockConfigError(f"{shown} has TLS options, so it must begin with rediss://")
     _check_tls(options, shown)
-    # Celery's and redis-py's ways to say how the server's certificate is checked, as one.
+    # Celery and redis-py spell the check of the server's certificate in different ways.
     given = options.get("ssl_cert_reqs", "required")
     text = "none" if given is None else str(getattr(given, "name", given))
     checks = options["ssl_cert_reqs"] = text.lower().removeprefix("cert_")
@@ -376,7 +379,7 @@ def _tls(
     if isinstance(check := options.get("ssl_check_hostname"), str):
         options["ssl_check_hostname"] = _PARSERS["ssl_check_hostname"](check)
     if checks == "none":
-        # Python refuses to compare the name in a certificate that it does not look at.
+        # Python refuses to check the name in a certificate that is not verified.
         options["ssl_check_hostname"] = False
     return options
 
@@ -386,13 +389,13 @@ def _check_tls(options: Mapping[str, Any], shown: str) -> None:
     for name, value in options.items():
         if name not in known:
             raise LockConfigError(f"{shown}: no TLS option {name!r}. There are {', '.join(known)}")
-        # Else it would look as if the server were away.
+        # Else the error would say that the server cannot be reached.
         if name in _FILES and value and not Path(value).exists():
             raise LockConfigError(f"{shown}: {name}={value!r}: there is no such file")
 
 
 def _hosts(url: str) -> str:
-    """Host and port of a URL, also where they are not well formed."""
+    """Host and port of a URL, even if they are not well formed."""
     return re.split("[/?]", url.partition("://")[2].rpartition("@")[2], maxsplit=1)[0]
 
 
