@@ -59,7 +59,7 @@ WAITER = HOLDER - {"token", "lease_left", "kept", "cooldown", "pause"} | {
 def test_no_worker_and_no_client_loads_what_only_people_need(worker: Worker, key: str) -> None:
     """The worker was started by the `celery` command, which loads the plugin point of all. First of
     all tests: a worker that was asked where a task is has loaded what finds it."""
-    in_worker = worker.module.loaded.delay(key).get(timeout=10)
+    in_worker = worker.module.loaded.delay(key).get(timeout=30)
     code = (
         "import sys, celery_relock, celery\n"
         "from celery_relock import LockedTask, Lock, locked\n"

@@ -52,7 +52,7 @@ def monitor(worker: Worker) -> Any:
         receiver.on_consume_ready = lambda *_, **__: ready.set()
         thread = threading.Thread(target=receiver.capture, kwargs={"wakeup": False})
         thread.start()
-        assert ready.wait(10)
+        assert ready.wait(30)
         yield heard
         receiver.should_stop = True
         thread.join()
@@ -101,8 +101,8 @@ def test_why_says_it_in_a_sentence_within_five_round_trips(
     parked = held.park()
     blocks = held.wait(module.block, "waiting")
     dropped, ended = module.drop.delay(key), module.linked.delay(1)
-    assert ended.get(timeout=10) is None
-    assert dropped.get(timeout=10)["relock"] == "dropped"
+    assert ended.get(timeout=30) is None
+    assert dropped.get(timeout=30)["relock"] == "dropped"
     runs, later = module.bare.delay(key), module.bare.apply_async((key,), countdown=60)
     worker.journal.wait_for(f"inside {key}", count=2)
     for owner, name in ((module.app.backend, "get_task_meta"), (Inspect, "query_task")):
@@ -172,7 +172,7 @@ def test_a_forced_release_is_heard_by_the_holder_and_the_next_acquires(
     worker.wait_for_log(f"lock '{key}' lost", 20)  # its first renewal is 10 s away
     held.go()
 
-    assert held.result.get(timeout=10) is True, "the holder knows that its lock is lost"
+    assert held.result.get(timeout=30) is True, "the holder knows that its lock is lost"
     assert forced == [("release", (key,), held.id, "alice", "desk 3")]
     (line,) = [record.message for record in caplog.records if "by force" in record.message]
     assert f"'{key}': released by force by alice from desk 3" in line
@@ -245,7 +245,7 @@ def test_a_canvas_ends_as_after_a_revoke(
             module.app.control.revoke(waiter.task_id)
 
     with pytest.raises(Exception, match=r"revoked|REVOKED"):
-        body.get(timeout=15)
+        body.get(timeout=30)
     wait_for(lambda: body.state == states.FAILURE, what="the body's end")
     wait_for(lambda: steps.parent.state == states.REVOKED, what="the first step's end")
     assert steps.state == states.PENDING
@@ -315,7 +315,7 @@ def test_an_execution_whose_turn_has_come_is_cancelled_once_and_for_all(
         wait_for(lambda: locks.get(key).parked, what="the run to be parked")
     # Either it is quick and has run, or it is cancelled; never both, and never neither.
     was_cancelled = locks.cancel(sent.id)
-    sent.get(timeout=15, propagate=False)
+    sent.get(timeout=30, propagate=False)
 
     assert sent.state == (states.REVOKED if was_cancelled else states.SUCCESS)
     assert (f"took {key}" in worker.journal.names()) is not was_cancelled

@@ -268,7 +268,7 @@ class Bench:
         self.tasks.free.delay(other)
         return other
 
-    def others_are_served(self, timeout: float = 10.0) -> None:
+    def others_are_served(self, timeout: float = 30.0) -> None:
         """An unrelated task comes to its end: what was sent before it has been dealt with, and one
         slot is free."""
         other = self.send_free()

@@ -112,7 +112,7 @@ def test_the_lock_of_a_killed_child_goes_to_the_next(bench: Bench) -> None:
     successor = bench.tasks.work.delay(bench.key).id
     bench.others_are_served()
     bench.open_gate()
-    (end,) = bench.wait_for("end", timeout=10)
+    (end,) = bench.wait_for("end", timeout=30)
     assert end["id"] == successor
 
 
@@ -158,7 +158,7 @@ def send_twice(bench: Bench, task: Any, *arguments: Any) -> str:
     aside = f"aside-{uuid.uuid4().hex[:8]}"
     task_id = task.apply_async((bench.key, *arguments), queue=aside).id
     with app.connection_for_write() as connection, app.amqp.producer_pool.acquire() as producer:
-        message = connection.SimpleQueue(aside, no_ack=True).get(timeout=5)
+        message = connection.SimpleQueue(aside, no_ack=True).get(timeout=30)
         for _ in range(2):
             publish_again(producer, message, app.conf.task_default_queue)
     return str(task_id)

@@ -289,7 +289,7 @@ def exporter(measured):
     assert found
     yield int(found[1])
     process.terminate()
-    assert process.wait(10) == 0
+    assert process.wait(30) == 0
     process.stdout.close()
     reaper.end(process)
 

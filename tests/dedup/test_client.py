@@ -73,7 +73,7 @@ def test_a_call_while_one_is_queued_gives_the_result_of_that_and_sends_nothing(
     worker, m, account, task
 ):
     task = getattr(m, task)
-    first = task.apply_async((account,), countdown=1)
+    first = task.apply_async((account,), countdown=2)
     others = [task.delay(account), task.delay(account=account), task.s(account).delay()]
     assert {each.id for each in others} == {first.id}
     assert [each.get(timeout=20) for each in others] == [first.id] * 3
@@ -157,8 +157,10 @@ def test_replace_revokes_the_queued_one_and_the_last_one_runs(worker, m, slow, w
         first = m.replaces.delay(slow, "first")
         wait_for(lambda: first.state == "BLOCKED", what="it to wait")
     else:
-        first = m.replaces.apply_async((slow, "first"), countdown=20)
-    second, third = m.replaces.delay(slow, "second"), m.replaces.delay(slow, "third")
+        first = m.replaces.apply_async((slow, "first"), countdown=60)
+    # Else it might begin before the third is sent.
+    second = m.replaces.apply_async((slow, "second"), countdown=60)
+    third = m.replaces.delay(slow, "third")
     assert len({first.id, second.id, third.id}) == 3
     _free(worker, slow)
     assert third.get(timeout=20) == third.id

@@ -57,7 +57,7 @@ def test_the_second_of_two_that_wait_for_each_other_is_told(lock, beside, client
 
     def first():
         with lock("a"):
-            gate.wait(10)
+            gate.wait(30)
             with lock("b"):
                 return "in"
 
@@ -72,13 +72,13 @@ def test_the_second_of_two_that_wait_for_each_other_is_told(lock, beside, client
 
     other: list[threading.Thread] = []
     told = beside(second)
-    told.join(15)
+    told.join(30)
 
     assert isinstance(told.result, LockDeadlock), told.result
     text = str(told.result)
     for part in ("would never end", "'a'", "'b'"):
         assert part in text, text
-    other[0].join(15)
+    other[0].join(30)
     assert other[0].result == "in"  # the second has left b, so the first goes on
 
 
@@ -90,7 +90,7 @@ def test_a_ring_of_three_is_found_by_the_one_that_closes_it(lock, beside, client
         def work():
             with lock(mine):
                 holds[mine].set()
-                go[mine].wait(10)
+                go[mine].wait(30)
                 with lock(wanted):
                     return "in"
 
@@ -98,14 +98,14 @@ def test_a_ring_of_three_is_found_by_the_one_that_closes_it(lock, beside, client
 
     parts = [beside(one(*pair)) for pair in ("ab", "bc", "ca")]
     for held in holds.values():
-        assert held.wait(10)
+        assert held.wait(30)
     go["a"].set()
     _waits(client, namespace, "b")
     go["b"].set()
     _waits(client, namespace, "c")
     go["c"].set()
     for part in parts:
-        part.join(15)
+        part.join(30)
 
     assert [part.result for part in parts[:2]] == ["in", "in"]
     assert isinstance(parts[2].result, LockDeadlock)
@@ -138,7 +138,7 @@ def test_a_chain_that_ends_is_no_deadlock(lock, beside, client, namespace):
 
     def holder():
         with lock("b"):
-            return gate.wait(10)
+            return gate.wait(30)
 
     def first():
         with lock("a"), lock("b"):
@@ -151,9 +151,9 @@ def test_a_chain_that_ends_is_no_deadlock(lock, beside, client, namespace):
     last = beside(lambda: lock("a").acquire())
     _waits(client, namespace, "a")
     gate.set()
-    waits.join(10)
+    waits.join(30)
     assert waits.result == "in"
-    last.join(10)
+    last.join(30)
     assert last.result is True
 
 
@@ -169,11 +169,11 @@ def test_a_free_place_at_a_limit_of_two_is_no_deadlock(lock, beside, client, nam
 
     def ends():
         with lock("b", limit=2):
-            return gate.wait(10)
+            return gate.wait(30)
 
     with lock("a"):
         first = beside(stuck)
-        assert holds.wait(10)
+        assert holds.wait(30)
         _waits(client, namespace, "a")
         beside(ends)
         wait_for(lambda: len(lock("b")._engine.inspect("b").holds) == 2, what="both entries")
@@ -183,7 +183,7 @@ def test_a_free_place_at_a_limit_of_two_is_no_deadlock(lock, beside, client, nam
         third.blocking_timeout = 10
         assert third.acquire() is True
         third.release()
-    first.join(10)
+    first.join(30)
     assert first.result == "in"
 
 
@@ -193,7 +193,7 @@ def test_a_place_that_is_given_up_no_longer_counts(lock, beside, client, namespa
     def first():
         with lock("a"):
             lock("b", blocking_timeout=0.2).acquire()  # in vain
-            return gate.wait(10)
+            return gate.wait(30)
 
     with lock("b"):
         other = beside(first)
@@ -204,7 +204,7 @@ def test_a_place_that_is_given_up_no_longer_counts(lock, beside, client, namespa
             lock("a", blocking_timeout=0.2).__enter__()
         assert not isinstance(caught.value, LockDeadlock)
         gate.set()
-    other.join(10)
+    other.join(30)
     assert not list(client.scan_iter(f"{namespace}:{{0}}:s:*"))
 
 

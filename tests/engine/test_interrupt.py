@@ -89,8 +89,8 @@ def test_the_main_thread_is_interrupted_wherever_it_is(
 ) -> None:
     start = time.monotonic()
     with pytest.raises(LockLost, match="a is lost") as raised, lost_soon():
-        work(10.0)
-    assert time.monotonic() - start < 2
+        work(30.0)
+    assert time.monotonic() - start < 20
     assert type(raised.value) is LockLost
 
 

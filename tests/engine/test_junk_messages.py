@@ -77,7 +77,7 @@ def test_junk_on_the_channel_does_not_reach_who_waits(
     assert sorted(channels(client, namespace)) == before, "the subscriptions go on"
     one.release(first)
     for thread in threads:
-        thread.join(10)
+        thread.join(30)
     assert [type(answer) for answer in answers] == [Held] * waiters
 
 

@@ -112,7 +112,7 @@ def test_who_waited_and_was_frozen_through_its_lease_does_not_hold(
     thread.start()
     wait_for(lambda: one.engine.inspect("a").waiting == 1, what="the waiter")
     one.release(first)
-    thread.join(10)
+    thread.join(30)
     assert isinstance(answers[0], Held)
     assert not waiter.lost
     two.release(waiter)

@@ -17,6 +17,7 @@ import pytest
 import redis
 from redis.exceptions import LockError, LockNotOwnedError
 
+from celery_relock.engine.renewal import keepalive
 from celery_relock.errors import LockConfigError, LockConflict, LockLost, LockUnavailable
 from celery_relock.lock import Lock, LockNotAcquired, LockNotOwned, LockNotTaken
 from tests.support import leftovers, wait_for
@@ -76,21 +77,21 @@ def test_two_objects_exclude_each_other_in_one_thread_and_in_two(
 def test_blocking_false_does_not_wait_whatever_the_timeout_says(lock: MakeLock) -> None:
     with lock():
         started = time.monotonic()
-        assert lock(blocking=False, blocking_timeout=5).acquire() is False
-        assert lock(blocking_timeout=5).acquire(blocking=False) is False
+        assert lock(blocking=False, blocking_timeout=60).acquire() is False
+        assert lock(blocking_timeout=60).acquire(blocking=False) is False
         assert lock(blocking_timeout=0).acquire() is False
         assert lock().acquire(blocking_timeout=-1) is False
-        assert time.monotonic() - started < 0.5
+        assert time.monotonic() - started < 20
 
 
 def test_blocking_timeout_bounds_the_wait(lock: MakeLock) -> None:
     with lock():
         started = time.monotonic()
         assert lock(blocking_timeout=0.2).acquire() is False
-        assert 0.2 <= time.monotonic() - started < 1
+        assert 0.2 <= time.monotonic() - started < 20
         started = time.monotonic()
-        assert lock(blocking_timeout=9).acquire(blocking_timeout=0.1) is False
-        assert 0.1 <= time.monotonic() - started < 1
+        assert lock(blocking_timeout=60).acquire(blocking_timeout=0.1) is False
+        assert 0.1 <= time.monotonic() - started < 20
 
 
 def test_without_a_timeout_it_waits_until_it_acquires(lock: MakeLock) -> None:
@@ -106,7 +107,7 @@ def test_without_a_timeout_it_waits_until_it_acquires(lock: MakeLock) -> None:
     thread.start()
     wait_for(lambda: one._engine.inspect("a").waiting == 1)
     one.release()
-    thread.join(5)
+    thread.join(30)
     assert taken == [True]
 
 
@@ -228,11 +229,13 @@ def test_a_timeout_that_is_no_lease_is_refused(lock: MakeLock, timeout: float) -
 
 
 def test_a_renewed_lock_keeps_the_length_it_was_extended_to(lock: MakeLock) -> None:
-    one = lock(timeout=1)
+    one = lock(timeout=5)
     one.acquire()
     one.extend(30, replace_ttl=True)
     assert one.remaining > 25, "certain as soon as the server has said yes"
-    time.sleep(0.5)
+    extended = time.monotonic()
+    keepalive.look_now(one._engine.backend)
+    wait_for(lambda: one._lease.renewed > extended, what="a renewal")
     assert server_remaining(one) > 25
     one.release()
 

@@ -62,12 +62,13 @@ def test_a_hold_that_the_server_does_not_have_any_more_is_lost_and_told_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     process = runs()
-    lease = process.held("a", lease=1.5, owner="workflow-7")
+    lease = process.held("a", owner="workflow-7")
     hold = hold_of(lease)
     hold.check()
     client.delete(f"{namespace}:{{0}}:l:a")
     with caplog.at_level(logging.WARNING, "celery_relock"):
-        wait_for(lambda: hold.lost, 2, what="the loss")
+        keepalive.look_now(process.engine.backend)
+        wait_for(lambda: hold.lost, 20, what="the loss")
         wait_for(lambda: "lost" in kinds(told), what="the news")
     assert time.monotonic() < lease.deadline, "the deadline, not the server, ended it"
     with pytest.raises(LockLost, match=rf"'a' \(fence {lease.fences[0]}\) was lost") as raised:
@@ -114,12 +115,13 @@ def test_without_a_server_the_hold_is_lost_at_its_deadline_and_before_the_server
     last = lease.renewed
     server.pause()
     try:
-        wait_for(lambda: lease.lost, 3, what="the loss")
+        wait_for(lambda: lease.lost, what="the loss")
         lost_at = time.monotonic()
-        wait_for(lambda: "lost" in kinds(told), 3, what="the news")
+        wait_for(lambda: "lost" in kinds(told), what="the news")
     finally:
         server.resume()
-    assert 0.9 < lost_at - max(last, lease.renewed) < 1.0
+    assert 0.9 < lease.deadline - max(last, lease.renewed) < 1.0
+    assert lost_at >= lease.deadline
     for _ in range(20):
         assert lease.lost, "a server that comes back does not undo it"
         time.sleep(0.02)
@@ -132,7 +134,7 @@ def test_the_holder_never_believes_in_more_time_than_the_server_gives(
     runs: Callable[..., Any],
 ) -> None:
     process, other = runs(), runs()
-    lease = process.held("a", lease=0.6)
+    lease = process.held("a", lease=2.0)
     until = time.monotonic() + 2.5
     while time.monotonic() < until:
         renewed = lease.renewed
@@ -167,15 +169,14 @@ def test_force_release_reaches_a_hold_that_is_a_second_old_at_once(
     runs: Callable[..., Any], client: redis.Redis, namespace: str, told: list[LockEvent]
 ) -> None:
     process, other = runs(), runs()
-    lease = process.held("a", lease=30.0)
+    lease = process.held("a", lease=60.0)
     acquired = lease.renewed
-    assert subscribers(client, namespace) == 0
-    wait_for(lambda: subscribers(client, namespace) == 1, 20, what="the process to listen")
+    wait_for(lambda: subscribers(client, namespace) == 1, what="the process to listen")
     assert time.monotonic() - acquired >= 1.0
     other.engine.backend.force_release("a")
-    wait_for(lambda: lease.lost, 8, what="the loss")  # the first renewal is 10 s away
+    wait_for(lambda: lease.lost, 15, what="the loss")  # the first renewal is 20 s away
     assert lease.state.value == "lost"
-    wait_for(lambda: "lost" in kinds(told), 8, what="the news")
+    wait_for(lambda: "lost" in kinds(told), what="the news")
     assert "by force" in told[-1].reason
     assert isinstance(other.engine.acquire(other.lease("a")), Held)
     assert not process.release(lease)
@@ -188,11 +189,11 @@ def test_force_release_of_one_execution_is_told_to_no_other(
     runs: Callable[..., Any], client: redis.Redis, namespace: str
 ) -> None:
     process = runs()
-    first = process.held("a", lease=30.0, limits=(2,))
-    second = process.held("a", lease=30.0, limits=(2,))
-    wait_for(lambda: subscribers(client, namespace) == 1, 8, what="the process to listen")
+    first = process.held("a", lease=60.0, limits=(2,))
+    second = process.held("a", lease=60.0, limits=(2,))
+    wait_for(lambda: subscribers(client, namespace) == 1, what="the process to listen")
     process.engine.backend.force_release("a", first.claim.execution_id)
-    wait_for(lambda: first.lost, 8, what="the loss")
+    wait_for(lambda: first.lost, 15, what="the loss")
     assert not second.lost
     assert process.release(second)
 
@@ -213,9 +214,10 @@ def test_the_notice_of_a_loss_that_was_missed_is_made_up_for_by_the_renewal(
     runs: Callable[..., Any], client: redis.Redis, namespace: str
 ) -> None:
     process = runs()
-    lease = process.held("a", lease=1.5)
+    lease = process.held("a", lease=30.0)
     process.engine.backend.force_release("a")
-    wait_for(lambda: lease.state.value == "lost", 1.5, what="the loss")
+    keepalive.look_now(process.engine.backend)
+    wait_for(lambda: lease.state.value == "lost", 20, what="the loss")
 
 
 def test_a_loss_that_the_release_finds_is_told_once_and_not_as_a_release(
@@ -232,19 +234,24 @@ def test_loss_and_release_at_the_same_moment_tell_one_thing(
     runs: Callable[..., Any], client: redis.Redis, namespace: str, told: list[LockEvent]
 ) -> None:
     process = runs()
-    holds = [process.held(f"lock {n}", lease=0.9) for n in range(200)]
-    time.sleep(max(0.0, holds[0].due - time.monotonic()))
+    holds = [process.held(f"lock {n}", lease=60.0) for n in range(200)]
     client.delete(*(f"{namespace}:{{0}}:l:lock {n}" for n in range(0, 200, 2)))
     threads = [
         threading.Thread(target=lambda part=part: [process.release(lease) for lease in part])
         for part in (holds[:100], holds[100:])
     ]
+    keepalive.look_now(process.engine.backend)
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    time.sleep(0.3)
-    ends = [event for event in told if event.kind in ("lost", "released")]
+
+    def ended() -> list[LockEvent]:
+        return [event for event in told if event.kind in ("lost", "released")]
+
+    wait_for(lambda: len(ended()) >= 200, what="the news of all")
+    time.sleep(0.3)  # and no more
+    ends = ended()
     assert sorted(event.names[0] for event in ends) == sorted(f"lock {n}" for n in range(200))
     assert {event.kind for event in ends if int(event.names[0].split()[1]) % 2} == {"released"}
 
@@ -256,12 +263,14 @@ def test_a_handler_that_fails_takes_nothing_from_the_news(
         raise RuntimeError("boom")
 
     process = runs()
-    lease = process.held("a", lease=1.0)
+    lease = process.held("a", lease=60.0)
     lease.on_lost = fail
-    other = process.held("b", lease=1.0)
+    other = process.held("b", lease=60.0)
     client.delete(f"{namespace}:{{0}}:l:a")
+    keepalive.look_now(process.engine.backend)
     wait_for(lambda: "lost" in kinds(told), what="the news")
     since = time.monotonic()
+    keepalive.look_now(process.engine.backend)
     wait_for(lambda: other.renewed > since, what="the renewal of the other")
 
 
@@ -277,7 +286,7 @@ def test_a_process_that_was_stopped_for_longer_than_its_lease_knows_it_at_its_fi
         last = time.monotonic()
         while True:
             lost, now = taken.lost, time.monotonic()
-            if now - last > 0.8:
+            if now - last > 1.8:
                 # Stopped since the last look. The answer may have been worked out before the stop.
                 say("at once" if lost or taken.lost else "too late")
                 sys.exit()
@@ -291,7 +300,7 @@ def test_a_process_that_was_stopped_for_longer_than_its_lease_knows_it_at_its_fi
     time.sleep(1.5)  # some renewals later
     os.kill(program.pid, signal.SIGSTOP)
     other = runs()
-    assert isinstance(other.engine.acquire(other.lease("a", lease=30.0), 5.0), Held)
-    time.sleep(1.0)
+    assert isinstance(other.engine.acquire(other.lease("a", lease=30.0), 30.0), Held)
+    time.sleep(1.5)
     os.kill(program.pid, signal.SIGCONT)
     assert programs.finish(program) == ["at once"]

@@ -74,7 +74,7 @@ def test_a_waiter_for_two_acquires_when_both_are_free_and_not_before(
     assert one.engine.inspect("a").holds == ()
     assert lease.state is State.WAITING
     one.release(right)
-    thread.join(5)
+    thread.join(30)
     assert lease.state is State.HELD
     assert len(set(lease.fences)) == 1
     assert two.release(lease)
@@ -90,7 +90,7 @@ def test_a_newcomer_for_one_does_not_overtake_a_waiter_for_two(runs: Callable[..
     assert isinstance(one.engine.acquire(newcomer), Conflict)
     one.release(newcomer)
     one.release(holder)
-    thread.join(5)
+    thread.join(30)
     assert two.release(lease)
 
 
@@ -101,11 +101,11 @@ def test_waiters_for_both_orders_acquire_one_after_the_other(runs: Callable[...,
     first_thread = waiting(one, first)
     second_thread = waiting(two, second)
     one.release(holder)
-    first_thread.join(5)
+    first_thread.join(30)
     assert first.state is State.HELD
     assert second.state is State.WAITING
     one.release(first)
-    second_thread.join(5)
+    second_thread.join(30)
     assert second.state is State.HELD
     assert two.release(second)
 
@@ -119,7 +119,7 @@ def test_a_lock_that_was_re_entered_keeps_its_fence_while_the_other_is_waited_fo
     inner = one.lease("a", "b", owner="flow", ancestors=(outer.claim.execution_id,))
     thread = waiting(one, inner)
     two.release(stranger)
-    thread.join(5)
+    thread.join(30)
     assert inner.state is State.HELD
     assert inner.fences[0] == outer.fences[0]
     assert inner.fences[1] > stranger.fences[0]

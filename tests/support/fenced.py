@@ -66,7 +66,7 @@ class Fenced:
         ]
 
     def wait_for(
-        self, account: str, name: str, count: int = 1, timeout: float = 20.0
+        self, account: str, name: str, count: int = 1, timeout: float = 30.0
     ) -> list[Event]:
         """Wait until so many events of a name are there; AssertionError if they do not come."""
         deadline = time.monotonic() + timeout

@@ -11,6 +11,7 @@ from celery_relock.backends.redis.backend import RedisBackend
 from celery_relock.backends.redis.urls import transport_for_url
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.protocol import Held, Queued, Renewal
+from celery_relock.engine.renewal import keepalive
 
 
 class Gate:
@@ -20,12 +21,12 @@ class Gate:
         self._arrived, self._opened = threading.Event(), threading.Event()
         self._passed = threading.Event()
 
-    def wait(self, seconds: float = 10.0) -> None:
+    def wait(self, seconds: float = 30.0) -> None:
         assert self._arrived.wait(seconds), "no renewal came to the gate"
 
     def open(self) -> None:
         self._opened.set()
-        assert self._passed.wait(10), "the renewal did not come through"
+        assert self._passed.wait(30), "the renewal did not come through"
 
     def stop(self) -> None:
         self._arrived.set()
@@ -46,8 +47,8 @@ class GatedStore(RedisBackend):
 
     @contextmanager
     def stopped(self, *, answered: bool = False, heartbeat: bool = False) -> Iterator[Gate]:
-        """Wait until a renewal stands at the gate, or a heartbeat that was not sent yet; it is
-        opened at the end at the latest."""
+        """Let the keep-alive thread look, and wait until a renewal stands at the gate, or a
+        heartbeat that was not sent yet; it is opened at the end at the latest."""
         gate = Gate()
         if heartbeat:
             self._beat = gate
@@ -55,6 +56,7 @@ class GatedStore(RedisBackend):
             self._after = gate
         else:
             self._before = gate
+        keepalive.look_now(self)
         try:
             gate.wait()
             yield gate

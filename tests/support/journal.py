@@ -66,7 +66,7 @@ class Journal:
     def wait_for(
         self,
         wanted: str | Callable[[list[Event]], Any],
-        timeout: float = 10.0,
+        timeout: float = 30.0,
         count: int = 1,
     ) -> list[Event]:
         """Wait until `count` events of a name, or a predicate over all events, are there.

@@ -20,7 +20,7 @@ class Monitor:
         ready = threading.Event()
         self._thread = threading.Thread(target=self._watch, args=(app, ready), daemon=True)
         self._thread.start()
-        assert ready.wait(10)
+        assert ready.wait(30)
 
     def _watch(self, app, ready):
         with app.connection_for_read() as connection:
@@ -47,9 +47,9 @@ class Monitor:
             if event.get("uuid") == uuid and event["type"].startswith(kind)
         ]
 
-    def wait(self, uuid, kind, timeout=10.0):
+    def wait(self, uuid, kind, timeout=30.0):
         return wait_for(lambda: self.of(uuid, kind), timeout, f"{kind} of {uuid}")[0]
 
     def close(self):
         self._end = True
-        self._thread.join(10)
+        self._thread.join(30)

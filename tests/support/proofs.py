@@ -56,7 +56,7 @@ class Case:
             last = chord([member, module.other.si(self.account)])(then)
             self.id, self._last = last.parent.results[0].id, last.id
 
-    def events(self, name: str, count: int = 1, timeout: float = 20.0) -> list[Any]:
+    def events(self, name: str, count: int = 1, timeout: float = 30.0) -> list[Any]:
         """So many events of this account at least."""
         return self.register.wait_for(self.account, name, count, timeout)
 
@@ -81,7 +81,7 @@ class Case:
     def state_of_lock(self) -> Any:
         return self._lock._engine.inspect(self.account)
 
-    def seconds_until_free(self, timeout: float = 20.0) -> float:
+    def seconds_until_free(self, timeout: float = 30.0) -> float:
         """From the first ending to the entry of the stranger. It must have a higher fence."""
         free = self.events("free", timeout=timeout)[0]
         assert free["fence"] > self.events("inside")[0]["fence"]
@@ -100,7 +100,7 @@ class Case:
             return Outcome(state, "-", chord_state)
         return Outcome(state, "+".join(sent) or "nothing", "-")
 
-    def comes_to(self, expected: Outcome, timeout: float = 20.0) -> None:
+    def comes_to(self, expected: Outcome, timeout: float = 30.0) -> None:
         """Wait for the outcome."""
         then = "-" if self.canvas == "chord" else expected.then
         last = "-" if self.canvas == "chain" else expected.chord

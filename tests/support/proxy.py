@@ -36,7 +36,7 @@ class Held:
 
     def deliver(self) -> bytes:
         """Let it reach the server now, on a connection of its own. Returns the raw reply."""
-        assert self.arrived.wait(10), f"no {self.verb} came by"
+        assert self.arrived.wait(30), f"no {self.verb} came by"
         with socket.create_connection(("127.0.0.1", self._port)) as server:
             server.sendall(self._raw)
             return read_value(server.makefile("rb"))

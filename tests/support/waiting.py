@@ -12,7 +12,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_for(predicate: Callable[[], T], timeout: float = 10.0, what: str = "") -> T:
+def wait_for(predicate: Callable[[], T], timeout: float = 30.0, what: str = "") -> T:
     """Return the first true answer of `predicate`; AssertionError after `timeout` seconds."""
     deadline, pause = time.monotonic() + timeout, 0.01
     while True:

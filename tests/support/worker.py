@@ -57,7 +57,7 @@ class Worker:
         concurrency: int = 2,
         arguments: tuple[str, ...] = (),
         env: Mapping[str, str] | None = None,
-        timeout: float = 30.0,
+        timeout: float = 60.0,
         program: tuple[str, ...] = CELERY,
     ):
         own = {"RELOCK_TEST_URL": url, "RELOCK_TEST_NAMESPACE": namespace, **(env or {})}
@@ -95,7 +95,7 @@ class Worker:
         with self._changed:
             return "".join(self._lines)
 
-    def wait_for_log(self, pattern: str | re.Pattern[str], timeout: float = 10.0) -> re.Match[str]:
+    def wait_for_log(self, pattern: str | re.Pattern[str], timeout: float = 30.0) -> re.Match[str]:
         """Wait for a line in the log; AssertionError with the log when it does not come."""
         found: re.Match[str] | None = None
 
@@ -124,7 +124,7 @@ class Worker:
         """Send a signal to the main process, or to one child of it."""
         os.kill(self.pid if pid is None else pid, sig)
 
-    def stop(self, sig: int = signal.SIGTERM, timeout: float = 20.0) -> int:
+    def stop(self, sig: int = signal.SIGTERM, timeout: float = 30.0) -> int:
         """Ask the worker to end (SIGTERM: after its running tasks) and return its exit status."""
         self.kill(sig)
         return int(self._process.wait(timeout))

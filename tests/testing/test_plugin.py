@@ -120,8 +120,8 @@ def test_who_waits_is_counted_and_gets_a_lock_that_expires(relock: Relock) -> No
         waiter.start()
         wait_for(lambda: relock.waiting("account:42") == 1)
         relock.expire("account:42")
-        assert entered.wait(10)
-    waiter.join(10)
+        assert entered.wait(30)
+    waiter.join(30)
 
 
 def test_a_duplicate_sends_nothing(relock_app: Celery, relock: Relock) -> None:

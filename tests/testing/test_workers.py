@@ -93,8 +93,8 @@ def test_tasks_in_a_worker_take_turns_are_parked_and_resumed(
         for number in range(4):
             sent.append(charge.delay(42, number))
             wait_for(lambda: relock.waiting("account:42") == len(sent))
-        assert charge.delay(7, 9).get(timeout=10) > token, "the slots are free"
-    fences = [result.get(timeout=10) for result in sent]
+        assert charge.delay(7, 9).get(timeout=30) > token, "the slots are free"
+    fences = [result.get(timeout=30) for result in sent]
 
     assert shop.seen == [9, 9, 0, 0, 1, 1, 2, 2, 3, 3]
     assert fences == sorted({token, *fences})[1:]
@@ -106,7 +106,7 @@ def test_a_dedup_marker_lives_in_memory(relock: Relock, task: Callable[[str], An
         first, second = report.delay(), report.delay()
         assert first.id == second.id
         assert len(relock.sent(report)) == 1
-    assert first.get(timeout=10) == "done"
+    assert first.get(timeout=30) == "done"
     wait_for(lambda: report.delay().id != first.id)
 
 
@@ -123,7 +123,7 @@ def test_a_workflow_lock_lives_in_memory(
     shop: Shop, relock: Relock, task: Callable[[str], Any]
 ) -> None:
     step = task("step")
-    locked(chain(step.si(1), step.si(2)), key="workflow").delay().get(timeout=10)
+    locked(chain(step.si(1), step.si(2)), key="workflow").delay().get(timeout=30)
     wait_for(lambda: not relock.held("workflow"))
     assert shop.seen == [(1, True), (2, True)]
 

@@ -103,7 +103,7 @@ def test_a_worker_of_every_pool_runs_a_task_to_its_gate_and_through(pool, worker
     assert not result.ready()
     running.journal.add("gate open")
 
-    assert result.get(timeout=10) == "Ann went through"
+    assert result.get(timeout=30) == "Ann went through"
     assert len(running.children()) == (2 if pool == "prefork" else 0)
     if pool == "prefork":  # the green pools take seconds to end
         assert running.stop() == 0
@@ -150,7 +150,7 @@ def test_nothing_outlives_a_test_run_that_is_killed(redis_binary):
 
     started = time.monotonic()
     wait_for(lambda: not [pid for pid in pids if _lives(pid)], what="the end of all processes")
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
     assert os.getpid() not in pids
 
 

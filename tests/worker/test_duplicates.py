@@ -47,7 +47,7 @@ class Message:
                 **self._sent.properties,
             )
 
-    def events(self, name, count=0, timeout=20.0):
+    def events(self, name, count=0, timeout=30.0):
         def found(events):
             return [e for e in events if e.name == name and e.data.get("account") == self.account]
 

@@ -46,7 +46,7 @@ def test_nothing_is_left_when_the_command_was(worker, proxy, row, sig, executed,
     command = proxy.hold(of="acquire" if row.name == INSIDE_ACQUIRE else "release")
     case.register.let_go(case.account)
     case.send()
-    assert command.arrived.wait(15)
+    assert command.arrived.wait(30)
     if executed:
         command.deliver()
     (child,) = worker.children()
@@ -113,7 +113,7 @@ def test_a_time_limit_while_the_state_of_an_execution_is_stored_ends_it(
     with lock_of(running, case.account):
         command = results.hold(of="GET")  # Celery looks at the state before it stores another
         case.send()
-        assert command.arrived.wait(15)
+        assert command.arrived.wait(30)
         wait_for(lambda: case.outcome()[:2] == ("FAILURE", "errback"), 20, "the failure")
     case.left_nothing(client)
     assert case.register.touches(case.account) == []

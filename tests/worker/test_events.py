@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 import uuid
 
@@ -37,7 +38,7 @@ def account():
     return uuid.uuid4().hex
 
 
-def _told(worker, kind, account, count=1, timeout=10.0):
+def _told(worker, kind, account, count=1, timeout=30.0):
     """What a receiver in the worker was told of this test's lock, first thing first."""
 
     def found(events):
@@ -153,7 +154,8 @@ def test_a_loss_is_told_though_the_body_does_not_notice(worker, monitor, account
     assert _lock(worker, account)._engine.backend.force_release(f"account:{account}")
     lost = monitor.wait(held.id, "lock-lost")
     assert lost["locks"] == [f"account:{account}"]
-    assert "does not have the hold" in lost["reason"]
+    # By its inbox, if that is open already, or by the next renewal.
+    assert re.search("released by force|does not have the hold", lost["reason"])
     assert lost["hostname"] == monitor.wait(held.id, "task-started")["hostname"]
     [signal] = _told(worker, "lost", account)
     assert signal["sender"] == "tests.worker.apps.events.holds"
@@ -262,7 +264,7 @@ def test_a_time_limit_that_strikes_in_a_receiver_ends_the_task_all_the_same(work
 def test_a_broker_that_is_away_keeps_nobody_from_working(worker, account):
     started = time.monotonic()
     assert worker.module.works_without_a_broker.delay(account).get(timeout=20) > 0
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15
     worker.wait_for_log("WARNING.*lock events cannot be sent")
     assert worker.log().count("lock events cannot be sent") == 1
 

@@ -46,7 +46,7 @@ def held(worker, name):
         lock.release()
 
 
-def _took(worker, account, count=1, timeout=10.0, of="id"):
+def _took(worker, account, count=1, timeout=30.0, of="id"):
     """The ids of the tasks (or runs) that were inside, in order."""
 
     def found(events):
@@ -78,12 +78,12 @@ def test_a_parked_execution_takes_no_slot_and_says_what_it_waits_for(worker, acc
         wait_until_parked(worker, name, ahead + 1)
         assert others[-1].info["position"] == ahead
     # With the holder these are more than this worker has slots.
-    assert worker.module.works_beside.delay(7).get(timeout=10) == 7
+    assert worker.module.works_beside.delay(7).get(timeout=30) == 7
     with pytest.raises(NotReady):
         result.get(timeout=0.2)
     worker.journal.add(f"free {account}")
     for each in (result, *others):
-        assert each.get(timeout=10) == each.id
+        assert each.get(timeout=30) == each.id
 
 
 def test_a_lock_that_cannot_send_is_followed_at_once(worker, account, name):
@@ -94,7 +94,7 @@ def test_a_lock_that_cannot_send_is_followed_at_once(worker, account, name):
             result = worker.module.takes.delay(account)
             wait_until_parked(worker, name)
             freed = time.monotonic()
-        result.get(timeout=10)
+        result.get(timeout=30)
         waited += time.monotonic() - freed
     assert waited < 2
 
@@ -109,16 +109,16 @@ def test_parked_and_waiting_ones_take_turns_as_they_came(worker, account, name, 
     third = takes.delay(account)
     wait_until_parked(worker, name, 2)
     held.release()
-    first.get(timeout=10)
-    turn.join(10)
+    first.get(timeout=30)
+    turn.join(30)
     assert order == [True]
     wait_until_parked(worker, name)
     # A newcomer does not overtake, though it is at the lock before the third's message can be.
     assert not lock_of(worker, name).acquire(blocking=False)
     turn = _in_a_thread(other.release)
     late = lock_of(worker, name)
-    assert late.acquire(blocking_timeout=10)
-    assert third.ready() or third.get(timeout=5)
+    assert late.acquire(blocking_timeout=30)
+    assert third.ready() or third.get(timeout=30)
     assert _took(worker, account) == [first.id, third.id]
     late.release()
 
@@ -154,15 +154,15 @@ def test_a_holder_that_dies_lets_the_parked_execution_acquire_when_its_lease_end
     result = worker.module.takes.delay(account)
     wait_until_parked(worker, name)
     started = time.monotonic()
-    assert result.get(timeout=10) == result.id
-    assert time.monotonic() - started < 3.5
+    assert result.get(timeout=30) == result.id
+    assert time.monotonic() - started < 15
 
 
 def test_a_lock_released_by_force_goes_to_the_parked_execution(worker, account, name, held):
     result = worker.module.takes.delay(account)
     wait_until_parked(worker, name)
     held._engine.backend.force_release(name)
-    assert result.get(timeout=10) == result.id
+    assert result.get(timeout=30) == result.id
 
 
 def test_a_revoked_execution_leaves_the_queue_soon(worker, account, name, held):
@@ -170,11 +170,11 @@ def test_a_revoked_execution_leaves_the_queue_soon(worker, account, name, held):
     wait_until_parked(worker, name, 2)
     first.revoke()
     with pytest.raises(TaskRevokedError):
-        first.get(timeout=10)
+        first.get(timeout=30)
     wait_for(lambda: state_of(worker, name).waiting == 1)
     assert (first.state, second.state) == ("REVOKED", "BLOCKED")
     held.release()
-    second.get(timeout=10)
+    second.get(timeout=30)
     assert _took(worker, account) == [second.id]
 
 
@@ -190,10 +190,10 @@ def test_a_parked_execution_is_reached_by_a_stamp(worker, account, name, held):
     wait_until_parked(worker, name, 2)
     worker.module.app.control.revoke_by_stamped_headers({"batch": [account]})
     with pytest.raises(TaskRevokedError):
-        stamped.get(timeout=10)
+        stamped.get(timeout=30)
     assert other.state == "BLOCKED"
     held.release()
-    assert other.get(timeout=10) == other.id
+    assert other.get(timeout=30) == other.id
 
 
 def test_query_task_says_where_a_parked_task_is(worker, account, name, held):
@@ -211,7 +211,7 @@ def test_query_task_says_where_a_parked_task_is(worker, account, name, held):
     assert (told["lock"], told["ahead"]) == (name, 0)
     assert told["holders"] == [state_of(worker, name).holds[0].label]
     held.release()
-    sent.get(timeout=10)
+    sent.get(timeout=30)
 
 
 def test_purge_takes_what_is_queued_and_leaves_what_is_parked(worker, account, name, held):
@@ -219,7 +219,7 @@ def test_purge_takes_what_is_queued_and_leaves_what_is_parked(worker, account, n
     wait_until_parked(worker, name)
     worker.module.app.control.purge()
     held.release()
-    assert sent.get(timeout=10) == sent.id
+    assert sent.get(timeout=30) == sent.id
 
 
 def test_a_running_holder_that_is_revoked_frees_the_lock_for_the_parked_execution(
@@ -231,8 +231,8 @@ def test_a_running_holder_that_is_revoked_frees_the_lock_for_the_parked_executio
     wait_until_parked(worker, name)
     worker.module.app.control.revoke(running.id, terminate=True, signal="SIGKILL")
     with pytest.raises(TaskRevokedError):
-        running.get(timeout=10)
-    assert waits.get(timeout=15) == waits.id
+        running.get(timeout=30)
+    assert waits.get(timeout=30) == waits.id
 
 
 def test_an_execution_that_expires_while_it_is_parked_is_revoked_and_frees_its_place(
@@ -241,10 +241,10 @@ def test_an_execution_that_expires_while_it_is_parked_is_revoked_and_frees_its_p
     late, next_one = (worker.module.takes.apply_async((account,), expires=e) for e in (0.7, 60))
     wait_until_parked(worker, name, 2)
     with pytest.raises(TaskRevokedError):
-        late.get(timeout=10)
+        late.get(timeout=30)
     wait_for(lambda: state_of(worker, name).waiting == 1)
     held.release()
-    next_one.get(timeout=10)
+    next_one.get(timeout=30)
     assert _took(worker, account) == [next_one.id]
 
 
@@ -256,8 +256,8 @@ def test_lock_max_wait_ends_a_parked_execution_as_a_failure_of_its_own(worker, a
     whole = chord(group(m.works_beside.si(1), m.takes_soon.si(account)), m.works_beside.s())()
     for result in (link, steps.parent, whole):
         with pytest.raises(LockConflict, match=r"lock_max_wait=1 s"):
-            result.get(timeout=10)
-    assert 0.9 < time.monotonic() - started < 5
+            result.get(timeout=30)
+    assert 0.9 < time.monotonic() - started < 20
     noted = worker.journal.wait_for("noted")
     assert f"{account}-plain" in [e["account"] for e in noted]
     wait_for(lambda: steps.state == "FAILURE")
@@ -269,9 +269,9 @@ def test_one_more_than_lock_max_parked_fails_and_says_why(worker, account, name,
     parked = [task.delay(account) for _ in range(2)]
     wait_until_parked(worker, name, 2)
     with pytest.raises(LockConflict, match=r"2 tasks are parked .*lock_max_parked"):
-        task.delay(account).get(timeout=10)
+        task.delay(account).get(timeout=30)
     held.release()
-    assert [r.get(timeout=10) for r in parked] == [r.id for r in parked]
+    assert [r.get(timeout=30) for r in parked] == [r.id for r in parked]
 
 
 def test_a_message_too_large_for_redis_stays_with_the_broker(worker, account, held):
@@ -290,7 +290,7 @@ def test_rich_arguments_come_back_by_the_serializer_they_were_sent_with(
     result = worker.module.takes_pickled.apply_async(args, kwargs, serializer="pickle")
     wait_until_parked(worker, name)
     held.release()
-    assert result.get(timeout=10) == [result.id, ["b", "ü"]]
+    assert result.get(timeout=30) == [result.id, ["b", "ü"]]
 
 
 @pytest.mark.parametrize(("task", "retries"), [("retries_once", 1), ("retries_by_itself", 2)])
@@ -300,7 +300,7 @@ def test_a_resumed_execution_that_retries_has_all_its_retries(
     result = getattr(worker.module, task).delay(account)
     wait_until_parked(worker, name)
     held.release()
-    assert result.get(timeout=10) == retries
+    assert result.get(timeout=30) == retries
     assert _took(worker, account, retries + 1) == [result.id] * (retries + 1)
 
 
@@ -313,7 +313,7 @@ def test_an_execution_that_wants_several_locks_waits_for_all_of_them(worker, acc
     wait_until_parked(worker, other.name)
     assert not state_of(worker, name).holds
     other.release()
-    assert result.get(timeout=10) == result.id
+    assert result.get(timeout=30) == result.id
 
 
 def test_at_a_limit_of_two_two_acquire_and_the_third_is_parked(worker, account, name):
@@ -322,7 +322,7 @@ def test_at_a_limit_of_two_two_acquire_and_the_third_is_parked(worker, account, 
     wait_until_parked(worker, name)
     assert len(state_of(worker, name).holds) == 2
     worker.journal.add(f"free {account}")
-    [result.get(timeout=10) for result in sent]
+    [result.get(timeout=30) for result in sent]
 
 
 @pytest.mark.parametrize("task", ["calls_inline", "applies_inline"])
@@ -331,7 +331,7 @@ def test_an_inline_call_waits_in_its_slot(worker, account, name, held, task):
     wait_for(lambda: state_of(worker, name).waiting == 1)
     assert not state_of(worker, name).waiters[0].parked
     held.release()
-    result.get(timeout=10)
+    result.get(timeout=30)
     _took(worker, account)
 
 

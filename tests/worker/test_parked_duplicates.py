@@ -184,7 +184,7 @@ def test_a_copy_of_an_execution_that_waits_in_its_slot_comes_back_and_is_discard
 def test_two_tasks_that_would_wait_for_each_other_for_ever_are_told(worker):
     one, two = uuid.uuid4().hex, uuid.uuid4().hex
     sent = [worker.module.crosses.delay(*pair) for pair in ((one, two), (two, one))]
-    outcomes = [result.get(timeout=10, propagate=False) for result in sent]
+    outcomes = [result.get(timeout=30, propagate=False) for result in sent]
     (told,) = [each for each in outcomes if isinstance(each, LockDeadlock)]
     assert f"account:{one}" in str(told)
     assert f"account:{two}" in str(told)
@@ -206,5 +206,5 @@ def test_apply_waits_where_it_is_called(worker):
     wait_for(lambda: state_of(worker, message.name).waiting)
     assert not state_of(worker, message.name).waiters[0].parked
     lock.release()
-    thread.join(10)
+    thread.join(30)
     assert got == ["run 1"]

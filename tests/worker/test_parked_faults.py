@@ -109,7 +109,7 @@ def test_a_soft_time_limit_while_parking_leaves_nothing_that_could_run_later(wor
         worker.journal.wait_for("parked")
         wait_until_parked(worker, name)
         with pytest.raises(Exception, match="SoftTimeLimitExceeded"):
-            result.get(timeout=10)
+            result.get(timeout=30)
         wait_for(lambda: state_of(worker, name).waiting == 0, 4)
 
 
@@ -187,4 +187,4 @@ def test_a_starting_worker_resumes_what_lies_there(worker, start, account):
     lock.release()
     assert not result.ready()
     start()
-    assert result.get(timeout=10) == "ran"
+    assert result.get(timeout=30) == "ran"

@@ -127,7 +127,7 @@ def test_every_kind_of_message_comes_again_as_it_was(worker, kind):
     if kind in ("zlib", "bzip2 of pickle"):
         assert first["headers"]["compression"]
     if not options.get("ignore_result"):
-        assert result.get(timeout=10)[0] == "('ä€😀', 1.5)"
+        assert result.get(timeout=30)[0] == "('ä€😀', 1.5)"
 
 
 def test_arguments_of_any_kind_and_size_come_again_as_they_were(worker):
@@ -145,7 +145,7 @@ def test_arguments_of_any_kind_and_size_come_again_as_they_were(worker):
 def test_a_signed_message_keeps_its_signature(worker, signed):
     result = worker.module.mirror.apply_async(("signed",), serializer="auth")
     assert_the_same(worker, result.id)
-    assert result.get(timeout=10)[0] == "('signed',)"
+    assert result.get(timeout=30)[0] == "('signed',)"
 
 
 def test_a_message_of_protocol_1_stays_one(worker):
@@ -166,10 +166,10 @@ def test_canvases_stay_whole(worker):
     steps = chain(m.mirror.si(1), m.mirror.si(2), m.total.s())()
     linked = m.mirror.apply_async(link=m.note.s("linked"), link_error=m.note.s("never"))
     grouped = group(m.mirror.si(n) for n in range(2))()
-    assert whole.get(timeout=15) == 3
-    assert steps.get(timeout=15) == 2
-    assert len(grouped.get(timeout=15)) == 2
-    linked.get(timeout=15)
+    assert whole.get(timeout=30) == 3
+    assert steps.get(timeout=30) == 2
+    assert len(grouped.get(timeout=30)) == 2
+    linked.get(timeout=30)
     worker.journal.wait_for("noted")
     for result in (*whole.parent.results, *grouped.results, steps.parent, linked):
         assert_the_same(worker, result.id)
@@ -177,7 +177,7 @@ def test_canvases_stay_whole(worker):
 
 def test_a_retry_of_what_was_published_again_goes_on_counting(worker):
     result = worker.module.retries.apply_async((1,), retries=1)
-    assert result.get(timeout=15) == 3
+    assert result.get(timeout=30) == 3
     counts = [d["headers"]["retries"] for d in deliveries(worker, result.id, 4)]
     assert counts[:2] == [1, 1]
     assert counts[-1] == 3
@@ -202,7 +202,7 @@ def test_a_message_that_was_not_kept_is_built_from_the_request(worker, request, 
         if "redis" in request.node.name:  # where a request is not told how it was written
             del each["types"]
     assert second == first
-    assert result.get(timeout=10)[0] == "('ä€😀', 1.5)"
+    assert result.get(timeout=30)[0] == "('ä€😀', 1.5)"
     assert "handled" not in worker.journal.names()
 
 

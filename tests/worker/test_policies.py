@@ -63,7 +63,7 @@ def _noted(worker, account):
     """Whether a link or a next step was run."""
     module = worker.module
     for result in [module.value.delay(0) for _ in range(3)]:
-        result.get(timeout=10)  # what was published before has been run by now
+        result.get(timeout=30)  # what was published before has been run by now
     return any(e["account"] == account for e in worker.journal.events("noted"))
 
 
@@ -74,7 +74,7 @@ def _parked(worker, name):
 def _final(result):
     """ "result", "dropped result" or "conflict"; anything else fails the test."""
     try:
-        got = result.get(timeout=15)
+        got = result.get(timeout=30)
     except LockConflict:
         return "conflict"
     if is_dropped(got):
@@ -102,15 +102,15 @@ def _chain(canvas, final, noted):
 def _chord(canvas, final, noted):
     if final == "conflict":
         with pytest.raises(LockConflict):
-            canvas.get(timeout=15)
+            canvas.get(timeout=30)
         return "; the body fails"
-    first, middle, last = canvas.get(timeout=15)
+    first, middle, last = canvas.get(timeout=30)
     assert (first, last) == (1, 3)
     return f"; the body gets the {'dropped result' if is_dropped(middle) else 'result'}"
 
 
 def _group(canvas, final, noted):
-    first, middle, last = canvas.get(timeout=15, propagate=False)
+    first, middle, last = canvas.get(timeout=30, propagate=False)
     assert (first, last) == (1, 3)
     if isinstance(middle, LockConflict):
         return "; the group has the conflict"
@@ -118,14 +118,14 @@ def _group(canvas, final, noted):
 
 
 def _link(canvas, final, noted):
-    assert canvas.get(timeout=15) == 1
+    assert canvas.get(timeout=30) == 1
     return "; the task before keeps its result"
 
 
 def _inline(canvas, final, noted):
     if final == "conflict":
         return "; the call raises"
-    after, got = canvas.get(timeout=15)
+    after, got = canvas.get(timeout=30)
     assert after == "after"
     return f"; the call returns the {'dropped result' if is_dropped(got) else 'result'}"
 
@@ -164,7 +164,7 @@ def test_a_callable_that_chooses_no_policy_fails_its_task(worker, name):
         lock_of(worker, f"account:{account}"),
         pytest.raises(LockConfigError, match=r"locked\..*lock_on_conflict"),
     ):
-        worker.module.locked[name].delay(account).get(timeout=10)
+        worker.module.locked[name].delay(account).get(timeout=30)
 
 
 SHAPES = {
@@ -183,7 +183,7 @@ def test_every_result_that_was_to_come_after_a_dropped_execution_is_the_dropped_
     module, account = worker.module, uuid.uuid4().hex
     with lock_of(worker, f"account:{account}"):
         result = module.nested(module.locked["drop"], account)[shape].apply_async()
-        got = result.get(timeout=10)
+        got = result.get(timeout=30)
     assert _as_told(got) == SHAPES[shape]
 
 

@@ -78,7 +78,7 @@ def received(task, **options):
     """A message as a worker receives it, and Celery's request for it."""
     task.apply_async(queue="parts", **options)
     with task.app.connection_for_read() as connection:
-        message = connection.SimpleQueue("parts").get(timeout=5)
+        message = connection.SimpleQueue("parts").get(timeout=30)
         message.ack()
     return message, Request(message, app=task.app, hostname="a@b", task=task, on_ack=list)
 

@@ -186,7 +186,7 @@ def test_a_time_limit_while_the_message_is_sent_again_ends_the_task(
     sent = arrive({account: canvas})[account]
     unanswered = broker.hold(of="LPUSH")
     _go_on(worker, [account])
-    assert unanswered.arrived.wait(10)
+    assert unanswered.arrived.wait(30)
     with pytest.raises(SoftTimeLimitExceeded):
         sent.parent.get(timeout=20)
     held.release()

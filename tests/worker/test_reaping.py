@@ -38,7 +38,7 @@ def test_every_lock_of_a_killed_child_is_free_at_once_and_the_next_task_runs(wor
     wait_for(lambda: lock._engine.inspect(lock.name).waiting == 1, what="the next one in line")
 
     running.kill(signal.SIGKILL, pid=held.pid)
-    followed = running.journal.wait_for("followed", timeout=5)[0]
+    followed = running.journal.wait_for("followed", timeout=30)[0]
 
     assert followed["fence"] > held["fence"]
     _freed_within(inner, 5)

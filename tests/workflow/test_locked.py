@@ -97,9 +97,9 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_canvas_has_the_same_result_and_one_permit(worker, account, step, join, shape):
     make = SHAPES[shape]
-    without = make(step, join).delay().get(timeout=15)
+    without = make(step, join).delay().get(timeout=30)
     before = len(events_of(worker, account))
-    with_lock = locked(make(step, join), key=f"account:{account}").delay().get(timeout=15)
+    with_lock = locked(make(step, join), key=f"account:{account}").delay().get(timeout=30)
     assert with_lock == without
     fences = [e["fence"] for e in events_of(worker, account)[before:]]
     assert len(set(fences)) == 1, fences
@@ -117,13 +117,13 @@ def test_items_of_a_map_share_one_permit(worker, account, step, make):
         "chunks": lambda: adds.chunks([(1, 2), (3, 4), (5, 6)], 2),
         "chunks in a chain": lambda: chain(step("0"), adds.chunks([(1, 2), (3, 4)], 1).group()),
     }[make]
-    without = canvas().apply_async().get(timeout=15)
+    without = canvas().apply_async().get(timeout=30)
     blocker = lock_of(worker, f"account:{account}")
     with blocker:
         sent = locked(canvas(), key=f"account:{account}").apply_async()
         first = sent if sent.parent is None else sent.parent
         assert not first.ready()
-    assert sent.get(timeout=15) == without
+    assert sent.get(timeout=30) == without
     assert is_free(worker, account)
 
 
@@ -131,7 +131,7 @@ def test_what_is_locked_twice_at_the_same_time_takes_turns(worker, account, step
     flow = locked(chain(step("1", "slow"), step("2"), step("3")), key=f"account:{account}")
     both = [one.delay() for one in (flow.clone(), flow.clone())]
     for one in both:
-        one.get(timeout=15)
+        one.get(timeout=30)
     fences = fences_of(worker, account)
     assert fences[:3] == [fences[0]] * 3
     assert fences[3:] == [fences[3]] * 3
@@ -142,7 +142,7 @@ def test_it_may_be_written_down_and_sent_later(worker, account, step):
     flow = locked(chain(step("1"), step("2")), key=f"account:{account}")
     for written in (json.loads(json.dumps(flow)), pickle.loads(pickle.dumps(dict(flow)))):
         later = signature(written, app=worker.module.app)
-        assert later.delay().get(timeout=15) == ["1", "2"]
+        assert later.delay().get(timeout=30) == ["1", "2"]
     assert len(set(fences_of(worker, account))) == 2
 
 
@@ -156,13 +156,13 @@ def test_arguments_given_when_it_is_sent_go_to_the_first_step(
     adds = worker.module.adds
     first = adds.s(2) if len(args) < 2 and not kwargs else adds.s()
     canvas = locked(first, key=f"account:{account}")
-    assert canvas.delay(*args, **kwargs).get(timeout=15) == expected
+    assert canvas.delay(*args, **kwargs).get(timeout=30) == expected
 
 
 def test_a_locked_part_of_a_larger_canvas_begins_and_ends_inside_of_it(worker, account, step):
     key = f"account:{account}"
     middle = locked(chain(step("1"), step("2")), key=key)
-    result = chain(step("0"), middle, step("3")).delay().get(timeout=15)
+    result = chain(step("0"), middle, step("3")).delay().get(timeout=30)
     assert result == ["0", "1", "2", "3"]
     by_step = {e["step"]: e["fence"] for e in events_of(worker, account)}
     assert by_step["0"] == by_step["3"] == 0
@@ -172,7 +172,7 @@ def test_a_locked_part_of_a_larger_canvas_begins_and_ends_inside_of_it(worker, a
 def test_two_locked_members_of_a_group_take_turns(worker, account, step):
     key = f"account:{account}"
     members = [locked(chain(step(f"{n}", "slow"), step(f"{n}'")), key=key) for n in "12"]
-    group(members).delay().get(timeout=15)
+    group(members).delay().get(timeout=30)
     fences = fences_of(worker, account)
     assert fences[0] == fences[1] < fences[2] == fences[3]
 
@@ -182,7 +182,7 @@ def test_nested_workflow_locks_of_one_name_share_a_permit_and_of_two_names_hold_
 ):
     key, other = f"account:{account}", f"other:{account}"
     same = locked(chain(step("2"), step("3")), key=key)
-    locked(chain(step("1"), same, step("4")), key=key).delay().get(timeout=15)
+    locked(chain(step("1"), same, step("4")), key=key).delay().get(timeout=30)
     assert len(set(fences_of(worker, account))) == 1
     assert is_free(worker, account)
 
@@ -195,7 +195,7 @@ def test_nested_workflow_locks_of_one_name_share_a_permit_and_of_two_names_hold_
     assert not lock_of(worker, key).acquire(blocking=False)
     assert not lock_of(worker, other).acquire(blocking=False)
     worker.journal.add(f"go on {account}")
-    sent.get(timeout=15)
+    sent.get(timeout=30)
     assert is_free(worker, account)
     with lock_of(worker, other):
         pass
@@ -210,7 +210,7 @@ def test_a_nested_workflow_lock_that_is_waited_for_keeps_the_one_around_it(worke
         entered = sent.parent.parent
         _wait_for_state(entered, "BLOCKED")
         assert not lock_of(worker, key).acquire(blocking_timeout=0.5)
-    assert sent.get(timeout=15) == ["1", "3"]
+    assert sent.get(timeout=30) == ["1", "3"]
     fences = fences_of(worker, account)
     assert len(fences) == 2
     assert len(set(fences)) == 1
@@ -228,11 +228,11 @@ def test_nested_workflow_locks_that_would_wait_for_each_other_for_ever_are_told(
 
     sent = [crossing(mine, other), crossing(other, mine)]
     # The two that acquire the inner locks.
-    outcomes = [one.parent.get(timeout=10, propagate=False) for one in sent]
+    outcomes = [one.parent.get(timeout=30, propagate=False) for one in sent]
     (told,) = [each for each in outcomes if isinstance(each, LockDeadlock)]
     assert mine in str(told)
     assert other in str(told)
-    sent[1 - outcomes.index(told)].get(timeout=10)
+    sent[1 - outcomes.index(told)].get(timeout=30)
     assert is_free(worker, account)
 
 
@@ -248,8 +248,8 @@ def test_members_run_side_by_side_unless_they_acquire_a_lock_of_their_own(worker
     members = [module.excluding.s(account=account, name=f"{n}") for n in range(3)]
     together = [module.meets.s(account=account, count=2) for _ in range(2)]
     key = f"account:{account}"
-    assert locked(group(together), key=key).delay().get(timeout=15) == ["met", "met"]
-    locked(group(members), key=key).delay().get(timeout=15)
+    assert locked(group(together), key=key).delay().get(timeout=30) == ["met", "met"]
+    locked(group(members), key=key).delay().get(timeout=30)
     inside = []
     for event in events_of(worker, f"member {account}"):
         (inside.append if event.name == "enter" else inside.remove)(event["step"])
@@ -271,7 +271,7 @@ def test_stamps_of_the_user_stay(worker, account, step, order):
     else:
         flow = locked(flow, key=key)
         flow.stamp(Visitor())
-    stamps, fences = flow.delay().get(timeout=15)
+    stamps, fences = flow.delay().get(timeout=30)
     assert stamps["mine"] in ("yes", ["yes"])
     assert fences == [fences_of(worker, account)[0]]
 
@@ -281,11 +281,11 @@ def test_it_is_a_signature_like_others(worker, account, step):
     flow = locked(chain(step("1"), step("2")), key=key).clone()
     flow.link(step("linked"))
     flow.link_error(step("error"))
-    (flow | step("3")).set(countdown=0.1).delay().get(timeout=15)
+    (flow | step("3")).set(countdown=0.1).delay().get(timeout=30)
     _steps(worker, account, {"1", "2", "3", "linked"})
     failing = locked(chain(step("4"), step("5", "fail")), key=key).on_error(step("rescue"))
     with pytest.raises(ValueError, match="5"):
-        failing.delay().get(timeout=15)
+        failing.delay().get(timeout=30)
     _steps(worker, account, {"1", "2", "3", "linked", "4", "5", "rescue"})
     assert is_free(worker, account)
 
@@ -356,11 +356,11 @@ class TestEager:
         def hold():
             with lock_of(worker, key):
                 taken.set()
-                done.wait(10)
+                done.wait(30)
 
         stranger = threading.Thread(target=hold)
         stranger.start()
-        assert taken.wait(10)
+        assert taken.wait(30)
         with pytest.raises(LockConflict, match=key):
             flow.apply()
         done.set()
@@ -463,8 +463,8 @@ def test_it_may_raise_or_drop_instead_of_waiting(worker, account, step):
     with lock_of(worker, key):
         raising = locked(flow, key=key, on_conflict="raise").delay()
         with pytest.raises(LockConflict, match=key):
-            raising.get(timeout=15)
-        dropped = locked(flow, key=key, on_conflict="drop").delay().get(timeout=15)
+            raising.get(timeout=30)
+        dropped = locked(flow, key=key, on_conflict="drop").delay().get(timeout=30)
         assert dropped["relock"] == "dropped"
     assert fences_of(worker, account) == []
     assert all(steps.STAMP not in each.options for each in flow.tasks), "the canvas was changed"
@@ -476,7 +476,7 @@ def test_one_that_was_sent_by_a_worker_without_the_library_fails_with_the_reason
     # As Celery sends a task that it does not know.
     sent = worker.module.app.send_task(enter.task, args=(5, *enter.args), chain=[step])
     with pytest.raises(LockConfigError, match="has not loaded celery_relock"):
-        sent.get(timeout=15)
+        sent.get(timeout=30)
 
 
 def test_protocol_1_is_refused_with_the_reason(module_worker, account):
@@ -488,7 +488,7 @@ def test_protocol_1_is_refused_with_the_reason(module_worker, account):
     )
     flow = locked(worker.module.adds.s(1), key="x")
     with pytest.raises(LockConfigError, match="protocol"):
-        flow.delay().parent.get(timeout=15)
+        flow.delay().parent.get(timeout=30)
 
 
 def test_where_the_result_backend_cannot_join_a_chord_the_lock_is_held_until_its_body_ends(
@@ -539,6 +539,6 @@ def test_where_every_task_is_locked_a_canvas_ends_as_it_does_without(every, kind
 
 def _outcome(canvas):
     try:
-        return canvas.apply_async().get(timeout=15)
+        return canvas.apply_async().get(timeout=30)
     except Exception as error:
         return type(error).__name__, str(error).partition("(")[0].partition(" ")[0]

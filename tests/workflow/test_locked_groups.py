@@ -86,7 +86,7 @@ def test_the_members_wait_for_the_lock_as_one(flow):
         assert flow.lock()._engine.inspect(flow.key).waiting == 1
         assert flow.entered() == {}
         before = held.fence
-    assert sent.get(timeout=15) == [["1"], ["2", "3"]]
+    assert sent.get(timeout=30) == [["1"], ["2", "3"]]
     fences = flow.entered()
     assert set(fences) == {"1", "2", "3"}
     assert len(set(fences.values())) == 1
@@ -110,11 +110,11 @@ def test_a_conflict_that_is_raised_is_the_result_of_each_member(flow, place):
         sent = members if place == "alone" else chord([members, flow.step("6")], flow.join("7"))
         result = sent.apply_async()
         with pytest.raises(LockConflict, match=flow.key):
-            result.get(timeout=15)
+            result.get(timeout=30)
         if place == "alone":
             for each in result:
                 with pytest.raises(LockConflict, match=flow.key):
-                    each.get(timeout=15)
+                    each.get(timeout=30)
     assert set(flow.entered()) <= {"6"}
 
 
@@ -132,13 +132,13 @@ def test_members_that_are_dropped_are_dropped_together_and_hang_nobody(flow, pla
     with flow.lock():
         members = flow.locked(*_members(flow), on_conflict="drop")
         if place == "alone":
-            found = members.delay().get(timeout=15)
+            found = members.delay().get(timeout=30)
             assert [each["relock"] for each in found[:3]] == ["dropped"] * 3
             assert [each["relock"] for each in found[3]] == ["dropped"] * 2
         else:
             header = [each.si(1) for each in (flow.module.of_item,)]
             body = flow.module.of_item.s()
-            found = chord([members, *header], body).delay().get(timeout=15)
+            found = chord([members, *header], body).delay().get(timeout=30)
             assert found[1::2] == [2, 2]
             assert len(found[0]) == 4
             assert [each["relock"] for each in found[0][3]] == ["dropped"] * 2
@@ -158,14 +158,14 @@ def test_nothing_runs_and_nothing_waits_where_the_task_that_acquires_is_revoked(
             sent.parent.revoke()
             _wait_for_state(sent.parent, "REVOKED")
     with pytest.raises(TaskRevokedError):
-        sent.parent.get(timeout=15)
+        sent.parent.get(timeout=30)
     assert flow.is_free()
     assert flow.entered() == {}
 
 
 def test_the_same_locked_group_twice_in_a_group_takes_turns(flow):
     twice = flow.locked(flow.step("1", "slow"), flow.step("2"))
-    assert group(twice, twice).delay().get(timeout=15) == [[["1"], ["2"]]] * 2
+    assert group(twice, twice).delay().get(timeout=30) == [[["1"], ["2"]]] * 2
     events = [
         e
         for e in flow.worker.journal.events()
@@ -185,7 +185,7 @@ def test_a_nested_group_that_has_to_wait_keeps_the_lock_around_it(flow):
         flow.wait_for("1")
         _wait_for_parked(flow, other)
         assert not flow.lock().acquire(blocking_timeout=0.5)
-    assert sent.get(timeout=15) == ["1", "1", "4"]
+    assert sent.get(timeout=30) == ["1", "1", "4"]
     assert set(flow.entered()) == {"1", "4"}
     assert len(set(flow.entered().values())) == 1
     assert flow.is_free()
@@ -200,7 +200,7 @@ def _wait_for_parked(flow, name):
 
 def test_a_task_may_be_replaced_by_a_locked_group(flow):
     sent = flow.step("1", "replace by a locked group").delay()
-    assert sent.get(timeout=15) == [["1'"], ['1"']]
+    assert sent.get(timeout=30) == [["1'"], ['1"']]
     fences = flow.entered()
     assert fences["1'"] == fences['1"'] > fences["1"] == 0
     assert flow.is_free()
@@ -210,7 +210,7 @@ def test_a_sender_that_is_killed_between_two_members_leaves_the_lock_to_those_it
     sent = flow.locked(flow.step("1", "wait"), flow.step("2", "kill the sender")).delay()
     flow.wait_for("1")
     with pytest.raises(WorkerLostError):
-        sent.parent.get(timeout=15)
+        sent.parent.get(timeout=30)
     assert not flow.lock().acquire(blocking_timeout=0.3)
     flow.worker.journal.add(f"go on {flow.account}")
     assert flow.is_free()
@@ -222,7 +222,7 @@ def test_arguments_given_when_it_is_sent_go_to_each_member(flow, args, kwargs):
     adds = flow.module.adds
     members = [adds.s(1), adds.s(2)] if args else [adds.s(1), adds.s(x=2)]
     canvas = locked(group(members), key=flow.key)
-    assert canvas.apply_async(args, kwargs).get(timeout=15) == [6, 7]
+    assert canvas.apply_async(args, kwargs).get(timeout=30) == [6, 7]
 
 
 def test_options_given_when_it_is_sent_are_for_the_task_that_acquires_the_lock(flow):
@@ -238,7 +238,7 @@ def test_options_given_when_it_is_sent_are_for_the_task_that_acquires_the_lock(f
         assert time.monotonic() - began > 0.7
         assert flow.entered() == {}
     own = flow.module.app.conf.task_default_queue
-    assert sent.get(timeout=15) == [["1"], [own, None]]
+    assert sent.get(timeout=30) == [["1"], [own, None]]
     flow.module.app.control.cancel_consumer(place, reply=True)
 
 
@@ -255,7 +255,7 @@ def test_stamps_of_the_user_stay(flow, order):
     canvas = locked(steps, key=flow.key)
     if order == "locked first":
         canvas.stamp(Visitor())
-    for stamps, fences in canvas.delay().get(timeout=15):
+    for stamps, fences in canvas.delay().get(timeout=30):
         assert stamps["mine"] in ("yes", ["yes"])
         assert fences == [flow.entered()["1"]]
 
@@ -277,7 +277,7 @@ def test_one_that_celery_takes_apart_is_refused_with_what_to_write_instead(flow,
 
 def test_a_locked_group_before_a_body_is_a_chord(flow):
     canvas = flow.locked(flow.step("1"), flow.step("2")) | flow.join("3")
-    assert canvas.delay().get(timeout=15) == ["1", "2", "3"]
+    assert canvas.delay().get(timeout=30) == ["1", "2", "3"]
 
 
 def test_protocol_1_is_refused_when_it_is_sent(flow, monkeypatch):

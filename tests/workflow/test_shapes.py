@@ -147,7 +147,7 @@ def outcome(send):
     try:
         result = send()
         kind = type(result).__name__
-        return kind, None if result is None else result.get(timeout=15)
+        return kind, None if result is None else result.get(timeout=30)
     except Exception as error:
         return type(error).__name__, str(error)
 

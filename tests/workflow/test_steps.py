@@ -70,7 +70,7 @@ class Flow:
         signature = self.module.joined.s(account=self.account, name=name)
         return signature.set(queue=f"{self.namespace}-b")
 
-    def entered(self, name, timeout=10):
+    def entered(self, name, timeout=30):
         return self.worker.journal.wait_for(
             lambda events: [e for e in self.mine(events, "enter") if e["step"] == name], timeout
         )
@@ -93,7 +93,7 @@ class Flow:
 
     def check(self, rival, *steps, unbroken=True):
         """The rival came last and soon, under a fence of its own, and nothing is left behind."""
-        rival.get(timeout=15)
+        rival.get(timeout=30)
         events = self.mine(self.worker.journal.events(), "enter", "leave")
         came = next(e for e in events if e["step"] == "rival")
         flow = [e for e in events if e["step"] != "rival"]
@@ -165,7 +165,7 @@ def test_a_workflow_is_one_permit_until_it_is_over(flow, shape, ending):
     more = {"other", *({"*"} if "2" in ENDINGS[ending] else ())} if shape is with_a_chord else set()
     flow.check(rival, "0", *ENDINGS[ending], *more)
     if "2" in ENDINGS[ending]:
-        last = sent.get(timeout=10)[-1]
+        last = sent.get(timeout=30)[-1]
         assert (last[-1] if shape is side_by_side else last) == "2"
 
 
@@ -251,8 +251,8 @@ def test_a_holding_task_releases_when_nothing_comes_after_it(flow):
 def test_two_holding_members_of_one_chord_take_turns_and_do_not_wait_for_its_body(flow):
     holding = flow.module.holding
     members = [chain(flow.step(f"{n}", "", holding), flow.step(f"{n}'")) for n in "12"]
-    group(members).delay().get(timeout=15)
-    (group(flow.step(n, "slow", holding) for n in "34") | flow.join("*")).delay().get(timeout=15)
+    group(members).delay().get(timeout=30)
+    (group(flow.step(n, "slow", holding) for n in "34") | flow.join("*")).delay().get(timeout=30)
     by_fence: dict[int, list[str]] = {}
     for event in flow.mine(flow.worker.journal.events(), "enter"):
         by_fence.setdefault(event["fence"], []).append(event["step"])

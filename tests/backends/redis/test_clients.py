@@ -34,7 +34,7 @@ def test_any_client_of_one_server_will_do(
             waiter = threading.Thread(target=lambda: one.acquire() and one.release())
             waiter.start()
             wait_for(lambda: two._engine.inspect("a").waiting == 1)
-        waiter.join(5)
+        waiter.join(30)
         assert not two.locked()
 
 
@@ -72,7 +72,7 @@ def test_a_client_without_a_server_does_not_go_through_its_own_retries(
     started = time.monotonic()
     with pytest.raises(LockUnavailable):
         one.acquire()
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 20
     client.close()
 
 

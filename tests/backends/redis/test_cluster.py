@@ -151,7 +151,7 @@ def test_the_inbox_listens_for_each_bucket_at_its_master(
             backend.listen("me", ready.set, heard.append)
 
     threading.Thread(target=listen, daemon=True).start()
-    assert ready.wait(10)
+    assert ready.wait(30)
     names = [f"name-{number}" for number in range(40)]
     for name in names:
         assert isinstance(backend.acquire(claim(name), 0.0, "me"), Held)

@@ -179,7 +179,7 @@ def test_a_hold_counts_when_a_replica_has_it(cluster: ClusterServers, namespace:
     waiter = needing.lease("a")
     thread = waiting(needing, waiter)
     assert needing.release(lease)
-    thread.join(10)
+    thread.join(30)
     assert waiter.state is State.HELD
     master = master_of(cluster, "a", namespace)
     (replica,) = cluster.replicas_of(master)
@@ -263,16 +263,17 @@ def test_a_hold_whose_master_is_gone_for_good_is_lost_and_told(
     replicas = cluster.replicas_of(master)
     for node in (*replicas, master):
         node.kill()
-    assert told.wait(10)
+    assert told.wait(30)
     assert lease.lost
     started = time.monotonic()
     with pytest.raises(errors.LockUnavailable):
         one.held("a")
     assert time.monotonic() - started > 3.0
+    started = time.monotonic()
     with pytest.raises(errors.LockUnavailable):
         one.release(lease)
     # The take has waited in vain: the give-back does not wait as long again.
-    assert time.monotonic() - started < 6.0
+    assert time.monotonic() - started < 2.5
     for node in (master, *replicas):
         node.restart(keep_data=True)
 

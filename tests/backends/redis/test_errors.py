@@ -160,7 +160,7 @@ def test_a_server_busy_with_a_script_is_asked_again_and_a_killed_script_is_not(
         assert_unavailable(lambda: client.eval(WRITE, 1, "k", 1), again=True, says="SCRIPT KILL")
     finally:
         client.script_kill()
-        thread.join(10)
+        thread.join(30)
     assert isinstance(translate(killed[0], where="acquire"), LockUnavailable)
     assert not passes(killed[0])
 
@@ -275,7 +275,7 @@ def test_something_that_is_no_redis_is_told_as_that(connect: Connect) -> None:
         client = connect(f"redis://127.0.0.1:{web.getsockname()[1]}/0")
         assert_unavailable(client.ping, again=False, says="does not speak Redis")
         client.connection_pool.disconnect()
-        thread.join(10)
+        thread.join(30)
 
 
 def test_somebody_elses_key_is_told_with_the_setting_that_helps_and_stays(

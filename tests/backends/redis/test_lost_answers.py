@@ -70,7 +70,7 @@ def wait_and_get_in(near: Runs, far: Runs) -> None:
     queued = lease.renewed
     wait_for(lambda: lease.renewed > queued, what="a heartbeat")
     assert far.release(holder)
-    waiter.join(10)
+    waiter.join(30)
     assert got
     assert got[0].fences[0] > holder.fences[0]
     granted = lease.renewed
@@ -100,7 +100,7 @@ def hand_over_to_another(near: Runs, far: Runs) -> None:
     waiter.start()
     wait_for(lambda: near.engine.inspect("a").waiting == 1)
     assert near.release(holder)
-    waiter.join(10)
+    waiter.join(30)
     assert isinstance(got[0], Held)
     assert far.release(lease)
 
@@ -307,7 +307,7 @@ def test_a_claim_that_comes_late_while_its_execution_waits_keeps_the_place_in_li
     assert b"WAIT" in late.deliver()
     assert far.engine.inspect("a").waiting == 1
     far.release(holder)
-    waiter.join(10)
+    waiter.join(30)
     assert isinstance(got[0], Held)
     assert near.release(lease)
     assert far.engine.inspect("a") == ((), (), 0)

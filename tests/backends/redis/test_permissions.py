@@ -168,7 +168,7 @@ def test_without_messages_a_waiter_acquires_by_its_heartbeat_and_a_warning_says_
     thread.start()
     wait_for(lambda: runs.engine.inspect("a").waiting == 1)
     runs.release(holder)
-    thread.join(10)
+    thread.join(30)
 
     assert isinstance(got[0], Held)
     assert runs.release(waiter)
@@ -181,15 +181,16 @@ def test_a_waiter_and_a_renewal_need_no_more_than_the_least(
     server: RedisServer, store_with: Callable[..., RedisBackend]
 ) -> None:
     runs = Runs(Engine(store_with(least())))
-    holder, waiter = runs.held("a", lease=1.5), runs.lease("a", lease=1.5)
+    holder, waiter = runs.held("a", lease=3.0), runs.lease("a", lease=3.0)
     got: list[object] = []
     thread = threading.Thread(target=lambda: got.append(runs.engine.acquire(waiter, 20.0)))
     thread.start()
     wait_for(lambda: runs.engine.inspect("a").waiting == 1)
-    time.sleep(1.8)  # longer than both leases
+    now = time.monotonic()
+    wait_for(lambda: min(holder.renewed, waiter.renewed) > now, what="a renewal of both")
     assert not holder.lost
     assert runs.release(holder)
-    thread.join(10)
+    thread.join(30)
 
     assert isinstance(got[0], Held)
     assert runs.release(waiter)

@@ -163,7 +163,7 @@ def test_a_renewal_that_replicas_do_not_have_is_none_and_the_loss_is_told(
     lease = runs.held("a", lease=3.0)
     replica.pause()
     try:
-        wait_for(lambda: lost, timeout=15, what="the loss")
+        wait_for(lambda: lost, timeout=30, what="the loss")
         assert lease.lost
         assert [event.execution_id for event in lost] == [lease.claim.execution_id]
     finally:

@@ -225,7 +225,7 @@ def test_the_inbox_follows_so_that_a_waiter_hears_of_its_turn_by_message(
     new = service.moved_from(old)
     channel = f"{namespace}:{{0}}:i:{two.engine._inbox.name}".encode()
     # Within less than the silence after which a connection is given up.
-    wait_for(lambda: channel in new.client().pubsub_channels(), 12, what="the inbox's move")
+    wait_for(lambda: channel in new.client().pubsub_channels(), 30, what="the inbox's move")
     wait_for(lambda: two.engine.inspect("a").waiting == 1, what="the waiter")
     waiter.due += 100.0  # no heartbeat finds the grant
     started = time.monotonic()

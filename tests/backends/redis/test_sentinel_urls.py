@@ -137,7 +137,7 @@ def refusal(url: str, transport: Any = None, kind: type[Exception] = LockConfigE
     started = time.monotonic()
     with pytest.raises(kind) as caught:
         Runs(engine_for(url, "ns", None, transport)).held("a")
-    assert time.monotonic() - started < 6
+    assert time.monotonic() - started < 20
     assert type(caught.value) is kind
     message = str(caught.value)
     assert MASTERS not in message

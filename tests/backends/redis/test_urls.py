@@ -219,7 +219,7 @@ def test_redis_py_repeats_nothing_by_itself(connect: Connect) -> None:
         with pytest.raises(redis.ConnectionError):
             connect(f"redis://127.0.0.1:{door.getsockname()[1]}").ping()
         door.shutdown(socket.SHUT_RDWR)
-        thread.join(10)
+        thread.join(30)
 
     assert calls == 1
 

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import pytest
 import redis
 
+from celery_relock.engine import engine as engine_module
 from celery_relock.engine.protocol import Held
 from celery_relock.engines import engine_for
 from celery_relock.errors import LockConfigError
@@ -70,10 +71,12 @@ def _tls(own_redis: Start, folder: Path, port: int, login: str) -> Any:
     return authority.server_config(port=port), lambda _: url
 
 
-def test_a_waiter_hears_of_its_turn_and_a_hold_is_renewed(way: Any, namespace: str) -> None:
+def test_a_waiter_hears_of_its_turn_and_a_hold_is_renewed(
+    way: Any, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "WAITER_LEASE", 60.0)
     runs = Runs(engine_for(way.place, namespace))
-    # No heartbeat of this waiter finds the grant in so short a time.
-    holder, waiter = runs.held("a", lease=3.0), runs.lease("a", lease=60.0)
+    holder, waiter = runs.held("a", lease=6.0), runs.lease("a", lease=60.0)
     began = holder.renewed
     thread = threading.Thread(target=lambda: runs.engine.acquire(waiter, 30.0))
     thread.start()
@@ -82,14 +85,14 @@ def test_a_waiter_hears_of_its_turn_and_a_hold_is_renewed(way: Any, namespace: s
     assert not holder.lost
     started = time.monotonic()
     assert runs.release(holder)
-    thread.join(10)
-    assert time.monotonic() - started < 2
+    thread.join(30)
+    assert time.monotonic() - started < 10  # and not at the next heartbeat, after 20 s
     assert runs.release(waiter)
 
 
 def test_each_connection_has_a_name(way: Any, namespace: str) -> None:
     runs = Runs(engine_for(way.place, namespace))
-    holder, waiter = runs.held("a", lease=0.6), runs.lease("a", lease=0.6)
+    holder, waiter = runs.held("a", lease=3.0), runs.lease("a", lease=3.0)
     thread = threading.Thread(target=lambda: runs.engine.acquire(waiter, 30.0))
     thread.start()
     admin = way.server.client()
@@ -101,7 +104,7 @@ def test_each_connection_has_a_name(way: Any, namespace: str) -> None:
     # Work, renewals and inbox; a connection is nameless until it has logged in.
     wait_for(lambda: names()[:4] == ["admin", *["celery-relock"] * 3], what="named connections")
     runs.release(holder)
-    thread.join(10)
+    thread.join(30)
     runs.release(waiter)
 
 
@@ -113,12 +116,12 @@ def test_a_password_that_changes_is_asked_for_at_each_connection(
     admin.execute_command("ACL", "SETUSER", "us@r", "on", f">{OLD}", "~*", "&*", "+@all")
     place = lambda: redis.Redis(port=server.port, credential_provider=provider)  # noqa: E731
     runs = Runs(engine_for(place, namespace))
-    lease = runs.held("a", lease=1.5)
+    lease = runs.held("a", lease=3.0)
     admin.execute_command("ACL", "SETUSER", "us@r", "resetpass", f">{NEW}")
     provider.password, before = NEW, provider.asked
     admin.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-    time.sleep(1.8)  # longer than the lease
-
+    killed = time.monotonic()
+    wait_for(lambda: lease.renewed > killed, what="a renewal")
     assert not lease.lost
     assert provider.asked > before
     assert isinstance(runs.engine.acquire(runs.lease("b"), 0.0), Held)

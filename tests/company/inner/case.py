@@ -35,28 +35,28 @@ def charge(celery_app, celery_worker):
 
 
 def test_a_locked_task_runs_under_its_lock(charge):
-    name, fence = charge.delay("account:1").get(timeout=10)
+    name, fence = charge.delay("account:1").get(timeout=30)
     assert name == "account:1"
     assert fence > 0
 
 
 def test_two_calls_have_two_fences(charge):
     first, second = charge.delay("account:1"), charge.delay("account:1")
-    assert first.get(timeout=10)[1] < second.get(timeout=10)[1]
+    assert first.get(timeout=30)[1] < second.get(timeout=30)[1]
 
 
 def test_a_task_waits_for_a_lock_of_the_test_without_a_slot(charge):
     with Lock(URL, "account:1", namespace=NAMESPACE) as lock:
         waiting = charge.delay("account:1")
-        assert charge.delay("account:2").get(timeout=10)[0] == "account:2"  # solo has one slot
+        assert charge.delay("account:2").get(timeout=30)[0] == "account:2"  # solo has one slot
         assert not waiting.ready()
         assert lock.fence > 0
-    assert waiting.get(timeout=10)[1] > lock.fence
+    assert waiting.get(timeout=30)[1] > lock.fence
 
 
 def test_a_workflow_lock_is_free_after_its_last_step(charge):
     steps = charge.si("account:1") | charge.si("account:1")
-    (_, fence) = locked(steps, key="account:1").delay().get(timeout=10)
+    (_, fence) = locked(steps, key="account:1").delay().get(timeout=30)
     lock = Lock(URL, "account:1", namespace=NAMESPACE)
     assert lock.acquire(blocking_timeout=2)
     assert lock.fence > fence

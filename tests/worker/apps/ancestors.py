@@ -44,7 +44,7 @@ def met(name: str, account: str, count: int = 1) -> None:
     def there(events: Any) -> bool:
         return sum(e.name == name and e.data.get("account") == account for e in events) >= count
 
-    journal.wait_for(there, timeout=15)
+    journal.wait_for(there, timeout=30)
 
 
 @locked()
@@ -256,7 +256,7 @@ def counts(account):
 @app.task(base=LockedTask, lock_key=KEY)
 def sends_six_that_count(account):
     sent = [counts.delay(account).id for _ in range(6)]
-    journal.wait_for(lambda events: any(e.name == f"go {account}" for e in events), timeout=15)
+    journal.wait_for(lambda events: any(e.name == f"go {account}" for e in events), timeout=30)
     counts(account)
     return sent
 
