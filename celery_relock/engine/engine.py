@@ -233,7 +233,8 @@ class Engine:
                 break
         else:
             raise LockUnavailable(
-                f"each answer of Redis took longer than the lease of {lease.claim.lease:g} s",
+                f"Cannot acquire lock {lease.claim.names[0]!r}: each answer of Redis took longer "
+                f"than the lease of {lease.claim.lease:g} s (lock_ttl)",
                 name=lease.claim.names[0],
             )
         if isinstance(answer, Full | Duplicate | Deadlocked):

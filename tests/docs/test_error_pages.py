@@ -100,4 +100,4 @@ def _general(message: str) -> str:
     """Without what differs from time to time: who, how long, at which step."""
     message = re.sub(r"held by \S+ \S+:\d+( \(workflow \S+\))?", "held by somebody", message)
     message = re.sub(r"as task [\w…-]+", "as task", message)
-    return re.sub(r"^\w+(?=: Redis)|\d+(\.\d+)?", "N", message)
+    return re.sub(r"\d+(\.\d+)?", "N", message)

@@ -35,7 +35,7 @@ from ...engine.protocol import (
     Released,
     Renewal,
 )
-from ...errors import LockConfigError, LockUnavailable
+from ...errors import LockConfigError, LockUnavailable, RelockError
 from .asyncio_cluster import Router, in_thread, listen
 from .backend import (
     RedisBackend,
@@ -59,7 +59,7 @@ from .connections import (
     Replicas,
     promises,
 )
-from .errors import FAULTS, TooFewReplicas, note_place, passes, translate
+from .errors import FAULTS, TooFewReplicas, note_place, passes, translate, with_locks
 from .keys import bucket_of
 from .scripts import Script, scripts
 from .sentinel import BUDGET, Watched
@@ -318,7 +318,7 @@ class CoroutineBackend:
 
     async def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Answer:
         called = self.same.acquire_call(claim, wait, inbox)
-        return answer_to(claim, *await self._run("acquire", *called))
+        return answer_to(claim, *await self._run("acquire", *called, claim.names))
 
     async def release(
         self,
@@ -329,13 +329,17 @@ class CoroutineBackend:
         remember: float = 0.0,
     ) -> Released:
         called = self.same.release_call(names, execution_id, attempt_id, ended, remember)
-        reply, repeated, _ = await self._run("release", *called)
+        reply, repeated, _ = await self._run("release", *called, names)
         return released(reply, repeated)
 
     async def renew(
         self, renewals: Sequence[Renewal], *, within: float | None = None, once: bool = False
     ) -> list[bool]:
-        found = await self._in_batches("renew", renewals, self.same.renew_call, within, once)
+        try:
+            found = await self._in_batches("renew", renewals, self.same.renew_call, within, once)
+        except RelockError as error:
+            names = [each.name for each in renewals]
+            raise with_locks(error, "renew", names) from error.__cause__
         return [kept == 1 for kept in found]
 
     async def heartbeat(
@@ -348,10 +352,10 @@ class CoroutineBackend:
         self, names: Sequence[str], execution_id: str, attempt_id: str
     ) -> Downgraded:
         called = self.same.downgrade_call(names, execution_id, attempt_id)
-        return downgraded(names, *(await self._run("downgrade", *called))[:2])
+        return downgraded(names, *(await self._run("downgrade", *called, names))[:2])
 
     async def inspect(self, name: str) -> LockState:
-        reply, *_ = await self._run("inspect", *self.same.inspect_call(name))
+        reply, *_ = await self._run("inspect", *self.same.inspect_call(name), (name,))
         return lock_state(reply)
 
     async def listen(
@@ -381,19 +385,22 @@ class CoroutineBackend:
                     asked = now
                     await link.send_command("PING", check_health=False)
         except FAULTS as error:
-            raise translate(error, "listen") from error
+            raise translate(error) from error
         finally:
             await _close(link)
         raise LockUnavailable("the inbox's server is no longer the master")
 
     async def _run(
-        self, verb: str, keys: Sequence[str], args: Sequence[str]
+        self, verb: str, keys: Sequence[str], args: Sequence[str], names: Sequence[str] = ()
     ) -> tuple[Any, bool, float]:
         """As `Transport.run`. Before the first command, check the layout."""
         meta = self.same.keys.meta(bucket_of(keys[0]))
-        if meta not in self._agreed:
-            await self._agree(meta)
-        return await self._repeated(self._scripts[verb], (keys, args))
+        try:
+            if meta not in self._agreed:
+                await self._agree(meta)
+            return await self._repeated(self._scripts[verb], (keys, args))
+        except RelockError as error:
+            raise with_locks(error, verb, names) from error.__cause__
 
     async def _repeated(self, script: Script, call: Call) -> tuple[Any, bool, float]:
         way, started, tries = self._transport, time.monotonic(), 0
@@ -413,7 +420,7 @@ class CoroutineBackend:
                 if time.monotonic() - started >= patience:
                     if again:
                         self._gave_up_at = time.monotonic()
-                    raise translate(error, script.name) from error
+                    raise translate(error) from error
             await asyncio.sleep(way.PAUSES[min(tries, len(way.PAUSES) - 1)])
             tries += 1
 
@@ -431,7 +438,7 @@ class CoroutineBackend:
             links = await self._work.at(key)
             check_server(*await links.ask(self.same.look_at_server, Effort()))
         except FAULTS as error:
-            raise translate(error, "info") from error
+            raise translate(error) from error
 
     async def _in_batches(
         self,
@@ -451,7 +458,7 @@ class CoroutineBackend:
             try:
                 return await links.call(script, calls, Effort(within, once))
             except FAULTS as error:
-                raise translate(error, verb) from error
+                raise translate(error) from error
 
         parts = self.same.parts(renewals)
         for part, outcome in zip(parts, await outcomes(parts), strict=True):
@@ -459,8 +466,8 @@ class CoroutineBackend:
             if isinstance(outcome, TryAgainError) and verb == "renew":
                 # While a slot moves, its keys are at two nodes, so each key needs its own call.
                 single = await outcomes([[index] for index in part])
-                lines = [reply_of(each, verb)[0] for each in single]
-            for index, line in zip(part, reply_of(lines, verb), strict=True):
+                lines = [reply_of(each)[0] for each in single]
+            for index, line in zip(part, reply_of(lines), strict=True):
                 found[index] = line
         return found
 

@@ -43,9 +43,9 @@ from ...engine.protocol import (
     Successor,
     WaiterInfo,
 )
-from ...errors import LockConfigError
+from ...errors import LockConfigError, RelockError
 from .connections import Call, Effort, Transport
-from .errors import FAULTS, translate
+from .errors import FAULTS, translate, with_locks
 from .errors import check_server as check_version
 from .keys import SCHEMA, Keys
 from .scripts import scripts
@@ -102,7 +102,9 @@ class RedisBackend:
         return self.transport.route(self.keys.bucket(names[0]))
 
     def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Answer:
-        return answer_to(claim, *self._run("acquire", *self.acquire_call(claim, wait, inbox)))
+        return answer_to(
+            claim, *self._run("acquire", *self.acquire_call(claim, wait, inbox), claim.names)
+        )
 
     def acquire_call(self, claim: Claim, wait: float, inbox: str) -> Call:
         """The keys and arguments of `acquire`."""
@@ -121,7 +123,7 @@ class RedisBackend:
         }
         if park_request.patience is not None:
             place["patience"] = max(round(park_request.patience * 1000), 0)
-        reply, repeated, sent = self._run("acquire", *self._claim(claim, place, inbox))
+        reply, repeated, sent = self._run("acquire", *self._claim(claim, place, inbox), claim.names)
         if reply[0] == b"PARKED":
             return Parked(reply[1], _messages(reply[2:]))
         if reply[0] == b"FULL":
@@ -144,7 +146,7 @@ class RedisBackend:
         called = self.release_call(
             names, execution_id, attempt_id, ended, remember, home, successor
         )
-        reply, repeated, _ = self._run("release", *called)
+        reply, repeated, _ = self._run("release", *called, names)
         return released(reply, repeated)
 
     def release_call(
@@ -166,7 +168,7 @@ class RedisBackend:
         self, names: Sequence[str], execution_id: str, attempt_id: str, home: str = ""
     ) -> Downgraded:
         called = self.downgrade_call(names, execution_id, attempt_id, home)
-        return downgraded(names, *self._run("downgrade", *called)[:2])
+        return downgraded(names, *self._run("downgrade", *called, names)[:2])
 
     def downgrade_call(
         self, names: Sequence[str], execution_id: str, attempt_id: str, home: str = ""
@@ -197,7 +199,7 @@ class RedisBackend:
         return Resumed(messages, min(pauses, default=None), passed)
 
     def place(self, request: PlaceRequest) -> int | Conflict:
-        reply, repeated, sent = self._run("place", *self.place_call(request))
+        reply, repeated, sent = self._run("place", *self.place_call(request), (request.line,))
         if reply[0] == b"BUSY" and request.marker is not None:
             found = answer_to(request.marker, reply, repeated, sent)
             assert isinstance(found, Conflict)
@@ -228,7 +230,7 @@ class RedisBackend:
                 had = had or reply[0] == b"WITHDRAWN"
                 messages += _messages(reply[1:])
         if failed is not None and not had:
-            raise translate(failed, "withdraw") from failed
+            raise translate(failed) from failed
         return Released(had, messages)
 
     def arrived(self, execution_ids: Sequence[str], seconds: float) -> None:
@@ -250,7 +252,7 @@ class RedisBackend:
 
     def burst(self, name: str, whole: bool) -> Burst | None:
         asks = ["-", "-", "", str(int(whole)), "0", "0", "0", "", ""]
-        reply, *_ = self._run("debounce", self.keys.claim((name,), "-"), asks)
+        reply, *_ = self._run("debounce", self.keys.claim((name,), "-"), asks, (name,))
         return _burst(reply)
 
     def debounce(
@@ -271,7 +273,7 @@ class RedisBackend:
             *(_ms(call.pause), _ms(call.most), _ms(_REPEATED), call.label),
             json.dumps(place, ensure_ascii=False),
         ]
-        reply, *_ = self._run("debounce", self.keys.claim((name,), call.call_id), args)
+        reply, *_ = self._run("debounce", self.keys.claim((name,), call.call_id), args, (name,))
         if reply[0] == b"PARKED":
             return Parked(0)
         if reply[0] == b"FULL":
@@ -281,7 +283,11 @@ class RedisBackend:
     def renew(
         self, renewals: Sequence[Renewal], *, within: float | None = None, once: bool = False
     ) -> list[bool]:
-        found = self._in_batches("renew", renewals, self.renew_call, within, once)
+        try:
+            found = self._in_batches("renew", renewals, self.renew_call, within, once)
+        except RelockError as error:
+            names = [each.name for each in renewals]
+            raise with_locks(error, "renew", names) from error.__cause__
         return [kept == 1 for kept in found]
 
     def renew_call(self, part: Sequence[Renewal]) -> Call:
@@ -306,8 +312,12 @@ class RedisBackend:
         return [meta, *(self.keys.lock(each.name) for each in part)], args
 
     def inspect(self, name: str, most: int = 100) -> LockState:
-        self._agree(self.keys.meta(self.keys.bucket(name)))
-        reply, *_ = self.transport.run(self._scripts["inspect"], *self.inspect_call(name, most))
+        try:
+            self._agree(self.keys.meta(self.keys.bucket(name)))
+            called = self.inspect_call(name, most)
+            reply, *_ = self.transport.run(self._scripts["inspect"], *called)
+        except RelockError as error:
+            raise with_locks(error, "inspect", (name,)) from error.__cause__
         return lock_state(reply)
 
     def inspect_call(self, name: str, most: int = 100) -> Call:
@@ -316,7 +326,7 @@ class RedisBackend:
 
     def force_release(self, name: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
         keys = [self.keys.meta(self.keys.bucket(name)), self.keys.lock(name)]
-        taken, *_ = self._run("force_release", keys, [execution_id])
+        taken, *_ = self._run("force_release", keys, [execution_id], (name,))
         return tuple(_hold(of, 0, fence, b"", owner, label) for of, fence, owner, label in taken)
 
     def inspection(self) -> Inspection:
@@ -349,7 +359,7 @@ class RedisBackend:
             found = [_dangers_of(links.ask(_ASKED, Effort()), self.transport.replicas.needed)
                      for links in self.transport.masters()]  # fmt: skip
         except FAULTS as error:
-            raise translate(error, "info") from error
+            raise translate(error) from error
         return list(dict.fromkeys(text for texts in found for text in texts))
 
     def close(self) -> None:
@@ -373,10 +383,15 @@ class RedisBackend:
         ]
         return self.keys.claim(claim.names, claim.execution_id), args
 
-    def _run(self, verb: str, keys: Sequence[str], args: Sequence[str]) -> tuple[Any, bool, float]:
-        if keys[0] not in self._agreed:
-            self._agree(keys[0])
-        return self.transport.run(self._scripts[verb], keys, args)
+    def _run(
+        self, verb: str, keys: Sequence[str], args: Sequence[str], names: Sequence[str] = ()
+    ) -> tuple[Any, bool, float]:
+        try:
+            if keys[0] not in self._agreed:
+                self._agree(keys[0])
+            return self.transport.run(self._scripts[verb], keys, args)
+        except RelockError as error:
+            raise with_locks(error, verb, names) from error.__cause__
 
     def _agree(self, meta: str) -> None:
         """Check the server's version and the layout before this process's first command for a
@@ -406,7 +421,7 @@ class RedisBackend:
         try:
             check_server(*self.transport.at(key).ask(self.look_at_server, Effort()))
         except FAULTS as error:
-            raise translate(error, "info") from error
+            raise translate(error) from error
 
     @property
     def look_at_server(self) -> list[tuple[str, ...]]:
@@ -443,10 +458,10 @@ class RedisBackend:
                 # While a slot moves, its keys are at two nodes, so each key needs its own call.
                 single = [call([renewals[index]]) for index in part]
                 replies = self.transport.run_each(script, single, within, once)
-                lines = [reply_of(each, verb)[0] for each in replies]
+                lines = [reply_of(each)[0] for each in replies]
             elif isinstance(outcome, Exception) and within is None:
                 lines, *_ = self.transport.run(script, *its_call)  # with the transport's patience
-            for index, line in zip(part, reply_of(lines, verb), strict=True):
+            for index, line in zip(part, reply_of(lines), strict=True):
                 found[index] = line
         return found
 
@@ -463,7 +478,7 @@ class RedisBackend:
         outcomes = self.transport.run_each(self._scripts[verb], calls)
         failed = [each for each in outcomes if isinstance(each, Exception)]
         if failed and len(failed) == len(outcomes):
-            raise translate(failed[0], verb) from failed[0]
+            raise translate(failed[0]) from failed[0]
         if failed:
             logger.debug("%s did not reach all of the cluster: %s", verb, failed[0])
         return outcomes, False
@@ -475,10 +490,10 @@ def _ms(seconds: float) -> str:
     return str(round(seconds * 1000))
 
 
-def reply_of(outcome: Any, verb: str) -> Any:
+def reply_of(outcome: Any) -> Any:
     """The reply in an outcome. Raises a RelockError if the outcome is an error."""
     if isinstance(outcome, Exception):
-        raise translate(outcome, verb) from outcome
+        raise translate(outcome) from outcome
     return outcome
 
 
@@ -529,7 +544,7 @@ def check_server(info: Any, heard: Any) -> None:
     if isinstance(heard, Exception):
         logger.warning(
             "Cannot notify waiters of grants, so they find out seconds later: %s",
-            translate(heard, "publish"),
+            translate(heard),
         )
 
 

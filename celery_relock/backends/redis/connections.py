@@ -341,7 +341,7 @@ class Transport:
                 if time.monotonic() - started >= patience:
                     if again:
                         self._gave_up_at = time.monotonic()
-                    raise translate(error, script.name) from error
+                    raise translate(error) from error
             time.sleep(self.PAUSES[min(tries, len(self.PAUSES) - 1)])
             tries += 1
 

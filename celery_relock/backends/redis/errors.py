@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import redis.exceptions as errors
@@ -95,6 +95,13 @@ _FOR_GOOD = {
     "TLS": "the TLS connection failed: check rediss:// and the ssl_ options (relock_use_ssl)",
     "NOSCRIPT": "Redis does not keep scripts",
 }
+_AWAY = "Redis cannot be reached: check that it runs, and the address"
+# What a verb does, where its name does not say so to a person.
+_DOES = {
+    "place": "take a place in the order of",
+    "debounce": "look for a burst of calls at",
+    "force_release": "release",
+}
 _FOR_GOOD["WRONGPASS"] = _FOR_GOOD["NOAUTH"]
 _FOR_GOOD["RELOCK-FOREIGN"] = _FOR_GOOD["WRONGTYPE"]
 _FOR_GOOD["CROSSSLOT"] = _FOR_GOOD["ASK"] = _FOR_GOOD["MOVED"]
@@ -136,17 +143,25 @@ def _said(error: Exception) -> str:
     return said
 
 
-def translate(error: Exception, where: str) -> RelockError:
-    """The error to raise instead: LockUnavailable if a later try can help, else LockConfigError.
-    `where` is the verb that failed."""
+def translate(error: Exception) -> RelockError:
+    """The error to raise instead: LockUnavailable if a later try can help, else LockConfigError."""
     code, said = _code(error), _said(error)
     if code in _FOR_GOOD:
-        return LockConfigError(f"{where}: {_FOR_GOOD[code]} ({said})")
+        return LockConfigError(f"{_FOR_GOOD[code]} ({said})")
     if code in _FOR_NOW:
-        return LockUnavailable(f"{where}: {_FOR_NOW[code]} ({said})")
+        return LockUnavailable(f"{_FOR_NOW[code]} ({said})")
     if _is_of_the_way(error):
-        return LockUnavailable(f"{where}: Redis cannot be reached ({said})")
-    return LockConfigError(f"{where}: Redis refused the command ({error!r}: {error})")
+        return LockUnavailable(f"{_AWAY} ({said})")
+    return LockConfigError(f"Redis refused the command ({error!r}: {error})")
+
+
+def with_locks(error: RelockError, verb: str, names: Sequence[str]) -> RelockError:
+    """The error, with what was to be done with which locks."""
+    if not names or error.name is not None:
+        return error
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    text = f"Cannot {_DOES.get(verb, verb)} lock {names[0]!r}{more}: {error.reason}"
+    return type(error)(text, None if more else names[0])
 
 
 def passes(error: Exception) -> bool:

@@ -226,7 +226,7 @@ class Examination(NamedTuple):
                 links = self.transport.at(self.own_keys.meta(bucket))
                 found.setdefault(id(links), (links, []))[1].append(bucket)
         except FAULTS as error:
-            raise translate(error, "doctor") from error
+            raise translate(error) from error
         return list(found.values())
 
 
@@ -312,14 +312,14 @@ def _answers(links: Connections, commands: Sequence[Command]) -> list[Any]:
     try:
         return links.ask(commands, Effort())
     except FAULTS as error:
-        raise translate(error, "doctor") from error
+        raise translate(error) from error
 
 
 def _allowed(answers: Sequence[Any]) -> Sequence[Any]:
     """The answers. Raises an error among them, unless it is about a permission."""
     for answer in answers:
         if isinstance(answer, Exception) and not forbids(answer):
-            raise translate(answer, "doctor") from answer
+            raise translate(answer) from answer
     return answers
 
 
@@ -328,7 +328,7 @@ def _ask(links: Connections, commands: Sequence[Command]) -> list[Any]:
     answers = _answers(links, commands)
     for answer in answers:
         if isinstance(answer, Exception):
-            raise translate(answer, "doctor") from answer
+            raise translate(answer) from answer
     return answers
 
 

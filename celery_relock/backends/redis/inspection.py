@@ -133,7 +133,7 @@ class Inspection(NamedTuple):
                 # An error counts as found, and a script asks again: the slot can have moved.
                 found += [key for key, answer in zip(part, answers, strict=True) if answer]
         except FAULTS as error:
-            raise translate(error, "inspect") from error
+            raise translate(error) from error
         return found
 
     def force_release(self, key: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
@@ -160,7 +160,7 @@ class Inspection(NamedTuple):
         outcomes = self.transport.run_each(script, [(keys, args) for keys in calls])
         for outcome in outcomes:
             if isinstance(outcome, Exception):
-                raise translate(outcome, verb) from outcome
+                raise translate(outcome) from outcome
         return outcomes
 
     def _ask(self, command: Command, server: Connections | None = None) -> Any:
@@ -176,14 +176,14 @@ class Inspection(NamedTuple):
                 if isinstance(answer, Exception):
                     raise answer
         except FAULTS as error:
-            raise translate(error, "scan" if server else "inspect") from error
+            raise translate(error) from error
         return answers
 
     def _masters(self) -> list[Connections]:
         try:
             return self.transport.masters()
         except FAULTS as error:
-            raise translate(error, "scan") from error
+            raise translate(error) from error
 
 
 def _survey(key: str, name: str, at: float, row: Sequence[Any]) -> Survey:

@@ -57,7 +57,7 @@ class Subscription:
             self.close()
             if isinstance(error, MovedError):
                 raise LockUnavailable(f"a slot of the inbox has moved: {error}") from error
-            raise translate(error, "listen") from error
+            raise translate(error) from error
         except BaseException:
             self.close()
             raise
@@ -171,7 +171,7 @@ class ClusterInbox:
         try:
             masters = self._map.masters()
         except FAULTS as error:
-            raise translate(error, "listen") from error
+            raise translate(error) from error
         for node, buckets in masters.items():
             ear = self._ears.get(node)
             if ear is None or ear.buckets != buckets or (ear.error and now >= ear.again_at):

@@ -145,7 +145,7 @@ def test_a_certificate_that_nobody_vouches_for_is_refused_by_default(
     ):
         with pytest.raises(redis.ConnectionError) as caught:
             client.ping()
-        told = translate(caught.value, where="acquire")
+        told = translate(caught.value)
         assert isinstance(told, LockConfigError)
         assert "relock_use_ssl" in str(told)
 
