@@ -564,7 +564,7 @@ class _Command:
                 fences[lock.name] = lock.readers if limit == SHARED else None
         return fences
 
-    def let_in(self, place: _Place, fences: dict[str, int | None], caller: str) -> bool:
+    def grant(self, place: _Place, fences: dict[str, int | None], caller: str) -> bool:
         """Grant a place its locks, with their whole lease from now. False if nobody listens at its
         inbox: it keeps its place. The caller gets the reply, and no message."""
         execution_id, limits, new = place.execution_id, place.limits, None
@@ -589,7 +589,7 @@ class _Command:
         if fences is None:
             return False
         if not place.parked or place.execution_id == caller:
-            return self.let_in(place, fences, caller)
+            return self.grant(place, fences, caller)
         if not self.is_on_its_way(place):
             self.hand_out(place)
         return False
@@ -826,7 +826,7 @@ class _Acquire(_Command):
         self._leave_other_places(wanted)
         for lock, fence in joined.items():
             self._hold(lock, fence)
-        self._enter(self._place(wanted))
+        self._enqueue(self._place(wanted))
         return Queued(blocked.rank(self.me), self.next_lapse(blocked))
 
     def _refusal(self) -> Answer | Parked | None:
@@ -971,7 +971,7 @@ class _Acquire(_Command):
             claim.stuck,
         )
 
-    def _enter(self, place: _Place, before_all: bool = False) -> None:
+    def _enqueue(self, place: _Place, before_all: bool = False) -> None:
         """Enter a place into the queues of all its locks at once. So the order is the same in all
         queues, and two executions that want the same locks cannot wait for each other. An execution
         that is in a queue already keeps its turn."""
@@ -980,13 +980,13 @@ class _Acquire(_Command):
             self.unpark(before)
         for lock in self.wanted(place):
             if lock.is_line and (self.me in lock.queue or not before_all):
-                self._enter_line(lock, place)
+                self._enqueue_in_line(lock, place)
             elif before_all and self.me not in lock.queue:
                 lock.queue = {self.me: place, **lock.queue}
             else:
                 lock.queue[self.me] = place
 
-    def _enter_line(self, lock: _Lock, place: _Place) -> None:
+    def _enqueue_in_line(self, lock: _Lock, place: _Place) -> None:
         """Enter an execution whose message has come into a line: at the place reserved for it, or
         at a new place in front of those that are due later."""
         before = lock.queue.get(self.me)
@@ -1018,7 +1018,7 @@ class _Acquire(_Command):
         request, state = self.request, self.state
         assert request is not None
         place = self._place(wanted)
-        self._enter(place, before_all=is_copy)
+        self._enqueue(place, before_all=is_copy)
         place.request, place.ancestors = request, self.claim.ancestors
         state.parked[self.me], state.of_task[request.task] = place, self.me
         state.parked_bytes += len(request.message.encode())
@@ -1459,7 +1459,7 @@ def _get_in(command: _Command, lock: _Lock, place: _Place) -> None:
     if not lock.has(me) and (place.by_owner or lock.kept(me)):
         fences = command.admission(place)
         if fences is not None:
-            command.let_in(place, fences, me)
+            command.grant(place, fences, me)
 
 
 def _beat_answer(command: _Command, beat: Renewal, place: _Place | None) -> Held | Queued | None:

@@ -179,7 +179,7 @@ def _answer(call: Call, there: Found, task_id: str) -> Any:
     if policy == "raise":
         raise error_for(call, there)
     if policy == "drop":
-        return EagerResult(task_id, dropped(call, there).marker, states.SUCCESS)
+        return EagerResult(task_id, dropped(call, there).result, states.SUCCESS)
     return call.task.AsyncResult(there.task_id)
 
 
@@ -283,7 +283,7 @@ def error_for(call: Call, there: Found) -> DuplicateTask:
 def dropped(call: Call, there: Found) -> Dropped:
     """What a duplicate leaves behind instead of a result; `of` is the id of the other call."""
     made = Dropped(error_for(call, there))
-    made.marker["of"] = there.task_id
+    made.result["of"] = there.task_id
     return made
 
 

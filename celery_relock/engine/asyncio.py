@@ -149,7 +149,7 @@ class Engine:
         queue = (wait is None or wait > 0) and self._listening
         while True:
             answer = await self._ask(lease, queue)
-            if isinstance(answer, Queued) and await self._stand_in_line(lease, until):
+            if isinstance(answer, Queued) and await self._wait_for_grant(lease, until):
                 answer = Held(lease.fences, lease.reentered)
             if isinstance(answer, Held) and lease.state is State.HELD and not lease.lost:
                 lease.tell("acquired")
@@ -270,14 +270,14 @@ class Engine:
         place = lease.wait if queue else 0.0, self._inbox
         answer: Answer = await self._asked(self.backend.acquire(lease.claim, *place))
         if isinstance(answer, Held):
-            self._enter(lease, answer, sent)
+            self._acquired(lease, answer, sent)
             return answer
         if not isinstance(answer, Ended):
             lease.repeated = lease.repeated or answer.repeated
         if isinstance(answer, Queued):
             lease.reentered = (False,) * len(lease.claim.names)
             lease.rank = answer.rank
-            lease.stand(sent, answer.recheck)
+            lease.queued(sent, answer.recheck)
             self._keeper.add(lease)
             if not lease.waits_since:
                 lease.waits_since = sent
@@ -290,13 +290,13 @@ class Engine:
                 lease.switch(State.NEW, State.ASKED)
         return answer
 
-    def _enter(self, lease: TaskLease, answer: Held, sent: float) -> None:
+    def _acquired(self, lease: TaskLease, answer: Held, sent: float) -> None:
         lease.fences, lease.reentered = answer.fences, answer.reentered
         lease.repeated = lease.repeated or answer.repeated
-        if lease.take(answer.sent or sent):
+        if lease.acquired(answer.sent or sent):
             self._keeper.add(lease)
 
-    async def _stand_in_line(self, lease: TaskLease, until: float) -> bool:
+    async def _wait_for_grant(self, lease: TaskLease, until: float) -> bool:
         """Wait for the grant. False: the wait is over, or the place was lost; nothing is held."""
         while lease.state is State.WAITING:
             left = until - time.monotonic()

@@ -107,7 +107,7 @@ class Engine:
         queue = (wait is None or wait > 0) and self._inbox.listening
         while True:
             answer = self._ask(lease, queue)
-            if isinstance(answer, Queued) and self._stand_in_line(lease, until):
+            if isinstance(answer, Queued) and self._wait_for_grant(lease, until):
                 answer = Held(lease.fences, lease.reentered)
             held = lease.state is State.HELD and time.monotonic() < lease.deadline
             if isinstance(answer, Held) and held:
@@ -229,7 +229,7 @@ class Engine:
         for _ in range(_TRIES):
             sent = self._begin(lease)
             answer = self.backend.park(lease.claim, park_request, self._inbox.name)
-            if not isinstance(answer, Held) or self._enter(lease, answer, sent):
+            if not isinstance(answer, Held) or self._acquired(lease, answer, sent):
                 break
         else:
             raise LockUnavailable(
@@ -269,14 +269,14 @@ class Engine:
         place = lease.wait if queue else 0.0, self._inbox.name
         answer = self.backend.acquire(lease.claim, *place)
         if isinstance(answer, Held):
-            self._enter(lease, answer, sent)
+            self._acquired(lease, answer, sent)
             return answer
         if not isinstance(answer, Ended):
             lease.repeated = lease.repeated or answer.repeated
         if isinstance(answer, Queued):
             lease.reentered = (False,) * len(lease.claim.names)
             lease.rank = answer.rank
-            lease.stand(sent, answer.recheck)
+            lease.queued(sent, answer.recheck)
             keepalive.add(lease)
             if not lease.waits_since:
                 lease.waits_since = sent
@@ -290,16 +290,16 @@ class Engine:
                 journal.remove(lease.claim.attempt_id)
         return answer
 
-    def _enter(self, lease: Lease, answer: Held, sent: float) -> bool:
+    def _acquired(self, lease: Lease, answer: Held, sent: float) -> bool:
         """The server granted the claim. False: the lease had run out before the answer came."""
         lease.fences, lease.reentered = answer.fences, answer.reentered
         lease.repeated = lease.repeated or answer.repeated
-        if not lease.take(answer.sent or sent):
+        if not lease.acquired(answer.sent or sent):
             return False
         keepalive.add(lease)
         return True
 
-    def _stand_in_line(self, lease: Lease, until: float) -> bool:
+    def _wait_for_grant(self, lease: Lease, until: float) -> bool:
         """Wait for the grant. False: the wait is over, or the place was lost; nothing is held."""
         while lease.state is State.WAITING:
             left = until - time.monotonic()

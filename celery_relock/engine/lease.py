@@ -209,7 +209,7 @@ class Lease:
             self.state = State.NEW if before is State.NEW else State.RELEASED
             return before
 
-    def take(self, sent: float) -> bool:
+    def acquired(self, sent: float) -> bool:
         """The server granted the claim, in answer to a command that was sent at `sent`.
 
         False if the lease had run out before the answer came: then nothing is held.
@@ -217,7 +217,7 @@ class Lease:
         with _guard.lock:
             return self.state is State.ASKED and self._hold(sent)
 
-    def stand(self, sent: float, recheck: float) -> bool:
+    def queued(self, sent: float, recheck: float) -> bool:
         """The server gave the claim a place in the queue, in answer to a command sent at `sent`.
 
         In `recheck` seconds the next lease of the lock ends, which is worth a look; 0 if none does.
@@ -229,16 +229,16 @@ class Lease:
             self.state = State.WAITING
             self._expect(sent, recheck)
             if self._early:
-                self._enter(self._early, known=len(self.claim.names) == 1)
+                self._grant(self._early, known=len(self.claim.names) == 1)
             return True
 
     def wait_on(self, sent: float, recheck: float) -> None:
-        """The server kept the place, see `stand`."""
+        """The server kept the place, see `queued`."""
         with _guard.lock:
             if self.state is State.WAITING:
                 self._expect(sent, recheck)
 
-    def let_in(self, attempt_id: str, fences: tuple[int, ...], sent: float | None = None) -> bool:
+    def granted(self, attempt_id: str, fences: tuple[int, ...], sent: float | None = None) -> bool:
         """The server granted a waiter its lock, as a message says or a heartbeat sent at `sent`.
 
         True if the state changed. Not if the news is of an attempt that another has followed.
@@ -252,10 +252,10 @@ class Lease:
                 return False
             if sent is not None:
                 self.renewed = sent
-            self._enter(fences, known=sent is not None or len(self.claim.names) == 1)
+            self._grant(fences, known=sent is not None or len(self.claim.names) == 1)
             return True
 
-    def _enter(self, fences: tuple[int, ...], known: bool) -> None:
+    def _grant(self, fences: tuple[int, ...], known: bool) -> None:
         self._early = ()
         if not known:
             # The message does not say which of several permits were joined: a heartbeat does.

@@ -258,7 +258,7 @@ class Registry:
         """The server granted a waiter its lock: told by a message, or by a heartbeat of `sent`."""
         names = lease.claim.names
         with_all = fences if len(fences) == len(names) else fences * len(names)
-        if lease.let_in(attempt_id, with_all, sent):
+        if lease.granted(attempt_id, with_all, sent):
             lease.ring()
             self.add(lease)  # it may be due sooner
 

@@ -1,5 +1,5 @@
 """How an execution ends that does not run its body, and the states and results that Celery has of
-locked tasks: STARTED when the body begins, BLOCKED while a message is parked, the marker of a
+locked tasks: STARTED when the body begins, BLOCKED while a message is parked, the result of a
 dropped one."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .message import header_of
 
 logger = logging.getLogger("celery_relock")
 
-_MARK = "relock"
+_KIND = "relock"
 
 
 class Aside(Ignore):  # type: ignore[misc]  # Celery ships no types
@@ -55,12 +55,12 @@ class SentAgain(Retry):  # type: ignore[misc]
 
 
 class Dropped(Exception):
-    """The body does not run, and `marker` is its result."""
+    """The body does not run, and `result` is what it has instead."""
 
     def __init__(self, conflict: RelockError) -> None:
         super().__init__(conflict.reason)
-        self.marker = {
-            _MARK: "dropped",
+        self.result = {
+            _KIND: "dropped",
             "lock": conflict.name,
             "owner": conflict.owner,
             "reason": conflict.reason,
@@ -74,7 +74,7 @@ def is_dropped(result: object) -> bool:
         if is_dropped(result := rebuild.delay().get()):
             print(result["reason"])
     """
-    return isinstance(result, Mapping) and result.get(_MARK) == "dropped"
+    return isinstance(result, Mapping) and result.get(_KIND) == "dropped"
 
 
 def is_acknowledged(task: Any, error: BaseException | None) -> bool:
@@ -175,14 +175,14 @@ def end_dropped(task: Any, message: Any | None, dropped: Dropped) -> Any:
     """The result of a dropped execution. Its links are not called and its chain goes no further:
     each step that was to come has the same result, so that nobody waits for it."""
     if message is None:
-        return dropped.marker
+        return dropped.result
     steps, message.chain, message.callbacks = message.chain or (), None, None
     for step in steps:
         for each in results_of(step):
             task.backend.mark_as_done(
-                each.id, dropped.marker, request=each, store_result=not each.ignore_result
+                each.id, dropped.result, request=each, store_result=not each.ignore_result
             )
-    return dropped.marker
+    return dropped.result
 
 
 def results_of(step: Mapping[str, Any]) -> list[Context]:

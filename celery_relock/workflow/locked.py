@@ -90,7 +90,7 @@ class LockedChain(chain):  # type: ignore[misc]  # Celery ships no types
                     return steps[0].apply(args, kwargs, **options)
                 return chain(steps, app=self.app).apply(args, kwargs, **options)
         except Dropped as dropped:
-            return EagerResult(uuid(), dropped.marker, SUCCESS)
+            return EagerResult(uuid(), dropped.result, SUCCESS)
 
 
 def _without_chunks(canvas: Any) -> Any:

@@ -109,7 +109,7 @@ def test_a_first_attempt_that_was_taken_over_finds_out_and_frees_nothing(
         assert here.release(copy)
 
 
-def test_a_duplicate_does_not_stand_in_line_beside_the_first_attempt(
+def test_a_duplicate_has_no_place_in_the_queue_beside_the_first_attempt(
     runs: Callable[..., Runs],
 ) -> None:
     one, two = runs(), runs()

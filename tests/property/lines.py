@@ -80,7 +80,7 @@ class Model:
             if self.holder is not None:
                 return not is_caller
             if is_caller and caller is not None:
-                self._let_in(run, caller[1], place)
+                self._grant(run, caller[1], place)
                 return False
             if place.here:
                 place.owed = place.owed if place.out else True
@@ -102,7 +102,7 @@ class Model:
             self.out.append(run)
             place.owed = False
 
-    def _let_in(self, run: str, attempt_id: str, place: Place) -> None:
+    def _grant(self, run: str, attempt_id: str, place: Place) -> None:
         self.holder, self.had = (run, attempt_id, place.ticket), replace(place)
         if place.again and place.ticket:
             place.here = place.out = place.owed = place.turn = place.late = False

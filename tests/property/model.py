@@ -60,7 +60,7 @@ class Model(ParkedRuns):
             return self._park(run, place, deadline)
         for name, permit in joins.items():
             self._hold(name, run, claim.attempt_id, claim.owner, permit, limits[name])
-        return self._wait(run, place, blocked[0]) if blocked else self._enter(claim, wanted)
+        return self._wait(run, place, blocked[0]) if blocked else self._acquired(claim, wanted)
 
     def _refusal(self, claim: Claim, place: Place, deadline: bool) -> Reply | None:
         ended = self.ended[claim.execution_id]
@@ -83,7 +83,7 @@ class Model(ParkedRuns):
             self.queues[each][run] = place  # who is in the queue already keeps its rank
         return ("WAIT", self._rank(name, run))
 
-    def _enter(self, claim: Claim, wanted: list[str]) -> Reply:
+    def _acquired(self, claim: Claim, wanted: list[str]) -> Reply:
         run, limits = claim.execution_id, dict(zip(claim.names, claim.limits, strict=True))
         joined = {n: self.readers(n) if limits[n] == SHARED else None for n in wanted}
         self.last_permit += None in joined.values()

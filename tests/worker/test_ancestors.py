@@ -130,7 +130,7 @@ def test_by_workflow_all_siblings_hold_it_at_once(family, account):
 
 
 def test_inline_alone_keeps_a_spawned_task_out(family, account):
-    parent = family.module.sends_a_child_that_may_not_enter.delay(account).get(timeout=20)
+    parent = family.module.sends_a_child_that_may_not_re_enter.delay(account).get(timeout=20)
     child = result_of(family, parent["inner"])
     assert not child["reentered"]
     assert child["fence"] > parent["fence"]

@@ -196,7 +196,7 @@ def lingers(self, account):
 
 
 @locked()
-def sends_a_child_that_may_not_enter(self, account):
+def sends_a_child_that_may_not_re_enter(self, account):
     return told(lambda: takes_inline_only.delay(account).id)
 
 
