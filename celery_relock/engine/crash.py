@@ -3,13 +3,15 @@
 A process that is killed cannot release anything, and its leases take their time. So each process of
 a worker keeps a journal, a small file of what it holds, mapped into memory: a write copies some
 bytes, and the page stays when the process is gone. A reaper on the same host frees what the dead
-have left, by execution and attempt, so the reaper never frees what somebody else holds by now.
+have left, by execution and attempt, so the reaper never frees what somebody else holds by now. A
+process that sends calls in order (`order/client.py`) notes the places of what it is about to send.
 
 Only a shortcut: where there is no /proc, no room or no right to write, the leases end the holds.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -64,7 +66,8 @@ class Journal:
     """The claims of this process. A forked child begins with an empty one of its own.
 
     Attributes:
-        on: whether claims are noted. Off until a worker starts: elsewhere nobody would read them.
+        on: whether claims are noted. Off until a worker starts: the locks of other processes end by
+            their leases.
     """
 
     def __init__(self) -> None:
@@ -73,22 +76,35 @@ class Journal:
 
     def _reset(self) -> None:
         self._map: mmap | None = None
-        self._opened = False
+        self._path: Path | None = None
+        # The first to open it has `begun`. A thread that comes meanwhile waits until it is `ready`;
+        # a signal's handler on the same thread does not.
+        self._opening = threading.RLock()
+        self._begun = self._ready = False
         self._free: list[int] = []
         self._slots: dict[str, int] = {}
 
     def add(self, entry: Entry) -> None:
         """Note a claim before it is sent: to free what was never granted does no harm."""
-        if not self.on or entry.attempt_id in self._slots:
+        if self.on:
+            self.note(entry.attempt_id, entry)
+
+    def note(self, key: str, entry: Entry) -> None:
+        """Note what is to be released if this process is killed, until `remove(key)`."""
+        if key in self._slots:
             return
-        if not self._opened:
-            self._open()
+        if not self._ready:
+            with self._opening:
+                self._open()
         backend, execution_id, attempt_id, names, *told, keep = entry
         text = "\n".join((backend, execution_id, attempt_id, *told, f"{keep:g}", *names)).encode()
-        if self._map is None or len(text) > _SLOT - 2 or not self._free:
+        if self._map is None or len(text) > _SLOT - 2:
             return
-        slot = self._free.pop()
-        self._slots[entry.attempt_id] = slot
+        try:
+            slot = self._free.pop()
+        except IndexError:
+            return
+        self._slots[key] = slot
         start = slot * _SLOT
         self._map[start + 2 : start + 2 + len(text)] = text
         # The length last: until it is there the slot counts as empty.
@@ -106,9 +122,9 @@ class Journal:
         self._map[before * _SLOT : before * _SLOT + 2] = b"\0\0"
         self._free.append(before)
 
-    def remove(self, attempt_id: str) -> None:
-        """Forget a claim, when its locks have been released."""
-        slot = self._slots.pop(attempt_id, None)
+    def remove(self, key: str) -> None:
+        """Forget a claim by its attempt, when its locks have been released; or a note."""
+        slot = self._slots.pop(key, None)
         if slot is not None and self._map is not None:
             self._map[slot * _SLOT : slot * _SLOT + 2] = b"\0\0"
             self._free.append(slot)
@@ -116,17 +132,38 @@ class Journal:
     def _open(self) -> None:
         from mmap import mmap  # loading it takes a tenth of what importing the library does
 
-        self._opened = True
+        if self._begun:
+            return
+        self._begun = True
         try:
-            path = folder() / process_name(os.getpid())
+            where = folder()
+            _throw_away_old(where)
+            path = where / process_name(os.getpid())
             with path.open("w+b") as file:
                 file.truncate(_SLOT * _SLOTS)
                 self._map = mmap(file.fileno(), _SLOT * _SLOTS)
+            self._path = path
             self._free = list(range(_SLOTS))
         except (OSError, ValueError) as error:
             logger.debug(
                 "Cannot write a journal: a killed process's locks end by their leases: %s", error
             )
+        finally:
+            self._ready = True
+
+    def close(self) -> None:
+        """This process ends. What is still noted is for a reaper."""
+        if self._path is not None and not self._slots:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+
+
+def _throw_away_old(where: Path) -> None:
+    """The journals of processes that died long ago, on a host where no reaper comes for them."""
+    for path in where.iterdir():
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime + FORGET_AFTER < time.time() and not alive(path.name):
+                path.unlink()
 
 
 def folder() -> Path:
@@ -333,3 +370,4 @@ def _tell(entry: Entry, process: str) -> None:
 
 journal = Journal()
 os.register_at_fork(after_in_child=journal._reset)
+atexit.register(journal.close)

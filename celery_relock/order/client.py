@@ -101,7 +101,7 @@ class Sender:
             with _sending(self._sent):
                 return self._publish(args, kwargs, **options)
         except BaseException:
-            journal.remove(KEPT)
+            journal.remove(self._sent.execution_id)
             # Not as one that has ended: the message may be out all the same.
             with suppress(RelockError):
                 leave(declared.engine, name, self._sent.execution_id)
@@ -133,16 +133,16 @@ class Sender:
         self._sent = _Sent(options["task_id"], execution_id, name, 0)
         request = _request(self._task, declared, name, execution_id, options)
         backend = declared.engine.backend
-        # If this process is killed before the message goes out, the reaper of its host frees the
-        # place. One at a time: of two threads that send at once one has to wait for the gap.
-        journal.add(Entry(backend.id, execution_id, KEPT, (LINE + name,)))
+        # If this process is killed before the message goes out, a reaper of its host frees the
+        # place.
+        journal.note(execution_id, Entry(backend.id, execution_id, KEPT, (LINE + name,)))
         try:
             answer = backend.place(request._replace(marker=marker))
         except BaseException:
-            journal.remove(KEPT)
+            journal.remove(execution_id)
             raise
         if isinstance(answer, Conflict):
-            journal.remove(KEPT)
+            journal.remove(execution_id)
             return answer
         self._sent = self._sent._replace(ticket=answer)
         return None
@@ -219,7 +219,7 @@ def on_publish(fields: Mapping[str, Any], header: dict[str, Any]) -> None:
     sent, now = _sent.get(), running.get()
     # Another handler of the signal may send a message of its own meanwhile.
     if sent is not None and fields.get("id") == sent.task_id:
-        journal.remove(KEPT)  # from now on nobody knows whether it is out
+        journal.remove(sent.execution_id)  # from now on nobody knows whether it is out
         header["order"] = [sent.name, sent.ticket]
         header["execution_id"] = sent.execution_id
     elif now is not None and is_retry(fields, now.message):

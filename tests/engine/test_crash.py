@@ -6,6 +6,7 @@ import os
 import select
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -90,6 +91,51 @@ def test_off_it_writes_nothing_and_makes_no_file(folder):
     Journal().add(_entry())
 
     assert list(folder.iterdir()) == []
+
+
+def test_what_is_about_to_be_sent_is_noted_in_every_process_and_by_each_thread(folder):
+    journal, entries = Journal(), [_entry(number)._replace(attempt_id="-") for number in range(20)]
+    both = threading.Barrier(len(entries))
+
+    def note(entry: Entry) -> None:
+        both.wait(20)
+        journal.note(entry.execution_id, entry)
+
+    threads = [threading.Thread(target=note, args=(entry,)) for entry in entries]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(_written(folder)) == sorted(entries)
+
+    journal.remove("execution7")
+    assert sorted(_written(folder)) == sorted(entries[:7] + entries[8:])
+
+
+def test_a_process_that_ends_takes_its_journal_along_unless_something_is_noted(folder, journal):
+    journal.add(_entry())
+    journal.close()
+    assert _written(folder) == [_entry()]
+
+    journal.remove("attempt1")
+    journal.close()
+    assert list(folder.iterdir()) == []
+    journal.close()
+
+
+def test_who_opens_a_journal_throws_away_those_of_the_long_dead(folder, journal):
+    old, young = folder / "1-1", folder / "1-2"
+    alive = folder / journals.process_name(os.getppid())
+    for path in (old, young, alive):
+        path.write_bytes(b"")
+    for path in (old, alive):
+        os.utime(path, (0, 0))
+
+    journal.add(_entry())
+
+    assert not old.exists()
+    assert young.exists()
+    assert alive.exists()
 
 
 def test_more_than_there_is_room_for_is_left_to_the_leases_and_the_room_comes_back(folder, journal):

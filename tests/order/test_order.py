@@ -19,7 +19,7 @@ from kombu.exceptions import EncodeError
 
 from celery_relock import Lock, engines, locked
 from celery_relock.engine.protocol import LINE
-from tests.support import wait_for
+from tests.support import programs, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -246,6 +246,37 @@ def test_the_place_of_a_call_whose_sender_is_killed_before_it_is_sent_is_free(wo
     )
     m.update.delay(account, 2)
     assert numbers(began(worker, account, 1)) == [2]
+
+
+SENDER = """
+from tests.order.apps.ordered import update
+
+class Stuck:
+    def __repr__(self):  # for the message, when the place has been taken
+        os.write(1, b"stuck\\n")
+        time.sleep(600)
+
+for account in {accounts}:
+    threading.Thread(target=update.delay, args=(account, 1, Stuck())).start()
+"""
+
+
+@ON_REDIS
+def test_each_call_that_a_killed_process_was_about_to_send_leaves_its_place(worker, m):
+    """A process that is no worker, and sends with several threads at once."""
+    accounts = [uuid.uuid4().hex for _ in range(3)]
+    where = worker.settings["RELOCK_TEST_URL"], worker.settings["RELOCK_TEST_NAMESPACE"]
+    first = f"import os; os.environ.update({worker.settings!r})"
+    sender = programs.start(SENDER.format(accounts=accounts), *where, first=first)
+    assert [sender.stdout.readline() for _ in accounts] == ["stuck\n"] * 3
+    for account in accounts:
+        m.update.delay(account, 2)
+        waits(m, account)
+    sender.kill()
+    programs.finish(sender, code=-signal.SIGKILL)
+    for account in accounts:
+        (event,) = began(worker, account, 1)
+        assert (event["number"], event["in_order"]) == (2, True)
 
 
 @ON_REDIS
