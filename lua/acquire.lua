@@ -4,23 +4,23 @@
 -- KEYS[3..] lock: hash, the holds of a lock; one key per lock
 -- ARGV[1] execution: id, the execution of one message
 -- ARGV[2] attempt: id, this attempt to execute the message
--- ARGV[3] owner: id, who may re-enter
+-- ARGV[3] owner: id, who can re-enter
 -- ARGV[4] lease: ms, life of the hold without renewal
--- ARGV[5] place: text, how to queue as JSON: `wait`, or `message` and what belongs to it; empty does not
--- ARGV[6] inbox: id, the process that hears of grants and losses
+-- ARGV[5] place: text, how to queue as JSON: `wait`, or `message` and what belongs to it; empty does not queue
+-- ARGV[6] inbox: id, the process that is notified of grants and losses
 -- ARGV[7] label: text, the holder for people
--- ARGV[8] by_owner: 1 or 0, whether every execution of the owner may re-enter
--- ARGV[9] ancestors: ids with spaces between, the executions whose holds may be re-entered
+-- ARGV[8] by_owner: 1 or 0, whether every execution of the owner can re-enter
+-- ARGV[9] ancestors: ids with spaces between, the executions whose holds can be re-entered
 -- ARGV[10..] limit: count, permits at the same time, 0 to share the lock; one per lock
 -- Reply {HELD, fence, reentered, …}: the execution has all locks; a pair per lock
 -- Reply {WAIT, rank, ms}: queued at this rank; look again after ms, when the next lease ends
 -- Reply {PARKED, rank, execution, name, message, …}: the message is in the queue at this rank; messages to resume
--- Reply {FULL, index, count, bytes}: so many are parked at the lock with this index already; 0 and the bytes, for all locks
+-- Reply {FULL, index, count, bytes}: no room: so many messages are parked at the lock with this index; index 0 for all locks
 -- Reply {BUSY, index, ms, fence, owner, label, waiting, parked, shared}: another holds this lock; is the execution parked, the lock shared?
 -- Reply {DEADLOCK, lock, label, …}: waiting would never end: the holder of the lock waits for the next lock, and so on
 -- Reply {DUPLICATE, ms, label}: another attempt of the same execution lives, for ms more without renewal
 -- Reply {ENDED}: the execution, or this attempt, has ended already
--- Keeps: at most `limit` live permits; nobody beside those who share; re-entry never waits; nobody overtakes; sent twice it acts once
+-- Keeps: at most `limit` live permits; nobody beside sharers; re-entry never waits; nobody overtakes; sent twice it acts once
 -- Uses: lib/publish
 
 local meta, tombstone, first = KEYS[1], KEYS[2], KEYS[3]
@@ -35,9 +35,9 @@ local name = string.sub(first, string.len(prefix) + 3)
 local queue, ends = prefix .. 'q:' .. name, prefix .. 'e:' .. name
 local found = #keys == 3 and redis.call('EXISTS', tombstone, first, queue, ends)
 
--- The short way: one lock that nobody holds and nobody waits for. Nearly every call is of this kind, and
--- this takes a third of the time of what follows, as to define functions is most of that time. It does
--- the same (tests/lua/test_short_ways_same.py); next_fence and record are explained in lib/base.
+-- The short way: one lock that nobody holds or waits for. Nearly every call is of this kind, and this
+-- takes a third of the time of the code below, which spends most of its time in defining functions. The
+-- result is the same (tests/lua/test_short_ways_same.py). lib/base explains next_fence and record.
 if found == 0 then
   local time = redis.call('TIME')
   local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -55,9 +55,9 @@ end
 
 -- Uses: lib/base
 
--- The short way of a lock with many holds, if all of them are in its index (lib/holds) and live: one is
--- kept for this execution, or it re-enters nothing and there is room for one more permit. A lock with
--- several permits is shared by nobody.
+-- The short way for a lock with many holds, if all of them are in its index (lib/holds) and live. Either
+-- a hold is kept for this execution, or the execution re-enters nothing and there is room for another
+-- permit. A lock with several permits is not shared.
 local function enter_by_index()
   local fences, owners = prefix .. 'f:' .. name, prefix .. 'o:' .. name
   local holds, limit, micros = redis.call('ZCARD', ends), tonumber(options[10]), Base.micros()
@@ -166,7 +166,7 @@ local function take(joined, wanted)
   end
   local reply = { 'HELD' }
   for _, lock in ipairs(locks) do
-    -- Asked again, a lease begins anew: this reply promises the whole lease.
+    -- A repeated command renews the lease: this reply promises the whole of it.
     Holds.extend(lock, execution, call.now + lease)
     table.insert(reply, lock.holds[execution].fence)
     table.insert(reply, Holds.is_reentered(lock, execution, me) and 1 or 0)
@@ -174,8 +174,8 @@ local function take(joined, wanted)
   return reply
 end
 
--- The middle way: nobody waits for any of the locks, and this execution waits nowhere. What is below
--- would come to the same, in twice the time.
+-- The middle way: nobody waits for any of the locks, and this execution waits nowhere. The code below
+-- would give the same result in twice the time.
 local waits = is_queued or #locks > 1 and redis.call('HEXISTS', prefix .. 'parked', execution) == 1
 if not waits and redis.call('EXISTS', tombstone) == 0 then
   local joined, wanted, blocked = sort_out({})
@@ -222,12 +222,12 @@ local function park(wanted, index)
   return parked_at(locks[index])
 end
 
--- The reply to an execution, or an attempt, that is not to go on.
+-- The reply to an execution, or an attempt, that must not go on.
 local function refusal()
-  -- A command may arrive after its own release, when the client sent it again on a new connection.
+  -- A command can arrive after its own release, if the client sent it again on a new connection.
   local ended = redis.call('GET', tombstone)
   if ended == '*' then
-    -- When an execution is over, so is its message, wherever the message may be parked.
+    -- Its parked message, wherever it is, has no purpose any more.
     Turns.withdraw(call, execution)
   end
   if ended == '*' or ended and string.find(ended, ' ' .. attempt .. ' ', 1, true) then
@@ -246,7 +246,7 @@ local refused = refusal()
 if refused then
   return refused
 end
--- Only now: an attempt that is turned away must not leave a place behind.
+-- Only now: a refused attempt must not leave a place behind.
 for i, lock in ipairs(locks) do
   Holds.claim_kept(lock, execution, limits[i])
 end
@@ -255,7 +255,7 @@ local ahead = {}
 for i, lock in ipairs(locks) do
   ahead[i] = lock.queued and Turns.promote(call, lock, execution)
 end
--- Only now: whoever one of the queues let in may hold, or be, any of these.
+-- Only now: what the queues let in can hold any of these locks, or be this execution.
 local joined, wanted, blocked = sort_out(ahead)
 if blocked and not asked then
   return busy(blocked)

@@ -1,9 +1,9 @@
--- announce: Note that a worker consumes some channels, or no longer, and tell how many do.
+-- announce: Note that a worker consumes some channels, or no longer consumes them, and count the consumers.
 -- KEYS[1..] live: sorted set, the workers that consume a channel, by when they cease to count
 -- ARGV[1] worker: id, empty only asks
--- ARGV[2] life: ms, how long it counts without another note; 0 takes it out
+-- ARGV[2] life: ms, how long the worker counts without another note; 0 removes it
 -- Reply {count, …}: how many workers consume each channel now
--- Keeps: what is published to a channel is published where somebody listens, or did a moment ago
+-- Keeps: a message is published to a channel only if somebody consumes the channel, or did a moment ago
 -- Uses: lib/base
 
 local channels = KEYS
@@ -13,7 +13,7 @@ local now = math.floor(Base.micros() / 1000)
 local reply = {}
 for i, live in ipairs(channels) do
   redis.call('ZREMRANGEBYSCORE', live, '-inf', now)
-  -- Written before the clock was set back.
+  -- Entries from before the clock was set back.
   redis.call('ZREMRANGEBYSCORE', live, now + Base.GRACE, '+inf')
   if life > 0 then
     redis.call('ZADD', live, now + life, worker)

@@ -1,9 +1,9 @@
 -- arrived: Note that a worker has received parked messages and has no slot for them yet.
 -- KEYS[1] meta: hash, the bucket's fencing token and layout
--- ARGV[1] life: ms, how long nobody else sends them without another note
--- ARGV[2] executions: ids with spaces between, whose messages it has received
+-- ARGV[1] life: ms, how long the messages are not published again without another note
+-- ARGV[2] executions: ids with spaces between, the executions of the messages
 -- Reply {count}: how many of them are parked in this bucket
--- Keeps: a message that has arrived is not sent once more as long as its worker lives
+-- Keeps: a message that has arrived is not published again while its worker lives
 -- Uses: lib/publish, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked
 
 local meta = KEYS[1]

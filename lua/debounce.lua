@@ -1,20 +1,20 @@
--- debounce: Park a call's message until its burst is over, or put it in the place of the message that is parked.
+-- debounce: Park a call's message until its burst is over; it replaces the message that is parked.
 -- KEYS[1] meta: hash, the bucket's fencing token and layout
 -- KEYS[2] tombstone: string, the burst that this call was merged into, if it was
 -- KEYS[3] lock: hash, the lock of these calls: its one hold is the pause, its waiters are bursts
--- ARGV[1] burst: id, the burst that the call is for: one that begins, or one that was told of
--- ARGV[2] call: id, of this call
--- ARGV[3] known: id, the last call of the burst that was told of; empty begins one
--- ARGV[4] exactly: 1 or 0, whether no other call may have been merged since; asks for the message, too
--- ARGV[5] pause: ms, how long no call must come
--- ARGV[6] most: ms, how long after its first call a burst is over in any case
--- ARGV[7] remember: ms, for how long a repetition of this command is known
+-- ARGV[1] burst: id, the burst of the call: a new burst, or the burst of an earlier reply
+-- ARGV[2] call: id, this call
+-- ARGV[3] known: id, the last call of the burst in that reply; empty for a new burst
+-- ARGV[4] exactly: 1 or 0, whether to refuse if another call was merged since; also asks for the message
+-- ARGV[5] pause: ms, how long without a call until the burst is over
+-- ARGV[6] most: ms, how long after its first call the burst is over in any case
+-- ARGV[7] remember: ms, for how long a repetition of this command is recognised
 -- ARGV[8] label: text, the call for people
 -- ARGV[9] place: text, the message and what belongs to it as JSON; empty asks for the burst and changes nothing
--- Reply {PARKED, burst}: the message waits there, and no other message of the burst does
--- Reply {BURST, burst, call, task, message}: it is not as the call knows it: its last call, its task, and the message if asked for
+-- Reply {PARKED, burst}: the message is parked, the only message of its burst
+-- Reply {BURST, burst, call, task, message}: the burst is another: its last call, its task, and the message if asked for
 -- Reply {NONE}: the burst is over, or there is none
--- Reply {FULL, index, count, bytes}: so many are parked at the lock (1) or everywhere (0) already
+-- Reply {FULL, index, count, bytes}: no room: so many messages are parked at the lock (1) or in all (0)
 -- Keeps: a message that was handed out is never replaced; a burst ends after its longest time; sent twice it acts once
 -- Uses: lib/publish, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/claim
 
@@ -33,7 +33,7 @@ local call = Call.begin(meta)
 local lock = Holds.open(call, key)
 lock.index_of_claim = 1
 
--- The burst whose message nobody has been given yet: only the last in the queue can be one.
+-- The burst whose message was not handed out yet: only the last in the queue can be one.
 local open = redis.call('ZREVRANGE', lock.queue, 0, 0)[1]
 local waiter = open and Queue.waiter(lock, open)
 if waiter and (waiter.sent or redis.call('HEXISTS', lock.messages, open) == 0) then
@@ -68,8 +68,8 @@ if full then
   return { 'FULL', unpack(full) }
 end
 
--- The pause is a hold that nobody renews but the next call. Without it the burst is over, and only
--- waits for somebody who can publish its message. Its fencing token is the time of the first call.
+-- The pause is a hold that only the next call renews. Its fencing token is the time of the first call.
+-- Without the pause the burst is over, and only waits for a process that can publish its message.
 local held = lock.holds[PAUSE]
 if held or not waiter then
   local fence = waiter and held.fence or Base.next_fence(meta, call.micros)
@@ -86,7 +86,7 @@ redis.call('SET', tombstone, burst, 'PX', remember)
 if waiter and not held then
   redis.call('ZADD', call.prefix .. 'due', string.format('%.0f', call.now), 'l ' .. lock.name)
 elseif not waiter then
-  -- So that those who publish know when to look.
+  -- So that the processes that publish know when to look.
   publish(call.prefix .. 'i:parked', 'parked ' .. burst .. ' ' .. asked.home)
 end
 return { 'PARKED', burst }

@@ -3,11 +3,11 @@
 -- KEYS[2..] lock: hash, the holds of a lock; one key per lock
 -- ARGV[1] execution: id, the execution of one message
 -- ARGV[2] attempt: id, the attempt that acquired the locks
--- ARGV[3] homes: ids with spaces between, the brokers that the caller can send to; empty sends none
--- Reply {SHARED, execution, name, message, …}: who shares them may come in; messages to resume
+-- ARGV[3] homes: ids with spaces between, the brokers that the caller can publish to; empty for none
+-- Reply {SHARED, execution, name, message, …}: the locks are shared; messages to resume
 -- Reply {JOINED, index}: nothing has changed: others hold this lock as well, and rely on it
 -- Reply {LOST}: nothing has changed: the attempt does not hold all of the locks
--- Keeps: whoever re-entered an exclusive hold keeps it exclusive; those who waited first come in first; sent twice it acts once
+-- Keeps: a hold that others have re-entered stays exclusive; the first waiters get in first; sent twice it acts once
 -- Uses: lib/publish, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
 
 local meta, keys = KEYS[1], KEYS

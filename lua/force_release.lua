@@ -1,9 +1,9 @@
--- force_release: Release a lock of its holders by force, tell them, and let the next ones in.
+-- force_release: Release a lock by force, notify its holders, and let the next waiters in.
 -- KEYS[1] meta: hash, the bucket's fencing token and layout
 -- KEYS[2] lock: hash, the holds of the lock
 -- ARGV[1] execution: id, only this execution's hold; empty releases all
 -- Reply {{execution, fence, owner, label}, …}: the holds that were released
--- Keeps: whoever loses its hold hears of it at once; the next ones get in
+-- Keeps: a holder that loses its hold is notified at once; the next waiters get in
 -- Uses: lib/publish, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
 
 local meta, key = KEYS[1], KEYS[2]

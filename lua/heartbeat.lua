@@ -1,11 +1,11 @@
--- heartbeat: Keep the places of those who wait, and find the grants whose message was missed.
+-- heartbeat: Keep the places of waiters, and find the grants whose message was missed.
 -- KEYS[1] meta: hash, the bucket's fencing token and layout
 -- KEYS[2..] lock: hash, the holds of a lock; one key per waiter
 -- ARGV[1..] execution, attempt, wait, lease: id, id, ms, ms; four per lock key
 -- Reply {{HELD, fence}, …}: the execution has the lock, for a whole lease from now
 -- Reply {{WAIT, rank, ms}, …}: still queued; look again after ms, when the next lease ends
--- Reply {{LOST}, …}: no hold and no place: the lease ran out, or somebody else's key is in the way
--- Keeps: a lost wake-up delays by one heartbeat; a dead holder is found by whoever waits; a foreign key hurts its own lock alone
+-- Reply {{LOST}, …}: no hold and no place: the lease ran out, or the key is foreign
+-- Keeps: a lost wake-up delays by one heartbeat; waiters find a dead holder; a foreign key hurts its own lock alone
 -- Uses: lib/publish, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
 
 local meta, keys, claims = KEYS[1], KEYS, ARGV
@@ -16,7 +16,7 @@ local function keep_place(beat)
   local lock = Holds.open(call, beat.key)
   local waiter = Queue.waiter(lock, beat.execution)
   beat.lock = lock
-  -- A parked execution has no process; a beat that comes late must not acquire the lock for nobody.
+  -- A parked execution has no process: a late heartbeat must not acquire the lock for nobody.
   if waiter and not waiter.parked and waiter.attempt == beat.attempt and waiter.expiry > call.now then
     waiter.expiry, waiter.life = call.now + beat.wait, beat.wait
     Queue.write(call, lock, beat.execution, waiter)
@@ -59,11 +59,11 @@ for i = 2, #keys do
     reply = { 'LOST' },
   }
 end
--- First all places are kept, then the heads get in: else a head of this very call would look dead. Last
--- the replies: an execution that wants several locks may have got the first lock with the last.
+-- Keep all places before any head gets in: else a head of this very call could look dead. Reply last: an
+-- execution that wants several locks gets all of them at the last.
 for _, step in ipairs({ keep_place, promote, answer }) do
   for _, beat in ipairs(beats) do
-    -- pcall: a key that somebody else wrote must cost the others neither lease nor place.
+    -- pcall: a foreign key must cost the others neither lease nor place.
     if not beat.failed and not pcall(step, beat) then
       beat.failed, beat.reply = true, { 'LOST' }
     end

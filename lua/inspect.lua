@@ -1,10 +1,10 @@
--- inspect: Tell who holds a lock and who waits for the lock, and change nothing.
+-- inspect: Return who holds a lock and who waits for it, and change nothing.
 -- KEYS[1] lock: hash, the holds of the lock
 -- KEYS[2] queue: sorted set, the executions that wait
--- KEYS[3] waiters: hash, what is known of those who wait
--- ARGV[1] most: count, waiters to tell of
+-- KEYS[3] waiters: hash, what is known of each waiter
+-- ARGV[1] most: count, waiters to return
 -- Reply {holds, waiters, waiting}: holds and waiters as lists of facts, and how many places the queue has
--- Keeps: reads only; what has lapsed is not told
+-- Keeps: reads only; lapsed holds and waiters are left out
 -- Uses: lib/base
 
 local lock, queue, waiters = KEYS[1], KEYS[2], KEYS[3]

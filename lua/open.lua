@@ -1,7 +1,7 @@
 -- open: Agree on the layout of the keys, or refuse.
 -- KEYS[1] meta: hash, the first bucket's fencing token and layout
 -- ARGV[1] schema: number, of this client's layout
--- ARGV[2] buckets: count, that this client spreads its locks over
+-- ARGV[2] buckets: count, the buckets of this client's layout
 -- Reply {OK}: the layout is this client's
 -- Reply {OTHER, schema, buckets}: the namespace has another layout
 -- Keeps: two clients that would look for one lock in two places never both start

@@ -1,4 +1,4 @@
--- release: Release an execution's holds, or its places in the queues, and let the next ones in.
+-- release: Release an execution's holds, or its places in the queues, and let the next waiters in.
 -- KEYS[1] meta: hash, the bucket's fencing token and layout
 -- KEYS[2] tombstone: string, how the execution ended
 -- KEYS[3..] lock: hash, the holds of a lock; one key per lock
@@ -6,12 +6,12 @@
 -- ARGV[2] attempt: id, the attempt that acquired the locks
 -- ARGV[3] ended: `execution`, `attempt` or empty, what has ended and leaves a tombstone; `killed` is an attempt
 -- ARGV[4] remember: ms, life of the tombstone
--- ARGV[5] homes: ids with spaces between, the brokers that the caller can send to; empty sends none
+-- ARGV[5] homes: ids with spaces between, the brokers that the caller can publish to; empty for none
 -- ARGV[6] successors: ids with spaces between, the executions that the holds are left to; empty leaves none. `cooldown.…` is nobody
--- ARGV[7] keep: ms, for how long the holds are kept for each; of a line the place is, and those behind wait so long
+-- ARGV[7] keep: ms, for how long the holds, or the place in a line, are kept for each successor
 -- Reply {RELEASED, count, execution, name, message, …}: so many holds and places were released; messages to resume
 -- Reply {GONE, execution, name, message, …}: the attempt had none: released before, or lost; messages to resume
--- Keeps: only the attempt that acquired a lock releases it; a kept hold stays in its permit; sent twice it acts once; the next ones get in
+-- Keeps: only the attempt that acquired a lock releases it; a kept hold stays in its permit; sent twice it acts once; the next get in
 -- Uses: lib/publish
 
 local meta, tombstone, first = KEYS[1], KEYS[2], KEYS[3]
@@ -23,8 +23,8 @@ local keys = KEYS
 local prefix = string.sub(meta, 1, -5)
 local name = string.sub(first, string.len(prefix) + 3)
 
--- The short way, as in acquire: one lock that nobody waits for. Whether the lease had run out just now,
--- unseen by anybody, is for the holder's own clock to say.
+-- The short way, as in acquire: one lock that nobody waits for. It does not check whether the lease has
+-- lapsed unseen: the holder's own clock does that.
 local alone = #keys == 3 and successors == '' and (ended == '' or ended == 'execution')
 local record = alone and redis.call('HGET', first, execution)
 local fence, by, its_owner = string.match(record or '', '^%d+ (%d+) (%S+) (%S+) ')
@@ -52,8 +52,8 @@ local call = Call.begin(meta)
 call.home, call.by = homes, execution .. ' ' .. attempt
 Base.write_without_memory(prefix)
 
--- A successor may have been quicker: it has joined the permit as a descendant, or is over, or was
--- killed. An execution that leaves a hold to itself lives, whatever became of an attempt before.
+-- A successor can have been quicker: it has joined the permit as a descendant, or has ended, or was
+-- killed. An execution that is its own successor lives, whatever happened to an earlier attempt.
 local function leave_to_successors(lock, hold, label)
   for each in string.gmatch(successors, '%S+') do
     local how = redis.call('GET', call.prefix .. 'd:' .. each)
@@ -82,8 +82,8 @@ local function release(lock)
   return 1
 end
 
--- An attempt adds itself to those that have ended: a copy of any of them may be on its way. An
--- execution that has ended stays so.
+-- An attempt is added to those that have ended: a copy of any of them can be on its way. An execution
+-- that has ended stays ended.
 local function remember_end()
   local before = ended ~= 'execution' and redis.call('GET', tombstone)
   if before ~= '*' then
@@ -94,7 +94,7 @@ end
 
 local locks, failure = {}, nil
 
--- pcall: a key that somebody else wrote must not keep the other locks of the execution.
+-- pcall: a foreign key must not keep the other locks of the execution.
 local function safely(step, what)
   local fine, found = pcall(step, what)
   failure = failure or not fine and found
@@ -139,9 +139,9 @@ end
 local function leave_queue(lock)
   Holds.open(call, lock.key)
   local waiter = lock.queued and Queue.waiter(lock, execution)
-  -- A message outlives the attempt for which it was resumed. The attempt that parked the message, and
-  -- heard no answer, takes it back; unless that attempt was killed. With the execution a copy that is
-  -- parked behind it ends as well. The place of a call whose message is awaited is no attempt's.
+  -- A parked message outlives the attempt for which it was resumed. It goes with the attempt that parked
+  -- it and heard no answer, unless that attempt was killed; and with the end of its execution, of which
+  -- it is a copy. The place of a call whose message is awaited belongs to no attempt.
   local parked_it = waiter and waiter.parked and not waiter.arrived and ended ~= 'killed'
   local mine = waiter and waiter.attempt == attempt and (not waiter.parked or parked_it)
   local leaves = mine or waiter and waiter.parked and ended == 'execution'
@@ -154,7 +154,8 @@ local function leave_queue(lock)
   end
 end
 
--- Of a line the place is left: those behind wait for the message as for any other.
+-- Leave the place in a line to the successors: the calls behind it wait for their messages as for any
+-- other.
 local function leave_place(lock)
   for each in string.gmatch(successors, '%S+') do
     local how = redis.call('GET', call.prefix .. 'd:' .. each)
@@ -176,7 +177,7 @@ end
 for _, lock in ipairs(locks) do
   lock.is_fine = safely(leave_queue, lock)
 end
--- After all of them: an execution that waits for several of these locks must find all of them released.
+-- After all releases: an execution that waits for several of these locks must find all of them free.
 for _, lock in ipairs(locks) do
   if lock.is_fine then
     if lock.place then

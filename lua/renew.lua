@@ -1,6 +1,6 @@
 -- renew: Renew the leases of up to a hundred holds.
 -- KEYS[1..] lock: hash, the holds of a lock; one key per hold to renew
--- ARGV[1..] execution, attempt, lease, longer: id, id, ms, 1 or 0: whether only ever longer; four per key
+-- ARGV[1..] execution, attempt, lease, longer: id, id, ms, 1 or 0: whether never to shorten the lease; four per key
 -- Reply {1 or 0, …}: per key, 1 renewed, 0 lost
 -- Keeps: a hold that was released, or whose lease has run out, is never brought back; a foreign key hurts its own lock alone
 -- Uses: lib/base
@@ -13,8 +13,8 @@ local function renew(key, execution, attempt, lease, longer)
   if not hold or hold.attempt ~= attempt or hold.expiry <= now then
     return 0
   end
-  -- A renewal that was on its way when the holder asked for a longer lease must not undo the longer
-  -- lease. A hold that would outlive all its leases was written before the clock was set back.
+  -- A renewal that was on its way when the holder extended the lease must not shorten it again. A hold
+  -- that would outlive all its leases was written before the clock was set back.
   local kept = longer and hold.expiry > now + lease and hold.expiry <= now + Base.longest(hold.bound)
   hold.expiry = kept and hold.expiry or now + lease
   redis.call('HSET', key, execution, Base.record(hold, now))
@@ -31,8 +31,8 @@ local function note(key, execution, lease, expiry)
   end
 end
 
--- As Base.write_without_memory, by a key that the call names: while a slot of a cluster moves, a node
--- lets a script at no other. A foreign key is passed over.
+-- As Base.write_without_memory, with a key of the call: while a slot of a cluster moves, a node gives a
+-- script no other key. Foreign keys are passed over.
 for _, key in ipairs(keys) do
   local answer = redis.pcall('HDEL', key, '-')
   local refused = type(answer) == 'table' and answer.err
@@ -45,11 +45,11 @@ end
 local reply = {}
 for i, key in ipairs(keys) do
   local execution, attempt, lease = claims[4 * i - 3], claims[4 * i - 2], tonumber(claims[4 * i - 1])
-  -- pcall: one key that somebody else wrote must not cost the other holds their renewal.
+  -- pcall: a foreign key must not cost the other holds their renewal.
   local fine, renewed, expiry = pcall(renew, key, execution, attempt, lease, claims[4 * i] == '1')
   reply[i] = fine and renewed or 0
   if fine and expiry then
-    pcall(note, key, execution, lease, expiry)  -- the index may be at another node by now
+    pcall(note, key, execution, lease, expiry)  -- the index can be at another node by now
   end
 end
 return reply

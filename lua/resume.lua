@@ -1,12 +1,12 @@
--- resume: Hand out the parked messages that are to be resumed now.
+-- resume: Hand out the parked messages that are due.
 -- KEYS[1] meta: hash, the bucket's fencing token and layout
 -- KEYS[2] due: sorted set, when to look at which lock, and at which execution
--- ARGV[1] homes: ids with spaces between, the brokers that the caller can send to
--- ARGV[2] by: id, of this call
+-- ARGV[1] homes: ids with spaces between, the brokers that the caller can publish to
+-- ARGV[2] by: id, this call
 -- ARGV[3] most: count, locks and executions to look at
--- ARGV[4] tasks: ids with spaces between, tasks whose message is wanted at once, lock or not
+-- ARGV[4] tasks: ids with spaces between, tasks whose message to hand out at once, with or without a lock
 -- Reply {ms, passed, execution, name, message, …}: when the next look is due, -1 for never; calls that were passed over; messages to resume
--- Keeps: what is parked is resumed, though whoever was to do so has died; a foreign key hurts its own lock alone
+-- Keeps: a parked message is resumed even if the process that should resume it has died; a foreign key hurts its own lock alone
 -- Uses: lib/publish, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
 
 local meta, due = KEYS[1], KEYS[2]
@@ -14,7 +14,7 @@ local homes, by, most, tasks = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local call = Call.begin(meta)
 call.home, call.by = homes, by
 
--- A clock that was set back puts off what is due: everything is brought forward by as much.
+-- If the clock was set back, all due times would come late: bring them forward by as much.
 local function mind_the_clock()
   if redis.call('EXISTS', due) == 0 then
     redis.call('HDEL', meta, 'clock')
@@ -32,7 +32,7 @@ local function mind_the_clock()
   end
 end
 
--- A lock is looked at again as long as somebody is parked there (Parked.schedule).
+-- Parked.schedule sets the next look while anything is parked at the lock.
 local function look_at_lock(name)
   local lock = Holds.open(call, call.prefix .. 'l:' .. name)
   redis.call('ZREM', due, 'l ' .. name)
@@ -51,7 +51,7 @@ local function resume(execution)
   end
 end
 
--- A call whose message has not come, and comes to nothing when it does, holds up nobody.
+-- A revoked call must hold up nobody while its message has not come.
 local function revoke(task)
   local execution = redis.call('HGET', call.prefix .. 'sent', '#' .. task)
   local line = execution and Parked.awaited(call, execution)
@@ -60,8 +60,8 @@ local function revoke(task)
   end
 end
 
--- Whoever found the turn of this execution could not send its message. What is no longer on its way is
--- found in the queue.
+-- The caller that found the turn of this execution could not publish its message. A message that is no
+-- longer on its way is found by its queue.
 local function settle(execution)
   local lock, waiter = Parked.find(call, execution)
   if lock and Parked.on_its_way(call, waiter) then
@@ -69,8 +69,7 @@ local function settle(execution)
   end
 end
 
--- pcall: a key that somebody else wrote must not keep the other locks from being looked at; its own is
--- looked at again a little later.
+-- pcall: a foreign key must not keep the other locks from being looked at. It is tried again later.
 local function safely(step, what, member)
   if not pcall(step, what) and member then
     redis.call('ZADD', due, string.format('%.0f', call.now + Base.GRACE), member)

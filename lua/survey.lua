@@ -1,16 +1,16 @@
--- survey: Tell of some locks who holds them and who waits, the first few of each, and change nothing.
+-- survey: Return of some locks the first few holders and waiters, and change nothing.
 -- KEYS[1..] lock: hash, the holds of a lock; one key per lock
--- ARGV[1] most: count, holds and waiters to tell of, for each lock
+-- ARGV[1] most: count, holds and waiters to return, for each lock
 -- Reply {ms, {held, waiting, parked, holds, waiters}, …}: server's time; per lock how many, and the first; empty for a foreign key
--- Keeps: reads only, and of a lock with many holds or waiters no more than it tells
+-- Keeps: reads only, and of a lock with many holds or waiters no more than it returns
 -- Uses: lib/base
 
 local locks, most = KEYS, tonumber(ARGV[1])
 local now = math.floor(Base.micros() / 1000)
--- Ours have an index long before they are so large (lib/holds).
+-- A lock has an index long before it is so large (lib/holds), so a larger key is foreign.
 local LARGEST = 1000
 
--- What is told of a hold; nil for one that has lapsed.
+-- The facts about a hold; nil if it has lapsed.
 local function facts(execution, record, label)
   local hold = Base.parse(record) or error('foreign')
   if hold.expiry > now then
@@ -47,7 +47,7 @@ local function many_holds(key, ends, fences)
   return redis.call('ZCOUNT', ends, string.format('(%.0f', now), '+inf'), found
 end
 
--- A place, as it is kept, for those who have one: a lapsed waiter is not told of.
+-- The places of the first waiters, as they are stored, without the lapsed ones.
 local function first_waiters(queue, waiters)
   local found, places = {}, redis.call('ZRANGE', queue, 0, most - 1, 'WITHSCORES')
   for i = 1, #places, 2 do
@@ -81,7 +81,7 @@ end
 
 local reply = { now }
 for i, key in ipairs(locks) do
-  -- pcall: a key that somebody else wrote must not hide the others.
+  -- pcall: a foreign key must not hide the others.
   local is_ours, found = pcall(tell, key)
   reply[i + 1] = is_ours and found or {}
 end

@@ -1,7 +1,7 @@
--- where: Tell where the message of a task is parked, and change nothing.
+-- where: Return where the message of a task is parked, and change nothing.
 -- KEYS[1] parked: hash, the lock of each parked execution
--- ARGV[1] task: id, of the task
--- Reply {ms, execution, name, position, ticket, place, message}: server's time; what is known of it; the time alone if none is parked
+-- ARGV[1] task: id, the task
+-- Reply {ms, execution, name, position, ticket, place, message}: server's time; the message and its place; the time alone if none is parked
 -- Keeps: reads only
 -- Uses: lib/base
 

@@ -1,10 +1,10 @@
--- withdraw: Take a parked message out of its queues for good, and let the next ones in.
+-- withdraw: Remove a parked message from its queues for good, and let the next waiters in.
 -- KEYS[1] meta: hash, the bucket's fencing token and layout
 -- KEYS[2] tombstone: string, how the execution ended
 -- ARGV[1] execution: id, the execution of one message
 -- ARGV[2] remember: ms, life of the tombstone
--- ARGV[3] homes: ids with spaces between, the brokers that the caller can send to; empty sends none
--- Reply {WITHDRAWN, execution, name, message, …}: its place is free; messages to resume
+-- ARGV[3] homes: ids with spaces between, the brokers that the caller can publish to; empty for none
+-- Reply {WITHDRAWN, execution, name, message, …}: it has left its queues; messages to resume
 -- Reply {GONE}: it was not parked
 -- Keeps: a revoked or expired execution holds up nobody
 -- Uses: lib/publish, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns

@@ -2,7 +2,7 @@
 
 local Base = {}
 
--- Longer, in ms, than any pause in which a key without live holds may stay behind.
+-- How long, in ms, keys outlive their last hold or place.
 Base.GRACE = 60000
 
 function Base.micros()
@@ -10,17 +10,17 @@ function Base.micros()
   return tonumber(time[1]) * 1000000 + tonumber(time[2])
 end
 
--- A server without memory refuses a script's first write if that write may need memory, and no write
--- after one that was allowed. A first write that deletes is allowed, so whoever has a hold or a place
--- keeps it and can release it. (Redis 6.2 to 7.x and Valkey; the key never exists.)
+-- A server without memory refuses a script's first write if that write might need memory, but no write
+-- after an allowed one. A deletion is allowed as the first write, so holders and waiters can keep and
+-- release what they have. (Redis 6.2 to 7.x and Valkey; the key never exists.)
 function Base.write_without_memory(prefix)
   redis.call('DEL', prefix .. '-')
 end
 
--- Higher than every fencing token before it, also after the counter was lost (time has moved on) and
--- after the clock was set back (the counter is kept); not if both happen at once. '%.0f': tostring()
--- would round to 14 digits. Spent before anybody hears of the token: a server that may not write stops
--- the script here, while no message is out.
+-- Higher than every fencing token before it, even after the counter was lost (time has moved on) or the
+-- clock was set back (the counter is kept), but not after both. '%.0f': tostring() would round to 14
+-- digits. The token is stored before anybody is notified of it: a server that cannot write stops the
+-- script here, before a message is sent.
 function Base.next_fence(meta, micros)
   local last = tonumber(redis.call('HGET', meta, 'fence') or 0)
   local fence = string.format('%.0f', math.max(last + 1, micros))
@@ -28,9 +28,9 @@ function Base.next_fence(meta, micros)
   return fence
 end
 
--- At the end of a hold's record: no lease of this hold was longer than 2^n ms, n as a letter; `z` says
--- nothing. A hold that would live longer than that from now was written before the clock was set back.
--- The letter of a shared hold is a capital.
+-- The letter at the end of a hold's record says that no lease of the hold was longer than 2^n ms (a for
+-- n = 0; `z` says nothing). A hold that would live longer from now was written before the clock was set
+-- back. The letter of a shared hold is a capital.
 function Base.bound(lease, shared)
   local _, exponent = math.frexp(lease)
   return string.char((shared and 65 or 97) + math.min(exponent, 25))
@@ -45,7 +45,7 @@ function Base.record(hold, now)
   return string.format('%.0f %s %s %s %s', hold.expiry, hold.fence, hold.attempt, hold.owner, bound)
 end
 
--- The hold that a record tells of; nil for what no script of ours wrote.
+-- The hold of a record; nil for a foreign record.
 function Base.parse(record)
   local expiry, fence, attempt, owner, bound =
     string.match(record or '', '^(%d+) (%d+) (%S+) (%S+) (%a)$')
@@ -62,8 +62,8 @@ function Base.parse(record)
   }
 end
 
--- Keys outlive what is in them by a moment and no more, should nobody look again. Only ever longer:
--- something else in them may have a longer life than this.
+-- Let keys outlive their content by Base.GRACE. Never shorten a life: other content of the keys can live
+-- longer than this.
 function Base.outlive(life, first, ...)
   if redis.call('PTTL', first) < life + 1000 then
     for _, key in ipairs({ first, ... }) do
@@ -72,7 +72,7 @@ function Base.outlive(life, first, ...)
   end
 end
 
--- The record of a place in a line whose message is to come.
+-- The record of a place in a line whose message is awaited.
 function Base.awaited(label, task, line)
   return {
     attempt = '-',
@@ -90,7 +90,7 @@ function Base.awaited(label, task, line)
   }
 end
 
--- The waiter that a record tells of; nil for none, and for what no script of ours wrote.
+-- The waiter of a record; nil without a record, and for a foreign record.
 function Base.decoded(record)
   local fine, waiter = pcall(cjson.decode, record or '')
   local is_ours = fine and type(waiter) == 'table' and waiter.attempt and tonumber(waiter.expiry)

@@ -1,4 +1,4 @@
--- lib/call: what every decision needs to know: the server's time, the bucket, what is to be resumed.
+-- lib/call: the state of a call: the server's time, the bucket, the locks, the messages to resume.
 
 local Call = {}
 
@@ -10,7 +10,7 @@ function Call.begin(meta)
     micros = micros,
     now = math.floor(micros / 1000),
     locks = {},
-    -- Which brokers the caller can send to, and its name for what it was given; see lib/parked.
+    -- The brokers that the caller can publish to, and the id of its command; see lib/parked.
     home = '',
     by = '',
     messages = {},

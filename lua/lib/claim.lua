@@ -1,9 +1,9 @@
--- lib/claim: what an execution asks for, and the places in queues that it has or takes meanwhile.
+-- lib/claim: the claim of an execution, and its places in queues.
 
 local Claim = {}
 
--- Another attempt of this execution that lives: for how many ms, its label, and whether it holds the
--- lock (or waits); nil if there is none.
+-- Another live attempt of this execution: for how many ms it lives, its label, and whether it holds the
+-- lock rather than waits; nil if there is none.
 function Claim.other_attempt(me)
   local left, text
   for _, lock in ipairs(me.locks) do
@@ -37,8 +37,8 @@ local function limits_of(me, lock, waiter)
   return limits
 end
 
--- The place of an attempt that died, or of a message that has arrived, goes to this attempt before the
--- queue is cleared of the dead.
+-- Give this attempt the place of an attempt that died, or of its message that has arrived, before dead
+-- places are removed from the queue.
 function Claim.take_over_places(me)
   -- If this attempt holds the lock already, a parked message is a copy of its own.
   me.holds = Queue.holds_any(me.locks, me.execution)
@@ -48,12 +48,12 @@ function Claim.take_over_places(me)
       waiter.attempt, waiter.inbox, waiter.label = me.attempt, me.inbox, me.label
       waiter.owner, waiter.by_owner = me.owner, me.by_owner
       waiter.lease = me.lease
-      -- What the task declares may have changed since: nobody gets in by a limit that is not its own.
+      -- The declaration of the task can have changed since: the limits are those of this attempt.
       waiter.limits = limits_of(me, lock, waiter)
       waiter.life = me.asked and me.asked.wait or me.lease
       waiter.expiry = me.call.now + waiter.life
       waiter.ancestors = waiter.parked and me.ancestors
-      -- An attempt that comes with a message is not the attempt that parked the message.
+      -- The attempt that comes with a message is another than the one that parked it.
       waiter.arrived = waiter.parked
       for _, each in ipairs(Queue.wanted(me.call, lock, waiter)) do
         Queue.write(me.call, each, me.execution, waiter)
@@ -70,14 +70,13 @@ local function names_of(locks)
   return names
 end
 
--- A place is for one set of locks. Where the execution now holds one of them, or wants another set than
--- before, the old place goes: else both places would be granted, or their tickets would differ. So goes
--- a message that was parked when the execution still held other locks. The copy of an execution that
--- holds the lock stays, unless the execution itself has to wait again.
+-- Leave the places for another set of locks than these, with the messages parked there: else both places
+-- would be granted, or their tickets would differ. The copy of an execution that holds the lock stays,
+-- unless the execution has to wait again.
 function Claim.leave_other_places(me, locks)
   local names = table.concat(names_of(locks), '\0')
   local function leave(lock, waiter)
-    -- A place in a line, and one in the queue of a lock, are both for one execution (lib/turns).
+    -- An execution can have a place in a line and another in the queue of a lock (lib/turns).
     if lock and (Queue.is_line(lock) or Queue.is_line(me.locks[1])) then
       return
     end
@@ -110,7 +109,7 @@ local function place_for(me, wanted)
 end
 
 local function enter(me, wanted, waiter, before_all)
-  -- A message that is parked already was perhaps for another broker, or its patience is over.
+  -- An older parked message can be for another broker, or its patience can be over.
   local lock, before = Parked.find(me.call, me.execution)
   if lock then
     Queue.unpark(me.call, Queue.wanted(me.call, lock, before), me.execution, before)
@@ -123,8 +122,8 @@ function Claim.wait(me, wanted)
   enter(me, wanted, place_for(me, wanted))
 end
 
--- The index of the first of these locks that has no room for one more message, and how many messages it
--- has; 0, all messages of the bucket and their bytes, where those leave no room.
+-- The index of the first of these locks without room for another message, and how many messages it has;
+-- or 0, with the number and the bytes of all messages of the bucket, if these leave no room.
 function Claim.full(me, locks)
   local asked = me.asked
   for _, lock in ipairs(locks) do
@@ -142,8 +141,7 @@ function Claim.full(me, locks)
   return nil
 end
 
--- `is_copy`: the execution holds the lock. The copy stands where the execution stood, before all who
--- wait.
+-- `is_copy`: the execution holds the lock. The copy stands where the execution stood, before all waiters.
 function Claim.park(me, wanted, is_copy)
   local asked, waiter = me.asked, place_for(me, wanted)
   waiter.parked, waiter.home, waiter.task = true, asked.home, asked.task

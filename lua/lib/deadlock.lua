@@ -1,15 +1,15 @@
--- lib/deadlock: whether a wait would never end, because the holder waits in turn.
+-- lib/deadlock: whether a wait would never end, because the holder itself waits.
 
 local Deadlock = {}
 
--- Holds that are looked at before a wait counts as a wait that ends, and waiters that are noted for one
--- hold: a workflow may have thousands, and one that is missed is at worst a deadlock that is not told.
+-- How many holds to visit before a wait counts as one that ends, and how many waiters to note for a
+-- hold: a workflow can have thousands. A waiter that is missed is at worst a deadlock that is not found.
 local MOST, NOTED = 100, 16
--- A note is held against the queue before it is believed. The note of a waiter lives as long as its
--- place; that of a parked execution, which has no heartbeat, for a day.
+-- A note is compared with the queue before it is believed. The note of a waiter lives as long as its
+-- place; the note of a parked execution, which has no heartbeat, for a day.
 local DAY = 86400000
 
--- For a hold, by its execution: who has to acquire which lock before the hold can end.
+-- The key of the notes of a hold: which execution must acquire which lock before the hold can end.
 local function notes(call, execution)
   return call.prefix .. 's:' .. execution
 end
@@ -49,8 +49,8 @@ local function waiter_of(call, execution, name)
   return waiter and (waiter.parked or waiter.expiry > call.now) and waiter
 end
 
--- Whether the holders of a lock keep a waiter out. Those who share a lock keep out another one that does
--- if an exclusive waiter ahead of it waits for them. A copy of one of them waits for itself alone.
+-- Whether the holders of a lock keep a waiter out. Sharers keep out another sharer if an exclusive waiter
+-- ahead of it waits for them. (A copy of a holder waits for that holder alone.)
 local function is_kept_out(call, lock, execution, limit)
   if limit ~= Holds.SHARED or not Holds.readers(lock) then
     return Holds.permits(lock) > 0 and Holds.is_full(lock, limit)
@@ -67,7 +67,7 @@ end
 
 local lock_path
 
--- From another's hold on: the steps by which it comes back to the execution that asks, if it does.
+-- The rest of the cycle from a hold: the steps back to the execution that asks; nil without a cycle.
 local function hold_path(call, search, hold)
   search.left = search.left - 1
   if search.seen[hold] or search.left <= 0 then
@@ -96,7 +96,7 @@ function lock_path(call, search, lock, waits)
     return nil
   end
   local path, stuck, permits = nil, {}, 0
-  -- First the own holds: those who share a lock may be more than are looked at.
+  -- First the own holds: a shared lock can have more holds than are visited.
   for mine in pairs(search.mine) do
     local hold = lock.holds[mine]
     if hold and not stuck[hold.fence] then
@@ -117,8 +117,8 @@ function lock_path(call, search, lock, waits)
   return path
 end
 
--- The way round if waiting for these locks would never end: a lock, the label of its holder, the lock
--- that this holder waits for, … back to a hold of the execution that asks. Nil if the wait may end.
+-- The cycle, if waiting for these locks would never end: a lock, the label of its holder, the lock that
+-- this holder waits for, and so on to a hold of the execution that asks. Nil if the wait can end.
 function Deadlock.path(call, execution, locks, limits, stuck)
   for i, lock in ipairs(locks) do
     local search = { mine = {}, seen = {}, left = MOST }

@@ -2,17 +2,16 @@
 
 local Holds = {}
 
--- The attempt of a hold that is kept for an execution which is still to come: no attempt has this id.
+-- The attempt of a hold that is kept for an execution that has not come yet. No attempt has this id.
 Holds.KEPT = '-'
 
--- The limit of a claim that shares the lock, instead of how many permits may be live. All shared holds
--- are in one permit, and a lock that has this permit has no other.
+-- The limit of a claim that shares the lock. All shared holds are in one permit, and a lock that has this
+-- permit has no other.
 Holds.SHARED = 0
 
--- So many holds are all read at once. A lock with more of them has an index beside its holds, three
--- sorted sets, and a call reads no more than it needs: a semaphore of thousands costs as much as a
--- small lock. The holds alone are the truth: an index that does not fit them is thrown away, and built
--- anew from the holds.
+-- Up to so many holds are all read at once. A lock with more holds has an index beside them, three sorted
+-- sets, and a call reads no more than it needs: a semaphore of thousands costs as much as a small lock.
+-- The holds alone are the truth: an index that does not fit them is deleted and built again from them.
 local FEW = 32
 
 local function foreign(lock)
@@ -27,7 +26,7 @@ local function count(lock, execution, hold)
   lock.holds[execution] = hold
 end
 
--- In a permit there may be holds of several owners: a cooldown is one.
+-- A permit can have holds of several owners: a cooldown has an owner of its own.
 local function of_owner(execution, hold)
   return hold.owner .. ' ' .. hold.fence .. ' ' .. execution
 end
@@ -51,10 +50,10 @@ local function outlive_holds(lock, expiry)
   end
 end
 
--- Whether there is an index. What is left of one whose lock somebody deleted, or a server evicted, goes.
+-- Whether there is an index. Deletes the rest of an index if the server evicted the lock or a part of it.
 local function has_index(lock)
   local ends, fences, owners = lock.index.ends, lock.index.fences, lock.index.owners
-  -- A key that is named twice counts twice: the lock's own is told from the others'.
+  -- A key that is named twice counts twice, so the result says whether the lock's own key exists.
   local there = redis.call('EXISTS', lock.key, ends, ends, fences, fences, owners, owners)
   if there > 1 and there < 7 then
     redis.call('DEL', ends, fences, owners)
@@ -66,7 +65,7 @@ local function open_with_index(lock)
   setmetatable(lock.holds, {
     __index = function(_, execution)
       local record = redis.call('HGET', lock.key, execution)
-      local hold = record and (Base.parse(record) or foreign(lock))  -- or false: asked once
+      local hold = record and (Base.parse(record) or foreign(lock))  -- false is stored, too
       rawset(lock.holds, execution, hold)
       return hold
     end,
@@ -81,7 +80,7 @@ local function open_by_reading(lock)
       local hold = Base.parse(fields[i + 1]) or foreign(lock)
       local longest = Base.longest(hold.bound)
       if hold.expiry > lock.now + longest then
-        -- Written, as each look would put it off again. Whoever lives renews it before.
+        -- Stored, or each look would put the end off again. A live holder renews it before.
         hold.expiry = lock.now + longest
         local rest = string.match(fields[i + 1], ' .*$')
         redis.call('HSET', lock.key, execution, string.format('%.0f%s', hold.expiry, rest))
@@ -121,7 +120,7 @@ local function rebuild(lock)
   read(lock)
 end
 
--- A lock of which nothing is decided yet but who holds it: with an index, what has lapsed is still there.
+-- A lock whose index is neither verified nor pruned: lapsed holds can be among its holds.
 function Holds.peek(call, key)
   if call.locks[key] then
     return call.locks[key]
@@ -145,8 +144,8 @@ function Holds.peek(call, key)
   return lock
 end
 
--- A lapsed hold is dropped before anything is decided: its lease ended by the server's clock, not when
--- somebody happened to look, and a late renewal must not find it again.
+-- Drop lapsed holds before anything is decided: a lease ends by the server's clock, not when somebody
+-- looks, and a late renewal must not find the hold again.
 function Holds.prune(lock)
   if not lock.indexed then
     return
@@ -157,7 +156,7 @@ function Holds.prune(lock)
     if not hold then
       return rebuild(lock)
     elseif hold.expiry > lock.now and hold.expiry <= lock.now + Base.longest(hold.bound) then
-      -- A renewal while the lock's slot moves between two nodes does not reach the index.
+      -- A renewal does not reach the index while the lock's slot moves between two nodes.
       redis.call('ZADD', lock.index.ends, string.format('%.0f', hold.expiry), execution)
     else
       Holds.drop(lock, execution)
@@ -165,8 +164,8 @@ function Holds.prune(lock)
   end
 end
 
--- Before an index keeps anybody out: it has to fit the holds, and none of them was written before the
--- clock was set back.
+-- Before an index keeps anybody out, it must fit the holds, and no hold must be from before the clock was
+-- set back.
 function Holds.verify(lock)
   if not lock.indexed then
     return
@@ -204,15 +203,15 @@ function Holds.size(lock, fence)
   return lock.indexed and redis.call('ZCOUNT', lock.index.fences, fence, fence) or lock.fences[fence] or 0
 end
 
--- The token of the permit of all who share the lock, if there is one. Any hold tells, as there is no
--- other permit then.
+-- The token of the permit of all sharers, if the lock is shared. Any hold tells, as a shared lock has no
+-- other permit.
 function Holds.readers(lock)
   local hold = Holds.oldest(lock)
   return hold and hold.shared and hold.fence or nil
 end
 
--- Whether a claim with this limit has to wait. `promised` has the permits that those ahead in the queue
--- are about to need, `exclusive` and `shared`; nil for none.
+-- Whether a claim with this limit has to wait, given the permits `promised` to executions ahead of it,
+-- `exclusive` and `shared`; nil for none.
 function Holds.is_full(lock, limit, promised)
   local permits, exclusive = Holds.permits(lock), promised and promised.exclusive or 0
   if limit == Holds.SHARED then
@@ -222,7 +221,7 @@ function Holds.is_full(lock, limit, promised)
   return is_shared or permits + exclusive >= limit
 end
 
--- By which limit a waiter wants this lock.
+-- The limit of a waiter's claim to this lock.
 function Holds.limit_of(lock, waiter)
   for i, name in ipairs(waiter.names or {}) do
     if name == lock.name then
@@ -233,7 +232,8 @@ function Holds.limit_of(lock, waiter)
 end
 
 function Holds.write(lock, execution, hold, label)
-  -- Who joins a permit takes over its mode: a shared claim that re-enters is as exclusive as its caller.
+  -- A hold that joins a permit gets the permit's mode: a shared claim that re-enters is as exclusive as
+  -- its caller.
   hold.shared = hold.shared and (Holds.size(lock, hold.fence) == 0 or Holds.readers(lock) ~= nil)
   local before = lock.holds[execution]
   local stays = before and before.fence == hold.fence and before.owner == hold.owner
@@ -251,7 +251,7 @@ function Holds.write(lock, execution, hold, label)
   outlive_holds(lock, hold.expiry)
 end
 
--- Only ever longer: the holder may have asked for more than this since.
+-- Never shorten a lease: the holder can have extended it since.
 function Holds.extend(lock, execution, expiry)
   local hold = lock.holds[execution]
   if hold.expiry < expiry then
@@ -265,7 +265,7 @@ function Holds.extend(lock, execution, expiry)
   end
 end
 
--- The only hold of the lock is from now on in the permit of all who share the lock, or alone again.
+-- Make the only hold of the lock shared, or exclusive again.
 function Holds.share(lock, execution, shared)
   local hold = lock.holds[execution]
   hold.shared = shared
@@ -295,13 +295,13 @@ function Holds.kept(lock, execution)
   return hold and hold.attempt == Holds.KEPT and hold or nil
 end
 
--- The hold that another attempt of an execution has, if it lives.
+-- The live hold of another attempt of an execution, if there is one.
 function Holds.other_attempt(lock, execution, attempt)
   local hold = lock.holds[execution]
   return hold and hold.attempt ~= attempt and hold.attempt ~= Holds.KEPT and hold or nil
 end
 
--- Every hold, or the first `most` of a lock that has more of them than are read at once.
+-- Every hold; of a lock with an index the first `most`.
 function Holds.some(lock, most)
   if not lock.indexed then
     return lock.holds
@@ -335,8 +335,7 @@ function Holds.newest_of(lock, owner)
   return last and string.match(last, '(%d+) %S+$')
 end
 
--- The hold of the oldest permit, the first by its id: the one to name when somebody asks who is in the
--- way.
+-- The hold of the oldest permit, the first by its id, and its execution: the holder to name in a conflict.
 function Holds.oldest(lock)
   if lock.indexed then
     local execution = redis.call('ZRANGE', lock.index.fences, 0, 0)[1]
@@ -352,8 +351,8 @@ function Holds.oldest(lock)
   return found, execution
 end
 
--- What is kept for an execution may be shared, while it comes to be alone: then nobody else shares the
--- permit, which becomes its own, or it would wait for its own hold.
+-- Adapt a shared hold that is kept for an execution with an exclusive claim, which would otherwise wait
+-- for its own hold. The hold becomes exclusive, or ends if others share it.
 function Holds.claim_kept(lock, execution, limit)
   local kept = Holds.kept(lock, execution)
   if not kept or not kept.shared or limit == Holds.SHARED then
@@ -395,9 +394,9 @@ local function of_kin(lock, execution, claim)
   return Holds.newest(ancestors, claim.owner)
 end
 
--- The token of the newest permit that an execution may join without waiting. Ancestors that are forged
--- or out of date admit nobody: an ancestor must have a live hold of the same owner. A shared permit
--- becomes nobody's own: the others in it rely on what they read.
+-- The token of the newest permit that an execution can join without waiting. Forged or outdated ancestors
+-- admit nobody: an ancestor must have a live hold of the same owner. An exclusive claim cannot join a
+-- shared permit: the other sharers rely on what they read.
 function Holds.permit_of(lock, execution, claim, limit)
   local fence = of_kin(lock, execution, claim)
   if fence and limit ~= Holds.SHARED and Holds.readers(lock) then
@@ -406,7 +405,7 @@ function Holds.permit_of(lock, execution, claim, limit)
   return fence
 end
 
--- Whether an execution that holds the lock came in by its kin. True for a repeat of its command as well.
+-- Whether a holder joined the permit of its kin; also for a repeated command.
 function Holds.is_reentered(lock, execution, claim)
   local hold = lock.holds[execution]
   if not hold.shared then

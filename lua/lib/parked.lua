@@ -2,39 +2,39 @@
 
 local Parked = {}
 
--- For so long, in ms, a message that was handed out counts as being on its way; twice as long each time
--- that nobody came, as a broker may be slow, and up to a bound.
+-- For TRIP ms a message that was handed out counts as on its way; each further time for twice as long, as
+-- the broker can be slow, up to LONGEST.
 local TRIP, LONGEST = 5000, 600000
--- A message that has been on its way for so long no longer holds up those behind: its queue may have no
--- worker.
+-- After so many ms a message on its way no longer holds up the executions behind it: its queue might have
+-- no worker.
 local OVERDUE = 60000
--- Somebody looks at a lock with parked executions so often, in ms, whatever else was missed.
+-- A lock with parked executions is looked at every LOOK ms, whatever else was missed.
 local LOOK = 10000
--- No reply has more messages than this; the other messages are owed.
+-- The most messages in a reply; the others are owed.
 Parked.MOST = 100
 
--- Nothing is on its way for longer than LONGEST: then the clock was set back meanwhile.
+-- No message is on its way for longer than LONGEST, unless the clock was set back meanwhile.
 function Parked.on_its_way(call, waiter)
   local left = waiter.parked and waiter.back and waiter.back - call.now or 0
   return left > 0 and left <= LONGEST
 end
 
--- How many permits a message on its way will need, 1 or 0, and of which kind.
+-- How many permits a message on its way will need (1 or 0), and of which kind.
 function Parked.promise(call, lock, execution, waiter)
   local limit, is_early = Holds.limit_of(lock, waiter), math.abs(call.now - waiter.first) < OVERDUE
-  -- Older arguments after newer ones: never, as long as somebody can send them.
+  -- Older arguments must not run after newer ones while somebody can publish them.
   is_early = is_early or Queue.is_burst(lock) and not waiter.untold
   local comes_anew = is_early and not Holds.permit_of(lock, execution, waiter, limit)
   return comes_anew and 1 or 0, limit == Holds.SHARED and 'shared' or 'exclusive'
 end
 
--- A process may have several apps, each with a broker of its own.
+-- A process can have several apps, each with its own broker.
 local function can_send(call, home)
   return string.find(' ' .. call.home .. ' ', ' ' .. home .. ' ', 1, true) ~= nil
 end
 
--- Whether a message on its way is to be handed out to this caller all the same: the reply to the
--- caller's command was lost, or nobody could send the message so far and this caller can.
+-- Whether to hand a message on its way to this caller again: the reply to its command was lost, or nobody
+-- could publish the message so far.
 function Parked.is_owed(call, execution, waiter)
   local here = waiter.by == call.by or waiter.untold and can_send(call, waiter.home)
   return here and not call.given[execution]
@@ -46,7 +46,7 @@ local function write(call, lock, execution, waiter)
   end
 end
 
--- Put the message where those look who can send it, and call them.
+-- Note that a message is owed, and notify the processes that can publish it.
 local function owe(call, lock, execution, waiter)
   waiter.untold = true
   local since = string.format('%.0f', call.micros)
@@ -55,9 +55,9 @@ local function owe(call, lock, execution, waiter)
   table.insert(call.untold, { lock = lock, execution = execution, waiter = waiter })
 end
 
--- The message stays here until its execution has the lock: whoever is to send it may die, and so may the
--- broker. A caller that cannot send to the message's broker calls for somebody who can. False: the
--- message is not there any more (a server that evicts keys), so its place goes as well.
+-- Hand a message to the caller if it can publish the message; else notify a process that can. The message
+-- stays here until its execution has the lock, because its publisher or the broker can die. False if the
+-- message is gone (the server evicts keys): its place goes as well.
 function Parked.hand_out(call, lock, execution, waiter)
   local name = waiter.names and waiter.names[1] or lock.name
   local text = redis.call('HGET', call.prefix .. 'm:' .. name, execution)
@@ -77,20 +77,20 @@ function Parked.hand_out(call, lock, execution, waiter)
   else
     owe(call, lock, execution, waiter)
   end
-  -- A burst is no task that may run for long: if nobody says that it was sent, the broker is away.
+  -- A burst is published, not executed: without a report the broker cannot be reached.
   local trips = math.min(math.max((waiter.sent or 0) - 1, 0), Queue.is_burst(lock) and 1 or math.huge)
   waiter.back = call.now + math.min(TRIP * 2 ^ trips, LONGEST)
   write(call, lock, execution, waiter)
   return true
 end
 
--- Its worker has received the message, so the execution needs no second copy.
+-- A worker has received the message, so it is not published again before `back`.
 function Parked.put_off(call, lock, execution, waiter, back)
   waiter.back = math.max(waiter.back, back)
   write(call, lock, execution, waiter)
 end
 
--- What this call owes to those who can send to these homes, it hands out itself.
+-- Hand the caller the messages of this call that it can publish to these homes.
 function Parked.settle(call, homes)
   call.home = homes
   for _, each in ipairs(call.untold) do
@@ -101,7 +101,7 @@ function Parked.settle(call, homes)
   end
 end
 
--- Whether those behind a parked execution in the queue may be looked at: its message is on its way.
+-- Whether the executions behind a parked one can have a turn: its message is on its way.
 function Parked.pass(call, lock, execution, waiter, caller)
   if Queue.behind_itself(call, lock, execution, waiter) then
     return true
@@ -116,9 +116,9 @@ function Parked.pass(call, lock, execution, waiter, caller)
   return true
 end
 
--- `late`: messages that did not come back within their first trip. A late message may need the very
--- worker slot in which somebody behind it waits, so it holds up only those that are parked themselves;
--- the others wait for what is `soon` back.
+-- `late` counts messages that did not come back within their first trip. A late message can need the
+-- worker slot in which an execution behind it waits, so it holds up parked executions alone; the others
+-- wait for the messages that are `soon` back.
 function Parked.count(call, lock, execution, waiter)
   if waiter.parked then
     local promise, kind = Parked.promise(call, lock, execution, waiter)
@@ -132,27 +132,27 @@ function Parked.count(call, lock, execution, waiter)
   end
 end
 
--- When somebody who looks for parked executions is to look at this lock next.
+-- Set when this lock has to be looked at for parked executions.
 function Parked.schedule(call, lock)
   if redis.call('EXISTS', lock.messages) == 1 then
     local lapse = Holds.next_lapse(call, lock)
     local look = math.min(lock.look, call.now + (lapse > 0 and lapse + 1 or LOOK), call.now + LOOK)
     redis.call('ZADD', call.prefix .. 'due', string.format('%.0f', look), 'l ' .. lock.name)
   elseif Queue.is_line(lock) and redis.call('EXISTS', lock.queue) == 1 then
-    -- Nobody waits for those that are awaited. They end, some day.
+    -- Only awaited places, and nobody waits for their messages. Look when they end.
     local look = math.min(lock.look, call.now + Queue.DAY)
     redis.call('ZADD', call.prefix .. 'due', string.format('%.0f', look), 'l ' .. lock.name)
   end
 end
 
--- An execution whose patience ends is resumed then, lock or not, to fail where tasks fail.
+-- At its deadline an execution is resumed with or without the lock, so that it fails in a worker.
 local function keep_deadline(call, execution, waiter)
   if waiter.deadline then
     redis.call('ZADD', call.prefix .. 'due', string.format('%.0f', waiter.deadline), 'r ' .. execution)
   end
 end
 
--- The message and where to find it. Queue.enter has written its place.
+-- Store a message, and where to find it. Queue.enter has written its place.
 function Parked.keep(call, locks, execution, waiter, text)
   for i, lock in ipairs(locks) do
     redis.call('HSET', lock.messages, execution, i == 1 and text or '')
@@ -166,7 +166,7 @@ function Parked.keep(call, locks, execution, waiter, text)
   keep_deadline(call, execution, waiter)
 end
 
--- A call by its execution's id, whose message has not come: its line and its place, if it has one.
+-- The line and the place of a call whose message is awaited; nil if it has none.
 function Parked.awaited(call, execution)
   local name = redis.call('HGET', call.prefix .. 'sent', execution)
   if not name then
@@ -180,7 +180,7 @@ function Parked.awaited(call, execution)
   return waiter and line, waiter
 end
 
--- A parked execution by its id: its first lock and its place, if it has one.
+-- The first lock and the place of a parked execution; nil if it has none.
 function Parked.find(call, execution)
   local name = redis.call('HGET', call.prefix .. 'parked', execution)
   if not name then
@@ -189,7 +189,7 @@ function Parked.find(call, execution)
   local lock = Holds.open(call, call.prefix .. 'l:' .. name)
   local waiter = Queue.waiter(lock, execution)
   if not waiter or not waiter.parked then
-    -- A server that evicts keys has taken its place.
+    -- A server that evicts keys has deleted its place.
     local size = redis.call('HSTRLEN', lock.messages, execution)
     redis.call('HDEL', lock.messages, execution)
     redis.call('HDEL', call.prefix .. 'parked', execution)

@@ -1,6 +1,6 @@
--- lib/publish: how a message is sent, on one server.
+-- lib/publish: how a message is published on one server.
 
 local function publish(channel, message)
-  -- pcall: one that forbids the channel answers with an error; then a heartbeat finds what was told.
+  -- pcall: a server that forbids the channel answers with an error. Then a heartbeat finds the grant.
   return redis.pcall('PUBLISH', channel, message)
 end

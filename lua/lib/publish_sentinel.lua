@@ -1,9 +1,9 @@
--- lib/publish_sentinel: the same where the master moves.
+-- lib/publish_sentinel: how a message is published under Sentinels, where the master can move.
 
 local function publish(channel, message)
-  -- A listener may still be at the one before, a replica now, which repeats what the master publishes.
-  -- The master does not count it, so nobody is let in; nor must it hear then of a grant. So first
-  -- somebody has to hear an empty message.
+  -- A listener can still be at the previous master, now a replica, which passes on what the master
+  -- publishes. The master does not count this listener, so it grants nothing, and the listener must not
+  -- hear of a grant. So an empty message first asks whether the master has a listener.
   if string.sub(message, 1, 7) == 'granted' and redis.pcall('PUBLISH', channel, '') == 0 then
     return 0
   end

@@ -1,11 +1,11 @@
--- lib/queue: the places of those who wait, in the order of their tickets.
+-- lib/queue: the places of waiters, in the order of their tickets.
 
 local Queue = {}
 
--- A call never works through more places than this, so no call stalls the server. The next heartbeat,
--- or look at parked messages, goes on from there.
+-- The most places that a call works through, so that no call stalls the server. The next heartbeat, or
+-- look at parked messages, goes on from there.
 Queue.MOST = 256
--- A call has no longer than this, in ms, to arrive after it was due.
+-- A day in ms: how long a line outlives the due time of its last place.
 Queue.DAY = 86400000
 
 function Queue.waiter(lock, execution)
@@ -23,23 +23,23 @@ function Queue.gone(call, waiter)
   return not waiter or not waiter.parked and waiter.expiry <= call.now
 end
 
--- A line is a lock whose waiters are calls, in the order in which they were sent. Its places are taken
+-- A line is a lock whose waiters are calls, in the order in which they were sent. Its places are reserved
 -- before their messages come (place), and are kept until their executions have ended (lib/turns).
 function Queue.is_line(lock)
   return string.sub(lock.name, 1, 6) == 'order\t'
 end
 
--- The lock of a task's debounced calls: its waiters are bursts of them, and nobody acquires it.
+-- The lock of a task's debounced calls: its waiters are bursts, and nobody acquires it.
 function Queue.is_burst(lock)
   return string.sub(lock.name, 1, 9) == 'debounce\t'
 end
 
--- The place of a call is not parked as long as its message has not come.
+-- Whether the message of a place in a line has not come yet.
 function Queue.is_awaited(lock, execution, waiter)
   return waiter.line and redis.call('HEXISTS', lock.messages, execution) == 0
 end
 
--- Without messages a line lives as long as its last place, give or take a day.
+-- Without parked messages a line lives until a day after its last place is due.
 local function outlive_places(call, lock)
   local last = tonumber(redis.call('ZREVRANGE', lock.queue, 0, 0, 'WITHSCORES')[2] or 0)
   local life = math.max(math.floor(last / 1000) - call.now, 0) + Queue.DAY + Base.GRACE
@@ -57,7 +57,7 @@ function Queue.wanted(call, lock, waiter)
   return locks
 end
 
--- The message of a parked execution goes; its places in the queues stay.
+-- Forget the message of a parked execution. Its places in the queues stay.
 function Queue.unpark(call, locks, execution, waiter)
   if not waiter or not waiter.parked or Queue.is_awaited(locks[1], execution, waiter) then
     return
@@ -68,7 +68,7 @@ function Queue.unpark(call, locks, execution, waiter)
     if redis.call('EXISTS', lock.messages) == 0 and Queue.is_line(lock) then
       outlive_places(call, lock)
     elseif redis.call('EXISTS', lock.messages) == 0 then
-      -- Whoever waits in a process has a heartbeat that makes this longer again.
+      -- The heartbeat of a waiter in a process makes this longer again.
       redis.call('PEXPIRE', lock.queue, Base.GRACE)
       redis.call('PEXPIRE', lock.waiters, Base.GRACE)
       redis.call('ZREM', call.prefix .. 'due', 'l ' .. lock.name)
@@ -76,19 +76,19 @@ function Queue.unpark(call, locks, execution, waiter)
   end
   local parked = call.prefix .. 'parked'
   local was_parked = redis.call('HDEL', parked, execution)
-  -- Another execution of the task may be parked by now: a retry, while a copy still lies here.
+  -- Another execution of the task can be parked by now: a retry, while this is an old copy.
   if redis.call('HGET', parked, '#' .. waiter.task) == execution then
     redis.call('HDEL', parked, '#' .. waiter.task)
   end
   redis.call('ZREM', call.prefix .. 'due', 'r ' .. execution)
   redis.call('ZREM', call.prefix .. 'owed:' .. waiter.home, execution)
   if was_parked == 1 then
-    Queue.count_parked(call, -1, 0 - size)  -- `-size` may be -0, which is no integer to Redis
+    Queue.count_parked(call, -1, 0 - size)  -- `-size` can be -0, which Redis refuses
   end
 end
 
--- How many messages are parked in this bucket, and their bytes: for a bound, and zero when none is there,
--- whatever a server that evicts keys has made of it.
+-- Count the parked messages of this bucket and their bytes, for the bounds. Without parked messages the
+-- counts are zero, whatever a server that evicts keys has deleted.
 function Queue.count_parked(call, messages, bytes)
   if redis.call('EXISTS', call.prefix .. 'parked') == 0 then
     redis.call('HDEL', call.meta, 'parked', 'bytes')
@@ -112,7 +112,7 @@ function Queue.leave(call, lock, execution, waiter)
   if waiter and waiter.line then
     local sent = call.prefix .. 'sent'
     redis.call('HDEL', sent, execution)
-    -- Another call may have the task's id by now: a retry.
+    -- Another call can have the task's id by now: a retry.
     if redis.call('HGET', sent, '#' .. waiter.task) == execution then
       redis.call('HDEL', sent, '#' .. waiter.task)
     end
@@ -156,25 +156,25 @@ local function ticket_before_all(call, locks)
   return ticket
 end
 
--- One ticket for all the locks that an execution wants: with one order over all queues the oldest
--- execution is first in each of its queues, so two that want A,B and B,A cannot wait for each other.
+-- An execution has one ticket for all the locks that it wants. So the order is the same in all queues, and
+-- two executions that want A,B and B,A cannot wait for each other.
 function Queue.enter(call, locks, execution, waiter, before_all)
   local ticket = before_all and ticket_before_all(call, locks) or ticket_behind_all(call, locks)
   for _, lock in ipairs(locks) do
-    -- The message has come to the place that was taken for it, or to one that is taken now.
+    -- The message has come to the place reserved for it, or gets a new place.
     if Queue.is_line(lock) then
       waiter.line = (Queue.waiter(lock, execution) or {}).line
     end
-    -- NX: whoever comes back, by a repeated command or as a new attempt of a dead one, keeps its place.
+    -- NX: an execution keeps its place when its command is repeated, or a new attempt replaces a dead one.
     redis.call('ZADD', lock.queue, 'NX', string.format('%.0f', ticket), execution)
     Queue.write(call, lock, execution, waiter)
   end
 end
 
--- The place of a call in a line goes on to its retry, or to its own message that comes again.
+-- Give the place of a call in a line to its retry, or to its own message that comes again.
 function Queue.succeed(call, lock, execution, ticket, label, gap)
   local line = { ticket = ticket, gap = gap, due = call.now, ends = call.now + gap + Queue.DAY }
-  -- The retry may have been quicker, and wait behind all.
+  -- The retry can have been quicker, and wait behind all others.
   local waiter = Queue.waiter(lock, execution) or Base.awaited(label, '', line)
   waiter.line, waiter.turn = line, nil
   redis.call('ZADD', lock.queue, ticket, execution)

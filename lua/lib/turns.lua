@@ -2,8 +2,8 @@
 
 local Turns = {}
 
--- How many waiters ahead of an execution in the queue are about to come back and to need a permit, by
--- kind; nil if a waiter is ahead that lets nobody pass.
+-- How many permits the waiters ahead of an execution in the queue will need, by kind; nil if one of them
+-- cannot be passed.
 local function promised_ahead(call, lock, execution)
   local promised = { exclusive = 0, shared = 0 }
   for i = 0, Queue.MOST - 1 do
@@ -30,7 +30,8 @@ end
 local function has_room(call, lock, execution, waiter, limit, is_head)
   local promised
   if is_head then
-    -- Who is late may be passed where the lock is free. Those who share it would come one after another.
+    -- A late execution can be passed while the lock is free; but not by sharers, which could come one
+    -- after another.
     local waits_for_late = waiter.parked or limit == Holds.SHARED and Holds.readers(lock)
     promised = waits_for_late and lock.promised or lock.soon
   else
@@ -39,9 +40,9 @@ local function has_room(call, lock, execution, waiter, limit, is_head)
   return promised and not Holds.is_full(lock, limit, promised)
 end
 
--- What a waiter may have now: for each of its locks the token of the permit that it joins, or false for
--- a new permit; nil while one of the locks is not free. For a new permit, and to join those who share the
--- lock, the waiter has to be first in the queue; `head` is the lock where the caller has seen to that.
+-- What a waiter can have now: for each of its locks the token of the permit to join, or false for a new
+-- permit; nil while one of the locks is not free. To get a new permit, or to share a lock that it has not
+-- joined before, a waiter must be first in the queue; at the lock `head` the caller has made sure of that.
 local function admission(call, lock, execution, waiter, head)
   local fences = {}
   for i, each in ipairs(Queue.wanted(call, lock, waiter)) do
@@ -57,15 +58,15 @@ local function admission(call, lock, execution, waiter, head)
   return fences
 end
 
--- Tell a waiter of its grant. False if nobody hears: the process is gone, or for now not connected.
+-- Notify a waiter of its grant. False if nobody listens: the process is gone, or not connected for now.
 local function reached(call, execution, waiter, fences)
   local message = table.concat({ 'granted', execution, waiter.attempt, unpack(fences) }, ' ')
   return publish(call.prefix .. 'i:' .. waiter.inbox, message) ~= 0
 end
 
--- Grant a waiter its locks. The holds have their whole lease from here on: the holder may be slow to
--- hear of the grant. False: nobody could tell the waiter, which keeps its place. The execution that
--- asks now (`caller`) needs no message, as the reply tells it.
+-- Grant a waiter its locks, with their whole lease from now: the waiter can be slow to notice. False if
+-- the waiter could not be notified: it keeps its place. The execution of this call (`caller`) gets the
+-- reply, and no message.
 local function let_in(call, lock, execution, waiter, fences, caller)
   local fence
   for i, joined in ipairs(fences) do
@@ -89,7 +90,7 @@ local function let_in(call, lock, execution, waiter, fences, caller)
   return true
 end
 
--- Let a waiter in, or hand out its message. True: it needs its place no longer.
+-- Let a waiter in, or hand out its message. True if it no longer needs its place.
 local function enter_or_send(call, lock, execution, waiter, fences, caller)
   if not fences then
     return false
@@ -100,7 +101,7 @@ local function enter_or_send(call, lock, execution, waiter, fences, caller)
   return not Parked.on_its_way(call, waiter) and not Parked.hand_out(call, lock, execution, waiter)
 end
 
--- Waiters of an owner that has just got the lock join its permit, if they may re-enter by owner.
+-- Let waiters of an owner that has just acquired the lock join its permit, if they can re-enter by owner.
 function Turns.join(call, lock, owner, caller)
   for _, execution in ipairs(redis.call('ZRANGE', lock.queue, 0, Queue.MOST - 1)) do
     local waiter = Queue.waiter(lock, execution)
@@ -111,8 +112,8 @@ function Turns.join(call, lock, owner, caller)
   end
 end
 
--- A waiter that asks whether its owner holds the lock by now. Turns.join let in only those that could be
--- told, and only with a holder that also re-enters by owner.
+-- Let in a waiter whose owner holds the lock by now. Turns.join let in only waiters that could be
+-- notified, and only beside a holder that also re-enters by owner.
 function Turns.rejoin(call, lock, execution, waiter)
   local fences = (waiter.by_owner or Holds.kept(lock, execution)) and admission(call, lock, execution, waiter)
   if fences then
@@ -120,7 +121,7 @@ function Turns.rejoin(call, lock, execution, waiter)
   end
 end
 
--- A successor that waits already when a hold is kept for it was quicker than its predecessor.
+-- Let in a successor that waits already: it was quicker than its predecessor, which has left it a hold.
 function Turns.inherit(call, lock, successor)
   local waiter = Queue.waiter(lock, successor)
   if waiter and not Queue.gone(call, waiter) then
@@ -129,14 +130,14 @@ function Turns.inherit(call, lock, successor)
   end
 end
 
--- Nobody holds the lock, and whoever was resumed does not come: perhaps a waiter behind is here.
+-- Whether nobody holds the lock and a resumed execution is late: then a waiter behind it can have the lock.
 local function may_be_passed(lock, execution, waiter, caller)
   return waiter.parked and execution ~= caller and lock.late > 0 and Holds.permits(lock) == 0
 end
 
--- Grant the lock to the first in the queue, or hand out its message, and so on. True: somebody whose
--- turn comes before the caller's still waits, so the caller has to queue, or to stay there. `caller` is
--- the execution that asks now; `lock.promised` counts those ahead of it that are about to come back.
+-- Grant the lock to the first in the queue, or hand out its message, and so on. True if the caller has to
+-- wait: somebody whose turn comes before the caller's still waits. `caller` is the execution of this call;
+-- `lock.promised` counts the permits of messages ahead of it that are on their way.
 local function serve(call, lock, caller)
   local passed, held_up = 0, false
   for _ = 1, Queue.MOST do
@@ -171,11 +172,11 @@ end
 
 -- --- lines (lock_order): calls in the order in which they were sent -----------------------------------
 
--- The owner of a claim to a line whose message comes again should its process die.
+-- The owner of a claim to a line whose message the broker delivers again if its process dies.
 local COMES_AGAIN = 'again'
 
--- A call's turn has come. By its fencing token, which is its ticket, it sees that nobody overtook it. If
--- its message may come again, its place stays in front until its execution has ended.
+-- Let in a call whose turn has come. Its fencing token is its ticket, which proves that no later call
+-- overtook it. If its message can come again, its place stays in front until its execution has ended.
 local function let_into_line(call, lock, execution, waiter, caller)
   local fence = waiter.line and waiter.line.ticket or Base.next_fence(call.meta, call.micros)
   local hears = execution == caller or reached(call, execution, waiter, { fence })
@@ -199,7 +200,7 @@ local function let_into_line(call, lock, execution, waiter, caller)
   Queue.write(call, lock, execution, waiter)
 end
 
--- So many calls that were passed over are told of at the most.
+-- The most calls that were passed over to remember until somebody asks.
 local TOLD = 1000
 
 local function pass_over(call, lock, execution, waiter)
@@ -212,14 +213,14 @@ local function pass_over(call, lock, execution, waiter)
   Queue.leave(call, lock, execution, waiter)
 end
 
--- Since when the first of the line keeps others waiting: until one of them is here, the broker may simply
--- be behind. Nil if it keeps nobody waiting.
+-- Since when the first place in the line keeps others waiting; nil if it keeps nobody waiting. Until a
+-- later call is here, the broker can simply be behind.
 local function turn_of(call, lock, waiter, caller)
   local is_waited_for = caller or redis.call('EXISTS', lock.messages) == 1
   return is_waited_for and (waiter.turn or call.now) or nil
 end
 
--- The first of the line is awaited. True: those behind wait for it, too.
+-- The message of the first place in the line is awaited. True if the calls behind it wait for the message.
 local function await(call, lock, execution, waiter, caller)
   local turn = turn_of(call, lock, waiter, caller)
   local late = turn and math.max(turn, waiter.line.due) + waiter.line.gap
@@ -245,7 +246,7 @@ local function await(call, lock, execution, waiter, caller)
   return true
 end
 
--- The message of the first of the line is here. True: it is on its way.
+-- The message of the first place in the line is here. True if it is on its way.
 local function hand_out_first(call, lock, execution, waiter)
   local is_on_its_way = Parked.on_its_way(call, waiter)
   if not is_on_its_way or Parked.is_owed(call, execution, waiter) then
@@ -257,7 +258,7 @@ local function hand_out_first(call, lock, execution, waiter)
   return true
 end
 
--- As `serve`, of a line: nobody is passed by but who is late.
+-- `serve` for a line, where only a call whose message is late is passed over.
 local function serve_line(call, lock, caller)
   for _ = 1, Queue.MOST do
     local execution = redis.call('ZRANGE', lock.queue, 0, 0)[1]
@@ -291,7 +292,7 @@ function Turns.promote(call, lock, caller)
   return ahead
 end
 
--- A parked execution leaves for good, and those behind move up. False: it is not parked.
+-- Remove a parked execution for good, and let the waiters behind it move up. False if it is not parked.
 function Turns.withdraw(call, execution)
   local lock, waiter = Parked.find(call, execution)
   if not lock then
