@@ -353,8 +353,8 @@ class Locks:
             task_id: the task's id.
 
         Returns:
-            True if the task was parked and has ended now. False if it is not parked: end it with
-            `app.control.revoke`.
+            True if the task was parked and has ended now. False if it is not parked; then end it
+            with `app.control.revoke`.
 
         Raises:
             RelockError: there is no app, the app does not have the task, or the message cannot be

@@ -7,6 +7,7 @@ import uuid
 
 import pytest
 
+from tests.docs import pages
 from tests.docs.apps.migrating import examples, installed
 from tests.support.worker import ROOT
 
@@ -51,6 +52,7 @@ def test_the_page_has_a_pair_of_examples_for_each_of_them():
     assert [*examples()] == [*UNIQUE, *BY_HAND]
     for title, blocks in examples().items():
         assert {*blocks} == {title if title in UNIQUE else "by hand", "celery-relock"}
+    assert len(pages.blocks("migrating")) == 2 * len(examples())
 
 
 @pytest.mark.parametrize("title", UNIQUE)

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from celery_relock import Lock
 from celery_relock.admin import Locks
 from celery_relock.cli import relock
-from tests.docs.pages import DOCS, text
+from tests.docs.pages import DOCS, is_typed, text, typed_on
 from tests.support import RedisServer, Worker, wait_for
 
 PAGE = text("operations")
@@ -39,6 +39,10 @@ VARIES = (
     (r"owner [0-9a-f-]{36}", "OWNER"),
     (r'"(at|since|lease_left|host|pid|token|execution_id|owner)": [^,\n]+', "FIELD"),
     (r" +", " "),
+    # Of the doctor, at the end of all situations.
+    (r"(\n [\w ]+: about \d+ \(\d+ kB\))+", " KINDS"),
+    (r"(?<=keys: )\d+|\d+(?= looked at)|-?\d+\.\d+(?= ms)|locked tasks: \d+", "NUMBER"),
+    (r"Redis \d\S+,|worker: \S+@\S+,", "SERVER"),
 )
 
 
@@ -52,7 +56,8 @@ def steps(heading: str) -> Iterator[tuple[str, str]]:
     for block in re.findall(r"```console\n(.*?)```", sections()[heading], flags=re.DOTALL):
         for step in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             command, _, printed = step.partition("\n")
-            yield command, printed
+            if is_typed(command):
+                yield command, printed
 
 
 def same(printed: str) -> str:
@@ -92,7 +97,7 @@ class Shop:
         self.code = done.exit_code
         if "release account:42" in command:
             result = self.module.app.AsyncResult(WAITER)
-            wait_for(lambda: result.state == "SUCCESS", what="the next one's end")
+            wait_for(lambda: result.state == "SUCCESS", 60, "the next one's end")
         return done.output
 
     def ask_redis(self, host: str, words: list[str]) -> str:
@@ -132,19 +137,19 @@ class Shop:
         holder = {42: HOLDER, 7: OTHER}[account]
         result = self.module.charge.apply_async((account,), task_id=holder)
         self._held += 1
-        self.worker.journal.wait_for("inside", count=self._held)
+        self.worker.journal.wait_for("inside", count=self._held, timeout=60)
         locks = Locks(self.module.app)
         for number, task_id in enumerate(waiters, 1):
             self.module.import_file.apply_async((account,), task_id=task_id)
             name = f"account:{account}"
-            wait_for(lambda: locks.get(name).parked == number, what="a run to be parked")  # noqa: B023
+            wait_for(lambda: locks.get(name).parked == number, 60, "a run to be parked")  # noqa: B023
         yield
         if not result.ready():
             self.worker.journal.add("go", account=account)
-        result.get(timeout=20)
+        result.get(timeout=60)
         ready = ("SUCCESS", "REVOKED")
         results = [self.module.app.AsyncResult(each) for each in waiters]
-        wait_for(lambda: all(each.state in ready for each in results), what="the others' ends")
+        wait_for(lambda: all(each.state in ready for each in results), 60, "the others' ends")
         for each in (result, *results):
             each.forget()
 
@@ -154,6 +159,13 @@ class Shop:
             self.server.client().config_set("maxmemory", 1)
             yield
             self.server.client().config_set("maxmemory", 0)
+
+    @contextmanager
+    def as_a_cache(self) -> Iterator[None]:
+        """For a doctor."""
+        self.server.client().config_set("maxmemory", "1gb")
+        self.server.client().config_set("maxmemory-policy", "allkeys-lru")
+        yield
 
     @contextmanager
     def host_gone(self) -> Iterator[None]:
@@ -170,25 +182,25 @@ class Shop:
     def never(self) -> Iterator[None]:
         with self.held(42, WAITER):
             dropped = self.module.refresh.apply_async((42,), task_id=DROPPED)
-            dropped.get(timeout=20)
+            dropped.get(timeout=60)
             later = self.module.import_file.apply_async((42,), task_id=LATER, countdown=600)
-            wait_for(lambda: "ETA" in self.run(f"celery -A shop relock why {LATER}"))
+            wait_for(lambda: "ETA" in self.run(f"celery -A shop relock why {LATER}"), 60)
             yield
             self.module.app.control.revoke(later.id)
 
-    def situations(self) -> dict[str, Callable[[], Any]]:
-        return {
-            "A lock is stuck": lambda: self.held(42, WAITER),
-            "A worker is gone": self.host_gone,
-            "Redis is full": self.full,
-            "A deploy": lambda: self.held(42, WAITER),
-            "A failover": lambda: self.held(42, WAITER),
-            "Moving to another Redis": self.moving,
-            "Too many wait": self.many,
-            "The wrong namespace": lambda: self.held(42),
-            "A task never runs": self.never,
-            "A poison message": lambda: self.held(42, POISON),
-        }
+
+SITUATIONS: dict[str, Callable[[Shop], Any]] = {
+    "A lock is stuck": lambda shop: shop.held(42, WAITER),
+    "A worker is gone": Shop.host_gone,
+    "Redis is full": Shop.full,
+    "A deploy": lambda shop: shop.held(42, WAITER),
+    "A failover": lambda shop: shop.held(42, WAITER),
+    "Moving to another Redis": Shop.moving,
+    "Too many wait": Shop.many,
+    "The wrong namespace": lambda shop: shop.held(42),
+    "A task never runs": Shop.never,
+    "A poison message": lambda shop: shop.held(42, POISON),
+}
 
 
 def write(seen: list[tuple[str, str, str]]) -> None:
@@ -196,7 +208,9 @@ def write(seen: list[tuple[str, str, str]]) -> None:
     left = iter(seen)
 
     def printed(block: re.Match[str]) -> str:
-        commands = re.findall(r"^\$ .+$", block[0], flags=re.MULTILINE)
+        commands = re.findall(r"^\$ (.+)$", block[0], flags=re.MULTILINE)
+        if not all(map(is_typed, commands)):
+            return block[0]
         made = [f"$ {command}\n{output}" for command, _, output in islice(left, len(commands))]
         return f"```console\n{''.join(made)}```"
 
@@ -204,20 +218,25 @@ def write(seen: list[tuple[str, str, str]]) -> None:
     (DOCS / "operations.md").write_text(made)
 
 
-def test_the_page_has_ten_situations_with_commands() -> None:
+def test_the_commands_of_the_page_are_in_its_ten_situations() -> None:
     with_commands = [heading for heading in sections() if list(steps(heading))]
-    assert len(with_commands) == 10
+
+    assert with_commands == list(SITUATIONS)
+    assert sum(len(list(steps(each))) for each in SITUATIONS) == len(typed_on("operations"))
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex")
 def test_each_command_prints_what_the_page_shows(own_redis: Callable[..., RedisServer]) -> None:
     shop = Shop(own_redis(), own_redis())
     seen: list[tuple[str, str, str]] = []
     try:
-        for heading, situation in shop.situations().items():
-            with situation():
+        for heading, situation in SITUATIONS.items():
+            with situation(shop):
                 seen += [(command, shown, shop.run(command)) for command, shown in steps(heading)]
+        with shop.as_a_cache():
+            for command, lines in typed_on("doctor"):
+                seen.append((command, "\n".join(lines), shop.run(command)))
     finally:
         shop.worker.close()
     if os.environ.get("RELOCK_WRITE_PAGE"):

@@ -21,7 +21,7 @@ from tests.support import RedisServer
 from tests.support.worker import ROOT
 
 # Whose blocks are run by a test of their own.
-ELSEWHERE = {"README", "quickstart", "fencing", "metrics", "migrating", "redis", "testing"}
+ELSEWHERE = {"quickstart", "fencing", "metrics", "migrating", "redis", "testing"}
 PAGES = [
     page
     for page in all_pages()

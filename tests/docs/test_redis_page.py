@@ -17,6 +17,7 @@ from celery_relock import LockedTask, errors
 from celery_relock.declaration import engine_of
 from celery_relock.settings import store_settings
 from tests.backends.redis.test_permissions import PASSWORD, least
+from tests.docs.pages import blocks
 from tests.support import RedisServer, wait_for
 from tests.support.cluster import ClusterServers
 from tests.support.sentinel import Watcher
@@ -104,6 +105,7 @@ SEEN = {
 
 def test_the_examples_are_these() -> None:
     assert EXAMPLES.keys() == SEEN.keys()
+    assert len(blocks("redis")) == len(EXAMPLES)
 
 
 @pytest.mark.parametrize("heading", EXAMPLES)

@@ -31,8 +31,8 @@ def monitor(worker):
 
 def row(delivery):
     """What the page says of a delivery: the signals and hooks in their order, and the events."""
-    (line,) = (line for line in PAGE.splitlines() if line.startswith(f"| {delivery} |"))
-    fires, events = line.strip("| ").split(" | ")[1:]
+    _, fires, events = PAGE.split(f"\n**{delivery}**\n")[1].split("\n- ", 2)
+    events = events.split("\n\n")[0]
     return re.findall(r"`([\w-]+)`", fires), sorted(re.findall(r"`([\w-]+)`", events))
 
 
