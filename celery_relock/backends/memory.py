@@ -1455,8 +1455,8 @@ def _get_in(command: _Command, lock: _Lock, place: _Place) -> None:
     me = place.execution_id
     if not lock.has(me):
         command.promote(lock, me)
-    # `join` let in only waiters that could be notified, and only beside a holder that also re-enters
-    # by owner.
+    # `join` let in only waiters that could be notified, and only beside a holder that also
+    # re-enters by owner.
     if not lock.has(me) and (place.by_owner or lock.kept(me)):
         fences = command.admission(place)
         if fences is not None:
