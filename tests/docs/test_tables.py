@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.worker import ROOT
 
-# The text column of the site is 46 em wide, about 100 characters. The widest column of a table gets
-# some 60 of them, so this is two lines there, and five on a phone.
+# A line of the site has room for about 80 characters, and the widest column of a table for some 50:
+# this is three lines there.
 MOST = 120
 PAGES = [
     ROOT / "README.md",
