@@ -1,11 +1,11 @@
-"""What would hurt, said before it does: `celery -A app relock doctor`.
+"""Find problems before they hurt: `celery -A app relock doctor`.
 
     report = examine(app)
     for finding in report.findings:
         print(finding.severity, finding.what, finding.do)
 
-Looks at the settings, at each server of the locks, at the workers, and at what is parked. Changes
-nothing. `quick` is the part without workers, for a check that is run often.
+The doctor looks at the settings, the servers of the locks, the workers and the parked tasks, and
+changes nothing. `quick` looks at the settings and the servers, for a check that runs often.
 """
 
 from __future__ import annotations
@@ -35,25 +35,27 @@ if TYPE_CHECKING:
 
 ERROR, WARNING, NOTICE = SEVERITIES = ("error", "warning", "notice")
 
-# From here on it is worth a word: seconds of a round trip, seconds between two clocks, the share of
-# its memory that a server has used, and bytes that our keys take.
+# Above these there is a finding: seconds of a usual and of the longest round trip, seconds between
+# two clocks; the used share of memory or connections, and bytes of our keys.
 _SLOW, _VERY_SLOW, _APART = 0.02, 1.0, 1.0
 _FULL, _LARGE = 0.9, 256 * 2**20
-# Keys of each server that are looked at, and parked tasks.
+# Keys of each server to look at, and parked tasks.
 _SAMPLE, _PARKED = 20_000, 200
-# What is owed for so many seconds, nobody comes for.
+# Seconds for which a message can be owed: for longer, no process publishes it.
 _OWED = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that hurts, or will.
+    """A problem that hurts, or will.
 
     Attributes:
         check: what was looked at, a word for programs.
-        severity: "error": locks do not work, or what waits may be lost; "warning": it will hurt one
-            day; "notice": good to know.
-        what, why, do: what is the matter, why it matters, what to do about it.
+        severity: "error", locks do not work, or parked tasks can be lost; "warning", it will hurt
+            one day; "notice", good to know.
+        what: what is wrong, a sentence.
+        why: why it matters.
+        do: what to do about it.
     """
 
     check: str
@@ -65,10 +67,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All findings, the worst first, and what was seen.
+    """What the doctor found.
 
     Attributes:
-        facts: by topic, plain values: for people who look for something else.
+        findings: all findings, the worst first.
+        facts: by topic, plain values that describe the servers, the keys and the workers.
     """
 
     findings: tuple[Finding, ...]
@@ -76,7 +79,7 @@ class Report:
 
     @property
     def worst(self) -> str:
-        """The severity of the worst finding, "" without one."""
+        """The severity of the worst finding; "" without a finding."""
         return self.findings[0].severity if self.findings else ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -92,14 +95,15 @@ def examine(
     workers: bool = True,
     timeout: float = 1.0,
 ) -> Report:
-    """Look at everything.
+    """Look at everything. Problems are findings: a Redis that cannot be reached is one, too.
 
     Args:
-        app: the Celery app; None looks at the Redis alone.
-        place: without an app, whatever `Lock` takes: a URL, or a client of redis-py.
-        namespace: of a place.
-        workers: whether to ask the workers, which takes `timeout`, or a little more.
-        timeout: seconds that workers have to answer.
+        app: the Celery app; None looks at a Redis alone.
+        place: without an app, what `Lock` accepts: a URL, a redis-py client, or a function that
+            returns a client.
+        namespace: without an app, the prefix of all keys.
+        workers: whether to ask the workers, which takes `timeout` seconds or a little more.
+        timeout: seconds in which workers can answer.
     """
     findings: list[Finding] = []
     facts: dict[str, Any] = {"version": metadata.version("celery-relock")}
@@ -117,7 +121,11 @@ def examine(
 
 
 def quick(app: Any) -> tuple[Finding, ...]:
-    """The settings, and how the servers are set up: some round trips, no worker, no scan."""
+    """Look at the settings, and at how the servers are set up, in a few round trips.
+
+    Args:
+        app: the Celery app.
+    """
     findings = list(_settings(app))
     engine = _engine(app, None, "", findings)
     if engine is not None and isinstance(engine.backend, Examinable):
@@ -140,8 +148,8 @@ def _settings(app: Any) -> Iterator[Finding]:
             "settings",
             ERROR,
             str(error),
-            "No locked task can run with it.",
-            "Correct the setting; docs/settings.md has all of them.",
+            "No locked task can run with this setting.",
+            "Correct the setting; docs/settings.md lists all settings.",
         )
         return
     known = [f"relock_{name}" for name in (*SETTINGS, *OPTION_NAMES)]
@@ -151,8 +159,8 @@ def _settings(app: Any) -> Iterator[Finding]:
             yield Finding(
                 "settings",
                 WARNING,
-                f"the setting {name} looks like {close[0]}, and nothing reads it",
-                "The default is in force instead.",
+                f"the setting {name} looks like {close[0]}, but has no effect",
+                "The default applies instead.",
                 f"Write {close[0]}.",
             )
     for name in _in_django(app):
@@ -160,7 +168,7 @@ def _settings(app: Any) -> Iterator[Finding]:
             "settings",
             WARNING,
             f"the Django setting {name} is not read by this app",
-            f"Its namespace is {app.conf.prefix!r}: the default is in force instead.",
+            f"The app's namespace is {app.conf.prefix!r}, so the default applies instead.",
             f"Write {app.conf.prefix}{name}.",
         )
     yield from _tasks(app)
@@ -190,7 +198,7 @@ def _tasks(app: Any) -> Iterator[Finding]:
             "tasks",
             ERROR,
             f"the app's tasks cannot be loaded: {type(error).__name__}: {error}",
-            "A worker fails like this at its start.",
+            "A worker fails in the same way when it starts.",
             "Correct the declaration, or the module that fails.",
         )
         return
@@ -199,8 +207,8 @@ def _tasks(app: Any) -> Iterator[Finding]:
             yield Finding(
                 "tasks",
                 ERROR,
-                f"the task {task.name} is declared with {', '.join(written)} and takes no lock",
-                "Its base is not LockedTask, so it runs beside itself.",
+                f"the task {task.name} is declared with {', '.join(written)} and acquires no lock",
+                "Its base is not LockedTask, so two executions can run at the same time.",
                 f"Write @app.task(base=LockedTask, {written[0]}=…).",
             )
     if str(app.conf.result_backend).partition(":")[0] == "rpc" and (
@@ -209,9 +217,10 @@ def _tasks(app: Any) -> Iterator[Finding]:
         yield Finding(
             "bursts",
             WARNING,
-            f"{', '.join(waited)}: the calls of a burst have one result, and result_backend is "
+            f"{', '.join(waited)}: the calls of a burst share one result, and result_backend is "
             "rpc://",
-            "The result goes to the process of the last call: get() in the others never returns.",
+            "The result goes to the process of the last call: get() in other processes never "
+            "returns.",
             "Use a result backend that stores results, such as Redis, or ignore_result=True.",
         )
 
@@ -256,11 +265,11 @@ def _backend(
                 yield Finding(
                     "parked",
                     ERROR,
-                    f"{owed.runs} parked tasks have had their turn, and no process has published "
-                    f"them for {duration(owed.since)}",
-                    "Their locks are free, or held by others, and they do not run.",
-                    "Start a worker of their app: with this library, and with the same broker_url "
-                    "and name of the app as when they were parked.",
+                    f"for {duration(owed.since)} no process has published {owed.runs} parked "
+                    f"task{'' if owed.runs == 1 else 's'} whose turn has come",
+                    "They do not run, although their locks are free or go to other tasks.",
+                    "Start a worker of their app with this library, and with the broker_url and "
+                    "the app name with which they were parked.",
                 )
     except RelockError as error:
         yield _unreachable(error)
@@ -272,9 +281,9 @@ def _unreachable(error: RelockError) -> Finding:
         ERROR,
         str(error),
         "No lock can be acquired; tasks do what lock_on_unavailable says.",
-        "See that Redis runs, that relock_url leads to it, and its log."
+        "Check that Redis runs and that relock_url leads to it, and read its log."
         if isinstance(error, LockUnavailable)
-        else "Correct relock_url, or what the sentence names.",
+        else "Correct relock_url, or whatever the first line names.",
     )
 
 
@@ -297,8 +306,8 @@ def _of_servers(servers: list[Server], facts: dict[str, Any]) -> Iterator[Findin
             "clock",
             WARNING,
             f"the clocks of the servers are {max(clocks) - min(clocks):.1f} s apart",
-            "After a failover to a clock that is behind, fencing tokens may repeat.",
-            "Let NTP keep all of them.",
+            "After a failover to a server whose clock is behind, fencing tokens can repeat.",
+            "Keep all clocks right with NTP.",
         )
 
 
@@ -321,8 +330,8 @@ def _role(server: Server) -> Iterator[Finding]:
             "role",
             ERROR,
             "relock_url leads to a replica",
-            "It takes no writes, so no lock can be acquired.",
-            "Give the address of the master, or those of the Sentinels.",
+            "A replica accepts no writes, so no lock can be acquired.",
+            "Set relock_url to the master, or to the Sentinels.",
         )
 
 
@@ -335,9 +344,9 @@ def _eviction(server: Server) -> Iterator[Finding]:
             ERROR if bounded else WARNING,
             f"maxmemory-policy is {policy}"
             + ("" if bounded else ", though maxmemory is not set so far"),
-            "When its memory is full, Redis throws away locks that are held, and parked tasks.",
-            "CONFIG SET maxmemory-policy noeviction, and in redis.conf. A cache needs a Redis of "
-            "its own.",
+            "When its memory is full, Redis deletes locks that are held, and parked tasks.",
+            "Set maxmemory-policy noeviction, by CONFIG SET and in redis.conf. A cache needs a "
+            "Redis of its own.",
         )
 
 
@@ -348,8 +357,8 @@ def _full(server: Server) -> Iterator[Finding]:
             "memory",
             WARNING,
             f"{used * 100 // most} % of maxmemory ({most // 2**20} MB) are in use",
-            "When it is full, nobody can acquire a lock, and no run can be parked.",
-            "Give it more memory, or see below what takes it up.",
+            "When the memory is full, no lock can be acquired, and no task can be parked.",
+            "Raise maxmemory, or see below which keys use the memory.",
         )
 
 
@@ -359,7 +368,7 @@ def _persistence(server: Server) -> Iterator[Finding]:
             "persistence",
             WARNING,
             "the server keeps nothing on disk",
-            "Parked tasks are gone when it restarts: their messages are nowhere else.",
+            "Parked tasks are lost when the server restarts: their messages are nowhere else.",
             "Turn appendonly on, or use lock_on_conflict='retry', which leaves messages to the "
             "broker.",
         )
@@ -369,8 +378,8 @@ def _persistence(server: Server) -> Iterator[Finding]:
                 "persistence",
                 ERROR,
                 f"the server could not {what} to its disk ({name} is not ok)",
-                "By default it takes no writes then, so no lock can be acquired.",
-                "See its log: the disk is full, or the folder may not be written to.",
+                "By default it then accepts no writes, so no lock can be acquired.",
+                "Read its log: the disk is full, or the server cannot write to its folder.",
             )
 
 
@@ -382,9 +391,9 @@ def _clock(server: Server) -> Iterator[Finding]:
             "clock",
             WARNING,
             f"the server's clock is {abs(ahead):.1f} s {side} this machine's",
-            "Locks go by the server's clock alone; but times that people are shown, lock_max_wait "
-            "of parked tasks and the countdowns of retries go by those of both.",
-            "Let NTP keep both.",
+            "Locks go by the server's clock alone. But displayed times, lock_max_wait of parked "
+            "tasks and the countdowns of retries go by both clocks.",
+            "Keep both clocks right with NTP.",
         )
 
 
@@ -398,9 +407,9 @@ def _latency(server: Server) -> Iterator[Finding]:
             WARNING,
             f"a round trip takes {usual * 1000:.0f} ms, the longest of {len(server.trips)} took "
             f"{longest * 1000:.0f} ms",
-            "An uncontended lock costs two; and a renewal has to come through within two thirds of "
-            "lock_ttl.",
-            "Put Redis nearer to the workers; see SLOWLOG and LATENCY DOCTOR.",
+            "An uncontended lock costs two round trips, and a renewal must succeed within two "
+            "thirds of lock_ttl.",
+            "Move Redis closer to the workers; see SLOWLOG and LATENCY DOCTOR.",
         )
 
 
@@ -411,8 +420,8 @@ def _connections(server: Server) -> Iterator[Finding]:
             "connections",
             WARNING,
             f"{used} of {most} connections (maxclients) are in use",
-            "Without one, no lock can be acquired.",
-            "Raise maxclients. A worker process needs three.",
+            "Without a free connection, no lock can be acquired.",
+            "Raise maxclients. A worker process needs three connections.",
         )
 
 
@@ -423,7 +432,7 @@ def _replicas(server: Server) -> Iterator[Finding]:
             "replicas",
             ERROR,
             f"the server has {there} replicas, and relock_min_replicas is {server.needed}",
-            "While that is so, no lock can be acquired.",
+            "Until it has enough replicas, no lock can be acquired.",
             "Bring the replicas back, or lower relock_min_replicas.",
         )
 
@@ -433,7 +442,7 @@ _CHECKS: tuple[Callable[[Server], Iterator[Finding]], ...] = (
 )
 
 
-# What locks go on without, slower; and what only a doctor wants to know.
+# Permissions without which locks work, more slowly; and permissions that only the doctor needs.
 _SLOWER = ("+publish", "+subscribe", "+spublish", "+ssubscribe", "+ping")
 _CURIOUS = ("+info", "+config|get", "+scan", "+dbsize", "+memory|usage")
 
@@ -445,8 +454,8 @@ def _permissions(refused: list[str]) -> Iterator[Finding]:
                 "permissions",
                 NOTICE,
                 f"the Redis user lacks {what}",
-                "Locks need it not, but `relock doctor`, `ls` and `stats` see less, and a worker "
-                "does not warn of a server that may lose parked tasks.",
+                "Locks do not need this permission. But `relock doctor`, `ls` and `stats` see less "
+                "without it, and a worker does not warn of a server that can lose parked tasks.",
                 f"ACL SETUSER … {what}",
             )
         elif what in _SLOWER or what.startswith("&"):
@@ -454,10 +463,10 @@ def _permissions(refused: list[str]) -> Iterator[Finding]:
                 "permissions",
                 WARNING,
                 f"the Redis user lacks {what}",
-                "Waiters do not hear of a grant: they find out by their heartbeat, seconds later. "
-                "A lock that is lost is noticed late."
+                "Waiters are not notified of grants: they find out by a heartbeat, seconds later. "
+                "A lost lock is noticed late."
                 if what != "+ping"
-                else "A connection that was silent for 15 s cannot be looked at, and is given up.",
+                else "A connection that was silent for 15 s cannot be tested, and is closed.",
                 f"ACL SETUSER … {what}",
             )
         else:
@@ -465,7 +474,7 @@ def _permissions(refused: list[str]) -> Iterator[Finding]:
                 "permissions",
                 ERROR,
                 f"the Redis user lacks {what}",
-                "Tasks fail with LockConfigError as soon as they need it.",
+                "Tasks that need this permission fail with LockConfigError.",
                 f"ACL SETUSER … {what}; docs/redis.md has the whole list.",
             )
 
@@ -495,11 +504,11 @@ def _memory(memory: Memory | None, facts: dict[str, Any]) -> Iterator[Finding]:
         yield Finding(
             "memory",
             NOTICE,
-            f"locks take about {total / 2**20:.0f} MB, most of it {most['kind']}: "
+            f"locks use about {total / 2**20:.0f} MB, most of it for {most['kind']}: "
             f"{most['keys']} keys",
-            "When maxmemory is reached nobody can acquire a lock.",
-            "Ended executions are remembered for an hour; parked messages are as large as what was "
-            "sent: pass ids instead of documents.",
+            "When maxmemory is reached, no lock can be acquired.",
+            "Ended executions are remembered for an hour (relock_remember). Parked messages are as "
+            "large as the arguments of their calls: pass ids instead of documents.",
         )
 
 
@@ -522,11 +531,12 @@ _Told: TypeAlias = dict[str, Any]
 
 @dataclass(slots=True)
 class _Workers:
-    """What the workers told.
+    """The answers of the workers.
 
     Attributes:
-        told: of those that have the library, by the name of the worker (see `bootstep.Locks.info`).
-        tasks, queues: of all workers.
+        told: what workers with the library say about it, by worker name (`bootstep.Locks.info`).
+        tasks: the registered tasks of every worker.
+        queues: the consumed queues of every worker.
     """
 
     told: dict[str, _Told]
@@ -535,10 +545,10 @@ class _Workers:
 
     @classmethod
     def ask(cls, app: Any, timeout: float, findings: list[Finding]) -> _Workers | None:
-        """Ask all of them. None if they cannot be asked, which is a finding."""
+        """Ask all workers. None, and a finding, if they cannot be asked."""
         try:
             stats = app.control.inspect(timeout=timeout).stats() or {}
-            # From here on it is known how many there are, and nobody has to wait for more.
+            # Now the number of workers is known, so these calls end without the timeout.
             inspect = app.control.inspect(timeout=timeout, limit=len(stats))
             tasks = inspect.registered() if stats else {}
             queues = inspect.active_queues() if stats else {}
@@ -548,8 +558,8 @@ class _Workers:
                     "workers",
                     WARNING,
                     f"the workers cannot be asked: {type(error).__name__}: {error}",
-                    "The broker cannot be reached, or knows no broadcasts.",
-                    "See that broker_url leads to it.",
+                    "The broker cannot be reached, or does not support broadcasts.",
+                    "Check that broker_url leads to the broker.",
                 )
             )
             return None
@@ -559,8 +569,8 @@ class _Workers:
                     "workers",
                     WARNING,
                     f"no worker has answered within {timeout:g} s",
-                    "Without one nothing runs, and no parked task is resumed.",
-                    "Start one; or give busy ones more time with --timeout.",
+                    "Without a worker no task runs, and no parked task is resumed.",
+                    "Start a worker; or give busy workers more time with --timeout.",
                 )
             )
         return cls(
@@ -577,9 +587,9 @@ class _Workers:
                     "workers",
                     ERROR,
                     f"the worker {name} runs {', '.join(unlocked)} without a lock",
-                    "It has not loaded celery-relock, or an older version of your code, in which "
-                    "these tasks are not locked: they run beside those of other workers.",
-                    "Deploy the same code everywhere, and restart it.",
+                    "It has not loaded celery-relock, or has an older version of your code, in "
+                    "which these tasks have no lock: they run beside those of other workers.",
+                    "Deploy the same code everywhere, and restart the worker.",
                 )
         for name, told in sorted(self.told.items()):
             yield from _compared(name, told, app, engine)
@@ -590,7 +600,7 @@ class _Workers:
                 WARNING,
                 f"celery-relock is {metadata.version('celery-relock')} here, and "
                 f"{', '.join(sorted(versions))} in the workers",
-                "Versions of one layout work together; those of another refuse to start.",
+                "Versions with the same layout of keys work together; others refuse to start.",
                 "Finish the deploy.",
             )
 
@@ -602,7 +612,7 @@ def _compared(name: str, told: _Told, app: Any, engine: Engine | None) -> Iterat
             ERROR,
             f"the worker {name} has no locks: {problem}",
             "Its locked tasks fail, and it resumes no parked tasks.",
-            "Correct its settings, and restart it.",
+            "Correct its settings, and restart the worker.",
         )
         return
     here = store_settings(app).namespace if engine is not None else told.get("namespace")
@@ -613,14 +623,14 @@ def _compared(name: str, told: _Told, app: Any, engine: Engine | None) -> Iterat
             f"the worker {name} has relock_namespace={told.get('namespace')!r}, and here it is "
             f"{here!r}",
             "The two do not exclude each other.",
-            "Give both the same, and restart them.",
+            "Give both the same relock_namespace, and restart them.",
         )
     elif engine is not None and told.get("backend") != engine.backend.id:
         yield Finding(
             "workers",
             WARNING,
             f"the worker {name} has its locks at another address",
-            "If that is another Redis, or another database, the two do not exclude each other.",
+            "If this is another Redis, or another database, the two do not exclude each other.",
             "Give both the same relock_url.",
         )
     for task, key in sorted((told.get("tasks") or {}).items()):
@@ -631,8 +641,8 @@ def _compared(name: str, told: _Told, app: Any, engine: Engine | None) -> Iterat
                 "workers",
                 ERROR,
                 f"the worker {name} has lock_key={key} for {task}, and here it is {own}",
-                "Runs of the two have different lock names, and do not exclude each other.",
-                "Deploy the same code everywhere, and restart it.",
+                "The two use different lock names, and do not exclude each other.",
+                "Deploy the same code everywhere, and restart the worker.",
             )
 
 
@@ -657,40 +667,41 @@ def _parked(
         yield Finding(
             "parked",
             ERROR,
-            f"runs of the queue {queue!r} are parked, such as {run.task}[{run.task_id}] for the "
-            f"lock {run.lock!r}, and no worker that answers consumes it",
-            "When their turn comes they are published to a queue that nobody reads, and hold up "
-            "those behind them for a minute.",
+            f"no worker that answers consumes the queue {queue!r}, which has parked tasks such as "
+            f"{run.task}[{run.task_id}] for the lock {run.lock!r}",
+            "When their turn comes, they are published to a queue that nobody reads, and hold up "
+            "the tasks behind them for a minute.",
             f"Start a worker with -Q {queue}, or cancel them: celery relock cancel {run.task_id}",
         )
     if of_others:
         yield Finding(
             "parked",
             NOTICE,
-            f"runs of {', '.join(sorted(of_others))} are parked by another app, or for another "
-            "broker",
+            f"tasks are parked by another app, or for another broker: "
+            f"{', '.join(sorted(of_others))}",
             "This app's workers cannot resume them.",
-            "That is as it should be if that app has workers of its own. After a change of "
-            "broker_url, or of the app's name, start a worker with the old one until none is left.",
+            "Nothing, if the other app has its own workers. After you changed broker_url or the "
+            "app's name, run a worker with the old value until none of these tasks is left.",
         )
 
 
 def _bursts(app: Any, workers: _Workers, runs: Iterable[ParkedRun]) -> Iterator[Finding]:
-    """Bursts are written by their callers; other parked tasks by a worker, which can send them."""
+    """Findings about bursts: their callers park them, and might spell the broker's URL in another
+    way than the workers. (Other tasks are parked by a worker, which can publish them.)"""
     own, homes = parking.home(app), {told.get("home") for told in workers.told.values()}
     unsent = {run.task: run for run in runs if run.lock.startswith(DEBOUNCE)}
     unsent = {task: run for task, run in unsent.items() if run.home not in homes}
     alike = (
-        "Give every process the same broker_url (or broker_write_url), letter by letter but for "
-        "the password, and every Celery() the same name."
+        "Give every process the same broker_url (or broker_write_url), character by character "
+        "except for the password, and every Celery() the same name."
     )
     if own not in homes and (debounced := _debounced(app)):
         yield Finding(
             "bursts",
             ERROR,
             f"no worker that answers sends the bursts of {', '.join(debounced)} that begin here",
-            "The broker's URL or the app's name is another text here than in the workers, so "
-            "nobody knows whether they are the same: these calls wait, and never run.",
+            "The broker's URL or the app's name is spelt differently here and in the workers, so "
+            "no worker knows that these bursts are its own. These calls wait, and never run.",
             alike,
         )
     for task, run in sorted(unsent.items()):
@@ -698,14 +709,14 @@ def _bursts(app: Any, workers: _Workers, runs: Iterable[ParkedRun]) -> Iterator[
             "bursts",
             WARNING,
             f"no worker that answers sends the burst {task}[{run.task_id}]",
-            "Its callers have another text for the broker's URL or the app's name than these "
-            "workers. The calls wait, and never run, unless workers at another broker send them.",
-            f"{alike} What waits already is sent by a worker that has the callers'.",
+            "Its callers spell the broker's URL or the app's name differently than these workers. "
+            "The calls wait, and never run, unless workers at another broker send them.",
+            f"{alike} To send the waiting bursts, run a worker with the callers' spelling.",
         )
 
 
 def describe(report: Report) -> Iterator[str]:
-    """The report as lines of text."""
+    """Yield the report as lines of text."""
     for finding in report.findings:
         yield f"{finding.severity.upper()}: {finding.what}"
         yield f"  why: {finding.why}"
@@ -730,4 +741,4 @@ def describe(report: Report) -> Iterator[str]:
             f"locked tasks: {len(told.get('tasks') or ())}, beside {beside}"
         )
     worst = {name: sum(f.severity == name for f in report.findings) for name in SEVERITIES}
-    yield ", ".join(f"{count} {name}s" for name, count in worst.items())
+    yield ", ".join(f"{n} {name}{'' if n == 1 else 's'}" for name, n in worst.items())
