@@ -1,1 +1,1 @@
-"""Measures the lock beside other Redis locks."""
+"""Measurements of the lock, beside other Redis locks."""

@@ -1,4 +1,4 @@
-"""How long a lock stands idle while its queue has a backlog, and how often a run is delivered.
+"""How long a lock is idle while its queue has a backlog, and how often a message is delivered.
 
 python -m benchmarks.backlog [--broker amqp://…//] [--tasks 120] [--seconds 0.1]
 """
@@ -22,7 +22,8 @@ TURNS = 6
 def measure(
     url: str, broker: str, multiplier: int, tasks: int, seconds: float
 ) -> tuple[list[float], float, float]:
-    """The times that the lock stood idle, how long the backlog took, deliveries for each run."""
+    """The seconds that the lock was idle, the seconds that the backlog took, and the deliveries of
+    each message."""
     env = {"RELOCK_TEST_BROKER": broker} if broker else {}
     options = ("--prefetch-multiplier", str(multiplier))
     worker = Worker(APP, url, f"ns{uuid.uuid4().hex[:12]}", env=env, arguments=options)

@@ -1,4 +1,5 @@
-"""The contenders: each gives a lock object with `acquire` and `release`, made in its own words."""
+"""The contenders: each returns a lock object with `acquire` and `release`, used as it is meant to
+be."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ Make = Callable[[redis.Redis, str], Held]
 
 
 class TwoNoOps:
-    """Two scripts that do nothing, through redis-py's pooled client: what a lock in Lua costs at
-    least when it is written in the usual way."""
+    """Two empty scripts through redis-py's pooled client: the least cost of a lock in Lua that is
+    written in the usual way."""
 
     def __init__(self, client: redis.Redis, name: str) -> None:
         self._client = client
@@ -45,7 +46,7 @@ class TwoNoOps:
 
 
 class KeptNoOps:
-    """The same through one connection of redis-py's that is kept: the room that this gives."""
+    """Two empty scripts through one kept connection of redis-py: what a lock can save by that."""
 
     def __init__(self, client: redis.Redis, name: str) -> None:
         pool = client.connection_pool
@@ -60,7 +61,7 @@ class KeptNoOps:
 
 
 class Commands:
-    """The commands that our `Lock` sends, without what it does to look after a lease."""
+    """The commands that our `Lock` sends, without the care of a lease."""
 
     def __init__(self, client: redis.Redis, name: str) -> None:
         self._store = engine_for(client, NAMESPACE).backend
@@ -77,7 +78,7 @@ class Commands:
 
 class TokenRing:
     """A token in a list. Redis serves blocked clients in turn, so this is a FIFO lock without any
-    safety: the shortest way from one holder to the next that Redis has."""
+    safety: the fastest hand-over from one holder to the next that Redis allows."""
 
     def __init__(self, client: redis.Redis, name: str) -> None:
         self._client = client

@@ -1,5 +1,5 @@
-"""Coroutines that wait for one lock in one process: the memory of each, and the time from hand to
-hand; ours and redis.asyncio's own lock, which polls."""
+"""Coroutines that wait for one lock in one process: the memory of each, and the time of a
+hand-over; for our lock, and for redis.asyncio's own lock, which polls."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import redis.asyncio
 from benchmarks.rounds import table
 from celery_relock.asyncio import Lock
 
-# Seconds between two looks of a lock that polls: redis-py's default.
+# Seconds between two tries of a lock that polls: redis-py's default.
 _POLL = 0.1
 
 
 def measure(url: str, waiters: int, pairs: int = 1000) -> str:
-    """A table: memory and hand-over with so many waiters, and an uncontended pair."""
+    """A table: the memory and the hand-over with so many waiters, and an uncontended pair."""
     rows = []
     for name, lock in (("celery-relock", _ours), ("redis.asyncio", _theirs)):
-        # Polling waiters are served by chance, one in 0.1 s and worse: fewer show that, too.
+        # Polling waiters get the lock by chance, at most one in 0.1 s: a few waiters show that.
         count = waiters if lock is _ours else min(waiters, 50)
         kib, hand = asyncio.run(_contended(lock, url, count))
         pair = asyncio.run(_pair(lock, url, pairs))
@@ -81,6 +81,6 @@ async def _pair(lock: Callable[[str], Callable[[str], Any]], url: str, count: in
 
 
 def _resident() -> int:
-    """Bytes of this process's memory."""
+    """The bytes of this process's memory."""
     pages = Path("/proc/self/statm").read_text().split()[1]
     return int(pages) * 4096

@@ -1,7 +1,7 @@
-"""Growth: what a step costs the server beside more and more of something.
+"""Growth: what a step costs the server as the number of something grows.
 
-The server's time of a step is told as a multiple of that of a pair of a free lock, measured
-in the same rounds: what the machine does beside it strikes both.
+The server's time for a step is given as a multiple of its time for an uncontended pair, measured in
+the same rounds: whatever else the machine does slows both.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FREE = "a pair of a free lock"
 
 
 class Bench:
-    """A namespace of its own, and steps in it."""
+    """A namespace for one measurement, and steps in it."""
 
     def __init__(self, url: str, namespace: str) -> None:
         self.client = redis.Redis.from_url(url)
@@ -84,7 +84,7 @@ class Bench:
     def pair(self, *names: str, limit: int = 1) -> None:
         self.release(self.held(self.new(), *names, limit=limit), *names)
 
-    # Each prepares what a step is measured beside, and returns the step.
+    # Each method prepares a situation, and returns the step to measure in it.
 
     def locks_held(self, count: int) -> Callable[[], object]:
         for number in range(count):
@@ -206,7 +206,7 @@ CASES: dict[str, tuple[str, Callable[[Bench, int], Callable[[], object]]]] = {
 
 
 def measure(url: str, rounds: int, sizes: Sequence[int]) -> str:
-    """The multiples, by case and size."""
+    """The multiples by case and size."""
     with redis.Redis.from_url(url) as client:
         rows = [
             (name, step, *[_times(client, url, prepare, size, rounds) for size in sizes])
@@ -269,7 +269,7 @@ def through(url: str, executions: int, permits: int = 10) -> str:
 def _micros(
     client: redis.Redis, step: Callable[[], object], count: int, bench: Bench | None = None
 ) -> float:
-    """The server's time of a step."""
+    """The server's time for a step, in microseconds."""
     if bench:
         bench.refill()
     client.config_resetstat()

@@ -1,4 +1,4 @@
-"""Contended: processes that all want one lock, all the time."""
+"""Contended: several processes that want one lock all the time."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ _fork = multiprocessing.get_context("fork")
 
 @dataclass(frozen=True)
 class Run:
-    """What one run of one contender gave.
+    """The result of one run of one contender.
 
     Attributes:
-        busy: share of the time in which somebody was in the lock.
-        gaps: seconds from one holder's call of `release` to the next one's return from `acquire`.
-        commands: reads of the server from its clients, for each hand-over.
-        uneven: most entries of a process / fewest.
-        again: share of hand-overs from a process to itself.
+        busy: the share of the time in which somebody held the lock.
+        gaps: the seconds from a holder's call of `release` to the next holder's return from
+            `acquire`.
+        commands: the server's reads from its clients, for each hand-over.
+        uneven: the most acquisitions of a process, divided by the fewest.
+        again: the share of hand-overs from a process to itself.
     """
 
     busy: float
@@ -41,7 +42,7 @@ class Run:
 
 def measure(url: str, rounds: int, waiters: int, section: float, seconds: float) -> str:
     """A table for so many processes and sections of so many seconds."""
-    # Everybody comes round about ten times, else max/min says nothing.
+    # Each process acquires the lock about ten times, else max/min says nothing.
     seconds = max(seconds, 16 * waiters * section)
     cases = {
         name: functools.partial(_run, url, make, waiters, section, seconds)
@@ -87,7 +88,7 @@ def _run(url: str, make: Make, waiters: int, section: float, seconds: float) -> 
         members.append(member)
     gate.wait()
     with redis.Redis.from_url(url) as client:
-        time.sleep(seconds * 0.25)  # until everybody is connected and in line
+        time.sleep(seconds * 0.25)  # until all processes are connected and wait
         before, since = _reads(client), time.monotonic()
         time.sleep(seconds * 0.7)
         reads, until = _reads(client) - before, time.monotonic()

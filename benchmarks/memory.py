@@ -1,4 +1,4 @@
-"""Memory: what a lock, a waiter, a message or a tombstone takes up in the server."""
+"""Memory: how many bytes of the server a lock, a waiter, a message or a tombstone uses."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _NOT = (LIMIT, KEPT, COMMANDS)
 
 
 def measure(url: str) -> str:
-    """Bytes of the keys of one held lock, how many keys, and the server's growth by many locks."""
+    """The bytes and the number of a held lock's keys, and the server's growth by many locks."""
     rows = [(name, *_weigh(url, make)) for name, make in UNCONTENDED.items() if name not in _NOT]
     head = ["contender", "`MEMORY USAGE`, bytes per lock", "keys per lock"]
     return table([*head, f"growth of the server by {_MANY:,} locks, bytes per lock"], rows)
 
 
 def redis_bytes(url: str) -> str:
-    """Bytes of the server for each of what a namespace has many of, by its growth."""
+    """The server's bytes for each item that a namespace has many of, by the server's growth."""
     rows = []
     for name, prepare in KINDS.items():
         with redis.Redis.from_url(url) as client:

@@ -22,7 +22,7 @@ OWN = f"{KEYS} queues, each with a worker of concurrency 1"
 
 
 class Case(NamedTuple):
-    """A task of `ordering_app`, where its calls are sent, and who executes them."""
+    """A task of `ordering_app`, the queues of its calls, and the workers that execute them."""
 
     task: str
     queue: str  # with the key's number
@@ -30,12 +30,12 @@ class Case(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What one run gave.
+    """The result of one run.
 
     Attributes:
-        sending: seconds that it took to send the calls, while the workers were stopped.
-        total: seconds from when the workers go on to the end of the last body.
-        swaps: how many bodies began directly after one of the same key that was sent later.
+        sending: the seconds in which the calls were sent, while the workers were stopped.
+        total: the seconds from when the workers continue to the end of the last body.
+        swaps: how many bodies began directly after a body of the same key that was sent later.
     """
 
     sending: float
@@ -88,7 +88,7 @@ def _processes(workers: list[Worker]) -> list[psutil.Process]:
 
 
 def _taken(workers: list[Worker]) -> tuple[int, float]:
-    """How many processes there are, and how many MB they have that nobody else has."""
+    """The number of processes, and the MB of memory that they do not share."""
     every = _processes(workers)
     return len(every), sum(each.memory_full_info().uss for each in every) / 1e6
 

@@ -1,4 +1,4 @@
-"""Uncontended: one process takes a lock that nobody wants and gives it back."""
+"""Uncontended: one process acquires and releases a lock that nobody else wants."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from benchmarks.contenders import LIMIT, UNCONTENDED, Held
 from benchmarks.rounds import interleave, ratios, spread, table
 from celery_relock.lock import Lock
 
-#: What tests take instead of a Redis.
+#: The backends that tests use instead of a Redis.
 IN_MEMORY = "celery-relock `Lock`, `memory://`"
 
 
 def measure(url: str, rounds: int, pairs: int) -> str:
-    """Pairs per second as a ratio to the limit, and what the server spends on a pair."""
+    """Pairs per second as a ratio to the limit, and the server's time for a pair."""
     client = redis.Redis.from_url(url)
     locks = {name: make(client, "account:42") for name, make in UNCONTENDED.items()}
     locks[IN_MEMORY] = Lock("memory://", "account:42")
@@ -47,7 +47,7 @@ def _time(lock: Held, pairs: int) -> float:
 
 
 def _server_micros(client: redis.Redis, lock: Held, pairs: int) -> float:
-    """What the server spends on the commands of a pair, the median of three tries."""
+    """The server's time for the commands of a pair, the median of three tries."""
     tries = []
     for _ in range(3):
         client.config_resetstat()

@@ -33,7 +33,7 @@ return 1
 
 
 class HashLock:
-    """Every waiter hears that the lock is free, and all of them try again."""
+    """Every waiter is notified that the lock is free, and all of them try again."""
 
     def __init__(self, client: redis.Redis, name: str) -> None:
         self._client = client

@@ -24,13 +24,13 @@ _OURS = "celery-relock"
 
 @dataclass(frozen=True)
 class Sweep:
-    """One renewal of everything.
+    """One renewal of all locks.
 
     Attributes:
-        seconds: from beginning to end.
-        cpu: seconds of processor time, this process and the server together.
-        call: seconds of the server's longest single command.
-        stall: seconds that another client's PING took at the most.
+        seconds: the duration.
+        cpu: the seconds of processor time of this process and the server together.
+        call: the seconds of the server's longest command.
+        stall: the seconds of another client's longest PING.
     """
 
     seconds: float
@@ -123,7 +123,7 @@ def _server_cpu(client: redis.Redis) -> float:
 
 
 def _probe(url: str, going: Any, ended: Any, sender: Any) -> None:
-    """Another client of the server, which asks now and then."""
+    """Another client of the server, which sends a PING now and then."""
     with redis.Redis.from_url(url) as client:
         client.ping()
         going.set()

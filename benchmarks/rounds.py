@@ -1,7 +1,7 @@
-"""Rounds and tables: what all measurements share.
+"""Rounds and tables, which all measurements share.
 
-On a machine that others use too, one long run of each contender compares the moments at which they
-ran. So everybody runs briefly in every round, and is compared with the others of that round.
+On a shared machine, one long run of each contender would compare the moments at which they ran. So
+every contender runs briefly in every round, and is compared with the others of that round.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ T = TypeVar("T")
 
 
 def interleave(cases: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """Run every case once in each round; results by case, in the order of the rounds."""
+    """Run every case once in each round. Returns the results by case, in order of the rounds."""
     results: dict[str, list[T]] = {name: [] for name in cases}
     names = list(cases)
     for number in range(rounds):
-        # Another one begins each time: whoever follows a heavy one must not do so always.
+        # Each round begins with another case, so that no case always follows a heavy one.
         first = number % len(names)
         for name in names[first:] + names[:first]:
             results[name].append(cases[name]())
@@ -26,12 +26,12 @@ def interleave(cases: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, l
 
 
 def ratios(values: Sequence[float], base: Sequence[float]) -> list[float]:
-    """Round by round."""
+    """The ratios, round by round."""
     return [value / reference for value, reference in zip(values, base, strict=True)]
 
 
 def spread(values: Sequence[float]) -> str:
-    """The median, and between which values the middle half lies."""
+    """The median, and the range of the middle half."""
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
@@ -42,6 +42,6 @@ def percentile(values: Iterable[float], share: float) -> float:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Markdown."""
+    """A table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)

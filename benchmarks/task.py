@@ -1,5 +1,6 @@
-"""What users pay for: one uncontended locked task, in Celery's tracer and in a prefork worker,
-beside a plain one and the locks of others; what it takes to publish one, and to import the library.
+"""The cost for users: an uncontended locked task, in Celery's tracer and in a prefork worker,
+beside a plain task and the locks of other libraries; the cost of publishing it, and of importing
+the library.
 
 celery-once and celery-singleton lock when a task is published: in the worker they only release.
 """
@@ -46,7 +47,7 @@ print(time.process_time() - began)
 
 
 class Cost(NamedTuple):
-    """Seconds for each task: by the clock, and of the processors; 0 where nobody is asked."""
+    """Seconds for each task: by the clock, and of processor time; 0 if not measured."""
 
     clock: float
     child: float
@@ -96,7 +97,7 @@ def _trace(url: str, worker: Worker, case: str, tasks: int) -> Cost:
 
 
 def _deliver(url: str, worker: Worker, case: str, tasks: int) -> Cost:
-    """By the broker; the worker begins when all tasks are in its queue."""
+    """Through the broker. The worker begins when all tasks are in its queue."""
     main = psutil.Process(worker.pid)
     child = main.children()[0]
     both, task, key = (main, child), getattr(worker.module, case), f"bench:{uuid.uuid4().hex}"
@@ -131,7 +132,7 @@ def _of_server(client: redis.Redis) -> float:
 
 
 def _costs(found: dict[str, list[Cost]]) -> str:
-    """Beyond what a plain task takes, round by round."""
+    """The cost beyond that of a plain task, round by round."""
     head = ["", "extra time, µs", "to `Lock`", "extra processor time, µs", "to `Lock`"]
     head += ["of it the main process", "Redis"]
     parts: dict[str, Callable[[Cost], float]] = {

@@ -1,4 +1,4 @@
-"""Waiting in Celery: many short tasks want one lock, and others that want nothing come beside."""
+"""Waiting in Celery: many short tasks want one lock, beside unrelated tasks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support import Worker, wait_for
 
 IDLE = "nothing else"
 WAIT, BLOCK = "`wait`: parked", "`block`: in the slot"
-#: What is compared, and the task of `waiting_app` that does it.
+#: The cases, and the task of `waiting_app` for each.
 CASES = {
     IDLE: "",
     "no lock at all": "free",
@@ -29,14 +29,14 @@ CASES = {
     "`retry`: sent again": "retry",
     "by hand: SET NX, `self.retry`": "poll",
 }
-#: Seconds between two unrelated tasks, and for how long they are sent where nothing else is.
+#: Seconds between two unrelated tasks, and for how many seconds to send them if nothing else runs.
 PACE, QUIET = 0.05, 3.0
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one run gave: seconds for all tasks, deliveries for each, how many entered directly
-    after one that was sent later, and the seconds that each unrelated task waited to begin."""
+    """The result of one run: the seconds for all tasks, the deliveries of each, how many began
+    directly after a task that was sent later, and the seconds that each unrelated task waited."""
 
     total: float
     deliveries: float
@@ -98,7 +98,7 @@ def _run(url: str, worker: Worker, task: str, tasks: int) -> Run:
             wait_for(lambda: _count(client, run, "out") == tasks, 120, f"all {task} tasks")
         else:
             time.sleep(QUIET)
-        # Those that are sent from now on would meet an idle system.
+        # Tasks that are sent from now on would meet an idle system.
         until = len(sent)
     with redis.Redis.from_url(url) as client:
         wait_for(lambda: _count(client, run, "unrelated") == len(sent), 60, "the unrelated tasks")
@@ -126,7 +126,7 @@ def _count(client: redis.Redis, run: str, kind: str) -> int:
 
 @contextmanager
 def _unrelated(worker: Worker, run: str) -> Iterator[list[Any]]:
-    """Send unrelated tasks at a steady pace meanwhile."""
+    """Send unrelated tasks at a steady pace in the background."""
     sent: list[Any] = []
     over = threading.Event()
 

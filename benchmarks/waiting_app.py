@@ -60,7 +60,7 @@ def retry(run: str, number: int, sent: float) -> None:
 
 @app.task(bind=True, max_retries=None)
 def poll(self: Any, run: str, number: int, sent: float) -> None:
-    """As it is often written by hand: SET NX, else try again in about half a second."""
+    """A lock as people write it by hand: SET NX, else try again in about half a second."""
     if not client.set(f"bench:lock:{run}", self.request.id, nx=True, px=30_000):
         raise self.retry(countdown=random.uniform(0.25, 0.75))
     try:

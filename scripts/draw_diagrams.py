@@ -2,15 +2,15 @@
 
     .venv/bin/python scripts/draw_diagrams.py [--check]
 
-`house.txt` has a title, and a line for each floor: its rooms, with bars between them. A sequence
-has a title, a line of actors with bars between them, and then one step a line:
+`house.txt` has a title, and a line for each floor: its rooms, separated by bars. A sequence has a
+title, a line of actors, separated by bars, and then one step per line:
 
     a -> b: text     a call; `-->` is an answer
     a: text          what an actor does by itself
     [ a   ] a        from here to there the actor holds the lock
-    == text ==       across all of them
+    == text ==       across all actors
 
-`--check` writes nothing and fails if a picture is not what its text says.
+`--check` writes nothing and fails if a picture does not match its text.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _step(line: str, at: dict[str, int], y: int) -> list[str]:
 
 
 def _label(x: int, y: int, text: str) -> list[str]:
-    """A text that no line of an actor goes through, and that stays inside of the picture."""
+    """A text that stays inside the picture and is not crossed by an actor's line."""
     half = int(len(text) * 3.3) + 4
     x = min(max(x, half + 2), WIDTH - half - 2)
     box = f'<rect class="back" x="{x - half}" y="{y - 11}" width="{2 * half}" height="14"/>'

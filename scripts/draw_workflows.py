@@ -1,5 +1,5 @@
-"""Draw who holds what, when: runs the flows of docs/workflows.md and the calls of the README for
-real, looks at the locks every few milliseconds, and writes what it saw to docs/pictures.
+"""Draw who holds which lock when: run the flows of docs/workflows.md and the calls of the README in
+a real worker, look at the locks every few milliseconds, and write the pictures to docs/pictures.
 
     scripts/venv test && .venv/bin/python -m scripts.draw_workflows
 """
@@ -41,7 +41,7 @@ WIDTH, LEFT, ROW = 860, 145, 26
 
 
 class Span(NamedTuple):
-    """What an execution had of the lock: "held", "kept" or "waits", from and to in seconds."""
+    """A time in which an execution was "held", "kept" or "waits", from and to in seconds."""
 
     execution_id: str
     kind: str
@@ -50,7 +50,7 @@ class Span(NamedTuple):
 
 
 def watch(look: Callable[[], dict[str, str]], stop: threading.Event) -> list[Span]:
-    """What every run has, as long as it has it."""
+    """The spans of every execution."""
     began, spans = time.monotonic(), []
     since: dict[str, tuple[str, float]] = {}
     while True:

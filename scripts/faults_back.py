@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Put faults back that a reader found in an earlier version, and see that the machines find them.
+"""Put back faults that a reader found in an earlier version, and check that the tests find them.
 
-    python scripts/faults_back.py             all of them
-    python scripts/faults_back.py --only B5   those with this text in their name
+    python scripts/faults_back.py             all faults
+    python scripts/faults_back.py --only B5   the faults with this text in their name
 
-The machines are the property test and a campaign of faults, which were green with them once. Each
-fault is put into a copy of the tree, and its machine has to go red there. Ends with status 1 if one
-stays green.
+The tests are the property test and a campaign of faults, which were green with these faults once.
+Each fault is put into a copy of the tree, and its test must fail there. Ends with status 1 if a
+test passes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ PROPERTY, CAMPAIGN = "tests/property", "tests/chaos/test_chaos.py"
 
 
 class Edit(NamedTuple):
-    """In `file`, `old`, which is there exactly once, becomes `new`."""
+    """Replace `old`, which is in `file` exactly once, with `new`."""
 
     file: str
     old: str
     new: str
 
 
-#: By name: the machine that finds it, and what brings it back.
+#: By name: the test that finds the fault, and the edits that put it back.
 FAULTS: dict[str, tuple[str, tuple[Edit, ...]]] = {
     "B1: acquire returns True for a lock that is lost already": (
         CAMPAIGN,

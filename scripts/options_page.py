@@ -2,7 +2,7 @@
 
     python -m scripts.options_page
 
-The tests compare the page with what this writes.
+The tests compare the page with the output of this script.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python -m scripts.pictures
 
-`docs/pictures/*.svg` follow the reader's light or dark mode, on a ground of their own: the page
-around them can be in the other one.
+The pictures follow the reader's light or dark mode. They have their own background, because the
+page around them can be in the other mode.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ orient="auto"><path class="head" d="M0,0 L8,4 L0,8 z"/></marker></defs>"""
 
 @dataclass(frozen=True)
 class Bar:
-    """What is so from `start` to `end`, of a picture that is 10 wide."""
+    """A state from `start` to `end`, in a picture that is 10 wide."""
 
     start: float
     end: float

@@ -1,12 +1,12 @@
-"""How much of the library a locked task passes: calls, modules, hops between modules.
+"""How much of the library a locked task runs through: calls, modules, hops between modules.
 
     .venv/bin/python scripts/trace_calls.py [--list]
 
-On a Redis of its own, in Celery's tracer as in a worker's child, and after two tasks that are not
-counted: what is made once in a process has been made. First an uncontended task. Then a hand-over:
-a second task is parked while the first one runs, the first one's release publishes the message of
-the second, and the second runs. There is no worker, so what a worker's main process does is left
-out.
+It starts its own Redis, and runs tasks in Celery's tracer, as a worker's child does. Two tasks that
+are not counted come first, because they create what a process creates once. Then an uncontended
+task. Then a hand-over: a second task is parked while a first task runs, the release of the first
+task publishes the second task's message, and the second task runs. There is no worker, so the work
+of a worker's main process is missing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "celery_relock"
 
 
 def traced(what: str, call: Callable[[], object], shows: bool) -> None:
-    """Call it and print what of the library it passed in this thread."""
+    """Call a function, and print which calls of the library it made in this thread."""
     calls: list[tuple[str, str]] = []
 
     def note(frame: Any, event: str, _argument: object) -> None:
