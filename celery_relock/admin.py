@@ -38,7 +38,10 @@ logger = logging.getLogger("celery_relock")
 SHOWN = 100
 # Seconds in which workers can answer. All of them pass: more workers could answer.
 _WORKERS = 1.0
-_DONE = {"release": "released by force", "cancel": "a parked task was cancelled"}
+_DONE = {
+    "release": "lock %s: released by force by %s from %s; its holder was %s",
+    "cancel": "lock %s: a parked task was cancelled by %s from %s: %s",
+}
 _LABEL = re.compile(r"(?P<task>.*?)(?:\[(?P<id>[^\]]*)\])? (?P<host>\S*):(?P<pid>\d+)", re.DOTALL)
 
 
@@ -404,9 +407,9 @@ class Locks:
             "unknown",
             f"nothing is known of the task {task_id}: it is not parked, "
             + ("in no worker that answers, " if answered else "")
-            + "and no result of it is stored. It may wait in the broker, or have been sent "
-            "elsewhere, or never"
-            + ("" if self.app else "; with the app, its result and its workers are asked, too"),
+            + "and no result of it is stored. It might wait in the broker, or was sent elsewhere, "
+            "or was never sent"
+            + ("" if self.app else "; with an app, its result and its workers are asked, too"),
         )
 
     def stats(self) -> Stats:
@@ -438,9 +441,9 @@ class Locks:
         from . import signals
 
         logger.warning(
-            "lock %s: %s by %s from %s, of %s",
-            *(", ".join(map(repr, names)), _DONE[action], self.by, self.origin),
-            _work(task, task_id) or "an unnamed holder",
+            _DONE[action],
+            *(", ".join(map(repr, names)), self.by, self.origin),
+            _work(task, task_id) or "unnamed",
         )
         facts = {"action": action, "by": self.by, "origin": self.origin, "fence": token}
         known = None if self.app is None else self.app.tasks.get(task)
@@ -579,8 +582,8 @@ def _pause_of(lock: LockInfo) -> str:
         left = duration(lock.holders[0].lease_left)
         return f"it is sent {left} from now if no more calls come (lock_debounce)"
     return (
-        "no more calls came, and a worker is to publish its message: one whose app has the same "
-        "name as the caller's, and whose broker_url (or broker_write_url) is spelt the same"
+        "no more calls came, and a worker has to publish its message: a worker whose app has the "
+        "caller's name, and whose broker_url (or broker_write_url) is spelt the same"
     )
 
 
@@ -606,7 +609,7 @@ def _result(app: Any, task_id: str) -> Why | None:
         said = "" if state == "SUCCESS" else f", {type(result).__name__}: {result}"
         return Why(task_id, "ended", f"{work} has ended: {state}{said}")
     if state == RETRY:
-        return Why(task_id, "retry", f"{work} is to be run again: {result}")
+        return Why(task_id, "retry", f"{work} will run again: {result}")
     return None
 
 
@@ -642,7 +645,7 @@ def _names(app: Any, info: dict[str, Any]) -> tuple[str, ...]:
         declared = declaration(type(task)).of_call(call.get("options") or {}, call.get("prefix"))
         return () if arguments is None else declared.names(arguments)
     except RelockError as error:
-        logger.warning("Cannot find out the locks of %s: %s", info.get("name"), error)
+        logger.warning("Cannot determine the locks of %s: %s", info.get("name"), error)
         return ()
 
 

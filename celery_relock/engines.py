@@ -188,14 +188,14 @@ def engine_for_client(
     if not isinstance(client, wanted):
         kind = f"{type(client).__module__}.{type(client).__qualname__}"
         raise LockConfigError(
-            "a lock needs a redis.Redis client or the URL of a Redis, or a function that makes a "
+            "a lock needs the URL of a Redis, a redis.Redis client, or a function that returns a "
             f"client, not {kind}{_hint(client, kind)}"
         )
     if _is_fake(client):
         raise LockConfigError(
-            "fakeredis keeps everything in the memory of one process: a lock in a forked worker "
-            "would exclude nobody, unnoticed. Use relock_url='memory://', or Lock('memory://', …), "
-            "which refuses that"
+            "fakeredis keeps everything in the memory of one process, so a lock in a forked worker "
+            "would silently exclude nobody. Use relock_url='memory://', or Lock('memory://', …), "
+            "which fails in a forked worker"
         )
     kept = client.nodes_manager if isinstance(client, clusters) else client.connection_pool
     found = _of(kept)

@@ -319,12 +319,13 @@ class Lock(NamedLock):
         grip = self._grip("extended")
         lease = grip.lease
         length = additional_time if replace_ttl else lease.remaining + additional_time
-        check_length(length, f"extend({additional_time!r}) makes it {length:g} s", self.name)
+        check_length(length, f"extend({additional_time!r})", self.name)
         if grip.borrowed:
             self._still_ours(lease)
             if not lease.renews and length > lease.remaining:
                 raise LockConfigError(
-                    f"the lock {self.name!r} is held by an outer Lock(renew=False): extend that",
+                    f"the lock {self.name!r} is held by an outer Lock(renew=False): extend the "
+                    "outer Lock",
                     name=self.name,
                 )
             return True
@@ -548,7 +549,9 @@ def check_length(seconds: float, where: str, name: str) -> None:
     """Raise LockConfigError if a lease cannot have this length."""
     if not math.isfinite(seconds) or seconds < _SHORTEST:
         raise LockConfigError(
-            f"Lock {name!r}: {where}, but a lease lasts {_SHORTEST} s or more", name=name
+            f"Lock {name!r}: {where} gives a lease of {seconds:g} s. Use a finite lease of "
+            f"{_SHORTEST} s or more.",
+            name=name,
         )
 
 
@@ -557,9 +560,9 @@ def as_text(value: str | bytes) -> str:
         try:
             return value.decode()
         except UnicodeDecodeError as error:
-            raise LockConfigError(f"{value!r:.200} is not UTF-8 text") from error
+            raise LockConfigError(f"a lock name must be UTF-8 text, not {value!r:.200}") from error
     if not isinstance(value, str):
-        raise LockConfigError(f"text is needed, not {value!r:.200}")
+        raise LockConfigError(f"a lock name must be text, not {value!r:.200}")
     return value
 
 

@@ -395,7 +395,7 @@ def reserve(account_id): ...""",
         "Keep the lock through the countdown of `self.retry()`.",
         _flag,
         allowed="True or False",
-        when="If no other task may run between two tries.",
+        when="If no other task must run between two tries.",
         example="""\
 @app.task(bind=True, base=LockedTask, lock_key="account:{account_id}", lock_keep_on_retry=True)
 def settle(self, account_id): ...""",
@@ -565,7 +565,7 @@ def fetch(feed): ...""",
         if self.mode != "exclusive" and self.limit != 1:
             yield (
                 f"lock_limit={self.limit!r} says how many executions hold the lock side by side, "
-                f"and lock_mode={self.mode!r} that any number may. Use one of them."
+                f"and lock_mode={self.mode!r} that any number can. Use one of them."
             )
         if self.cooldown and self.hold == "workflow":
             yield (
@@ -575,8 +575,9 @@ def fetch(feed): ...""",
             )
         if self.key is False and said.get("lock_dedup") is not None:
             yield (
-                f"lock_key=False gives lock_dedup={self.dedup!r} no name to tell duplicates by. "
-                "Name it; lock_limit says how many may then run side by side."
+                f"lock_dedup={self.dedup!r} needs a lock name to recognise duplicates, and "
+                "lock_key=False gives none. Give the task a lock_key; lock_limit says how many "
+                "executions can run side by side."
             )
         yield from self._contradictions_of_bursts(said)
         yield from self._contradictions_of_parts()

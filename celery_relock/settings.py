@@ -97,7 +97,9 @@ def enabled(app: Any) -> bool:
     if value is _UNSET:
         return True
     if not isinstance(value, bool):
-        raise LockConfigError(f"settings: relock_enabled={value!r:.100}: give True or False")
+        raise LockConfigError(
+            f"settings: relock_enabled={value!r:.100} cannot be used. Use True or False."
+        )
     return value
 
 
@@ -143,7 +145,7 @@ def _namespace(conf: Any) -> str:
     value = _get(conf, "relock_namespace")
     if value == "":
         raise LockConfigError(
-            "settings: relock_namespace is empty. It is the prefix of all keys in Redis: give a "
+            "settings: relock_namespace is empty. It is the prefix of all keys in Redis: set a "
             'text, or leave it out for "relock".'
         )
     return _text(conf, "relock_namespace") or "relock"
@@ -269,7 +271,7 @@ def _bounded(found: StoreSettings, conf: Any) -> StoreSettings:
         value = _get(conf, name)
         value = default if value is _UNSET else value
         if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < float("inf"):
-            raise LockConfigError(f"settings: {name}={value!r}: give {what} above 0")
+            raise LockConfigError(f"settings: {name}={value!r} cannot be used. Use {what} above 0.")
         return value
 
     messages, size = found.most_parked
@@ -287,10 +289,12 @@ def _replicas(conf: Any) -> tuple[int, float]:
     needed, seconds = 0 if needed is _UNSET else needed, 1.0 if seconds is _UNSET else seconds
     if isinstance(needed, bool) or not isinstance(needed, int) or needed < 0:
         raise LockConfigError(
-            f"settings: relock_min_replicas={needed!r}: give the number of replicas, 0 for none"
+            f"settings: relock_min_replicas={needed!r} cannot be used. Use the number of replicas, "
+            "0 for none."
         )
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds <= 0:
         raise LockConfigError(
-            f"settings: relock_min_replicas_timeout={seconds!r}: give seconds above 0"
+            f"settings: relock_min_replicas_timeout={seconds!r} cannot be used. Use seconds above "
+            "0."
         )
     return needed, float(seconds)

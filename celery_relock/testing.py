@@ -108,8 +108,8 @@ class Relock:
         """
         if self.app.conf.task_always_eager:
             raise RuntimeError(
-                "with task_always_eager no call sends a message, and none is a duplicate: set it "
-                'to False, and broker_url to "memory://", to test what is sent'
+                "with task_always_eager no call sends a message, and no call is a duplicate. To "
+                'test what is sent, set task_always_eager to False and broker_url to "memory://"'
             )
         return list(self._sent.get(getattr(task, "name", task), {}).values())
 

@@ -101,8 +101,8 @@ def fence(connection: Any, name: str, token: int) -> None:
         if TABLE in str(error) and hasattr(error, "add_note"):  # since Python 3.11
             error.add_note(
                 f"If there is no table {TABLE}: in Django add 'celery_relock.contrib.django' to "
-                "INSTALLED_APPS and run `manage.py migrate`; elsewhere execute once what "
-                "celery_relock.contrib.sql.create_table(dialect) returns"
+                "INSTALLED_APPS and run `manage.py migrate`; elsewhere execute the statement that "
+                "celery_relock.contrib.sql.create_table(dialect) returns, once"
             )
         raise
     if not is_highest:
@@ -115,7 +115,7 @@ def fence(connection: Any, name: str, token: int) -> None:
     if _in_transaction(driver) is False:
         raise LockConfigError(
             f"the fence of {name!r} needs a transaction, and the connection is in autocommit mode: "
-            "begin one before it, and commit after the writes",
+            "begin a transaction before the fence, and commit it after the writes",
             name=name,
         )
 
@@ -161,7 +161,7 @@ def _check_limit(tokens: Mapping[str, int], limit: int) -> None:
     if limit > 1:
         raise LockConfigError(
             f"{', '.join(tokens)}: a lock with {limit} permits has several holders at a time, "
-            "whose tokens all count: only a lock with one permit can be fenced"
+            "whose tokens are all valid: only a lock with one permit can be fenced"
         )
 
 

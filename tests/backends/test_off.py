@@ -76,7 +76,7 @@ def test_anything_but_true_and_false_is_refused(app: Celery, value: object) -> N
     def charge() -> None:
         pass
 
-    with pytest.raises(LockConfigError, match="give True or False"):
+    with pytest.raises(LockConfigError, match="Use True or False"):
         charge()
 
 

@@ -205,7 +205,7 @@ def test_a_lock_inside_one_that_is_not_renewed_says_who_can_be_extended(
     def body() -> None:
         with lock(name="b", timeout=5, renew=False), lock(name="b") as inner:
             assert inner.extend(1, replace_ttl=True)
-            with pytest.raises(LockConfigError, match="extend that"):
+            with pytest.raises(LockConfigError, match="extend the outer Lock"):
                 inner.extend(60)
 
     task(body)

@@ -328,8 +328,8 @@ class Cluster(Transport):
 def circle(said: Exception) -> Unserved:
     """The error for a command that was redirected too often."""
     return Unserved(
-        "the nodes of the Redis cluster do not agree on who has this slot: see CLUSTER NODES "
-        f"at each ({said})"
+        "the nodes of the Redis Cluster do not agree on which node serves this slot: see CLUSTER "
+        f"NODES at each node ({said})"
     )
 
 

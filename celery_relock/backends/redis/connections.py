@@ -59,7 +59,10 @@ class Replicas(NamedTuple):
     def checked(self) -> Replicas:
         """This object. Raises LockConfigError if the number cannot be used."""
         if type(self.needed) is not int or self.needed < 0:
-            raise LockConfigError(f"min_replicas={self.needed!r}: give their number, 0 for none")
+            raise LockConfigError(
+                f"min_replicas={self.needed!r} cannot be used. Use the number of replicas, 0 for "
+                "none."
+            )
         return self
 
 

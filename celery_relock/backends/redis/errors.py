@@ -61,37 +61,37 @@ _TEXTS = (
 _FOR_NOW = {
     "READONLY": "this Redis is a read-only replica: a failover is going on, or the URL is not the "
     "master's",
-    "OOM": "Redis is out of memory (maxmemory) and takes no writes: give it more memory, or delete "
+    "OOM": "Redis is out of memory (maxmemory) and accepts no writes: raise maxmemory, or delete "
     "data",
     "LOADING": "Redis has just started and still loads its data",
     "MASTERDOWN": "this Redis is a replica that has lost its master",
-    "BUSY": "Redis is busy with a long script: see SCRIPT KILL, and who runs it",
+    "BUSY": "Redis is busy with a long script: see SCRIPT KILL, and find out who runs the script",
     "KILLED": "the script was stopped with SCRIPT KILL",
-    "NOREPLICAS": "Redis has too few replicas to take writes (min-replicas-to-write)",
-    "TOOFEW": "too few replicas have what was written (relock_min_replicas), so it does not count: "
-    "see INFO replication",
+    "NOREPLICAS": "Redis has too few replicas to accept writes (min-replicas-to-write)",
+    "TOOFEW": "too few replicas have acknowledged the write (relock_min_replicas), so it is not "
+    "valid: see INFO replication",
     "UNBLOCKED": "this Redis has just become a replica",
-    "CLUSTERDOWN": "the Redis cluster is down, or nobody serves this slot",
-    "TRYAGAIN": "the Redis cluster is moving this slot",
-    "MISCONF": "Redis cannot save to its disk and takes no writes: see its log",
+    "CLUSTERDOWN": "the Redis Cluster is down, or no node serves this slot",
+    "TRYAGAIN": "the Redis Cluster is moving this slot",
+    "MISCONF": "Redis cannot save to its disk and accepts no writes: see its log",
     "MAXCLIENTS": "Redis has no connection left (maxclients)",
-    "NOT-REDIS": "what answers there does not speak Redis's protocol: check host and port",
+    "NOT-REDIS": "the server there does not speak Redis's protocol: check host and port",
 }
 # … and will not help with these.
 _FOR_GOOD = {
-    "NOAUTH": "Redis refuses the login: check user and password in relock_url (or the URL that it "
-    "stands in for), special characters written as %40 and so on",
+    "NOAUTH": "Redis refuses the login: check user and password in relock_url (or in the URL of "
+    "the result backend or the broker); write special characters as %40 and so on",
     "NOPERM": "this Redis user lacks permissions that locks need: give it the keys ~<namespace>:*, "
     "the channels &<namespace>:* and the commands that docs/redis.md lists, or +@connection +@read "
     "+@write +@scripting +@pubsub +time +info (ACL SETUSER)",
     "WRONGTYPE": "the key of this lock is in use for something else; nothing was overwritten. Set "
     "relock_namespace to a prefix of your own",
-    "UNKNOWN": "the server does not know a command that locks need: Redis 6.2 or newer, or Valkey, "
-    "is needed, without renamed commands",
+    "UNKNOWN": "the server does not know a command that locks need: use Redis 6.2 or newer, or "
+    "Valkey, without renamed commands",
     "DATABASE": "Redis does not have the database that the URL names",
     "MOVED": "this is one node of a Redis Cluster: set relock_url to "
     "redis+cluster://host:port,host:port with some of its nodes",
-    "DENIED": "Redis is in protected mode and takes no connections from other machines",
+    "DENIED": "Redis is in protected mode and refuses connections from other machines",
     "TLS": "the TLS connection failed: check rediss:// and the ssl_ options (relock_use_ssl)",
     "NOSCRIPT": "Redis does not keep scripts",
 }

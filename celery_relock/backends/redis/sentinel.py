@@ -200,8 +200,8 @@ class Finder:
             *_, (host, port) = max(votes)
             return MasterAway(
                 f"the Sentinels say that {of}, {host}:{port}, is down: a failover is going on, or "
-                f"no replica can take over; or they know too few others, and min_other_sentinels "
-                f"is {self._least}"
+                f"no replica can take over; or each of them knows fewer other Sentinels than "
+                f"min_other_sentinels={self._least}"
             )
         if services or not failures:
             text = (
@@ -212,8 +212,8 @@ class Finder:
         refusals = redis.ResponseError, redis.AuthenticationError
         if all(isinstance(error, refusals) for error in failures.values()):
             return LockConfigError(
-                f"the Sentinels refuse to name {of}. Give their own password in sentinel_kwargs, "
-                "as {'password': …} (that in the URL is the master's), and the port of the "
+                f"the Sentinels refuse to name {of}. Give their password in sentinel_kwargs, as "
+                "{'password': …} (the URL has the master's password), and the port of the "
                 "Sentinels. Their user needs +sentinel|masters and "
                 f"+sentinel|get-master-addr-by-name ({said})"
             )

@@ -36,7 +36,7 @@ _PARSERS: Mapping[str, Any] = URL_QUERY_ARGUMENT_PARSERS
 _SOCKETS = ("unix", "socket", "redis+socket")
 _SCHEMES = ("redis", "rediss", "sentinel", "redis+cluster", "rediss+cluster", *_SOCKETS)
 _EXAMPLE = "It looks like redis://:password@localhost:6379/0"
-# The next URL of a failover list; a password may have a semicolon of its own.
+# Where the next URL of a failover list begins: a password can contain a semicolon.
 _NEXT_URL = re.compile(r";(?=[\w+.-]+://)")
 _SECRETS = re.compile(r"([?&][^=&#]*pass[^=&#]*=)[^&#]*", re.IGNORECASE)
 _FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
@@ -211,7 +211,8 @@ def _of_sentinels(
     options, *others = [_options(part, ssl, shown) for part in parts]
     if any(other["db"] not in (0, options["db"]) for other in others):
         raise LockConfigError(
-            f"{shown}: Celery reads the database only behind the first Sentinel: write it there"
+            f"{shown}: Celery reads the database from the first Sentinel's URL alone: write it "
+            "there"
         )
     hosts = [(each.pop("host"), each.pop("port")) for each in (options, *others)]
     for part in parts:
@@ -219,9 +220,9 @@ def _of_sentinels(
     service, login = given.get("master_name"), given.get("sentinel_kwargs") or {}
     if not service or not isinstance(service, str):
         raise LockConfigError(
-            f"{shown} needs the name that the Sentinels have for the master: write ?master_name=… "
-            "behind it, or set relock_transport_options = {'master_name': …}; where it is the URL "
-            "of the broker or the result backend, set it in their transport options"
+            f"{shown} needs the Sentinels' name for the master: append ?master_name=…, or set "
+            "relock_transport_options = {'master_name': …}. If this is the URL of the broker or "
+            "the result backend, set the name in their transport options"
         )
     if not isinstance(login, Mapping):
         raise LockConfigError(
@@ -238,8 +239,8 @@ def _of_sentinels(
 def _of_pool_of_sentinels(pool: SentinelConnectionPool, replicas: Replicas) -> Watched:
     if not pool.is_master:
         raise LockConfigError(
-            f"the client for {pool.service_name!r} leads to its replicas, where nothing can be "
-            "locked: make it with Sentinel.master_for"
+            f"the client for {pool.service_name!r} leads to replicas, which accept no writes: "
+            "create the client with Sentinel.master_for"
         )
     manager = pool.sentinel_manager
     reached = [client.connection_pool.connection_kwargs for client in manager.sentinels]
@@ -275,7 +276,7 @@ def _of_cluster(
         options = _options(f"{secure}://{''.join(login)}{each}{tail}", ssl, shown)
         seeds.append(Node(options["host"], options["port"]))
     if options["db"]:
-        raise LockConfigError(f"{shown}: a cluster has only database 0: leave the number out")
+        raise LockConfigError(f"{shown}: a cluster has only database 0. Leave the number out")
     given |= dict(parse_qsl(urlsplit(url).query))
     patience = _number(given, "patience", FAILOVER, shown)
     return _cluster(seeds, options, replicas, None, FAILOVER if patience is None else patience)
@@ -307,7 +308,7 @@ def _options(url: str, ssl: Any, shown: str) -> dict[str, Any]:
     if parts.scheme in _SOCKETS:
         if parts.hostname or not parts.path.strip("/"):
             raise LockConfigError(
-                f"{shown} names no socket. Its path begins with a third slash: "
+                f"{shown} names no socket. The path begins with the third slash: "
                 "unix:///run/redis.sock"
             )
         found.pop("socket_keepalive", None)
@@ -325,7 +326,7 @@ def _options(url: str, ssl: Any, shown: str) -> dict[str, Any]:
 def _database(query: Mapping[str, str], path: str, shown: str) -> int:
     text = (query.get("db") or unquote(path) or query.get("virtual_host") or "0").strip("/")
     if not text.isdecimal():
-        raise LockConfigError(f"{shown}: the database, behind the slash, must be a number")
+        raise LockConfigError(f"{shown}: the database, after the slash, must be a number")
     return int(text)
 
 
@@ -356,14 +357,14 @@ def _tls(
     """The options of TLS, from the query and from the app; None without TLS."""
     if ssl is not None and not isinstance(ssl, Mapping | bool):
         raise LockConfigError(
-            f"{shown}: TLS options are a dict or True, not {type(ssl).__qualname__}"
+            f"{shown}: TLS options must be a dict or True, not {type(ssl).__qualname__}"
         )
     options: dict[str, Any] = {n: text for n, text in query.items() if n.startswith("ssl_")}
     options |= ssl if isinstance(ssl, Mapping) else {}
     if not (options or ssl or scheme == "rediss"):
         return None
     if scheme in _SOCKETS:
-        raise LockConfigError(f"{shown}: a unix socket has no TLS, so drop the TLS options")
+        raise LockConfigError(f"{shown}: a unix socket has no TLS. Remove the TLS options")
     if not (ssl or scheme in ("rediss", "sentinel")):
         raise LockConfigError(f"{shown} has TLS options, so it must begin with rediss://")
     _check_tls(options, shown)
@@ -409,6 +410,6 @@ def _number(given: Mapping[str, Any], name: str, default: float | None, shown: s
     except (TypeError, ValueError):
         pass
     raise LockConfigError(
-        f"{shown}: {name}={value!r}: patience (seconds) and min_other_sentinels are numbers from "
-        "0 on"
+        f"{shown}: {name}={value!r} cannot be used. patience (seconds) and min_other_sentinels "
+        "must be numbers from 0"
     )

@@ -429,7 +429,9 @@ def test_nodes_that_send_a_command_in_a_circle_are_told_of(
     cluster.ask(source, "SETSLOT", slot, "NODE", ids_of[other])
     try:
         for within in (None, 0.5):
-            with pytest.raises(errors.LockUnavailable, match="do not agree on who has this slot"):
+            with pytest.raises(
+                errors.LockUnavailable, match="do not agree on which node serves this slot"
+            ):
                 backend.renew([Renewal("a", "a", "n", 30.0)], within=within)
     finally:
         for node in cluster.nodes:

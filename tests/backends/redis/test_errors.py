@@ -348,7 +348,7 @@ def test_a_node_of_a_cluster_is_told(start: Start, connect: Connect) -> None:
     server = start("--cluster-enabled", "yes")
     client = connect(server.url)
 
-    assert_unavailable(lambda: client.eval(WRITE, 1, "k", 1), again=True, says="cluster is down")
+    assert_unavailable(lambda: client.eval(WRITE, 1, "k", 1), again=True, says="Cluster is down")
     client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
     wait_for(lambda: b"cluster_state:ok" in _raw(client, "CLUSTER", "INFO"), what="the cluster")
     assert_misconfigured(lambda: client.eval("return 1", 2, "a", "b"), says="redis+cluster://")

@@ -188,7 +188,7 @@ def test_a_sentinel_that_knows_too_few_others_is_not_believed(service: Watched) 
 @pytest.mark.parametrize(
     ("url", "transport", "says"),
     [
-        ("sentinel://a;sentinel://b/3", {}, "behind the first"),
+        ("sentinel://a;sentinel://b/3", {}, "from the first Sentinel"),
         ("sentinel://a:1;b:2/0", {}, "before each Sentinel"),
         ("sentinel://:p;w@a,b", {}, "before each Sentinel"),
         ("sentinel://a/x", {}, "must be a number"),
