@@ -94,7 +94,7 @@ class Lock(NamedLock):
         redis: a client of redis.asyncio or redis-py, the URL of a Redis, or a function that returns
             a client. Only its address and credentials are used.
         name: the lock name. It excludes any `Lock` and any `LockedTask` with the same name.
-        timeout: the lease: seconds until the lock ends after its holder has died. Default 30.
+        timeout: the lease: seconds for which the lock outlives a dead holder. Default 30.
         sleep: not used, as there is no polling; accepted because redis-py's Lock has it.
         blocking: whether to wait by default.
         blocking_timeout: seconds to wait at most; None waits without a bound.
@@ -103,10 +103,11 @@ class Lock(NamedLock):
             raising.
         owner: any text. Every `Lock` with the same owner re-enters.
         limit: how many permits the lock has, 1 or more.
-        mode: "exclusive", or "shared": beside every other shared holder, and beside nobody else.
+        mode: "exclusive"; or "shared", to hold the lock together with all other shared holders.
         renew: False lets the lock end `timeout` seconds after the acquire, as redis-py's does.
-        namespace: prefix of all keys. Use the Celery app's `relock_namespace`.
-        min_replicas: how many replicas must have the hold, as `relock_min_replicas`.
+        namespace: the prefix of all keys. Use the Celery app's `relock_namespace`.
+        min_replicas: how many replicas must have a hold before it is valid, as with
+            `relock_min_replicas`.
 
     Raises:
         LockConfigError: a value cannot be used.
@@ -159,8 +160,9 @@ class Lock(NamedLock):
         """Acquire the lock, or re-enter what this task holds.
 
         Args:
-            blocking: whether to wait. Default: that of the object.
-            blocking_timeout: seconds to wait at most. Default: that of the object.
+            blocking: whether to wait. Default: the `blocking` of this object.
+            blocking_timeout: seconds to wait at most. Default: the `blocking_timeout` of this
+                object.
             token: not needed; accepted because redis-py's Lock has it. It becomes the id of the
                 hold.
 
@@ -194,7 +196,14 @@ class Lock(NamedLock):
     def extend(
         self, additional_time: float, replace_ttl: bool = False
     ) -> Coroutine[Any, Any, bool]:
-        """Make the lease longer, as `celery_relock.Lock.extend` does.
+        """Make the lease longer, or set its length, as `celery_relock.Lock.extend` does.
+
+        Args:
+            additional_time: seconds to add to the lease.
+            replace_ttl: True makes the lease end `additional_time` seconds from now.
+
+        Returns:
+            True.
 
         Raises:
             LockNotTaken: this task does not hold the lock.

@@ -183,7 +183,7 @@ class Lock(NamedLock):
     Args:
         redis: a client of redis-py, the URL of a Redis, or a function that returns a client.
         name: the lock name. It excludes any `Lock` and any `LockedTask` with the same name.
-        timeout: the lease: seconds until the lock ends after its holder has died. Default 30.
+        timeout: the lease: seconds for which the lock outlives a dead holder. Default 30.
         sleep: not used, as there is no polling; accepted because redis-py's Lock has it.
         blocking: whether to wait by default.
         blocking_timeout: seconds to wait at most; None waits without a bound.
@@ -191,10 +191,11 @@ class Lock(NamedLock):
         raise_on_release_error: False logs a lock that was lost inside `with` instead of raising.
         owner: any text. Every `Lock` with the same owner re-enters.
         limit: how many permits the lock has, 1 or more.
-        mode: "exclusive", or "shared": beside every other shared holder, and beside nobody else.
+        mode: "exclusive"; or "shared", to hold the lock together with all other shared holders.
         renew: False lets the lock end `timeout` seconds after the acquire, as redis-py's does.
-        namespace: prefix of all keys. Use the Celery app's `relock_namespace`.
-        min_replicas: how many replicas must have the hold, as `relock_min_replicas`.
+        namespace: the prefix of all keys. Use the Celery app's `relock_namespace`.
+        min_replicas: how many replicas must have a hold before it is valid, as with
+            `relock_min_replicas`.
 
     Attributes:
         local: each thread's grip; with `thread_local=False` one grip for all threads.
@@ -245,8 +246,9 @@ class Lock(NamedLock):
 
         Args:
             sleep: not used; accepted because redis-py's Lock has it.
-            blocking: whether to wait. Default: that of the object.
-            blocking_timeout: seconds to wait at most. Default: that of the object.
+            blocking: whether to wait. Default: the `blocking` of this object.
+            blocking_timeout: seconds to wait at most. Default: the `blocking_timeout` of this
+                object.
             token: not needed; accepted because redis-py's Lock has it. It becomes the id of the
                 hold.
 
@@ -296,7 +298,7 @@ class Lock(NamedLock):
             raise self._not_owned("was lost before it was released")
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> bool:
-        """Make the lease longer.
+        """Make the lease longer, or set its length.
 
         If this `Lock` has re-entered the hold of an outer holder, such as its task, the lease is
         the outer holder's and stays as it is.
