@@ -385,7 +385,7 @@ class Lock(NamedLock):
     async def _extend(self, grip: Grip, additional_time: float, replace_ttl: bool) -> bool:
         lease = grip.lease
         length = additional_time if replace_ttl else lease.remaining + additional_time
-        check_length(length, f"extend({additional_time!r})", self.name)
+        check_length(length, f"extend({additional_time!r}) to {length:g} s", self.name)
         if grip.borrowed or not isinstance(lease, TaskLease):
             self._still_ours(lease)
             if not lease.renews and length > lease.remaining:

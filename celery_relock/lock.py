@@ -109,7 +109,7 @@ class NamedLock:
     """What the `Lock` for threads and the `Lock` for coroutines have in common."""
 
     def __init__(
-        self, name: str | bytes, timeout: float | None, owner: str | None, limit: int, mode: str
+        self, name: str | bytes, timeout: float | None, owner: str | None, limit: Any, mode: str
     ) -> None:
         self.name = check_name(as_text(name), "Lock")
         self.timeout = timeout
@@ -117,9 +117,10 @@ class NamedLock:
         self._limit = SHARED if mode == "shared" else limit
         if timeout is not None:
             check_length(timeout, f"timeout={timeout!r}", self.name)
-        if limit < 1:
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             raise LockConfigError(
-                f"Lock {self.name!r}: limit={limit!r} is too low. Use 1 or more.", name=self.name
+                f"Lock {self.name!r}: limit={limit!r} cannot be used. Use a whole number from 1.",
+                name=self.name,
             )
         if mode not in MODES or (mode == "shared" and limit != 1):
             raise LockConfigError(
@@ -321,7 +322,7 @@ class Lock(NamedLock):
         grip = self._grip("extended")
         lease = grip.lease
         length = additional_time if replace_ttl else lease.remaining + additional_time
-        check_length(length, f"extend({additional_time!r})", self.name)
+        check_length(length, f"extend({additional_time!r}) to {length:g} s", self.name)
         if grip.borrowed:
             self._still_ours(lease)
             if not lease.renews and length > lease.remaining:
@@ -547,12 +548,12 @@ class Lock(NamedLock):
         return grip
 
 
-def check_length(seconds: float, where: str, name: str) -> None:
+def check_length(seconds: Any, where: str, name: str) -> None:
     """Raise LockConfigError if a lease cannot have this length."""
-    if not math.isfinite(seconds) or seconds < _SHORTEST:
+    is_number = isinstance(seconds, int | float) and math.isfinite(seconds)
+    if not is_number or seconds < _SHORTEST:
         raise LockConfigError(
-            f"Lock {name!r}: {where} gives a lease of {seconds:g} s. Use a finite lease of "
-            f"{_SHORTEST} s or more.",
+            f"Lock {name!r}: {where} cannot be used. Use a finite lease of {_SHORTEST} s or more.",
             name=name,
         )
 

@@ -287,7 +287,7 @@ def test_a_burst_that_no_worker_takes_says_which_worker_it_needs(
 
     sentence = locks.why(task_id).sentence
 
-    assert "one whose app has the same name" in sentence
+    assert "a worker whose app has the caller's name" in sentence
     assert locks._engine.parking.withdraw("c")
 
 

@@ -222,7 +222,13 @@ def test_extend_adds_to_what_is_left_or_replaces_it(lock: MakeLock) -> None:
     one.release()
 
 
-@pytest.mark.parametrize("timeout", [0, -1, 0.0004, float("inf"), float("nan")])
+@pytest.mark.parametrize("limit", [0, 2.5, True, "2", None])
+def test_a_limit_is_a_whole_number_of_permits(lock: MakeLock, limit: Any) -> None:
+    with pytest.raises(LockConfigError, match=f"limit={limit!r} cannot be used"):
+        lock(limit=limit)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, 0.0004, float("inf"), float("nan"), "30"])
 def test_a_timeout_that_is_no_lease_is_refused(lock: MakeLock, timeout: float) -> None:
     with pytest.raises(LockConfigError, match="or more"):
         lock(timeout=timeout)
