@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Lock", "LockedTask", "is_dropped", "locked"]
 
-# LockedTask by way of the module that makes workers know the canvases of `locked`.
+# LockedTask comes from the module that also registers the canvases of `locked` in workers.
 _HOMES = {
     "Lock": ".lock",
     "LockedTask": ".workflow.locked",
