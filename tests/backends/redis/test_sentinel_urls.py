@@ -182,7 +182,7 @@ def test_sentinels_that_do_not_answer_are_told() -> None:
 
 def test_a_sentinel_that_knows_too_few_others_is_not_believed(service: Watched) -> None:
     transport = {**service.transport, "min_other_sentinels": 2, "patience": 0.5}
-    assert "min_other_sentinels is 2" in refusal(service.url, transport, LockUnavailable)
+    assert "min_other_sentinels=2" in refusal(service.url, transport, LockUnavailable)
 
 
 @pytest.mark.parametrize(
