@@ -3,14 +3,14 @@
     Execution   which message the call is for, and what it says instead of its task
     run         the workflow that it is a step of
     named       which locks it needs; whether its call is a duplicate
-    locked      acquire, body, release
+    locked      what a caller holds is re-entered, the rest is acquired
+    _acquire    acquire, body, release
     body        the state STARTED, `self.lock`, and the task's own code
     _after      what is left for when Celery has published what comes next
 
-The message's header is read once. An execution that is no step of a workflow acquires and
-releases without `workflow`, one without `lock_dedup` passes nothing of `dedup`, one without
-`lock_order` nothing of `order`, one without
-`lock_keep_on_retry` nothing of `retry`: its header says so, or its task's declaration.
+The message's header is read once. It says, or else the task's declaration, which features the
+execution uses. It passes nothing of the others: of `workflow` if it is no step, of `dedup` without
+`lock_dedup`, of `order` without `lock_order`, of `retry` without `lock_keep_on_retry`.
 """
 
 from __future__ import annotations
@@ -40,17 +40,19 @@ from .conflict import Attempt, obtain, release
 from .message import (
     Header,
     ancestors_here,
+    begin_call,
+    begin_message,
     finish,
     has_begun,
     header_of,
     inside,
     owner,
     prefix_of,
-    received,
-    request_of,
     running_request,
 )
 from .states import LATER, Dropped, Late, end_dropped, is_acknowledged, show_started
+
+_NOTHING = nullcontext()
 
 
 def current(task: Any) -> Hold | None:
@@ -115,11 +117,11 @@ class Execution:
         self.body = body
         self.args = args
         self.kwargs = kwargs
-        self.request = request = request_of(task)
+        self.request = request = begin_call(task)
         self.message = None if request is None or request.is_eager else request
         self.header: Header | None = None
         if self.message is not None:
-            self.header = received(task.app, self.message)
+            self.header = begin_message(task.app, self.message)
             if self.header is None:
                 raise Late("is the copy of another worker")
         self.declared = _declared(task, request, self.header)
@@ -147,23 +149,38 @@ class Execution:
         return locked(self.run_body)
 
     def locked(self, run_body: Callable[[Hold], Any]) -> Any:
-        """Acquire what the call stack does not hold, run the body, and release."""
+        """Run the body under its locks: re-enter those that a caller holds, acquire the others."""
+        if reentrancy.innermost() is None:
+            return self._acquire(run_body, self.names, [])
+        outer = self._covered(self.declared.engine)
+        shares = [Share(name, lease, _fence(lease, name), True) for name, lease in outer.items()]
+        run_body = reentrancy.relying(outer.values())(run_body)
+        missing = tuple(name for name in self.names if name not in outer)
+        if missing:
+            return self._acquire(run_body, missing, shares, reentrancy.stuck())
+        unbroken = all(map(steps.is_unbroken, outer.values()))
+        events.tell_reentered(self.task, self.request, outer)
+        return run_body(Hold(shares[0].lease.claim.owner, shares, unbroken))
+
+    def _acquire(
+        self,
+        run_body: Callable[[Hold], Any],
+        names: tuple[str, ...],
+        shares: list[Share],
+        stuck: tuple[str, ...] = (),
+    ) -> Any:
+        """Acquire locks, run the body, and release them, or leave them to what comes next.
+
+        Args:
+            names: of the locks.
+            shares: of the locks that a caller holds.
+            stuck: the executions that cannot release before this one has ended.
+        """
         task, message, options = self.task, self.message, self.declared.options
-        engine, missing, shares = self.declared.engine, self.names, []
-        if is_inner := reentrancy.innermost() is not None:
-            outer = self._covered(engine)
-            shares = [
-                Share(name, lease, _fence(lease, name), True) for name, lease in outer.items()
-            ]
-            missing = tuple(name for name in missing if name not in outer)
-            run_body = reentrancy.relying(outer.values())(run_body)
-            if not missing:
-                unbroken = all(map(steps.is_unbroken, outer.values()))
-                events.tell_reentered(task, self.request, outer)
-                return run_body(Hold(next(iter(outer.values())).claim.owner, shares, unbroken))
-        lease = self._lease(engine, missing, is_inner)
-        keeps = options.keep_on_retry and message is not None
-        over = False
+        engine = self.declared.engine
+        lease = self._lease(engine, names, stuck)
+        may_keep = options.keep_on_retry and message is not None
+        over = False  # whether the message is acknowledged for good
         try:
             held = obtain(Attempt(task, engine, lease, options, message))
             if held is None:
@@ -171,27 +188,34 @@ class Execution:
             reentrancy.push(lease)
             if message is not None and options.hold == "workflow":
                 steps.keep_for_chain(message, engine, lease, options)
-            for name, fence, reentered in zip(missing, held.fences, held.reentered, strict=True):
+            for name, fence, reentered in zip(names, held.fences, held.reentered, strict=True):
                 shares.append(Share(name, lease, fence, reentered))
-            unbroken, alone = not keeps or retry.unbroken(message, lease), missing == self.names
-            hold = Hold(lease.claim.owner, shares, unbroken, engine if alone else None)
-            kept = retry.keeping(task, message, engine, options, lease) if keeps else nullcontext()
-            raises = options.on_lost == "raise"
-            told = Interruption(lease, hold.lost_error) if raises else nullcontext()
+            unbroken = not may_keep or retry.unbroken(message, lease)
+            is_whole = names == self.names
+            hold = Hold(lease.claim.owner, shares, unbroken, engine if is_whole else None)
+            # A retry that the body sends gets the hold; a lost lock ends the body.
+            to_retry = (
+                retry.keeping(task, message, engine, options, lease) if may_keep else _NOTHING
+            )
+            on_loss = (
+                Interruption(lease, hold.lost_error) if options.on_lost == "raise" else _NOTHING
+            )
             try:
-                with kept, told:
+                with to_retry, on_loss:
                     result = run_body(hold)
             except Exception as error:
                 over = is_acknowledged(task, error)
                 raise
             over = True
-            _cool_down(lease, options.cooldown)
+            if options.cooldown:
+                # After a success the hold is left to nobody for so long.
+                lease.successor = Successor(COOLDOWN + ids.new_id(), options.cooldown)
             return result
         except Dropped as dropped:
             return end_dropped(task, message, dropped)
         finally:
-            if keeps and retry.is_open(lease):
-                reentrancy.pop(lease)
+            if may_keep and retry.is_open(lease):
+                reentrancy.pop(lease)  # released when Celery has sent the retry
             elif options.hold != "workflow" or not steps.owns(lease):
                 self._release(engine, lease, over)
 
@@ -238,7 +262,7 @@ class Execution:
             found[name] = lease
         return found
 
-    def _lease(self, engine: Engine, names: tuple[str, ...], is_inner: bool) -> Lease:
+    def _lease(self, engine: Engine, names: tuple[str, ...], stuck: tuple[str, ...]) -> Lease:
         """What is asked for."""
         options, header, task = self.declared.options, self.header, self.task
         known = self.request or running_request()  # a direct call is found by whose it is
@@ -253,7 +277,7 @@ class Execution:
             label=label_of(task.name, task_id),
             by_owner=options.reentrant == "workflow",
             ancestors=ancestors_here() if options.reentrant == "descendants" else (),
-            stuck=reentrancy.stuck() if is_inner else (),
+            stuck=stuck,
         )
         lease = engine.lease(claim)
         lease.work = Work(task, task.name, task_id, node)
@@ -271,12 +295,6 @@ def _declared(task: Any, request: Any, header: Header | None) -> Declaration:
     if request is None and (prefix := prefix_of(declared.prefix)):
         return declared.of_call({}, prefix)
     return declared
-
-
-def _cool_down(lease: Lease, seconds: float | None) -> None:
-    """After a success: whom the hold is left to for so long is nobody."""
-    if seconds:
-        lease.successor = Successor(COOLDOWN + ids.new_id(), seconds)
 
 
 def _fence(lease: Lease, name: str) -> int:

@@ -54,12 +54,16 @@ def running_request() -> Any | None:
     return None
 
 
-def request_of(task: Any) -> Any | None:
-    """The request that the body of a task begins for, as a message or by `apply()`; None if it is
-    called directly. Asked once for each call: the next one that asks is called from inside.
+def begin_call(task: Any) -> Any | None:
+    """A task's body begins: mark the request that it begins for, and return it.
 
-    Whatever stands between the tracer and the body may have pushed copies of the request, or put
-    something else on Celery's stack of tasks, so nothing else is looked at.
+    The next call, from inside of the body, finds the mark and is a direct call, without a request
+    of its own. Whatever stands between the tracer and the body may have pushed copies of the
+    request, or put something else on Celery's stack of tasks. So all copies are marked, and nothing
+    else is looked at.
+
+    Returns:
+        The request of a message or of `apply()`; None for a direct call.
     """
     stack, found = task.request_stack.stack, None
     for request in reversed(stack):
@@ -198,11 +202,14 @@ def note(message: Any, header: Header) -> None:
     setattr(message, _PARSED, header)
 
 
-def received(app: Any, message: Any) -> Header | None:
-    """The header of a message whose execution begins; None for another worker's copy of a
-    broadcast."""
+def begin_message(app: Any, message: Any) -> Header | None:
+    """A message's execution begins, so those before it in this context are over.
+
+    Returns:
+        The message's header; None for another worker's copy of a broadcast.
+    """
     if _left.get():
-        finish()  # what came before it is over, though nobody said so
+        finish()  # their `task_postrun` was not sent
     header = header_of(message)
     exchange = (message.delivery_info or {}).get("exchange")
     if not exchange or not _is_broadcast(app, exchange):

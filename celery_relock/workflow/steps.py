@@ -44,11 +44,11 @@ from ..worker.conflict import Attempt, end_unexecuted, obtain, release
 from ..worker.message import (
     HEADER,
     afterwards,
+    begin_call,
     finish,
     header_of,
     is_retry,
     moment,
-    request_of,
     running_request,
 )
 from ..worker.states import Aside, Late, SentAgain, is_acknowledged
@@ -480,7 +480,7 @@ def _keep_permits_of(task: Any) -> None:
 
     @wraps(body)
     def run(*args: Any, **kwargs: Any) -> Any:
-        message = request_of(task)
+        message = begin_call(task)
         if message is None or message.is_eager or not header_of(message).workflow_locks:
             return body(*args, **kwargs)
         return around(task, message, partial(body, *args, **kwargs))
