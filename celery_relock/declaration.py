@@ -105,7 +105,7 @@ def engine_of(app: Any) -> Engine:
 
 
 def _engine_of(app: Any) -> Engine:
-    # Not before: a process that only sends has no use for the connections to Redis.
+    # Imported here: a process that only sends needs no connection to Redis.
     from . import engines
 
     if not enabled(app):
@@ -148,8 +148,10 @@ def is_locked(cls: type) -> bool:
 
 
 def locked_tasks(app: Any) -> list[Declaration]:
-    """The declarations of those tasks of a finalized app that take a lock; one at least if the app
-    has a Redis for canvases that are `locked`."""
+    """The declarations of those tasks of a finalized app that acquire a lock.
+
+    It is one at least if the app has a Redis, for canvases that are `locked`.
+    """
     kept = [type(task).__dict__.get(_KEPT) for task in app.tasks.values()]
     declared = [each for each in kept if isinstance(each, Declaration)]
     locked = [each for each in declared if not each.rule.off]
@@ -187,8 +189,11 @@ def _options(cls: type, task: Any) -> dict[str, object]:
 
 
 def _as_written(value: Any, task: Any) -> Any:
-    """A function given to `@app.task(lock_key=…)` lands in the class, where reading it would make
-    it a bound method. One that asks for `self` was meant as a method and gets the task."""
+    """An option's value as the task's author wrote it.
+
+    A function given to `@app.task(lock_key=…)` is an attribute of the class, where to read it would
+    make it a bound method. A function that asks for `self` was meant as a method: it gets the task.
+    """
     if isinstance(value, staticmethod):
         return value.__func__
     if isinstance(value, classmethod):

@@ -137,7 +137,16 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         return dedup.send(self, publish, args, kwargs, options, mark)
 
     def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        """Run the task here, as Celery's `apply`, with `lock_…` options as for `apply_async`."""
+        """Run the task here and now, under its lock, as Celery's `apply`.
+
+        Options of the lock are given as for `apply_async`.
+
+        Returns:
+            The EagerResult. An error of the lock is the task's error, as one of its body is.
+
+        Raises:
+            LockConfigError: as for `apply_async`.
+        """
         declared, own = declaration(type(self)), call_options(options)
         options = {n: value for n, value in options.items() if not n.startswith("lock_")}
         prefix = options.pop(PREFIX, None)
@@ -159,9 +168,12 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         It has the app's Redis, namespace and prefix, and the task's lease, limit, mode and longest
         wait. Nothing is acquired until you use it.
 
+        Returns:
+            A `celery_relock.Lock` that is not acquired.
+
         Raises:
             TypeError: the task cannot be called with these arguments.
-            LockConfigError: the task has no lock, or several.
+            LockConfigError: the call has no lock, or several.
         """
         from .lock import Lock
 
@@ -173,7 +185,8 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
             async with charge.async_lock_for(42, amount=5):
                 ...
 
-        Raises as `lock_for` does.
+        Returns:
+            A `celery_relock.asyncio.Lock` that is not acquired. Raises as `lock_for` does.
         """
         from .asyncio import Lock
 
@@ -204,7 +217,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         }
 
     def marked(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the AsyncResult of the call of which this call is a duplicate, or None.
+        """Return the AsyncResult of the call of which this call would be a duplicate, or None.
 
         Raises:
             TypeError: the task cannot be called with these arguments.
@@ -213,8 +226,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         return dedup.marked(self, args, kwargs)
 
     def unmark(self, *args: Any, **kwargs: Any) -> bool:
-        """Let the next such call be sent, although an equal call is queued or runs, or its message
-        was lost.
+        """Let the next such call be sent, although an equal call is queued, runs, or was lost.
 
         Returns:
             True if a call was marked; False if none was. Raises as `marked` does.
@@ -222,6 +234,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         return dedup.unmark(self, args, kwargs)
 
     def on_replace(self, sig: Any) -> Any:
+        """Called by Celery for `self.replace(sig)`: the lock of a workflow goes on to `sig`."""
         steps.on_replace(self.request, sig)
         return super().on_replace(sig)
 

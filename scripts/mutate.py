@@ -7,14 +7,15 @@ whether the tests notice.
 
 Works on copies in a temporary folder, one per job: the tree itself is never changed. The test that
 noticed a rule the last time, as the page says, is asked first. build/mutations.json keeps what was
-seen, so that a run that was stopped goes on where it was: a rule is asked about again when its file
-or that of the test has changed. docs/mutations.md tells of all of them. Ends with status 1 if a
+seen, so a run that was stopped goes on where it was. A rule is asked about again when the code of
+its file or of its test has changed. docs/mutations.md tells of all of them. Ends with status 1 if a
 broken rule goes unnoticed, or no longer applies.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import json
 import os
@@ -70,8 +71,16 @@ class Mutant(NamedTuple):
         return tree / self.file if self.file.endswith(".py") else tree / "lua" / self.file
 
     def key(self, tree: Path) -> str:
-        """Changes with the rule and with its file."""
-        return _digest(self.path(tree).read_text("utf-8"), self.old, self.new)
+        """Changes with the rule and with the code of its file."""
+        return _digest(_code(self.path(tree)), self.old, self.new)
+
+
+def _code(path: Path) -> str:
+    """What a file does: its text without comments, but for those that the loader of Lua reads."""
+    text = path.read_text("utf-8")
+    if path.suffix == ".py":
+        return ast.dump(ast.parse(text))
+    return re.sub(r"^ *--(?! Uses:).*\n", "", text, flags=re.MULTILINE)
 
 
 def _digest(*texts: str) -> str:
@@ -141,10 +150,10 @@ def find_test(name: str, suites: tuple[str, ...], where: Path) -> str:
 
 
 def state_of(test: str, suites: tuple[str, ...], where: Path) -> str:
-    """Changes with the file of a test, or the suite of a check."""
+    """Changes with the code in the file of a test, or in the suite of a check."""
     place = where / (find_test(test, suites, where) or "-")
     files = sorted(place.rglob("*.py")) if place.is_dir() else [place] if place.exists() else []
-    return _digest(*(file.read_text("utf-8") for file in files))
+    return _digest(*map(_code, files))
 
 
 def ask_test(name: str, suites: tuple[str, ...], where: Path) -> str:

@@ -48,12 +48,13 @@ logger = logging.getLogger("celery_relock")
 
 # Seconds until a message is sent again for the first time, and the longest pause it grows to.
 FIRST, LONGEST = 0.25, 10.0
-# How long a worker that lives may take from releasing a lock to storing the result, in seconds.
+# How long a live worker may take from the release of a lock until it has stored the result, in
+# seconds.
 _STORING = 2.0
 
 
-# Asked where an execution turns out to have ended: True if nothing of it is to run again, whatever
-# its stored state says. `dedup` sets it for a call that a later one may replace.
+# Called for a message whose execution has ended: True if it must not run again, whatever its stored
+# state says. `dedup` sets it for a call that a later call may replace.
 ended_for_good: ContextVar[Callable[[], bool] | None] = ContextVar(
     "relock_ended_for_good", default=None
 )
@@ -75,17 +76,21 @@ class Attempt(NamedTuple):
 
 
 def obtain(attempt: Attempt) -> Held | None:
-    """Acquire the locks as the task's options say. None: the body is to run without them.
+    """Acquire the locks as the task's options say.
+
+    Returns:
+        What was acquired; None if the body is to run without its locks.
 
     Raises:
-        LockConflict: somebody else holds a lock, and the policy, or the time to wait, ends here.
-        Dropped: the policy is not to run then.
-        SentAgain: the message was sent again and this execution is over.
+        LockConflict: somebody else holds a lock, and the policy is to raise, or the time to wait is
+            over.
+        Dropped: somebody else holds a lock, and the policy is to drop the call.
+        SentAgain: the message was sent again, to be executed later.
         Aside: the message is parked, or is a copy of one that has ended or lives elsewhere.
         LockUnavailable, LockConfigError: from the backend.
     """
     task, engine, lease, options, message = attempt
-    # What cannot wait anywhere else, does so in its slot.
+    # A call without a message cannot be parked: it waits in its slot.
     waits = options.on_conflict == "block"
     waits = waits or (message is None and options.on_conflict in ("wait", "retry"))
     wait = options.patience if waits and _may_wait() else 0.0
@@ -97,7 +102,7 @@ def obtain(attempt: Attempt) -> Held | None:
                 return held
             continue
         except SoftTimeLimitExceeded:
-            # The task fails by it, so nothing of it may run later.
+            # The task fails with this error, so it must not run later.
             _end_waiting(attempt)
             raise
         except LockUnavailable as error:
@@ -115,21 +120,26 @@ def obtain(attempt: Attempt) -> Held | None:
                 raise
             if sent_again(task, message, pause):
                 raise SentAgain(f"{error}; again in {pause:.1f} s", exc=error, when=pause) from None
-        # Neither Redis nor the broker is there: the execution stays in its slot, or it would be
-        # lost.
+        # Neither Redis nor the broker can be reached: the execution stays in its slot, or it would
+        # be lost.
         time.sleep(pause)
 
 
 def _end_waiting(attempt: Attempt) -> None:
-    """The execution ends here, or goes on without its lock. It may be parked, which cannot be known
-    while Redis cannot be reached: then it must not run once more later."""
+    """The execution ends here, or goes on without its lock, so it must not run again later.
+
+    Whether it is parked cannot be known while Redis cannot be reached.
+    """
     if attempt.message is not None and attempt.lease.state is not State.HELD:
         attempt.engine.parking.withdraw_later(attempt.lease.claim.execution_id)
 
 
 def _decide(attempt: Attempt, answer: Conflict | Duplicate | Ended | Deadlocked) -> Held | None:
-    """The lock is held: what the answer, and the task's policy, make of that. None: ask for it once
-    more."""
+    """The lock is held: do what the answer and the task's policy say.
+
+    Returns:
+        What was acquired after all; None if the lock is to be asked for once more.
+    """
     message, options = attempt.message, attempt.options
     if isinstance(answer, Ended):
         _again(attempt)
@@ -153,15 +163,17 @@ def _decide(attempt: Attempt, answer: Conflict | Duplicate | Ended | Deadlocked)
     if policy == "retry" and message is not None:
         return _send_again(attempt, answer, error)
     if callable(options.on_conflict) and policy in ("block", "wait", "retry"):
-        # Which it is was not known when the lock was first asked for.
+        # The policy was not known when the lock was first asked for, without a wait.
         return _stay(attempt, options.patience if _may_wait() else 0.0, error)
     _leave(attempt, answer)
     raise error
 
 
 def _warn_of_an_ancestor(attempt: Attempt, answer: Conflict | Duplicate) -> None:
-    """Say it once if the holder has sent this task: if the holder waits for it, both
-    wait for ever, and the server cannot see that."""
+    """Warn once if an ancestor of this task holds the lock.
+
+    If the ancestor waits for this task, both wait for ever, which the server cannot see.
+    """
     if attempt.message is None or not isinstance(answer, Conflict):
         return
     header = header_of(attempt.message)
@@ -202,7 +214,7 @@ def _policy(options: LockOptions, answer: Conflict | Duplicate, error: LockConfl
 
 
 def _as_done(policy: str, attempt: Attempt) -> str:
-    """What becomes of the execution: what cannot wait elsewhere has waited here, or may not."""
+    """The policy as it is carried out: who cannot wait elsewhere waits in its slot, or raises."""
     if attempt.lease.waits_since:
         return "block"
     if policy in ("wait", "retry") and attempt.message is not None:
@@ -213,8 +225,11 @@ def _as_done(policy: str, attempt: Attempt) -> str:
 
 
 def _wait_behind(attempt: Attempt, answer: Duplicate, error: LockConflict) -> Held | None:
-    """A copy of an execution that lives. Never an error: that would overwrite the state of the
-    first. It comes back: to be discarded if the first has ended, in its place if it has died."""
+    """Let a copy wait behind the execution that lives.
+
+    Never an error, which would overwrite the state of that execution. The copy comes back: it is
+    discarded if the execution has ended, and takes over if it has died.
+    """
     policy, message, found = attempt.options.on_conflict, attempt.message, None
     if policy == "wait" or callable(policy):
         found = _parked(attempt, None)
@@ -235,7 +250,7 @@ def _park(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -
         _leave(attempt, answer)
         raise error
     if not (isinstance(answer, Conflict) and answer.parked):
-        # Before it is parked: later, somebody may have sent it on and stored the result already.
+        # Before it is parked: afterwards it may have been resumed, and its result been stored.
         show_blocked(attempt.task, message, error, answer)
     found = _parked(attempt, left)
     if not isinstance(found, Parked):
@@ -267,7 +282,7 @@ def _park(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -
 def _parked(
     attempt: Attempt, left: float | None
 ) -> Held | Parked | Full | Duplicate | Deadlocked | Ended | None:
-    """Leave the message in the queue for the lock. None: it cannot be parked."""
+    """Park the message. None: it cannot be parked."""
     task, engine, lease, options, message = attempt
     bounds = {"patience": look_after(left, message, task.app), "most": options.max_parked}
     header = header_of(message).made_own()
@@ -275,14 +290,14 @@ def _parked(
     if request is None:
         return None
     if header.first:
-        # Two messages without a header may be copies, or two that are wanted: each is an execution.
+        # Two messages without a header may be copies, or two calls: each counts as an execution.
         lease.claim = lease.claim._replace(execution_id=header.execution_id)
         note(message, header)
     return engine.park(lease, request)
 
 
 def _leave(attempt: Attempt, answer: Conflict | Duplicate) -> None:
-    """An execution that was parked ends here without the lock."""
+    """Withdraw an execution that was parked: it ends here without the lock."""
     if isinstance(answer, Conflict) and answer.parked:
         attempt.engine.parking.withdraw(attempt.lease.claim.execution_id)
 
@@ -304,10 +319,10 @@ def _send_again(attempt: Attempt, answer: Conflict | Duplicate, error: LockConfl
 
 
 def _stay(attempt: Attempt, wait: float | None, error: LockConflict) -> Held:
-    """Wait in the worker's slot, for a message that could not be sent again too.
+    """Wait in the worker's slot, also for a message that could not be sent again.
 
-    Its delivery may be acknowledged already, so to end here would lose it. Should it have been sent
-    in spite of the error, it is a copy of this very execution.
+    The message may be acknowledged already, so to end here would lose it. If it was sent in spite
+    of the error, it is a copy of this execution.
     """
     answer = attempt.engine.acquire(attempt.lease, wait)
     while isinstance(answer, Ended):
@@ -333,14 +348,14 @@ def _conflict(options: LockOptions, answer: Any, text: str) -> LockConflict:
     )
 
 
-# Celery calls some errbacks inline in the thread that consumes, when a child is lost. Whoever waits
-# there stops the whole worker: no heartbeat, no new task. It is not the main thread in a test's own
-# worker (`celery.contrib.testing`), where a test in the main thread waits as any program does.
+# When a child is lost, Celery calls some errbacks in the thread that consumes. A wait there would
+# stop the whole worker: no heartbeat, no new task. It need not be the main thread: the worker of
+# `celery.contrib.testing` consumes in another one, and a test may wait in the main thread.
 _consumer = (0, 0)
 
 
 def remember_consumer() -> None:
-    """Called in the thread of a worker that consumes."""
+    """Remember this thread as the one in which the worker consumes."""
     global _consumer
     _consumer = os.getpid(), threading.get_ident()
 
@@ -350,18 +365,21 @@ def _may_wait() -> bool:
 
 
 def _again(attempt: Attempt) -> None:
-    """The execution has ended already: this is a late copy of its message, which is to be run all
-    the same, or Late is raised."""
+    """This is a late copy of a message whose execution has ended: let it run if that is owed.
+
+    Raises:
+        Late: nothing of it is to run.
+    """
     lease, message = attempt.lease, attempt.message
     if message is None or not _is_owed(attempt.task, message):
         raise Late("is a late copy of an execution that has ended")
-    # The same name for all late copies, so that they are copies of one another too.
+    # The same id for all late copies, so that they are copies of one another, too.
     lease.claim = lease.claim._replace(execution_id=ids.short(f"{lease.claim.execution_id}+again"))
     lease.again(ids.new_attempt_id())
 
 
 def call_off(attempt: Attempt) -> None:
-    """The execution ends here: a message of it that is still out is a late copy."""
+    """The execution ends here: a message of it that is still on its way is a late copy."""
     engine, claim = attempt.engine, attempt.lease.claim
     if attempt.message is None or not header_of(attempt.message).own:
         return  # an id made from the task id is not remembered
@@ -372,16 +390,23 @@ def call_off(attempt: Attempt) -> None:
 def end_unexecuted(
     engine: Engine, names: Sequence[str], execution_id: str, remember: float | None = None
 ) -> None:
-    """Release what is kept for an execution that will not come, and let copies of it that come all
-    the same be told so for some seconds, by default the engine's. Raises RelockError."""
+    """Release what is kept for an execution that will not come.
+
+    Args:
+        remember: for how many seconds copies of it are told that it has ended; by default the
+            engine's.
+
+    Raises:
+        RelockError: from the backend.
+    """
     home, remember = engine.parking.home, engine.remember if remember is None else remember
-    # As one that has ended: who left the hold may not have done so yet.
+    # As an execution that has ended: the hold may not have been left to it yet.
     back = engine.backend.release(names, execution_id, KEPT, "execution", remember, home)
     engine.parking.publish(back.messages)
 
 
 def deadlock(attempt: Attempt, answer: Deadlocked) -> LockDeadlock:
-    """The error of a wait that would never end."""
+    """The error for a wait that would never end."""
     claim = attempt.lease.claim
     text = describe_deadlock(answer.path, reentrancy.shares(answer.path[-1]))
     attempt.lease.tell("conflict", text, policy="raise")
@@ -406,7 +431,7 @@ def _is_owed(task: Any, message: Any) -> bool:
         return False
     if stores_no_result(task, message):
         return bool(message.chain or message.callbacks or message.errbacks)
-    # That of the first attempt: later it may be that of an attempt before.
+    # After a retry the stored state may be that of the attempt before.
     first = not message.retries and not header_of(message).attempts
     done = READY_STATES | {RETRY} if first else READY_STATES
     until = time.monotonic() + _STORING
@@ -433,15 +458,17 @@ def pause_for(message: Any, options: LockOptions) -> float | None:
 
 
 def left_of(message: Any, options: LockOptions) -> float | None:
-    """What is left of `lock_max_wait`, None without one."""
+    """Seconds that are left of `lock_max_wait`; None without one."""
     if options.max_wait is None:
         return None
     return header_of(message).again().since + options.max_wait - time.time()
 
 
 def look_after(left: float | None, message: Any, app: Any) -> float | None:
-    """Seconds until a parked message must be resumed in any case: its wait is over, or it has
-    expired, which a worker finds when it receives it."""
+    """Seconds until a parked message must be resumed in any case.
+
+    Then its wait is over, or it has expired, which a worker finds when it receives the message.
+    """
     expires = moment(message.expires, app)
     if expires is None:
         return left
@@ -450,20 +477,23 @@ def look_after(left: float | None, message: Any, app: Any) -> float | None:
 
 
 def pause_before(attempt: int) -> float:
-    """Seconds to wait before the given attempt (from 1): doubling, and random by half, so that
-    executions that met one holder do not all come back at once."""
+    """Seconds to wait before the given attempt (from 1).
+
+    They double, and half of them is random, so that executions that met one holder do not all come
+    back at once.
+    """
     longest = min(LONGEST, FIRST * 2 ** min(attempt, 16))
     return ids.chance.uniform(longest / 2, longest)
 
 
 def release(engine: Engine, lease: Lease, *, ended: bool) -> None:
-    """Release, whatever comes: the task's own outcome stands."""
+    """Release a lease. A failure is logged, as the task's own outcome stands."""
     held = lease.state in (State.HELD, State.LOST)
     try:
         engine.release(lease, ended=ended)
     except BaseException as error:
         if events.is_thrown_in(error):
-            # The lock goes first: a process that is told to end has nobody left to do it.
+            # First the lock: in a process that is told to end nobody would release it later.
             with suppress(Exception):
                 engine.release(lease, ended=ended)
             if isinstance(error, SoftTimeLimitExceeded):

@@ -28,16 +28,16 @@ logger = logging.getLogger("celery_relock")
 #: The state of a task whose message is parked. Not a ready one: `get()` goes on waiting.
 BLOCKED = "BLOCKED"
 
-# The others are signals alone: a monitor sees them by what Celery itself sends of a task, and each
-# event is a message to the broker.
+# Each event is a message to the broker, so the others are signals alone: a monitor can tell them
+# from Celery's own events of a task.
 _SENT = ("acquired", "released", "conflict", "lost", "reclaimed", "duplicate")
 _SHOWN = ("task-blocked", "task-pending")
-# Told where Celery's pool of connections is not to be touched: from a native thread, which under
-# gevent cannot use another one's sockets.
+# These come from a native thread, which under gevent cannot use the sockets of others: it must not
+# touch Celery's pool of connections.
 _OTHER_THREADS = ("lost", "reclaimed")
 
-# No task waits for long, or each time, because a monitor cannot be told: Celery's own way would try
-# to reach the broker for ever in some releases.
+# An event that cannot be sent must not hold up a task for long, nor each time. In some releases
+# Celery itself would try for ever to reach the broker.
 _ONCE = {"max_retries": 1, "interval_start": 0}
 _SILENCE = 30.0
 
@@ -47,7 +47,11 @@ _silent_until = 0.0
 
 
 def work_for(task: Any, request: Any | None) -> Work:
-    """What is told of the task that takes a lock; its request, or None for a direct call."""
+    """What events say of the task that acquires a lock.
+
+    Args:
+        request: of the task, None for a direct call.
+    """
     running = running_request() if request is None else request
     if running is None:
         return Work(task, task.name, "")
@@ -55,7 +59,7 @@ def work_for(task: Any, request: Any | None) -> Work:
 
 
 def tell_reentered(task: Any, request: Any | None, leases: Mapping[str, Lease]) -> None:
-    """An inline call of a task entered the locks that its call stack holds, by these leases."""
+    """An inline call of a task has re-entered locks that its call stack holds, by these leases."""
     if events.wanted("reentered"):
         claim = next(iter(leases.values())).claim
         fence = max((max(each.fences, default=0) for each in leases.values()), default=0)
@@ -65,8 +69,10 @@ def tell_reentered(task: Any, request: Any | None, leases: Mapping[str, Lease]) 
 
 
 def tell_resumed(app: Any, message: Message, headers: Mapping[str, Any]) -> None:
-    """A parked message was published again. Of protocol 1, whose task is in the body, no task is
-    told."""
+    """A parked message was published again.
+
+    Of a message of protocol 1, whose body has the task, the event names no task.
+    """
     if events.wanted("resumed"):
         name, task_id = str(headers.get("task") or ""), str(headers.get("id") or "")
         work = Work(app.tasks.get(name), name, task_id)
@@ -99,8 +105,10 @@ def _send(event: LockEvent) -> None:
 
 
 def send(task: Any, task_id: str, kind: str, fields: dict[str, Any]) -> None:
-    """Send an event of a task, also from a process that is no worker: there, as Celery's own
-    `task-sent`, if `task_send_sent_event` is set."""
+    """Send an event of a task.
+
+    A process that is no worker sends it if `task_send_sent_event` is set, as Celery's `task-sent`.
+    """
     if bool(_told) if _worker is not None else task.app.conf.task_send_sent_event:
         node = None if _worker is None else _worker.hostname
         _dispatch(task.app, task, kind, task_id, {"name": task.name, **fields}, node)

@@ -28,15 +28,15 @@ from ..settings import name_prefix
 
 logger = logging.getLogger("celery_relock")
 
-#: The header of ours.
+#: The name of our header in a message.
 HEADER = "relock"
 VERSION = 2
 #: By this name `apply_async` passes the prefix of the lock names on to `write_header`.
 PREFIX = "relock_prefix"
-# So many ancestors are passed on, the nearest first: a task that sends itself for ever must not
-# make its message longer each time.
+# How many ancestors are passed on, the nearest first. Without a bound the message of a task that
+# sends itself would become longer each time.
 _MOST_ANCESTORS = 32
-# Where a request has its header, once that was read; and that the body of its task has begun.
+# Attributes of a request: our header, once it was read; whether the body of its task has begun.
 _PARSED, _BEGUN = "relock_header", "relock_begun"
 
 # -- Which message -------------------------------------------------------------------------------
@@ -82,25 +82,32 @@ def has_begun(request: Any) -> bool:
 
 
 def body_runs(task_id: str) -> bool:
-    """Whether the body of this locked task runs on this call stack: what Celery sends for it before
-    and after, such as the next step of a chain, is not sent by the body."""
+    """Whether the body of this locked task runs on this call stack.
+
+    What Celery sends for the task before and after its body, such as the next step of a chain, is
+    not sent by the body.
+    """
     return any(each.request is not None and each.request.id == task_id for each in inside.get())
 
 
-# What is to be done when Celery has published what comes after a message, and stored its result: by
-# the message's task id.
+# What to call when a message is over: when Celery has published what comes after it, and stored its
+# result. Each call stands beside the task id of its message.
 _left: ContextVar[tuple[tuple[str, Callable[[], None]], ...]] = ContextVar(
     "relock_left", default=()
 )
 
 
 def afterwards(message: Any, call: Callable[[], None]) -> None:
-    """Call a function when the message is over, as `task_postrun` says."""
+    """Call a function when `task_postrun` says that the message is over."""
     _left.set((*_left.get(), (message.id, call)))
 
 
 def finish(task_id: str | None = None) -> None:
-    """A message is over. None: all that have begun are, though this process was not told."""
+    """A message is over: make the calls that were left for this moment.
+
+    Args:
+        task_id: of the message; None if all messages that have begun here are over.
+    """
     left = _left.get()
     if not left:
         return
@@ -111,8 +118,11 @@ def finish(task_id: str | None = None) -> None:
 
 
 def moment(when: Any, app: Any) -> float | None:
-    """An ETA or expiry, in any form that a message or a call has it: seconds since the epoch. None
-    if it is none."""
+    """An ETA or expiry, in any form that a message or a call has it.
+
+    Returns:
+        Seconds since the epoch; None if it is not a time.
+    """
     try:
         found = maybe_iso8601(when)
     except (TypeError, ValueError):
@@ -124,13 +134,13 @@ def moment(when: Any, app: Any) -> float | None:
 
 # -- The header ----------------------------------------------------------------------------------
 #
-# It tells a second copy of a message (same execution) from a message that was sent again (another
-# one), which the task id cannot: a retry, or a person who sends an old id once more, uses the same.
-# It is written when any task is published by a process that has the library loaded: no extra trip.
+# It tells a second copy of a message (the same execution) from a message that was sent again, which
+# is another execution. The task id cannot: a retry has the same, and so has a task that a person
+# sends again with its old id. Every process that has loaded the library writes the header into each
+# message that it publishes.
 #
-# An execution whose lock is held is sent again as the *same* execution: nothing of it was executed
-# yet, so a copy of its first message that turns up later is recognised as a copy of what was sent
-# instead.
+# An execution whose lock is held is sent again as the *same* execution, as nothing of it was
+# executed yet. So a copy of its first message that comes later is recognised.
 
 
 class Header(NamedTuple):
@@ -176,7 +186,7 @@ class Header(NamedTuple):
         return self.first or self.execution_id
 
     def made_own(self) -> Header:
-        """The header of a message that may be published twice: its copies are known from now on."""
+        """The header with an id of its own, by which copies of the message are recognised."""
         if self.own:
             return self
         return self._replace(execution_id=ids.new_id(), own=True, first=self.execution_id)
@@ -187,7 +197,7 @@ class Header(NamedTuple):
 
 
 def header_of(message: Any) -> Header:
-    """The header that a message came with, or one made from its id if it has none of use."""
+    """The header that a message came with, or one made from the task id if none can be read."""
     found: Header | None = getattr(message, _PARSED, None)
     if found is None:
         raw = getattr(message, HEADER, None) or (message.headers or {}).get(HEADER)
@@ -198,7 +208,7 @@ def header_of(message: Any) -> Header:
 
 
 def note(message: Any, header: Header) -> None:
-    """From now on this is the header that a message came with."""
+    """Keep this as the header that a message came with."""
     setattr(message, _PARSED, header)
 
 
@@ -215,11 +225,11 @@ def begin_message(app: Any, message: Any) -> Header | None:
     if not exchange or not _is_broadcast(app, exchange):
         return header
     if not header.receiver:
-        # Each worker's copy is an execution of its own.
+        # Each worker's copy is an execution for itself.
         own = ids.short(f"{header.execution_id}@{message.hostname}")
         header = header._replace(execution_id=own, receiver=message.hostname)
         note(message, header)
-    # Another worker may have parked its own.
+    # A copy that another worker has parked may come to this one.
     return header if header.receiver == message.hostname else None
 
 
@@ -230,8 +240,13 @@ def _is_broadcast(app: Any, exchange: str) -> bool:
 
 
 def parse(raw: Mapping[str, Any]) -> Header | None:
-    """The header in a message; None if it is not one of this version. What makes no sense in it
-    counts as left out, but for what tells which execution it is."""
+    """Read the header in a message.
+
+    A field that cannot be read counts as left out, except for those that tell the execution.
+
+    Returns:
+        The header; None if it is of another version, or does not tell its execution.
+    """
     if raw.get("v") != VERSION:
         return None
     said = {}
@@ -310,22 +325,23 @@ def write_header(
     properties: dict[str, Any],
     queues: Iterable[Any],
 ) -> dict[str, Any]:
-    """Give a message that is about to be published our header, which is returned.
+    """Write our header into a message that is about to be published, and return the header.
 
     Args:
         headers: of the message.
         fields: where its id is; protocol 1 has that in the body.
-        properties: among them what `apply_async` was given for this call alone, which is taken out.
-        queues: that the message goes to, if its sender knows them.
+        properties: of the message. The `lock_*` options of this call are among them; they are taken
+            out.
+        queues: those that the message goes to, if its sender knows them.
     """
-    # A predecessor's header came along with its custom headers: it is replaced, never kept.
+    # Celery copies custom headers from the message before: that header is replaced, never kept.
     predecessor = headers.get(HEADER)
     header: dict[str, Any] = {"v": VERSION, "execution_id": ids.new_id()}
     if ancestors := _ancestors(fields, predecessor):
         header["ancestors"] = list(ancestors)
     locks = predecessor.get("workflow_locks") if isinstance(predecessor, Mapping) else None
     if locks and not running_request():
-        # Sent by a worker's main process, in the place of an execution that died.
+        # A worker's main process sends it, for an execution whose child has died.
         header["workflow_locks"] = locks
     header.update(_of_call(fields, properties, queues))
     headers[HEADER] = header
@@ -335,7 +351,7 @@ def write_header(
 def _of_call(
     fields: Mapping[str, Any], properties: dict[str, Any], queues: Iterable[Any]
 ) -> dict[str, Any]:
-    """What a call says instead of its task. A retry says what the call said."""
+    """The options and the prefix of a call instead of its task's. A retry has those of its call."""
     prefix, options = properties.pop(PREFIX, None), call_options(properties)
     for name in options:
         del properties[f"lock_{name}"]
@@ -344,7 +360,7 @@ def _of_call(
         before = header_of(request)
         prefix, options = before.prefix, {**before.options, **options}
     elif prefix is None:
-        # Of a plain task, or sent by its name: what comes after it may be a locked task.
+        # A plain task, or one that is sent by its name: a locked task may come after it.
         prefix = _prefix_of_sender(queues) if request is None else prefix_here()
     told: dict[str, Any] = {"prefix": prefix, "options": options}
     if options.get("dedup") is False:
@@ -363,25 +379,36 @@ def call_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def prefix_here() -> str | None:
-    """The prefix that the message brought which this call stack runs for: what is called inside of
-    it has the same one. None if it brought none."""
+    """The prefix of lock names in the message that this call stack runs for; None if it has none.
+
+    What is called inside of a task has the prefix of the task.
+    """
     request = running_request()
     return None if request is None else header_of(request).prefix
 
 
 def prefix_of(own: str | Callable[[], str]) -> str:
-    """The prefix of the lock names of a call that is made here: what `relock_prefix` says now, else
-    that of the message that this call stack runs for. Raises LockConfigError."""
+    """The prefix of the lock names of a call that is made here.
+
+    Args:
+        own: what the app's `relock_prefix` says, or a callable that says it now. If that is empty,
+            the prefix is that of the message that this call stack runs for.
+
+    Raises:
+        LockConfigError: the callable gave no text.
+    """
     return (own() if callable(own) else own) or prefix_here() or ""
 
 
-# By app: to read a setting takes long.
+# For each app, because to read a setting takes long.
 _prefixes: WeakKeyDictionary[Any, str | Callable[[], str]] = WeakKeyDictionary()
 
 
 def _sender(queues: Iterable[Any]) -> Any:
-    """The app that publishes, which Celery does not tell: the queue is an object of its own. For an
-    exchange without a queue, the current app."""
+    """The app that publishes, found by its `Queue` objects, as Celery does not tell it.
+
+    For an exchange without a queue it is the current app.
+    """
     for queue in queues:
         for app in list(_get_active_apps()):
             if "amqp" in vars(app) and app.amqp.queues.get(queue.name) is queue:
@@ -397,13 +424,13 @@ def _prefix_of_sender(queues: Iterable[Any]) -> str | None:
         own = _prefixes[app]
         return (own() if callable(own) else own) or None
     except LockConfigError as error:
-        # Raised here, it would be swallowed by the signal, and the whole header with it.
+        # Celery's signal would swallow the error, and the message would have no header at all.
         logger.error("a message is sent without the prefix of its lock names: %s", error)
         return None
 
 
 def is_retry(fields: Mapping[str, Any], request: Any) -> bool:
-    """Whether a message is the running one's own next try, and not what the task is replaced by."""
+    """Whether a message is the running task's retry, and not what the task is replaced by."""
     nesting = fields.get("replaced_task_nesting") or 0
     same: bool = fields.get("id") == request.id
     return same and nesting == (request.replaced_task_nesting or 0)
@@ -422,13 +449,13 @@ def _ancestors(fields: Mapping[str, Any], predecessor: Any) -> tuple[str, ...]:
     """The ancestors for a message that is published here."""
     request = running_request()
     if isinstance(predecessor, Mapping):
-        # A retry has those of the message before it, also where the worker's main process sends it.
+        # Of a retry, also of one that the worker's main process sends.
         before = parse(predecessor)
         inherited = () if before is None else before.ancestors
     else:
         inherited = ancestors_here()
     if request is not None and is_retry(fields, request):
-        # Not by its own holds: it would be in while the body before it is still on its way out.
+        # Without its own holds: the retry would re-enter while the body before it still ends.
         return inherited
     held = reentrancy.executions()
     if not held:
@@ -438,10 +465,10 @@ def _ancestors(fields: Mapping[str, Any], predecessor: Any) -> tuple[str, ...]:
 
 # -- The owner -----------------------------------------------------------------------------------
 #
-# Celery's own answers do not do here (seen on 5.7): a direct call `other(...)` has no id and no
+# `task.request` does not tell it (seen on Celery 5.7): a direct call `other(...)` has no id and no
 # root, `apply()` under a direct call gets a root of its own, and a task that calls itself looks
-# like the worker's. The first request with an id, from the bottom of the task stack, is the message
-# that the worker, or the outermost `apply()`, really runs.
+# like the one that the worker called. The first request with an id, from the bottom of the task
+# stack, is the message that the worker, or the outermost `apply()`, executes.
 
 OwnerOption: TypeAlias = str | Callable[[Any], object]
 

@@ -440,8 +440,11 @@ _homes: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
 def home(app: Celery) -> str:
-    """Which app and broker a message is of; tells no address and no password. The same in every
-    process of the app: by name, too, as another app on this broker may have other queues."""
+    """An id of the app and the broker that a message belongs to, without address and password.
+
+    It is the same in every process of the app. The app's name is in it, as another app on the same
+    broker may have other queues.
+    """
     app = app._get_current_object() if isinstance(app, Proxy) else app
     if app not in _homes:
         with app.connection_for_write() as connection:
@@ -451,7 +454,11 @@ def home(app: Celery) -> str:
 
 
 def sent_again(task: Any, message: Any, pause: float) -> bool:
-    """Send a message again, to come back after a pause in seconds. False if that failed."""
+    """Send a message again, to come back after a pause in seconds.
+
+    Returns:
+        False if that failed, which is logged.
+    """
     try:
         was = kept(message) or rebuilt(task, message)
         header = header_of(message).again()._asdict()
@@ -468,8 +475,15 @@ def sent_again(task: Any, message: Any, pause: float) -> bool:
 
 
 def park_request(task: Any, message: Any, header: Header, **bounds: Any) -> ParkRequest | None:
-    """A message as it is parked, with its next header; None, and a warning, if it has to stay with
-    the broker. `bounds` as for `ParkRequest`."""
+    """A message as it is parked, with its next header.
+
+    Args:
+        header: for the message when it is resumed.
+        **bounds: as for `ParkRequest`.
+
+    Returns:
+        None if the message has to stay with the broker, which is logged.
+    """
     try:
         was = kept(message) or rebuilt(task, message)
     except EncodeError as error:
@@ -484,8 +498,9 @@ def park_request(task: Any, message: Any, header: Header, **bounds: Any) -> Park
 
 
 class Outbox:
-    """Sends what was parked in one Redis, each message to the broker of its own app. One for an
-    engine: apps share those, and their brokers they do not.
+    """Sends what was parked in one Redis, each message to the broker of its own app.
+
+    There is one for each engine. Apps share engines, and may have brokers of their own.
 
     Args:
         consumed: whether a live worker consumes a resume queue, by its `channel`.
@@ -494,7 +509,7 @@ class Outbox:
         home: the homes of all its apps, with spaces between.
     """
 
-    # A worker announces what it consumes for some seconds, so an answer is good for one.
+    # Seconds. A worker's announcement of what it consumes is good for some more.
     _GOOD_FOR = 1.0
 
     def __init__(self, consumed: Callable[[str], bool]) -> None:
@@ -514,8 +529,8 @@ class Outbox:
         self.home = " ".join(dict.fromkeys(map(home, self._living())))
 
     def send(self, message: Message) -> None:
-        """Publish a message, to the resume queue beside the queue that it came from if a live
-        worker consumes that.
+        """Publish a message to where it came from, or to the resume queue beside, if a live worker
+        consumes that.
 
         Raises:
             RelockError: its app is not one of this process, so it stays parked.
@@ -555,6 +570,8 @@ def resume_queue(queue: str) -> str:
 
 
 def channel(home: str, queue: str) -> str:
-    """What the consumers of a resume queue are announced under: two brokers may have queues of the
-    same name."""
+    """The key under which consumers of a resume queue are announced.
+
+    The home is in it, as two brokers may have queues of the same name.
+    """
     return f"{home}:{queue}"

@@ -33,8 +33,8 @@ def _before(
     if "id" not in headers:  # protocol 1 has all in the body
         fields = body if isinstance(body, dict) else {}
     header = write_header(headers, fields, {} if properties is None else properties, declare or ())
-    # These two may choose the execution id, which the others read; a retry's marker is left to that
-    # of its place.
+    # These two come first, as they may choose the execution id, which the others read. A retry with
+    # a place in a line has the id of that place, and its dedup marker is left to that id.
     order.on_publish(fields, header)
     dedup.on_publish(headers, body, header)
     retry.on_publish(fields, body, header)

@@ -36,22 +36,22 @@ Queue: Any = entity.Queue
 
 logger = logging.getLogger("celery_relock")
 
-# How often a worker looks for itself, in seconds; when something is known to be due sooner, then.
+# Seconds between two looks of a worker. When something is known to be due sooner, it looks then.
 LOOK_EVERY = 1.0
-# How soon a queue that the worker consumes, or no longer does, is followed, in seconds.
+# Seconds until a queue is noticed that the worker begins or ceases to consume.
 FOLLOW_EVERY = 0.25
-# For how long a worker counts as one that consumes a resume queue without saying so again, in
-# seconds: what is published there after it was killed is published again some seconds later.
+# Seconds for which a worker counts as a consumer of a resume queue after it has said so. What is
+# published there after it was killed is published again some seconds later.
 LIVES = 6.0
-# How often it says so, in seconds.
+# Seconds between two such announcements.
 ANNOUNCE_EVERY = 2.0
-# How long a message that this worker has received is not published once more without another word
-# of it, in seconds.
+# Seconds for which a message is not published again after this worker has said that it has it.
 TRIP = 5.0
-# A worker whose main loop has not come by for so many seconds consumes nothing.
+# After so many seconds without a turn of its main loop a worker counts as no consumer.
 STUCK = 3.0
-# A resume queue of RabbitMQ, in ms: what nobody took goes back to the queue that it came from; then
-# the queue itself goes. Arguments cannot change later: RabbitMQ refuses a queue with others.
+# Of a resume queue of RabbitMQ, in ms: a message that nobody took goes back to the queue that it
+# came from; later the queue itself goes. They can never change: RabbitMQ refuses to declare a queue
+# that exists with other arguments.
 MESSAGE_TTL, EXPIRES = 600_000, 1_800_000
 
 
@@ -283,8 +283,10 @@ def _origin(queue: Any) -> str:
 
 
 class _Strategies(dict[str, Any]):
-    """How each task is received. Asked when a message comes: an app may get tasks, or other ones
-    of the same name, while its worker runs."""
+    """How each task is received, found when a message comes.
+
+    An app may get tasks, or other tasks of the same names, while its worker runs.
+    """
 
     def __init__(self, app: Any, consumer: Any) -> None:
         super().__init__()
@@ -301,8 +303,10 @@ class _Strategies(dict[str, Any]):
 
 
 class _Unlimited:
-    """A worker's consumer that knows no rate limits: an execution spent its token when it came
-    first, and did not run then."""
+    """A worker's consumer without rate limits.
+
+    An execution that is resumed has spent its token when it came first, and did not run then.
+    """
 
     disable_rate_limits = True
 
@@ -315,7 +319,7 @@ class _Unlimited:
 
 
 def _handler(c: Any) -> Callable[[Any], Any]:
-    """What takes a message out of a resume queue: as the worker itself takes any message."""
+    """What receives a message from a resume queue, as the worker receives any message."""
     take = type(c).create_task_handler(_Unlimited(c))
 
     def handle(message: Any) -> Any:
@@ -326,7 +330,7 @@ def _handler(c: Any) -> Callable[[Any], Any]:
 
 
 def _quietly(call: Callable[[], Any]) -> None:
-    """The connection may be gone already, and what was to end has ended with it."""
+    """Call it, though the connection may be gone already, and with it what the call would end."""
     try:
         call()
     except Exception as error:

@@ -33,8 +33,16 @@ logger = logging.getLogger("celery_relock")
 
 
 class _Legacy:
-    """What a running body leaves to its retry: its `execution_id`, when it is `due`, and the names
-    that it needs. `open`: the body has ended, and the retry is not sent yet."""
+    """What a running body leaves to its retry.
+
+    Attributes:
+        execution_id: of the retry, "" until it is published.
+        due: when the retry is due, in seconds since the epoch; None without a countdown.
+        margin: for how many seconds after that the hold is kept.
+        needed: the lock names that the retry needs.
+        open: whether the body has ended, and the retry is not published yet.
+        error: that the body ended with.
+    """
 
     __slots__ = (
         "due",
@@ -64,7 +72,7 @@ class _Legacy:
         self.error: Exception | None = None
 
     def leave(self) -> None:
-        """Leave the lease to the retry, if it was sent; not the names that it does not need."""
+        """Leave the lease to the retry, if there is one; release what the retry does not need."""
         if not self.execution_id:
             return
         claim = self.lease.claim
@@ -130,8 +138,10 @@ def is_autoretried(task: Any, error: Exception) -> bool:
 
 
 def unbroken(message: Any, lease: Lease) -> bool:
-    """Whether an execution that has its locks now has what was kept for it, if anything was. Tells
-    if not."""
+    """Whether an execution that holds its locks now has the holds that were kept for it, if any.
+
+    If not, the signal `lock_lost` tells so.
+    """
     if not message.retries:
         return True
     kept, claim = dict(header_of(message).kept), lease.claim
@@ -177,7 +187,7 @@ def _names_of(task: Any, fields: Any, body: Any) -> tuple[str, ...]:
 
 
 def on_revoked(task: Any, request: Any, terminated: bool) -> None:
-    """The retry was revoked, or has expired, before it ran: nobody comes for what is kept."""
+    """The retry was revoked, or has expired, before it ran: release what is kept for it."""
     header = header_of(request)
     if terminated or not header.kept:
         return  # a body that is ended releases by itself

@@ -1,5 +1,5 @@
-"""The receiver of `task_revoked`: what the message of a task leaves behind that was revoked, or has
-expired, before it ran. One that is terminated releases by itself."""
+"""The receiver of `task_revoked`: it clears away what a message leaves that was revoked, or has
+expired, before it was executed. A task that is terminated releases by itself."""
 
 from __future__ import annotations
 

@@ -78,9 +78,11 @@ def is_dropped(result: object) -> bool:
 
 
 def is_acknowledged(task: Any, error: BaseException | None) -> bool:
-    """Whether the message of an execution that ends with this error is acknowledged for good. One
-    that is rejected may be brought back by the broker, by a dead-letter queue or a redrive, and is
-    to run again then. As `celery.worker.request.Request.on_failure` decides it."""
+    """Whether the message of an execution that ends with this error is acknowledged for good.
+
+    The broker may bring back one that is rejected, by a dead-letter queue or a redrive, and then it
+    is to run again. The answer is that of `celery.worker.request.Request.on_failure`.
+    """
     if not task.acks_late or error is None:
         return True
     if isinstance(error, Reject):
@@ -98,21 +100,24 @@ def ignores_result(task: Any, message: Any) -> bool:
 
 
 def stores_no_result(task: Any, message: Any = None) -> bool:
-    """Whether nobody can ask the result backend what became of an execution; without a
-    message, of one of the task's."""
+    """Whether the result backend cannot say what became of an execution.
+
+    Args:
+        message: of the execution; None for any of the task's.
+    """
     ignored = task.ignore_result if message is None else ignores_result(task, message)
     return bool(ignored) or isinstance(task.backend, DisabledBackend)
 
 
 # -- STARTED: of `task_track_started` ------------------------------------------------------------
 #
-# Stored when the body begins, with its lock. Celery stores it as soon as a message comes, so a copy
-# of an execution would write it over the state of the one that lives, or has failed, or was
-# revoked; and nobody would ever write another one.
+# Stored when the body begins, with its lock. Celery stores it as soon as a message comes. So a copy
+# of an execution would overwrite the state of the execution itself, which may live, have failed or
+# be revoked, and nobody would correct it.
 
 
 class _Later:
-    """What `track_started` becomes instead of True: Celery takes it for a no."""
+    """The value of `track_started` instead of True: Celery takes it for False."""
 
     def __bool__(self) -> bool:
         return False
@@ -125,13 +130,13 @@ LATER = _Later()
 
 
 def defer_started(cls: Any) -> None:
-    """Let the tasks of a class be STARTED when `show_started` says so, if they are at all."""
+    """Leave it to `show_started` when the tasks of a class become STARTED, if they do at all."""
     if cls.track_started:
         cls.track_started = LATER
 
 
 def show_started(task: Any, message: Any) -> None:
-    """The body of a message begins."""
+    """The body that a message is for begins: store STARTED, and tell monitors."""
     if header_of(message).attempts:
         worker_events.show(task, message.id, STARTED)
     if task.track_started is LATER:
@@ -142,8 +147,10 @@ def show_started(task: Any, message: Any) -> None:
 
 
 def show_blocked(task: Any, message: Any, conflict: LockConflict, answer: Any) -> None:
-    """Store the state BLOCKED, and tell monitors: which lock, who holds it since when, and how many
-    wait before it."""
+    """Store the state BLOCKED and tell monitors which lock the message waits for.
+
+    Both say who holds the lock since when, and how many wait ahead.
+    """
     busy = answer if isinstance(answer, Conflict) else None
     meta = {
         "lock": conflict.name,
@@ -172,8 +179,11 @@ def _store(task: Any, message: Any, state: str, meta: dict[str, Any]) -> None:
 
 
 def end_dropped(task: Any, message: Any | None, dropped: Dropped) -> Any:
-    """The result of a dropped execution. Its links are not called and its chain goes no further:
-    each step that was to come has the same result, so that nobody waits for it."""
+    """End a dropped execution, and return its result.
+
+    Its links are not called and its chain ends. Each step that was to come gets the same result, so
+    that nobody waits for it.
+    """
     if message is None:
         return dropped.result
     steps, message.chain, message.callbacks = message.chain or (), None, None
@@ -186,8 +196,10 @@ def end_dropped(task: Any, message: Any | None, dropped: Dropped) -> Any:
 
 
 def results_of(step: Mapping[str, Any]) -> list[Context]:
-    """The requests whose results somebody may wait for: those of a chord's body, of a group's
-    members, of a chain's last step."""
+    """The requests whose results somebody may wait for.
+
+    They are those of a chord's body, of a group's members, of a chain's last step.
+    """
     kind, inner = step.get("subtask_type"), step.get("kwargs") or {}
     if kind == "chord":
         return results_of(inner["body"])

@@ -47,9 +47,10 @@ def locked(canvas: Signature, *, key: Any, **options: Any) -> Signature:
         canvas: a signature, chain, group, chord, map, starmap or chunks, or a part of a larger one.
         key: as `lock_key`: a name, a list of names, or a template or callable over the first step's
             arguments, as its signature has them.
-        **options: `ttl`, `gap_ttl`, `on_gap`, `on_conflict`, `max_wait`, `limit`, `mode`,
-            `on_unavailable`, as the options `lock_…` of a task. The app's settings are the
-            defaults. Callables are refused.
+        **options: `ttl`, `gap_ttl`, `max_wait` in seconds or as a timedelta, `on_gap`,
+            `on_conflict`, `limit`, `mode`, `on_unavailable`: each as the option `lock_…` of a task.
+            The app's settings are the defaults. A callable is an error, as it cannot travel in a
+            message.
 
     Returns:
         A chain to apply, to link, to put into a larger canvas, or to store as JSON. A canvas
@@ -74,7 +75,10 @@ def locked(canvas: Signature, *, key: Any, **options: Any) -> Signature:
 
 
 class LockedChain(chain):  # type: ignore[misc]  # Celery ships no types
-    """The chain that `locked` returns. Applied here and now, it holds the lock around the whole."""
+    """The chain that `locked` returns.
+
+    Applied here and now, it holds the lock around all its steps.
+    """
 
     def clone(self, *args: Any, **kwargs: Any) -> LockedChain:
         plain = super().clone(*args, **kwargs)

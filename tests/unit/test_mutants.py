@@ -36,6 +36,27 @@ def test_the_text_that_a_rule_breaks_is_there_exactly_once() -> None:
     assert amiss == []
 
 
+@pytest.mark.parametrize(
+    ("name", "comment", "code"),
+    [
+        ("a.lua", "-- Why.\nreturn 1\n", "return 2\n"),
+        ("a.lua", "return 1\n", "-- Uses: lib/base\nreturn 1\n"),
+        ("a.py", "x = 1  # why\n", "x = 2\n"),
+    ],
+)
+def test_a_rule_is_asked_about_again_when_code_changes_and_not_for_a_comment(
+    tmp_path: Path, name: str, comment: str, code: str
+) -> None:
+    rule = _script("mutate").Mutant(name, "a rule", "1", "2")
+    file = rule.path(tmp_path)
+    file.parent.mkdir(exist_ok=True)
+    keys = []
+    for text in ("return 1\n" if name.endswith("lua") else "x = 1\n", comment, code):
+        file.write_text(text, "utf-8")
+        keys.append(rule.key(tmp_path))
+    assert keys[0] == keys[1] != keys[2]
+
+
 def test_the_text_of_a_fault_that_is_put_back_is_there_exactly_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

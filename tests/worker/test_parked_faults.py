@@ -181,8 +181,9 @@ def test_a_starting_worker_resumes_what_lies_there(worker, start, account):
     lock.acquire()
     result = worker.module.takes.delay(account)
     wait_until_parked(worker, lock.name)
+    children = worker.children()
     worker.kill(signal.SIGKILL)
-    for pid in worker.children():
+    for pid in children:
         worker.kill(signal.SIGKILL, pid=pid)
     lock.release()
     assert not result.ready()
