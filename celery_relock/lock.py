@@ -168,6 +168,10 @@ class NamedLock:
             raise self._not_owned(
                 "was lost: it was not renewed in time, or it was released by force"
             )
+        if lease.state is not State.HELD:
+            raise self._not_owned(
+                "might be released already: Redis did not answer its release. Release it again"
+            )
 
     def _not_owned(self, what: str) -> LockNotOwned:
         return LockNotOwned(f"the lock {self.name!r} {what}", name=self.name)

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from ..errors import LockConfigError, RelockError
 from . import ids, platform
-from .engine import REMEMBER_ATTEMPT, WAITER_LEASE
+from .engine import REMEMBER_ATTEMPT, TRIES, WAITER_LEASE
 from .events import logger
 from .lease import Lease, State
 from .protocol import (
@@ -147,6 +147,7 @@ class Engine:
         """As `engine.Engine.acquire`. Whatever it raises, call `let_go` then."""
         until = math.inf if wait is None else time.monotonic() + wait
         queue = (wait is None or wait > 0) and self._listening
+        late = 0
         while True:
             answer = await self._ask(lease, queue)
             if isinstance(answer, Queued) and await self._wait_for_grant(lease, until):
@@ -157,9 +158,13 @@ class Engine:
             left = until - time.monotonic()
             if isinstance(answer, Held):
                 # The lease ran out before the answer came. Asked again, it begins anew.
+                late += 1
                 if left <= 0:
                     await self._drop(lease)
                     return Conflict(lease.claim.names[0], 0.0, 0, "", "", 0)
+                if wait is None and late == TRIES:
+                    await self._drop(lease)
+                    raise lease.too_late()
             elif isinstance(answer, Queued):
                 queue = left > 0  # asked without a wait, the answer names who is in the way
             elif isinstance(answer, Ended | Deadlocked) or left <= 0:
@@ -182,8 +187,7 @@ class Engine:
         `engine.Engine.release`. Cancelled, it releases all the same."""
         if lease.state in (State.NEW, State.RELEASED) or not Lease.is_here(lease):
             return True
-        before = lease.give_up()
-        lost = before is State.HELD and time.monotonic() >= lease.deadline
+        before, lost = lease.give_up()
         self._keeper.discard(lease)
         try:
             doubtful = lease.repeated or before is State.ASKED
@@ -198,7 +202,7 @@ class Engine:
             lease.tell("lost", "found at the release", time.monotonic() - lease.renewed)
         elif before is State.HELD:
             lease.tell("released")
-        return not (lost or before is State.LOST)
+        return not lost
 
     async def let_go(self, lease: TaskLease) -> None:
         """Release what the lease has or is about to have, and wait for that, unless the task is
@@ -276,7 +280,6 @@ class Engine:
             lease.repeated = lease.repeated or answer.repeated
         if isinstance(answer, Queued):
             lease.reentered = (False,) * len(lease.claim.names)
-            lease.rank = answer.rank
             lease.queued(sent, answer.recheck)
             self._keeper.add(lease)
             if not lease.waits_since:

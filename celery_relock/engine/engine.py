@@ -51,8 +51,8 @@ WAITER_LEASE = 6.0
 # For how many seconds an attempt stays refused after it ended, when a copy of its claim may still
 # come.
 REMEMBER_ATTEMPT = 60.0
-# How often a park asks again for a lock whose lease had run out when the answer came.
-_TRIES = 3
+# How often a lock is asked for whose lease had run out when the answer came, if no wait ends that.
+TRIES = 3
 # For how many seconds an execution that has ended is remembered; how many messages, of how many
 # bytes, may be parked. An app may say otherwise.
 REMEMBER, MOST_PARKED = 3600.0, (1_000_000, 1_000_000_000)
@@ -75,16 +75,19 @@ class Engine:
         self.backend = backend
         self.remember = REMEMBER
         self.most_parked = MOST_PARKED
-        self._asked_for: list[tuple[float, tuple[int, int]]] = []
+        self._is_kept = False
         self.parking = Parking(backend)
         self._inbox = Inbox(backend)
 
     def keep(self, remember: float, most_parked: tuple[int, int]) -> None:
         """What an app asks for. Of several apps that share the engine the most counts."""
-        self._asked_for.append((remember, most_parked))
-        self.remember = self.parking.remember = max(each for each, _ in self._asked_for)
-        messages, sizes = zip(*(each for _, each in self._asked_for), strict=True)
-        self.most_parked = max(messages), max(sizes)
+        if self._is_kept:
+            remember = max(remember, self.remember)
+            messages, size = most_parked
+            most_parked = max(messages, self.most_parked[0]), max(size, self.most_parked[1])
+        self._is_kept = True
+        self.remember = self.parking.remember = remember
+        self.most_parked = most_parked
 
     def lease(self, claim: Claim, on_lost: Callable[[str], None] | None = None) -> Lease:
         """A lease for the claim; nothing is sent. `on_lost` is called from another thread."""
@@ -105,6 +108,7 @@ class Engine:
         """
         until = math.inf if wait is None else time.monotonic() + wait
         queue = (wait is None or wait > 0) and self._inbox.listening
+        late = 0
         while True:
             answer = self._ask(lease, queue)
             if isinstance(answer, Queued) and self._wait_for_grant(lease, until):
@@ -116,9 +120,13 @@ class Engine:
             left = until - time.monotonic()
             if isinstance(answer, Held):
                 # The lease ran out before the answer came. Asked again, it begins anew.
+                late += 1
                 if left <= 0:
                     self._drop(lease)
                     return Conflict(lease.claim.names[0], 0.0, 0, "", "", 0)
+                if wait is None and late == TRIES:
+                    self._drop(lease)
+                    raise lease.too_late()
             elif isinstance(answer, Queued):
                 queue = left > 0  # asked without a wait, the answer names who is in the way
             elif isinstance(answer, Ended | Deadlocked) or left <= 0:
@@ -150,8 +158,7 @@ class Engine:
             return True
         try:
             # Before the command is sent: a renewal that finds nothing from now on is no loss.
-            before = lease.give_up()
-            lost = before is State.HELD and time.monotonic() >= lease.deadline
+            before, lost = lease.give_up()
             keepalive.discard(lease)
             doubtful = lease.repeated or before is State.ASKED
             what = "execution" if ended else "attempt" if doubtful else ""
@@ -168,7 +175,7 @@ class Engine:
             lease.tell("released")
         elif before is State.HELD and lease.cools:
             lease.tell("released", f"it cools down for {lease.cools:g} s")
-        return not (lost or before is State.LOST)
+        return not lost
 
     def extend(self, lease: Lease, length: float) -> bool:
         """Make a held lease `length` seconds long, from now and at every renewal. False if lost.
@@ -226,17 +233,13 @@ class Engine:
         Raises as `acquire` does."""
         most, size = self.most_parked
         park_request = park_request._replace(most_in_all=most, most_bytes=size)
-        for _ in range(_TRIES):
+        for _ in range(TRIES):
             sent = self._begin(lease)
             answer = self.backend.park(lease.claim, park_request, self._inbox.name)
             if not isinstance(answer, Held) or self._acquired(lease, answer, sent):
                 break
         else:
-            raise LockUnavailable(
-                f"Cannot acquire lock {lease.claim.names[0]!r}: each answer of Redis took longer "
-                f"than the lease of {lease.claim.lease:g} s (lock_ttl)",
-                name=lease.claim.names[0],
-            )
+            raise lease.too_late()
         if isinstance(answer, Full | Duplicate | Deadlocked):
             lease.repeated = lease.repeated or answer.repeated
         if isinstance(answer, Held):
@@ -275,7 +278,6 @@ class Engine:
             lease.repeated = lease.repeated or answer.repeated
         if isinstance(answer, Queued):
             lease.reentered = (False,) * len(lease.claim.names)
-            lease.rank = answer.rank
             lease.queued(sent, answer.recheck)
             keepalive.add(lease)
             if not lease.waits_since:

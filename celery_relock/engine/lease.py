@@ -73,6 +73,7 @@ class Lease:
     __slots__ = (
         "_bell",
         "_early",
+        "_lost",
         "_shortest",
         "backend",
         "claim",
@@ -86,7 +87,6 @@ class Lease:
         "on_lost",
         "parked_since",
         "pid",
-        "rank",
         "reentered",
         "reliers",
         "renewed",
@@ -125,11 +125,11 @@ class Lease:
         self.holder: Callable[[], object] | None = None
         self.work: Work | None = None
         self.successor: Successor | None = None
-        self.rank = 0
         self.reliers = 0
         self.pid = platform.pid
         self._bell: threading.Event | None = None  # few leases ever wait
         self._early: tuple[int, ...] = ()
+        self._lost = False
         self._shortest = math.inf
 
     def is_here(self) -> bool:
@@ -202,12 +202,15 @@ class Lease:
             name=name,
         )
 
-    def give_up(self) -> State:
-        """Nothing renews the lease from now on. Returns the state before."""
+    def give_up(self) -> tuple[State, bool]:
+        """Nothing renews the lease from now on. Returns the state before, and whether the hold had
+        been lost. A loss stays one: the release may fail, and the caller try again."""
         with _guard.lock:
             before = self.state
+            late = before is State.HELD and time.monotonic() >= self.deadline
+            self._lost = self._lost or late or before is State.LOST
             self.state = State.NEW if before is State.NEW else State.RELEASED
-            return before
+            return before, self._lost
 
     def acquired(self, sent: float) -> bool:
         """The server granted the claim, in answer to a command that was sent at `sent`.
@@ -255,6 +258,14 @@ class Lease:
             self._grant(fences, known=sent is not None or len(self.claim.names) == 1)
             return True
 
+    def taken_from(self) -> None:
+        """A hold of it was released by force before it had all of its locks, or before it heard so:
+        a heartbeat tells what is left."""
+        with _guard.lock:
+            self._early = ()
+            if self.state is State.WAITING:
+                self.due = 0.0
+
     def _grant(self, fences: tuple[int, ...], known: bool) -> None:
         self._early = ()
         if not known:
@@ -284,7 +295,7 @@ class Lease:
         with _guard.lock:
             self.claim = self.claim._replace(attempt_id=attempt_id)
             self.fences = self._early = ()
-            self.repeated = False
+            self.repeated = self._lost = False
             self.state = State.NEW
 
     def renew(self, sent: float, length: float) -> bool:
@@ -354,7 +365,7 @@ class Lease:
             return False
         with _guard.lock:  # a renewal may have moved the deadline just in time
             late = self.state is State.HELD and time.monotonic() >= self.deadline
-            return late or self.state is State.LOST
+            return late or self.state is State.LOST or self._lost
 
     def renewals(self) -> list[Renewal]:
         """What the keep-alive sends for the lease: one renewal for each lock name."""
@@ -363,6 +374,15 @@ class Lease:
             Renewal(name, claim.execution_id, claim.attempt_id, claim.lease, wait, longer=True)
             for name in claim.names
         ]
+
+    def too_late(self) -> LockUnavailable:
+        """The server grants the claim, and each answer comes when the lease has run out."""
+        of = self.claim
+        return LockUnavailable(
+            f"Cannot acquire lock {of.names[0]!r}: each answer of Redis took longer than the lease "
+            f"of {of.lease:g} s (lock_ttl)",
+            name=of.names[0],
+        )
 
     def extensions(self, sent: float, length: float) -> tuple[list[Renewal], float | None]:
         """What is sent to make the lease this long, and within how many seconds it is to be

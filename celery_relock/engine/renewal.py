@@ -102,7 +102,7 @@ _TOGETHER = 0.25
 # other end is gone in silence, the lower bound for a server that is only slow.
 _SHORTEST, _LONGEST = 0.2, 5.0
 
-_Route: TypeAlias = tuple[Backend, object]
+_Route: TypeAlias = tuple[int, object]
 _Shares: TypeAlias = list[tuple[Lease, list[Renewal]]]
 _Outages: TypeAlias = defaultdict[object, Outage]
 _aside = Aside()
@@ -154,11 +154,15 @@ class Registry:
         lease = self.find(notice.execution_id, notice.attempt_id)
         if lease is None or lease.backend is not backend:
             return
+        if notice.kind not in ("granted", "lost"):
+            return
         if notice.kind == "granted":
             self._granted(lease, notice.attempt_id, (notice.fence,))
-        elif notice.kind == "lost":
-            lose(lease, "it was released by force")
+        elif lose(lease, "it was released by force"):
             self.discard(lease)
+        else:
+            lease.taken_from()
+            self._ring()
 
     def _start(self) -> None:
         """Begin to look after them."""
@@ -187,7 +191,9 @@ class Registry:
                 lease.listen_at = math.inf
                 lease.listen()
             if lease.due <= now + _TOGETHER * (lease.wait or lease.claim.lease) / 3:
-                route = lease.backend, lease.backend.route(lease.claim.names)
+                # Not by the backend: another way to the same Redis is equal, and has other
+                # credentials and another number of replicas.
+                route = id(lease.backend), lease.backend.route(lease.claim.names)
                 held, waiting = routes.setdefault(route, ([], []))
                 if lease.state is State.HELD:
                     held.append(lease)
@@ -216,10 +222,11 @@ class Registry:
     def _renewed(self, sent: float, shares: _Shares, answers: Iterable[bool]) -> None:
         answers = iter(answers)
         for lease, renewals in shares:
-            kept = [next(answers) for _ in renewals]
+            kept = [(renewal.name, next(answers)) for renewal in renewals]
             if lease.claim.attempt_id != renewals[0].attempt_id:
                 continue  # of an attempt that was released, and that another has followed
-            if not all(kept):
+            # A name that is not in the claim any more was released meanwhile.
+            if not all(is_kept for name, is_kept in kept if name in lease.claim.names):
                 self._lose(lease, "the server does not have the hold any more")
             elif not lease.renew(sent, renewals[0].lease) and lease.lost:
                 self._lose(lease, "its renewal was answered after the lease had run out")
@@ -249,7 +256,6 @@ class Registry:
             lease.renew(sent, renewal.lease)
         else:
             queued = [answer for answer in answers if isinstance(answer, Queued)]
-            lease.rank = queued[0].rank
             lease.wait_on(sent, min((q.recheck for q in queued if q.recheck > 0), default=0.0))
 
     def _granted(
@@ -336,8 +342,8 @@ class KeepAlive(Registry):
     def _guarded(self, look: Callable[..., None], route: _Route, leases: list[Lease]) -> None:
         if not leases:
             return
-        backend, of_node = route
-        outage = self._outage(backend, (look, of_node))
+        backend = leases[0].backend
+        outage = self._outage(backend, (look, route))
         with outage:  # whatever it is, it is tried again until the deadline
             look(backend, leases)
             return
@@ -354,10 +360,11 @@ class KeepAlive(Registry):
 
 def lose(
     lease: Lease, reason: str, say: Callable[[Callable[[], None]], None] = lambda call: call()
-) -> None:
-    """Mark a held lease as lost and tell everybody, once. `say` makes calls that may take long."""
+) -> bool:
+    """Mark a held lease as lost and tell everybody, once. `say` makes calls that may take long.
+    False: it is not held, or no longer, as when it is being released."""
     if not lease.switch(State.LOST, State.HELD):
-        return  # it is being released: the loss is no longer news
+        return False
     since = time.monotonic() - lease.renewed
     if lease.on_lost is not None:
         try:
@@ -366,6 +373,7 @@ def lose(
             text = "the handler for the loss of %s failed"
             say(partial(logger.error, text, lease.claim.names, exc_info=error))
     say(partial(lease.tell, "lost", reason, since))
+    return True
 
 
 def shares_of(leases: Sequence[Lease]) -> tuple[float, _Shares, list[Renewal]]:

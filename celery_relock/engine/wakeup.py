@@ -1,7 +1,8 @@
 """The inbox of this process at a backend: where the process hears of grants and of forced releases.
 
-A message is a hint. A waiter looks for itself at every heartbeat, so a message that is lost,
-forged or garbled delays by a heartbeat at the most.
+A waiter looks for itself at every heartbeat, so a message that is lost or garbled delays by a
+heartbeat at the most. A grant that somebody forges, who may publish here and has read the ids of
+the waiter, is believed until the first renewal; so may they delete the lock.
 """
 
 from __future__ import annotations

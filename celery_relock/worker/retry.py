@@ -79,12 +79,13 @@ class _Legacy:
         kept = tuple(name in self.needed for name in claim.names)
         if not all(kept):
             rest = [name for name, is_kept in zip(claim.names, kept, strict=True) if not is_kept]
+            # Before they are released: a renewal on its way that does not find them tells no loss.
+            self.lease.narrow(kept)
             with suppress(RelockError):  # their lease ends them
                 back = self.engine.backend.release(
                     rest, claim.execution_id, claim.attempt_id, home=self.engine.parking.home
                 )
                 self.engine.parking.publish(back.messages)
-            self.lease.narrow(kept)
         if any(kept):
             ahead = 0.0 if self.due is None else max(0.0, self.due - time.time())
             self.lease.successor = Successor(self.execution_id, ahead + self.margin)

@@ -14,6 +14,7 @@ import pytest
 from celery_relock.engine import events
 from celery_relock.engine.events import LockEvent
 from celery_relock.engine.protocol import Conflict, Held
+from celery_relock.errors import LockUnavailable
 from tests.engine.conftest import Runs
 from tests.support import RedisServer, wait_for
 from tests.support.proxy import Proxy
@@ -116,3 +117,16 @@ def test_who_waited_and_was_frozen_through_its_lease_does_not_hold(
     assert isinstance(answers[0], Held)
     assert not waiter.lost
     two.release(waiter)
+
+
+def test_who_waits_without_bound_is_told_when_each_answer_takes_longer_than_the_lease(
+    runs: Callable[..., Runs], proxy: Proxy
+) -> None:
+    one = runs(proxy.url)
+    one.release(one.held("warm"))
+    proxy.delay = 0.4
+    lease = one.lease("a", lease=0.3)
+    with pytest.raises(LockUnavailable, match="took longer than the lease of 0"):
+        one.engine.acquire(lease, None)
+    proxy.delay = 0.0
+    assert one.release(lease), "nothing was held, so nothing was lost"

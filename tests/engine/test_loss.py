@@ -21,8 +21,10 @@ from celery_relock.engine.hold import Hold, Share
 from celery_relock.engine.lease import Lease
 from celery_relock.engine.protocol import Conflict, Held
 from celery_relock.engine.renewal import keepalive
-from celery_relock.errors import LockLost
+from celery_relock.errors import LockLost, LockUnavailable
+from celery_relock.lock import LockNotOwned
 from tests.support import RedisServer, programs, wait_for
+from tests.support.proxy import Proxy
 
 
 @pytest.fixture(autouse=True)
@@ -304,3 +306,48 @@ def test_a_process_that_was_stopped_for_longer_than_its_lease_knows_it_at_its_fi
     time.sleep(1.5)
     os.kill(program.pid, signal.SIGCONT)
     assert programs.finish(program) == ["at once"]
+
+
+def test_a_lost_hold_stays_lost_though_its_release_fails(
+    lock: Callable[..., Any], proxy: Proxy
+) -> None:
+    near = lock(redis=proxy.url, timeout=30.0)
+    near.acquire()
+    near._lease.deadline = time.monotonic()  # as if no renewal had come through
+    proxy.refuse()
+    with pytest.raises(LockUnavailable):
+        near.release()
+    with pytest.raises(LockNotOwned, match="was lost"):
+        near.check()
+    proxy.accept()
+    with pytest.raises(LockNotOwned, match="was lost before it was released"):
+        near.release()
+
+
+def test_a_hold_whose_release_was_not_answered_is_not_relied_upon(
+    lock: Callable[..., Any], proxy: Proxy
+) -> None:
+    near = lock(redis=proxy.url, timeout=30.0)
+    near.acquire()
+    proxy.refuse()
+    with pytest.raises(LockUnavailable):
+        near.release()
+    with pytest.raises(LockNotOwned, match="might be released already"):
+        near.check()
+    proxy.accept()
+    near.release()
+
+
+def test_each_client_renews_its_own_leases(runs: Callable[..., Any], proxy: Proxy) -> None:
+    """Two ways to one Redis are equal, and may have other credentials, or want replicas."""
+    near, far = runs(), runs(proxy.url)
+    far.engine.backend.transport.place = near.engine.backend.transport.place
+    assert near.engine.backend == far.engine.backend
+    leases = far.held("a", lease=300.0), near.held("b", lease=300.0)
+    proxy.refuse()
+    start = time.monotonic()
+    for lease in leases:
+        lease.due = 0.0
+    keepalive._ring()
+    wait_for(lambda: leases[1].renewed > start, what="the renewal by the way that is open")
+    assert leases[0].renewed < start

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import redis
 
 from celery_relock.engine.lease import Lease, State
 from celery_relock.engine.protocol import Conflict, Held
+from celery_relock.engine.renewal import keepalive, shares_of
 from tests.engine.conftest import Runs
 from tests.support import leftovers, wait_for
 from tests.support.companion import running
@@ -189,3 +191,35 @@ def test_a_repeat_of_the_claim_holds_the_same(runs: Callable[..., Runs]) -> None
     assert isinstance(again, Held)
     assert again.fences == lease.fences
     assert one.release(lease)
+
+
+def test_a_waiter_for_two_gets_in_though_what_it_had_joined_was_released_by_force(
+    runs: Callable[..., Runs],
+) -> None:
+    """It hears of a loss while it does not hold yet: it asks anew, and nobody forgets it."""
+    one, two = runs(), runs()
+    two.ready()
+    outer, other = one.held("a", owner="flow"), one.held("b")
+    waiter = two.lease("a", "b", owner="flow", ancestors=(outer.claim.execution_id,))
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(two.engine.acquire(waiter, None)))
+    thread.start()
+    wait_for(lambda: waiter.state is State.WAITING)
+    assert len(one.engine.backend.force_release("a")) == 2
+    one.release(other)
+    thread.join(30)
+    assert [type(answer) for answer in answers] == [Held]
+    assert two.release(waiter)
+
+
+def test_a_lock_that_is_not_left_to_a_retry_is_not_missed_by_a_renewal_on_its_way(
+    runs: Callable[..., Runs],
+) -> None:
+    one = runs()
+    lease = one.held("a", "b")
+    sent, shares, _ = shares_of([lease])
+    lease.narrow((True, False))
+    keepalive._renewed(sent, shares, [True, False])
+    assert not lease.lost
+    keepalive._renewed(sent, shares, [False, True])
+    assert lease.lost
