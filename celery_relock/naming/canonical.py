@@ -169,7 +169,7 @@ def _mapping(values: Mapping[Any, object], inside: tuple[int, ...]) -> str:
     found: dict[str, str] = {}
     for key, value in values.items():
         try:
-            # Of two keys that JSON spells alike the reader keeps the last, and so does this.
+            # If JSON spells two keys alike, a reader keeps the last, and so does this.
             found[key_text(key, inside)] = text(value, inside)
         except Unstable as problem:
             step = f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!s:.40}]"

@@ -1,4 +1,4 @@
-"""From the call of a task to the names of the locks it takes.
+"""From the call of a task to the names of its locks.
 
 bind        the arguments of a call by name, the same for every way to call it
 NameRule    from `lock_key` and these arguments to lock names
@@ -92,8 +92,10 @@ def bind(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
 def dumped(
     task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """The arguments of a call as Celery gives them to the serializer: of a pydantic model its
-    dict, unless it is pickle."""
+    """The arguments of a call as Celery gives them to the serializer.
+
+    A pydantic model becomes its dict, unless the serializer is pickle.
+    """
     dump = getattr(task, "_dump_pydantic_arguments", None)  # Celery >= 5.7, knows by_alias and such
     if dump is None or serializer == "pickle":
         return args, kwargs
@@ -125,7 +127,7 @@ class NameRule(NamedTuple):
     Attributes:
         task: the task's name.
         makers: one for each part of lock_key.
-        off: whether the task takes no lock at all.
+        off: whether the task has no lock at all.
     """
 
     task: str
@@ -190,7 +192,7 @@ def _default(task: str) -> _Maker:
 
 
 class _Task:
-    """What the parts of a lock_key are held against."""
+    """What the parts of a lock_key are checked against."""
 
     def __init__(self, name: str, signature: inspect.Signature, task: Any = None) -> None:
         self.where = f"task {name}"

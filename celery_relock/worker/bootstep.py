@@ -1,7 +1,8 @@
-"""What a worker with locked tasks looks after beside its work: the locks of its dead, the messages
-that are parked, its resume queues.
+"""What a worker with locked tasks does beside its work: it releases the locks of dead processes,
+resumes parked messages and consumes its resume queues.
 
-Celery finds the steps by name (`LockedTask.on_bound`): who only sends loads none of this.
+Celery finds the steps by name (`LockedTask.on_bound`), so a process that only sends loads none of
+this.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ logger = logging.getLogger("celery_relock")
 class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no types
     """Runs in a worker's main process, if its app has locked tasks and a Redis for their locks.
 
-    Whether and how Celery notices a death is left aside: a child that is killed makes no signal at
-    all when its message is requeued, and a hard time limit calls the failure hooks while the child
-    is still alive. What counts is that the process is gone (`engine.crash`).
+    It does not depend on how Celery notices a death. A child that is killed causes no signal if its
+    message is requeued, and a hard time limit calls the failure hooks while the child still lives.
+    What counts is that the process is gone (`engine.crash`).
     """
 
     # Started when the pool has forked: a child has no copy of these threads.
@@ -66,7 +67,7 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
                 error,
             )
             return
-        # All of it before the pool forks, so that its children know.
+        # Before the pool forks, so that its children have it.
         journal.on = True
         parking.keep(_may_be_parked)
         w.relock_resumer = Resumer(engine, control.Revoked(engine.backend), _resumed_here)
@@ -84,7 +85,7 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
         for watcher in self._watchers:
             watcher.start()
         revocation.discard.append(self._watchers[1].discard)
-        # Not in `stop`: the pool ends its tasks after that.
+        # Not in `stop`: the pool ends its tasks later.
         worker_shutdown.connect(self._end, sender=w, dispatch_uid=(id(self), "shutdown"))
 
     def info(self, w: Any) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def lacks_base(task: Any) -> list[str]:
 
 
 def on_publish(name: str) -> None:
-    """A task is about to be sent, perhaps for the first time."""
+    """Look at a task that is about to be sent, if it was never looked at before."""
     if name in _looked_at:
         return
     task = current_app._tasks.get(name)
@@ -79,10 +79,10 @@ def on_publish(name: str) -> None:
 
 
 def see_that_it_began(task: Any) -> None:
-    """A locked task was called, and its body was not reached by way of its lock.
+    """Fail a locked task that was called, and whose body was not reached through its lock.
 
     Raises:
-        LockConfigError: there was a message to do so for.
+        LockConfigError: the call was for a message.
     """
     request = task.request_stack.top
     if request is not None and request.id and task._relock_declares():
@@ -90,7 +90,10 @@ def see_that_it_began(task: Any) -> None:
 
 
 def on_postrun(task_id: str, task: Any, state: str | None) -> None:
-    """The last net, for what does not even call the task: too late for who waits for the result."""
+    """Fail a locked task that Celery has ended although nothing called it.
+
+    This is the last check: somebody who waits for the result may have the success already.
+    """
     declares = getattr(task, "_relock_declares", None)
     request = getattr(task, "request", None)
     if declares is None or state != SUCCESS or request is None or request.is_eager:
@@ -113,7 +116,7 @@ def _error_of(task: Any, request: Any) -> LockConfigError:
 
 
 def _between(task: Any) -> Iterator[str]:
-    """What is around a task, for people."""
+    """What stands around a task, for a message to people."""
     yield from tracers()
     for what in (type(task).__call__, vars(task).get("run"), vars(type(task)).get("run")):
         module = getattr(what, "__module__", None)

@@ -1,6 +1,6 @@
 """Remote control of what is parked, which no worker has: `inspect query_task` tells where it is,
-and `revoke_by_stamped_headers` reaches it as `revoke` does. Of what a worker has, it tells as well
-what the call says of its locks.
+and `revoke_by_stamped_headers` reaches it as `revoke` does. For a task that a worker has,
+`query_task` also tells what the call says of its locks.
 
 Loaded by a worker's main process.
 """
@@ -48,7 +48,7 @@ def query_task(state: Any, ids: Any, **_: Any) -> dict[str, Any]:
 
 
 def _told_by_the_call(task_id: str) -> dict[str, Any]:
-    """What the names of a task's locks depend on, besides its arguments."""
+    """The prefix and the options of a call, on which its locks depend besides its arguments."""
     header = parse(getattr(requests.get(task_id), "request_dict", {}).get(HEADER) or {})
     return {} if header is None else {"prefix": header.prefix, "options": dict(header.options)}
 
@@ -60,8 +60,11 @@ def _inspection(backend: Any) -> Inspection | None:
 
 
 def _where(ask: Inspection | None, task_id: str) -> tuple[str, dict[str, Any]] | None:
-    """As Celery tells of a request: its state, "parked" or, on its way to a worker, "resumed"; and
-    which lock it waits for, who holds that, and how many are ahead."""
+    """Where a task is, as Celery tells it of a request; None if it is not parked.
+
+    The state is "parked", or "resumed" on the way to a worker. The rest says which lock the task
+    waits for, who holds that lock, and how many are ahead.
+    """
     found = None if ask is None else ask.parked(short(task_id))
     if ask is None or found is None:
         return None

@@ -141,8 +141,11 @@ def come_back(headers: dict[str, Any], delivery_info: dict[str, Any]) -> None:
 
 
 def _queue_of(consumer: Any, exchange: str, routing_key: str) -> str:
-    """The queue that a worker received a message from: Redis does not tell it. "" if there are
-    several that it can have come from."""
+    """The queue that a worker received a message from, which Redis does not tell.
+
+    Returns:
+        "" if the message may have come from several queues.
+    """
     found = [
         queue.name
         for queue in getattr(consumer.task_consumer, "queues", ())
@@ -236,7 +239,7 @@ def rebuilt(task: Any, request: Any) -> Kept:
 
 
 def _written(task: Any, request: Any, body: Any) -> tuple[str, str, bytes | str]:
-    """Written as it was received, if that is told, or else as the task or its app would."""
+    """The body by the serializer that the message names, or else that of the task or its app."""
     conf, known = task.app.conf, serialization.registry.type_to_name
     first = (request.properties or {}).get("content_type"), task.serializer, conf.task_serializer
     names = [known.get(name, name) for name in (*first, *(conf.accept_content or ())) if name]
@@ -299,7 +302,7 @@ def parked_text(
 
 
 def _as_text(body: bytes | str, encoding: str) -> tuple[str, bool]:
-    """The body as text, and whether that is base64: what is UTF-8 comes back as it was."""
+    """The body as text, and whether the text is base64, which a body that is not UTF-8 needs."""
     raw = body if isinstance(body, bytes) else body.encode(encoding or "utf-8")
     try:
         return raw.decode(), False
@@ -308,8 +311,10 @@ def _as_text(body: bytes | str, encoding: str) -> tuple[str, bool]:
 
 
 def _without_our_deaths(headers: dict[str, Any]) -> dict[str, Any]:
-    """Without what RabbitMQ noted when it brought the message back from a resume queue, and without
-    its count of deliveries: this is another message."""
+    """The headers without RabbitMQ's count of deliveries and its notes of our resume queues.
+
+    RabbitMQ makes these notes when it brings a message back from there.
+    """
     headers.pop("x-delivery-count", None)
     deaths = headers.get("x-death")
     if not isinstance(deaths, list):

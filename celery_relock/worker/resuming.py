@@ -56,8 +56,9 @@ MESSAGE_TTL, EXPIRES = 600_000, 1_800_000
 
 
 class Resumer:
-    """Publishes the parked messages of an engine that are due, in a thread of its own, and
-    announces which resume queues this worker consumes.
+    """Publishes the parked messages of an engine that are due, in a thread of its own.
+
+    It also announces which resume queues this worker consumes.
 
     Args:
         engine: of the app's locks; its sender publishes.
@@ -96,12 +97,12 @@ class Resumer:
         self._bell.set()
 
     def discard(self, execution_id: str) -> None:
-        """An execution was revoked or has expired: if it was parked, its place is free."""
+        """Free the place of an execution that was revoked or has expired, if it was parked."""
         self._over.append(execution_id)
         self._bell.set()
 
     def consumes(self, channels: Iterable[str]) -> None:
-        """The worker consumes just these channels now. To be said again within `STUCK` seconds."""
+        """Take these channels for all that the worker consumes, for `STUCK` seconds from now."""
         before, _ = self._consumed
         self._consumed = frozenset(channels), time.monotonic()
         if self._consumed[0] != before:
@@ -166,10 +167,11 @@ class Resumer:
 
 
 class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no types
-    """Consumes a resume queue beside each queue that the worker consumes, by a channel of its own:
-    the worker's own consumer, its queues, their order and `inspect active_queues` stay as they are.
+    """Consumes a resume queue beside each queue that the worker consumes, by a channel of its own.
 
-    On Redis and RabbitMQ; other brokers have none, and what is resumed goes where it came from.
+    The worker's consumer, its queues, their order and `inspect active_queues` stay as they are.
+    There are resume queues on Redis and RabbitMQ. On other brokers a resumed message goes to the
+    queue that it came from.
     """
 
     requires = ("celery.worker.consumer.tasks:Tasks",)

@@ -155,7 +155,7 @@ class WorkflowLock(NamedTuple):
 
 
 def workflow_locks(message: Any) -> Iterator[WorkflowLock]:
-    """Those that a message names in its header. What makes no sense is left out."""
+    """The workflow locks in a message's header, without those that cannot be read."""
     for raw in header_of(message).workflow_locks:
         try:
             lock = WorkflowLock(**raw)
@@ -195,8 +195,14 @@ class StepHold:
         return self.lock._replace(limits=self.lease.claim.limits)
 
     def leave_to(self, successor: str, due: float = 0.0) -> None:
-        """Leave it to another hold. Should this process be killed before it has done so, the reaper
-        of its host does it."""
+        """Note that the hold is left to another, which happens when the message is over.
+
+        If this process is killed before that, the reaper of its host does it.
+
+        Args:
+            successor: the id of the other hold.
+            due: when its message is due, in seconds since the epoch.
+        """
         self.successors.append(successor)
         self.due = max(self.due, due)
         if journal.on and (left := self.successor()):
@@ -204,11 +210,11 @@ class StepHold:
             journal.change(noted._replace(successors=left.execution_id, keep=left.keep))
 
     def leave_to_itself(self) -> None:
-        """The same message comes again, as the same execution."""
+        """Leave the hold to itself: the same message comes again, as the same execution."""
         self.leave_to(self.lease.claim.execution_id)
 
     def successor(self) -> Successor | None:
-        """All successors, and for how long the hold is kept for them."""
+        """All successors, and for how many seconds the hold is kept for them; None without any."""
         if not self.successors:
             return None
         keep = self.lock.gap_ttl + max(0.0, self.due - time.time())
@@ -219,12 +225,12 @@ _active: ContextVar[tuple[StepHold, ...]] = ContextVar("relock_workflow", defaul
 
 
 def active() -> tuple[StepHold, ...]:
-    """The holds of the running message, that of the outermost workflow lock first."""
+    """The holds of the running message, the one of the outermost workflow lock first."""
     return _active.get()
 
 
 def owns(lease: Lease) -> bool:
-    """Whether a lease is that of a workflow lock, and so is released, or left to others, here."""
+    """Whether a lease is of a workflow lock, so that it is released, or left to others, here."""
     return any(hold.lease is lease for hold in _active.get())
 
 
@@ -241,7 +247,7 @@ def begin(lock: WorkflowLock, engine: Engine, lease: Lease, message: Any) -> Non
 def _activate(hold: StepHold) -> None:
     holds = _active.get()
     if not holds:
-        # When Celery has published what goes on from the task, if anything does.
+        # When Celery has published what comes after the task.
         afterwards(hold.message, partial(_leave_all, hold.message))
     _active.set((*holds, hold))
 
@@ -258,7 +264,7 @@ def keep_for_chain(message: Any, engine: Engine, lease: Lease, options: LockOpti
 
 
 def around(task: Any, message: Any, call: Callable[[], Any]) -> Any:
-    """Execute a step, with what it locks for itself, under the holds of its workflow locks."""
+    """Execute a step, with its own locks, under the holds of its workflow locks."""
     try:
         _acquire_all(task, message)
         result = call()
@@ -299,7 +305,7 @@ def _hold_for(task: Any, message: Any, lock: WorkflowLock) -> StepHold:
         limits=lock.limits,
         lease=lock.ttl,
         label=label_of(task.name, message.id),
-        # The step before may not have left its hold yet: then this one joins it.
+        # If the step before has not left its hold yet, this one joins it as a descendant.
         ancestors=header.ancestors,
         stuck=reentrancy.stuck(),
     )
@@ -316,10 +322,10 @@ def _acquire(task: Any, hold: StepHold) -> None:
     except LockConflict as conflict:
         if lock.on_gap != "raise":
             raise
-        # Somebody else holds it, so what was left to this step is gone.
+        # Somebody else holds the lock, so the hold that was left to this step has ended.
         raise _tell_lost(task, hold, ()) from conflict
     if held is None:
-        return  # Redis cannot be reached, and the task is to run all the same
+        return  # Redis cannot be reached, and lock_on_unavailable="run"
     if held.fences != lock.fences:
         error = _tell_lost(task, hold, held.fences)
         if lock.on_gap == "raise":
@@ -330,7 +336,7 @@ def _acquire(task: Any, hold: StepHold) -> None:
 
 
 def _tell_lost(task: Any, hold: StepHold, fences: tuple[int, ...]) -> LockLost:
-    """Tell that the permit had ended. Returns the error that says so."""
+    """Tell by the signal `lock_lost` that the permit had ended, and return the error for it."""
     lock, claim = hold.lock, hold.lease.claim
     names = ", ".join(map(repr, claim.names))
     reason = (
@@ -350,7 +356,7 @@ def _tell_lost(task: Any, hold: StepHold, fences: tuple[int, ...]) -> LockLost:
 
 
 def _leave_all(message: Any, *, again: bool = False, acknowledged: bool = True) -> None:
-    """Leave each hold to its successors; what has none is released."""
+    """Leave each hold to its successors; release those without any."""
     holds = _active.get()
     if not holds or holds[0].message.id != message.id:
         return
@@ -370,7 +376,7 @@ def _leave_all(message: Any, *, again: bool = False, acknowledged: bool = True) 
 
 
 def on_publish(headers: Any, body: Any, header: Any) -> None:
-    """A message is about to be published: write into our header which holds are left to it."""
+    """Write into the header of a message, before it is published, which holds are left to it."""
     holds = _active.get()
     if not holds or not _is_new(headers, header):
         return
@@ -387,7 +393,7 @@ def on_publish(headers: Any, body: Any, header: Any) -> None:
 
 
 def on_published(headers: Any) -> None:
-    """The message is out: it is a successor. (One that could not be sent is none.)"""
+    """The message is published, so it is a successor. One that could not be sent is none."""
     holds = _active.get()
     header = headers.get(HEADER) if holds and isinstance(headers, dict) else None
     if not header or not _is_new(headers, header):
@@ -400,8 +406,10 @@ def on_published(headers: Any) -> None:
 
 
 def on_replace(message: Any, canvas: Any) -> None:
-    """The running task is replaced by a canvas: its steps belong to the task's workflow locks, and
-    what was to come after the task stays what it was."""
+    """The running task is replaced by a canvas: let its steps belong to the task's workflow locks.
+
+    What was to come after the task stays as it was.
+    """
     holds = [hold for hold in _active.get() if hold.message.id == message.id]
     if not holds:
         return
@@ -417,7 +425,7 @@ def on_replace(message: Any, canvas: Any) -> None:
 
 
 def on_revoked(task: Any, request: Any, terminated: bool) -> None:
-    """A step was revoked, or has expired, before it began: nobody comes for what was left to it."""
+    """A step was revoked, or has expired, before it began: release what was left to it."""
     if terminated:
         return  # it has begun, and releases what it has
     try:
@@ -432,16 +440,20 @@ def on_revoked(task: Any, request: Any, terminated: bool) -> None:
 
 
 def _is_new(headers: Any, header: Any) -> bool:
-    """Not a message that is published once more, which is as it was before. Messages of the first
-    protocol have no stamps, and so no workflow locks."""
+    """Whether a message is published for the first time, in protocol 2.
+
+    One that is published again stays as it was. Protocol 1 has no stamps, so no workflow locks.
+    """
     is_protocol_2 = isinstance(headers, dict) and "id" in headers
     return is_protocol_2 and isinstance(header, dict) and not header.get("attempts")
 
 
 def _goes_on(headers: Mapping[str, Any], body: Any, message: Any) -> bool:
-    """Whether a message without a stamp goes on from the one that sends it: its own retry, a member
-    that it adds to its chord, and the task that waits for a chord's members where the result
-    backend cannot."""
+    """Whether a message without a stamp continues the workflow of the message that sends it.
+
+    It does if it is a retry, a member that the task adds to its chord, or the task that waits for
+    the members of a chord where the result backend cannot.
+    """
     if is_retry(headers, message):
         return True
     if headers.get("task") == "celery.chord_unlock":
@@ -463,10 +475,10 @@ _KEEPS = "_relock_keeps_permits"
 def keep_permits(app: Any) -> None:
     """Let the tasks of a worker that are no LockedTask keep the permits of their workflows.
 
-    What Celery executes is a task's `run`, and only from inside of that a body can be refused. So
-    each such task gets one of its own, as Celery's autoretry does it: it looks at the message and,
-    where that names no workflow lock, is out of the way. To be called when the app is finalized
-    and before the pool starts; to call it twice does no harm.
+    Celery executes a task's `run`, and only from inside of it a body can be refused. So each such
+    task gets a `run` of its own, as for Celery's autoretry. It just calls the body if the message
+    names no workflow lock. Call this when the app is finalized and before the pool starts; a second
+    call does nothing.
     """
     if not locked_tasks(app):
         return  # nothing of ours is in use here
