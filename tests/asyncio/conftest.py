@@ -31,5 +31,5 @@ def state(redis_url: str, namespace: str) -> Callable[[], LockState]:
 
 
 def run(main: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine in a loop of its own, for 30 s at the most."""
-    return asyncio.run(asyncio.wait_for(main, 30))
+    """Run a coroutine in a loop of its own, for 60 s at the most."""
+    return asyncio.run(asyncio.wait_for(main, 60))

@@ -198,7 +198,7 @@ def test_a_lock_follows_its_slot(
             return one.fence
 
     async def main() -> None:
-        one = lock(timeout=2)
+        one = lock(timeout=4)
         await one.acquire()
         fence = one.fence
         waits = asyncio.create_task(waiter("a"))

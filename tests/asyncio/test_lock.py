@@ -175,19 +175,19 @@ def test_a_wait_has_an_end(lock: MakeLock, state: State) -> None:
 
 def test_the_lease_is_renewed_until_the_task_ends(lock: MakeLock) -> None:
     async def holder(release: bool) -> None:
-        one = lock(timeout=0.3)
+        one = lock(timeout=1.2)
         await one.acquire()
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.5)
         assert await one.owned()
         if release:
             await one.release()
 
     async def main() -> None:
-        await asyncio.gather(holder(True), holder(True))
-        ended = asyncio.create_task(holder(False))  # kept, so nothing is garbage
-        await ended
+        # In this order, and kept, so nothing is garbage.
+        ended = [asyncio.create_task(holder(release)) for release in (True, False)]
+        await asyncio.gather(*ended)
         assert await lock().locked()
-        async with lock(blocking_timeout=5):  # by the end of the lease
+        async with lock(blocking_timeout=30):  # by the end of the lease
             pass
 
     run(main())
@@ -301,7 +301,7 @@ def test_without_a_server_it_says_so_and_goes_on_when_one_is_there(
         with pytest.raises(LockUnavailable):
             await one.release()
         server.restart(keep_data=False)
-        async with lock(redis=server.url, blocking_timeout=10):
+        async with lock(redis=server.url, blocking_timeout=30):
             pass
 
     run(main())

@@ -13,6 +13,7 @@ import pytest
 from celery_relock.engine.events import LockEvent, subscribe
 from celery_relock.engine.lease import Lease, State
 from celery_relock.engine.protocol import Conflict, Duplicate, Held, Queued
+from celery_relock.engine.renewal import keepalive
 from tests.engine.conftest import Runs
 from tests.support import RedisServer, leftovers, wait_for
 from tests.support.clock import server_with_a_clock
@@ -135,10 +136,11 @@ class TestSetBack:
         self, server: RedisServer, start: Callable[[], Runs], lost: list[LockEvent]
     ) -> None:
         one, two = start(), start()
-        holder = one.held("a", lease=1.5)
+        holder = one.held("a", lease=60.0)
         waiter = Waiter(two)
         renewed = holder.renewed
         server.set_clock(-HOUR)
+        keepalive.look_now(one.engine.backend)
         wait_for(lambda: holder.renewed > renewed)
         assert waiter.is_alive()
         assert one.release(holder)
@@ -149,9 +151,10 @@ class TestSetBack:
         self, server: RedisServer, start: Callable[[], Runs]
     ) -> None:
         one = start()
-        holder = one.held("a", lease=1.5)
+        holder = one.held("a", lease=60.0)
         server.set_clock(-HOUR)
-        wait_for(lambda: one.engine.inspect("a").holds[0].remaining <= 1.5)
+        keepalive.look_now(one.engine.backend)
+        wait_for(lambda: one.engine.inspect("a").holds[0].remaining <= 60.0)
         assert one.release(holder)
 
     def test_a_dead_process_at_the_head_of_the_queue_holds_up_nobody(

@@ -82,12 +82,12 @@ def test_frozen_waiters_that_are_connected_cost_one_lease_in_total(desk):
     desk.listen("p")
     desk.fence("r1")
     for i in range(5):
-        desk.queue(f"frozen{i}", inbox="frozen", wait=0.3, lease=0.3)
+        desk.queue(f"frozen{i}", inbox="frozen", wait=1.0, lease=1.0)
     desk.queue("r2", inbox="p")
     desk.release("r1")
     assert desk.holders() == ["frozen0"]
 
-    desk.wait_ms(300)
+    desk.wait_ms(1000)
 
     assert isinstance(desk.beat("r2"), Held), "the hold and the places behind it lapsed together"
 

@@ -166,7 +166,7 @@ def test_a_place_without_a_record_is_cleared_away(desk, lost):
 
 def test_the_lock_lives_as_long_as_the_grant(desk):
     desk.listen("p-1")
-    desk.fence("r1", lease=1.0)
+    desk.fence("r1", lease=10.0)
     desk.queue("r2", lease=200.0, inbox="p-1")
     desk.release("r1")
 

@@ -33,14 +33,14 @@ def test_who_releases_frees_its_hold_and_the_next_one_gets_it(desk, full):
 
 
 def test_holds_are_renewed_and_places_kept(desk, full):
-    desk.fence("r1", lease=0.5)
-    desk.queue("r2", wait=0.5)
+    desk.fence("r1", lease=1.5)
+    desk.queue("r2", wait=1.5)
     full()
 
     for _ in range(4):
-        desk.wait_ms(200)
-        assert desk.backend.renew([Renewal("a", "r1", "n", 0.5, longer=True)]) == [True]
-        assert isinstance(desk.beat("r2", wait=0.5), Queued)
+        desk.wait_ms(500)
+        assert desk.backend.renew([Renewal("a", "r1", "n", 1.5, longer=True)]) == [True]
+        assert isinstance(desk.beat("r2", wait=1.5), Queued)
     assert desk.backend.force_release("a", "r1")
     assert isinstance(desk.beat("r2"), Held)
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import redis
 
+from celery_relock.engine.renewal import keepalive
 from celery_relock.engines import engine_for_client
 from celery_relock.errors import LockConfigError, LockUnavailable
 from celery_relock.lock import Lock
@@ -41,9 +42,12 @@ def test_any_client_of_one_server_will_do(
 def test_a_clients_own_pool_stays_as_it_is(redis_url: str, lock: MakeLock) -> None:
     with redis.Redis.from_url(redis_url, max_connections=2) as client:
         client.ping()
-        one, two = lock(client, timeout=0.6), lock(client, timeout=0.6)
+        one, two = lock(client), lock(client)
         with one:
             two.acquire(blocking_timeout=0.5)
+            now = time.monotonic()
+            keepalive.look_now(one._engine.backend)
+            wait_for(lambda: one._lease.renewed > now, what="a renewal")
         pool = client.connection_pool
         assert pool._created_connections == 1
         assert pool.max_connections == 2

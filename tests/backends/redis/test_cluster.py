@@ -31,6 +31,7 @@ from celery_relock.engine.protocol import (
     Queued,
     Renewal,
 )
+from celery_relock.engine.renewal import keepalive
 from celery_relock.engines import engine_for
 from celery_relock.lock import Lock
 from tests.backends.redis.test_permissions import least
@@ -144,14 +145,14 @@ def test_the_url_of_a_cluster_needs_one(redis_server: RedisServer) -> None:
 def test_the_inbox_listens_for_each_bucket_at_its_master(
     cluster: ClusterServers, runs: Callable[..., Runs], namespace: str
 ) -> None:
-    backend, ready, heard = cluster.backend(namespace), threading.Event(), []
+    backend, ready, heard = cluster.backend(namespace), [], []
 
     def listen() -> None:
         with suppress(errors.LockUnavailable):  # the servers are stopped in the end
-            backend.listen("me", ready.set, heard.append)
+            backend.listen("me", lambda: ready.append("at a master"), heard.append)
 
     threading.Thread(target=listen, daemon=True).start()
-    assert ready.wait(30)
+    wait_for(lambda: len(ready) == len(cluster.masters()), what="it to listen at each master")
     names = [f"name-{number}" for number in range(40)]
     for name in names:
         assert isinstance(backend.acquire(claim(name), 0.0, "me"), Held)
@@ -312,7 +313,7 @@ def test_a_hold_and_a_waiter_live_through_every_phase_of_a_move(
     one, two = runs(), runs()
     bucket = Keys(namespace, BUCKETS).bucket
     beside = next(name for name in map(str, range(1000)) if bucket(name) == bucket("moves"))
-    holder, other = one.held("moves", lease=1.0), one.held(beside, lease=1.0)
+    holder, other = one.held("moves"), one.held(beside)
     waiter = two.lease("moves", lease=30.0)
     thread = waiting(two, waiter)
     slot = cluster.slot_of("moves", namespace)
@@ -320,7 +321,8 @@ def test_a_hold_and_a_waiter_live_through_every_phase_of_a_move(
     to = other_than(cluster, source)
 
     def renewed() -> None:
-        since = max(holder.renewed, other.renewed)
+        since = time.monotonic()
+        keepalive.look_now(one.engine.backend)
         wait_for(lambda: min(holder.renewed, other.renewed) > since, what="a renewal")
         assert not holder.lost
         assert not other.lost

@@ -20,6 +20,7 @@ from celery_relock.engine.protocol import (
     ParkRequest,
     PlaceRequest,
 )
+from celery_relock.engine.renewal import keepalive
 from celery_relock.errors import LockUnavailable
 from tests.engine.conftest import Runs
 from tests.support import RedisServer, leftovers, wait_for
@@ -57,10 +58,10 @@ def is_busy(near: Runs, far: Runs) -> None:
 def wait_and_get_in(near: Runs, far: Runs) -> None:
     holder = far.held("a")
     got: list[Held] = []
-    lease = near.lease("a", lease=1.0)
+    lease = near.lease("a")
 
     def wait() -> None:
-        answer = near.engine.acquire(lease, 10.0)
+        answer = near.engine.acquire(lease, 60.0)
         assert isinstance(answer, Held), answer
         got.append(answer)
 
@@ -68,12 +69,14 @@ def wait_and_get_in(near: Runs, far: Runs) -> None:
     waiter.start()
     wait_for(lambda: lease.state is State.WAITING)
     queued = lease.renewed
+    keepalive.look_now(near.engine.backend)
     wait_for(lambda: lease.renewed > queued, what="a heartbeat")
     assert far.release(holder)
     waiter.join(30)
     assert got
     assert got[0].fences[0] > holder.fences[0]
     granted = lease.renewed
+    keepalive.look_now(near.engine.backend)
     wait_for(lambda: lease.renewed > granted, what="a renewal")
     assert [hold.attempt_id for hold in far.engine.inspect("a").holds] == [lease.claim.attempt_id]
     assert near.release(lease)
@@ -96,7 +99,7 @@ def hand_over_to_another(near: Runs, far: Runs) -> None:
     holder = near.held("a")
     lease = far.lease("a")
     got: list[object] = []
-    waiter = threading.Thread(target=lambda: got.append(far.engine.acquire(lease, 10.0)))
+    waiter = threading.Thread(target=lambda: got.append(far.engine.acquire(lease, 60.0)))
     waiter.start()
     wait_for(lambda: near.engine.inspect("a").waiting == 1)
     assert near.release(holder)
@@ -299,9 +302,9 @@ def test_a_claim_that_comes_late_while_its_execution_waits_keeps_the_place_in_li
     # So that the next claim asks for a place at once.
     assert isinstance(near.engine.acquire(near.lease("a"), 0.05), Conflict)
     late = proxy.hold(of="acquire")
-    lease = near.lease("a", lease=3.0)
+    lease = near.lease("a")
     got: list[object] = []
-    waiter = threading.Thread(target=lambda: got.append(near.engine.acquire(lease, 10.0)))
+    waiter = threading.Thread(target=lambda: got.append(near.engine.acquire(lease, 60.0)))
     waiter.start()
     wait_for(lambda: lease.state is State.WAITING)
     assert b"WAIT" in late.deliver()

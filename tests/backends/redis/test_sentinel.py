@@ -88,6 +88,7 @@ def take_away(service: Watched, how: str) -> RedisServer:
         service.freeze(old)
     else:
         service.fail_over()
+        service.moved_from(old)  # what a client writes before goes to the old one, and is lost
     return old
 
 

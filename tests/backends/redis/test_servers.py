@@ -9,6 +9,7 @@ import pytest
 
 from celery_relock.engine.lease import State
 from celery_relock.engine.protocol import Conflict, Held, Message, Parked, ParkRequest
+from celery_relock.engine.renewal import keepalive
 from tests.engine.conftest import Runs
 from tests.support import RedisServer, leftovers, wait_for
 from tests.support.redis_server import bundled_redis_server, bundled_valkey_server
@@ -49,8 +50,9 @@ def test_a_lock_is_held_by_one_and_renewed_and_released(
     start: Callable[[], Runs], server: RedisServer, namespace: str
 ) -> None:
     one, two = start(), start()
-    holder = one.held("a", lease=1.2)
+    holder = one.held("a")
     renewed = holder.renewed
+    keepalive.look_now(one.engine.backend)
     wait_for(lambda: holder.renewed > renewed)
     newcomer = two.lease("a")
     assert isinstance(two.engine.acquire(newcomer), Conflict)

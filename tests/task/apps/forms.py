@@ -190,9 +190,16 @@ def hooked(self, account, fail=False):
     return self.request.id
 
 
-@app.task(base=LockedTask, lock_key=KEY, bind=True, autoretry_for=(Exception,), retry_backoff=1)
+@app.task(
+    base=LockedTask,
+    lock_key=KEY,
+    bind=True,
+    autoretry_for=(Exception,),
+    retry_backoff=3,
+    retry_jitter=False,
+)
 def autoretried(self, account):
-    """Fails once, and leaves it to Celery to try again a second later."""
+    """Fails once, and leaves it to Celery to try again three seconds later."""
     journal.add("attempt", account=account, retries=self.request.retries, fence=self.lock.fence)
     if self.request.retries == 0:
         raise ValueError("the first attempt")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
+from celery.signals import celeryd_init
+
 from celery_relock import LockedTask
+from celery_relock.worker import resuming
 from tests.support import Journal, make_app
 from tests.support.permits import holding
 
@@ -18,6 +22,12 @@ app = make_app(
     worker_prefetch_multiplier=1,
 )
 journal = Journal.from_env()
+
+
+@celeryd_init.connect(weak=False)
+def looks(**_: Any) -> None:
+    """How often this worker looks for what is to be resumed, in seconds."""
+    resuming.LOOK_EVERY = float(os.environ.get("RELOCK_TEST_LOOKS", resuming.LOOK_EVERY))
 
 
 def stand(gate: str, account: str) -> None:
