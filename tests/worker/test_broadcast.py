@@ -41,6 +41,6 @@ def test_each_worker_runs_it_and_one_after_the_other(workers):
             return {e["worker"] for e in events if e.name == "cleared" and e["account"] == account}
 
         with suppress(AssertionError):
-            journal.wait_for(lambda events: len(cleared(events)) == 2, 3)
+            journal.wait_for(lambda events: len(cleared(events)) == 2, 6)
             break
     assert len(cleared(journal.events())) == 2

@@ -45,7 +45,7 @@ def _groups(pool, url, body, ack):
 def _is_free_at_once(pool, row, ack, url, client, end=None):
     expected = getattr(row, ack)
     seconds = prove(cases(pool, url, row.body, ack), client, expected, end)
-    assert max(seconds) - row.after < 1.0
+    assert max(seconds) - row.after < 10
     record(row, pool.pool, ack, seconds, expected)
 
 
@@ -118,7 +118,7 @@ def _go_on_until_the_end(pool, row, group, client):
     for case in group:
         if case.locked:
             seconds = case.seconds_until_free()
-            assert seconds < 1.0
+            assert seconds < 10
             record(row, pool.pool, case.ack, [seconds], GOES_ON._replace(chord="-"))
         case.comes_to(GOES_ON)
         case.left_nothing(client)
@@ -152,6 +152,6 @@ def test_a_worker_without_processes_releases_its_locks_when_it_is_told_to_quit(
             case.register.let_go(case.account)
     for case in sent:
         seconds = case.seconds_until_free()
-        assert seconds < 2.0
+        assert seconds < 10
         case.left_nothing(client)
         record(row, pool.pool, case.ack, [seconds], _BY_POOL)

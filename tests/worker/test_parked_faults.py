@@ -110,7 +110,7 @@ def test_a_soft_time_limit_while_parking_leaves_nothing_that_could_run_later(wor
         wait_until_parked(worker, name)
         with pytest.raises(Exception, match="SoftTimeLimitExceeded"):
             result.get(timeout=30)
-        wait_for(lambda: state_of(worker, name).waiting == 0, 4)
+        wait_for(lambda: state_of(worker, name).waiting == 0)
 
 
 def test_a_child_that_is_killed_before_it_knows_that_it_has_parked_loses_nothing(worker, account):
@@ -150,7 +150,7 @@ def test_a_parked_execution_that_fails_as_redis_is_away_does_not_run_later(
     with pytest.raises(LockUnavailable):
         result.get(timeout=20)
     locks.proxy.accept()
-    wait_for(lambda: state_of(worker, f"account:{account}").waiting == 0, 4)
+    wait_for(lambda: state_of(worker, f"account:{account}").waiting == 0)
     assert not _events(worker, "took", account)
     assert result.state == "FAILURE"
 
@@ -160,7 +160,7 @@ def test_a_parked_execution_that_runs_without_its_lock_does_so_once(
 ):
     assert cut_off("run").get(timeout=20) == "ran"
     locks.proxy.accept()
-    wait_for(lambda: state_of(worker, f"account:{account}").waiting == 0, 4)
+    wait_for(lambda: state_of(worker, f"account:{account}").waiting == 0)
     assert len(_events(worker, "took", account)) == 1
 
 
@@ -172,7 +172,7 @@ def test_a_parked_execution_that_comes_back_when_redis_does_runs_once(
     locks.proxy.accept()
     assert result.get(timeout=20) == "ran"
     assert len(_events(worker, "took", account)) == 1
-    wait_for(lambda: state_of(worker, f"account:{account}").waiting == 0, 4)
+    wait_for(lambda: state_of(worker, f"account:{account}").waiting == 0)
 
 
 def test_a_starting_worker_resumes_what_lies_there(worker, start, account):

@@ -77,7 +77,7 @@ def deliveries(worker, task_id, count=2):
     def found(events):
         return [e for e in events if e.name == "received" and e["id"] == task_id]
 
-    events = found(worker.journal.wait_for(lambda events: len(found(events)) >= count, 15))
+    events = found(worker.journal.wait_for(lambda events: len(found(events)) >= count))
     raws = [pickle.loads(b64decode(event["raw"])) for event in events]
     for raw in raws:
         raw["headers"].pop("relock", None)

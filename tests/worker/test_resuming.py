@@ -116,7 +116,7 @@ def is_held(worker, account):
 
 @pytest.fixture
 def backlog(worker):
-    """Two slots are busy for a while: `backlog(120)` tenths of a second. Purged at the end."""
+    """Two slots are busy for a while: `backlog(400)` tenths of a second. Purged at the end."""
     yield lambda count: [worker.module.filler.delay(0.1) for _ in range(count)]
     worker.module.app.control.purge()
 
@@ -126,14 +126,14 @@ def test_turns_follow_each_other_though_the_queue_has_a_backlog(worker, account,
     is_held(worker, account)
     sent = [m.takes.delay(account) for _ in range(turns)]
     wait_until_parked(worker, f"account:{account}", turns)
-    backlog(120)
+    backlog(400)
     last = m.note.delay("the end of the backlog")
     worker.journal.add(f"free {account}")
     begun = time.time()
     entered = took(worker, account, turns)
     times = [begun, *(event.at for event in entered)]
     gaps = [after - before for before, after in itertools.pairwise(times)]
-    assert max(gaps) < 1.2, gaps
+    assert max(gaps) < 10, gaps  # the backlog takes twenty
     assert not last.ready()
     assert [event["id"] for event in entered] == [each.id for each in sent]
     # One delivery that was parked, one that was resumed.
@@ -187,7 +187,7 @@ def test_what_waits_long_for_a_slot_is_delivered_once(start, account):
     worker.wait_for_log("(?s)(filler.*received.*){2}")
     lock.release()
     for each in results:
-        assert each.get(timeout=25) == each.id
+        assert each.get(timeout=40) == each.id
     assert {len(events(worker, "received", id=each.id)) for each in results} == {2}
 
 
@@ -212,7 +212,7 @@ def test_each_pool_has_them(start, account, broker, pool):
     lock = held(worker, account)
     results = [worker.module.takes.delay(account) for _ in range(3)]
     wait_until_parked(worker, lock.name, 3)
-    for _ in range(120):
+    for _ in range(400):
         worker.module.filler.delay(0.1)
     last = worker.module.note.delay("the end of the backlog")
     lock.release()
@@ -347,7 +347,7 @@ def test_a_connection_that_breaks_is_made_anew(start, account, broker, request, 
         lock = held(worker, account)
         results = [worker.module.takes.delay(account) for _ in range(3)]
         wait_until_parked(worker, lock.name, 3)
-        for _ in range(120):
+        for _ in range(400):
             worker.module.filler.delay(0.1)
         last = worker.module.note.delay("the end of the backlog")
         lock.release()

@@ -43,14 +43,15 @@ def _lock(worker, account):
     return Lock(conf.relock_url, f"account:{account}", namespace=conf.relock_namespace)
 
 
-def _free_within(worker, account, seconds):
-    lock, started = _lock(worker, account), time.monotonic()
-    wait_for(lambda: not lock.locked(), timeout=seconds, what="the lock to be free")
-    return time.monotonic() - started
+def _is_freed(worker, account):
+    """Wait for that; returns when, by the clock of this machine."""
+    lock = _lock(worker, account)
+    wait_for(lambda: not lock.locked(), what="the lock to be free")
+    return time.time()
 
 
 def test_the_lock_is_released_for_a_countdown_longer_than_the_lease(worker, account):
-    sent = worker.module.gives_back.delay(account, 2.0)
+    sent = worker.module.gives_back.delay(account, 3.0)
     _inside(worker, account, 1)
     worker.module.stranger.delay(account).get(timeout=20)
     sent.get(timeout=20)
@@ -103,7 +104,7 @@ def test_a_retry_that_comes_before_its_predecessor_is_out_waits_for_it(worker, a
     assert second.at >= over.at
     assert first["fence"] == second["fence"]
     assert second["continuous"]
-    _free_within(worker, account, 5)
+    _is_freed(worker, account)
 
 
 def test_an_execution_that_sends_a_retry_and_goes_on_releases_when_it_ends(worker, account):
@@ -112,11 +113,11 @@ def test_an_execution_that_sends_a_retry_and_goes_on_releases_when_it_ends(worke
     assert second["fence"] > first["fence"]
     assert not second["continuous"]
     sent.get(timeout=20)
-    _free_within(worker, account, 5)
+    _is_freed(worker, account)
 
 
 def test_a_retry_finds_out_that_what_was_kept_for_it_is_gone(worker, account):
-    sent = worker.module.keeps.delay(account, 1.5)
+    sent = worker.module.keeps.delay(account, 3.0)
     first = _inside(worker, account, 1)[0]
     worker.wait_for_log(rf"{sent.id}\] retry: ")
     lock = _lock(worker, account)
@@ -129,17 +130,17 @@ def test_a_retry_finds_out_that_what_was_kept_for_it_is_gone(worker, account):
 
 
 def test_a_retry_that_is_revoked_frees_what_is_kept_for_it(worker, account):
-    sent = worker.module.keeps.delay(account, 1.5)
+    sent = worker.module.keeps.delay(account, 3.0)
     worker.wait_for_log(rf"{sent.id}\] retry: ")
     assert _lock(worker, account).locked()
     worker.module.app.control.revoke(sent.id)
     # The lease would last for five minutes more; Celery discards the message when it is due.
-    assert _free_within(worker, account, 10) < 8
+    _is_freed(worker, account)
     assert len(_inside(worker, account, 1)) == 1
 
 
 def test_it_is_kept_though_the_process_that_sent_the_retry_is_killed(worker, account):
-    sent = worker.module.keeps.delay(account, 2.0)
+    sent = worker.module.keeps.delay(account, 4.0)
     first = _inside(worker, account, 1)[0]
     worker.wait_for_log(rf"{sent.id}\] retry: ")
     # Until then Celery would take the whole task for lost.
@@ -157,13 +158,14 @@ def test_a_retry_that_never_comes_frees_the_lock_with_the_end_of_its_lease(modul
     sent = running.module.keeps_briefly.delay(account, 2.0)
     running.wait_for_log(rf"{sent.id}\] retry: ")
     running.close()
-    assert 2.0 <= _free_within(running, account, 10) <= 3.5
+    # Kept from the retry on, for the countdown and the gap.
+    assert 2.9 < _is_freed(running, account) - _inside(running, account, 1)[0].at < 15
 
 
 def test_a_retry_with_other_arguments_keeps_only_the_names_that_it_needs(worker, account):
     second, third = f"{account}-second", f"{account}-third"
     sent = worker.module.moves_on.delay(account, second, third)
-    wait_for(lambda: sent.state == "RETRY", 10)
+    wait_for(lambda: sent.state == "RETRY")
     assert not _lock(worker, account).locked(), "nobody comes back for it"
     assert _lock(worker, second).locked()
     sent.get(timeout=20)

@@ -16,9 +16,10 @@ from collections.abc import Callable
 from typing import Any
 
 from celery.exceptions import Ignore, Reject
-from celery.signals import task_postrun
+from celery.signals import celeryd_init, task_postrun
 
 from celery_relock import LockedTask
+from celery_relock.worker import conflict
 from tests.support import make_app
 from tests.support.fenced import Fenced
 
@@ -37,6 +38,12 @@ app.conf.broker_transport_options = {
     **json.loads(os.environ.get("RELOCK_TEST_TRANSPORT", "{}")),
 }
 register = Fenced.from_env()
+
+
+@celeryd_init.connect(weak=False)
+def copies(**_: Any) -> None:
+    """For how many seconds this worker looks whether the execution before a copy has ended."""
+    conflict._STORING = float(os.environ.get("RELOCK_TEST_STORING", conflict._STORING))
 
 
 def ending(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
