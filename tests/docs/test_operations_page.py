@@ -43,6 +43,7 @@ VARIES = (
     (r"(\n [\w ]+: about \d+ \(\d+ kB\))+", " KINDS"),
     (r"(?<=keys: )\d+|\d+(?= looked at)|-?\d+\.\d+(?= ms)|locked tasks: \d+", "NUMBER"),
     (r"Redis \d\S+,|worker: \S+@\S+,", "SERVER"),
+    (r"clock [+-]", "clock "),
 )
 
 
@@ -96,8 +97,7 @@ class Shop:
         done = CliRunner().invoke(relock, arguments, obj=SimpleNamespace(app=app))
         self.code = done.exit_code
         if "release account:42" in command:
-            result = self.module.app.AsyncResult(WAITER)
-            wait_for(lambda: result.state == "SUCCESS", 60, "the next one's end")
+            wait_for(lambda: self.state(WAITER) == "SUCCESS", 60, "the next one's end")
         return done.output
 
     def ask_redis(self, host: str, words: list[str]) -> str:
@@ -120,9 +120,8 @@ class Shop:
         return ""
 
     def start_again(self) -> str:
-        waiter = self.module.app.AsyncResult(WAITER)
         self.worker = self.start_worker()
-        wait_for(lambda: waiter.state == "SUCCESS", 60, what="what was parked")
+        wait_for(lambda: self.state(WAITER) == "SUCCESS", 60, what="what was parked")
         return ""
 
     @contextmanager
@@ -135,23 +134,26 @@ class Shop:
     def held(self, account: int, *waiters: str) -> Iterator[None]:
         """A lock is held, and runs are parked for it."""
         holder = {42: HOLDER, 7: OTHER}[account]
-        result = self.module.charge.apply_async((account,), task_id=holder)
+        self.module.charge.apply_async((account,), task_id=holder)
         self._held += 1
-        self.worker.journal.wait_for("inside", count=self._held, timeout=60)
+        self.worker.journal.wait_for("inside", count=self._held)
         locks = Locks(self.module.app)
         for number, task_id in enumerate(waiters, 1):
             self.module.import_file.apply_async((account,), task_id=task_id)
             name = f"account:{account}"
             wait_for(lambda: locks.get(name).parked == number, 60, "a run to be parked")  # noqa: B023
         yield
-        if not result.ready():
+        if len(self.worker.journal.events("go")) < self._held:
             self.worker.journal.add("go", account=account)
-        result.get(timeout=60)
+        ids = (holder, *waiters)
         ready = ("SUCCESS", "REVOKED")
-        results = [self.module.app.AsyncResult(each) for each in waiters]
-        wait_for(lambda: all(each.state in ready for each in results), 60, "the others' ends")
-        for each in (result, *results):
-            each.forget()
+        wait_for(lambda: all(self.state(each) in ready for each in ids), 60, "their ends")
+        for each in ids:
+            self.module.app.backend.forget(each)
+
+    def state(self, task_id: str) -> str:
+        """Of a task, from Redis: the ids come again, and results of before might still be told."""
+        return str(self.module.app.backend.get_task_meta(task_id, cache=False)["status"])
 
     @contextmanager
     def full(self) -> Iterator[None]:
