@@ -33,7 +33,7 @@ def key() -> str:
 
 @pytest.fixture
 def held(worker: Worker, locks: Locks, key: str) -> Iterator[Any]:
-    """A lock that a task holds. `park()` parks a run for it, `go()` lets the task end."""
+    """A lock that a task holds. `park()` parks an execution for it, `go()` lets the task end."""
     sent = [worker.module.hold.delay(key)]
     worker.journal.wait_for(f"inside {key}")
 

@@ -177,7 +177,7 @@ def test_a_forced_release_is_heard_by_the_holder_and_the_next_acquires(
     (line,) = [record.message for record in caplog.records if "by force" in record.message]
     assert f"'{key}': released by force by alice from desk 3" in line
     assert held.id in line
-    wait_for(lambda: locks.why(parked).state == "ended", what="the parked run to end")
+    wait_for(lambda: locks.why(parked).state == "ended", what="the parked execution to end")
 
 
 def test_a_forced_release_grants_the_lock_to_the_next_in_its_order(

@@ -1,4 +1,4 @@
-"""The judge of parked runs, on journals that were made by hand."""
+"""The judge of parked executions, on journals that were made by hand."""
 
 from __future__ import annotations
 

@@ -64,10 +64,10 @@ def _began(worker, account, count=1):
 
 
 def _waits_in_its_slot(task, account):
-    """Its run has its marker, and is in the line for its lock."""
+    """Its execution has its marker, and is in the line for its lock."""
     conf = task.app.conf
     engine = engines.engine_for_url(conf.relock_url, conf.relock_namespace)
-    wait_for(lambda: engine.inspect(f"account:{account}").waiting, what="a run that waits")
+    wait_for(lambda: engine.inspect(f"account:{account}").waiting, what="an execution that waits")
 
 
 def _counts_no_longer(task, account, seconds=10.0):

@@ -1,4 +1,4 @@
-"""Many processes call one name at the same time: one run at a time, one queued, none forgotten.
+"""Many processes call one name at the same time: one runs at a time, one is queued, none forgotten.
 
 The long form, of 50 processes with 200 calls each: `scripts/dedup-race`.
 """

@@ -1,4 +1,4 @@
-"""The doctor says what is wrong with settings, servers, workers and parked runs; each is set up
+"""The doctor says what is wrong with settings, servers, workers and parked tasks; each is set up
 wrongly here."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two attempts of one run: the second is a duplicate delivery, neither a repeat nor a re-entry."""
+"""Two attempts of one execution: the second is a duplicate, neither a repeat nor a re-entry."""
 
 from __future__ import annotations
 

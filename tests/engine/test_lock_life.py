@@ -121,7 +121,7 @@ class Stop(BaseException):
 # What strikes in a destructor is swallowed by Python, and a socket it was about to keep stays open.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_signal_may_strike_at_any_line_of_a_block(lock: MakeLock) -> None:
-    """Whatever it interrupts: the lock is held and can be given back, or it is not held at all."""
+    """Whatever it interrupts: the lock is held and can be released, or it is not held at all."""
     one, two = lock(), lock()
     outer = reentrancy.innermost()
     armed = False

@@ -38,7 +38,7 @@ def test_every_lock_with_the_same_owner_re_enters(
         assert other.acquire(blocking=False) is False
         with two:
             assert two.fence == one.fence
-    assert other.acquire(blocking=False) is False  # the other thread's hold, not given back
+    assert other.acquire(blocking=False) is False  # the other thread's hold, not released
     other._engine.backend.force_release("a")
 
 

@@ -1,4 +1,4 @@
-"""A hold that ends before its run does: known by its deadline, told once, never undone."""
+"""A hold that ends before its execution does: known by its deadline, told once, never undone."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_without_a_server_the_hold_is_lost_at_its_deadline_and_before_the_server
         time.sleep(0.02)
     assert not process.release(lease)
     assert [each for each in kinds(told) if each != "unrenewed"] == ["acquired", "lost"]
-    assert not process.engine.inspect("a").holds, "what the server still had was given back"
+    assert not process.engine.inspect("a").holds, "what the server still had was released"
 
 
 def test_the_holder_never_believes_in_more_time_than_the_server_gives(

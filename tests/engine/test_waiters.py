@@ -37,7 +37,7 @@ input()
 
 
 class Waiter:
-    """A thread that takes a lock and keeps it until it is told to give it back."""
+    """A thread that acquires a lock and keeps it until it is told to release it."""
 
     def __init__(self, runs: Runs, name: str = "a", wait: float | None = 60.0, **claim: object):
         self.runs = runs

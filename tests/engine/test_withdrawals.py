@@ -1,4 +1,4 @@
-"""A parked run that is over while Redis is away leaves its line when Redis is back."""
+"""A parked execution that is over while Redis is away leaves its line when Redis is back."""
 
 from __future__ import annotations
 

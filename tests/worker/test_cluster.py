@@ -76,7 +76,7 @@ def test_executions_that_wait_and_executions_that_block_have_their_lock_one_afte
         task.delay(ACCOUNTS[number % 5])
     done(worker, before + 30)
     assert_one_at_a_time(worker)
-    wait_for(lambda: not in_use(cluster, worker), what="all to be given back")
+    wait_for(lambda: not in_use(cluster, worker), what="all to be released")
 
 
 def test_two_locks_that_share_a_hash_tag_are_acquired_together(cluster, worker):
@@ -88,7 +88,7 @@ def test_two_locks_that_share_a_hash_tag_are_acquired_together(cluster, worker):
     for name in ACCOUNTS:
         for each in ("in", "out"):
             assert len(permits(worker.journal.events(), f"{{{name}}}:{each}")) >= 4
-    wait_for(lambda: not in_use(cluster, worker), what="all to be given back")
+    wait_for(lambda: not in_use(cluster, worker), what="all to be released")
 
 
 def test_a_workflow_keeps_its_lock_from_the_first_step_to_the_last(cluster, worker):
@@ -103,7 +103,7 @@ def test_a_workflow_keeps_its_lock_from_the_first_step_to_the_last(cluster, work
     seen = [e for e in worker.journal.events() if e.name in ("step", "done")][before:]
     assert [e.name for e in seen] == ["step", "step", "step", "done"]
     assert len({e["fence"] for e in seen[:3]}) == 1
-    wait_for(lambda: not in_use(cluster, worker), what="all to be given back")
+    wait_for(lambda: not in_use(cluster, worker), what="all to be released")
 
 
 def test_a_parked_execution_is_resumed_when_the_slots_of_its_lock_have_moved(cluster, worker):
@@ -111,7 +111,7 @@ def test_a_parked_execution_is_resumed_when_the_slots_of_its_lock_have_moved(clu
     worker.module.stays.delay("b")
     worker.journal.wait_for("in")
     worker.module.waits.delay("b")
-    wait_for(lambda: _state(worker, name).waiting, what="the parked run")
+    wait_for(lambda: _state(worker, name).waiting, what="the parked execution")
     namespace = worker.module.app.conf.relock_namespace
     slot = cluster.slot_of(name, namespace)
     source = cluster.master_of(Keys(namespace, BUCKETS).lock(name))
@@ -130,7 +130,7 @@ def test_the_bursts_of_each_node_are_sent_as_one_message(cluster, worker):
     done(worker, before + 5)
     events = [e for e in worker.journal.events() if e.name == "done"][before:]
     assert {e["task"]: e["number"] for e in events} == dict(zip(sent, range(20, 25), strict=False))
-    wait_for(lambda: not in_use(cluster, worker), what="all to be given back")
+    wait_for(lambda: not in_use(cluster, worker), what="all to be released")
     assert so_far(worker) == before + 5
 
 
@@ -149,7 +149,7 @@ def test_a_master_is_killed_in_the_middle_of_locked_tasks_and_all_of_them_run_on
     print(f"all done {time.monotonic() - killed:.1f} s after the master was killed")
     assert_one_at_a_time(worker)
     assert so_far(worker) == before + 45
-    wait_for(lambda: not in_use(cluster, worker), 30, what="all to be given back")
+    wait_for(lambda: not in_use(cluster, worker), 30, what="all to be released")
 
 
 def test_an_app_may_name_the_cluster_by_a_client_or_a_function(cluster):

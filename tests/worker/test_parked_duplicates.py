@@ -107,7 +107,7 @@ def test_a_copy_parks_behind_its_own_execution_and_is_gone_after_a_clean_end(wor
     wait_until_parked(worker, message.name)
     message.deliver()
     message.states(2)
-    assert message.result.state == "PENDING", "a copy wrote a state over that of its run"
+    assert message.result.state == "PENDING", "a copy wrote a state over that of its execution"
     assert state_of(worker, message.name).waiting == 1
     message.let_go()
     assert message.result.get(timeout=20) == "run 1"

@@ -102,7 +102,7 @@ def test_a_hold_is_renewed_and_an_execution_is_parked_and_resumed_and_its_chain_
     (before,) = _state(worker, other).holds
 
     chain(worker.module.takes.si(held.name), worker.module.note.si(held.name)).apply_async()
-    wait_for(lambda: _state(worker, held.name).waiters, what="the parked run")
+    wait_for(lambda: _state(worker, held.name).waiters, what="the parked execution")
     assert _state(worker, held.name).waiters[0].parked
     held.release()
     assert _told(worker, "took", held.name)["fence"] > fence

@@ -1,4 +1,4 @@
-"""What of a server's settings could lose parked runs is told, and nothing else is complained of."""
+"""What of a server's settings could lose parked executions is told, and nothing else."""
 
 from __future__ import annotations
 

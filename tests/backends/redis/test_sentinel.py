@@ -1,4 +1,4 @@
-"""The master goes while locks are held, waited for, parked, renewed and given back.
+"""The master goes while locks are held, waited for, parked, renewed and released.
 
 Real servers under real Sentinels: the master is killed, frozen, or told to hand over.
 """

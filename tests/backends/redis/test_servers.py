@@ -35,7 +35,7 @@ def start(server: RedisServer, runs: Callable[..., Runs]) -> Callable[[], Runs]:
 
 
 class Outbox:
-    """Takes what is sent on."""
+    """Takes what is resumed."""
 
     home = "h"
 

@@ -1,4 +1,4 @@
-"""Says of what happened to parked runs whether it keeps the promise. Pure: no Redis, no clock.
+"""Whether what happened to parked executions keeps the promise. Pure: no Redis, no clock.
 
 - lost: a run that was never completed. With early acknowledgement Celery runs a message at most
   once: there a run may end with the process that had it in its hands.
