@@ -84,7 +84,7 @@ def test_asynchronous_clients_and_clusters_are_refused_with_a_reason(namespace: 
     import redis.asyncio
 
     for wrong in (redis.asyncio.Redis(), redis.RedisCluster, 42, None):
-        with pytest.raises(LockConfigError, match=r"needs the URL of a Redis, a redis.Redis client"):
+        with pytest.raises(LockConfigError, match=r"needs the URL of a Redis, a redis.Redis"):
             Lock(wrong, "a", namespace=namespace)  # type: ignore[arg-type]
 
 
