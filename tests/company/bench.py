@@ -186,7 +186,7 @@ class Bench:
         return [event for event in every if event["key"] == (key or self.key)]
 
     def wait_for(
-        self, name: str, count: int = 1, timeout: float = 10.0, key: str | None = None
+        self, name: str, count: int = 1, timeout: float = 30.0, key: str | None = None
     ) -> list[Event]:
         """So many events of this scenario; the test fails at once when a body has raised."""
 

@@ -111,7 +111,7 @@ def test_seconds_count_from_the_publish_and_whatever_the_execution_does(worker, 
     first.get(timeout=20)
     assert m.for_two_seconds.delay(account).id == first.id
     assert 0 < _mark(m.for_two_seconds, account) <= 2
-    wait_for(lambda: _mark(m.for_two_seconds, account) is None, 5)
+    wait_for(lambda: _mark(m.for_two_seconds, account) is None)
     assert m.for_two_seconds.delay(account).id != first.id
 
 
@@ -124,7 +124,7 @@ def test_seconds_go_on_when_the_execution_is_ended_and_not_when_it_never_began(
     ended.revoke(terminate=True)
     never.revoke()
     wait_for(lambda: {ended.state, never.state} == {"REVOKED"}, 10, "both to be revoked")
-    wait_for(lambda: _mark(m.for_two_seconds, account) is None, 10)
+    wait_for(lambda: _mark(m.for_two_seconds, account) is None)
     assert _mark(m.for_two_seconds, slow)
     m.for_two_seconds.unmark(slow)
 
@@ -209,7 +209,7 @@ def test_one_that_runs_is_not_replaced_but_followed(worker, m, slow):
 
 
 def test_a_call_can_be_made_whatever_is_queued(worker, m, account):
-    first = m.done.apply_async((account,), countdown=1)
+    first = m.done.apply_async((account,), countdown=2)
     second = m.done.apply_async((account,), lock_dedup=False)
     assert second.get(timeout=20) == second.id != first.id
     assert m.done.delay(account).id == first.id  # which still is the one that counts
@@ -217,7 +217,7 @@ def test_a_call_can_be_made_whatever_is_queued(worker, m, account):
 
 
 def test_a_single_call_of_any_task_can_ask_for_it(m, account):
-    first = m.without.apply_async((account,), countdown=1, lock_dedup="until_done")
+    first = m.without.apply_async((account,), countdown=2, lock_dedup="until_done")
     again = m.without.apply_async((account,), lock_dedup="until_done")
     assert again.id == first.id
     assert m.without.delay(account).id != first.id
@@ -297,7 +297,7 @@ def test_a_call_by_name_takes_the_place_of_one_that_may_be_replaced(worker, m, a
 
 def test_beat_with_the_code_of_the_task_does_not_pile_up(m, account):
     entry = ScheduleEntry("report", m.done.name, schedule=60, args=(account,), app=m.app)
-    entry.options = {"countdown": 1}
+    entry.options = {"countdown": 2}
     beat = Scheduler(m.app, lazy=True)
     first, second = beat.apply_async(entry), beat.apply_async(entry)
     assert second.id == first.id
@@ -377,7 +377,7 @@ def test_a_call_whose_result_is_final_swallows_nothing(m, account, other_locks, 
 
 
 def test_a_call_that_was_revoked_elsewhere_swallows_nothing(m, account, other_locks):
-    first = m.done.apply_async((account,), countdown=1)
+    first = m.done.apply_async((account,), countdown=2)
     assert m.done.delay(account).id == first.id
     first.revoke()
     with pytest.raises(TaskRevokedError):
@@ -421,7 +421,7 @@ def heard():
 def test_a_swallowed_call_is_told(m, account, task, heard, caplog):
     caplog.set_level("INFO", "celery_relock")
     task, before = getattr(m, task), time.time()
-    first = task.apply_async((account,), countdown=1)
+    first = task.apply_async((account,), countdown=2)
     with contextlib.suppress(DuplicateTask):
         task.apply_async((account,))
     [told] = heard
@@ -437,7 +437,7 @@ def test_a_swallowed_call_is_told(m, account, task, heard, caplog):
 # Celery's own, where it stores a result in the process of the test.
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex")
 def test_a_call_that_is_sent_is_not_told_as_a_duplicate(m, account, heard):
-    m.replaces.apply_async((account,), countdown=1)
+    m.replaces.apply_async((account,), countdown=2)
     last = m.replaces.delay(account)
     last.get(timeout=20)
     assert not heard

@@ -136,7 +136,7 @@ def test_what_is_due_is_due_as_soon_as_before(desk, set_back):
     desk.resume()
 
     assert desk.recheck <= 0.3
-    wait_for(lambda: desk.resume() == ["one"], 5.0)
+    wait_for(lambda: desk.resume() == ["one"])
 
 
 def test_the_clock_is_forgotten_when_nothing_is_parked(desk, set_back):

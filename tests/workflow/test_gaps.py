@@ -217,7 +217,7 @@ def _rival(flow):
 
 
 def _wait_for(there):
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 30
     while not there():
         assert time.monotonic() < deadline
         time.sleep(0.02)

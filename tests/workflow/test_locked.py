@@ -62,7 +62,7 @@ def fences_of(worker, account):
 
 def is_free(worker, account):
     lock = lock_of(worker, f"account:{account}")
-    if lock.acquire(blocking_timeout=3):
+    if lock.acquire(blocking_timeout=20):
         lock.release()
         return True
     return False
@@ -237,7 +237,7 @@ def test_nested_workflow_locks_that_would_wait_for_each_other_for_ever_are_told(
 
 
 def _wait_for_state(result, state):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while result.state != state:
         assert time.monotonic() < deadline, result.state
         time.sleep(0.02)
@@ -447,7 +447,7 @@ def test_one_that_is_revoked_while_it_is_parked_leaves_the_queue(worker, account
         flow.link_error(step("3"))
         entered = flow.delay().parent.parent
         _wait_for_state(entered, "BLOCKED")
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while not lock_of(worker, key)._engine.inspect(key).waiting:
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -533,7 +533,7 @@ def test_where_every_task_is_locked_a_canvas_ends_as_it_does_without(every, kind
         key = f"{kind}:{name}"
         assert _outcome(locked(tasks[name], key=key)) == _outcome(canvas), name
         lock = lock_of(every, key)
-        assert lock.acquire(blocking_timeout=3), name
+        assert lock.acquire(blocking_timeout=20), name
         lock.release()
 
 

@@ -65,14 +65,14 @@ class Flow:
 
     def is_free(self):
         lock = self.lock()
-        if lock.acquire(blocking_timeout=3):
+        if lock.acquire(blocking_timeout=20):
             lock.release()
             return True
         return False
 
 
 def _wait_for_state(result, state):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while result.state != state:
         assert time.monotonic() < deadline, result.state
         time.sleep(0.02)
@@ -192,7 +192,7 @@ def test_a_nested_group_that_has_to_wait_keeps_the_lock_around_it(flow):
 
 
 def _wait_for_parked(flow, name):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not flow.lock(name)._engine.inspect(name).waiting:
         assert time.monotonic() < deadline
         time.sleep(0.02)

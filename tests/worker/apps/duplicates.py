@@ -32,17 +32,17 @@ def runs(account: str) -> list[Any]:
     return [e for e in journal.events("inside") if e["account"] == account]
 
 
-@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_ttl=1.5)
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_ttl=4.0)
 def works(self, account):
     return work(self, account)
 
 
-@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_ttl=1.5, lock_on_conflict="raise")
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_ttl=4.0, lock_on_conflict="raise")
 def works_or_raises(self, account):
     return work(self, account)
 
 
-@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_ttl=1.5, **ACKS_LATE)
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_ttl=4.0, **ACKS_LATE)
 def works_acked_late(self, account):
     return work(self, account)
 
@@ -58,12 +58,12 @@ def ignores_acked_late(self, account):
     raise Ignore
 
 
-@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_ttl=1.5, lock_on_conflict="drop")
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_ttl=4.0, lock_on_conflict="drop")
 def works_or_drops(self, account):
     return work(self, account)
 
 
-@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_ttl=1.5, track_started=True)
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_ttl=4.0, track_started=True)
 def fails_and_tracks(self, account):
     raise ValueError(work(self, account))
 
@@ -72,7 +72,7 @@ def fails_and_tracks(self, account):
     base=LockedTask,
     bind=True,
     lock_key=KEY,
-    lock_ttl=1.5,
+    lock_ttl=4.0,
     track_started=True,
     lock_on_conflict="retry",
     **ACKS_LATE,

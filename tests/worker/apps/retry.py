@@ -36,7 +36,7 @@ def gives_back(self, account, countdown):
 
 class Keeps(LockedTask):
     lock_key = KEY
-    lock_ttl = 1.0
+    lock_ttl = 2.0
     lock_keep_on_retry = True
 
 
