@@ -491,14 +491,11 @@ def release(engine: Engine, lease: Lease, *, ended: bool) -> None:
     held = lease.state in (State.HELD, State.LOST)
     try:
         engine.release(lease, ended=ended)
-    except BaseException as error:
-        if events.is_thrown_in(error):
-            # First the lock: in a process that is told to end nobody would release it later.
-            with suppress(Exception):
-                engine.release(lease, ended=ended)
-            if isinstance(error, SoftTimeLimitExceeded):
-                return  # the body had its outcome before the limit
-            raise
+    except SoftTimeLimitExceeded:
+        # The body had its outcome before the limit.
+        with suppress(Exception):
+            engine.release(lease, ended=ended)
+    except RelockError as error:
         logger.log(
             logging.WARNING if held else logging.DEBUG,
             "Cannot release the lock %s, its lease ends it within %.0f s: %s",
@@ -506,3 +503,8 @@ def release(engine: Engine, lease: Lease, *, ended: bool) -> None:
             lease.claim.lease,
             error,
         )
+    except BaseException:
+        # Thrown in from outside. First the lock: nobody would release it later.
+        with suppress(Exception):
+            engine.release(lease, ended=ended)
+        raise

@@ -214,22 +214,24 @@ class Execution:
         except Dropped as dropped:
             return end_dropped(task, message, dropped)
         finally:
-            if may_keep and retry.is_open(lease):
-                reentrancy.pop(lease)  # released when Celery has sent the retry
-            elif options.hold != "workflow" or not steps.owns(lease):
-                self._release(engine, lease, over)
-
-    def _release(self, engine: Engine, lease: Lease, over: bool) -> None:
-        # An id made from the task id must not be remembered: a task that is sent again on
-        # purpose with that id would be taken for a late copy.
-        ended = over and self.header is not None and self.header.own
-        try:
-            reentrancy.pop(lease)
-            release(engine, lease, ended=ended)
-        finally:
-            # A signal's exception may have come before the line above had begun.
-            if lease.state in (State.HELD, State.LOST):
-                release(engine, lease, ended=ended)
+            # An id made from the task id must not be remembered: a task that is sent again on
+            # purpose with that id would be taken for a late copy.
+            ended = over and self.header is not None and self.header.own
+            is_left = False
+            try:
+                if may_keep and retry.is_open(lease):
+                    is_left = True  # released when Celery has sent the retry
+                    reentrancy.pop(lease)
+                elif options.hold == "workflow" and steps.owns(lease):
+                    is_left = True  # released at the end of the workflow
+                else:
+                    reentrancy.pop(lease)
+                    release(engine, lease, ended=ended)
+            finally:
+                # A signal's exception strikes where a call begins: here it was one of those above.
+                if not is_left and lease.state in (State.HELD, State.LOST):
+                    reentrancy.pop(lease)
+                    release(engine, lease, ended=ended)
 
     def run_body(self, hold: Hold | None) -> Any:
         """Run the task's own code, which finds `hold` as `self.lock`."""
