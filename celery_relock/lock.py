@@ -50,8 +50,8 @@ logger = logging.getLogger("celery_relock")
 DEFAULT_LEASE = 30.0
 MODES = ("exclusive", "shared")
 _Token: TypeAlias = "str | bytes | None"
-# The shortest lease, in seconds: Redis gets leases in milliseconds.
-_SHORTEST = 0.001
+# The shortest lease and the longest, in seconds: Redis gets leases in milliseconds.
+_SHORTEST, _LONGEST = 0.001, 315_360_000.0
 
 
 class _AsInRedisPy(RelockError):
@@ -555,9 +555,10 @@ class Lock(NamedLock):
 def check_length(seconds: Any, where: str, name: str) -> None:
     """Raise LockConfigError if a lease cannot have this length."""
     is_number = isinstance(seconds, int | float) and math.isfinite(seconds)
-    if not is_number or seconds < _SHORTEST:
+    if not is_number or not _SHORTEST <= seconds <= _LONGEST:
         raise LockConfigError(
-            f"Lock {name!r}: {where} cannot be used. Use a finite lease of {_SHORTEST} s or more.",
+            f"Lock {name!r}: {where} cannot be used. Use a lease of {_SHORTEST} s to {_LONGEST:g} "
+            "s (ten years).",
             name=name,
         )
 

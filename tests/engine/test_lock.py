@@ -228,7 +228,7 @@ def test_a_limit_is_a_whole_number_of_permits(lock: MakeLock, limit: Any) -> Non
         lock(limit=limit)
 
 
-@pytest.mark.parametrize("timeout", [0, -1, 0.0004, float("inf"), float("nan"), "30"])
+@pytest.mark.parametrize("timeout", [0, -1, 0.0004, float("inf"), float("nan"), 1e15, "30"])
 def test_a_timeout_that_is_no_lease_is_refused(lock: MakeLock, timeout: float) -> None:
     with pytest.raises(LockConfigError, match="or more"):
         lock(timeout=timeout)
