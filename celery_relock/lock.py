@@ -557,8 +557,8 @@ def check_length(seconds: Any, where: str, name: str) -> None:
     is_number = isinstance(seconds, int | float) and math.isfinite(seconds)
     if not is_number or not _SHORTEST <= seconds <= _LONGEST:
         raise LockConfigError(
-            f"Lock {name!r}: {where} cannot be used. Use a lease of {_SHORTEST} s to {_LONGEST:g} "
-            "s (ten years).",
+            f"Lock {name!r}: {where} cannot be used. Use a lease of {_SHORTEST} s or more, and of "
+            "ten years at the most.",
             name=name,
         )
 
