@@ -50,7 +50,7 @@ local function outlive_holds(lock, expiry)
   end
 end
 
--- Whether there is an index. Deletes the rest of an index if the server evicted the lock or a part of it.
+-- Whether there is an index. Deletes what is left of an index whose lock, or part, was deleted or evicted.
 local function has_index(lock)
   local ends, fences, owners = lock.index.ends, lock.index.fences, lock.index.owners
   -- A key that is named twice counts twice, so the result says whether the lock's own key exists.

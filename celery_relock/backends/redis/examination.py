@@ -36,6 +36,8 @@ _KINDS = {
     "q": "queues",
     "w": "queues",
     "s": "queues",
+    "sent": "queues",
+    "passed": "queues",
     "m": "parked messages",
     "parked": "parked messages",
     "due": "parked messages",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from urllib.parse import quote
@@ -9,13 +10,14 @@ from urllib.parse import quote
 import pytest
 
 from celery_relock.backends.redis.connections import Replicas
-from celery_relock.backends.redis.examination import _TRIED, needed
+from celery_relock.backends.redis.examination import _TRIED, _kind, needed
 from celery_relock.backends.redis.scripts import scripts
 from celery_relock.engine.examination import Examination
 from celery_relock.errors import LockConfigError
 from tests.support import RedisServer
 from tests.support.backends import backend_of
 from tests.support.redis_server import bundled_redis_server
+from tests.support.worker import ROOT
 
 # What the page says that a user needs, for locks and to be looked at.
 FOR_A_LOOK = ["+info", "+config|get", "+scan", "+dbsize", "+memory|usage", "+wait"]
@@ -78,6 +80,13 @@ def test_each_permission_that_is_missing_is_named(
         assert asks.refused() == [missing]
         assert (asks.memory(10) is None) == (missing in ("+scan", "+dbsize"))
     assert server.client(db=1).dbsize() == 0
+
+
+def test_every_key_of_the_catalogue_is_of_a_kind() -> None:
+    catalogue = (ROOT / "lua" / "README.md").read_text()
+    keys = re.findall(r"^\| `([a-z]+)[^`]*` \| (?!channel)", catalogue, re.MULTILINE)
+    assert {"l", "sent", "live"} <= set(keys)
+    assert [key for key in keys if _kind(key) == "other"] == []
 
 
 def test_keys_are_counted_by_their_kind_and_foreign_ones_do_no_harm(server: RedisServer) -> None:
