@@ -239,6 +239,8 @@ class Lock(NamedLock):
         )
         self.local: Any = threading.local() if thread_local else SimpleNamespace()
         self._shared = not thread_local
+        # Threads whose lost grip another thread has replaced: their release is not of its lock.
+        self._replaced: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
     def acquire(
         self,
@@ -282,6 +284,11 @@ class Lock(NamedLock):
             LockUnavailable: Redis cannot be reached. The lock ends with its lease, or by another
                 `release`.
         """
+        if threading.current_thread() in self._replaced:
+            self._replaced.discard(threading.current_thread())
+            raise self._not_owned(
+                "was lost, and another thread has acquired it through this object"
+            )
         grip = self._own_grip() or self._grip("released")
         if grip.depth > 1:
             grip.depth -= 1
@@ -297,7 +304,8 @@ class Lock(NamedLock):
             reentrancy.pop(grip.lease)
             kept = self._engine.release(grip.lease)
         except BaseException:
-            self.local.grip = grip  # the caller can try again
+            if self._own_grip() is None:  # else another thread has acquired the lock meanwhile
+                self.local.grip = grip  # the caller can try again
             raise
         if not kept:
             raise self._not_owned("was lost before it was released")
@@ -417,6 +425,9 @@ class Lock(NamedLock):
             answer = self._engine.acquire(lease, wait)
             if isinstance(answer, Held):
                 reentrancy.push(lease)
+                if grip is not None and grip.thread is not None and grip.lease.lost:
+                    self._replaced.add(grip.thread)
+                self._replaced.discard(threading.current_thread())
                 self.local.grip = Grip(lease)
                 return answer
         except BaseException:

@@ -12,7 +12,8 @@ import redis
 
 from celery_relock.engine import reentrancy
 from celery_relock.errors import LockConfigError
-from celery_relock.lock import Lock, LockNotTaken
+from celery_relock.lock import Lock, LockNotOwned, LockNotTaken
+from tests.support import wait_for
 from tests.support.companion import running
 
 MakeLock = Callable[..., Lock]
@@ -237,3 +238,18 @@ def test_a_lock_in_a_task_excludes_other_workflows(
             return other.line()
 
     assert task(body) == "False"
+
+
+def test_a_thread_that_has_lost_the_lock_does_not_release_the_one_of_the_next_thread(
+    lock: MakeLock, in_thread: Callable[..., Any]
+) -> None:
+    one = lock(thread_local=False)
+    one.acquire()
+    one._engine.backend.force_release("a")
+    wait_for(lambda: one.lost, what="the news of it")
+    assert in_thread(one.acquire)
+    with pytest.raises(LockNotOwned, match="another thread has acquired it"):
+        one.release()
+    assert one.owned()
+    one.release()  # of this hold any thread may release, once
+    assert not one.locked()
