@@ -57,6 +57,8 @@ class Lease:
         deadline: when this side stops believing in the hold (or in a grant while it waits).
         renewed: when the last command was sent that the server answered well.
         due: when the keep-alive thread next looks after the lease.
+        repeated: a command that acquires may have been sent more than once, so a copy of it may
+            still come, and acquire the lock for nobody.
         renews: False lets the hold end by itself.
         on_lost: called once with the reason when the hold is lost, from whatever thread finds out.
         listen: called once when the hold is `LONG`; from then on the process hears of a loss.
@@ -71,10 +73,10 @@ class Lease:
     """
 
     __slots__ = (
+        "_believed_at_most",
         "_bell",
-        "_early",
+        "_granted_early",
         "_lost",
-        "_shortest",
         "backend",
         "claim",
         "deadline",
@@ -128,9 +130,12 @@ class Lease:
         self.reliers = 0
         self.pid = platform.pid
         self._bell: threading.Event | None = None  # few leases ever wait
-        self._early: tuple[int, ...] = ()
+        # The tokens of a grant whose message was faster than the answer "wait".
+        self._granted_early: tuple[int, ...] = ()
+        # What `give_up` found: a loss is told as one also when the release fails.
         self._lost = False
-        self._shortest = math.inf
+        # The shortest length that a lost command of `extend` may have given the lease.
+        self._believed_at_most = math.inf
 
     def is_here(self) -> bool:
         """Whether the call stack that runs now may be that of who acquired it."""
@@ -231,8 +236,8 @@ class Lease:
                 return False
             self.state = State.WAITING
             self._expect(sent, recheck)
-            if self._early:
-                self._grant(self._early, known=len(self.claim.names) == 1)
+            if self._granted_early:
+                self._grant(self._granted_early, known=len(self.claim.names) == 1)
             return True
 
     def wait_on(self, sent: float, recheck: float) -> None:
@@ -250,7 +255,7 @@ class Lease:
             if attempt_id != self.claim.attempt_id:
                 return False
             if self.state is State.ASKED:
-                self._early = fences
+                self._granted_early = fences
             if self.state is not State.WAITING:
                 return False
             if sent is not None:
@@ -262,12 +267,12 @@ class Lease:
         """A hold of it was released by force before it had all of its locks, or before it heard so:
         a heartbeat tells what is left."""
         with _guard.lock:
-            self._early = ()
+            self._granted_early = ()
             if self.state is State.WAITING:
                 self.due = 0.0
 
     def _grant(self, fences: tuple[int, ...], known: bool) -> None:
-        self._early = ()
+        self._granted_early = ()
         if not known:
             # The message does not say which of several permits were joined: a heartbeat does.
             self.due = 0.0
@@ -294,7 +299,7 @@ class Lease:
         """Nothing of the attempt is left on the server: what comes next is another attempt."""
         with _guard.lock:
             self.claim = self.claim._replace(attempt_id=attempt_id)
-            self.fences = self._early = ()
+            self.fences = self._granted_early = ()
             self.repeated = self._lost = False
             self.state = State.NEW
 
@@ -316,12 +321,12 @@ class Lease:
         """A command sent at `sent` was to make the lease as short as this, and nobody knows whether
         it did, or still will."""
         with _guard.lock:
-            self._shortest = min(self._shortest, length)
+            self._believed_at_most = min(self._believed_at_most, length)
             self.deadline = min(self.deadline, sent + length - length * MARGIN)
             self.due = min(self.due, sent) if self.renews else math.inf
 
     def _believe(self, sent: float, length: float) -> None:
-        length = min(length, self._shortest)
+        length = min(length, self._believed_at_most)
         self.renewed = sent
         self.deadline = sent + length - length * MARGIN
         self.due = sent + length / 3 if self.renews else math.inf

@@ -190,7 +190,7 @@ class Registry:
             if now >= lease.listen_at and lease.listen is not None:
                 lease.listen_at = math.inf
                 lease.listen()
-            if lease.due <= now + _TOGETHER * (lease.wait or lease.claim.lease) / 3:
+            if lease.due <= now + _TOGETHER * lease.wait / 3:
                 # Not by the backend: another way to the same Redis is equal, and has other
                 # credentials and another number of replicas.
                 route = id(lease.backend), lease.backend.route(lease.claim.names)
@@ -216,7 +216,7 @@ class Registry:
                     _aside(partial(lease.tell, "unrenewed", str(outage.error)))
         again = time.monotonic()
         for lease in leases:
-            lease.due = again + min(1.0, (lease.wait or lease.claim.lease) / 15)
+            lease.due = again + min(1.0, lease.wait / 15)
         self._tell_losses()  # what comes next may take as long
 
     def _renewed(self, sent: float, shares: _Shares, answers: Iterable[bool]) -> None:
