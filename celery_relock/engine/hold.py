@@ -1,4 +1,4 @@
-"""What the work under a lock sees of it: the fencing token, and whether the lock is still held."""
+"""What a body sees of its lock: the fencing token, and whether the lock is still held."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Hold:
     """An execution's hold, as `self.lock` shows it. With several locks it speaks for all of them.
 
     Attributes:
-        in_order: with `lock_order`, whether no call that was sent later has begun before this one.
-            False for one that was passed over, or had no place in the order. None without a
-            message or without `lock_order`.
+        in_order: with `lock_order`, True if no call that was sent later has begun before this one;
+            False if this call was passed over, or had no place in the order. None without
+            `lock_order`, and for a call that is not from a message.
     """
 
     __slots__ = ("_engine", "_owner", "_shares", "_unbroken", "in_order")
@@ -52,7 +52,8 @@ class Hold:
 
     @property
     def owner(self) -> str:
-        """Who may re-enter, by its whole id if that is a UUID."""
+        """The id of the workflow that holds the lock, whole if it is a UUID. Its tasks may
+        re-enter."""
         return ids.full(self._owner)
 
     @property
@@ -87,8 +88,8 @@ class Hold:
 
     @property
     def protected(self) -> bool:
-        """Whether there is a lock. False if Redis could not be reached and the task declares
-        `lock_on_unavailable="run"`, and with `relock_enabled=False`."""
+        """Whether a lock protects the body. False with `relock_enabled=False`, and if Redis could
+        not be reached and the task declares `lock_on_unavailable="run"`."""
         return bool(self._shares) and all(share.fence for share in self._shares)
 
     @property
@@ -102,16 +103,16 @@ class Hold:
 
     @property
     def lost(self) -> bool:
-        """Whether a lock was lost before the work ended. Never goes back to False."""
+        """Whether a lock was lost before the body ended. Never goes back to False."""
         return any(share.lease.lost for share in self._shares)
 
     @property
     def remaining(self) -> float:
-        """Seconds for which the locks are certain, should no renewal come through any more."""
+        """Seconds until the first of the locks may be lost, if no renewal succeeds until then."""
         return min((share.lease.remaining for share in self._shares), default=0.0)
 
     def check(self) -> None:
-        """Call before anything that must not happen without the lock.
+        """Raise if a lock is lost. Call it before any step that must not happen without the lock.
 
         Raises:
             LockLost: a lock is lost. Stop, or let the fencing token decide.
@@ -125,8 +126,8 @@ class Hold:
             with transaction.atomic(), self.lock.fenced(connection):
                 ...
 
-        At its beginning and at its end the database is shown the fencing token: see
-        `celery_relock.contrib.sql.fence`, which also tells what a connection may be.
+        The block shows the database the fencing token when it begins and when it ends. See
+        `celery_relock.contrib.sql.fence`, which lists the connections that can be used.
 
         Raises:
             LockLost: the lock is lost, or none is held.
@@ -141,14 +142,14 @@ class Hold:
         return fenced(connection, self.fences, limit, self.check)
 
     def downgrade(self) -> None:
-        """Share the lock from now on, without a moment in which it is free: shared waiters that are
-        first in the queue get it at once (`lock_mode="shared"`). There is no way back.
+        """Share the lock from now on (`lock_mode="shared"`). The lock is never free in between.
+        Shared waiters that are first in the queue get it at once. There is no way back.
 
         Raises:
             LockLost: the lock is lost.
-            LockConfigError: an outer holder, or one that has re-entered it, relies on the lock; or
-                it has several permits.
-            LockUnavailable: Redis cannot be reached. The lock might be shared; call again.
+            LockConfigError: the lock has several permits; or a caller of this task, or an execution
+                that has re-entered the lock, relies on it.
+            LockUnavailable: Redis cannot be reached. The lock might be shared already. Call again.
         """
         if not self._shares:
             return  # it runs without its lock
