@@ -328,6 +328,7 @@ def test_twenty_waiters_of_a_killed_process_at_the_head_are_skipped_at_once(
     runs: Callable[..., Runs], redis_url: str, namespace: str, client: redis.Redis
 ) -> None:
     one, two = runs(), runs()
+    two.ready()
     holder = one.held("a")
     with waiting(redis_url, namespace, count=1, lease=30.0, each=20, place=60.0) as (doomed,):
         queued(one, 20)
@@ -519,6 +520,7 @@ def test_a_forked_child_waits_with_an_inbox_of_its_own(
     here._inbox.listen()
     child = os.fork()
     if child == 0:
+        here._inbox.listen()
         held(here, "a", wait=30.0, seconds=30.0)
         say("in")
         os._exit(0)
@@ -528,6 +530,7 @@ def test_a_forked_child_waits_with_an_inbox_of_its_own(
     holder = one.held("a")
     with running(program, redis_url, namespace) as forking:
         queued(one, 1)
+        time.sleep(0.3)  # it has looked for itself when it began to listen, and does not again
         started = time.monotonic()
         one.release(holder)
         assert forking.line() == "in"
