@@ -370,11 +370,17 @@ def _again(attempt: Attempt) -> None:
     Raises:
         Late: nothing of it is to run.
     """
-    lease, message = attempt.lease, attempt.message
-    if message is None or not _is_owed(attempt.task, message):
-        raise Late("is a late copy of an execution that has ended")
+    lease, message, task = attempt.lease, attempt.message, attempt.task
     # The same id for all late copies, so that they are copies of one another, too.
-    lease.claim = lease.claim._replace(execution_id=ids.short(f"{lease.claim.execution_id}+again"))
+    again = lease.claim._replace(execution_id=ids.short(f"{lease.claim.execution_id}+again"))
+    if message is None or not _is_owed(task, message):
+        if task.acks_late:
+            # A copy that was owed may be parked by that id, and have come for its turn: meanwhile
+            # a retry has brought the result. Nobody else would end its place.
+            with suppress(RelockError):
+                end_unexecuted(attempt.engine, again.names, again.execution_id)
+        raise Late("is a late copy of an execution that has ended")
+    lease.claim = again
     lease.again(ids.new_attempt_id())
 
 

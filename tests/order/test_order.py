@@ -18,6 +18,7 @@ from celery import chain, chord, group
 from kombu.exceptions import EncodeError
 
 from celery_relock import Lock, engines, locked
+from celery_relock.engine import ids
 from celery_relock.engine.protocol import LINE
 from tests.support import programs, wait_for
 
@@ -354,6 +355,28 @@ def test_a_call_from_a_sender_without_this_library_that_waits_for_the_lock_is_fo
         waits(m, account, kind="")
     m.update.delay(account, 2)
     assert numbers(began(worker, account, 2)) == [1, 2]
+
+
+@ON_REDIS
+def test_a_late_copy_that_waits_for_its_turn_until_the_retry_has_ended_holds_up_nobody(
+    worker, m, account
+):
+    sent = m.app.amqp.as_task_v2(uuid.uuid4().hex, m.careful.name, (account, 1, "retry, slow"))
+    # As a message that was parked, and resumed twice.
+    sent.headers["relock"] = {"v": 2, "execution_id": ids.new_id(), "attempts": 1}
+
+    def comes():
+        with m.app.producer_or_acquire() as producer:
+            where = m.app.conf.task_default_queue
+            producer.publish(sent.body, where, headers=dict(sent.headers), **sent.properties)
+
+    comes()
+    began(worker, account, 2)
+    comes()
+    waits(m, account)
+    worker.journal.add(f"free {account}")
+    m.careful.delay(account, 2)
+    assert numbers(began(worker, account, 3)) == [1, 1, 2]
 
 
 @ON_REDIS
