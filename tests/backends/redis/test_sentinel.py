@@ -229,11 +229,10 @@ def test_the_inbox_follows_so_that_a_waiter_hears_of_its_turn_by_message(
     wait_for(lambda: channel in new.client().pubsub_channels(), 30, what="the inbox's move")
     wait_for(lambda: two.engine.inspect("a").waiting == 1, what="the waiter")
     waiter.due += 100.0  # no heartbeat finds the grant
-    started = time.monotonic()
     assert one.release(holder)
-    thread.join(20)
+    thread.join(60)
+    assert not thread.is_alive(), "it was not told"
     assert isinstance(answers[0], Held), answers
-    assert time.monotonic() - started < 3.0
     assert two.release(waiter)
 
 
