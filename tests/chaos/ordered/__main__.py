@@ -59,6 +59,7 @@ def table(reports: dict[str, Report]) -> str:
         ("seconds", [f"{report.seconds:.0f}" for report in every]),
         ("calls", [report.calls for report in every]),
         ("bodies begun", [report.begun for report in every]),
+        ("calls whose retry has begun", [report.retried for report in every]),
     ]
     for kind in sorted({kind for report in every for kind in report.faults}):
         rows.append((kind, [report.faults[kind] for report in every]))

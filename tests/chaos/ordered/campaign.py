@@ -22,14 +22,14 @@ import psutil
 
 from tests.chaos.ordered import judge
 from tests.chaos.parked.brokers import BROKERS, Broker
-from tests.chaos.parked.campaign import RECEIVED, plain_environment
+from tests.chaos.parked.campaign import plain_environment
 from tests.chaos.parked.settings import Settings
 from tests.support import RedisServer, reaper
 
 ROOT = Path(__file__).parents[3]
 _DURABLE = ("--appendonly", "yes", "--appendfsync", "no")
 #: As in the workers' app.
-BEGUN = "ordered:begun"
+BEGUN, RECEIVED = "ordered:begun", "ordered:received"
 #: Nothing has ended for so long, in seconds: what has not by then is lost. Longer than a late call
 #: holds up those behind it.
 STALLED = 45.0
@@ -42,8 +42,9 @@ class Campaign:
 
     Args:
         calls, keys, senders, workers: so many; each worker has two children.
-        faults: so many, spread over the calls: in turns a sender, a worker with all its processes
-            and a pool process are killed, and a message is taken away from the broker.
+        faults: so many, spread over the calls: in turns a sender, a worker with all its processes,
+            a pool process and one that runs a retry are killed, and a message is taken away from
+            the broker.
         broker: of `BROKERS`.
         gap: seconds for which a late call holds up those behind it: longer than the messages of a
             killed worker need to come back, so that those alone are passed over that were lost.
@@ -142,6 +143,7 @@ class Campaign:
             if self._laid.total() < min(self._faults * done / (2 * self._calls), self._faults):
                 if not acts:
                     acts = [self._kill_sender, self._kill_worker, self._kill_child, self._take]
+                    acts.append(self._kill_retry)
                     self._random.shuffle(acts)
                 if acts[-1]():
                     acts.pop()
@@ -201,12 +203,24 @@ class Campaign:
         children = self._children(self._random.choice(self._workers))
         if not children:
             return False
-        victim = self._random.choice(children)
+        self._kill_process(self._random.choice(children))
+        self._laid["pool processes killed"] += 1
+        return True
+
+    def _kill_retry(self) -> bool:
+        last = judge.begins_in(map(json.loads, self._truth.lrange(BEGUN, -20, -1)))
+        over = {each.id for each in last if each.what == "ended"}
+        running = [each for each in last if each.retries and each.id not in over]
+        if not running or running[-1].pid in self._killed:
+            return False
+        self._kill_process(running[-1].pid)
+        self._laid["retries killed while they ran"] += 1
+        return True
+
+    def _kill_process(self, victim: int) -> None:
         self._killed.add(victim)
         with suppress(ProcessLookupError):
             os.kill(victim, signal.SIGKILL)
-        self._laid["pool processes killed"] += 1
-        return True
 
     def _take(self) -> bool:
         """Take a message away, as a broker does that loses one."""
@@ -238,8 +252,8 @@ class Campaign:
 
     def _judge(self) -> judge.Report:
         calls, begins = judge.calls_in(self._journals()), self._begins()
-        logs = (path.read_text() for path in self._folder.glob("w*.log"))
-        received = {task for log in logs for task in RECEIVED.findall(log)}
+        lines = (member.decode().split() for member in self._truth.smembers(RECEIVED))
+        received = {(call, int(retries)) for call, retries in lines}
         report = judge.report(calls, begins, self._taken, self._killed, received)
         report.faults = self._laid
         if report.violations:

@@ -12,10 +12,12 @@ import time
 import uuid
 from pathlib import Path
 
-from tests.chaos.ordered.app import app, update
+from tests.chaos.ordered.app import app, lets_pass, update
 
 # Between two calls, in seconds: about as fast as the workers are.
 PAUSE = 0.08
+# Of so many calls the first attempt asks for a retry.
+RETRIED = 0.1
 
 
 def main() -> None:
@@ -25,8 +27,9 @@ def main() -> None:
     with path.open("a", buffering=1) as journal, app.pool.acquire():
         for _ in range(calls - begun):
             call, key = str(uuid.uuid4()), f"account:{chance.randrange(keys)}"
+            task, retried = chance.choice((update, lets_pass)), chance.random() < RETRIED
             journal.write(f"sending {call} {key} {time.monotonic_ns()}\n")
-            update.apply_async((key,), task_id=call)
+            task.apply_async((key, retried), task_id=call)
             journal.write(f"sent {call} {key} {time.monotonic_ns()}\n")
             time.sleep(random.uniform(0, PAUSE))
 
