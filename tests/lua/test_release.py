@@ -104,7 +104,7 @@ def test_a_queued_execution_acquires_only_with_the_end_of_the_last_hold_of_the_p
 def test_a_hold_that_has_lapsed_is_gone(desk):
     desk.fence("r1", lease=0.04)
     desk.wait_ms(41)
-    desk.acquire("r2", lease=0.04)
+    desk.acquire("r2")
 
     assert released(desk, "r1") == ["GONE"]
     assert desk.holders() == ["r2"]
