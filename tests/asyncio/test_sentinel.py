@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 def test_a_failover_is_waited_for_and_what_is_held_and_waited_for_outlives_it(
     watched: Callable[..., Watched], namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sentinel, "LOOK_EVERY", 0.05)
+    monkeypatch.setattr(sentinel, "LOOK_EVERY", 0.0)
     service = watched()
     url = f"{service.url}?master_name={service.service}"
     fences: list[int] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import redis
@@ -80,6 +81,7 @@ class Finder:
         self._manager = manager
         self._down_after = 0.0
         self._looked = -LOOK_EVERY
+        self._failed = 0
         self._silent: dict[Address, float] = {}
         try:
             self._sentinel(self.hosts[0], BUDGET)
@@ -108,10 +110,11 @@ class Finder:
             LockConfigError: the Sentinels do not know the service, or refuse to answer.
         """
         self._looked = time.monotonic()
+        self._failed += 1  # until there is an answer
         if self._manager is not None:
             manager: Any = self._manager
             host, port = manager.discover_master(self.service)
-            self.address = (host, port)
+            self.address, self._failed = (host, port), 0
             return self.address
         votes, failures, services = self._ask_all(max(within / len(self.hosts), 0.1))
         if not any(usable for _, _, usable, _ in votes):
@@ -119,20 +122,21 @@ class Finder:
         # The latest epoch counts. Within an epoch, believe the Sentinel that leads the failover:
         # it answers the new address while its own state still has the old one for seconds.
         *_, self.address = max((epoch, moved, there) for epoch, moved, ok, there in votes if ok)
+        self._failed = 0
         return self.address
 
     def look(self) -> None:
-        """Find the master again if the last look is long ago. A failure changes nothing."""
+        """Find the master again if the last look is long ago. A failure leaves the address."""
         if self.is_due():
-            now = time.monotonic()
-            try:
+            with suppress(*FAULTS, RelockError):
                 self.find(_LOOK_WITHIN)
-            except (*FAULTS, RelockError):
-                self._looked = now + _LOOK_LATER
 
     def is_due(self) -> bool:
         """Whether `look` would ask the Sentinels."""
-        return time.monotonic() - self._looked >= LOOK_EVERY
+        # A look in vain can cost a command half a second. At first it is soon made up for, as the
+        # Sentinels are slow while they have a failover.
+        pause = min(2.0 ** min(self._failed, 4), _LOOK_LATER) if self._failed else LOOK_EVERY
+        return time.monotonic() - self._looked >= pause
 
     def _ask_all(
         self, each: float

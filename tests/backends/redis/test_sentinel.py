@@ -39,7 +39,7 @@ WAYS = ("killed", "frozen", "told")
 def everybody_looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A master that was told to hand over stays one for seconds, and what is sent to it is lost. A
     kept connection looks each two seconds for where it is; a failover can be over sooner."""
-    monkeypatch.setattr(sentinel, "LOOK_EVERY", 0.05)
+    monkeypatch.setattr(sentinel, "LOOK_EVERY", 0.0)
 
 
 @pytest.fixture
@@ -408,6 +408,19 @@ def test_sentinels_that_are_gone_or_silent_cost_a_moment_once(
     started = time.monotonic()
     runs.release(runs.held("a"))
     assert time.monotonic() - started < 0.5, "who was silent is asked last"
+
+
+def test_a_look_in_vain_is_soon_made_up_for(service: Watched, namespace: str) -> None:
+    """The Sentinels are slow while they have a failover, just when somebody has to hear of it."""
+    runs = runs_of(service, namespace)
+    runs.release(runs.held("a"))
+    backend: Any = runs.engine.backend
+    for each in service.sentinels:
+        service.freeze(each)
+    backend.transport.finder.look()
+    assert not backend.transport.finder.is_due()
+    service.unfreeze()
+    wait_for(backend.transport.finder.is_due, 7, what="the next look, after two seconds, not ten")
 
 
 def test_the_latest_word_counts_where_sentinels_do_not_agree(
