@@ -25,7 +25,8 @@ from celery_relock.engine.protocol import (
 )
 from tests.support.desk import Desk
 
-NAME = f"{LINE}a"
+LOCK = "a"
+NAME = f"{LINE}{LOCK}"
 LATER = 50_000.0
 
 
@@ -39,6 +40,7 @@ class Place:
         again: its message comes again if its process dies.
         here, out: its message is parked; is on its way, or `owed` to who can send it.
         turn, late: it is first and somebody waits behind it; for too long.
+        at_lock: it had its turn, and its message is parked for its lock.
     """
 
     due: float
@@ -50,6 +52,7 @@ class Place:
     owed: bool = False
     turn: bool = False
     late: bool = False
+    at_lock: bool = False
 
 
 class Model:
@@ -88,6 +91,9 @@ class Model:
                 if caller is None:
                     self.send_owed(run)
                 return True
+            if place.at_lock:
+                place.turn = place.late = False
+                return True
             place.turn = caller is not None or any(each.here for each in self.queue.values())
             place.late = place.late and place.turn
             if not place.late:
@@ -123,7 +129,7 @@ class LineMachine(RuleBasedStateMachine):
         self.numbers = itertools.count()
         self.sent: dict[str, int] = {}
         self.again: dict[str, bool] = {}
-        self.highest = 0
+        self._another_holds_the_lock()
 
     def _new(self) -> str:
         return f"r{next(self.numbers)}"
@@ -145,7 +151,9 @@ class LineMachine(RuleBasedStateMachine):
     def a_message_comes(self, pick: int, known: bool) -> None:
         """That of a call that has a place, or had one; or of a call that never had."""
         found = list(self.model.queue if known else self.again)
-        self._come(found[pick % len(found)] if found else self._new())
+        run = found[pick % len(found)] if found else self._new()
+        if not self._is_at_lock(run):
+            self._come(run)
 
     @rule()
     def a_call_by_name_comes(self) -> None:
@@ -181,6 +189,47 @@ class LineMachine(RuleBasedStateMachine):
         self._compare()
 
     @rule()
+    @precondition(lambda self: self.model.holder or self.model.queue)
+    @precondition(lambda self: not any(each.at_lock for each in self.model.queue.values()))
+    def it_is_parked_for_its_lock(self) -> None:
+        """The call that holds the line, or else the first of those that have a place."""
+        if self.model.holder is None:
+            self._come(next(iter(self.model.queue)))
+        run, attempt_id, ticket = self.model.holder or ("", "", 0)
+        if not ticket or run in self.model.ended:  # withdrawn, while it holds the line
+            return
+        assert isinstance(self.desk.leave(run, self._new_attempt(), names=(LOCK,)), Parked)
+        to_itself = Successor(run, 1000.0)
+        back = self.desk.backend.release((NAME,), run, attempt_id, home="h", successor=to_itself)
+        self.desk.take_messages(back.messages)
+        had, self.model.holder = self.model.had, None
+        self.model.enter(run, Place(had.due, had.number, ticket, self.again[run], at_lock=True))
+        self.desk.age_call(run, NAME)  # it may wait for as long as it likes
+        self.model.serve()
+        self._compare()
+
+    @rule()
+    @precondition(
+        lambda self: (
+            not self.model.holder
+            and self.model.queue
+            and next(iter(self.model.queue.values())).at_lock
+        )
+    )
+    def its_lock_is_free_and_its_message_comes(self) -> None:
+        run, place = next(iter(self.model.queue.items()))
+        self.desk.release("another", names=(LOCK,))
+        assert self.desk.out() == [run]
+        place.at_lock = False
+        self._come(run)
+        assert self.model.holder is not None
+        assert self.model.holder[0] == run
+        attempt_id = self._new_attempt()
+        assert isinstance(self.desk.acquire(run, attempt_id, names=(LOCK,)), Held)
+        self.desk.release(run, attempt_id, names=(LOCK,))
+        self._another_holds_the_lock()
+
+    @rule()
     @precondition(lambda self: self.model.holder)
     def a_lease_runs_out(self) -> None:
         self.desk.lapse(self.model.holder[0], NAME)
@@ -191,6 +240,8 @@ class LineMachine(RuleBasedStateMachine):
     def a_call_is_withdrawn(self, pick: int) -> None:
         run = list(self.model.queue)[pick % len(self.model.queue)]
         assert self.desk.withdraw(run, home="h")
+        if self._is_at_lock(run):
+            self.desk.release(run, self._new_attempt(), names=(NAME,), ended="execution")
         del self.model.queue[run]
         self.model.ended.add(run)
         self.model.serve()
@@ -202,7 +253,7 @@ class LineMachine(RuleBasedStateMachine):
         """Its place is given up, if no message has come to it yet."""
         awaited = [run for run, place in self.model.queue.items() if not place.here]
         run = awaited[pick % len(awaited)]
-        if self.desk.place(run, NAME)["attempt"] == "-":
+        if self.desk.place(run, NAME)["attempt"] == "-" and not self._is_at_lock(run):
             self.desk.release(run, "-", names=(NAME,))
             del self.model.queue[run]
             self.model.serve()
@@ -230,8 +281,17 @@ class LineMachine(RuleBasedStateMachine):
 
     # How
 
+    def _new_attempt(self) -> str:
+        return f"n{next(self.numbers)}"
+
+    def _another_holds_the_lock(self) -> None:
+        self.desk.fence("another", names=(LOCK,))
+
+    def _is_at_lock(self, run: str) -> bool:
+        return run in self.model.queue and self.model.queue[run].at_lock
+
     def _come(self, run: str) -> None:
-        attempt_id, model = f"n{next(self.numbers)}", self.model
+        attempt_id, model = self._new_attempt(), self.model
         owner = COMES_AGAIN if self.again.setdefault(run, False) else "-"
         how: dict[str, Any] = {"names": (NAME,), "owner": owner}
         for parks in (False, True):
@@ -309,7 +369,9 @@ class LineMachine(RuleBasedStateMachine):
                 if self.model.holder:
                     self.end("execution")
                 for run, place in list(self.model.queue.items()):
-                    if place.out:
+                    if place.at_lock:
+                        self.its_lock_is_free_and_its_message_comes()
+                    elif place.out:
                         self._come(run)
                     elif not place.here:
                         self.a_call_is_withdrawn(list(self.model.queue).index(run))
@@ -317,6 +379,7 @@ class LineMachine(RuleBasedStateMachine):
                 self._look()
             assert not self.model.queue
             assert not self.model.holder
+            self.desk.release("another", names=(LOCK,))
             self.desk.fence("last", names=(NAME,))  # clears away what has lapsed
             self.desk.release("last", names=(NAME,))
             assert self.desk.left() == []
