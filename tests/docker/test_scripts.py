@@ -117,7 +117,7 @@ def test_a_misspelt_form_is_told(tmp_path: Path) -> None:
     done = smoke(tmp_path, SMOKE_NODES="dokcer")
 
     assert done.returncode == 2
-    assert done.stderr == "SMOKE_NODES=dokcer: it is process, docker or auto.\n"
+    assert done.stderr == "SMOKE_NODES=dokcer cannot be used. Use process, docker or auto.\n"
 
 
 def test_the_engine_says_that_it_needs_root(tmp_path: Path) -> None:
