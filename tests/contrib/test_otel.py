@@ -41,6 +41,13 @@ class Exported:
         }
         return sum(last.values())
 
+    def wait_for_value(self, expected, name, task, **more):
+        """A process writes its metrics after the task's span, and after its result."""
+        wait_for(
+            lambda: self.value(name, task, **more) == expected,
+            what=f"{expected} as {name} of {task}",
+        )
+
 
 @pytest.fixture(scope="module")
 def exported(module_worker, tmp_path_factory):
@@ -80,9 +87,11 @@ def test_spans_tell_of_the_lock_and_of_each_wait_and_metrics_of_all(exported):
     assert then["attributes"]["relock.waited"] > 0
     [waited] = exported.spans(blocked.id)
     assert [name for name, _ in waited["events"]][-1] == "relock.acquired"
-    assert exported.value("acquired", "holds") == exported.value("wait", "holds") == 1
-    assert exported.value("hold", "waits") == exported.value("parked", "waits") == 1
-    assert exported.value("conflicts", "waits", **{"relock.policy": "wait"}) == 1
+    exported.wait_for_value(1, "acquired", "holds")
+    exported.wait_for_value(1, "wait", "holds")
+    exported.wait_for_value(1, "hold", "waits")
+    exported.wait_for_value(1, "parked", "waits")
+    exported.wait_for_value(1, "conflicts", "waits", **{"relock.policy": "wait"})
     assert {
         line["unit"] for line in exported.lines("metric") if line["metric"] == "relock.hold"
     } == {"s"}
@@ -98,4 +107,4 @@ def test_the_span_of_a_hold_hears_of_its_loss_though_another_thread_does(exporte
     [span] = exported.spans(held.id)
     assert span["attributes"]["relock.lost"] is True
     assert [name for name, _ in span["events"]] == ["relock.lost"]
-    wait_for(lambda: exported.value("lost", "holds") == 1)
+    exported.wait_for_value(1, "lost", "holds")
