@@ -537,11 +537,13 @@ class _Workers:
         told: what workers with the library say about it, by worker name (`bootstep.Locks.info`).
         tasks: the registered tasks of every worker.
         queues: the consumed queues of every worker.
+        is_whole: whether every worker that answered has told all of this.
     """
 
     told: dict[str, _Told]
     tasks: dict[str, list[str]]
     queues: dict[str, list[str]]
+    is_whole: bool
 
     @classmethod
     def ask(cls, app: Any, timeout: float, findings: list[Finding]) -> _Workers | None:
@@ -550,8 +552,8 @@ class _Workers:
             stats = app.control.inspect(timeout=timeout).stats() or {}
             # Now the number of workers is known, so these calls end without the timeout.
             inspect = app.control.inspect(timeout=timeout, limit=len(stats))
-            tasks = inspect.registered() if stats else {}
-            queues = inspect.active_queues() if stats else {}
+            tasks = (stats and inspect.registered()) or {}
+            queues = (stats and inspect.active_queues()) or {}
         except Exception as error:  # noqa: BLE001 - whatever the broker's client raises
             findings.append(
                 Finding(
@@ -573,10 +575,21 @@ class _Workers:
                     "Start a worker; or give busy workers more time with --timeout.",
                 )
             )
+        if halves := sorted(stats.keys() - (tasks.keys() & queues.keys())):
+            findings.append(
+                Finding(
+                    "workers",
+                    WARNING,
+                    f"{', '.join(halves)} answered in part only, within {timeout:g} s",
+                    "Its tasks or its queues are not known, so they are not checked.",
+                    "Give busy workers more time with --timeout.",
+                )
+            )
         return cls(
             {name: each["relock"] for name, each in stats.items() if "relock" in each},
-            {name: (tasks or {}).get(name, []) for name in stats},
-            {name: [queue["name"] for queue in (queues or {}).get(name, ())] for name in stats},
+            tasks,
+            {name: [queue["name"] for queue in each] for name, each in queues.items()},
+            not halves,
         )
 
     def judge(self, app: Any, engine: Engine | None) -> Iterator[Finding]:
@@ -658,7 +671,8 @@ def _parked(
             if not (run.lock.startswith(DEBOUNCE) and workers and workers.told):  # see `_bursts`
                 of_others.add(run.task)
             continue
-        consumed = workers is None or any(run.queue in each for each in workers.queues.values())
+        known = workers.queues.values() if workers is not None and workers.is_whole else None
+        consumed = known is None or any(run.queue in each for each in known)
         if run.queue and not consumed:
             beside = parking.channel(run.home, parking.resume_queue(run.queue))
             if not engine.backend.consumed(beside):

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from celery_relock.admin import Locks
 from tests.docs.pages import URL, blocks, text
 from tests.support import nursery, reaper, wait_for
 from tests.support.redis_server import free_port
@@ -30,6 +31,7 @@ class Terminal:
     def __init__(self, page: str, redis_url: str, database: str, namespace: str, folder: Path):
         self._folder, self._port, self._started = folder, free_port(), []
         self._addresses = {URL: redis_url, DATABASE: database}
+        self._locks = Locks(redis_url, namespace=namespace)
         self._settings = f'app.conf.update(task_default_queue="{namespace}")'
         if "relock_namespace" not in text(page).lower():
             self._settings += f'; app.conf.relock_namespace = "{namespace}"'
@@ -70,6 +72,8 @@ class Terminal:
         plain = {"shell": True, "text": True, "timeout": 60, "capture_output": True}
         done = self._run(subprocess.run, command, **plain)
         assert done.returncode == 0, done.stdout + done.stderr
+        if "-X POST" in command:
+            wait_for(lambda: any(self._locks.find()), what="the call to begin, as a reader would")
         return done.stdout
 
     def begin(self, command: str) -> subprocess.Popen[str]:

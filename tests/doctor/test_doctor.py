@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.app.control import Inspect
 
 from celery_relock import Lock, LockedTask, doctor
 from celery_relock.admin import Locks
@@ -294,7 +295,15 @@ def namespace_of(worker):
 
 
 def of_workers(app):
-    return doctor.examine(app, timeout=2.0)
+    """What is found once a worker has told everything in time: a busy machine can be slow."""
+    reports = []
+
+    def told():
+        reports.append(doctor.examine(app, timeout=2.0))
+        return not any("within 2 s" in each.what for each in found(reports[-1], "workers"))
+
+    wait_for(told, what="the worker to answer in time")
+    return reports[-1]
 
 
 def test_workers_tell_of_themselves(worker):
@@ -329,7 +338,9 @@ def test_a_worker_that_runs_a_locked_task_without_the_library(worker, module_wor
         concurrency=1,
         arguments=("-n", "old@host"),
     )
-    finding = only(of_workers(worker.module.app), "workers")
+    app = worker.module.app
+    wait_for(lambda: found(of_workers(app), "workers"), what="both workers to answer")
+    finding = only(of_workers(app), "workers")
     assert finding.severity == "error"
     assert finding.what == "the worker old@host runs charge without a lock"
     assert old.stop() == 0
@@ -358,6 +369,23 @@ def test_parked_executions_whose_queue_nobody_consumes(worker):
     assert finding.severity == "error"
     assert f"report[{sent.id}]" in finding.what
     assert "-Q reports" in finding.do
+    assert sent.get(timeout=20) == 1
+
+
+def test_a_worker_that_does_not_tell_its_queues_in_time_is_not_taken_for_one_without(
+    worker, monkeypatch
+):
+    app = worker.module.app
+    name = uuid.uuid4().hex
+    lock = Lock(app.conf.relock_url, f"report:{name}", namespace=namespace_of(worker))
+    monkeypatch.setattr(Inspect, "active_queues", lambda _: None)  # as if no answer had come
+    with lock:
+        sent = worker.module.report.delay(name)
+        wait_for(lambda: engine_of(app).backend.inspect(f"report:{name}").waiting == 1)
+        reports = iter(lambda: doctor.examine(app, timeout=2.0), None)
+        report = next(each for each in reports if each.facts["workers"])
+    assert found(report, "parked") == []
+    assert "answered in part only" in only(report, "workers").what
     assert sent.get(timeout=20) == 1
 
 

@@ -27,9 +27,9 @@ def test_a_forked_child_holds_nothing_and_its_parent_keeps_everything(
             assert mine.lost and mine.remaining == 0
             assert first.release(mine), "giving back what is not its own is nothing, and no error"
             assert isinstance(first.acquire(lease(first, "a")), Conflict)
-            own = held(first, "b")
+            own = held(first, "b", seconds=3.0)
             assert threads() == 2
-            until = time.monotonic() + 2.5
+            until = time.monotonic() + 3.5
             while time.monotonic() < until:
                 assert not own.lost
                 time.sleep(0.02)
