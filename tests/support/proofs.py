@@ -65,7 +65,7 @@ class Case:
         self.register.tell(self.account, "ending")
 
     def await_stranger(self) -> None:
-        """Put a stranger into the queue for the lock."""
+        """Put a stranger into the queue for the lock, unless a time limit has freed it by then."""
         lock = Lock(self._url, self.account, namespace=self.namespace, blocking_timeout=60)
 
         def enter() -> None:
@@ -76,7 +76,10 @@ class Case:
 
         self._stranger = threading.Thread(target=enter, daemon=True)
         self._stranger.start()
-        wait_for(lambda: self.state_of_lock().waiting, what=f"the stranger at {self.account}")
+        wait_for(
+            lambda: self.state_of_lock().waiting or self.register.events(self.account, "free"),
+            what=f"the stranger at {self.account}",
+        )
 
     def state_of_lock(self) -> Any:
         return self._lock._engine.inspect(self.account)

@@ -16,6 +16,7 @@ from celery.canvas import StampingVisitor
 from celery_relock import Lock, locked
 from celery_relock.errors import LockConfigError, LockConflict, LockDeadlock
 from celery_relock.workflow import steps
+from tests.support import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -538,7 +539,10 @@ def test_where_every_task_is_locked_a_canvas_ends_as_it_does_without(every, kind
 
 
 def _outcome(canvas):
+    result = canvas.apply_async()
+    # Of a failed chord, Celery raises the member's error if that is there when `get` begins.
+    wait_for(result.ready)
     try:
-        return canvas.apply_async().get(timeout=30)
+        return result.get(timeout=30)
     except Exception as error:
         return type(error).__name__, str(error).partition("(")[0].partition(" ")[0]

@@ -237,7 +237,7 @@ def test_the_answer_of_an_eval_after_noscript_may_be_lost_too(
 def test_a_claim_that_arrives_after_its_release_acquires_nothing(
     wait: float, proxy: Proxy, runs: Callable[..., Runs], client: redis.Redis, namespace: str
 ) -> None:
-    near, far = runs(proxy.url, socket_timeout=0.3), runs()
+    near, far = runs(proxy.url, socket_timeout=1.0), runs()
     near.release(near.held("warm-up"))
     near.ready()
     late = proxy.hold(of="acquire")
@@ -253,7 +253,7 @@ def test_a_claim_that_arrives_after_its_release_acquires_nothing(
 def test_a_claim_that_found_the_lock_busy_acquires_nothing_when_its_copy_comes_late(
     proxy: Proxy, runs: Callable[..., Runs]
 ) -> None:
-    near, far = runs(proxy.url, socket_timeout=0.3), runs()
+    near, far = runs(proxy.url, socket_timeout=1.0), runs()
     near.release(near.held("warm-up"))
     holder = far.held("a")
     late = proxy.hold(of="acquire")
@@ -284,7 +284,7 @@ def test_a_claim_that_nobody_answered_acquires_nothing_after_it_was_given_up(
 def test_a_release_that_arrives_late_takes_nothing_from_the_next_holder(
     proxy: Proxy, runs: Callable[..., Runs]
 ) -> None:
-    near, far = runs(proxy.url, socket_timeout=0.3), runs()
+    near, far = runs(proxy.url, socket_timeout=1.0), runs()
     lease = near.held("a")
     late = proxy.hold(of="release")
     assert near.release(lease)
@@ -297,7 +297,7 @@ def test_a_release_that_arrives_late_takes_nothing_from_the_next_holder(
 def test_a_claim_that_comes_late_while_its_execution_waits_keeps_the_place_in_line(
     proxy: Proxy, runs: Callable[..., Runs]
 ) -> None:
-    near, far = runs(proxy.url, socket_timeout=0.3), runs()
+    near, far = runs(proxy.url, socket_timeout=1.0), runs()
     near.release(near.held("warm-up"))
     holder = far.held("a")
     # So that the next claim asks for a place at once.
