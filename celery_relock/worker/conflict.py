@@ -117,6 +117,9 @@ def obtain(attempt: Attempt) -> Held | None:
                 pause = pause_for(message, options)
             if pause is None:
                 _end_waiting(attempt)
+                if options.on_unavailable == "raise":
+                    what_to_do = 'To run the task later instead, set lock_on_unavailable="retry"'
+                    raise LockUnavailable(f"{error.reason}. {what_to_do}", error.name) from error
                 raise
             if sent_again(task, message, pause):
                 raise SentAgain(f"{error}; again in {pause:.1f} s", exc=error, when=pause) from None

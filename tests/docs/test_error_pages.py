@@ -56,7 +56,12 @@ def lock_lost(app: Celery, lock: Open) -> None:
 
 
 def lock_unavailable(app: Celery, lock: Open) -> None:
-    Lock("redis://127.0.0.1:1", "account:42").acquire()
+    app.conf.relock_url = "redis://127.0.0.1:1"
+
+    @app.task(base=LockedTask, lock_key="account:42")
+    def charge() -> None: ...
+
+    charge.apply(throw=True)
 
 
 def lock_config_error(app: Celery, lock: Open) -> None:
