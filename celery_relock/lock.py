@@ -203,7 +203,7 @@ class Lock(NamedLock):
             `relock_min_replicas`.
 
     Attributes:
-        local: each thread's grip; with `thread_local=False` one grip for all threads.
+        local: what each thread holds; with `thread_local=False`, what all threads hold together.
 
     Raises:
         LockConfigError: a value cannot be used.

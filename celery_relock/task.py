@@ -100,19 +100,19 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         **options: Any,
     ) -> Any:
         """Send the task, as Celery's `apply_async` does, unless the call is a duplicate
-        (`lock_dedup`), or is merged with others that are to come (`lock_debounce`).
+        (`lock_dedup`), or is merged with later calls (`lock_debounce`).
 
         Options of the lock can be given for this call, instead of the task's own:
         `lock_on_conflict`, `lock_max_wait`, `lock_ttl`, `lock_dedup`, `lock_on_duplicate`,
         `lock_max_parked`, `lock_keep_on_retry`, `lock_on_lost`, `lock_on_unavailable`,
         `lock_cooldown`, `lock_debounce`, `lock_debounce_max`. They travel in the message, through
-        waits and retries. `lock_dedup=False` sends the call in any case, `lock_debounce=False` at
-        once.
+        waits and retries. `lock_dedup=False` sends the call in any case; `lock_debounce=False`
+        sends it at once.
 
         Returns:
-            The AsyncResult of the call; for a duplicate that of the first call, and for a call of
-            a burst that of the one execution which the burst becomes. With
-            `lock_on_duplicate="drop"`, a duplicate's EagerResult.
+            The AsyncResult of the call. For a duplicate, the AsyncResult of the first call; or an
+            EagerResult, with `lock_on_duplicate="drop"`. For a call of a burst, the AsyncResult of
+            the execution for which all its calls are merged.
 
         Raises:
             DuplicateTask: the call is a duplicate, with `lock_on_duplicate="raise"`.

@@ -103,8 +103,8 @@ def command(function: Callable[..., int]) -> click.Command:
     made = click.command(function.__name__)(functools.update_wrapper(run, function))
     made.params += [
         click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON document."),
-        click.Option(["--redis"], metavar="URL", help="The Redis of the locks, without an app."),
-        click.Option(["--namespace"], help="With --redis: relock_namespace, if it is not relock."),
+        click.Option(["--redis"], metavar="URL", help="The Redis of the locks, instead of an app."),
+        click.Option(["--namespace"], help="With --redis: the namespace, if it is not relock."),
     ]
     return made
 

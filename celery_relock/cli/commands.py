@@ -19,8 +19,8 @@ _MANY = 1000
 
 @command
 @click.argument("pattern", default="*")
-@click.option("--limit", default=_MANY, show_default=True, help="How many at the most; 0 for all.")
-@click.option("--dedup", is_flag=True, help="The markers of lock_dedup instead of locks.")
+@click.option("--limit", default=_MANY, show_default=True, help="How many at most; 0 for all.")
+@click.option("--dedup", is_flag=True, help="List the markers of lock_dedup instead of locks.")
 def ls(here: Here, pattern: str, limit: int, dedup: bool) -> int:
     """List the locks that are held or waited for.
 
@@ -58,8 +58,8 @@ def why(here: Here, task_id: str) -> int:
 
 @command
 @click.argument("name")
-@click.option("--task", "task_id", metavar="ID", help="Only what this task holds.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--task", "task_id", metavar="ID", help="Release only what this task holds.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def release(here: Here, name: str, task_id: str | None, yes: bool) -> int:
     """Release a lock by force.
 

@@ -52,8 +52,8 @@ class Hold:
 
     @property
     def owner(self) -> str:
-        """The id of the workflow that holds the lock, whole if it is a UUID. Its tasks may
-        re-enter."""
+        """The owner, who can re-enter the lock; by default the workflow's `root_id`. A UUID has its
+        usual form."""
         return ids.full(self._owner)
 
     @property
