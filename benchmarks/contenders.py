@@ -6,9 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import pottery
 import redis
-import redis_lock
 
 from benchmarks import redisson
 from celery_relock.engine import ids
@@ -108,10 +106,14 @@ def redis_py_fast(client: redis.Redis, name: str) -> Held:
 
 
 def python_redis_lock(client: redis.Redis, name: str) -> Held:
+    import redis_lock
+
     return redis_lock.Lock(client, name, expire=LEASE)
 
 
 def pottery_redlock(client: redis.Redis, name: str) -> Held:
+    import pottery
+
     return pottery.Redlock(key=name, masters={client}, auto_release_time=LEASE)
 
 

@@ -10,7 +10,6 @@ has overwritten is a line too many.
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import math
@@ -27,6 +26,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import click
 import psycopg
 
 from celery_relock import Lock
@@ -152,19 +152,15 @@ def _done(connection: psycopg.Connection[Any]) -> int:
     return int(row[0]) if row else 0
 
 
-def main() -> None:
-    if sys.argv[1:2] == ["--worker"]:
-        logging.disable()  # of losses
-        print(json.dumps(work(*sys.argv[2:])))
-        return
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--updates", type=int, default=10_000)
-    parser.add_argument("--freeze-each", type=int, default=50, help="update of a worker")
-    parser.add_argument("--registers", type=int, default=3)
-    parser.add_argument("--write", type=Path, help="a page with a place for the figures")
-    given = parser.parse_args()
+@click.command()
+@click.option("--updates", default=10_000, show_default=True, help="Of each way.")
+@click.option("--freeze-each", default=50, show_default=True, help="Update of a worker.")
+@click.option("--registers", default=3, show_default=True)
+@click.option("--write", type=click.Path(path_type=Path), help="Put the figures into this page.")
+def main(updates: int, freeze_each: int, registers: int, write: Path | None) -> None:
+    """Freeze holders for longer than their lease, and count the updates that are lost."""
     redis_server, database = RedisServer(), Postgres()
-    options = {name: getattr(given, name) for name in ("updates", "freeze_each", "registers")}
+    options = {"updates": updates, "freeze_each": freeze_each, "registers": registers}
     try:
         found = [campaign(redis_server.url, database, way, **options) for way in WAYS]
     finally:
@@ -174,14 +170,18 @@ def main() -> None:
     for name in dict.fromkeys(name for counted in found for name in counted):
         lines.append(f"| {name} | {' | '.join(str(each.get(name, 0)) for each in found)} |")
     print("\n".join(lines))
-    if given.write:
-        page = given.write.read_text()
+    if write is not None:
+        page = write.read_text()
         marks = "<!-- fenced writes -->\n", "<!-- /fenced writes -->"
         command = f"    scripts/fenced-writes {' '.join(sys.argv[1:])}\n\n"
         pattern = re.escape(marks[0]) + ".*?" + re.escape(marks[1])
         new = marks[0] + command + "\n".join(lines) + "\n" + marks[1]
-        given.write.write_text(re.sub(pattern, lambda _: new, page, flags=re.DOTALL))
+        write.write_text(re.sub(pattern, lambda _: new, page, flags=re.DOTALL))
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--worker"]:
+        logging.disable()  # of losses
+        print(json.dumps(work(*sys.argv[2:])))
+    else:
+        main()

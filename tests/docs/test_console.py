@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
+from importlib import import_module
+from importlib.util import find_spec
 
+import click
 import pytest
 
+from celery_relock.cli import relock
 from tests.docs.pages import NOT_TYPED, all_pages, sessions, text, typed_on
 from tests.support.worker import ROOT
 
@@ -18,6 +23,9 @@ TYPED_BY = {
     "examples/README": "tests/examples/test_examples.py",
 }
 PAGES = [*all_pages(), "examples/README", "docker/README", "benchmarks/README", "lua/README"]
+# Of measurements, which no test repeats: indented, or in a sentence.
+MEASUREMENT = re.compile(r"(?:^ {4}|`)((?:python -m |scripts/)[\w./-]+(?: [^`\n]*)?)", re.MULTILINE)
+MEASUREMENTS = sorted({found for page in PAGES for found in MEASUREMENT.findall(text(page))})
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -42,3 +50,26 @@ def test_each_command_that_is_not_typed_is_on_a_page() -> None:
 
     for pattern in NOT_TYPED:
         assert any(re.fullmatch(pattern, command) for command in commands), pattern
+
+
+@pytest.mark.parametrize("command", MEASUREMENTS)
+def test_a_measurement_can_be_started_as_its_page_shows(command: str) -> None:
+    """Its program is there, and knows the arguments."""
+    program, *arguments = shlex.split(command)
+    if program == "python":
+        module, *arguments = arguments[1:]
+    else:
+        module = "".join(re.findall(r'-m ([\w.]+) "\$@"', (ROOT / program).read_text()))
+    if module:
+        found = find_spec(module)
+        assert found
+        module = f"{module}.__main__" if found.submodule_search_locations else module
+    if module == "benchmarks.__main__" or re.search(" --[a-z]", command):
+        assert import_module(module).main.make_context(command, arguments)
+
+
+def test_the_page_of_the_command_line_has_all_commands() -> None:
+    shown = re.search(r":commands: (.+)", text("cli"))
+
+    assert shown
+    assert shown[1].split(", ") == relock.list_commands(click.Context(relock))
