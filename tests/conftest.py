@@ -14,6 +14,7 @@ import redis
 from celery import _state
 from celery.result import ResultSet
 
+import celery_relock.workflow.enter  # noqa: F401  # its shared task stays for all modules
 from tests.support import Journal, RedisServer, Worker, find_redis_server
 from tests.support.rabbitmq import find_rabbitmq_server
 from tests.support.sentinel import Watched
