@@ -475,7 +475,7 @@ def _permissions(refused: list[str]) -> Iterator[Finding]:
                 ERROR,
                 f"the Redis user lacks {what}",
                 "Tasks that need this permission fail with LockConfigError.",
-                f"ACL SETUSER … {what}; docs/redis.md has the whole list.",
+                f"ACL SETUSER … {what}; the docs list all, under 'A user and a password'.",
             )
 
 

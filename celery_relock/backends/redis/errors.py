@@ -82,8 +82,8 @@ _FOR_GOOD = {
     "NOAUTH": "Redis refuses the login: check user and password in relock_url (or in the URL of "
     "the result backend or the broker); write special characters as %40 and so on",
     "NOPERM": "this Redis user lacks permissions that locks need: give it the keys ~<namespace>:*, "
-    "the channels &<namespace>:* and the commands that docs/redis.md lists, or +@connection +@read "
-    "+@write +@scripting +@pubsub +time +info (ACL SETUSER)",
+    "the channels &<namespace>:* and the commands +@connection +@read +@write +@scripting +@pubsub "
+    "+time +info (ACL SETUSER), or the shorter list under 'A user and a password' in the docs",
     "WRONGTYPE": "the key of this lock is in use for something else; nothing was overwritten. Set "
     "relock_namespace to a prefix of your own",
     "UNKNOWN": "the server does not know a command that locks need: use Redis 6.2 or newer, or "
