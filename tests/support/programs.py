@@ -24,7 +24,7 @@ def engine(url=URL):
     from celery_relock.backends.redis.urls import transport_for_url
     return Engine(RedisBackend(transport_for_url(url), NAMESPACE))
 
-def lease(engine, *names, seconds=1.0, execution_id=None, owner=None, **more):
+def lease(engine, *names, seconds=2.0, execution_id=None, owner=None, **more):
     from celery_relock.engine import ids
     from celery_relock.engine.protocol import Claim
     run = execution_id or ids.new_id()

@@ -65,7 +65,7 @@ def test_children_of_multiprocessing_take_turns_with_their_parent(
         children = [fork.Process(target=work, args=(n,)) for n in range(3)]
         for child in children:
             child.start()
-        time.sleep(1.5)
+        time.sleep(2.5)
         say("parent")
         assert first.release(mine)
         for child in children:
@@ -117,8 +117,8 @@ def test_a_process_ends_at_once_with_its_own_exit_code_whatever_it_holds(
     programs.run(
         """
         first = engine()
-        taken = [held(first, f"lock {n}", seconds=1.0) for n in range(50)]
-        time.sleep(1.2)                # it renews, and listens
+        taken = [held(first, f"lock {n}") for n in range(50)]
+        time.sleep(2.2)                # it renews, and listens
         waiter = lease(first, "lock 0", seconds=30.0)
         thread = threading.Thread(target=first.acquire, args=(waiter, 60.0), daemon=True)
         thread.start()
