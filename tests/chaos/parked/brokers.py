@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import amqp
 
+from celery_relock.worker.parking import resume_queue
 from tests.support import RedisServer
 from tests.support.rabbitmq import RabbitServer
 
@@ -25,7 +26,7 @@ class Broker(Protocol):
 
     def cut(self) -> None: ...
     def left(self, queue: str) -> list[str]:
-        """Where it still has messages."""
+        """Where it still has messages: in a queue, or in the resume queue beside it."""
 
     def stop(self) -> None: ...
 
@@ -49,7 +50,8 @@ class OnRedis:
         self._client.client_kill_filter(_type="normal", skipme=True)
 
     def left(self, queue: str) -> list[str]:
-        return [name for name in ("unacked", queue) if self._client.exists(name)]
+        names = "unacked", queue, resume_queue(queue)
+        return [name for name in names if self._client.exists(name)]
 
     def stop(self) -> None:
         self._server.stop()
@@ -67,13 +69,16 @@ class OnRabbitMQ:
         self._server.restart()
 
     def left(self, queue: str) -> list[str]:
+        return [name for name in (queue, resume_queue(queue)) if self._has_messages(name)]
+
+    def _has_messages(self, queue: str) -> bool:
         # Those that a worker has are not counted: it has a lock then, or is about to.
         with amqp.Connection(f"127.0.0.1:{self._server.port}") as connection:
             try:
                 found = connection.channel().queue_declare(queue, passive=True)
             except amqp.NotFound:
-                return []
-        return [queue] if found.message_count else []
+                return False
+        return bool(found.message_count)
 
     def stop(self) -> None:
         self._server.stop()
