@@ -375,15 +375,15 @@ def _again(attempt: Attempt) -> None:
     """
     lease, message, task = attempt.lease, attempt.message, attempt.task
     # The same id for all late copies, so that they are copies of one another, too.
-    again = lease.claim._replace(execution_id=ids.short(f"{lease.claim.execution_id}+again"))
+    again = ids.short(f"{lease.claim.execution_id}+again")
     if message is None or not _is_owed(task, message):
         if task.acks_late:
-            # A copy that was owed may be parked by that id, and have come for its turn: meanwhile
-            # a retry has brought the result. Nobody else would end its place.
+            # A copy that was owed may be parked by that id, for its turn (`lock_order`) or for the
+            # lock: meanwhile a retry has brought the result. Nobody else would end its place.
             with suppress(RelockError):
-                end_unexecuted(attempt.engine, again.names, again.execution_id)
+                attempt.engine.parking.withdraw(again)
         raise Late("is a late copy of an execution that has ended")
-    lease.claim = again
+    lease.claim = lease.claim._replace(execution_id=again)
     lease.again(ids.new_attempt_id())
 
 
@@ -440,13 +440,13 @@ def _is_owed(task: Any, message: Any) -> bool:
         return False
     if stores_no_result(task, message):
         return bool(message.chain or message.callbacks or message.errbacks)
-    # After a retry the stored state may be that of the attempt before.
-    first = not message.retries and not header_of(message).attempts
-    done = READY_STATES | {RETRY} if first else READY_STATES
     until = time.monotonic() + _STORING
     while time.monotonic() < until:
         try:
-            if task.AsyncResult(message.id).state in done:
+            stored = task.backend.get_task_meta(message.id)
+            if stored["status"] in READY_STATES:
+                return False
+            if stored["status"] == RETRY and _has_sent_its_retry(message, stored["result"]):
                 return False
         except Exception as error:
             if events.is_thrown_in(error):
@@ -457,6 +457,18 @@ def _is_owed(task: Any, message: Any) -> bool:
             return True
         time.sleep(0.1)
     return True
+
+
+def _has_sent_its_retry(message: Any, error: object) -> bool:
+    """Whether the state RETRY is that of the body which has ended, and not of a delivery before.
+
+    Args:
+        error: stored with the state.
+    """
+    if not header_of(message).attempts:
+        return not message.retries  # else it can be that of the attempt before
+    # The deliveries before stored BLOCKED, or RETRY because of the lock.
+    return not isinstance(error, RelockError)
 
 
 def pause_for(message: Any, options: LockOptions) -> float | None:

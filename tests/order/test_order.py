@@ -357,26 +357,49 @@ def test_a_call_from_a_sender_without_this_library_that_waits_for_the_lock_is_fo
     assert numbers(began(worker, account, 2)) == [1, 2]
 
 
-@ON_REDIS
-def test_a_late_copy_that_waits_for_its_turn_until_the_retry_has_ended_holds_up_nobody(
-    worker, m, account
-):
-    sent = m.app.amqp.as_task_v2(uuid.uuid4().hex, m.careful.name, (account, 1, "retry, slow"))
-    # As a message that was parked, and resumed twice.
-    sent.headers["relock"] = {"v": 2, "execution_id": ids.new_id(), "attempts": 1}
+class Retry:
+    """The message of a call's first retry, as often as it is to come. When its body has ended with
+    another retry, the state RETRY does not tell whose it is: a copy may be owed."""
 
-    def comes():
-        with m.app.producer_or_acquire() as producer:
-            where = m.app.conf.task_default_queue
+    def __init__(self, m, task, *args):
+        self._app, self.id = m.app, uuid.uuid4().hex
+        self._sent = m.app.amqp.as_task_v2(self.id, task.name, args, retries=1)
+        self._sent.headers["relock"] = {"v": 2, "execution_id": ids.new_id()}
+
+    def comes(self):
+        sent, where = self._sent, self._app.conf.task_default_queue
+        with self._app.producer_or_acquire() as producer:
             producer.publish(sent.body, where, headers=dict(sent.headers), **sent.properties)
 
-    comes()
+
+@ON_REDIS
+def test_a_late_copy_that_waits_for_its_turn_until_the_next_retry_has_ended_holds_up_nobody(
+    worker, m, account
+):
+    retry = Retry(m, m.careful, account, 1, "again: retry, slow")
+    retry.comes()
     began(worker, account, 2)
-    comes()
+    retry.comes()
     waits(m, account)
     worker.journal.add(f"free {account}")
     m.careful.delay(account, 2)
     assert numbers(began(worker, account, 3)) == [1, 1, 2]
+
+
+@ON_REDIS
+def test_a_late_copy_that_waits_for_the_lock_until_the_next_retry_has_ended_holds_up_nobody(
+    worker, m, account
+):
+    retry = Retry(m, m.careful_and_lets_pass, account, 1, "again: retry elsewhere")
+    retry.comes()
+    began(worker, f"{account}-else", 1)
+    with held_by_another(m, account):
+        retry.comes()
+        waits(m, account, kind="")
+        worker.journal.add(f"free {account}-else")
+        assert m.app.AsyncResult(retry.id).get(timeout=20) == 1
+    m.careful.delay(account, 2)
+    assert numbers(began(worker, account, 2)) == [1, 2]
 
 
 @ON_REDIS

@@ -11,6 +11,7 @@ import pytest
 
 from celery_relock.engine import ids
 from tests.support import wait_for
+from tests.support.parked import lock_of
 from tests.support.permits import permits
 
 APP = "tests.worker.apps.duplicates"
@@ -24,18 +25,27 @@ def worker(module_worker):
 class Message:
     """One message of a task, published as often as wanted, byte for byte the same."""
 
-    def __init__(self, worker, name, with_header=True):
+    def __init__(self, worker, name, with_header=True, retries=0, attempts=0):
         self.worker = worker
         self.app = worker.module.app
         self.account = uuid.uuid4().hex
         self.id = str(uuid.uuid4())
         task = getattr(worker.module, name)
         self._sent = self.app.amqp.create_task_message(
-            self.id, task.name, (self.account,), {}, ignore_result=task.ignore_result
+            self.id,
+            task.name,
+            (self.account,),
+            {},
+            ignore_result=task.ignore_result,
+            retries=retries,
         )
         self._headers = dict(self._sent.headers)
         if with_header:
-            self._headers["relock"] = {"v": 2, "execution_id": ids.new_id()}
+            self._headers["relock"] = {
+                "v": 2,
+                "execution_id": ids.new_id(),
+                "attempts": attempts,
+            }
 
     def deliver(self):
         with self.app.producer_pool.acquire() as producer:
@@ -226,8 +236,26 @@ def test_an_execution_that_died_before_its_result_was_stored_is_done_again(worke
     assert len(twin.permits()) == 2
 
 
-def test_a_copy_of_an_execution_that_has_sent_its_retry_is_discarded(worker, message):
-    twin = message("retries_acked_late")
+def test_an_execution_that_came_back_and_died_before_its_result_was_stored_is_done_again(
+    worker, message
+):
+    """The state RETRY is that of the delivery which found the lock held."""
+    twin = message("comes_back_and_dies_before_its_result_is_stored")
+    twin.let_go()
+    with lock_of(worker, f"account:{twin.account}"):
+        twin.deliver()
+        wait_for(lambda: twin.result.state == "RETRY")
+    twin.events("inside", count=2)
+    wait_for(lambda: twin.result.state == "SUCCESS", 20)
+    assert twin.result.get() == "run 2"
+
+
+@pytest.mark.parametrize(("retries", "attempts"), [(0, 0), (0, 1), (1, 1)])
+def test_a_copy_of_an_execution_that_has_sent_its_retry_is_discarded(
+    worker, message, retries, attempts
+):
+    """Also if its message was parked before, and resumed twice."""
+    twin = message("retries_acked_late", retries=retries, attempts=attempts)
     twin.let_go()
     twin.deliver()
     wait_for(lambda: twin.result.state == "RETRY")

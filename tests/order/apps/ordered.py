@@ -28,10 +28,14 @@ def work(self, account, number, how):
     """Says that it runs, and ends in the way that the call wants."""
     told = {"account": account, "number": number, "retries": self.request.retries}
     journal.add("began", in_order=self.lock.in_order, id=self.request.id, **told)
-    if how.startswith("slow") or (how == "retry, slow" and self.request.retries):
+    tries = 2 if how.startswith("again: ") else 1
+    how = how.removeprefix("again: ")
+    if how.startswith("slow") or (how == "retry, slow" and self.request.retries >= tries):
         journal.wait_for(lambda events: any(e.name == f"free {account}" for e in events), 30)
-    if how == "retry, slow" and self.request.retries < 1:
+    if how == "retry, slow" and self.request.retries < tries:
         raise self.retry(countdown=0)
+    if how == "retry elsewhere" and self.request.retries < tries:
+        raise self.retry(args=(f"{account}-else", number, "slow"), countdown=0)
     if how == "slow retry" and self.request.retries < 1:
         raise self.retry(countdown=1)
     if how == "retry and go on" and self.request.retries < 1:
@@ -92,6 +96,11 @@ def refused(self, account, number, how=""):
 
 @ordered(lock_order_retry="end")
 def lets_pass(self, account, number, how=""):
+    return work(self, account, number, how)
+
+
+@ordered(lock_order_retry="end", acks_late=True, reject_on_worker_lost=True)
+def careful_and_lets_pass(self, account, number, how=""):
     return work(self, account, number, how)
 
 

@@ -84,7 +84,7 @@ def fails_and_tracks_or_comes_back(self, account):
 @app.task(base=LockedTask, bind=True, lock_key=KEY, **ACKS_LATE)
 def retries_acked_late(self, account):
     result = work(self, account)
-    if not self.request.retries:
+    if len(runs(account)) == 1:
         raise self.retry(countdown=3)
     return result
 
@@ -115,10 +115,19 @@ class KillsWhoStoresIt:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-@app.task(base=LockedTask, bind=True, lock_key=KEY, **ACKS_LATE)
-def dies_before_its_result_is_stored(self, account):
+def dies_or_works(self: Any, account: str) -> Any:
     work(self, account)
     return KillsWhoStoresIt() if len(runs(account)) == 1 else f"run {len(runs(account))}"
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, **ACKS_LATE)
+def dies_before_its_result_is_stored(self, account):
+    return dies_or_works(self, account)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, **ACKS_LATE, lock_on_conflict="retry")
+def comes_back_and_dies_before_its_result_is_stored(self, account):
+    return dies_or_works(self, account)
 
 
 @task_postrun.connect
