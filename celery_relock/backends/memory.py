@@ -111,7 +111,9 @@ class _Place:
         untold: whether the message still has to be handed to a process that can publish it.
         call: the task id of a burst of debounced calls.
         ordered: in a line, the call that has this place; with its `ticket`, and with `turn`, when
-            its turn came while its message was awaited.
+            its turn came while its message was awaited. The place of a retry is older than its
+            message, which was published at `published`; `seen` is the newest older ticket whose
+            message has come since.
     """
 
     execution_id: str
@@ -138,6 +140,8 @@ class _Place:
     due: float = 0.0
     ticket: int = 0
     turn: float | None = None
+    published: float = 0.0
+    seen: int = 0
 
     @property
     def parked(self) -> bool:
@@ -687,6 +691,7 @@ class _Command:
         the message. Its time counts from when the first of these calls has come."""
         call, ahead = place.ordered, self._ahead[lock.name]
         assert call is not None
+        self._mind_the_broker(lock, place, caller)
         is_waited_for = bool(caller or lock.messages)
         late = max(place.turn or self.now, place.due) + call.gap
         ends, is_over = place.due + call.life, self.ended(place.execution_id) == "*"
@@ -705,6 +710,14 @@ class _Command:
         place.turn = (place.turn or self.now) if is_waited_for else None
         ahead.look = min(ahead.look, ends, late if is_waited_for else ends)
         return True
+
+    def _mind_the_broker(self, lock: _Lock, place: _Place, caller: str) -> None:
+        """Until messages have come that were sent before that of a retry, the broker can be behind.
+        A message that comes a second time proves nothing."""
+        comes = lock.queue.get(caller)
+        ticket = 0 if comes is None or comes.ordered is None else comes.ticket
+        if place.seen < ticket < place.published * 1e6:
+            place.seen, place.turn = ticket, None
 
     # --- deadlocks --------------------------------------------------------------------------------
 
@@ -1376,6 +1389,7 @@ def _leave_place(
         times = successor.keep, 0.0, 0.0, life
         place.ordered = PlaceRequest(lock.name, each, "", hold.label, *times)
         place.due, place.turn = command.now, None
+        place.published, place.seen = command.now, 0
         put(lock, place, hold.fence)
         command.state.sent[each] = place
 

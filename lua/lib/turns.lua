@@ -220,8 +220,19 @@ local function turn_of(call, lock, waiter, caller)
   return is_waited_for and (waiter.turn or call.now) or nil
 end
 
+-- The place of a retry is older than its message. Until messages that were sent before have come, the
+-- broker can be behind. `seen`: a message that comes a second time proves nothing.
+local function mind_the_broker(lock, waiter, caller)
+  local comes = waiter.line.sent and caller and (Queue.waiter(lock, caller) or {}).line
+  local ticket, seen = comes and tonumber(comes.ticket) or 0, tonumber(waiter.line.seen or 0)
+  if ticket > seen and ticket < tonumber(waiter.line.sent) then
+    waiter.line.seen, waiter.turn = comes.ticket, nil
+  end
+end
+
 -- The message of the first place in the line is awaited. True if the calls behind it wait for the message.
 local function await(call, lock, execution, waiter, caller)
+  mind_the_broker(lock, waiter, caller)
   local turn = turn_of(call, lock, waiter, caller)
   local late = turn and math.max(turn, waiter.line.due) + waiter.line.gap
   -- It was replaced, or cancelled.

@@ -398,6 +398,31 @@ def test_a_retry_that_does_not_come_is_passed_over(desk, line):
     assert desk.out() == ["r2"]
 
 
+def test_a_retry_is_not_late_while_messages_come_that_were_sent_before_its_own(desk, line):
+    arrive(desk, "r1")
+    park(desk, "r2")
+    leave_to(desk, "r1", "r1-retry")
+    assert passed(desk) == []
+    desk.age_call("r1-retry", A[0])
+    park(desk, "r3")
+    assert passed(desk) == [], "the broker is behind"
+    desk.age_call("r1-retry", A[0])
+    assert isinstance(arrive(desk, "r3", "n2"), Conflict), "it came before"
+    assert passed(desk) == ["r1-retry"]
+    assert desk.out() == ["r2"]
+
+
+def test_a_retry_is_late_when_a_message_has_come_that_was_sent_after_its_own(desk, line):
+    arrive(desk, "r1")
+    park(desk, "r2")
+    leave_to(desk, "r1", "r1-retry")
+    assert passed(desk) == []
+    desk.age_call("r1-retry", A[0])
+    place(desk, "r4")
+    park(desk, "r4")
+    assert passed(desk) == ["r1-retry"]
+
+
 def test_a_retry_that_is_cancelled_leaves_the_line(desk, line):
     arrive(desk, "r1")
     park(desk, "r2")

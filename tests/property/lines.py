@@ -41,6 +41,8 @@ class Place:
         here, out: its message is parked; is on its way, or `owed` to who can send it.
         turn, late: it is first and somebody waits behind it; for too long.
         at_lock: it had its turn, and its message is parked for its lock.
+        since, seen: the number at which its message was sent, where that is not when the place was
+            taken; the newest call sent before whose message has come since.
     """
 
     due: float
@@ -53,6 +55,8 @@ class Place:
     turn: bool = False
     late: bool = False
     at_lock: bool = False
+    since: int = 0
+    seen: int = 0
 
 
 class Model:
@@ -91,6 +95,8 @@ class Model:
                 if caller is None:
                     self.send_owed(run)
                 return True
+            if caller is not None and self._was_sent_before(self.queue.get(caller[0]), place):
+                place.late = False
             if place.at_lock:
                 place.turn = place.late = False
                 return True
@@ -101,6 +107,15 @@ class Model:
             self.passed.append(run)
             del self.queue[run]
         return False
+
+    @staticmethod
+    def _was_sent_before(comes: Place | None, place: Place) -> bool:
+        if comes is None or not comes.ticket or comes.due:
+            return False
+        if not place.seen < comes.number < place.since:
+            return False
+        place.seen = comes.number
+        return True
 
     def send_owed(self, run: str) -> None:
         place = self.queue[run]
@@ -184,7 +199,8 @@ class LineMachine(RuleBasedStateMachine):
         self.model.ended.add(run)
         self.model.queue.pop(run, None)
         self.sent[retry], self.again[retry] = ticket, again
-        self.model.enter(retry, Place(had.due, had.number, ticket, again))
+        place = Place(had.due, had.number, ticket, again, since=next(self.numbers))
+        self.model.enter(retry, place)
         self.model.serve()
         self._compare()
 
@@ -203,7 +219,8 @@ class LineMachine(RuleBasedStateMachine):
         back = self.desk.backend.release((NAME,), run, attempt_id, home="h", successor=to_itself)
         self.desk.take_messages(back.messages)
         had, self.model.holder = self.model.had, None
-        self.model.enter(run, Place(had.due, had.number, ticket, self.again[run], at_lock=True))
+        how = {"at_lock": True, "since": next(self.numbers)}
+        self.model.enter(run, Place(had.due, had.number, ticket, self.again[run], **how))
         self.desk.age_call(run, NAME)  # it may wait for as long as it likes
         self.model.serve()
         self._compare()
