@@ -60,12 +60,12 @@ def test_a_measurement_can_be_started_as_its_page_shows(command: str) -> None:
         module, *arguments = arguments[1:]
     else:
         module = "".join(re.findall(r'-m ([\w.]+) "\$@"', (ROOT / program).read_text()))
-    if module:
+    if module:  # the others pass on the arguments of another program
         found = find_spec(module)
         assert found
         module = f"{module}.__main__" if found.submodule_search_locations else module
-    if module == "benchmarks.__main__" or re.search(" --[a-z]", command):
-        assert import_module(module).main.make_context(command, arguments)
+        if module == "benchmarks.__main__" or re.search(" --[a-z]", command):
+            assert import_module(module).main.make_context(command, arguments)
 
 
 def test_the_page_of_the_command_line_has_all_commands() -> None:
