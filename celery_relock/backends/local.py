@@ -87,17 +87,12 @@ class LocalBackend:
             ready()
             await bell.heard()  # without locks nobody is ever notified
             return
-        ear = self.same.ear(inbox)
-        ear.bell = bell
-        try:
+        with self.same.ear(inbox) as ear:
+            ear.bell = bell
             ready()
             while True:
-                while ear.heard:
-                    kind, execution_id, attempt_id, fences = ear.heard.popleft()
-                    hear(Notice(kind, execution_id, attempt_id, fences[0] if fences else 0))
+                ear.pass_on(hear)
                 await bell.heard()
-        finally:
-            self.same.state.ears[inbox].remove(ear)
 
     def keep(self, keeps: bool) -> None:
         pass

@@ -265,6 +265,12 @@ class _Ear:
         self.heard: deque[_Words] = deque()
         self.bell = Event()
 
+    def pass_on(self, hear: Callable[[Notice], None]) -> None:
+        """Tell what was heard since the last time."""
+        while self.heard:
+            kind, execution_id, attempt_id, fences = self.heard.popleft()
+            hear(Notice(kind, execution_id, attempt_id, fences[0] if fences else 0))
+
 
 @dataclass(slots=True)
 class _State:
@@ -290,7 +296,7 @@ class _State:
     due: dict[tuple[str, str], float] = field(default_factory=dict)
     owed: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
     ended: dict[str, tuple[str, float]] = field(default_factory=dict)
-    live: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
+    live: dict[str, dict[str, float]] = field(default_factory=dict)
     ears: dict[str, list[_Ear]] = field(default_factory=lambda: defaultdict(list))
     sent: dict[str, _Place] = field(default_factory=dict)
     passed: list[Passed] = field(default_factory=list)
@@ -1245,14 +1251,14 @@ class MemoryBackend:
     def announce(self, channels: Sequence[str], worker: str, seconds: float) -> None:
         with self._executes(_Command) as command:
             for channel in channels:
-                if seconds > 0:
-                    self.state.live[channel][worker] = command.now + seconds
-                else:
-                    self.state.live[channel].pop(worker, None)
+                before = self.state.live.pop(channel, {}) | {worker: command.now + seconds}
+                living = {each: until for each, until in before.items() if until > command.now}
+                if living:
+                    self.state.live[channel] = living
 
     def consumed(self, channel: str) -> bool:
         with self._executes(_Command) as command:
-            return any(until > command.now for until in self.state.live[channel].values())
+            return any(until > command.now for until in self.state.live.get(channel, {}).values())
 
     def burst(self, name: str, whole: bool) -> Burst | None:
         with self._executes(_Command) as command:
@@ -1320,25 +1326,27 @@ class MemoryBackend:
         hear: Callable[[Notice], None],
         wanted: Callable[[], bool] = lambda: True,
     ) -> None:
-        ear = self.ear(inbox)
-        try:
+        with self.ear(inbox) as ear:
             ready()
             while wanted():
                 ear.bell.wait(_STILL_WANTED)
                 ear.bell.clear()
-                while ear.heard:
-                    kind, execution_id, attempt_id, fences = ear.heard.popleft()
-                    hear(Notice(kind, execution_id, attempt_id, fences[0] if fences else 0))
-        finally:
-            self.state.ears[inbox].remove(ear)
+                ear.pass_on(hear)
 
-    def ear(self, inbox: str) -> _Ear:
-        """A new listener of an inbox."""
+    @contextmanager
+    def ear(self, inbox: str) -> Iterator[_Ear]:
+        """A listener of an inbox, while the block lasts."""
         self._check_process()
+        all_ears, made = self.state.ears, _Ear()
         with _guard.lock:
-            made = _Ear()
-            self.state.ears[inbox].append(made)
-            return made
+            all_ears[inbox].append(made)
+        try:
+            yield made
+        finally:
+            with _guard.lock:
+                all_ears[inbox].remove(made)
+                if not all_ears[inbox]:
+                    del all_ears[inbox]
 
     @contextmanager
     def _executes(self, kind: Callable[..., _C], *args: Any) -> Iterator[_C]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +16,8 @@ class Ear:
     """A process that hears of grants."""
 
     def __init__(self, backend: MemoryBackend, process: str):
-        self._backend, self._process = backend, process
-        self._ear = backend.ear(process)
+        self._listens = ExitStack()
+        self._ear = self._listens.enter_context(backend.ear(process))
 
     def heard(self) -> list[str]:
         """All messages since the last call, as Redis has them."""
@@ -29,7 +29,7 @@ class Ear:
 
     def leave(self) -> None:
         """Be unreachable from now on."""
-        self._backend.state.ears[self._process].remove(self._ear)
+        self._listens.close()
 
     def close(self) -> None:
         pass
@@ -57,7 +57,8 @@ class MemoryDesk(Desk):
         return [] if found is None else list(found.queue)
 
     def listen(self, process: str) -> Any:
-        return Ear(self.backend, process)
+        self._inboxes.append(Ear(self.backend, process))  # who listens has to be kept
+        return self._inboxes[-1]
 
     def now_ms(self) -> float:
         return self._now * 1000
