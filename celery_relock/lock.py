@@ -10,7 +10,6 @@ of redis-py's lock.
 from __future__ import annotations
 
 import logging
-import math
 import sys
 import threading
 import weakref
@@ -25,7 +24,7 @@ from .engine import ids, platform, reentrancy
 from .engine.engine import Engine
 from .engine.events import describe_conflict, describe_deadlock, label_of
 from .engine.lease import Lease, State
-from .engine.protocol import SHARED, Answer, Claim, Conflict, Deadlocked, Held
+from .engine.protocol import LONGEST, SHARED, Answer, Claim, Conflict, Deadlocked, Held
 from .errors import (
     LockConfigError,
     LockConflict,
@@ -50,8 +49,8 @@ logger = logging.getLogger("celery_relock")
 DEFAULT_LEASE = 30.0
 MODES = ("exclusive", "shared")
 _Token: TypeAlias = "str | bytes | None"
-# The shortest lease and the longest, in seconds: Redis gets leases in milliseconds.
-_SHORTEST, _LONGEST = 0.001, 315_360_000.0
+# The shortest lease, in seconds: Redis gets leases in milliseconds.
+_SHORTEST = 0.001
 
 
 class _AsInRedisPy(RelockError):
@@ -565,8 +564,7 @@ class Lock(NamedLock):
 
 def check_length(seconds: Any, where: str, name: str) -> None:
     """Raise LockConfigError if a lease cannot have this length."""
-    is_number = isinstance(seconds, int | float) and math.isfinite(seconds)
-    if not is_number or not _SHORTEST <= seconds <= _LONGEST:
+    if not isinstance(seconds, int | float) or not _SHORTEST <= seconds <= LONGEST:
         raise LockConfigError(
             f"Lock {name!r}: {where} cannot be used. Use a lease of {_SHORTEST} s or more, and of "
             "ten years at the most.",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any, TypeAlias
 
-from .engine.protocol import SHARED
+from .engine.protocol import LONGEST, SHARED
 from .errors import LockConfigError
 
 # Seconds an execution can wait in its worker slot if lock_max_wait is not set.
@@ -77,13 +76,14 @@ def _count(value: Any) -> int:
 
 
 def _seconds(least: float, *, above: bool = False) -> Check:
-    """Seconds, as a number or a timedelta: at least `least`, or with `above` more than that."""
+    """Seconds, as a number or a timedelta: at least `least`, or with `above` more than that, and at
+    most `LONGEST`."""
 
     def check(value: Any) -> float:
         number = value.total_seconds() if isinstance(value, timedelta) else value
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise ValueError(value)
-        if not math.isfinite(number) or number < least or (above and number == least):
+        if not least <= number <= LONGEST or (above and number == least):
             raise ValueError(value)
         return float(number)
 
@@ -203,7 +203,7 @@ def rebuild_index(): ...""",
         None,
         "Seconds an execution waits for its lock before it fails with `LockConflict`.",
         _either(_none, _seconds(0)),
-        allowed="None, seconds from 0, or a timedelta",
+        allowed="None, seconds from 0, or a timedelta, of ten years at the most",
         values={
             "None": "no limit for a task that is sent; 60 s in a worker slot",
             "seconds": "counted from the first delivery",
@@ -215,7 +215,7 @@ def rebuild_index(): ...""",
         30.0,
         "The lease: seconds for which a lock outlives a holder whose machine is gone.",
         _seconds(0.5),
-        allowed="seconds from 0.5, or a timedelta",
+        allowed="seconds from 0.5, or a timedelta, of ten years at the most",
         when="Rarely. The worker renews the lease after every third of it, so a task can run "
         "for hours. Make it longer than a failover of your Redis takes.",
         example=_CHARGE % ", lock_ttl=60",
@@ -224,7 +224,7 @@ def rebuild_index(): ...""",
         None,
         "When a second call for the same lock name is a duplicate, which is not sent.",
         _either(_none, _word("until_start", "until_done"), _seconds(0, above=True)),
-        allowed="None, 'until_start', 'until_done', or seconds above 0",
+        allowed="None, 'until_start', 'until_done', or seconds above 0, of ten years at the most",
         values={
             "None": "never",
             '"until_start"': "while an equal call is queued",
@@ -258,7 +258,7 @@ def build_report(customer_id, style): ...""",
         "Seconds without a call for the same lock name after which a burst of calls is sent as "
         "one.",
         _either(_off, _seconds(0, above=True)),
-        allowed="None, seconds above 0, or a timedelta",
+        allowed="None, seconds above 0, or a timedelta, of ten years at the most",
         values={
             "None": "each call is sent when it is made; `False` for a single call",
             "seconds": "calls wait in Redis; then the message of the last call is sent",
@@ -273,7 +273,7 @@ def rebuild(shop): ...""",
         None,
         "Seconds after its first call at which a burst is sent, even if calls still come.",
         _either(_none, _seconds(0, above=True)),
-        allowed="None, seconds from lock_debounce, or a timedelta",
+        allowed="None, seconds from lock_debounce, or a timedelta, of ten years at the most",
         values={"None": "ten times `lock_debounce`"},
         when="To limit how long a change waits for an execution while calls keep coming.",
         example="""\
@@ -339,7 +339,7 @@ def statement(account_id, month): ...""",
         None,
         "Seconds for which the lock stays held after the task has succeeded.",
         _either(_none, _seconds(0, above=True)),
-        allowed="None, seconds above 0, or a timedelta",
+        allowed="None, seconds above 0, or a timedelta, of ten years at the most",
         when="If the work must not be repeated too soon. A failed, retried or revoked "
         "execution releases its lock at once. A call inside of a task that holds the lock has "
         "no cooldown of its own. For an execution that comes during the cooldown, "
@@ -404,7 +404,7 @@ def settle(self, account_id): ...""",
         300.0,
         "Seconds a workflow keeps its lock between two steps, or after a retry is due.",
         _seconds(0, above=True),
-        allowed="seconds above 0, or a timedelta",
+        allowed="seconds above 0, or a timedelta, of ten years at the most",
         when="If the next step can stand in its queue for longer than five minutes.",
         example="""\
 @app.task(base=LockedTask, lock_key="import", lock_hold="workflow", lock_gap_ttl=3600)
@@ -465,7 +465,7 @@ def fetch(feed): ...""",
         60.0,
         'Seconds for which `lock_order="sent"` waits for a message that is late.',
         _seconds(0, above=True),
-        allowed="seconds above 0, or a timedelta",
+        allowed="seconds above 0, or a timedelta, of ten years at the most",
         when="Longer, if a worker that prefetches can keep a message behind another task for "
         "more than a minute. Shorter, if a lost message must not hold up later calls for so "
         "long. The time counts from when the message has its turn and a later call has come.",

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 #: The limit of a claim that shares the lock: beside every other claim that does, and beside nobody
 #: else. All who share a lock at the same time are one permit, with one fencing token.
 SHARED = 0
+#: The longest lease, and the longest time that an option may have: ten years, in seconds.
+LONGEST = 315_360_000.0
 
 
 class Claim(NamedTuple):

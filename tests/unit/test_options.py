@@ -99,6 +99,7 @@ def test_the_task_goes_before_the_app_and_the_app_before_the_library() -> None:
     [
         ("ttl", 0.5, 0.5),
         ("ttl", timedelta(minutes=2), 120.0),
+        ("ttl", timedelta(days=3650), 315_360_000.0),
         ("max_wait", 0, 0.0),
         ("max_wait", None, None),
         ("max_wait", timedelta(seconds=3), 3.0),
@@ -132,6 +133,10 @@ def test_a_good_value_is_taken(option: str, value: Any, taken: Any) -> None:
         ("ttl", float("nan"), "seconds"),
         ("ttl", float("inf"), "seconds"),
         ("ttl", timedelta(milliseconds=1), "0.5"),
+        ("ttl", 315_360_001, "of ten years at the most"),
+        ("cooldown", 1e300, "of ten years at the most"),
+        ("order_gap", timedelta(days=4000), "of ten years at the most"),
+        ("dedup", 10**50, "of ten years at the most"),
         ("max_wait", -0.1, "from 0"),
         ("max_wait", False, "None"),
         ("max_wait", "10", "seconds"),
