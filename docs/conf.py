@@ -33,7 +33,7 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
 default_role = "code"  # `x` in a docstring
-smartquotes_action = "qe"  # two hyphens are an option's, and no dash
+smartquotes = False  # a message and an option on a page are as they are printed
 
 nitpicky = True
 # Types of other libraries, which have no pages here.
