@@ -91,6 +91,11 @@ class Proxy:
         self._add(of, "hold", after, held)
         return held
 
+    def forget(self) -> None:
+        """The faults that were asked for and have not come to pass are not wanted any more."""
+        with self._lock:
+            self._rules.clear()
+
     @property
     def idle(self) -> bool:
         """Whether every fault that was asked for has come to pass."""

@@ -25,6 +25,13 @@ def broker(redis_server):
         yield proxy
 
 
+@pytest.fixture(autouse=True)
+def _nothing_left_for_the_next_test(broker):
+    yield
+    broker.forget()
+    broker.accept()
+
+
 @pytest.fixture(scope="module")
 def worker(module_worker, broker):
     return module_worker(

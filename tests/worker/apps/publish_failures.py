@@ -51,7 +51,7 @@ def comes_back_late(self, account):
 
 
 @app.task(
-    name="comes_back_in_time", base=Arrives, bind=True, lock_on_conflict="retry", soft_time_limit=2
+    name="comes_back_in_time", base=Arrives, bind=True, lock_on_conflict="retry", soft_time_limit=6
 )
 def comes_back_in_time(self, account):
     return work(self, account)
