@@ -28,7 +28,6 @@ html_theme_options = {"navigation_with_keys": True}
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"
-autodoc_mock_imports: list[str] = []
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
@@ -38,7 +37,7 @@ smartquotes = False  # a message and an option on a page are as they are printed
 nitpicky = True
 # Types of other libraries, which have no pages here.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(celery|kombu|redis|django|sqlalchemy|rich|click)\..*"),
+    (r"py:.*", r"(celery|kombu|redis|django|sqlalchemy|rich|click|opentelemetry|prometheus_client)\..*"),
     (
         r"py:.*",
         r"(Redis|Task|Signal|Celery|TracebackType|Callable|Mapping|Sequence|Iterator|Share|Engine|_Locks|_Token|CoroutineLock)",
