@@ -30,6 +30,9 @@ logger = logging.getLogger("celery_relock")
 inspect_command: Any = control.inspect_command  # has no types
 _celerys = control.query_task
 
+# The most holders to tell of.
+_MOST = 100
+
 
 @inspect_command(variadic="ids", signature="[id1 [id2 [... [idN]]]]")  # type: ignore[untyped-decorator]
 def query_task(state: Any, ids: Any, **_: Any) -> dict[str, Any]:
@@ -68,7 +71,7 @@ def _where(ask: Inspection | None, task_id: str) -> tuple[str, dict[str, Any]] |
     found = None if ask is None else ask.parked(short(task_id))
     if ask is None or found is None:
         return None
-    locks = ask.survey(ask.keys_of(found.name), 1)
+    locks = ask.survey(ask.keys_of(found.name), _MOST)
     return found.place.state, {
         "id": task_id,
         "lock": found.name,

@@ -218,6 +218,24 @@ def test_why_tells_a_reader_that_a_writer_is_ahead_and_nobody_the_age_of_another
     _go(worker, first, writer, reader)
 
 
+def test_query_task_says_who_shares_the_lock_that_a_parked_task_waits_for(worker, account, name):
+    task = worker.module
+    readers = [task.reads.delay(account) for _ in range(2)]
+    _begun(worker, account, 2)
+    writer = task.writes.delay(account)
+    wait_until_parked(worker, name)
+
+    def told():
+        (answer,) = task.app.control.inspect().query_task(writer.id).values()
+        state, where = answer[writer.id]
+        return where if state == "parked" else None  # until then its worker has it
+
+    holders = wait_for(told, 20)["holders"]
+    assert sorted(holders) == sorted(hold.label for hold in state_of(worker, name).holds)
+    assert len(holders) == 2
+    _go(worker, *readers, writer)
+
+
 def test_lock_for_has_the_mode_of_the_call(worker, account):
     with worker.module.either.lock_for(account, changes=False) as reading:
         with worker.module.reads.lock_for(account) as other:
