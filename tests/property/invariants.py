@@ -217,18 +217,17 @@ class Invariants(RuleBasedStateMachine):
             ]
             places = self.model.queues[name]
             limits = [places[other].limits[name] for other in line[: line.index(run) + 1]]
+            come = any(facts.get("back", 0) > 1 for facts in ahead)
             if limits.pop() == SHARED:
                 wait = [x for x, of in zip(ahead, limits, strict=True) if of != SHARED]
                 full = lock.holds and not next(iter(lock.holds.values())).shared
-                come = any(facts.get("back", 0) > 1 for facts in ahead)
                 full = full or (wait and (lock.holds or come))
             else:
                 promised = sum(facts.get("back", 0) > 1 for facts in ahead)
                 full = len(lock.fences) + promised >= self.limits[name]
                 full = full or any(hold.shared for hold in lock.holds.values())
                 share = [x for x, of in zip(ahead, limits, strict=True) if of == SHARED]
-                full = full or (lock.holds and share)
-                full = full or any(facts.get("back", 0) > 1 for facts in share)
+                full = full or (share and (lock.holds or come))
             assert full or wait_elsewhere, f"{run} at {name}"
 
     def _admitting(self, claim: Claim, name: str) -> list[int]:
