@@ -326,6 +326,8 @@ class _Command:
         self._given: set[str] = set()
         self._untold: list[_Place] = []
         self._opened: dict[str, _Lock] = {}
+        # Where waiters for several locks have left.
+        self._left: deque[_Lock] = deque()
         self._ahead: dict[str, _Ahead] = {}
 
     # --- holds ------------------------------------------------------------------------------------
@@ -586,6 +588,7 @@ class _Command:
         if execution_id != caller and not self.tell(place.inbox, granted):
             return False
         self.leave(place)
+        self._note_others(place)
         for lock, fence in zip(self.wanted(place), told, strict=True):
             expiry = self.now + place.lease
             of = place.attempt_id, place.owner, fence, expiry, place.inbox, place.label
@@ -617,10 +620,27 @@ class _Command:
         if place is not None and not self.is_gone(place):
             lock.claim_kept(execution_id, place.limits[lock.name])
             self.enter_or_send(place, self.admission(place), "")
+            self.promote_others()
 
     def promote(self, lock: _Lock, caller: str = "") -> bool:
         """Grant the lock to the first in the queue, or hand out its message, and so on. True if the
         caller has to wait: somebody whose turn comes before the caller's still waits."""
+        is_ahead = self._promote(lock, caller)
+        self.promote_others(caller)
+        return is_ahead
+
+    def _note_others(self, place: _Place) -> None:
+        """A waiter for several locks leaves: at each of them it can have held up others."""
+        if len(place.limits) > 1:
+            self._left.extend(self.wanted(place))
+
+    def promote_others(self, caller: str = "") -> None:
+        """Promote where waiters for several locks have left."""
+        while self._left:
+            if (lock := self._left.popleft()).queue:
+                self._promote(lock, caller)
+
+    def _promote(self, lock: _Lock, caller: str) -> bool:
         self._ahead[lock.name] = _Ahead()
         is_ahead = (self._serve_line if lock.is_line else self._serve)(lock, caller)
         self.schedule(lock)
@@ -633,6 +653,7 @@ class _Command:
                 continue  # it has joined its owner's permit just now
             if self.is_gone(place):
                 self.leave(place)
+                self._note_others(place)
             elif place.parked and self.may_look_behind(lock, place, caller):
                 continue
             elif (fences := self.admission(place, lock)) is None:
@@ -1483,6 +1504,7 @@ def _get_in(command: _Command, lock: _Lock, place: _Place) -> None:
         fences = command.admission(place)
         if fences is not None:
             command.grant(place, fences, me)
+            command.promote_others(me)
 
 
 def _beat_answer(command: _Command, beat: Renewal, place: _Place | None) -> Held | Queued | None:

@@ -10,6 +10,8 @@ function Call.begin(meta)
     micros = micros,
     now = math.floor(micros / 1000),
     locks = {},
+    -- Where waiters for several locks have left; see lib/turns.
+    left = {},
     -- The brokers that the caller can publish to, and the id of its command; see lib/parked.
     home = '',
     by = '',

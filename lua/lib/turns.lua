@@ -64,6 +64,13 @@ local function reached(call, execution, waiter, fences)
   return publish(call.prefix .. 'i:' .. waiter.inbox, message) ~= 0
 end
 
+-- A waiter for several locks leaves: it can have held up others at each of them.
+local function note_others(call, lock, waiter)
+  for _, each in ipairs(waiter and waiter.names and Queue.wanted(call, lock, waiter) or {}) do
+    table.insert(call.left, each)
+  end
+end
+
 -- Grant a waiter its locks, with their whole lease from now: the waiter can be slow to notice. False if
 -- the waiter could not be notified: it keeps its place. The execution of this call (`caller`) gets the
 -- reply, and no message.
@@ -77,6 +84,7 @@ local function let_in(call, lock, execution, waiter, fences, caller)
     return false
   end
   Queue.leave(call, lock, execution, waiter)
+  note_others(call, lock, waiter)
   for i, each in ipairs(Queue.wanted(call, lock, waiter)) do
     local hold = {
       expiry = call.now + waiter.lease,
@@ -118,6 +126,7 @@ function Turns.rejoin(call, lock, execution, waiter)
   local fences = (waiter.by_owner or Holds.kept(lock, execution)) and admission(call, lock, execution, waiter)
   if fences then
     let_in(call, lock, execution, waiter, fences, execution)
+    Turns.promote_others(call, execution)
   end
 end
 
@@ -127,6 +136,7 @@ function Turns.inherit(call, lock, successor)
   if waiter and not Queue.gone(call, waiter) then
     Holds.claim_kept(lock, successor, Holds.limit_of(lock, waiter))
     enter_or_send(call, lock, successor, waiter, admission(call, lock, successor, waiter), nil)
+    Turns.promote_others(call)
   end
 end
 
@@ -148,6 +158,7 @@ local function serve(call, lock, caller)
     local waiter = Queue.waiter(lock, execution)
     if Queue.gone(call, waiter) then
       Queue.leave(call, lock, execution, waiter)
+      note_others(call, lock, waiter)
     elseif waiter.parked and Parked.pass(call, lock, execution, waiter, caller) then
       passed = passed + 1
     else
@@ -295,11 +306,30 @@ local function serve_line(call, lock, caller)
   return true
 end
 
-function Turns.promote(call, lock, caller)
+local function promote(call, lock, caller)
   lock.promised, lock.soon = { exclusive = 0, shared = 0 }, { exclusive = 0, shared = 0 }
   lock.late, lock.look = 0, math.huge
   local ahead = (Queue.is_line(lock) and serve_line or serve)(call, lock, caller)
   Parked.schedule(call, lock)
+  return ahead
+end
+
+-- Promote where waiters for several locks have left.
+function Turns.promote_others(call, caller)
+  for _ = 1, Queue.MOST do
+    local lock = table.remove(call.left, 1)
+    if not lock then
+      return
+    elseif redis.call('EXISTS', lock.queue) == 1 then
+      promote(call, lock, caller)
+    end
+  end
+end
+
+-- Let waiters in, or hand out their messages. True if the caller has to wait.
+function Turns.promote(call, lock, caller)
+  local ahead = promote(call, lock, caller)
+  Turns.promote_others(call, caller)
   return ahead
 end
 

@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from celery_relock.engine.protocol import Conflict, Held, Renewal
+from celery_relock.engine.protocol import SHARED, Conflict, Held, Renewal
+from tests.support.simple import granted
 
 AB = ("a", "b")
 
@@ -183,3 +184,32 @@ def test_each_lock_has_its_own_limit(desk):
     desk.queue("r4", names=AB, limits=(3, 1))
     desk.release("r1", names=AB)
     assert isinstance(both(desk, "r4")[0], Held)
+
+
+def behind_one_for_several(desk, **how):
+    """One waits for both locks, to share b; behind it at b, two are to share b, too."""
+    inbox = desk.listen("p")
+    desk.fence("r1", names=("a",))
+    desk.fence("r2", names=("b",))
+    desk.queue("both", names=AB, limits=(1, SHARED), **{"inbox": "p", **how})
+    desk.queue("waits", names=("b",), limit=SHARED, inbox="p")
+    desk.park("parked", names=("b",), limit=SHARED)
+    desk.release("r2", names=("b",))
+    assert (inbox.heard(), desk.out()) == ([], [])
+    return inbox
+
+
+def test_who_waits_behind_a_waiter_for_several_locks_follows_it_at_each_of_them(desk):
+    inbox = behind_one_for_several(desk)
+    desk.release("r1", names=("a",))
+    assert granted(inbox.heard()) == ["both", "waits"]
+    assert desk.out() == ["parked"]
+
+
+def test_a_dead_waiter_for_several_locks_holds_up_nobody_at_any_of_them(desk):
+    inbox = behind_one_for_several(desk, inbox="gone")
+    desk.lapse_place("both", "a")
+    desk.lapse_place("both", "b")
+    desk.release("r1", names=("a",))
+    assert granted(inbox.heard()) == ["waits"]
+    assert desk.out() == ["parked"]

@@ -156,6 +156,7 @@ class Model(ParkedRuns):
                 self.promote(name, caller=run)
                 if run not in self.holds[name] and place.by_owner:
                     self._admit(run, place, first_in=None, caller=run)
+                    self._promote_others(run)
         return [self._beat_reply(*beat, place) for beat, place in zip(renewals, kept, strict=True)]
 
     def force_release(self, name: str, only: str) -> set[str]:
@@ -178,12 +179,26 @@ class Model(ParkedRuns):
 
     def promote(self, name: str, caller: str = "") -> bool:
         """Let in who is first, again and again. True: somebody must enter before the caller."""
+        is_ahead = self._promote(name, caller)
+        self._promote_others(caller)
+        return is_ahead
+
+    def _note_others(self, place: Place) -> None:
+        self.left += place.limits if len(place.limits) > 1 else ()
+
+    def _promote_others(self, caller: str) -> None:
+        """Where a waiter for several locks has left, whoever stood behind it moves up."""
+        while self.left:
+            self._promote(self.left.pop(0), caller)
+
+    def _promote(self, name: str, caller: str) -> bool:
         self.promised[name] = []
         for run, place in list(self.queues[name].items()):
             if self.queues[name].get(run) is not place or self.behind_itself(run, place):
                 continue  # it acquired with its owner; or its turn comes if its execution dies
             if place.dead:
                 self._leave(run, place)
+                self._note_others(place)
             elif place.on_its_way and run != caller:
                 if self._is_due_to_the_sender(run, place):
                     self._hand_out(run, place)
@@ -215,6 +230,7 @@ class Model(ParkedRuns):
         if run != caller and place.inbox not in self.reachable:
             return False
         self._leave(run, place)
+        self._note_others(place)
         if None in permits.values():
             self.last_permit += 1
         for name, joined in permits.items():

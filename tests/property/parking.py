@@ -67,6 +67,7 @@ class ParkedRuns:
         self.out: list[str] = []
         self.called_for: list[str] = []
         self.promised: dict[str, list[int]] = {}
+        self.left: list[str] = []
         self.commands += 1
 
     def parked(self) -> dict[str, Place]:
