@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from celery_relock.engine.protocol import SHARED, Conflict, Held, Renewal
+from celery_relock.engine.protocol import SHARED, Conflict, Held, Renewal, Successor
 from tests.support.simple import granted
 
 AB = ("a", "b")
@@ -213,3 +213,15 @@ def test_a_dead_waiter_for_several_locks_holds_up_nobody_at_any_of_them(desk):
     desk.release("r1", names=("a",))
     assert granted(inbox.heard()) == ["waits"]
     assert desk.out() == ["parked"]
+
+
+def test_who_waits_behind_a_successor_for_several_locks_follows_it_at_each_of_them(desk):
+    inbox = desk.listen("p")
+    desk.fence("r1", names=("a",))
+    desk.fence("r2", names=("b",))
+    desk.queue("first", names=("a",), inbox="p")
+    desk.queue("both", names=AB, limits=(1, SHARED), inbox="p")
+    desk.queue("waits", names=("b",), limit=SHARED, inbox="p")
+    desk.release("r2", names=("b",))
+    desk.backend.release(("a",), "r1", "n", successor=Successor("both", 30.0))
+    assert granted(inbox.heard()) == ["both", "waits"]
