@@ -37,7 +37,10 @@ smartquotes = False  # a message and an option on a page are as they are printed
 nitpicky = True
 # Types of other libraries, which have no pages here.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(celery|kombu|redis|django|sqlalchemy|rich|click|opentelemetry|prometheus_client)\..*"),
+    (
+        r"py:.*",
+        r"(celery|kombu|redis|django|sqlalchemy|rich|click|opentelemetry|prometheus_client)\..*",
+    ),
     (
         r"py:.*",
         r"(Redis|Task|Signal|Celery|TracebackType|Callable|Mapping|Sequence|Iterator|Share|Engine|_Locks|_Token|CoroutineLock)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from celery_relock.engine.engine import Engine
 from celery_relock.engine.lease import Lease
 from celery_relock.engine.protocol import Claim, Held
 from celery_relock.engine.renewal import keepalive
+from celery_relock.errors import LockUnavailable
 from celery_relock.lock import Lock
-from tests.support import RedisServer
+from tests.support import RedisServer, wait_for
 from tests.support.backends import backend_of
 from tests.support.proxy import Proxy
 
@@ -53,6 +55,18 @@ class Runs:
 
     def release(self, lease: Lease) -> bool:
         return self.engine.release(lease)
+
+    def release_at_last(self, lease: Lease) -> bool:
+        """Release, again and again: after an outage a single failure ends a try."""
+        released: list[bool] = []
+
+        def tried() -> bool:
+            with suppress(LockUnavailable):
+                released.append(self.engine.release(lease))
+            return bool(released)
+
+        wait_for(tried, what="the release to be answered")
+        return released[0]
 
     def ready(self) -> None:
         """See that the next wait asks for a place at once."""

@@ -411,7 +411,7 @@ def test_a_call_by_name_that_ends_while_it_waits_for_the_lock_leaves_the_order(
         options = {"expires": 2.0} if how == "expired" else {}
         first = m.app.send_task(m.update.name, (account, 1), **options)
         waits(m, account, kind="")
-        assert looked_at(m, f"{LINE}account:{account}").waiting == 1
+        wait_for(lambda: looked_at(m, f"{LINE}account:{account}").waiting == 1)
         if how == "revoked":
             first.revoke()
         worker.wait_for_log(rf"Discarding revoked task: .*{first.id}", 20)
