@@ -11,7 +11,6 @@ a task of its own, which that cancellation does not reach.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -20,18 +19,14 @@ from typing import Any, Protocol
 
 from ..errors import LockConfigError, RelockError
 from . import ids, platform
-from .engine import REMEMBER_ATTEMPT, TRIES, WAITER_LEASE
+from .engine import REMEMBER_ATTEMPT, WAITER_LEASE, Step, acquiring
 from .events import logger
 from .lease import Lease, State
 from .protocol import (
     Answer,
     Backend,
     Claim,
-    Conflict,
-    Deadlocked,
     Downgraded,
-    Duplicate,
-    Ended,
     Held,
     LockState,
     Notice,
@@ -40,7 +35,7 @@ from .protocol import (
     Released,
     Renewal,
 )
-from .renewal import Registry, lose, shares_of
+from .renewal import Registry, shares_of
 
 # Connections and tasks that nobody needed for so many seconds end.
 _LINGER = 10.0
@@ -145,42 +140,37 @@ class Engine:
 
     async def acquire(self, lease: TaskLease, wait: float | None = 0.0) -> Outcome:
         """As `engine.Engine.acquire`. Whatever it raises, call `let_go` then."""
-        until = math.inf if wait is None else time.monotonic() + wait
-        queue = (wait is None or wait > 0) and self._listening
-        late = 0
+        steps = acquiring(lease, wait, self._listening, self.backend.replicated)
+        result: Answer | None = None
         while True:
-            answer = await self._ask(lease, queue)
-            if isinstance(answer, Queued) and await self._wait_for_grant(lease, until):
-                answer = Held(lease.fences, lease.reentered)
-            if isinstance(answer, Held) and lease.state is State.HELD and not lease.lost:
-                lease.tell("acquired")
-                return answer
-            left = until - time.monotonic()
-            if isinstance(answer, Held):
-                # The lease ran out before the answer came. Asked again, it begins anew.
-                late += 1
-                if left <= 0:
-                    await self._drop(lease)
-                    return Conflict(lease.claim.names[0], 0.0, 0, "", "", 0)
-                if wait is None and late == TRIES:
-                    await self._drop(lease)
-                    raise lease.too_late()
-            elif isinstance(answer, Queued):
-                queue = left > 0  # asked without a wait, the answer names who is in the way
-            elif isinstance(answer, Ended | Deadlocked) or left <= 0:
-                return answer
-            elif isinstance(answer, Duplicate):
-                await asyncio.sleep(min(max(answer.remaining, 0.05), lease.wait / 3, left))
+            try:
+                step, number = steps.send(result)
+            except StopIteration as end:
+                outcome: Outcome = end.value
+                return outcome
+            if step is Step.ASK:
+                result = await self._ask(lease, number)
+            elif step is Step.ASK_AGAIN:
+                called = self.backend.acquire(lease.claim, number, self._inbox)
+                result = await self._asked(called)
+            elif step is Step.DOZE:
+                await lease.doze(min(number, lease.wait))
+            elif step is Step.SLEEP:
+                await asyncio.sleep(number)
+            elif step is Step.LISTEN:
+                await self._begin_to_listen(lease, number)
             else:
-                self._listen()
-                lease.listen = None  # else each grant would wake the keeper for it
-                # Not `wait_for`, which may swallow a cancellation before Python 3.12.
-                tried = asyncio.ensure_future(self._tried.wait())
-                try:
-                    await asyncio.wait([tried], timeout=min(2.0, left))
-                finally:
-                    tried.cancel()
-                queue = True
+                await self._drop(lease)
+
+    async def _begin_to_listen(self, lease: TaskLease, timeout: float) -> None:
+        self._listen()
+        lease.listen = None  # else each grant would wake the keeper for it
+        # Not `wait_for`, which may swallow a cancellation before Python 3.12.
+        tried = asyncio.ensure_future(self._tried.wait())
+        try:
+            await asyncio.wait([tried], timeout=min(2.0, timeout))
+        finally:
+            tried.cancel()
 
     async def release(self, lease: TaskLease) -> bool:
         """Release what the lease has. May be called in any state, and repeatedly. As
@@ -197,12 +187,7 @@ class Engine:
             if isinstance(error, asyncio.CancelledError):
                 await self.let_go(lease)
             raise
-        if before is State.HELD and (lost or not had):
-            lost = True
-            lease.tell("lost", "found at the release", time.monotonic() - lease.renewed)
-        elif before is State.HELD:
-            lease.tell("released")
-        return not lost
+        return lease.tell_release(before, lost=lost, had=had)
 
     async def let_go(self, lease: TaskLease) -> None:
         """Release what the lease has or is about to have, and wait for that, unless the task is
@@ -236,12 +221,7 @@ class Engine:
                 lease.doubt(sent, length)
             self._keeper.add(lease)
             raise
-        if kept and lease.renew(sent, length):
-            self._keeper.add(lease)
-            return True
-        lose(lease, "the server does not have the hold any more")
-        self._keeper.discard(lease)
-        return False
+        return self._keeper.found(lease, kept and lease.renew(sent, length))
 
     async def downgrade(self, lease: TaskLease) -> bool:
         """As `engine.Engine.downgrade`."""
@@ -250,11 +230,7 @@ class Engine:
         done = await self._asked(called)
         if done.joined:
             raise lease.joined(done, before)
-        if done.held and not lease.lost:
-            return True
-        lose(lease, "the server does not have the hold any more")
-        self._keeper.discard(lease)
-        return False
+        return self._keeper.found(lease, done.held and not lease.lost)
 
     async def inspect(self, name: str) -> LockState:
         """Who holds a lock and who waits for the lock, by the server's clock."""
@@ -265,51 +241,19 @@ class Engine:
         self._keeper.wake()  # it closes the connection
         return await command
 
-    async def _ask(self, lease: TaskLease, queue: bool) -> Answer:
+    async def _ask(self, lease: TaskLease, wait: float) -> Answer:
         lease.switch(State.ASKED, State.NEW)
         sent = time.monotonic()
-        if queue:
+        if wait > 0:
             # Before the command is sent: the message of a grant may overtake the answer "wait".
             self._keeper.add(lease)
-        place = lease.wait if queue else 0.0, self._inbox
-        answer: Answer = await self._asked(self.backend.acquire(lease.claim, *place))
-        if isinstance(answer, Held):
-            self._acquired(lease, answer, sent)
-            return answer
-        if not isinstance(answer, Ended):
-            lease.repeated = lease.repeated or answer.repeated
-        if isinstance(answer, Queued):
-            lease.reentered = (False,) * len(lease.claim.names)
-            lease.queued(sent, answer.recheck)
+        called = self.backend.acquire(lease.claim, wait, self._inbox)
+        answer: Answer = await self._asked(called)
+        if lease.answered(answer, sent):
             self._keeper.add(lease)
-            if not lease.waits_since:
-                lease.waits_since = sent
-                lease.tell("waiting", f"{answer.rank} ahead")
         else:
             self._keeper.discard(lease)
-            if not lease.repeated:
-                # Else the state stays "asked": a copy of the command may still come, and acquire
-                # the lock for nobody.
-                lease.switch(State.NEW, State.ASKED)
         return answer
-
-    def _acquired(self, lease: TaskLease, answer: Held, sent: float) -> None:
-        lease.fences, lease.reentered = answer.fences, answer.reentered
-        lease.repeated = lease.repeated or answer.repeated
-        if lease.acquired(answer.sent or sent):
-            self._keeper.add(lease)
-
-    async def _wait_for_grant(self, lease: TaskLease, until: float) -> bool:
-        """Wait for the grant. False: the wait is over, or the place was lost; nothing is held."""
-        while lease.state is State.WAITING:
-            left = until - time.monotonic()
-            if left <= 0 and lease.switch(State.ASKED, State.WAITING):
-                break
-            await lease.doze(min(left, lease.wait))
-        if lease.state is State.HELD and not lease.lost and await self._confirmed(lease):
-            return True
-        await self._drop(lease)
-        return False
 
     async def _drop(self, lease: TaskLease) -> None:
         lease.switch(State.ASKED, State.HELD, State.LOST)
@@ -323,21 +267,6 @@ class Engine:
         asked = of.names, of.execution_id, of.attempt_id, ended, REMEMBER_ATTEMPT
         back = await self._asked(self.backend.release(*asked))
         return bool(back.had)
-
-    async def _confirmed(self, lease: TaskLease) -> bool:
-        claim, sent = lease.claim, time.monotonic()
-        plain = not (claim.by_owner or claim.ancestors or self.backend.replicated)
-        # The server granted a whole lease, but this side counts from its last heartbeat.
-        if plain and lease.renews and lease.remaining > claim.lease / 3:
-            return True
-        # Until it is answered, a copy may still come, and acquire the lock for nobody.
-        before, lease.repeated = lease.repeated, True
-        answer = await self._asked(self.backend.acquire(claim, 0.0, self._inbox))
-        if not isinstance(answer, Held):
-            return False
-        lease.repeated = before or answer.repeated
-        lease.fences, lease.reentered = answer.fences, answer.reentered
-        return lease.renew(answer.sent or sent, claim.lease)
 
     def _listen(self) -> None:
         """Begin to hear the inbox."""

@@ -12,12 +12,15 @@ that lands anywhere in between (the signal of a time limit, say) cannot leak a h
 
 from __future__ import annotations
 
+import enum
 import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 from ..errors import LockUnavailable
 from . import events, ids, platform
@@ -42,7 +45,7 @@ from .protocol import (
     Queued,
     Sender,
 )
-from .renewal import keepalive, lose
+from .renewal import keepalive
 from .wakeup import Inbox
 
 # A place in the queue lives so long without a heartbeat, in seconds. A dead waiter holds up those
@@ -60,6 +63,9 @@ REMEMBER, MOST_PARKED = 3600.0, (1_000_000, 1_000_000_000)
 _AGAIN = 0.5
 
 logger = logging.getLogger("celery_relock")
+
+_A = TypeVar("_A", bound="Answer | Parked | Full")
+_T = TypeVar("_T")
 
 
 class Engine:
@@ -106,38 +112,28 @@ class Engine:
         Raises:
             LockUnavailable, LockConfigError: see `Backend`. Nothing is held then.
         """
-        until = math.inf if wait is None else time.monotonic() + wait
-        queue = (wait is None or wait > 0) and self._inbox.listening
-        late = 0
+        steps = acquiring(lease, wait, self._inbox.listening, self.backend.replicated)
+        result: Answer | None = None
         while True:
-            answer = self._ask(lease, queue)
-            if isinstance(answer, Queued) and self._wait_for_grant(lease, until):
-                answer = Held(lease.fences, lease.reentered)
-            held = lease.state is State.HELD and time.monotonic() < lease.deadline
-            if isinstance(answer, Held) and held:
-                lease.tell("acquired")
-                return answer
-            left = until - time.monotonic()
-            if isinstance(answer, Held):
-                # The lease ran out before the answer came. Asked again, it begins anew.
-                late += 1
-                if left <= 0:
-                    self._drop(lease)
-                    return Conflict(lease.claim.names[0], 0.0, 0, "", "", 0)
-                if wait is None and late == TRIES:
-                    self._drop(lease)
-                    raise lease.too_late()
-            elif isinstance(answer, Queued):
-                queue = left > 0  # asked without a wait, the answer names who is in the way
-            elif isinstance(answer, Ended | Deadlocked) or left <= 0:
-                return answer
-            elif isinstance(answer, Duplicate):
-                # The other attempt renews, ends or lapses without a message to us: look now and
-                # then.
-                time.sleep(min(max(answer.remaining, 0.05), lease.wait / 3, left))
+            try:
+                step, number = steps.send(result)
+            except StopIteration as end:
+                outcome: Outcome = end.value
+                return outcome
+            if step is Step.ASK:
+                ask = partial(self.backend.acquire, lease.claim, number, self._inbox.name)
+                result = self._ask(lease, ask, queue=number > 0)
+            elif step is Step.ASK_AGAIN:
+                result = self.backend.acquire(lease.claim, number, self._inbox.name)
+            elif step is Step.DOZE:
+                # In slices: a missed ring delays by one heartbeat and hangs nobody.
+                lease.sleep(min(number, lease.wait / 3))
+            elif step is Step.SLEEP:
+                time.sleep(number)
+            elif step is Step.LISTEN:
+                self._inbox.listen(number)
             else:
-                self._inbox.listen(left)
-                queue = True
+                self._drop(lease)
 
     def release(self, lease: Lease, *, ended: bool = False, remember: float | None = None) -> bool:
         """Release what the lease has, or leave the hold to its successor. May be called in any
@@ -168,14 +164,7 @@ class Engine:
             # Perhaps released, perhaps not: nothing renews the lease, and the caller may try again.
             lease.switch(State.ASKED, State.RELEASED)
             raise
-        if before is State.HELD and (lost or not had):
-            lost = True
-            lease.tell("lost", "found at the release", time.monotonic() - lease.renewed)
-        elif before is State.HELD and lease.successor is None:
-            lease.tell("released")
-        elif before is State.HELD and lease.cools:
-            lease.tell("released", f"it cools down for {lease.cools:g} s")
-        return not lost
+        return lease.tell_release(before, lost=lost, had=had)
 
     def extend(self, lease: Lease, length: float) -> bool:
         """Make a held lease `length` seconds long, from now and at every renewal. False if lost.
@@ -197,12 +186,7 @@ class Engine:
                 lease.doubt(sent, length)
             keepalive.add(lease)
             raise
-        if kept and lease.renew(sent, length):
-            keepalive.add(lease)
-            return True
-        lose(lease, "the server does not have the hold any more")
-        keepalive.discard(lease)
-        return False
+        return keepalive.found(lease, kept and lease.renew(sent, length))
 
     def downgrade(self, lease: Lease) -> bool:
         """Let others share the locks of a held lease. False if lost.
@@ -220,11 +204,7 @@ class Engine:
             self.parking.publish(done.messages)
         if done.joined:
             raise lease.joined(done, before)
-        if done.held and not lease.lost:
-            return True
-        lose(lease, "the server does not have the hold any more")
-        keepalive.discard(lease)
-        return False
+        return keepalive.found(lease, done.held and not lease.lost)
 
     def park(
         self, lease: Lease, park_request: ParkRequest
@@ -234,21 +214,15 @@ class Engine:
         most, size = self.most_parked
         park_request = park_request._replace(most_in_all=most, most_bytes=size)
         for _ in range(TRIES):
-            sent = self._begin(lease)
-            answer = self.backend.park(lease.claim, park_request, self._inbox.name)
-            if not isinstance(answer, Held) or self._acquired(lease, answer, sent):
+            park = partial(self.backend.park, lease.claim, park_request, self._inbox.name)
+            answer = self._ask(lease, park)
+            if not isinstance(answer, Held) or lease.state is not State.ASKED:
                 break
         else:
             raise lease.too_late()
-        if isinstance(answer, Full | Duplicate | Deadlocked):
-            lease.repeated = lease.repeated or answer.repeated
         if isinstance(answer, Held):
             lease.tell("acquired")
-        elif isinstance(answer, Parked) or not lease.repeated:
-            # A parked message is no longer this process's.
-            lease.switch(State.NEW, State.ASKED)
-            journal.remove(lease.claim.attempt_id)
-        if isinstance(answer, Parked):
+        elif isinstance(answer, Parked):
             lease.tell("parked", f"{answer.rank} ahead")
             self.parking.publish(answer.messages)
         return answer
@@ -257,62 +231,23 @@ class Engine:
         """Who holds a lock and who waits for the lock, by the server's clock."""
         return self.backend.inspect(name)
 
-    def _begin(self, lease: Lease) -> float:
+    def _ask(self, lease: Lease, ask: Callable[[], _A], *, queue: bool = False) -> _A:
         if lease.state is State.NEW:
             lease.state = State.ASKED  # without the guard: no other thread looks after it yet
         if journal.on:
             journal.add(lease.entry())
-        return time.monotonic()
-
-    def _ask(self, lease: Lease, queue: bool) -> Answer:
-        sent = self._begin(lease)
+        sent = time.monotonic()
         if queue:
             # Before the command is sent: the message of a grant may overtake the answer "wait".
             keepalive.add(lease)
-        place = lease.wait if queue else 0.0, self._inbox.name
-        answer = self.backend.acquire(lease.claim, *place)
-        if isinstance(answer, Held):
-            self._acquired(lease, answer, sent)
-            return answer
-        if not isinstance(answer, Ended):
-            lease.repeated = lease.repeated or answer.repeated
-        if isinstance(answer, Queued):
-            lease.reentered = (False,) * len(lease.claim.names)
-            lease.queued(sent, answer.recheck)
+        answer = ask()
+        if lease.answered(answer, sent):
             keepalive.add(lease)
-            if not lease.waits_since:
-                lease.waits_since = sent
-                lease.tell("waiting", f"{answer.rank} ahead")
         else:
             keepalive.discard(lease)
-            if not lease.repeated:
-                # Else the state stays "asked": a copy of the command may still come, and acquire
-                # the lock for nobody.
-                lease.switch(State.NEW, State.ASKED)
+            if lease.state is State.NEW:
                 journal.remove(lease.claim.attempt_id)
         return answer
-
-    def _acquired(self, lease: Lease, answer: Held, sent: float) -> bool:
-        """The server granted the claim. False: the lease had run out before the answer came."""
-        lease.fences, lease.reentered = answer.fences, answer.reentered
-        lease.repeated = lease.repeated or answer.repeated
-        if not lease.acquired(answer.sent or sent):
-            return False
-        keepalive.add(lease)
-        return True
-
-    def _wait_for_grant(self, lease: Lease, until: float) -> bool:
-        """Wait for the grant. False: the wait is over, or the place was lost; nothing is held."""
-        while lease.state is State.WAITING:
-            left = until - time.monotonic()
-            if left <= 0 and lease.switch(State.ASKED, State.WAITING):
-                break
-            # In slices: a missed ring delays by one heartbeat and hangs nobody.
-            lease.sleep(min(left, lease.wait / 3))
-        if lease.state is State.HELD and not lease.lost and self._confirmed(lease):
-            return True
-        self._drop(lease)
-        return False
 
     def _drop(self, lease: Lease) -> None:
         """Out of time, or frozen for too long: release whatever the attempt has on the server."""
@@ -333,23 +268,94 @@ class Engine:
             self.parking.publish(back.messages)
         return back.had
 
-    def _confirmed(self, lease: Lease) -> bool:
-        """Ask for what the message of a grant does not say, where that matters. Every other grant
-        is confirmed by its first renewal."""
-        claim, sent = lease.claim, time.monotonic()
-        plain = not (claim.by_owner or claim.ancestors or self.backend.replicated)
-        # The server granted a whole lease, but this side counts from its last heartbeat.
-        if plain and lease.renews and lease.remaining > claim.lease / 3:
-            return True
-        # Sent again, the command tells the permit that was joined at each lock, and renews the
-        # lease. Until it is answered, a copy may still come, and acquire the lock for nobody.
-        before, lease.repeated = lease.repeated, True
-        answer = self.backend.acquire(claim, 0.0, self._inbox.name)
-        if not isinstance(answer, Held):
-            return False
-        lease.repeated = before or answer.repeated
-        lease.fences, lease.reentered = answer.fences, answer.reentered
-        return lease.renew(answer.sent or sent, claim.lease)
+
+class Step(enum.Enum):
+    """What an engine does next for who acquires, with a number."""
+
+    ASK = "ask the backend"  #: for so many seconds in the queue; 0 does not queue
+    ASK_AGAIN = "ask the backend, as the lease is granted already"
+    DOZE = "wait for a ring, for so many seconds at the most"
+    SLEEP = "wait for so many seconds"
+    LISTEN = "open the inbox, and wait for it for so many seconds at the most"
+    DROP = "release what the attempt has on the server, and make another attempt"
+
+
+_Steps: TypeAlias = Generator[tuple[Step, float], Any, _T]
+
+
+def acquiring(
+    lease: Lease, wait: float | None, listening: bool, replicated: bool
+) -> _Steps[Outcome]:
+    """The decisions of `Engine.acquire`: yields each step, and takes the backend's answer to it.
+
+    Here nothing is sent and nobody waits: that is done by the engine, which is that of threads or
+    that of coroutines.
+    """
+    until = math.inf if wait is None else time.monotonic() + wait
+    queue = (wait is None or wait > 0) and listening
+    late = 0
+    while True:
+        answer: Answer = yield Step.ASK, lease.wait if queue else 0.0
+        if isinstance(answer, Queued):
+            answer = yield from _waiting(lease, answer, until, replicated)
+        held = lease.state is State.HELD and time.monotonic() < lease.deadline
+        if isinstance(answer, Held) and held:
+            lease.tell("acquired")
+            return answer
+        left = until - time.monotonic()
+        if isinstance(answer, Held):
+            # The lease ran out before the answer came. Asked again, it begins anew.
+            late += 1
+            if left <= 0 or (wait is None and late == TRIES):
+                yield Step.DROP, 0.0
+                if wait is None:
+                    raise lease.too_late()
+                return Conflict(lease.claim.names[0], 0.0, 0, "", "", 0)
+        elif isinstance(answer, Queued):
+            queue = left > 0  # asked without a wait, the answer names who is in the way
+        elif isinstance(answer, Ended | Deadlocked) or left <= 0:
+            return answer
+        elif isinstance(answer, Duplicate):
+            # The other attempt renews, ends or lapses without a message to us: look now and then.
+            yield Step.SLEEP, min(max(answer.remaining, 0.05), lease.wait / 3, left)
+        else:
+            yield Step.LISTEN, left
+            queue = True
+
+
+def _waiting(lease: Lease, place: Queued, until: float, replicated: bool) -> _Steps[Held | Queued]:
+    """Wait for the grant. Queued: the wait is over, or the place was lost; nothing is held."""
+    if not lease.waits_since:
+        lease.waits_since = lease.renewed
+        lease.tell("waiting", f"{place.rank} ahead")
+    while lease.state is State.WAITING:
+        left = until - time.monotonic()
+        if left <= 0 and lease.switch(State.ASKED, State.WAITING):
+            break
+        yield Step.DOZE, left
+    if lease.state is State.HELD and not lease.lost and (yield from _confirming(lease, replicated)):
+        return Held(lease.fences, lease.reentered)
+    yield Step.DROP, 0.0
+    return place
+
+
+def _confirming(lease: Lease, replicated: bool) -> _Steps[bool]:
+    """Ask for what the message of a grant does not say, where that matters. Every other grant is
+    confirmed by its first renewal."""
+    claim, sent = lease.claim, time.monotonic()
+    plain = not (claim.by_owner or claim.ancestors or replicated)
+    # The server granted a whole lease, but this side counts from its last heartbeat.
+    if plain and lease.renews and lease.remaining > claim.lease / 3:
+        return True
+    # Sent again, the command tells the permit that was joined at each lock, and renews the lease.
+    # Until it is answered, a copy may still come, and acquire the lock for nobody.
+    before, lease.repeated = lease.repeated, True
+    answer: Answer = yield Step.ASK_AGAIN, 0.0
+    if not isinstance(answer, Held):
+        return False
+    lease.repeated = before or answer.repeated
+    lease.fences, lease.reentered = answer.fences, answer.reentered
+    return lease.renew(answer.sent or sent, claim.lease)
 
 
 class Parking:

@@ -19,10 +19,21 @@ from . import platform
 from .crash import Entry
 from .events import NO_TASK, LockEvent, Work, tell, wanted
 from .platform import Guard
-from .protocol import COOLDOWN, SHARED, Claim, Downgraded, Renewal, Successor
+from .protocol import (
+    COOLDOWN,
+    SHARED,
+    Claim,
+    Downgraded,
+    Ended,
+    Held,
+    Parked,
+    Queued,
+    Renewal,
+    Successor,
+)
 
 if TYPE_CHECKING:
-    from .protocol import Backend
+    from .protocol import Answer, Backend, Full
 
 # The share of every lease by which a hold ends here before it ends on the server.
 MARGIN = 0.05
@@ -217,13 +228,39 @@ class Lease:
             self.state = State.NEW if before is State.NEW else State.RELEASED
             return before, self._lost
 
-    def acquired(self, sent: float) -> bool:
-        """The server granted the claim, in answer to a command that was sent at `sent`.
+    def tell_release(self, before: State, *, lost: bool, had: bool) -> bool:
+        """Tell of a release: the state before, whether the hold was known to be lost, and whether
+        the server had it. Returns False if it was lost."""
+        if before is State.HELD and (lost or not had):
+            self.tell("lost", "found at the release", time.monotonic() - self.renewed)
+            return False
+        if before is State.HELD and self.successor is None:
+            self.tell("released")
+        elif before is State.HELD and self.cools:
+            self.tell("released", f"it cools down for {self.cools:g} s")
+        return not lost
 
-        False if the lease had run out before the answer came: then nothing is held.
+    def answered(self, answer: Answer | Parked | Full, sent: float) -> bool:
+        """The server answered the claim, in a command that was sent at `sent`.
+
+        False if the execution neither holds nor waits, as when the lease of its hold had run out
+        before the answer came.
         """
-        with _guard.lock:
-            return self.state is State.ASKED and self._hold(sent)
+        if not isinstance(answer, Ended | Parked):
+            self.repeated = self.repeated or answer.repeated
+        if isinstance(answer, Held):
+            self.fences, self.reentered = answer.fences, answer.reentered
+            with _guard.lock:
+                return self.state is State.ASKED and self._hold(answer.sent or sent)
+        if isinstance(answer, Queued):
+            self.reentered = (False,) * len(self.claim.names)
+            self.queued(sent, answer.recheck)
+            return True
+        # A parked message is no longer this process's. Else the state stays "asked" while a copy of
+        # the command may still come, and acquire the lock for nobody.
+        if isinstance(answer, Parked) or not self.repeated:
+            self.switch(State.NEW, State.ASKED)
+        return False
 
     def queued(self, sent: float, recheck: float) -> bool:
         """The server gave the claim a place in the queue, in answer to a command sent at `sent`.

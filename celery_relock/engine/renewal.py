@@ -136,6 +136,15 @@ class Registry:
         """Stop looking after a lease. Answers that are on their way for it are ignored."""
         self._leases.pop((lease.claim.execution_id, lease.claim.attempt_id), None)
 
+    def found(self, lease: Lease, held: bool) -> bool:
+        """Look after a lease that the server was found to have, or not to have any more."""
+        if held:
+            self.add(lease)
+        else:
+            lose(lease, "the server does not have the hold any more")
+            self.discard(lease)
+        return held
+
     def find(self, execution_id: str, attempt_id: str) -> Lease | None:
         return self._leases.get((execution_id, attempt_id))
 
