@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 from celery.local import Proxy
 
 from .engine.engine import Engine
+from .engine.parking import Nobody
 from .errors import LockConfigError
 from .naming.names import NameRule, signature_of
 from .options import LockOptions
@@ -97,7 +98,7 @@ def engine_of(app: Any) -> Engine:
     app = app._get_current_object() if isinstance(app, Proxy) else app
     if app not in _engines:
         engine = _engine_of(app)
-        if engine.parking.sender is None:
+        if isinstance(engine.parking.sender, Nobody):
             engine.parking.sender = Outbox(engine.backend.consumed)
         engine.parking.sender.add(app)
         _engines[app] = engine

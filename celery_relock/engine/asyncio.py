@@ -19,10 +19,11 @@ from typing import Any, Protocol
 
 from ..errors import LockConfigError, RelockError
 from . import ids, platform
-from .engine import REMEMBER_ATTEMPT, WAITER_LEASE, Step, acquiring
+from .engine import WAITER_LEASE, Step, acquiring
 from .events import logger
 from .lease import Lease, State
 from .protocol import (
+    REMEMBER_ATTEMPT,
     Answer,
     Backend,
     Claim,

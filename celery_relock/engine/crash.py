@@ -30,7 +30,7 @@ from .protocol import LINE, Backend, Successor
 if TYPE_CHECKING:
     from mmap import mmap
 
-    from .engine import Parking
+    from .parking import Parking
 
 logger = logging.getLogger("celery_relock")
 
@@ -337,7 +337,7 @@ class Reaper:
                     entry.attempt_id,
                     ended="killed",
                     remember=REMEMBER_DEAD,
-                    home=self._parking.home,
+                    home=self._parking.sender.home,
                     successor=Successor(entry.successors, entry.keep) if entry.successors else None,
                 )
                 self._parking.publish(messages)

@@ -13,21 +13,19 @@ that lands anywhere in between (the signal of a time limit, say) cannot leak a h
 from __future__ import annotations
 
 import enum
-import logging
 import math
-import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from ..errors import LockUnavailable
-from . import events, ids, platform
+from . import ids, platform
 from .crash import journal
 from .lease import Lease, State
+from .parking import Parking
 from .protocol import (
-    DEBOUNCE,
+    REMEMBER,
+    REMEMBER_ATTEMPT,
     Answer,
     Backend,
     Claim,
@@ -38,12 +36,10 @@ from .protocol import (
     Full,
     Held,
     LockState,
-    Message,
     Outcome,
     Parked,
     ParkRequest,
     Queued,
-    Sender,
 )
 from .renewal import keepalive
 from .wakeup import Inbox
@@ -51,18 +47,10 @@ from .wakeup import Inbox
 # A place in the queue lives so long without a heartbeat, in seconds. A dead waiter holds up those
 # behind it for no longer.
 WAITER_LEASE = 6.0
-# For how many seconds an attempt stays refused after it ended, when a copy of its claim may still
-# come.
-REMEMBER_ATTEMPT = 60.0
 # How often a lock is asked for whose lease had run out when the answer came, if no wait ends that.
 TRIES = 3
-# For how many seconds an execution that has ended is remembered; how many messages, of how many
-# bytes, may be parked. An app may say otherwise.
-REMEMBER, MOST_PARKED = 3600.0, (1_000_000, 1_000_000_000)
-# How soon a backend that was away is asked again, in seconds.
-_AGAIN = 0.5
-
-logger = logging.getLogger("celery_relock")
+# How many messages, of how many bytes, may be parked at all locks. An app may say otherwise.
+MOST_PARKED = 1_000_000, 1_000_000_000
 
 _A = TypeVar("_A", bound="Answer | Parked | Full")
 _T = TypeVar("_T")
@@ -199,7 +187,7 @@ class Engine:
         # Before the command is sent: nobody here relies on being alone when others come in.
         before = lease.share()
         ids_of = of.names, of.execution_id, of.attempt_id
-        done = self.backend.downgrade(*ids_of, self.parking.home)
+        done = self.backend.downgrade(*ids_of, self.parking.sender.home)
         if done.messages:
             self.parking.publish(done.messages)
         if done.joined:
@@ -224,7 +212,8 @@ class Engine:
             lease.tell("acquired")
         elif isinstance(answer, Parked):
             lease.tell("parked", f"{answer.rank} ahead")
-            self.parking.publish(answer.messages)
+            if answer.messages:
+                self.parking.publish(answer.messages)
         return answer
 
     def inspect(self, name: str) -> LockState:
@@ -258,7 +247,7 @@ class Engine:
         lease.again(ids.new_attempt_id())
 
     def _release(self, lease: Lease, ended: str, remember: float) -> bool:
-        of, home, to = lease.claim, self.parking.home, lease.successor
+        of, home, to = lease.claim, self.parking.sender.home, lease.successor
         back = self.backend.release(
             of.names, of.execution_id, of.attempt_id, ended, remember, home, to
         )
@@ -356,99 +345,3 @@ def _confirming(lease: Lease, replicated: bool) -> _Steps[bool]:
     lease.repeated = before or answer.repeated
     lease.fences, lease.reentered = answer.fences, answer.reentered
     return lease.renew(answer.sent or sent, claim.lease)
-
-
-class Parking:
-    """The parked messages of one backend, as far as this process can resume them.
-
-    Attributes:
-        sender: publishes messages to their broker; None where nobody can (a `Lock` without an app).
-        remember: for how many seconds an execution counts as ended that was taken out of the queue.
-    """
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self.remember = REMEMBER
-        self.sender: Sender | None = None
-        self._reset()
-
-    def _reset(self) -> None:
-        self._over: list[str] = []
-        self._guard = threading.Lock()
-        self._pid = platform.pid
-
-    @property
-    def home(self) -> str:
-        """The broker that this process sends to, "" for none."""
-        return "" if self.sender is None else self.sender.home
-
-    def publish(self, messages: Iterable[Message]) -> None:
-        """Publish messages whose turn has come. One that cannot be sent stays parked, and its turn
-        comes again."""
-        for message in messages:
-            try:
-                if self.sender is not None:
-                    self.sender.send(message)
-                    if message.name.startswith(DEBOUNCE):
-                        self._sent(message)
-            except Exception as error:
-                if events.is_thrown_in(error):
-                    raise
-                logger.warning(
-                    "A message that is parked for the lock %r could not be resumed, trying again "
-                    "in some seconds: %s",
-                    message.name,
-                    error,
-                )
-
-    def _sent(self, message: Message) -> None:
-        """The message of a burst is the broker's from now on. If nobody hears of that, a copy of it
-        is published later, and known as one."""
-        with suppress(LockUnavailable):
-            self.withdraw(message.execution_id, REMEMBER_ATTEMPT)
-
-    def resume(self, tasks: Sequence[str] = ()) -> float | None:
-        """Resume whatever is due, and these tasks (short ids) in any case.
-
-        Returns:
-            In how many seconds to look again; None while nothing is parked.
-
-        Raises:
-            LockUnavailable, LockConfigError: see `Backend`.
-        """
-        found = self._backend.resume(self.home, ids.new_attempt_id(), tasks)
-        for call in found.passed:
-            events.tell_passed(call)
-        self.publish(found.messages)
-        return found.recheck
-
-    def withdraw(self, execution_id: str, remember: float | None = None) -> bool:
-        """Take an execution's message out of its queues for good. False if it was not parked."""
-        remember = self.remember if remember is None else remember
-        had, messages = self._backend.withdraw(execution_id, remember, self.home)
-        self.publish(messages)
-        return had
-
-    def withdraw_later(self, execution_id: str) -> None:
-        """The same as soon as the backend can be asked again, in another thread."""
-        if self._pid != platform.pid:
-            self._reset()  # the parent's thread withdraws what a forked child has copies of
-        with self._guard:
-            self._over.append(execution_id)
-            if len(self._over) > 1:
-                return
-        threading.Thread(target=self._clear, name="relock-withdraw", daemon=True).start()
-
-    def _clear(self) -> None:
-        while True:
-            try:
-                self.withdraw(self._over[0])
-            except LockUnavailable:
-                time.sleep(_AGAIN)
-                continue
-            except Exception:
-                logger.exception("the parked execution %s cannot be withdrawn", self._over[0])
-            with self._guard:
-                del self._over[0]
-                if not self._over:
-                    return

@@ -120,6 +120,13 @@ class Ended(NamedTuple):
     """The execution has ended already; this is a late copy of its message."""
 
 
+#: For how many seconds an execution that has ended is remembered. An app may say otherwise.
+REMEMBER = 3600.0
+#: For how many seconds an attempt stays refused after it ended, when a copy of its claim may still
+#: come.
+REMEMBER_ATTEMPT = 60.0
+
+
 class Deadlocked(NamedTuple):
     """To wait would never end.
 

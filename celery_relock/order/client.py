@@ -161,7 +161,7 @@ def name_of(declared: Declaration, arguments: Mapping[str, object]) -> str:
 
 def leave(engine: Engine, name: str, execution_id: str) -> None:
     """Give up the place of a call whose message does not come. Raises RelockError."""
-    home = engine.parking.home
+    home = engine.parking.sender.home
     back = engine.backend.release([LINE + name], execution_id, KEPT, home=home)
     engine.parking.publish(back.messages)
 

@@ -408,7 +408,7 @@ def end_unexecuted(
     Raises:
         RelockError: from the backend.
     """
-    home, remember = engine.parking.home, engine.remember if remember is None else remember
+    home, remember = engine.parking.sender.home, engine.remember if remember is None else remember
     # As an execution that has ended: the hold may not have been left to it yet.
     back = engine.backend.release(names, execution_id, KEPT, "execution", remember, home)
     engine.parking.publish(back.messages)

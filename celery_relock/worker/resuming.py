@@ -156,7 +156,7 @@ class Resumer:
                 time.sleep(LOOK_EVERY)
 
     def _hear(self, notice: Notice) -> None:
-        if notice.attempt_id in self._engine.parking.home.split():
+        if notice.attempt_id in self._engine.parking.sender.home.split():
             self._bell.set()
 
     def _warnings(self) -> list[str]:

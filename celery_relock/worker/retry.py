@@ -83,7 +83,7 @@ class _Legacy:
             self.lease.narrow(kept)
             with suppress(RelockError):  # their lease ends them
                 back = self.engine.backend.release(
-                    rest, claim.execution_id, claim.attempt_id, home=self.engine.parking.home
+                    rest, claim.execution_id, claim.attempt_id, home=self.engine.parking.sender.home
                 )
                 self.engine.parking.publish(back.messages)
         if any(kept):

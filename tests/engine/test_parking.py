@@ -8,7 +8,7 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_relock import signals  # noqa: F401 - tells the core of Celery's time limit
-from celery_relock.engine.engine import Parking
+from celery_relock.engine.parking import Parking
 from celery_relock.engine.protocol import Message
 from celery_relock.errors import LockLost
 

@@ -73,7 +73,7 @@ class WithoutABroker(LockedTask):
 
     def before_start(self, task_id, args, kwargs):
         # Where it sends to is known by then, as it is in real life.
-        assert declaration(type(self)).engine.parking.home
+        assert declaration(type(self)).engine.parking.sender.home
         self._point_to("redis://127.0.0.1:1/0")
 
     def after_return(self, *_):

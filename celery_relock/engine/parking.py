@@ -1,0 +1,122 @@
+"""The parked messages of a backend: resumed when their turn has come, and withdrawn."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from ..errors import LockUnavailable
+from . import events, ids, platform
+from .protocol import DEBOUNCE, REMEMBER, REMEMBER_ATTEMPT, Backend, Message, Sender
+
+logger = logging.getLogger("celery_relock")
+
+# How soon a backend that was away is asked again, in seconds.
+_AGAIN = 0.5
+
+
+class Nobody:
+    """The sender of a process without an app, such as that of a plain `Lock`: no backend hands it a
+    message, as it is at home nowhere."""
+
+    home = ""
+
+    def add(self, app: Any) -> None:
+        raise NotImplementedError
+
+    def send(self, message: Message) -> None:
+        raise NotImplementedError
+
+
+class Parking:
+    """The parked messages of one backend, as far as this process can resume them.
+
+    Attributes:
+        sender: publishes messages to their broker.
+        remember: for how many seconds an execution counts as ended that was taken out of the queue.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.remember = REMEMBER
+        self.sender: Sender = Nobody()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._over: list[str] = []
+        self._guard = threading.Lock()
+        self._pid = platform.pid
+
+    def publish(self, messages: Iterable[Message]) -> None:
+        """Publish messages whose turn has come. One that cannot be sent stays parked, and its turn
+        comes again."""
+        for message in messages:
+            try:
+                self.sender.send(message)
+                if message.name.startswith(DEBOUNCE):
+                    self._sent(message)
+            except Exception as error:
+                if events.is_thrown_in(error):
+                    raise
+                logger.warning(
+                    "A message that is parked for the lock %r could not be resumed, trying again "
+                    "in some seconds: %s",
+                    message.name,
+                    error,
+                )
+
+    def _sent(self, message: Message) -> None:
+        """The message of a burst is the broker's from now on. If nobody hears of that, a copy of it
+        is published later, and known as one."""
+        with suppress(LockUnavailable):
+            self.withdraw(message.execution_id, REMEMBER_ATTEMPT)
+
+    def resume(self, tasks: Sequence[str] = ()) -> float | None:
+        """Resume whatever is due, and these tasks (short ids) in any case.
+
+        Returns:
+            In how many seconds to look again; None while nothing is parked.
+
+        Raises:
+            LockUnavailable, LockConfigError: see `Backend`.
+        """
+        found = self._backend.resume(self.sender.home, ids.new_attempt_id(), tasks)
+        for call in found.passed:
+            events.tell_passed(call)
+        self.publish(found.messages)
+        return found.recheck
+
+    def withdraw(self, execution_id: str, remember: float | None = None) -> bool:
+        """Take an execution's message out of its queues for good. False if it was not parked."""
+        remember = self.remember if remember is None else remember
+        had, messages = self._backend.withdraw(execution_id, remember, self.sender.home)
+        self.publish(messages)
+        return had
+
+    def withdraw_later(self, execution_id: str) -> None:
+        """The same as soon as the backend can be asked again, in another thread."""
+        if self._pid != platform.pid:
+            self._reset()  # the parent's thread withdraws what a forked child has copies of
+        with self._guard:
+            self._over.append(execution_id)
+            if len(self._over) > 1:
+                return
+        threading.Thread(target=self._clear, name="relock-withdraw", daemon=True).start()
+
+    def _clear(self) -> None:
+        while True:
+            try:
+                self.withdraw(self._over[0])
+            except LockUnavailable:
+                time.sleep(_AGAIN)
+                continue
+            except Exception:
+                logger.exception("the parked execution %s cannot be withdrawn", self._over[0])
+            with self._guard:
+                del self._over[0]
+                if not self._over:
+                    return
