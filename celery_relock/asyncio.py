@@ -23,46 +23,36 @@ from . import engines
 from .engine import platform, reentrancy
 from .engine.asyncio import Engine, TaskLease
 from .engine.engine import Engine as _Locks
-from .engine.events import describe_conflict, describe_deadlock
 from .engine.lease import Lease, State
-from .engine.protocol import SHARED, Answer, Deadlocked, Held
-from .errors import LockConfigError, LockUnavailable
-from .lock import (
+from .engine.protocol import Answer, Held
+from .errors import LockUnavailable
+from .named_lock import (
+    Grip,
     LockNeverFree,
     LockNotAcquired,
     LockNotOwned,
     LockNotTaken,
     NamedLock,
-    check_length,
-    in_task,
+    Token,
     logger,
-    work,
-    workflow,
 )
 
 if TYPE_CHECKING:
     import redis
     from redis.asyncio import Redis
 
-    from .lock import _Token
-
     _Task = asyncio.Task[Any] | None
 
 __all__ = ["Lock", "LockNeverFree", "LockNotAcquired", "LockNotOwned", "LockNotTaken"]
 
 
-class Grip:
-    """A task's hold on a `Lock`. Once the task or the `Lock` ends, nothing renews the lease."""
+class TaskGrip(Grip):
+    """Once its task or its `Lock` ends, nothing renews the lease."""
 
-    __slots__ = ("__weakref__", "borrowed", "depth", "lease", "length", "task")
+    __slots__ = ()
 
     def __init__(self, lease: Lease, task: _Task, borrowed: bool = False) -> None:
-        self.lease = lease
-        self.length = lease.claim.lease
-        self.depth = 1
-        #: Whether the lease belongs to an outer holder, which releases it.
-        self.borrowed = borrowed
-        self.task = None if task is None else weakref.ref(task)
+        super().__init__(lease, task, borrowed)
         if not borrowed:
             grip = weakref.ref(self)
             lease.holder = lambda: (held := grip()) and held.still()
@@ -113,6 +103,8 @@ class Lock(NamedLock):
         LockConfigError: a value cannot be used.
     """
 
+    _who = "this asyncio task"
+
     def __init__(
         self,
         redis: Redis | redis.Redis | str | Callable[[], Redis] | _Locks,
@@ -131,17 +123,14 @@ class Lock(NamedLock):
         namespace: str = engines.NAMESPACE,
         min_replicas: int = 0,
     ) -> None:
-        super().__init__(name, timeout, owner, limit, mode)
-        self.blocking = blocking
-        self.blocking_timeout = blocking_timeout
+        waits = blocking, blocking_timeout
+        super().__init__(name, timeout, waits, owner, limit, mode, renew, not thread_local)
         self.raise_on_release_error = raise_on_release_error
-        self._renew = renew
         self._place = (
             redis
             if isinstance(redis, _Locks)
             else engines.engine_for(redis, namespace, replicas=(min_replicas, 1.0), loops=True)
         )
-        self._shared = not thread_local
         # The grip of each task. Without a task, and with thread_local=False, there is one grip.
         self._grips: weakref.WeakKeyDictionary[asyncio.Task[Any], Grip] = (
             weakref.WeakKeyDictionary()
@@ -155,7 +144,7 @@ class Lock(NamedLock):
         self,
         blocking: bool | None = None,
         blocking_timeout: float | None = None,
-        token: _Token = None,
+        token: Token = None,
     ) -> Coroutine[Any, Any, bool]:
         """Acquire the lock, or re-enter what this task holds.
 
@@ -176,10 +165,7 @@ class Lock(NamedLock):
             LockUnavailable: Redis cannot be reached.
             LockConfigError: the token cannot be used.
         """
-        if not (self.blocking if blocking is None else blocking):
-            wait: float | None = 0.0
-        else:
-            wait = self.blocking_timeout if blocking_timeout is None else blocking_timeout
+        wait = self._wait(blocking, blocking_timeout)
         return self._acquire(wait, token, platform.coroutine())
 
     def release(self) -> Coroutine[Any, Any, None]:
@@ -241,10 +227,7 @@ class Lock(NamedLock):
 
     async def __aenter__(self) -> Lock:
         wait = self.blocking_timeout if self.blocking else 0.0
-        answer = await self._take(wait, None, platform.coroutine())
-        if not isinstance(answer, Held):
-            text = f"{describe_conflict(self.name, answer)}; not acquired within {wait or 0:g} s"
-            raise LockNotAcquired(text, name=self.name)
+        self._check_acquired(await self._take(wait, None, platform.coroutine()), wait)
         return self
 
     async def __aexit__(
@@ -260,33 +243,6 @@ class Lock(NamedLock):
             if self.raise_on_release_error and error is None:
                 raise
             logger.warning("Cannot release a lock at the end of its block: %s", failure)
-
-    @property
-    def fence(self) -> int:
-        """The fencing token; 0 if this task does not hold the lock. See `Hold.fence`."""
-        lease = self._lease
-        return 0 if lease is None else lease.fences[lease.claim.names.index(self.name)]
-
-    @property
-    def lost(self) -> bool:
-        """Whether this task acquired the lock and has lost it since."""
-        lease = self._lease
-        return lease is not None and lease.lost
-
-    @property
-    def remaining(self) -> float:
-        """Seconds for which the hold is certain; 0 if this task does not hold the lock."""
-        lease = self._lease
-        return 0.0 if lease is None else lease.remaining
-
-    def check(self) -> None:
-        """Make sure that the lock is not lost. Call it before anything that needs the lock.
-
-        Raises:
-            LockNotTaken: this task does not hold the lock.
-            LockNotOwned: the lock is lost.
-        """
-        self._still_ours(self._grip("relied on").lease)
 
     def fenced(self, connection: Any) -> AbstractAsyncContextManager[None]:
         """A block of a database transaction that only the holder of the lock can commit:
@@ -309,27 +265,22 @@ class Lock(NamedLock):
         limits = self._grip("relied on").lease.claim.limits
         return fenced_async(connection, {self.name: self.fence}, max(limits), self.check)
 
-    async def _acquire(self, wait: float | None, token: _Token, task: _Task) -> bool:
+    async def _acquire(self, wait: float | None, token: Token, task: _Task) -> bool:
         return isinstance(await self._take(wait, token, task), Held)
 
-    async def _take(self, wait: float | None, token: _Token, task: _Task) -> Answer:
+    async def _take(self, wait: float | None, token: Token, task: _Task) -> Answer:
         engine, grip = self._engine, self._grip_of(task)
-        if grip is not None and (again := await self._enter_again(grip, task)) is not None:
+        if grip is not None and (again := await self._with(grip, task)) is not None:
             return again
-        working = in_task()
-        outer = None
-        if working and self._owner is None:
-            outer = reentrancy.holding(None, self.name, self._limit == SHARED)
+        outer = self._outer()
         if outer is not None and outer.backend is self._place.backend:
             self._still_ours(outer)
             outer.rely()
-            self._keep(task, Grip(outer, task, borrowed=True))
+            self._keep(task, TaskGrip(outer, task, borrowed=True))
             outer.tell("reentered")
             return Held(outer.fences, outer.reentered)
-        owner = self._owner or (outer.claim.owner if outer else workflow() if working else None)
-        lease = engine.lease(self._claim(token, owner, outer, ends=wait is not None), task)
-        lease.renews, lease.shared = self._renew, self._shared
-        lease.work = work() if working else None
+        lease = engine.lease(self._claim(token, outer, wait), task)
+        self._set_up(lease)
         try:
             answer = await engine.acquire(lease, wait)
         except BaseException:
@@ -337,30 +288,22 @@ class Lock(NamedLock):
             raise
         if isinstance(answer, Held):
             reentrancy.push(lease)
-            self._keep(task, Grip(lease, task))
+            self._keep(task, TaskGrip(lease, task))
             return answer
-        policy = "raise" if wait == 0 else "block"
-        lease.tell("conflict", describe_conflict(self.name, answer), policy=policy)
+        self._tell_conflict(lease, answer, wait)
         await engine.release(lease)
-        if isinstance(answer, Deadlocked):
-            path = answer.path
-            text = describe_deadlock(path, reentrancy.shares(path[-1]))
-            raise LockNeverFree(text, name=self.name)
+        self._check_deadlock(answer)
         return answer
 
-    async def _enter_again(self, grip: Grip, task: _Task) -> Held | None:
+    async def _with(self, grip: Grip, task: _Task) -> Held | None:
+        """What a task's grip says of another acquire, if that need not be asked for."""
         lease = grip.lease
         if lease.state is State.ASKED and isinstance(lease, TaskLease):
             await self._engine.release(lease)  # a failed release has left it in our own way
-        elif lease.state in (State.HELD, State.LOST) and (
-            not self._shared or (grip.task and grip.task()) is task
-        ):
-            self._still_ours(lease)
-            if not self._covering(lease):
-                return None  # it was downgraded: the acquire that follows reports the deadlock
-            grip.depth += 1
-            return Held(lease.fences, lease.reentered)
-        return None
+            return None
+        if self._shared and (grip.task and grip.task()) is not task:
+            return None
+        return self._re_enter(grip)
 
     async def _release(self, task: _Task) -> None:
         grip = self._grip_of(task) or self._grip("released")
@@ -383,17 +326,8 @@ class Lock(NamedLock):
             raise self._not_owned("was lost before it was released")
 
     async def _extend(self, grip: Grip, additional_time: float, replace_ttl: bool) -> bool:
-        lease = grip.lease
-        length = additional_time if replace_ttl else lease.remaining + additional_time
-        check_length(length, f"extend({additional_time!r}) to {length:g} s", self.name)
+        lease, length = grip.lease, self._length(grip, additional_time, replace_ttl)
         if grip.borrowed or not isinstance(lease, TaskLease):
-            self._still_ours(lease)
-            if not lease.renews and length > lease.remaining:
-                raise LockConfigError(
-                    f"the lock {self.name!r} is held by an outer Lock(renew=False): extend the "
-                    "outer Lock",
-                    name=self.name,
-                )
             return True
         if not await self._engine.extend(lease, length):
             raise self._not_owned("was lost before it was extended")
@@ -401,7 +335,7 @@ class Lock(NamedLock):
 
     async def _downgrade(self, grip: Grip) -> None:
         lease = grip.lease
-        self._check_downgrade(lease, grip.borrowed, grip.depth)
+        self._check_downgrade(grip)
         if isinstance(lease, TaskLease) and not await self._engine.downgrade(lease):
             raise self._not_owned("was lost before it was downgraded")
 
@@ -419,11 +353,8 @@ class Lock(NamedLock):
         """The engine of the running event loop."""
         return engines.engine_of_loop(self._place)
 
-    @property
-    def _lease(self) -> Lease | None:
-        """The lease of this task's hold, lost or not."""
-        grip = self._grip_of(platform.coroutine())
-        return grip.lease if grip and grip.lease.state in (State.HELD, State.LOST) else None
+    def _own_grip(self) -> Grip | None:
+        return self._grip_of(platform.coroutine())
 
     def _grip_of(self, task: _Task) -> Grip | None:
         if self._shared or task is None:
@@ -437,12 +368,3 @@ class Lock(NamedLock):
             self._grips.pop(task, None)
         else:
             self._grips[task] = grip
-
-    def _grip(self, verb: str) -> Grip:
-        grip = self._grip_of(platform.coroutine())
-        if grip is None:
-            text = (
-                f"the lock {self.name!r} is not held by this asyncio task, so it cannot be {verb}"
-            )
-            raise LockNotTaken(text, name=self.name)
-        return grip

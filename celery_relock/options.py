@@ -8,12 +8,11 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any, TypeAlias
 
-from .engine.protocol import LONGEST, SHARED
+from .engine.protocol import LONGEST, MODES, SHARED
 from .errors import LockConfigError
 
 # Seconds an execution can wait in its worker slot if lock_max_wait is not set.
 _PATIENCE = 60.0
-_MODES = ("exclusive", "shared")
 #: What an execution can do while somebody else holds the lock.
 POLICIES = ("wait", "block", "retry", "drop", "raise")
 
@@ -110,7 +109,7 @@ def _limits(value: Any) -> Any:
 def _modes(value: Any) -> list[str]:
     """A mode for each part of lock_key."""
     if isinstance(value, list | tuple) and value:
-        return [_word(*_MODES)(each) for each in value]
+        return [_word(*MODES)(each) for each in value]
     raise ValueError(value)
 
 
@@ -319,7 +318,7 @@ def call_api(tenant, path): ...""",
     mode: Any = _option(
         "exclusive",
         "Whether an execution holds its lock alone or beside others that share it.",
-        _either(_word(*_MODES), _modes, _function),
+        _either(_word(*MODES), _modes, _function),
         allowed="'exclusive', 'shared', a callable of the arguments, or a list with one of "
         "these words for each part of lock_key",
         values={
@@ -686,7 +685,7 @@ def fetch(feed): ...""",
         if self.mode != "exclusive":
             mode = self.mode
             if callable(mode):
-                mode = self._called("mode", arguments, _word(*_MODES), "'exclusive' or 'shared'")
+                mode = self._called("mode", arguments, _word(*MODES), "'exclusive' or 'shared'")
             return SHARED if mode == "shared" else 1
         if isinstance(self.limit, int):
             return self.limit

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 SHARED = 0
 #: The longest lease, and the longest time that an option may have: ten years, in seconds.
 LONGEST = 315_360_000.0
+#: The modes of a lock, as users name them.
+MODES = ("exclusive", "shared")
 
 
 class Claim(NamedTuple):

@@ -27,8 +27,9 @@ ARROWS: dict[str, set[str]] = {
     "doctor": {"declaration", "engine", "engines", "errors", "options", "settings", "worker"},
     "testing": {"declaration", "engine", "errors", "settings"},
     "signals": {"engine"},
-    "asyncio": {"contrib", "engine", "engines", "errors", "lock"},
-    "lock": {"contrib", "engines", "engine", "errors", "naming", "worker"},
+    "asyncio": {"contrib", "engine", "engines", "errors", "named_lock"},
+    "lock": {"contrib", "engine", "engines", "errors", "named_lock"},
+    "named_lock": {"engine", "errors", "naming", "worker"},
     "task": {
         "asyncio",
         "debounce", "declaration", "dedup", "engine", "errors", "lock", "naming", "order",
@@ -63,6 +64,7 @@ LIBRARIES: dict[str, set[str]] = {
     "asyncio": {"redis"},
     "testing": {"celery", "pytest"},
     "lock": {"redis"},
+    "named_lock": {"redis"},
     "signals": {"celery"},
     "task": {"celery"},
     "worker": {"celery", "kombu"},
@@ -102,7 +104,8 @@ def _broken_arrows(one: Import, package: str) -> list[str]:
     if library not in LIBRARIES.get(source, set()):
         return [place]
     # The errors of redis-py are bases of the public lock's own; the server is the backend's.
-    if source in ("asyncio", "lock") and not one.typing and one.target != "redis.exceptions":
+    public = ("asyncio", "lock", "named_lock")
+    if source in public and not one.typing and one.target != "redis.exceptions":
         return [f"{place}: only for types, or redis.exceptions"]
     return []
 

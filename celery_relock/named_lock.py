@@ -1,0 +1,313 @@
+"""What the `Lock` for threads and that for coroutines have in common: what their caller has of the
+lock, what is asked for, and the errors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from redis.exceptions import LockError, LockNotOwnedError
+
+from .engine import ids, reentrancy
+from .engine.events import describe_conflict, describe_deadlock, label_of
+from .engine.lease import Lease, State
+from .engine.protocol import LONGEST, MODES, SHARED, Answer, Claim, Deadlocked, Held
+from .errors import LockConfigError, LockConflict, LockDeadlock, LockLost, RelockError
+from .naming.template import check_name
+
+if TYPE_CHECKING:
+    from .engine.events import Work
+
+logger = logging.getLogger("celery_relock")
+
+DEFAULT_LEASE = 30.0
+Token: TypeAlias = "str | bytes | None"
+# The shortest lease, in seconds: Redis gets leases in milliseconds.
+_SHORTEST = 0.001
+
+
+class _AsInRedisPy(RelockError):
+    def __init__(
+        self,
+        message: str,
+        name: str | None = None,
+        owner: str | None = None,
+        remaining: float | None = None,
+    ) -> None:
+        super().__init__(message, name, owner, remaining)
+        #: The lock name, under the name of redis-py's attribute.
+        self.lock_name = name
+
+
+class LockNotAcquired(_AsInRedisPy, LockConflict, LockError):
+    """The lock could not be acquired in the time allowed. Also redis-py's `LockError`."""
+
+
+class LockNeverFree(_AsInRedisPy, LockDeadlock, LockError):
+    """Waiting for the lock would never end. Also redis-py's `LockError`."""
+
+
+class LockNotTaken(_AsInRedisPy, LockError):
+    """The caller has not acquired the lock, or has released it. Also redis-py's `LockError`."""
+
+
+class LockNotOwned(_AsInRedisPy, LockLost, LockNotOwnedError):
+    """The caller acquired the lock and has lost it since. Also redis-py's `LockNotOwnedError`."""
+
+
+class Grip:
+    """What a thread, or an asyncio task, has of a `Lock`.
+
+    Attributes:
+        length: seconds of a whole lease, as it was acquired.
+        depth: how often it was acquired, re-entries included.
+        task: the asyncio task that acquired the lock, if one did.
+        borrowed: whether the lease belongs to an outer holder, which releases it.
+    """
+
+    __slots__ = ("__weakref__", "borrowed", "depth", "lease", "length", "task")
+
+    def __init__(self, lease: Lease, task: asyncio.Task[Any] | None, borrowed: bool) -> None:
+        self.lease = lease
+        self.length = lease.claim.lease
+        self.depth = 1
+        self.task = None if task is None else weakref.ref(task)
+        self.borrowed = borrowed
+
+
+class NamedLock:
+    """A `Lock` up to the point where it waits for Redis. The caller is a thread or a task."""
+
+    #: Whose lock it is, for people.
+    _who = "this caller"
+
+    def __init__(
+        self,
+        name: str | bytes,
+        timeout: float | None,
+        waits: tuple[bool, float | None],
+        owner: str | None,
+        limit: Any,
+        mode: str,
+        renew: bool,
+        shared: bool,
+    ) -> None:
+        self.name = check_name(as_text(name), "Lock")
+        self.timeout = timeout
+        self.blocking, self.blocking_timeout = waits
+        self._owner = None if owner is None else ids.short(owner)
+        self._limit = SHARED if mode == "shared" else limit
+        self._renew = renew
+        self._shared = shared
+        if timeout is not None:
+            check_length(timeout, f"timeout={timeout!r}", self.name)
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise LockConfigError(
+                f"Lock {self.name!r}: limit={limit!r} cannot be used. Use a whole number from 1.",
+                name=self.name,
+            )
+        if mode not in MODES or (mode == "shared" and limit != 1):
+            raise LockConfigError(
+                f"Lock {self.name!r}: mode={mode!r} with limit={limit!r} cannot be used. Use "
+                '"exclusive", or "shared" without a limit.',
+                name=self.name,
+            )
+
+    @property
+    def fence(self) -> int:
+        """The fencing token; 0 if the caller does not hold the lock. See `Hold.fence`."""
+        lease = self._lease
+        return 0 if lease is None else lease.fences[lease.claim.names.index(self.name)]
+
+    @property
+    def lost(self) -> bool:
+        """Whether the caller acquired the lock and has lost it since."""
+        lease = self._lease
+        return lease is not None and lease.lost
+
+    @property
+    def remaining(self) -> float:
+        """Seconds for which the hold is certain; 0 if the caller does not hold the lock."""
+        lease = self._lease
+        return 0.0 if lease is None else lease.remaining
+
+    def check(self) -> None:
+        """Make sure that the lock is not lost. Call it before anything that needs the lock.
+
+        Raises:
+            LockNotTaken: the caller does not hold the lock.
+            LockNotOwned: the lock is lost.
+        """
+        self._still_ours(self._grip("relied on").lease)
+
+    def _own_grip(self) -> Grip | None:
+        """What the caller has of the lock, lost or not."""
+        raise NotImplementedError
+
+    def _grip(self, verb: str) -> Grip:
+        grip = self._own_grip()
+        if grip is None:
+            text = f"the lock {self.name!r} is not held by {self._who}, so it cannot be {verb}"
+            raise LockNotTaken(text, name=self.name)
+        return grip
+
+    @property
+    def _lease(self) -> Lease | None:
+        """The lease of the caller's hold, lost or not."""
+        grip = self._own_grip()
+        return grip.lease if grip and grip.lease.state in (State.HELD, State.LOST) else None
+
+    def _wait(self, blocking: bool | None, timeout: float | None) -> float | None:
+        """For how many seconds `acquire` is to wait, None without a bound."""
+        if not (self.blocking if blocking is None else blocking):
+            return 0.0
+        return self.blocking_timeout if timeout is None else timeout
+
+    def _re_enter(self, grip: Grip) -> Held | None:
+        """Once more what the caller has already, if that is a hold."""
+        lease = grip.lease
+        if lease.state not in (State.HELD, State.LOST):
+            return None
+        self._still_ours(lease)
+        if (
+            self._limit != SHARED
+            and lease.claim.limits[lease.claim.names.index(self.name)] == SHARED
+        ):
+            return None  # it was downgraded: the acquire that follows reports the deadlock
+        grip.depth += 1
+        return Held(lease.fences, lease.reentered)
+
+    def _outer(self) -> Lease | None:
+        """What the task that runs here has of the lock, through this client or another."""
+        if self._owner is not None or not in_task():
+            return None
+        return reentrancy.holding(None, self.name, self._limit == SHARED)
+
+    def _claim(self, token: Token, outer: Lease | None, wait: float | None) -> Claim:
+        execution_id = ids.new_id() if token is None else ids.short(as_text(token))
+        owner = self._owner or (outer.claim.owner if outer else workflow() if in_task() else None)
+        return Claim(
+            execution_id=execution_id,
+            # Without a token each attempt is an execution of its own, whose id is random.
+            attempt_id=execution_id[:8] if token is None else ids.new_attempt_id(),
+            owner=owner or execution_id,
+            names=(self.name,),
+            limits=(self._limit,),
+            lease=DEFAULT_LEASE if self.timeout is None else float(self.timeout),
+            label=label_of("Lock"),
+            by_owner=self._owner is not None,
+            # The outer holder used another client: the server finds its hold by its execution.
+            ancestors=(outer.claim.execution_id,) if outer else (),
+            # A bounded wait cannot deadlock: it ends by its bound, as redis-py's does.
+            stuck=reentrancy.stuck() if wait is None else (),
+        )
+
+    def _set_up(self, lease: Lease) -> None:
+        lease.renews, lease.shared = self._renew, self._shared
+        lease.work = work() if in_task() else None
+
+    def _tell_conflict(self, lease: Lease, answer: Answer, wait: float | None) -> None:
+        policy = "raise" if wait == 0 else "block"
+        lease.tell("conflict", describe_conflict(self.name, answer), policy=policy)
+
+    def _check_deadlock(self, answer: Answer) -> None:
+        if isinstance(answer, Deadlocked):
+            path = answer.path
+            text = describe_deadlock(path, reentrancy.shares(path[-1]))
+            raise LockNeverFree(text, name=self.name)
+
+    def _check_acquired(self, answer: Answer, wait: float | None) -> None:
+        if not isinstance(answer, Held):
+            text = f"{describe_conflict(self.name, answer)}; not acquired within {wait or 0:g} s"
+            raise LockNotAcquired(text, name=self.name)
+
+    def _length(self, grip: Grip, additional_time: float, replace_ttl: bool) -> float:
+        """How long the lease is to be, in seconds, according to `extend`."""
+        lease = grip.lease
+        length = additional_time if replace_ttl else lease.remaining + additional_time
+        check_length(length, f"extend({additional_time!r}) to {length:g} s", self.name)
+        if grip.borrowed:
+            self._still_ours(lease)
+            if not lease.renews and length > lease.remaining:
+                raise LockConfigError(
+                    f"the lock {self.name!r} is held by an outer Lock(renew=False): extend the "
+                    "outer Lock",
+                    name=self.name,
+                )
+        return length
+
+    def _check_downgrade(self, grip: Grip) -> None:
+        self._still_ours(grip.lease)
+        if grip.borrowed or grip.depth > 1:
+            outer = "an outer holder" if grip.borrowed else "an outer block"
+            raise LockConfigError(
+                f"the lock {self.name!r} cannot be downgraded here, as {outer} relies on it: "
+                "downgrade it where it was acquired first",
+                name=self.name,
+            )
+
+    def _still_ours(self, lease: Lease) -> None:
+        if lease.lost:
+            raise self._not_owned(
+                "was lost: it was not renewed in time, or it was released by force"
+            )
+        if lease.state is not State.HELD:
+            raise self._not_owned(
+                "might be released already: Redis did not answer its release. Release it again"
+            )
+
+    def _not_owned(self, what: str) -> LockNotOwned:
+        return LockNotOwned(f"the lock {self.name!r} {what}", name=self.name)
+
+
+def check_length(seconds: Any, where: str, name: str) -> None:
+    """Raise LockConfigError if a lease cannot have this length."""
+    if not isinstance(seconds, int | float) or not _SHORTEST <= seconds <= LONGEST:
+        raise LockConfigError(
+            f"Lock {name!r}: {where} cannot be used. Use a lease of {_SHORTEST} s or more, and of "
+            "ten years at the most.",
+            name=name,
+        )
+
+
+def as_text(value: str | bytes) -> str:
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            raise LockConfigError(f"a lock name must be UTF-8 text, not {value!r:.200}") from error
+    if not isinstance(value, str):
+        raise LockConfigError(f"a lock name must be text, not {value!r:.200}")
+    return value
+
+
+def in_task() -> bool:
+    """Whether a Celery task runs here, called directly or by a worker. Does not load Celery."""
+    celery = sys.modules.get("celery._state")
+    if celery is None:
+        return False
+    try:
+        local = celery._task_stack._local
+        found = local.__storage__.get(local.__ident_func__())
+    except AttributeError:
+        return bool(celery._task_stack.stack)
+    # `_task_stack.stack`, without the exception that it raises and catches, which takes longer than
+    # everything else before the request to Redis.
+    return bool(found and found.get("stack"))
+
+
+def workflow() -> str | None:
+    """The workflow of the task that runs here, None if the task was called directly."""
+    from .worker import message
+
+    return message.workflow()
+
+
+def work() -> Work | None:
+    """The task that runs here, as events carry it."""
+    from .worker import events as telling
+
+    return telling.work_for(sys.modules["celery._state"]._task_stack.top, None)
