@@ -1,4 +1,4 @@
--- lib/publish_cluster: how a message is published in a cluster, within the nodes of its slot.
+-- lib/publish_cluster: how a message is published in a cluster, and a key that is there to be absent.
 
 local function send(channel, message)
   local heard = redis.pcall('SPUBLISH', channel, message)

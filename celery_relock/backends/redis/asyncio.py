@@ -39,8 +39,8 @@ from ...errors import LockConfigError, LockUnavailable, RelockError
 from .asyncio_cluster import Router, in_thread, listen
 from .backend import (
     RedisBackend,
+    accept_server,
     answer_to,
-    check_server,
     downgraded,
     lock_state,
     place_of,
@@ -57,9 +57,8 @@ from .connections import (
     Command,
     Effort,
     Replicas,
-    promises,
 )
-from .errors import FAULTS, TooFewReplicas, note_place, passes, translate, with_locks
+from .errors import FAULTS, note_place, passes, translate, with_locks
 from .keys import bucket_of
 from .scripts import Script, scripts
 from .sentinel import BUDGET, Watched
@@ -144,18 +143,11 @@ class Links:
         commands: list[Command] = [(*how, str(len(k)), *k, *args) for k, args in calls]
         if asking:
             commands.insert(0, ("ASKING",))
-        needed = self._replicas.needed
-        if not needed or script.name not in PROMISES:
+        if not self._replicas.needed or script.name not in PROMISES:
             return (await self.ask(commands, effort))[asking:]
-        seconds = min(self._replicas.timeout, min(effort.within or math.inf, self._timeout) / 2)
-        wait = "WAIT", str(needed), str(max(round(seconds * 1000), 1))
-        *replies, copies = await self.ask([*commands, wait], effort)
-        if any(promises(script, reply) for reply in replies[asking:]):
-            if isinstance(copies, Exception):
-                raise copies
-            if copies < needed:
-                effort.unheard += 1  # it was executed, but is not valid
-                raise TooFewReplicas(f"{copies} of {needed} replicas within {seconds:g} s")
+        bound = min(effort.within or math.inf, self._timeout)
+        *replies, copies = await self.ask([*commands, self._replicas.wait(bound)], effort)
+        self._replicas.check(script, replies[asking:], copies, effort)
         return replies[asking:]
 
     async def ask(self, commands: Sequence[Command], effort: Effort) -> list[Any]:
@@ -303,7 +295,7 @@ class CoroutineBackend:
         self._work = self._links(MOST, seconds)
         # Renewals must not wait behind other commands.
         self._renewals = self._links(1, min(seconds, _LIMIT))
-        self._scripts = scripts(transport.where)
+        self._scripts = scripts(transport.variant)
         self._agreed: set[str] = set()
         self._gave_up_at = -math.inf
 
@@ -436,7 +428,7 @@ class CoroutineBackend:
     async def _look_at_server(self, key: str) -> None:
         try:
             links = await self._work.at(key)
-            check_server(*await links.ask(self.same.look_at_server, Effort()))
+            accept_server(*await links.ask(self.same.look_at_server, Effort()))
         except FAULTS as error:
             raise translate(error) from error
 

@@ -45,8 +45,7 @@ from ...engine.protocol import (
 )
 from ...errors import LockConfigError, RelockError
 from .connections import Call, Effort, Transport
-from .errors import FAULTS, translate, with_locks
-from .errors import check_server as check_version
+from .errors import FAULTS, check_server, translate, with_locks
 from .keys import SCHEMA, Keys
 from .scripts import scripts
 
@@ -79,7 +78,7 @@ class RedisBackend:
         self.transport = transport
         self.replicated = transport.replicas.needed > 0
         self.keys = Keys(namespace, transport.buckets)
-        self._scripts = scripts(transport.where)
+        self._scripts = scripts(transport.variant)
         self._agreed: set[str] = set()
         self._idle: dict[tuple[str, int], float] = {}
 
@@ -419,13 +418,13 @@ class RedisBackend:
 
     def _look_at_server(self, key: str) -> None:
         try:
-            check_server(*self.transport.at(key).ask(self.look_at_server, Effort()))
+            accept_server(*self.transport.at(key).ask(self.look_at_server, Effort()))
         except FAULTS as error:
             raise translate(error) from error
 
     @property
     def look_at_server(self) -> list[tuple[str, ...]]:
-        """The commands whose answers `check_server` reads."""
+        """The commands whose answers `accept_server` reads."""
         # Scripts ignore a PUBLISH that is forbidden, so only this command reveals it.
         return [("INFO", "server"), ("PUBLISH", self.keys.inbox("-"), "")]
 
@@ -538,9 +537,9 @@ def lock_state(reply: Sequence[Any]) -> LockState:
     return LockState(tuple(_hold(*h) for h in holds), tuple(_waiter(*w) for w in waiters), waiting)
 
 
-def check_server(info: Any, heard: Any) -> None:
+def accept_server(info: Any, heard: Any) -> None:
     """Raise LockConfigError if the server is too old; warn if it forbids messages."""
-    check_version(_fields(info))
+    check_server(_fields(info))
     if isinstance(heard, Exception):
         logger.warning(
             "Cannot notify waiters of grants, so they find out seconds later: %s",

@@ -200,7 +200,7 @@ class Cluster(Transport):
         buckets: the number of buckets.
     """
 
-    where = "cluster"
+    variant = "cluster"
 
     def __init__(
         self,

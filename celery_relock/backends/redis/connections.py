@@ -65,6 +65,21 @@ class Replicas(NamedTuple):
             )
         return self
 
+    def wait(self, answer: float) -> Command:
+        """The command that counts them, where `answer` seconds pass before one counts as lost."""
+        seconds = min(self.timeout, answer / 2)
+        return "WAIT", str(self.needed), str(max(round(seconds * 1000), 1))
+
+    def check(self, script: Script, replies: Sequence[Any], copies: Any, effort: Effort) -> None:
+        """Raise unless enough replicas have what a script promises. `copies` answered WAIT."""
+        if not any(_promises(script, reply) for reply in replies):
+            return
+        if isinstance(copies, Exception):
+            raise copies
+        if copies < self.needed:
+            effort.unheard += 1  # it was executed, but is not valid
+            raise TooFewReplicas(f"{copies} of {self.needed} replicas within {self.timeout:g} s")
+
 
 NONE = Replicas()
 
@@ -146,22 +161,10 @@ class Connections:
         if not self._replicas.needed or script.name not in PROMISES:
             return self.ask(commands, effort)[asking:]
         # WAIT counts the writes of its own connection, so it is sent along.
-        *replies, copies = self.ask([*commands, self._wait(effort.within)], effort)
-        if any(promises(script, reply) for reply in replies[asking:]):
-            if isinstance(copies, Exception):
-                raise copies
-            if copies < self._replicas.needed:
-                effort.unheard += 1  # it was executed, but is not valid
-                raise TooFewReplicas(
-                    f"{copies} of {self._replicas.needed} replicas within "
-                    f"{self._replicas.timeout:g} s"
-                )
+        bound = min(filter(None, (effort.within, self._limit, self._options["socket_timeout"])))
+        *replies, copies = self.ask([*commands, self._replicas.wait(bound)], effort)
+        self._replicas.check(script, replies[asking:], copies, effort)
         return replies[asking:]
-
-    def _wait(self, within: float | None) -> Command:
-        answer = min(filter(None, (within, self._limit, self._options["socket_timeout"])))
-        seconds = min(self._replicas.timeout, answer / 2)
-        return "WAIT", str(self._replicas.needed), str(max(round(seconds * 1000), 1))
 
     def ask(self, commands: Sequence[Command], effort: Effort) -> list[Any]:
         """Send commands together and read the answer to each. An error of the server is an answer.
@@ -269,7 +272,7 @@ def _quiet(link: Any) -> bool:
         return False
 
 
-def promises(script: Script, reply: Any) -> bool:
+def _promises(script: Script, reply: Any) -> bool:
     if isinstance(reply, Exception):
         return False
     if script.name in ("acquire", "debounce"):
@@ -289,7 +292,7 @@ class Transport:
 
     Attributes:
         fingerprint: equal for two transports with the same place, options and credentials.
-        where: the variant of the scripts, see `scripts`.
+        variant: of the scripts, see `scripts`.
         buckets: the number of buckets of its keys.
     """
 
@@ -301,7 +304,7 @@ class Transport:
     PAUSES = (0.0, 0.05, 0.1, 0.2)
 
     fingerprint = ""
-    where = "server"
+    variant = "server"
     buckets = 1
 
     def __init__(

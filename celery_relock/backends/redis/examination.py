@@ -95,7 +95,7 @@ return said
 """
 
 
-def needed(scripts: Mapping[str, Script]) -> list[str]:
+def commands_of(scripts: Mapping[str, Script]) -> list[str]:
     """The commands in the source of the scripts."""
     text = "".join(script.source for script in scripts.values())
     return sorted(set(re.findall(r"redis\.p?call\(\s*'([A-Z]+)'", text)))
@@ -188,7 +188,7 @@ class Examination(NamedTuple):
         """The permissions that the user lacks at a server."""
         namespace, key = self.own_keys.namespace, f"{self.own_keys.prefix(bucket)}-"
         channel = self.own_keys.inbox("-", bucket)
-        names = [name for name in needed(self.scripts) if name in _TRIED]
+        names = [name for name in commands_of(self.scripts) if name in _TRIED]
         commands = json.dumps([(name, *_TRIED[name]) for name in names])
         try_all = ("EVAL", _TRY, "1", key, commands, channel)
         tried: list[Command] = [
@@ -203,7 +203,7 @@ class Examination(NamedTuple):
         ]
         if self.transport.replicas.needed:
             tried.append(("WAIT", "0", "1"))
-        if self.transport.where == "cluster":
+        if self.transport.variant == "cluster":
             tried += [("CLUSTER", "SLOTS"), ("ASKING",)]
         rules = [_rule(command) for command in tried]
         said: list[tuple[str, Any]] = list(zip(rules, _answers(links, tried), strict=True))
@@ -214,7 +214,7 @@ class Examination(NamedTuple):
                 for name, text in zip(names, inner, strict=True)
             ]
         said.append(("+subscribe", _subscribed(links, "SUBSCRIBE", channel)))
-        if self.transport.where == "cluster":
+        if self.transport.variant == "cluster":
             said.append(("+ssubscribe", _subscribed(links, "SSUBSCRIBE", channel)))
         for rule, answer in said:
             if isinstance(answer, Exception) and forbids(answer):

@@ -26,16 +26,16 @@ class Script(NamedTuple):
 
 
 @cache
-def scripts(where: str = "server") -> Mapping[str, Script]:
+def scripts(variant: str = "server") -> Mapping[str, Script]:
     """Every verb by name, read once in a process.
 
     Args:
-        where: `server`, `sentinel` or `cluster`. They differ in how they publish a message and find
-            out whether somebody listens (`lib/publish*.lua`).
+        variant: `server`, `sentinel` or `cluster`. They differ in how they publish a message and
+            find out whether somebody listens (`lib/publish*.lua`).
     """
     parts = {f"lib/{path.stem}": path.read_text("utf-8") for path in FOLDER.glob("lib/*.lua")}
-    if where != "server":
-        parts["lib/publish"] = parts[f"lib/publish_{where}"]
+    if variant != "server":
+        parts["lib/publish"] = parts[f"lib/publish_{variant}"]
     return {path.stem: _script(path, parts) for path in sorted(FOLDER.glob("*.lua"))}
 
 

@@ -245,7 +245,7 @@ class Watched(Transport):
     """The way to the master that Sentinels name. A command is repeated for as long as a failover
     takes."""
 
-    where = "sentinel"
+    variant = "sentinel"
 
     def __init__(self, finder: Finder, *args: Any) -> None:
         super().__init__(*args)

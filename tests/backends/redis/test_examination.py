@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 
 from celery_relock.backends.redis.connections import Replicas
-from celery_relock.backends.redis.examination import _TRIED, _kind, needed
+from celery_relock.backends.redis.examination import _TRIED, _kind, commands_of
 from celery_relock.backends.redis.scripts import scripts
 from celery_relock.engine.examination import Examination
 from celery_relock.errors import LockConfigError
@@ -22,7 +22,7 @@ from tests.support.worker import ROOT
 # What the page says that a user needs, for locks and to be looked at.
 FOR_A_LOOK = ["+info", "+config|get", "+scan", "+dbsize", "+memory|usage", "+wait"]
 BASIS = ["+eval", "+evalsha", "+publish", "+subscribe", "+ping", "+select", "+client|setname"]
-COMMANDS = [*BASIS, *(f"+{name.lower()}" for name in needed(scripts()) if name != "PUBLISH")]
+COMMANDS = [*BASIS, *(f"+{name.lower()}" for name in commands_of(scripts()) if name != "PUBLISH")]
 NAMED = ["~relock:*", "&relock:*"]
 EVERYTHING = ["resetkeys", "resetchannels", *NAMED, "nocommands", *COMMANDS, *FOR_A_LOOK]
 
@@ -54,8 +54,8 @@ def as_user(server: RedisServer) -> Iterator[Callable[[list[str]], Examination]]
 
 
 def test_every_command_of_every_script_is_tried() -> None:
-    for where in ("server", "sentinel", "cluster"):
-        assert set(needed(scripts(where))) <= set(_TRIED)
+    for variant in ("server", "sentinel", "cluster"):
+        assert set(commands_of(scripts(variant))) <= set(_TRIED)
 
 
 def test_whoever_may_do_all_of_it_lacks_nothing_and_nothing_is_left_behind(
