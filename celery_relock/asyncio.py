@@ -59,7 +59,7 @@ class TaskGrip(Grip):
 
     def still(self) -> object:
         """This grip; None if its task has ended."""
-        if self.task is None or self.lease.shared:
+        if self.task is None or self.lease.for_any_thread:
             return self
         task = self.task()
         return None if task is None or task.done() else self
@@ -126,7 +126,7 @@ class Lock(NamedLock):
         waits = blocking, blocking_timeout
         super().__init__(name, timeout, waits, owner, limit, mode, renew, not thread_local)
         self.raise_on_release_error = raise_on_release_error
-        self._place = (
+        self._locks = (
             redis
             if isinstance(redis, _Locks)
             else engines.engine_for(redis, namespace, replicas=(min_replicas, 1.0), loops=True)
@@ -273,7 +273,7 @@ class Lock(NamedLock):
         if grip is not None and (again := await self._with(grip, task)) is not None:
             return again
         outer = self._outer()
-        if outer is not None and outer.backend is self._place.backend:
+        if outer is not None and outer.backend is self._locks.backend:
             self._still_ours(outer)
             outer.rely()
             self._keep(task, TaskGrip(outer, task, borrowed=True))
@@ -301,7 +301,7 @@ class Lock(NamedLock):
         if lease.state is State.ASKED and isinstance(lease, TaskLease):
             await self._engine.release(lease)  # a failed release has left it in our own way
             return None
-        if self._shared and (grip.task and grip.task()) is not task:
+        if self._for_any_thread and (grip.task and grip.task()) is not task:
             return None
         return self._re_enter(grip)
 
@@ -351,18 +351,18 @@ class Lock(NamedLock):
     @property
     def _engine(self) -> Engine:
         """The engine of the running event loop."""
-        return engines.engine_of_loop(self._place)
+        return engines.engine_of_loop(self._locks)
 
     def _own_grip(self) -> Grip | None:
         return self._grip_of(platform.coroutine())
 
     def _grip_of(self, task: _Task) -> Grip | None:
-        if self._shared or task is None:
+        if self._for_any_thread or task is None:
             return self._grip_of_all
         return self._grips.get(task)
 
     def _keep(self, task: _Task, grip: Grip | None) -> None:
-        if self._shared or task is None:
+        if self._for_any_thread or task is None:
             self._grip_of_all = grip
         elif grip is None:
             self._grips.pop(task, None)

@@ -43,35 +43,35 @@ _in_memory: dict[str, Engine] = {}
 
 
 def engine_for(
-    place: object,
+    address: object,
     namespace: str = NAMESPACE,
     ssl: Mapping[str, Any] | bool | None = None,
     transport: Mapping[str, Any] | None = None,
     replicas: tuple[int, float] = (0, 1.0),
     loops: bool = False,
 ) -> Engine:
-    """The engine for the locks of one place.
+    """The engine for the locks in one Redis.
 
     Args:
-        place: a URL (`memory://` for locks in this process), a redis-py client, or a function that
-            returns a client.
+        address: a URL (`memory://` for locks in this process), a redis-py client, or a function
+            that returns a client.
         namespace: the prefix of all keys.
         ssl: TLS options of a URL. A client has its own.
         transport: Sentinel options of a URL. A client has its own.
         replicas: how many replicas must have a hold before it is valid, and within how many
             seconds.
-        loops: whether coroutines will use the locks; then `place` can be a redis.asyncio client.
+        loops: whether coroutines will use the locks; then `address` can be a redis.asyncio client.
 
     Raises:
-        LockConfigError: the place, one of its options or the namespace cannot be used.
+        LockConfigError: the address, one of its options or the namespace cannot be used.
     """
-    if isinstance(place, str) and place.lower().startswith("memory:"):
-        return engine_in_memory(place, namespace)
-    if isinstance(place, str):
-        return engine_for_url(place, namespace, ssl, transport, replicas)
-    if callable(place) and not isinstance(place, type):
-        return engine_for_factory(place, namespace, replicas, loops)
-    return engine_for_client(place, namespace, replicas, loops)
+    if isinstance(address, str) and address.lower().startswith("memory:"):
+        return engine_in_memory(address, namespace)
+    if isinstance(address, str):
+        return engine_for_url(address, namespace, ssl, transport, replicas)
+    if callable(address) and not isinstance(address, type):
+        return engine_for_factory(address, namespace, replicas, loops)
+    return engine_for_client(address, namespace, replicas, loops)
 
 
 def engine_of_loop(engine: Engine) -> LoopEngine:

@@ -52,7 +52,7 @@ class ThreadGrip(Grip):
     def __init__(self, lease: Lease, borrowed: bool = False) -> None:
         super().__init__(lease, platform.coroutine(), borrowed)
         #: The thread that acquired the lock, if other threads share the grip.
-        self.thread = threading.current_thread() if lease.shared else None
+        self.thread = threading.current_thread() if lease.for_any_thread else None
         if not borrowed:
             lease.holder = weakref.ref(self)
 
@@ -344,7 +344,7 @@ class Lock(NamedLock):
             task = grip.task()
             if task and not task.done() and task is not platform.coroutine():
                 return self._of_another(lease, wait)
-        if self._shared and grip.thread is not threading.current_thread():
+        if self._for_any_thread and grip.thread is not threading.current_thread():
             return None
         return self._re_enter(grip)
 

@@ -93,7 +93,7 @@ class NamedLock:
         limit: Any,
         mode: str,
         renew: bool,
-        shared: bool,
+        for_any_thread: bool,
     ) -> None:
         self.name = check_name(as_text(name), "Lock")
         self.timeout = timeout
@@ -101,7 +101,7 @@ class NamedLock:
         self._owner = None if owner is None else ids.short(owner)
         self._limit = SHARED if mode == "shared" else limit
         self._renew = renew
-        self._shared = shared
+        self._for_any_thread = for_any_thread
         if timeout is not None:
             check_length(timeout, f"timeout={timeout!r}", self.name)
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
@@ -206,7 +206,7 @@ class NamedLock:
         )
 
     def _set_up(self, lease: Lease) -> None:
-        lease.renews, lease.shared = self._renew, self._shared
+        lease.renews, lease.for_any_thread = self._renew, self._for_any_thread
         lease.work = work() if in_task() else None
 
     def _tell_conflict(self, lease: Lease, answer: Answer, wait: float | None) -> None:

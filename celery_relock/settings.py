@@ -70,10 +70,10 @@ def store_settings(app: Any) -> StoreSettings:
     """
     conf = _read(app)
     namespace = _namespace(conf)
-    place = _get(conf, "relock_url")
-    if callable(place) or hasattr(place, "connection_pool") or hasattr(place, "nodes_manager"):
-        return _bounded(StoreSettings(place, None, namespace, replicas=_replicas(conf)), conf)
-    for source, value in _places(conf):
+    given = _get(conf, "relock_url")
+    if callable(given) or hasattr(given, "connection_pool") or hasattr(given, "nodes_manager"):
+        return _bounded(StoreSettings(given, None, namespace, replicas=_replicas(conf)), conf)
+    for source, value in _candidates(conf):
         for url in _urls(value):
             if source == "relock_url" or _is_redis(url):
                 ssl, transport = _ssl(conf, source, url), _transport(conf, source)
@@ -197,7 +197,7 @@ def _text(conf: Any, name: str) -> str | None:
     raise LockConfigError(f"settings: {name} must be text, not {type(value).__qualname__}")
 
 
-def _places(conf: Any) -> Iterator[tuple[str, Any]]:
+def _candidates(conf: Any) -> Iterator[tuple[str, Any]]:
     yield "relock_url", _text(conf, "relock_url")
     backend = conf.result_backend
     yield "result_backend", _old_backend(conf) if backend == "redis" else backend

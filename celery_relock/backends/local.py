@@ -48,8 +48,8 @@ class LocalBackend:
     def __init__(self, same: MemoryBackend | NoLocks) -> None:
         self.same = same
 
-    async def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Answer:
-        return self.same.acquire(claim, wait, inbox)
+    async def acquire(self, claim: Claim, waiter_lease: float = 0.0, inbox: str = "-") -> Answer:
+        return self.same.acquire(claim, waiter_lease, inbox)
 
     async def release(
         self,

@@ -822,8 +822,8 @@ class _Command:
 
 
 class _Acquire(_Command):
-    """Acquire all locks of a claim, or none. If they are not free: wait (`wait`), park (`request`),
-    or return the conflict."""
+    """Acquire all locks of a claim, or none. If they are not free: wait (`waiter_lease`), park
+    (`request`), or return the conflict."""
 
     def __init__(
         self,
@@ -831,14 +831,14 @@ class _Acquire(_Command):
         now: float,
         claim: Claim,
         inbox: str,
-        wait: float = 0.0,
+        waiter_lease: float = 0.0,
         request: ParkRequest | None = None,
     ) -> None:
         super().__init__(state, now, by=f"{claim.execution_id} {claim.attempt_id}")
         self.claim = claim
         self.me = claim.execution_id
         self.inbox = inbox
-        self.wait = wait
+        self.waiter_lease = waiter_lease
         self.request = request
         self.holds = False
         self.limits = dict(zip(claim.names, claim.limits, strict=True))
@@ -856,7 +856,7 @@ class _Acquire(_Command):
         if blocked is None:
             self._leave_other_places({})
             return self._held(joined, wanted)
-        if not self.wait and self.request is None:
+        if not self.waiter_lease and self.request is None:
             return self._busy(blocked)
         if path := self.deadlock(self.me, wanted, self.claim.stuck):
             self._leave_other_places({})
@@ -904,7 +904,7 @@ class _Acquire(_Command):
         claim = self.claim
         # If this attempt holds the lock already, a parked message is a copy of its own.
         self.holds = any(lock.has(self.me) for lock in self.locks)
-        asks = self.wait > 0 or self.request is not None
+        asks = self.waiter_lease > 0 or self.request is not None
         for lock in self.locks:
             place = lock.queue.get(self.me)
             if place is None:
@@ -920,7 +920,7 @@ class _Acquire(_Command):
                 # attempt.
                 place.limits = {name: self.limits.get(name, n) for name, n in place.limits.items()}
                 if not place.awaited:
-                    place.life = self.wait or claim.lease
+                    place.life = self.waiter_lease or claim.lease
                     place.expiry = self.now + place.life
                 place.ancestors = claim.ancestors if place.parked else ()
                 # The attempt that comes with a message is another than the one that parked it.
@@ -996,7 +996,7 @@ class _Acquire(_Command):
                 self.leave(place)
 
     def _place(self, wanted: dict[str, int]) -> _Place:
-        claim, life = self.claim, self.wait or self.claim.lease
+        claim, life = self.claim, self.waiter_lease or self.claim.lease
         return _Place(
             self.me,
             claim.attempt_id,
@@ -1133,8 +1133,8 @@ class MemoryBackend:
     def route(self, names: Sequence[str]) -> object:
         return None
 
-    def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Answer:
-        with self._executes(_Acquire, claim, inbox, wait) as command:
+    def acquire(self, claim: Claim, waiter_lease: float = 0.0, inbox: str = "-") -> Answer:
+        with self._executes(_Acquire, claim, inbox, waiter_lease) as command:
             answer = command.answer()
             assert not isinstance(answer, Parked | Full), answer
             return answer
@@ -1490,7 +1490,7 @@ def _keep_place(command: _Command, beat: Renewal) -> _Place | None:
         return None
     if place.attempt_id != beat.attempt_id:
         return None
-    place.life, place.expiry = beat.wait, command.now + beat.wait
+    place.life, place.expiry = beat.waiter_lease, command.now + beat.waiter_lease
     return place
 
 

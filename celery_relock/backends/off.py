@@ -36,7 +36,7 @@ class NoLocks:
     def route(self, names: Sequence[str]) -> object:
         return None
 
-    def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Held:
+    def acquire(self, claim: Claim, waiter_lease: float = 0.0, inbox: str = "-") -> Held:
         return Held((0,) * len(claim.names), (False,) * len(claim.names))
 
     def park(self, claim: Claim, park_request: ParkRequest, inbox: str = "-") -> Held:

@@ -36,7 +36,7 @@ from .protocol import (
     Released,
     Renewal,
 )
-from .renewal import Registry, shares_of
+from .renewal import Registry, ask_for
 
 # Connections and tasks that nobody needed for so many seconds end.
 _LINGER = 10.0
@@ -49,7 +49,9 @@ class Coroutines(Protocol):
     same: Any
     replicated: bool
 
-    async def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Answer: ...
+    async def acquire(
+        self, claim: Claim, waiter_lease: float = 0.0, inbox: str = "-"
+    ) -> Answer: ...
 
     async def release(
         self,
@@ -155,7 +157,7 @@ class Engine:
                 called = self.backend.acquire(lease.claim, number, self._inbox)
                 result = await self._asked(called)
             elif step is Step.DOZE:
-                await lease.doze(min(number, lease.wait))
+                await lease.doze(min(number, lease.waiter_lease))
             elif step is Step.SLEEP:
                 await asyncio.sleep(number)
             elif step is Step.LISTEN:
@@ -392,11 +394,11 @@ class Keeper(Registry):
             return
         outage = self._outage(self._backend.same, verb)
         with outage:  # whatever it is, it is tried again until the deadline
-            sent, shares, every = shares_of(leases)
+            sent, asked, every = ask_for(leases)
             within = self._patience(sent)
             if verb == "renew":
-                self._renewed(sent, shares, await self._backend.renew(every, within=within))
+                self._renewed(sent, asked, await self._backend.renew(every, within=within))
             else:
-                self._beaten(sent, shares, await self._backend.heartbeat(every, within=within))
+                self._beaten(sent, asked, await self._backend.heartbeat(every, within=within))
             return
         self._put_off(leases, outage)

@@ -115,7 +115,7 @@ class Engine:
                 result = self.backend.acquire(lease.claim, number, self._inbox.name)
             elif step is Step.DOZE:
                 # In slices: a missed ring delays by one heartbeat and hangs nobody.
-                lease.sleep(min(number, lease.wait / 3))
+                lease.sleep(min(number, lease.waiter_lease / 3))
             elif step is Step.SLEEP:
                 time.sleep(number)
             elif step is Step.LISTEN:
@@ -284,7 +284,7 @@ def acquiring(
     queue = (wait is None or wait > 0) and listening
     late = 0
     while True:
-        answer: Answer = yield Step.ASK, lease.wait if queue else 0.0
+        answer: Answer = yield Step.ASK, lease.waiter_lease if queue else 0.0
         if isinstance(answer, Queued):
             answer = yield from _waiting(lease, answer, until, replicated)
         held = lease.state is State.HELD and time.monotonic() < lease.deadline
@@ -306,7 +306,7 @@ def acquiring(
             return answer
         elif isinstance(answer, Duplicate):
             # The other attempt renews, ends or lapses without a message to us: look now and then.
-            yield Step.SLEEP, min(max(answer.remaining, 0.05), lease.wait / 3, left)
+            yield Step.SLEEP, min(max(answer.remaining, 0.05), lease.waiter_lease / 3, left)
         else:
             yield Step.LISTEN, left
             queue = True

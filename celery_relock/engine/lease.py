@@ -64,7 +64,7 @@ class Lease:
 
     Attributes:
         claim, backend: what is asked for, and where.
-        wait: seconds that a place in the queue lives without a heartbeat.
+        waiter_lease: seconds that its place in the queue lives without a heartbeat.
         deadline: when this side stops believing in the hold (or in a grant while it waits).
         renewed: when the last command was sent that the server answered well.
         due: when the keep-alive thread next looks after the lease.
@@ -73,7 +73,7 @@ class Lease:
         renews: False lets the hold end by itself.
         on_lost: called once with the reason when the hold is lost, from whatever thread finds out.
         listen: called once when the hold is `LONG`; from then on the process hears of a loss.
-        shared: another thread may release the lock.
+        for_any_thread: another thread may release the lock.
         holder: returns who releases the lock; when it returns None, nothing renews the lease.
         work: the task that the lock is for, None outside of tasks.
         reliers: how many calls on its call stack have re-entered it, and rely on it.
@@ -93,6 +93,7 @@ class Lease:
         "deadline",
         "due",
         "fences",
+        "for_any_thread",
         "held_since",
         "holder",
         "listen",
@@ -105,10 +106,9 @@ class Lease:
         "renewed",
         "renews",
         "repeated",
-        "shared",
         "state",
         "successor",
-        "wait",
+        "waiter_lease",
         "waits_since",
         "work",
     )  # fmt: skip
@@ -117,20 +117,20 @@ class Lease:
         self,
         claim: Claim,
         backend: Backend,
-        wait: float,
+        waiter_lease: float,
         on_lost: Callable[[str], None] | None = None,
         listen: Callable[[], None] | None = None,
     ) -> None:
         self.claim = claim
         self.backend = backend
-        self.wait = wait
+        self.waiter_lease = waiter_lease
         self.on_lost = on_lost
         self.listen = listen
         self.state = State.NEW
         self.fences: tuple[int, ...] = ()
         self.reentered: tuple[bool, ...] = ()
         self.repeated = False
-        self.shared = False
+        self.for_any_thread = False
         self.renews = True
         self.deadline = self.due = self.renewed = 0.0
         self.waits_since = self.parked_since = self.held_since = 0.0
@@ -370,8 +370,8 @@ class Lease:
 
     def _expect(self, sent: float, recheck: float) -> None:
         self.renewed = sent
-        self.deadline = sent + self.wait - self.wait * MARGIN
-        self.due = sent + self.wait / 3
+        self.deadline = sent + self.waiter_lease - self.waiter_lease * MARGIN
+        self.due = sent + self.waiter_lease / 3
         if recheck > 0:
             self.due = min(self.due, time.monotonic() + recheck + 0.005)
 
@@ -411,9 +411,9 @@ class Lease:
 
     def renewals(self) -> list[Renewal]:
         """What the keep-alive sends for the lease: one renewal for each lock name."""
-        claim, wait = self.claim, self.wait if self.state is State.WAITING else 0.0
+        claim, place = self.claim, self.waiter_lease if self.state is State.WAITING else 0.0
         return [
-            Renewal(name, claim.execution_id, claim.attempt_id, claim.lease, wait, longer=True)
+            Renewal(name, claim.execution_id, claim.attempt_id, claim.lease, place, longer=True)
             for name in claim.names
         ]
 

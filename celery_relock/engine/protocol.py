@@ -341,7 +341,7 @@ class Renewal(NamedTuple):
     """One line of a renewal or heartbeat: an execution's share of one lock.
 
     Attributes:
-        wait: seconds that a place lives; 0 for a hold.
+        waiter_lease: seconds that a place lives; 0 for a hold.
         longer: whether the lease is only ever made longer, never shorter.
     """
 
@@ -349,7 +349,7 @@ class Renewal(NamedTuple):
     execution_id: str
     attempt_id: str
     lease: float
-    wait: float = 0.0
+    waiter_lease: float = 0.0
     longer: bool = False
 
 
@@ -412,10 +412,10 @@ class Backend(Protocol):
         """What renewals of these locks share. Renewals with another route are sent by another call,
         which does not fail with this call."""
 
-    def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Answer:
-        """Acquire all locks of the claim, or none. With `wait` seconds > 0 queue for them: the
-        place lives that long without a heartbeat, and `inbox` hears of the grant, and later of a
-        forced release."""
+    def acquire(self, claim: Claim, waiter_lease: float = 0.0, inbox: str = "-") -> Answer:
+        """Acquire all locks of the claim, or none. With `waiter_lease` > 0 queue for them: the
+        place lives for so many seconds without a heartbeat, and `inbox` hears of the grant, and
+        later of a forced release."""
 
     def park(
         self, claim: Claim, park_request: ParkRequest, inbox: str = "-"

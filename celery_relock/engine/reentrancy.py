@@ -89,7 +89,7 @@ def stuck() -> tuple[str, ...]:
 def _is_stuck(lease: Lease) -> bool:
     # Not stuck: another thread may release it, nobody renews it, or its holder is gone.
     dropped = lease.holder is not None and lease.holder() is None
-    return lease.renews and not lease.shared and not dropped
+    return lease.renews and not lease.for_any_thread and not dropped
 
 
 def _counts(lease: Lease) -> bool:

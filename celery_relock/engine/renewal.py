@@ -103,7 +103,7 @@ _TOGETHER = 0.25
 _SHORTEST, _LONGEST = 0.2, 5.0
 
 _Route: TypeAlias = tuple[int, object]
-_Shares: TypeAlias = list[tuple[Lease, list[Renewal]]]
+_Asked: TypeAlias = list[tuple[Lease, list[Renewal]]]
 _Outages: TypeAlias = defaultdict[object, Outage]
 _aside = Aside()
 
@@ -199,7 +199,7 @@ class Registry:
             if now >= lease.listen_at and lease.listen is not None:
                 lease.listen_at = math.inf
                 lease.listen()
-            if lease.due <= now + _TOGETHER * lease.wait / 3:
+            if lease.due <= now + _TOGETHER * lease.waiter_lease / 3:
                 # Not by the backend: another way to the same Redis is equal, and has other
                 # credentials and another number of replicas.
                 route = id(lease.backend), lease.backend.route(lease.claim.names)
@@ -225,12 +225,12 @@ class Registry:
                     _aside(partial(lease.tell, "unrenewed", str(outage.error)))
         again = time.monotonic()
         for lease in leases:
-            lease.due = again + min(1.0, lease.wait / 15)
+            lease.due = again + min(1.0, lease.waiter_lease / 15)
         self._tell_losses()  # what comes next may take as long
 
-    def _renewed(self, sent: float, shares: _Shares, answers: Iterable[bool]) -> None:
+    def _renewed(self, sent: float, asked: _Asked, answers: Iterable[bool]) -> None:
         answers = iter(answers)
-        for lease, renewals in shares:
+        for lease, renewals in asked:
             kept = [(renewal.name, next(answers)) for renewal in renewals]
             if lease.claim.attempt_id != renewals[0].attempt_id:
                 continue  # of an attempt that was released, and that another has followed
@@ -240,11 +240,9 @@ class Registry:
             elif not lease.renew(sent, renewals[0].lease) and lease.lost:
                 self._lose(lease, "its renewal was answered after the lease had run out")
 
-    def _beaten(
-        self, sent: float, shares: _Shares, answers: Iterable[Held | Queued | None]
-    ) -> None:
+    def _beaten(self, sent: float, asked: _Asked, answers: Iterable[Held | Queued | None]) -> None:
         answers = iter(answers)
-        for lease, renewals in shares:
+        for lease, renewals in asked:
             self._told(lease, renewals[0], sent, [next(answers) for _ in renewals])
 
     def _told(
@@ -359,12 +357,12 @@ class KeepAlive(Registry):
         self._put_off(leases, outage)
 
     def _renew(self, backend: Backend, leases: list[Lease]) -> None:
-        sent, shares, every = shares_of(leases)
-        self._renewed(sent, shares, backend.renew(every, within=self._patience(sent)))
+        sent, asked, every = ask_for(leases)
+        self._renewed(sent, asked, backend.renew(every, within=self._patience(sent)))
 
     def _heartbeat(self, backend: Backend, leases: list[Lease]) -> None:
-        sent, shares, every = shares_of(leases)
-        self._beaten(sent, shares, backend.heartbeat(every, within=self._patience(sent)))
+        sent, asked, every = ask_for(leases)
+        self._beaten(sent, asked, backend.heartbeat(every, within=self._patience(sent)))
 
 
 def lose(
@@ -385,10 +383,10 @@ def lose(
     return True
 
 
-def shares_of(leases: Sequence[Lease]) -> tuple[float, _Shares, list[Renewal]]:
+def ask_for(leases: Sequence[Lease]) -> tuple[float, _Asked, list[Renewal]]:
     """What is sent for leases: from now on it counts; by lease; and all in a row."""
-    shares = [(lease, lease.renewals()) for lease in leases]
-    return time.monotonic(), shares, [each for _, renewals in shares for each in renewals]
+    asked = [(lease, lease.renewals()) for lease in leases]
+    return time.monotonic(), asked, [each for _, renewals in asked for each in renewals]
 
 
 keepalive = KeepAlive()

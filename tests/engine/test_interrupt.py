@@ -138,7 +138,7 @@ def test_the_body_may_catch_it_and_is_not_interrupted_again(
 def bare_lease() -> Lease:
     """A hold that no server knows, for what only matters on this side."""
     claim = Claim("execution", "attempt", "owner", ("a",), (1,), 30.0)
-    lease = Lease(claim, backend=None, wait=6.0)  # type: ignore[arg-type]
+    lease = Lease(claim, backend=None, waiter_lease=6.0)  # type: ignore[arg-type]
     lease.state, lease.deadline = State.HELD, time.monotonic() + 30
     return lease
 

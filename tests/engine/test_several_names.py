@@ -11,7 +11,7 @@ import redis
 
 from celery_relock.engine.lease import Lease, State
 from celery_relock.engine.protocol import Conflict, Held
-from celery_relock.engine.renewal import keepalive, shares_of
+from celery_relock.engine.renewal import ask_for, keepalive
 from tests.engine.conftest import Runs
 from tests.support import leftovers, wait_for
 from tests.support.companion import running
@@ -217,9 +217,9 @@ def test_a_lock_that_is_not_left_to_a_retry_is_not_missed_by_a_renewal_on_its_wa
 ) -> None:
     one = runs()
     lease = one.held("a", "b")
-    sent, shares, _ = shares_of([lease])
+    sent, asked, _ = ask_for([lease])
     lease.narrow((True, False))
-    keepalive._renewed(sent, shares, [True, False])
+    keepalive._renewed(sent, asked, [True, False])
     assert not lease.lost
-    keepalive._renewed(sent, shares, [False, True])
+    keepalive._renewed(sent, asked, [False, True])
     assert lease.lost

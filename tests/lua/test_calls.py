@@ -85,7 +85,7 @@ def _use_every_verb(backend: RedisBackend) -> None:
     """Each verb, with one lock and with several, and each of its replies."""
     backend.acquire(_claim("r1", "a"))  # HELD
     backend.acquire(_claim("r2", "a"))  # BUSY
-    backend.acquire(_claim("r2", "a"), wait=20.0, inbox="inbox")  # WAIT
+    backend.acquire(_claim("r2", "a"), waiter_lease=20.0, inbox="inbox")  # WAIT
     backend.acquire(_claim("r1", "a", attempt_id="n2"))  # DUPLICATE
     backend.acquire(_claim("r3", "b", "c"))
     backend.renew([Renewal("a", "r1", "n1", 30.0), Renewal("b", "r3", "gone", 30.0)])
@@ -115,8 +115,8 @@ def _use_every_verb(backend: RedisBackend) -> None:
     backend.consumed("home:queue")
     backend.acquire(_claim("r7", "x"))
     backend.acquire(_claim("r8", "y"))
-    backend.acquire(_claim("inner-r7", "y")._replace(stuck=("r7",)), wait=20.0)
-    backend.acquire(_claim("inner-r8", "x")._replace(stuck=("r8",)), wait=20.0)  # DEADLOCK
+    backend.acquire(_claim("inner-r7", "y")._replace(stuck=("r7",)), waiter_lease=20.0)
+    backend.acquire(_claim("inner-r8", "x")._replace(stuck=("r8",)), waiter_lease=20.0)  # DEADLOCK
     place = PlaceRequest(f"{LINE}x", "r9", "task", "who", 60.0, 0.0, 0.0, 99.0)
     backend.place(place)  # PLACED
     backend.place(place._replace(execution_id="r3"))  # ENDED
@@ -184,7 +184,7 @@ def test_every_key_that_the_verbs_leave_or_touch_is_of_the_type_in_its_header(
 ):
     _use_every_verb(backend)
     backend.acquire(_claim("r1", "a"))
-    backend.acquire(_claim("r2", "a"), wait=20.0)
+    backend.acquire(_claim("r2", "a"), waiter_lease=20.0)
     backend.inspect("a")
     for name in ("p", f"{LINE}x"):
         backend.park(_claim("r7", name), ParkRequest("text", "home", "task"))

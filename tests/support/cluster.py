@@ -77,7 +77,7 @@ class ClusterServers:
         made = transport_for_url(f"{self.url}?patience={patience}")
         assert isinstance(made, Cluster)
         if buckets != BUCKETS:
-            made = Cluster(sorted(made.place), *made.made, failover=patience, buckets=buckets)
+            made = Cluster(sorted(made.addresses), *made.made, failover=patience, buckets=buckets)
         return RedisBackend(made, namespace)
 
     def name_at(self, node: RedisServer, namespace: str, other_than: Sequence[str] = ()) -> str:

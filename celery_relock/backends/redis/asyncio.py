@@ -58,7 +58,7 @@ from .connections import (
     Effort,
     Replicas,
 )
-from .errors import FAULTS, note_place, passes, translate, with_locks
+from .errors import FAULTS, note_address, passes, translate, with_locks
 from .keys import bucket_of
 from .scripts import Script, scripts
 from .sentinel import BUDGET, Watched
@@ -169,7 +169,7 @@ class Links:
                     # Also for a cancellation: the next caller would read the rest of the answer.
                     await _close(link)
                     if link is not None:
-                        note_place(error, link, heard=kept)
+                        note_address(error, link, heard=kept)
                     link = None
                     # An idle connection can go stale, which says nothing about the server.
                     if not kept or not isinstance(error, FAULTS):
@@ -210,7 +210,7 @@ class Links:
             await self._in_time(link, within, link.connect())
         except BaseException as error:
             await _close(link)
-            note_place(error, link, heard=False)
+            note_address(error, link, heard=False)
             raise
         return link
 
@@ -308,8 +308,8 @@ class CoroutineBackend:
         await self._work.close()
         await self._renewals.close()
 
-    async def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Answer:
-        called = self.same.acquire_call(claim, wait, inbox)
+    async def acquire(self, claim: Claim, waiter_lease: float = 0.0, inbox: str = "-") -> Answer:
+        called = self.same.acquire_call(claim, waiter_lease, inbox)
         return answer_to(claim, *await self._run("acquire", *called, claim.names))
 
     async def release(

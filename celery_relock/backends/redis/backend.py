@@ -84,15 +84,15 @@ class RedisBackend:
 
     @property
     def id(self) -> str:
-        return ids.digest(repr((sorted(self.transport.place), self.keys.namespace)).encode())
+        return ids.digest(repr((sorted(self.transport.addresses), self.keys.namespace)).encode())
 
     # A caller can hold a lock through its own client, and the task that it calls re-enters through
-    # the app's URL: two backends of one place have the same locks. Two lists of cluster nodes name
+    # the app's URL: two backends of one Redis have the same locks. Two lists of cluster nodes name
     # the same cluster if they have a node in common.
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RedisBackend) or self.keys.namespace != other.keys.namespace:
             return False
-        return not self.transport.place.isdisjoint(other.transport.place)
+        return not self.transport.addresses.isdisjoint(other.transport.addresses)
 
     def __hash__(self) -> int:
         return hash(self.keys.namespace)
@@ -100,14 +100,17 @@ class RedisBackend:
     def route(self, names: Sequence[str]) -> object:
         return self.transport.route(self.keys.bucket(names[0]))
 
-    def acquire(self, claim: Claim, wait: float = 0.0, inbox: str = "-") -> Answer:
+    def acquire(self, claim: Claim, waiter_lease: float = 0.0, inbox: str = "-") -> Answer:
         return answer_to(
-            claim, *self._run("acquire", *self.acquire_call(claim, wait, inbox), claim.names)
+            claim,
+            *self._run("acquire", *self.acquire_call(claim, waiter_lease, inbox), claim.names),
         )
 
-    def acquire_call(self, claim: Claim, wait: float, inbox: str) -> Call:
+    def acquire_call(self, claim: Claim, waiter_lease: float, inbox: str) -> Call:
         """The keys and arguments of `acquire`."""
-        return self._claim(claim, {"wait": round(wait * 1000)} if wait > 0 else {}, inbox)
+        return self._claim(
+            claim, {"wait": round(waiter_lease * 1000)} if waiter_lease > 0 else {}, inbox
+        )
 
     def park(
         self, claim: Claim, park_request: ParkRequest, inbox: str = "-"
@@ -307,7 +310,11 @@ class RedisBackend:
     def heartbeat_call(self, part: Sequence[Renewal]) -> Call:
         """The keys and arguments of `heartbeat`, for up to `BATCH` places of one bucket."""
         meta = self.keys.meta(self.keys.bucket(part[0].name))
-        args = [x for r in part for x in (r.execution_id, r.attempt_id, _ms(r.wait), _ms(r.lease))]
+        args = [
+            x
+            for r in part
+            for x in (r.execution_id, r.attempt_id, _ms(r.waiter_lease), _ms(r.lease))
+        ]
         return [meta, *(self.keys.lock(each.name) for each in part)], args
 
     def inspect(self, name: str, most: int = 100) -> LockState:

@@ -212,7 +212,7 @@ class Cluster(Transport):
         failover: float = FAILOVER,
         buckets: int = CLUSTER_BUCKETS,
     ) -> None:
-        self.place = frozenset(seeds)
+        self.addresses = frozenset(seeds)
         self.replicas = replicas
         self.buckets = buckets
         self._gave_up_at = -math.inf

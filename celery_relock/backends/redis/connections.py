@@ -25,7 +25,7 @@ from redis.exceptions import TimeoutError as AnswerTimeout
 from ...engine import platform
 from ...engine.protocol import Notice
 from ...errors import LockConfigError, LockUnavailable
-from .errors import FAULTS, TooFewReplicas, note_place, passes, translate
+from .errors import FAULTS, TooFewReplicas, note_address, passes, translate
 from .scripts import Script
 from .subscription import Subscription
 
@@ -186,7 +186,7 @@ class Connections:
             except BaseException as error:
                 # Also for a signal amid an answer: the next caller would read the rest of it.
                 link.disconnect()
-                note_place(error, link, heard=idle is not None)
+                note_address(error, link, heard=idle is not None)
                 if idle is None or not isinstance(error, FAULTS):
                     raise
                 silent = isinstance(error, AnswerTimeout | TimeoutError)
@@ -286,12 +286,12 @@ class Transport:
     Args:
         work: connections for commands.
         renewals: connections for the keep-alive thread.
-        place: identifies the Redis. Two transports whose places have a part in common lead to the
+        addresses: of the Redis. Two transports that have one in common lead to the
             same Redis.
         replicas: how many replicas must have a hold before it is valid.
 
     Attributes:
-        fingerprint: equal for two transports with the same place, options and credentials.
+        fingerprint: equal for two transports with the same addresses, options and credentials.
         variant: of the scripts, see `scripts`.
         buckets: the number of buckets of its keys.
     """
@@ -311,10 +311,10 @@ class Transport:
         self,
         work: Connections,
         renewals: Connections,
-        place: Iterable[tuple[Any, ...]],
+        addresses: Iterable[tuple[Any, ...]],
         replicas: Replicas = NONE,
     ) -> None:
-        self.place = frozenset(place)
+        self.addresses = frozenset(addresses)
         self.replicas = replicas
         self._work = work
         self._renewals = renewals

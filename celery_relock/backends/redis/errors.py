@@ -116,24 +116,24 @@ _PASSING = frozenset(
 
 
 # The attribute of an error that names the failed connection: timeouts do not name it.
-_PLACE = "relock_place"
+_ADDRESS = "relock_address"
 _SPEAKS_TLS = ". If this port speaks TLS, the URL has to begin with rediss://"
 _SPEAKS_NO_TLS = ". If this port speaks no TLS, the URL has to begin with redis://"
 
 
-def note_place(error: BaseException, link: Any, heard: bool) -> None:
+def note_address(error: BaseException, link: Any, heard: bool) -> None:
     """Note on an error which server its connection was for, and whether that ever answered."""
     if isinstance(error, FAULTS):
-        place = link.path if hasattr(link, "path") else f"{link.host}:{link.port}"
+        address = link.path if hasattr(link, "path") else f"{link.host}:{link.port}"
         is_tls = any(kind.__name__ == "SSLConnection" for kind in type(link).__mro__)
-        setattr(error, _PLACE, (place, None if heard else is_tls))
+        setattr(error, _ADDRESS, (address, None if heard else is_tls))
 
 
 def _said(error: Exception) -> str:
     said = _WRAPPING.sub("", str(error)) or type(error).__name__
-    place, is_tls = getattr(error, _PLACE, ("", None))
-    if place not in said:
-        said = f"{place}: {said}"
+    address, is_tls = getattr(error, _ADDRESS, ("", None))
+    if address not in said:
+        said = f"{address}: {said}"
     if is_tls and (isinstance(error, errors.TimeoutError) or "WRONG_VERSION_NUMBER" in said):
         return said.removesuffix(".") + _SPEAKS_NO_TLS
     # A server that speaks TLS closes the connection when it reads anything else.

@@ -138,9 +138,9 @@ def _masked(url: str) -> str:
     if at:
         name, colon, _ = login.partition(":")
         return f"{before}{name + colon if colon else ''}***@{host}"
-    place = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    if not all(re.fullmatch(r"(\[.*\]|[^:]*)(:\d*)?", each) for each in place.split(",")):
-        return f"{before}{place.partition(':')[0]}:***"  # no port: a password without its @
+    hosts = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    if not all(re.fullmatch(r"(\[.*\]|[^:]*)(:\d*)?", each) for each in hosts.split(",")):
+        return f"{before}{hosts.partition(':')[0]}:***"  # no port: a password without its @
     return url
 
 
@@ -148,18 +148,18 @@ def _server(options: dict[str, Any], replicas: Replicas) -> Transport:
     kind, kwargs = _kind(options)
     host = kwargs.get("host") or "localhost"
     where = kwargs.get("path") or ("127.0.0.1" if host == "localhost" else host)
-    place = where, str(kwargs.get("port") or 6379), str(kwargs["db"])
+    address = where, str(kwargs.get("port") or 6379), str(kwargs["db"])
     lists = Connections(kind, kwargs, replicas), Connections(kind, kwargs, replicas, limit=1.0)
-    return _known(Transport(*lists, [place], replicas), options)
+    return _known(Transport(*lists, [address], replicas), options)
 
 
 def _watched(options: dict[str, Any], finder: Finder, replicas: Replicas) -> Watched:
     kind, kwargs = _kind(options)
     hosts = sorted(("127.0.0.1" if h == "localhost" else h, str(port)) for h, port in finder.hosts)
-    place = finder.service, *hosts, str(kwargs["db"])
+    address = finder.service, *hosts, str(kwargs["db"])
     work = ToMaster(finder, kind, kwargs, replicas)
     renewals = ToMaster(finder, kind, kwargs, replicas, limit=1.0)
-    made = Watched(finder, work, renewals, [place], replicas)
+    made = Watched(finder, work, renewals, [address], replicas)
     return _known(made, options, finder.asked)
 
 
@@ -183,7 +183,8 @@ def _cluster(
 
 def _known(made: _Made, options: Mapping[str, Any], *more: Any) -> _Made:
     """Set the fingerprint of a transport, a digest that reveals no password."""
-    parts = type(made), sorted(made.place), made.replicas, sorted(options.items(), key=repr), more
+    given = sorted(options.items(), key=repr)
+    parts = type(made), sorted(made.addresses), made.replicas, given, more
     made.fingerprint = hashlib.sha256(repr(parts).encode()).hexdigest()
     return made
 
@@ -263,16 +264,16 @@ def _of_cluster(
     url: str, ssl: Any, given: dict[str, Any], shown: str, replicas: Replicas
 ) -> Cluster:
     scheme, _, rest = url.strip().partition("://")
-    place = re.split("[/?#]", rest.rpartition("@")[2], maxsplit=1)[0]
-    if not place or "://" in rest:
+    hosts = re.split("[/?#]", rest.rpartition("@")[2], maxsplit=1)[0]
+    if not hosts or "://" in rest:
         raise LockConfigError(
             f"{shown} is not the URL of a cluster, such as "
             "redis+cluster://user:password@node1:6379,node2:6379"
         )
     secure = scheme.lower().partition("+")[0]
-    login, tail = rest.rpartition("@")[:2], rest.rpartition("@")[2][len(place) :]
+    login, tail = rest.rpartition("@")[:2], rest.rpartition("@")[2][len(hosts) :]
     seeds, options = [], {}
-    for each in place.split(","):
+    for each in hosts.split(","):
         options = _options(f"{secure}://{''.join(login)}{each}{tail}", ssl, shown)
         seeds.append(Node(options["host"], options["port"]))
     if options["db"]:

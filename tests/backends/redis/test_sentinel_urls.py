@@ -126,7 +126,7 @@ def test_a_backend_is_the_same_however_it_is_reached(service: Watched, namespace
 
 def test_what_an_address_is_called_shows_no_password(service: Watched) -> None:
     made = transport_for_url(service.url, None, service.transport)
-    shown = f"{made.place} {made.fingerprint} {made!r}"
+    shown = f"{made.addresses} {made.fingerprint} {made!r}"
     assert service.service in shown
     assert SENTINELS not in shown
     assert MASTERS not in shown
