@@ -145,8 +145,9 @@ class Campaign:
                     acts = [self._kill_sender, self._kill_worker, self._kill_child, self._take]
                     acts.append(self._kill_retry)
                     self._random.shuffle(acts)
-                if acts[-1]():
-                    acts.pop()
+                act = acts.pop()
+                if not act():
+                    acts.insert(0, act)  # it has to wait: a retry that runs is rare, say
             time.sleep(0.05)
 
     def _is_over(self, idle: float) -> bool:
