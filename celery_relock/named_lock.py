@@ -267,8 +267,7 @@ def check_length(seconds: Any, where: str, name: str) -> None:
     """Raise LockConfigError if a lease cannot have this length."""
     if not isinstance(seconds, int | float) or not _SHORTEST <= seconds <= LONGEST:
         raise LockConfigError(
-            f"Lock {name!r}: {where} cannot be used. Use a lease of {_SHORTEST} s or more, and of "
-            "ten years at the most.",
+            f"Lock {name!r}: {where} cannot be used. Use a lease of {_SHORTEST} s to ten years.",
             name=name,
         )
 
