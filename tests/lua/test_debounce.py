@@ -82,6 +82,15 @@ def test_a_burst_is_over_after_its_longest_time_though_calls_come(bursts):
     assert bursts.left() == [8]
 
 
+def test_the_longest_time_of_a_burst_counts_from_its_first_call(bursts, desk):
+    bursts.call()
+    (first,) = desk.backend.inspect(NAME).holds
+    bursts.merge()
+    bursts.merge()
+    # The token of the pause is the time of the call from which it counts.
+    assert [hold.fence for hold in desk.backend.inspect(NAME).holds] == [first.fence]
+
+
 def test_a_call_that_does_not_know_the_burst_is_told_of_it(bursts):
     bursts.call("one")
     assert bursts.call("two") == Burst("c1", "c1", "task of c1")

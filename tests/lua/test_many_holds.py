@@ -249,6 +249,19 @@ def test_a_hold_that_somebody_deleted_keeps_nobody_out(desk):
     assert isinstance(desk.acquire("other", limit=MANY), Held)
 
 
+def test_what_has_lapsed_is_dropped_though_somebody_deleted_one_of_the_holds(desk):
+    for number in range(MANY):
+        desk.fence(f"h{number}", limit=100)
+    for run in ("h0", "h1"):
+        desk.lapse(run)
+    desk.client.zadd(index(desk)[0], {"h0": 1, "h1": 2})
+    desk.client.hdel(desk.keys.lock("a"), "h0", "@h0")
+
+    assert isinstance(desk.acquire("other", limit=100), Held)
+    assert desk.client.hget(desk.keys.lock("a"), "h1") is None
+    assert desk.client.zcard(index(desk)[0]) == MANY - 1
+
+
 def test_a_clock_that_was_set_back_puts_off_no_end_among_many(desk):
     key, later = desk.keys.lock("a"), 3_600_000
     for number in range(MANY):

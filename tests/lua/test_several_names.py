@@ -37,6 +37,14 @@ def test_if_one_is_held_by_another_none_is_acquired(desk, taken):
     assert desk.holders("b" if taken == "a" else "a") == []
 
 
+def test_who_is_parked_and_acquires_other_locks_is_not_parked_any_more(desk):
+    desk.fence("r1")
+    desk.park("r2")
+
+    assert isinstance(desk.acquire("r2", names=("b", "c")), Held)
+    assert desk.waiters("a") == []
+
+
 def test_whoever_waits_for_several_has_the_same_ticket_in_each_queue(desk):
     desk.fence("r1", names=AB)
     desk.queue("r2", names=AB)
