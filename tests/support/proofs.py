@@ -76,8 +76,12 @@ class Case:
 
         self._stranger = threading.Thread(target=enter, daemon=True)
         self._stranger.start()
+        limited = self._task.soft_time_limit or self._task.time_limit
         wait_for(
-            lambda: self.state_of_lock().waiting or self.register.events(self.account, "free"),
+            lambda: (
+                self.state_of_lock().waiting
+                or (limited and self.register.events(self.account, "free"))
+            ),
             what=f"the stranger at {self.account}",
         )
 
