@@ -144,6 +144,7 @@ def test_why_finds_the_lock_by_the_prefix_and_the_options_of_the_call(
     why = locks.why(sent.id)
     assert (why.state, why.lock) == ("holds", f"acme/{key}")
     assert [each.task_id for each in locks.release(f"acme/{key}", sent.id)] == [sent.id]
+    worker.wait_for_log(f"lock 'acme/{key}' lost", 20)
     worker.journal.add(f"go {key}")
     assert sent.get(timeout=20) is True
 
