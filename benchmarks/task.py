@@ -36,7 +36,11 @@ CASES = {
     "once": "celery-once",
     "singleton": "celery-singleton",
 }
+# Without the garbage collector: its next pass over all that Celery has loaded would fall into one
+# import or into another.
 _IMPORTS = """
+import gc
+gc.disable()
 import time
 from celery import Celery, Task, chain, signals
 Celery("c", broker="redis://").connection_for_write().transport  # and so redis-py

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from celery_relock import LockedTask
+from celery_relock.backends.redis.scripts import scripts
 from celery_relock.declaration import declaration
 from tests.support import RedisServer
 
@@ -59,14 +62,17 @@ def test_the_built_in_tasks_are_locked_tasks_that_lock_nothing(worker):
         assert declaration(type(task)).rule.off
 
 
-def test_a_built_in_task_runs_without_asking_the_redis_of_the_locks(worker, locks):
-    client = locks.client()
-    client.info()
-    before = client.info("stats")["total_reads_processed"]
-    app = worker.module.app
-    assert app.tasks["celery.backend_cleanup"].delay().get(timeout=20) is None
-    assert worker.module.plain[0].map([1, 2]).apply_async().get(timeout=20) == [1, 2]
-    assert client.info("stats")["total_reads_processed"] - before == 1
+def test_a_built_in_task_takes_no_lock(worker, locks):
+    app, server = worker.module.app, locks.client()
+    with server.monitor() as monitor:
+        assert app.tasks["celery.backend_cleanup"].delay().get(timeout=20) is None
+        assert worker.module.plain[0].map([1, 2]).apply_async().get(timeout=20) == [1, 2]
+        assert worker.module.locked[0].delay(1).get(timeout=20) is not None
+        asked = Counter()
+        while not asked["release"]:
+            command = monitor.next_command()["command"]
+            asked.update(name for name, script in scripts().items() if script.sha in command)
+    assert asked["acquire"] == 1, "by the locked task alone"
 
 
 def test_chord_unlock_which_other_result_backends_need_is_not_locked(worker):
