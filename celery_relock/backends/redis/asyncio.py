@@ -56,6 +56,7 @@ from .connections import (
     Call,
     Command,
     Effort,
+    Encoded,
     Replicas,
 )
 from .errors import FAULTS, note_address, passes, translate, with_locks
@@ -140,7 +141,9 @@ class Links:
         self, script: Script, calls: Sequence[Call], effort: Effort, by_sha: bool, asking: bool
     ) -> list[Any]:
         how = ("EVALSHA", script.sha) if by_sha else ("EVAL", script.source)
-        commands: list[Command] = [(*how, str(len(k)), *k, *args) for k, args in calls]
+        commands: list[Command | Encoded] = [
+            tuple(map(str.encode, (*how, str(len(k)), *k, *args))) for k, args in calls
+        ]
         if asking:
             commands.insert(0, ("ASKING",))
         if not self._replicas.needed or script.name not in PROMISES:
@@ -150,7 +153,7 @@ class Links:
         self._replicas.check(script, replies[asking:], copies, effort)
         return replies[asking:]
 
-    async def ask(self, commands: Sequence[Command], effort: Effort) -> list[Any]:
+    async def ask(self, commands: Sequence[Command | Encoded], effort: Effort) -> list[Any]:
         """As `Connections.ask`."""
         since, link = await self._idle.get()
         try:
@@ -215,7 +218,7 @@ class Links:
         return link
 
     async def _exchange(
-        self, link: Any, commands: Sequence[Command], within: float | None
+        self, link: Any, commands: Sequence[Command | Encoded], within: float | None
     ) -> list[Any]:
         async def exchange() -> list[Any]:
             await link.send_packed_command(link.pack_commands(commands), check_health=False)

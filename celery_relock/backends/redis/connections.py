@@ -31,6 +31,7 @@ from .subscription import Subscription
 
 Call: TypeAlias = "tuple[Sequence[str], Sequence[str]]"
 Command: TypeAlias = "tuple[str, ...]"
+Encoded: TypeAlias = "tuple[bytes, ...]"
 Channel: TypeAlias = "Callable[[int], str]"
 Ready: TypeAlias = "Callable[[], None]"
 Hear: TypeAlias = "Callable[[Notice], None]"
@@ -155,7 +156,10 @@ class Connections:
         self, script: Script, calls: Sequence[Call], effort: Effort, by_sha: bool, asking: bool
     ) -> list[Any]:
         how = ("EVALSHA", script.sha) if by_sha else ("EVAL", script.source)
-        commands: list[Command] = [(*how, str(len(k)), *k, *args) for k, args in calls]
+        # As bytes: redis-py takes three times as long over a text, and a command has some fifteen.
+        commands: list[Command | Encoded] = [
+            tuple(map(str.encode, (*how, str(len(k)), *k, *args))) for k, args in calls
+        ]
         if asking:
             commands.insert(0, ("ASKING",))
         if not self._replicas.needed or script.name not in PROMISES:
@@ -166,7 +170,7 @@ class Connections:
         self._replicas.check(script, replies[asking:], copies, effort)
         return replies[asking:]
 
-    def ask(self, commands: Sequence[Command], effort: Effort) -> list[Any]:
+    def ask(self, commands: Sequence[Command | Encoded], effort: Effort) -> list[Any]:
         """Send commands together and read the answer to each. An error of the server is an answer.
 
         Raises:
