@@ -47,8 +47,9 @@ local function next_ticket()
 end
 
 local before = Base.decoded(redis.call('HGET', waiters, execution))
-if before and before.line then
-  return { 'PLACED', before.line.ticket }
+if before then
+  -- A late copy of this command must not replace a place that its message was given without it.
+  return { 'PLACED', before.line and before.line.ticket or '0' }
 end
 -- The command may arrive after the end of its execution, when the client sent it again.
 if redis.call('EXISTS', tombstone) == 1 then

@@ -168,7 +168,7 @@ end
 local function let_in(lock)
   if redis.call('EXISTS', lock.queue) == 1 then
     Turns.promote(call, lock)
-    for each in string.gmatch(lock.place and '' or successors, '%S+') do
+    for each in string.gmatch(Queue.is_line(lock) and '' or successors, '%S+') do
       Turns.inherit(call, lock, each)
     end
   end

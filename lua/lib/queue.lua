@@ -163,7 +163,8 @@ function Queue.enter(call, locks, execution, waiter, before_all)
   for _, lock in ipairs(locks) do
     -- The message has come to the place reserved for it, or gets a new place.
     if Queue.is_line(lock) then
-      waiter.line = (Queue.waiter(lock, execution) or {}).line
+      local before = Queue.waiter(lock, execution) or {}
+      waiter.line, waiter.task = before.line, waiter.task or before.task
     end
     -- NX: an execution keeps its place when its command is repeated, or a new attempt replaces a dead one.
     redis.call('ZADD', lock.queue, 'NX', string.format('%.0f', ticket), execution)
@@ -177,7 +178,7 @@ function Queue.succeed(call, lock, execution, ticket, label, gap)
   line.sent = string.format('%.0f', call.micros)
   -- The retry can have been quicker, and wait behind all others.
   local waiter = Queue.waiter(lock, execution) or Base.awaited(label, '', line)
-  waiter.line, waiter.turn = line, nil
+  waiter.line, waiter.turn, waiter.task = line, nil, waiter.task or ''
   redis.call('ZADD', lock.queue, ticket, execution)
   Queue.write(call, lock, execution, waiter)
   redis.call('HSET', call.prefix .. 'sent', execution, lock.name)

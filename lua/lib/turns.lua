@@ -187,9 +187,10 @@ end
 local COMES_AGAIN = 'again'
 
 -- Let in a call whose turn has come. Its fencing token is its ticket, which proves that no later call
--- overtook it. If its message can come again, its place stays in front until its execution has ended.
+-- overtook it; a call without a place got one when it came. If its message can come again, its place stays
+-- in front until its execution has ended.
 local function let_into_line(call, lock, execution, waiter, caller)
-  local fence = waiter.line and waiter.line.ticket or Base.next_fence(call.meta, call.micros)
+  local fence = string.format('%.0f', redis.call('ZSCORE', lock.queue, execution))
   local hears = execution == caller or reached(call, execution, waiter, { fence })
   if not hears then
     return  -- its next heartbeat asks

@@ -76,6 +76,17 @@ def test_a_place_that_is_asked_for_twice_is_one_place(desk, line):
     assert desk.waiters(A[0]) == ["r1", "r2", "r3"]
 
 
+def test_a_late_copy_of_the_command_leaves_the_place_that_its_message_got_without_it(desk, line):
+    arrive(desk, "r1")
+    park(desk, "r9")
+    place(desk, "r9")  # the sender heard no answer, and sent the call without a place
+    for run in ("r1", "r2"):
+        assert end(desk, run) == []
+        arrive(desk, {"r1": "r2", "r2": "r3"}[run])
+    assert end(desk, "r3") == ["r9"]
+    assert arrive(desk, "r9", "n2")
+
+
 def test_a_call_gets_its_marker_together_with_its_place(desk):
     ticket = place(desk, "r1", marker=marker("r1"))
     assert place(desk, "r1", marker=marker("r1")) == ticket
@@ -341,11 +352,11 @@ def test_a_copy_of_a_call_that_runs_goes_with_its_end(desk, line):
     assert isinstance(arrive(desk, "r1", "copy2"), Ended)
 
 
-def leave_to(desk: Desk, run: str, successor: str, keep: float = 100.0) -> list[str]:
+def leave_to(desk: Desk, run: str, successor: str, keep: float = 100.0, by: str = "n") -> list[str]:
     """It has run, or is parked for its lock: whose messages are resumed."""
     ended = {} if run == successor else {"ended": "execution", "remember": 9.0}
     to = Successor(successor, keep)
-    found = desk.backend.release(A, run, "n", home="h", successor=to, **ended)
+    found = desk.backend.release(A, run, by, home="h", successor=to, **ended)
     return [message.execution_id for message in found.messages]
 
 
@@ -356,6 +367,14 @@ def test_a_retry_has_the_place_of_its_call(desk, line):
     assert desk.resume() == []
     assert arrive(desk, "r1-retry") == line[0]
     assert end(desk, "r1-retry") == ["r2"]
+
+
+def test_a_retry_has_its_place_though_the_command_that_leaves_it_came_twice(desk, line):
+    arrive(desk, "r1")
+    for _ in range(2):
+        leave_to(desk, "r1", "r1-retry")
+    park(desk, "r2")
+    assert arrive(desk, "r1-retry") == line[0]
 
 
 def test_a_retry_of_a_call_that_nobody_is_behind_has_its_place(desk):
@@ -375,12 +394,43 @@ def test_a_retry_that_comes_before_its_call_has_ended_goes_before_those_behind(d
     assert arrive(desk, "r1-retry", "n2") == line[0]
 
 
+def test_a_retry_of_a_call_without_a_place_goes_before_those_sent_while_the_call_waited(desk):
+    place(desk, "r1")
+    arrive(desk, "r1")
+    park(desk, "r9")
+    place(desk, "r2")
+    assert end(desk, "r1") == ["r9"]
+    arrive(desk, "r9", "n2")
+    park(desk, "r2")
+    assert leave_to(desk, "r9", "r9-retry", by="n2") == []
+    assert arrive(desk, "r9-retry")
+
+
 @pytest.mark.parametrize("again", [True, False])
+def test_a_call_that_waits_in_its_process_has_its_place_and_leaves_it(desk, line, again):
+    """Where its message can be neither parked nor sent again."""
+    arrive(desk, "r1")
+    for run in ("r2", "r1-retry"):
+        owner = COMES_AGAIN if again else "-"
+        desk.queue(run, names=A, owner=owner, inbox="p", wait=60.0)
+    park(desk, "r3")
+    ears = desk.listen("p")
+    leave_to(desk, "r1", "r1-retry")
+    assert ears.heard() == [f"granted r1-retry n {line[0]}"]
+    assert end(desk, "r1-retry") == []
+    assert ears.heard() == [f"granted r2 n {line[1]}"]
+    assert end(desk, "r2") == ["r3"]
+
+
+@pytest.mark.parametrize("again", [True, False])
+@pytest.mark.parametrize("is_quick", [True, False])
 def test_a_retry_whose_process_is_killed_keeps_its_place_if_its_message_comes_again(
-    desk, line, again
+    desk, line, again, is_quick
 ):
     arrive(desk, "r1", again=True)
     park(desk, "r2")
+    if is_quick:
+        park(desk, "r1-retry", "n0", again=again)
     leave_to(desk, "r1", "r1-retry")
     assert arrive(desk, "r1-retry", again=again) == line[0]
     desk.release("r1-retry", names=A, ended="killed")
