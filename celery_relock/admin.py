@@ -42,7 +42,7 @@ _DONE = {
     "release": "lock %s: released by force by %s from %s; its holder was %s",
     "cancel": "lock %s: a parked task was cancelled by %s from %s: %s",
 }
-_LABEL = re.compile(r"(?P<task>.*?)(?:\[(?P<id>[^\]]*)\])? (?P<host>\S*):(?P<pid>\d+)", re.DOTALL)
+_LABEL = re.compile(r"(?P<task>.*?)(?:\[(?P<id>.*)\])? (?P<host>\S*):(?P<pid>\d+)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,13 +257,14 @@ class Locks:
         self.app: Any = place if hasattr(place, "tasks") else None
         self.by = by or _user()
         self.origin = origin or f"{socket.gethostname()}:{os.getpid()}"
-        self._engine, self.namespace = _engine(self.app, place, namespace)
+        self._engine = _engine(self.app, place, namespace)
         backend = self._engine.backend
         if not isinstance(backend, Inspectable):
             raise LockConfigError(
                 "with relock_url='memory://' or relock_enabled=False there are no locks outside of "
                 "the process that works with them. In tests the fixture `relock` shows them"
             )
+        self.namespace = namespace if self.app is None else _namespace(self.app)
         self._ask = backend.inspection()
         self._used = False
 
@@ -341,7 +342,7 @@ class Locks:
             told = tuple(
                 info for each in mine for info in self._ask.force_release(key, each.execution_id)
             )
-        released = tuple(_holder(info) for info in told)
+        released = tuple(_holder(info, lock.name) for info in told)
         for holder in released:
             if holder.execution_id not in known:
                 self._tell("release", (lock.name,), holder.task, holder.task_id, holder.token)
@@ -398,7 +399,7 @@ class Locks:
             return self._why_in_a_worker(task_id, *workers)
         if not answered:
             for each in self._find("*", SHOWN):
-                if (known := _why_there(task_id, each)) is not None:
+                if (known := self._why_there(task_id, (each,))) is not None:
                     return known
         elif (told := _result(self.app, task_id)) is not None:
             return told  # it has ended while the workers were asked
@@ -470,12 +471,20 @@ class Locks:
 
     def _get(self, name: str, most: int) -> tuple[str, LockInfo]:
         """A lock, and its key."""
-        keys = self._ask.keys_of(name)
+        return self._get_all((name,), most)[0]
+
+    def _get_all(self, names: Sequence[str], most: int) -> list[tuple[str, LockInfo]]:
+        """Some locks, each with its key."""
+        keys = {name: self._ask.keys_of(name) for name in names}
         if not self._is_used():
-            return keys[0], LockInfo(name, time.time())
-        found = [(each.key, _lock(each)) for each in self._ask.survey(keys, most)]
-        key, lock = next((each for each in found if not each[1].idle), found[0])
-        return key, dataclasses.replace(lock, name=name)
+            return [(keys[name][0], LockInfo(name, time.time())) for name in names]
+        every = [key for of_name in keys.values() for key in of_name]
+        locks = {each.key: _lock(each) for each in self._ask.survey(every, most)}
+        found = []
+        for name in names:
+            key = next((each for each in keys[name] if not locks[each].idle), keys[name][0])
+            found.append((key, dataclasses.replace(locks[key], name=name)))
+        return found
 
     def _parked(self, task_id: str) -> ParkedMessage | None:
         if not task_id or not self._is_used():
@@ -492,13 +501,13 @@ class Locks:
             sentence = f"{work} is a burst of calls that began {waits} ago: {_pause_of(lock)}"
         elif waiter.state == "resumed":
             sentence = (
-                f"{work} has its turn {_for(found.name)} after {waits}: its message is on "
+                f"{work} has its turn {_for(waiter.names)} after {waits}: its message is on "
                 "its way to a worker"
             )
         else:
             sentence = (
-                f"{work} is parked: it has waited {waits} {_for(found.name)}, "
-                f"{_ahead(ahead)}; {_held_by(lock, waiter)}"
+                f"{work} is parked: it has waited {waits} {_for(waiter.names)}, "
+                f"{_ahead(ahead)}; {self._in_the_way(waiter, lock)}"
             )
         return Why(task_id, waiter.state, sentence, found.name, ahead, lock.holders)
 
@@ -508,47 +517,59 @@ class Locks:
         if state != "active":
             when = " until its ETA" if state == "scheduled" else ", which has no free slot for it"
             return Why(task_id, "received", f"{work} waits in {where}{when}")
-        for name in _names(self.app, info):
-            lock = self.get(name)
-            if (known := _why_there(task_id, lock)) is not None:
-                return known
+        names = _names(self.app, info)
+        locks = [lock for _, lock in self._get_all(names, SHOWN)] if names else []
+        if (known := self._why_there(task_id, locks)) is not None:
+            return known
         pid = info.get("worker_pid")
         return Why(
             task_id, "runs", f"{work} runs in {where} (pid {pid}) and holds no lock of its own"
         )
 
+    def _why_there(self, task_id: str, locks: Sequence[LockInfo]) -> Why | None:
+        """What a task does at these locks; None if it neither holds one nor waits for one."""
+        for lock in locks:
+            for holder in lock.holders:
+                if holder.task_id == task_id and not (holder.kept or holder.cooldown):
+                    sentence = (
+                        f"{_has(holder, f'the lock {lock.name!r}', lock.at)}{_where(holder)}; its "
+                        f"lease has {holder.lease_left:.0f} s left and is renewed while the "
+                        "process lives"
+                    )
+                    return Why(task_id, "holds", sentence, lock.name, 0, lock.holders)
+            for waiter in lock.waiters:
+                if waiter.task_id == task_id:
+                    return self._why_waiting(task_id, waiter, lock)
+        return None
 
-def _why_there(task_id: str, lock: LockInfo) -> Why | None:
-    """What a task does at this lock; None if it neither holds the lock nor waits for it."""
-    for holder in lock.holders:
-        if holder.task_id == task_id and not (holder.kept or holder.cooldown):
+    def _why_waiting(self, task_id: str, waiter: Waiter, lock: LockInfo) -> Why:
+        ahead, waits = waiter.position - 1, duration(lock.at - waiter.since)
+        if waiter.state == "awaited":
             sentence = (
-                f"{_has(holder, f'the lock {lock.name!r}', lock.at)}, in process {holder.pid} of "
-                f"{holder.host}; its lease has {holder.lease_left:.0f} s left and is renewed while "
-                "the process lives"
+                f"{waiter} took its place {_for(waiter.names)} {waits} ago, {_ahead(ahead)}: its "
+                "message has not come to a worker"
             )
-            return Why(task_id, "holds", sentence, lock.name, 0, lock.holders)
-    for waiter in lock.waiters:
-        if waiter.task_id == task_id:
-            ahead, waits = waiter.position - 1, duration(lock.at - waiter.since)
-            if waiter.state == "awaited":
-                sentence = (
-                    f"{waiter} took its place {_for(lock.name)} {waits} ago, {_ahead(ahead)}: its "
-                    "message has not come to a worker"
-                )
-                return Why(task_id, waiter.state, sentence, lock.name, ahead, lock.holders)
-            sentence = (
-                f"{waiter} has waited {waits} {_for(lock.name)} in process {waiter.pid} of "
-                f"{waiter.host}, {_ahead(ahead)}; {_held_by(lock, waiter)}"
-            )
-            return Why(task_id, "waits", sentence, lock.name, ahead, lock.holders)
-    return None
+            return Why(task_id, waiter.state, sentence, lock.name, ahead, lock.holders)
+        sentence = (
+            f"{waiter} has waited {waits} {_for(waiter.names)} in process {waiter.pid} of "
+            f"{waiter.host}, {_ahead(ahead)}; {self._in_the_way(waiter, lock)}"
+        )
+        return Why(task_id, "waits", sentence, lock.name, ahead, lock.holders)
+
+    def _in_the_way(self, waiter: Waiter, lock: LockInfo) -> str:
+        """Who holds what an execution waits for: this lock, and the others that it needs."""
+        if len(waiter.names) == 1:
+            shares = bool(lock.holders) and lock.holders[0].shared and waiter.shared
+            return _held_by(lock, waiter, "it") + (OUTRANKED if shares else "")
+        locks = [each for _, each in self._get_all(waiter.names, 1)]
+        held = [_held_by(each, waiter, repr(each.name)) for each in locks if each.holders]
+        return "; ".join(held) or "nobody holds them at this moment"
 
 
-def _for(name: str) -> str:
-    if name.startswith(LINE):
-        return f"in the order of {name.removeprefix(LINE)!r}"
-    return f"for the lock {name!r}"
+def _for(names: Sequence[str]) -> str:
+    if names[0].startswith(LINE):
+        return f"in the order of {names[0].removeprefix(LINE)!r}"
+    return f"for the lock{'s' * (len(names) > 1)} {' and '.join(map(repr, names))}"
 
 
 def _ahead(number: int) -> str:
@@ -557,22 +578,31 @@ def _ahead(number: int) -> str:
 
 def _has(holder: Holder, what: str, at: float) -> str:
     held = duration(at - holder.since)
+    if holder.cooldown:
+        left = duration(holder.lease_left)
+        return f"{what} cools down for {left} more (lock_cooldown), after {holder}"
     if holder.shared:  # `since` is of the first sharer, which can have left long ago
         return f"{holder} shares {what}, which has been shared without a break for {held}"
     return f"{holder} has held {what} for {held}"
 
 
-def _held_by(lock: LockInfo, waiter: Waiter) -> str:
+def _where(holder: Holder) -> str:
+    if holder.cooldown:
+        return ""
+    if holder.kept:
+        return ", and it is kept for the next step, or the retry, of its workflow"
+    return f", in process {holder.pid} of {holder.host}"
+
+
+def _held_by(lock: LockInfo, waiter: Waiter, what: str) -> str:
     if not lock.holders:
         ahead = [each for each in lock.waiters[:1] if each.position < waiter.position]
         if ahead and ahead[0].state == "awaited":
             return f"the message of {ahead[0]}, which is first, is awaited"
-        return "nobody holds it at this moment"
+        return f"nobody holds {what} at this moment"
     first, others = lock.holders[0], lock.held - 1
-    return (
-        f"{_has(first, 'it', lock.at)}, in process {first.pid} of {first.host}"
-        + (f", and {others} more hold it" if others else "")
-        + (OUTRANKED if first.shared and waiter.shared else "")
+    return f"{_has(first, what, lock.at)}{_where(first)}" + (
+        f", and {others} more hold{'s' * (others == 1)} it" if others else ""
     )
 
 
@@ -728,14 +758,16 @@ def _lock(survey: Survey) -> LockInfo:
         survey.held,
         survey.waiting,
         survey.parked,
-        tuple(_holder(each) for each in survey.holds),
+        tuple(_holder(each, survey.name) for each in survey.holds),
         tuple(_waiter(each, survey.name) for each in survey.places),
         survey.foreign,
     )
 
 
-def _holder(info: HoldInfo) -> Holder:
+def _holder(info: HoldInfo, name: str) -> Holder:
     told, cools = _told(info.label), info.execution_id.startswith(COOLDOWN)
+    if name.startswith(MARKER):  # its label is for `dedup.marker`: task id, execution id
+        told = name.split("\t")[1], info.label.partition("\t")[0].rpartition(" ")[0], "", 0
     pauses = info.execution_id == PAUSE
     return Holder(
         info.fence,
@@ -789,10 +821,15 @@ def _user() -> str:
         return f"uid {os.getuid()}"
 
 
-def _engine(app: Any, place: Any, namespace: str) -> tuple[Engine, str]:
+def _engine(app: Any, place: Any, namespace: str) -> Engine:
     if app is None:
-        return engines.engine_for(place, namespace), namespace
+        return engines.engine_for(place, namespace)
     from .declaration import engine_of
+
+    return engine_of(app)
+
+
+def _namespace(app: Any) -> str:
     from .settings import store_settings
 
-    return engine_of(app), store_settings(app).namespace
+    return store_settings(app).namespace

@@ -26,7 +26,7 @@ from .engine.examination import Examinable, Memory, ParkedRun, Server
 from .engine.protocol import DEBOUNCE
 from .errors import LockConfigError, LockUnavailable, RelockError
 from .options import OPTION_NAMES
-from .settings import SETTINGS, option_defaults, store_settings
+from .settings import SETTINGS, enabled, option_defaults, store_settings
 from .worker import company, parking
 from .worker.report import key_of
 
@@ -142,7 +142,8 @@ def quick(app: Any) -> tuple[Finding, ...]:
 def _settings(app: Any) -> Iterator[Finding]:
     try:
         option_defaults(app)
-        store_settings(app)
+        is_on = enabled(app)
+        in_memory = is_on and store_settings(app).in_memory
     except LockConfigError as error:
         yield Finding(
             "settings",
@@ -152,6 +153,22 @@ def _settings(app: Any) -> Iterator[Finding]:
             "Correct the setting; docs/settings.md lists all settings.",
         )
         return
+    if not is_on:
+        yield Finding(
+            "settings",
+            ERROR,
+            "relock_enabled is False, so no task acquires a lock",
+            "Executions with one lock name run at the same time.",
+            "Remove the setting, except from the settings of tests.",
+        )
+    elif in_memory:
+        yield Finding(
+            "settings",
+            ERROR,
+            "relock_url is memory://, so each process has locks of its own",
+            "Executions with one lock name run at the same time in two processes.",
+            "Set relock_url to the URL of a Redis, except in the settings of tests.",
+        )
     known = [f"relock_{name}" for name in (*SETTINGS, *OPTION_NAMES)]
     for name in _written(app):
         close = get_close_matches(name.lower().removeprefix("celery_"), known, 1, cutoff=0.85)

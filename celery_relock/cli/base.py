@@ -19,6 +19,9 @@ from ..errors import LockConfigError, LockUnavailable, RelockError
 # reached (EX_UNAVAILABLE, as in Celery's own commands).
 FOUND, NOT_FOUND, WRONG_USE, UNAVAILABLE = 0, 1, 2, 69
 
+#: For options that count. Below 0 there is nothing to count.
+AT_LEAST_0 = click.IntRange(min=0)
+
 # The name of the app that Celery creates if `-A` names none.
 _NO_APP = "default"
 # Of tables, in characters: the width of a terminal that does not report it, the gap between two

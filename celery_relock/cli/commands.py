@@ -11,15 +11,21 @@ import click
 
 from ..admin import SHOWN, Holder, LockInfo, Waiter, Why
 from ..engine.events import duration
-from ..engine.protocol import LINE
-from .base import FOUND, NOT_FOUND, Here, command, plain, shown, table, typed
+from ..engine.protocol import LINE, MARKER
+from .base import AT_LEAST_0, FOUND, NOT_FOUND, Here, command, plain, shown, table, typed
 
 _MANY = 1000
 
 
 @command
 @click.argument("pattern", default="*")
-@click.option("--limit", default=_MANY, show_default=True, help="How many at most; 0 for all.")
+@click.option(
+    "--limit",
+    type=AT_LEAST_0,
+    default=_MANY,
+    show_default=True,
+    help="How many at most; 0 for all.",
+)
 @click.option("--dedup", is_flag=True, help="List the markers of lock_dedup instead of locks.")
 def ls(here: Here, pattern: str, limit: int, dedup: bool) -> int:
     """List the locks that are held or waited for.
@@ -38,7 +44,13 @@ def ls(here: Here, pattern: str, limit: int, dedup: bool) -> int:
 
 @command
 @click.argument("name")
-@click.option("--limit", default=SHOWN, show_default=True, help="Holders and waiters to show.")
+@click.option(
+    "--limit",
+    type=AT_LEAST_0,
+    default=SHOWN,
+    show_default=True,
+    help="Holders and waiters to show.",
+)
 def show(here: Here, name: str, limit: int) -> int:
     """Show who holds a lock, and who waits for it."""
     locks = _with_order(here, typed(name), limit)
@@ -134,7 +146,8 @@ def _row(lock: LockInfo) -> tuple[object, ...]:
     first = lock.holders[0]
     more = f" +{lock.held - 1}" if lock.held > 1 else ""
     held = duration(lock.at - first.since)
-    by = (first.task or "?") + more + (" (kept)" if first.kept else "")
+    state = " (kept)" if first.kept else " (cools down)" if first.cooldown else ""
+    by = (first.task or "?") + more + state
     return shown(lock.name), by, held, lock.waiting, lock.parked
 
 
@@ -170,7 +183,7 @@ def _shown(lock: LockInfo) -> Iterator[str]:
         yield ""
         yield "held by"
     for holder in lock.holders:
-        yield from _holder_lines(holder, lock.at)
+        yield from _holder_lines(holder, lock)
     if lock.held > len(lock.holders):
         yield f"  … and {lock.held - len(lock.holders)} more"
     if lock.waiters:
@@ -182,16 +195,18 @@ def _shown(lock: LockInfo) -> Iterator[str]:
         yield f"  … and {lock.waiting - len(lock.waiters)} more"
 
 
-def _holder_lines(holder: Holder, at: float) -> Iterator[str]:
+def _holder_lines(holder: Holder, lock: LockInfo) -> Iterator[str]:
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
     yield f"  {plain(str(holder))}"
     how = "shared without a break since" if holder.shared else "since"
-    held = duration(at - holder.since)
+    held = duration(lock.at - holder.since)
     yield f"    {how} {since} ({held}), lease {holder.lease_left:.0f} s left"
     if holder.cooldown:
         yield "    is over: the lock cools down until the lease ends (lock_cooldown)"
     elif holder.pause:
         yield "    calls are merged until the lease ends; then one is sent (lock_debounce)"
+    elif lock.name.startswith(MARKER):
+        yield f"    marks a call that {'is queued' if holder.kept else 'runs'} (lock_dedup)"
     elif holder.kept:
         yield "    kept for the next step, or the retry, of its workflow"
     else:

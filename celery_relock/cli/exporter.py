@@ -15,7 +15,13 @@ PORT = 9540
 
 
 @command
-@click.option("--port", default=PORT, show_default=True, help="The port; 0 for any free port.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=PORT,
+    show_default=True,
+    help="The port; 0 for any free port.",
+)
 @click.option("--addr", default="0.0.0.0", show_default=True, help="The address to listen on.")
 def exporter(here: Here, port: int, addr: str) -> int:
     """Serve the number of held locks, waiting and parked executions to Prometheus.

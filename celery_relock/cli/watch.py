@@ -11,17 +11,22 @@ from itertools import islice
 import click
 
 from ..admin import LockInfo
-from .base import FOUND, Here, command, plain
+from .base import AT_LEAST_0, FOUND, Here, command, plain
 from .commands import rows_of
 
 # Locks to show: a screen has no room for more.
 _SHOWN = 40
+_SECONDS = click.FloatRange(0, 86_400)
 
 
 @command
 @click.argument("pattern", default="*")
-@click.option("--interval", default=2.0, show_default=True, help="Seconds between two looks.")
-@click.option("--count", default=0, help="How many looks; 0 until it is interrupted.")
+@click.option(
+    "--interval", type=_SECONDS, default=2.0, show_default=True, help="Seconds between two looks."
+)
+@click.option(
+    "--count", type=AT_LEAST_0, default=0, help="How many looks; 0 until it is interrupted."
+)
 def watch(here: Here, pattern: str, interval: float, count: int) -> int:
     """Watch the locks with the most waiters, as `top` does.
 

@@ -94,6 +94,13 @@ def test_ls_and_show_tell_of_a_lock(run: Run, key: str, held: Any, trips: list[s
     assert parked in shown.splitlines()[-1]
 
 
+def test_a_lock_that_cools_down_is_told_apart(run: Run, key: str, worker: Worker) -> None:
+    assert worker.module.cools.delay(key).get(timeout=20) == key
+    assert f"{worker.module.cools.name} (cools down)  " in run("ls", key).stdout
+    assert "the lock cools down until the lease ends (lock_cooldown)" in run("show", key).stdout
+    run("release", key, "--yes")
+
+
 def test_show_tells_who_shares_a_lock_or_is_to(run: Run, key: str, worker: Worker) -> None:
     conf = worker.module.app.conf
     with Lock(conf.relock_url, key, namespace=conf.relock_namespace, mode="shared") as lock:
@@ -153,6 +160,14 @@ def test_wrong_use_is_exit_code_2(run: Run, key: str, redis_url: str) -> None:
     assert "Missing argument" in run("show", code=2).output
     assert "--namespace needs --redis" in run("ls", "--namespace", "n", code=2).output
     assert "there is no terminal to ask at" in run("release", key, code=2).output
+    for below in (
+        ("ls", "--limit", "-1"),
+        ("show", key, "--limit", "-1"),
+        ("watch", "--count", "-1"),
+        ("watch", "--interval", "-1"),
+        ("exporter", "--port", "65536"),
+    ):
+        assert "is not in the range" in run(*below, code=2).output
     here = ("--redis", redis_url)
     assert "needs its app" in run("cancel", "some-task", *here, code=2).output
     assert "not the URL of a Redis" in run("ls", "--redis", "nonsense://here", code=2).output
@@ -185,11 +200,14 @@ def test_release_frees_a_lock_and_cancel_withdraws_an_execution(
 def test_a_dedup_marker_is_released_by_the_name_that_ls_shows(
     worker: Worker, run: Run, key: str, held: Any
 ) -> None:
-    held.park(worker.module.once)
+    parked = held.park(worker.module.once)
     name = run("ls", "--dedup", f"*{key}").stdout.splitlines()[1].split()[0]
     assert name == f"dedup\\ttests.admin.apps.desk.once\\t{key}"
 
-    run("show", name)
+    assert "marks a call that is queued (lock_dedup)" in run("show", name).stdout
+    [marker] = document(run("ls", "--dedup", f"*{key}", "--json"))["locks"]
+    held_by = marker["holders"][0]
+    assert (held_by["task"], held_by["task_id"]) == (worker.module.once.name, parked)
     run("release", name, "--yes")
 
     run("ls", "--dedup", f"*{key}", code=1)

@@ -12,7 +12,7 @@ import uuid
 from typing import Any
 
 import pytest
-from celery import chain, chord, group, states
+from celery import Celery, chain, chord, group, states
 from celery.app.control import Inspect
 
 from celery_relock import Lock, signals
@@ -134,6 +134,51 @@ def test_why_says_it_in_a_sentence_within_five_round_trips(
     locks.get(key)
     assert len(trips) <= 5
     module.app.control.revoke(later.id)
+
+
+def test_why_tells_of_each_lock_that_a_task_waits_for(
+    worker: Worker, locks: Locks, key: str, held: Any
+) -> None:
+    parked = held.park(worker.module.both)
+    why = locks.why(parked)
+    assert f"for the locks 'a {key}' and '{key}', first in its queue; " in why.sentence
+    assert f"hold[{held.id}] has held '{key}' for " in why.sentence
+    assert f"'a {key}' for" not in why.sentence
+
+
+def test_who_waits_for_a_lock_that_is_kept_is_told_that_no_process_holds_it(
+    worker: Worker, locks: Locks, key: str
+) -> None:
+    cooled, retried = worker.module.cools.delay(key), worker.module.again.delay(f"{key} again")
+    assert cooled.get(timeout=20) == key
+
+    def is_kept() -> bool:
+        return any(each.kept for each in locks.get(f"{key} again").holders)
+
+    wait_for(is_kept, 20, "the retry")
+    sent = {name: worker.module.take.delay(name) for name in (key, f"{key} again")}
+    for name in sent:
+        wait_for(lambda name=name: locks.get(name).parked == 1, 20, f"the waiter for {name}")
+
+    cools, again = locks.why(sent[key].id).sentence, locks.why(sent[f"{key} again"].id).sentence
+    assert "first in its queue; it cools down for " in cools
+    assert cools.endswith(f" more (lock_cooldown), after {worker.module.cools.name}[{cooled.id}]")
+    assert f"again[{retried.id}] has held it for " in again
+    assert again.endswith(", and it is kept for the next step, or the retry, of its workflow")
+
+    retried.revoke()
+    for name, waiter in sent.items():
+        locks.release(name)
+        waiter.get(timeout=20)
+
+
+def test_an_id_with_brackets_is_told_whole(worker: Worker, locks: Locks, key: str) -> None:
+    sent = worker.module.hold.apply_async((key,), task_id=f"hold[{key}]")
+    worker.journal.wait_for(f"inside {key}")
+    assert locks.why(sent.id).state == "holds"
+    assert [each.task_id for each in locks.release(key, sent.id)] == [f"hold[{key}]"]
+    worker.journal.add(f"go {key}")
+    assert sent.get(timeout=20) is True
 
 
 def test_why_finds_the_lock_by_the_prefix_and_the_options_of_the_call(
@@ -476,6 +521,14 @@ def test_bad_input_gets_a_clear_answer(redis_url: str, namespace: str, client: A
     assert locks.stats().foreign == 2
     assert locks.get("\x1b[2J").idle
     desk.close()
+
+
+def test_an_app_without_locks_is_told_why_there_are_none() -> None:
+    app = Celery("off", broker="memory://", set_as_current=False)
+    app.conf.relock_enabled = False
+    with pytest.raises(LockConfigError, match="relock_enabled=False there are no locks outside"):
+        Locks(app)
+    app.close()
 
 
 def test_a_redis_that_is_away_or_refuses_is_told(own_redis: Any) -> None:

@@ -221,7 +221,7 @@ def app_with(server):
 
     def make(**settings):
         made.append(Celery("shop", broker=server.url, set_as_current=False))
-        made[-1].conf.update(relock_url=server.url, relock_namespace="used", **settings)
+        made[-1].conf.update({"relock_url": server.url, "relock_namespace": "used", **settings})
         return made[-1]
 
     yield make
@@ -237,6 +237,20 @@ def test_settings_that_are_misspelt(app_with):
     assert near.severity == "warning"
     assert near.do == "Write relock_min_replicas."
     assert doctor.quick(app_with(relock_ttl=3)) == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"relock_enabled": False}, "relock_enabled is False"),
+        ({"relock_enabled": False, "relock_url": None, "broker_url": "memory://"}, "is False"),
+        ({"relock_url": "memory://"}, "relock_url is memory://"),
+    ],
+)
+def test_settings_that_are_for_tests(app_with, settings, what):
+    finding = only(doctor.quick(app_with(**settings)), "settings")
+    assert finding.severity == "error"
+    assert what in finding.what
 
 
 def test_settings_of_django_without_the_namespace_of_celery():

@@ -30,6 +30,22 @@ def take(key):
     journal.add(f"took {key}")
 
 
+@app.task(base=LockedTask, lock_key=[KEY, "a {key}"], lock_limit={"a {key}": 2})
+def both(key):
+    journal.add(f"took {key}")
+
+
+@app.task(base=LockedTask, lock_key=KEY, lock_cooldown=600)
+def cools(key):
+    return key
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_keep_on_retry=True)
+def again(self, key):
+    if not self.request.retries:
+        raise self.retry(countdown=600)
+
+
 @app.task(base=LockedTask, lock_key=KEY, lock_dedup="until_start")
 def once(key):
     return key
