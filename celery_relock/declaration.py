@@ -15,6 +15,7 @@ from .engine.engine import Engine
 from .engine.parking import Nobody
 from .errors import LockConfigError
 from .naming.names import NameRule, signature_of
+from .naming.template import suggestion
 from .options import LockOptions
 from .settings import enabled, name_prefix, option_defaults, store_settings
 from .worker.parking import Outbox
@@ -173,12 +174,38 @@ def declare_anew(cls: type) -> None:
 
 def _declare(cls: Any) -> Declaration:
     app, task = cls._app, cls._app._tasks.get(cls.name) or cls()
-    options = LockOptions.collect(_options(cls, task), option_defaults(app), cls.name)
+    written, signature = _options(cls, task), signature_of(task)
+    options = LockOptions.collect(written, option_defaults(app), cls.name)
     key: Any = False if cls.name.startswith(_BUILT_IN) else options.key
-    rule = NameRule.compile(key, cls.name, signature_of(task), task)
+    rule = NameRule.compile(key, cls.name, signature, task)
+    for name in ("lock_limit", "lock_mode"):
+        if callable(written.get(name)):
+            _check_callable(written[name], f"task {cls.name}: the callable in {name}", signature)
     enters = getattr(cls, "enters_workflows", False)
     begins = enters or options.hold == "workflow"
     return Declaration(options, rule, app, enters, begins, name_prefix(app))
+
+
+def _check_callable(function: Any, what: str, signature: inspect.Signature) -> None:
+    """Refuse what would fail at each call: a callable that wants what the task does not take."""
+    try:
+        wanted = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise LockConfigError(
+            f"{what} does not tell which arguments it takes: {error}. Wrap it in a function that "
+            "names them."
+        ) from error
+    needed = [
+        p
+        for p in wanted
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    for each in needed:
+        if each.name not in signature.parameters:
+            raise LockConfigError(
+                f"{what} wants {each.name!r}, which the task does not take."
+                + suggestion(each.name, signature.parameters)
+            )
 
 
 def _options(cls: type, task: Any) -> dict[str, object]:

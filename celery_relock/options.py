@@ -578,6 +578,10 @@ def fetch(feed): ...""",
                 "lock_key=False gives none. Give the task a lock_key; lock_limit says how many "
                 "executions can run side by side."
             )
+        for name in ("order_gap", "order_retry") if self.order is None else ():
+            value = getattr(self, name)
+            if f"lock_{name}" in said and value != _DECLARED[name].default:
+                yield f"lock_{name}={value!r} is never used without lock_order='sent'."
         yield from self._contradictions_of_bursts(said)
         yield from self._contradictions_of_parts()
         if self.order is not None:

@@ -222,7 +222,7 @@ class _Task:
         try:
             template = Template(source)
         except LockConfigError as error:
-            raise LockConfigError(f"{self.where}: {error}") from error
+            raise LockConfigError(f"{self.where}: {error.reason}") from error
         if self.rest is None:
             beside = [name for name in self.given if name in template.names]
             template.check((*self.parameters, *beside), self.name)

@@ -264,14 +264,14 @@ def _park(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -
         raise LockConflict(
             f"{found.parked} messages of {found.size} bytes are parked for all locks together, and "
             "relock_max_parked_messages and relock_max_parked_bytes allow no more: see celery "
-            f"relock stats; {error}",
+            f"relock stats; {error.reason}",
             *error.args[1:],
         )
     if isinstance(found, Full):
         raise LockConflict(
             f"{found.parked} tasks are parked for the lock {found.name.removeprefix(LINE)!r} "
             "already, which is "
-            f"lock_max_parked; {error}",
+            f"lock_max_parked; {error.reason}",
             *error.args[1:],
         )
     if isinstance(found, Deadlocked):

@@ -167,8 +167,9 @@ async def coroutine(account_id: int) -> str:
     ],
 )
 def test_a_key_that_can_never_work_is_refused_at_declaration(key: Any, says: str) -> None:
-    with pytest.raises(LockConfigError, match=rf"(?s)task proj\.sync: .*{says}"):
+    with pytest.raises(LockConfigError, match=rf"(?s)task proj\.sync: .*{says}") as caught:
         compiled(key)
+    assert str(caught.value).count(caught.value.page) == 1
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,9 @@ def test_an_option_that_is_set_afterwards_counts_from_the_next_call(app, account
         ({"lock_key": 7}, "charge.*lock_key.*7"),
         ({"lock_owner": 7}, "task charge: lock_owner=7"),
         ({"lock_limit": 0}, "task charge: lock_limit=0"),
+        ({"lock_limit": lambda acount: 2}, "task charge: .*lock_limit wants 'acount'.*'account'"),
+        ({"lock_mode": lambda acount: "shared"}, "task charge: .*lock_mode wants 'acount'"),
+        ({"lock_limit": max}, "task charge: .*lock_limit does not tell which arguments"),
     ],
 )
 def test_what_is_declared_wrongly_is_told_when_the_app_is_finalized(app, options, message):

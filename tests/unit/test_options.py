@@ -231,6 +231,12 @@ def test_raising_at_once_may_be_written_down_as_no_wait(max_wait: float | None) 
     assert declare(lock_on_conflict="raise", lock_max_wait=max_wait).max_wait == max_wait
 
 
+@pytest.mark.parametrize("option", [{"lock_order_gap": 5.0}, {"lock_order_retry": "end"}])
+def test_how_an_order_is_kept_is_refused_without_the_order(option: Any) -> None:
+    assert "is never used without lock_order='sent'" in refusal(**option)
+    assert declare(**option, lock_order="sent").order == "sent"
+
+
 def test_an_app_wide_wait_does_not_forbid_a_task_to_raise_at_once() -> None:
     options = LockOptions.collect({"lock_on_conflict": "raise"}, {"max_wait": 10}, "app.charge")
 
