@@ -94,7 +94,11 @@ def fence(connection: Any, name: str, token: int) -> None:
         LockConfigError: the connection is of another kind, or not in a transaction.
     """
     if token <= 0:
-        raise LockLost(f"the lock {name!r} is not held: it has no fencing token", name=name)
+        raise LockLost(
+            f"the lock {name!r} has no fencing token: it is not held, or the work goes on without "
+            "it (relock_enabled=False, lock_on_unavailable='run')",
+            name=name,
+        )
     try:
         is_highest, driver = _see(connection, _stored(name), token)
     except Exception as error:

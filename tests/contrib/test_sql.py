@@ -258,6 +258,8 @@ def test_without_the_table_the_error_says_how_to_make_it() -> None:
 def test_who_goes_on_without_a_lock_fences_nothing() -> None:
     with pytest.raises(LockLost, match="no lock is held"):
         Hold("somebody", ()).fenced(sqlite3)
+    with pytest.raises(LockLost, match="relock_enabled=False"):
+        fence(sqlite3.connect(":memory:"), "account:42", 0)
 
 
 def test_what_is_no_connection_is_told_what_would_be_one() -> None:
