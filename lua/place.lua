@@ -58,7 +58,9 @@ end
 
 local function take_place()
   local ticket, ends = next_ticket(), due + life
-  local waiter = Base.awaited(label, task, { ticket = ticket, gap = gap, due = due, ends = ends })
+  -- 0: the clock can be set back, and a call that is due at once is late no later for that.
+  local line = { ticket = ticket, gap = gap, due = due > now and due or 0, ends = ends }
+  local waiter = Base.awaited(label, task, line)
   redis.call('ZADD', queue, ticket, execution)
   redis.call('HSET', waiters, execution, cjson.encode(waiter))
   redis.call('HSET', sent, execution, name, '#' .. task, execution)

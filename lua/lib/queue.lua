@@ -174,7 +174,7 @@ end
 
 -- Give the place of a call in a line to its retry, or to its own message that comes again.
 function Queue.succeed(call, lock, execution, ticket, label, gap)
-  local line = { ticket = ticket, gap = gap, due = call.now, ends = call.now + gap + Queue.DAY }
+  local line = { ticket = ticket, gap = gap, due = 0, ends = call.now + gap + Queue.DAY }
   line.sent = string.format('%.0f', call.micros)
   -- The retry can have been quicker, and wait behind all others.
   local waiter = Queue.waiter(lock, execution) or Base.awaited(label, '', line)

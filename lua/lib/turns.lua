@@ -229,7 +229,8 @@ end
 -- later call is here, the broker can simply be behind.
 local function turn_of(call, lock, waiter, caller)
   local is_waited_for = caller or redis.call('EXISTS', lock.messages) == 1
-  return is_waited_for and (waiter.turn or call.now) or nil
+  -- If the clock was set back, the time begins anew.
+  return is_waited_for and math.min(waiter.turn or call.now, call.now) or nil
 end
 
 -- The place of a retry is older than its message. Until messages that were sent before have come, the

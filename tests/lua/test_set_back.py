@@ -6,7 +6,15 @@ import json
 
 import pytest
 
-from celery_relock.engine.protocol import Conflict, Duplicate, Held, Queued
+from celery_relock.engine.protocol import (
+    LINE,
+    Conflict,
+    Duplicate,
+    Held,
+    PlaceRequest,
+    Queued,
+    Successor,
+)
 from tests.support import wait_for
 
 HOUR = 3_600_000
@@ -24,7 +32,11 @@ def set_back(desk):
                 client.hset(keys.lock(name), run, b"%d %b" % (int(expiry) + HOUR, rest))
         for run, record in client.hgetall(keys.waiters(name)).items():
             facts = json.loads(record)
-            moved = {key: facts[key] + HOUR for key in ("expiry", "back", "first") if key in facts}
+            times = ("expiry", "back", "first", "turn")
+            moved = {key: facts[key] + HOUR for key in times if key in facts}
+            if "line" in facts:
+                due = facts["line"]["due"]
+                moved["line"] = {**facts["line"], "due": due and due + HOUR}
             client.hset(keys.waiters(name), run, json.dumps(facts | moved))
         for member in client.zrange(keys.due(), 0, -1):
             client.zincrby(keys.due(), HOUR, member)
@@ -126,6 +138,21 @@ def test_a_message_on_its_way_holds_up_nobody_for_an_hour(desk, set_back):
     desk.all_due()
 
     assert desk.resume() == ["two"]
+
+
+@pytest.mark.parametrize("is_retry", [False, True])
+def test_a_call_that_does_not_come_holds_up_its_line_for_no_longer(desk, set_back, is_retry):
+    line = f"{LINE}a"
+    for run in ("late", "here"):
+        desk.backend.place(PlaceRequest(line, run, f"t-{run}", run, 0.3, 0.0, 0.0, 1000.0))
+    if is_retry:
+        desk.fence("late", names=(line,))
+        desk.backend.release((line,), "late", "n", successor=Successor("retry", 0.3))
+    desk.park("here", names=(line,))
+    desk.resume()
+    set_back(line)
+
+    wait_for(lambda: desk.resume() == ["here"])
 
 
 def test_what_is_due_is_due_as_soon_as_before(desk, set_back):
