@@ -189,7 +189,6 @@ class MarkerLease:
         self.successor: Successor | None = None
         self._engine = engine
         self._execution_id = execution_id
-        self._task_id = task_id
         claim = _claim(marker, execution_id, task_id, seconds, ids.new_attempt_id())
         self._lease = _Quiet(claim, engine.backend, 0.0)
 

@@ -99,7 +99,7 @@ class TaskLease(Lease):
         task: asyncio.Task[Any] | None,
         listen: Callable[[], None] | None,
     ) -> None:
-        super().__init__(claim, backend, min(claim.lease, WAITER_LEASE), None, listen)
+        super().__init__(claim, backend, min(claim.lease, WAITER_LEASE), listen)
         self._ringing: asyncio.Future[None] | None = None
         self._task = None if task is None else weakref.ref(task)
 

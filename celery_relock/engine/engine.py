@@ -83,11 +83,11 @@ class Engine:
         self.remember = self.parking.remember = remember
         self.most_parked = most_parked
 
-    def lease(self, claim: Claim, on_lost: Callable[[str], None] | None = None) -> Lease:
-        """A lease for the claim; nothing is sent. `on_lost` is called from another thread."""
+    def lease(self, claim: Claim) -> Lease:
+        """A lease for the claim; nothing is sent."""
         wait = min(claim.lease, WAITER_LEASE)
         inbox = self._inbox
-        return Lease(claim, self.backend, wait, on_lost, None if inbox.started else inbox.start)
+        return Lease(claim, self.backend, wait, None if inbox.started else inbox.start)
 
     def acquire(self, lease: Lease, wait: float | None = 0.0) -> Outcome:
         """Acquire the locks of a lease, waiting in the queue for at most `wait` seconds (None:
@@ -123,13 +123,13 @@ class Engine:
             else:
                 self._drop(lease)
 
-    def release(self, lease: Lease, *, ended: bool = False, remember: float | None = None) -> bool:
+    def release(self, lease: Lease, *, ended: bool = False) -> bool:
         """Release what the lease has, or leave the hold to its successor. May be called in any
         state, and repeatedly.
 
         Args:
             ended: the execution is over, so a late copy of its message is told so for `remember`
-                seconds (by default the engine's).
+                seconds.
 
         Returns:
             False if a hold had been lost before it was released.
@@ -146,8 +146,7 @@ class Engine:
             keepalive.discard(lease)
             doubtful = lease.repeated or before is State.ASKED
             what = "execution" if ended else "attempt" if doubtful else ""
-            remember = self.remember if remember is None else remember
-            had = self._release(lease, what, remember if ended else REMEMBER_ATTEMPT)
+            had = self._release(lease, what, self.remember if ended else REMEMBER_ATTEMPT)
         except BaseException:
             # Perhaps released, perhaps not: nothing renews the lease, and the caller may try again.
             lease.switch(State.ASKED, State.RELEASED)

@@ -118,13 +118,12 @@ class Lease:
         claim: Claim,
         backend: Backend,
         waiter_lease: float,
-        on_lost: Callable[[str], None] | None = None,
         listen: Callable[[], None] | None = None,
     ) -> None:
         self.claim = claim
         self.backend = backend
         self.waiter_lease = waiter_lease
-        self.on_lost = on_lost
+        self.on_lost: Callable[[str], None] | None = None
         self.listen = listen
         self.state = State.NEW
         self.fences: tuple[int, ...] = ()

@@ -92,12 +92,6 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
         """What `celery inspect stats` shows of the locks; the doctor compares the workers by it."""
         return {"relock": report(w.app)}
 
-    def stop(self, w: Any) -> None:
-        pass
-
-    def terminate(self, w: Any) -> None:
-        pass
-
     def _end(self, **_: Any) -> None:
         if self._watchers is not None:
             revocation.discard.remove(self._watchers[1].discard)
