@@ -30,7 +30,6 @@ LockKey: TypeAlias = KeyPart | list[KeyPart] | tuple[KeyPart, ...] | Literal[Fal
 _Arguments: TypeAlias = Mapping[str, object]
 _Maker: TypeAlias = Callable[[_Arguments], str | tuple[str, ...]]
 
-_ABSENT = object()
 # Autoretry, pydantic=True and the lock itself pass arguments on as they are.
 _PASS_ON = ("celery.", "celery_relock.")
 
@@ -194,7 +193,7 @@ def _default(task: str) -> _Maker:
 class _Task:
     """What the parts of a lock_key are checked against."""
 
-    def __init__(self, name: str, signature: inspect.Signature, task: Any = None) -> None:
+    def __init__(self, name: str, signature: inspect.Signature, task: Any) -> None:
         self.where = f"task {name}"
         self.name = name
         self.parameters = tuple(signature.parameters)
@@ -212,7 +211,7 @@ class _Task:
             return self._from_template(part)
         function = part.__func__ if isinstance(part, staticmethod) else part
         if callable(function):
-            return self._from_callable(function)
+            return self.seeing(_Call(function, self))
         raise LockConfigError(
             f"{self.where}: lock_key {part!r:.80} is of type {type(part).__qualname__}. It is a "
             'template such as "account:{account_id}", a callable, a list of these, None or False.'
@@ -246,16 +245,13 @@ class _Task:
 
         return self.seeing(maker)
 
-    def _from_callable(self, function: Callable[..., object]) -> _Maker:
-        return self.seeing(_Call(function, self))
-
     def seeing(self, maker: _Maker) -> _Maker:
         """A maker that gets what the task's `**parameter` caught, by its own name too."""
-        if self.rest is None:
+        if (name := self.rest) is None:
             return maker
 
         def seen(arguments: _Arguments) -> str | tuple[str, ...]:
-            rest = arguments.get(self.rest or "")
+            rest = arguments.get(name)
             both = {**rest, **arguments} if isinstance(rest, Mapping) and rest else arguments
             return maker(both)
 
@@ -277,12 +273,9 @@ class _Call:
             self._plan(parameter, task)
 
     def __call__(self, arguments: _Arguments) -> tuple[str, ...]:
-        positional = list(
-            takewhile(
-                lambda value: value is not _ABSENT,
-                (arguments.get(name, _ABSENT) for name in self.positional),
-            )
-        )
+        positional = [
+            arguments[name] for name in takewhile(arguments.__contains__, self.positional)
+        ]
         wanted = arguments if self.takes_all else self.by_keyword
         skipped = self.fixed.union(self.positional)
         keywords = {n: arguments[n] for n in wanted if n in arguments and n not in skipped}

@@ -149,8 +149,7 @@ def _decide(attempt: Attempt, answer: Conflict | Duplicate | Ended | Deadlocked)
         return None
     if isinstance(answer, Deadlocked):
         raise deadlock(attempt, answer)
-    text = describe_conflict(attempt.lease.claim.names[0], answer)
-    error = _conflict(options, answer, text)
+    error = _conflict(attempt, answer)
     copy = answer if isinstance(answer, Duplicate) and message is not None else None
     policy = "duplicate" if copy is not None else _policy(options, answer, error)
     attempt.lease.tell("conflict", error.reason, policy=_as_done(policy, attempt))
@@ -270,8 +269,7 @@ def _park(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -
     if isinstance(found, Full):
         raise LockConflict(
             f"{found.parked} tasks are parked for the lock {found.name.removeprefix(LINE)!r} "
-            "already, which is "
-            f"lock_max_parked; {error.reason}",
+            f"already, which is lock_max_parked; {error.reason}",
             *error.args[1:],
         )
     if isinstance(found, Deadlocked):
@@ -327,10 +325,8 @@ def _stay(attempt: Attempt, wait: float | None, error: LockConflict) -> Held:
     The message may be acknowledged already, so to end here would lose it. If it was sent in spite
     of the error, it is a copy of this execution.
     """
-    answer = attempt.engine.acquire(attempt.lease, wait)
-    while isinstance(answer, Ended):
+    while isinstance(answer := attempt.engine.acquire(attempt.lease, wait), Ended):
         _again(attempt)
-        answer = attempt.engine.acquire(attempt.lease, wait)
     if isinstance(answer, Held):
         return answer
     if isinstance(answer, Deadlocked):
@@ -339,7 +335,8 @@ def _stay(attempt: Attempt, wait: float | None, error: LockConflict) -> Held:
     raise error
 
 
-def _conflict(options: LockOptions, answer: Any, text: str) -> LockConflict:
+def _conflict(attempt: Attempt, answer: Conflict | Duplicate) -> LockConflict:
+    options, text = attempt.options, describe_conflict(attempt.lease.claim.names[0], answer)
     busy = answer if isinstance(answer, Conflict) else None
     bound = "" if options.max_wait is None else f", lock_max_wait={options.max_wait:g} s"
     policy = getattr(options.on_conflict, "__qualname__", options.on_conflict)

@@ -41,10 +41,10 @@ def query_task(state: Any, ids: Any, **_: Any) -> dict[str, Any]:
     for task_id, (_, info) in found.items():
         info["relock"] = _told_by_the_call(task_id)
     try:
-        ask = _inspection(engine_of(state.app).backend)
-        for task_id in maybe_list(ids):
-            if task_id not in found and (told := _where(ask, task_id)):
-                found[task_id] = told
+        if (ask := _inspection(engine_of(state.app).backend)) is not None:
+            for task_id in maybe_list(ids):
+                if task_id not in found and (told := _where(ask, task_id)):
+                    found[task_id] = told
     except RelockError as error:
         logger.debug("Cannot look for parked tasks: %s", error)
     return found
@@ -62,14 +62,13 @@ def _inspection(backend: Any) -> Inspection | None:
     return backend.inspection() if isinstance(backend, Inspectable) else None
 
 
-def _where(ask: Inspection | None, task_id: str) -> tuple[str, dict[str, Any]] | None:
+def _where(ask: Inspection, task_id: str) -> tuple[str, dict[str, Any]] | None:
     """Where a task is, as Celery tells it of a request; None if it is not parked.
 
     The state is "parked", or "resumed" on the way to a worker. The rest says which lock the task
     waits for, who holds that lock, and how many are ahead.
     """
-    found = None if ask is None else ask.parked(short(task_id))
-    if ask is None or found is None:
+    if (found := ask.parked(short(task_id))) is None:
         return None
     locks = ask.survey(ask.keys_of(found.name), _MOST)
     return found.place.state, {

@@ -254,17 +254,13 @@ def _written(task: Any, request: Any, body: Any) -> tuple[str, str, bytes | str]
 
 
 def parked_text(
-    app: Celery,
-    kept: Kept,
-    header: Mapping[str, Any] | None,
-    *,
-    largest: int | None = LARGEST,
+    app: Celery, kept: Kept, header: Mapping[str, Any], *, largest: int | None = LARGEST
 ) -> str | None:
     """A message as JSON text, for `ParkRequest.message` and `publish`.
 
     Args:
         app: whose message it is.
-        header: our header for the message when it comes again; None leaves what it has.
+        header: our header for the message when it comes again.
         largest: bytes that the text may have; None for one that is published at once.
 
     Returns:
@@ -272,8 +268,7 @@ def parked_text(
         that no broker would have sent.
     """
     headers = {name: value for name, value in kept.headers.items() if name != ORIGIN}
-    if header is not None:
-        headers[HEADER] = dict(header)
+    headers[HEADER] = dict(header)
     properties = {k: v for k, v in kept.properties.items() if k not in _WRITTEN_ANEW}
     body, binary = _as_text(kept.body, kept.content_encoding)
     content = {

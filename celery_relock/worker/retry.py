@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry
@@ -32,6 +33,7 @@ from .states import is_acknowledged
 logger = logging.getLogger("celery_relock")
 
 
+@dataclass(eq=False)
 class _Legacy:
     """What a running body leaves to its retry.
 
@@ -44,32 +46,16 @@ class _Legacy:
         error: that the body ended with.
     """
 
-    __slots__ = (
-        "due",
-        "engine",
-        "error",
-        "execution_id",
-        "lease",
-        "margin",
-        "message",
-        "needed",
-        "open",
-        "task",
-    )
-
-    def __init__(
-        self, task: Any, message: Any, engine: Engine, lease: Lease, margin: float
-    ) -> None:
-        self.task = task
-        self.message = message
-        self.engine = engine
-        self.lease = lease
-        self.margin = margin
-        self.execution_id = ""
-        self.due: float | None = None
-        self.needed: tuple[str, ...] = ()
-        self.open = False
-        self.error: Exception | None = None
+    task: Any
+    message: Any
+    engine: Engine
+    lease: Lease
+    margin: float
+    execution_id: str = ""
+    due: float | None = None
+    needed: tuple[str, ...] = ()
+    open: bool = False
+    error: Exception | None = None
 
     def leave(self) -> None:
         """Leave the lease to the retry, if there is one; release what the retry does not need."""
