@@ -34,6 +34,7 @@ from .named_lock import (
     LockNotTaken,
     NamedLock,
     Token,
+    has,
     logger,
 )
 
@@ -226,7 +227,7 @@ class Lock(NamedLock):
         return bool((await self._engine.inspect(self.name)).holds)
 
     async def __aenter__(self) -> Lock:
-        wait = self.blocking_timeout if self.blocking else 0.0
+        wait = self._wait(None, None)
         self._check_acquired(await self._take(wait, None, platform.coroutine()), wait)
         return self
 
@@ -342,11 +343,7 @@ class Lock(NamedLock):
     async def _owned(self, lease: Lease | None) -> bool:
         if lease is None or lease.lost:
             return False
-        ours = lease.claim.execution_id, lease.claim.attempt_id
-        return any(
-            (hold.execution_id, hold.attempt_id) == ours
-            for hold in (await self._engine.inspect(self.name)).holds
-        )
+        return has(await self._engine.inspect(self.name), lease)
 
     @property
     def _engine(self) -> Engine:

@@ -97,7 +97,7 @@ def _of_loop(backend: Any) -> LoopEngine:
     return LoopEngine(LocalBackend(backend))
 
 
-def engine_in_memory(url: str, namespace: str = NAMESPACE) -> Engine:
+def engine_in_memory(url: str, namespace: str) -> Engine:
     """The engine of one namespace of the locks in this process's memory.
 
     Raises:
@@ -148,9 +148,9 @@ def engine_for_url(
 
 def engine_for_factory(
     make: Callable[[], object],
-    namespace: str = NAMESPACE,
-    replicas: tuple[int, float] = (0, 1.0),
-    loops: bool = False,
+    namespace: str,
+    replicas: tuple[int, float],
+    loops: bool,
 ) -> Engine:
     """The engine for a function without arguments that returns a redis-py client. The function is
     called once per process, at the first use of a lock. The client itself sends no command.

@@ -31,6 +31,7 @@ from .named_lock import (
     LockNotTaken,
     NamedLock,
     Token,
+    has,
     logger,
 )
 
@@ -234,7 +235,7 @@ class Lock(NamedLock):
         return self.extend(self._grip("extended").length, replace_ttl=True)
 
     def __enter__(self) -> Lock:
-        wait = self.blocking_timeout if self.blocking else 0.0
+        wait = self._wait(None, None)
         self._check_acquired(self._take(wait, None), wait)
         return self
 
@@ -312,11 +313,7 @@ class Lock(NamedLock):
         lease = self._lease
         if lease is None or lease.lost:
             return False
-        ours = lease.claim.execution_id, lease.claim.attempt_id
-        return any(
-            (hold.execution_id, hold.attempt_id) == ours
-            for hold in self._engine.inspect(self.name).holds
-        )
+        return has(self._engine.inspect(self.name), lease)
 
     def fenced(self, connection: Any) -> AbstractContextManager[None]:
         """A block of a database transaction that only the holder of the lock can commit. See

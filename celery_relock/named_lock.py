@@ -20,6 +20,7 @@ from .naming.template import check_name
 
 if TYPE_CHECKING:
     from .engine.events import Work
+    from .engine.protocol import LockState
 
 logger = logging.getLogger("celery_relock")
 
@@ -264,6 +265,12 @@ class NamedLock:
 
     def _not_owned(self, what: str) -> LockNotOwned:
         return LockNotOwned(f"the lock {self.name!r} {what}", name=self.name)
+
+
+def has(state: LockState, lease: Lease) -> bool:
+    """Whether this lease is among the holds of a lock."""
+    ours = lease.claim.execution_id, lease.claim.attempt_id
+    return any((hold.execution_id, hold.attempt_id) == ours for hold in state.holds)
 
 
 def check_length(seconds: Any, where: str, name: str) -> None:

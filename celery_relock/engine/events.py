@@ -278,7 +278,7 @@ def describe_conflict(name: str, answer: Answer | None) -> str:
     return f"the lock {name!r} is held by another execution"
 
 
-def describe_deadlock(path: Sequence[str], shared: bool = False) -> str:
+def describe_deadlock(path: Sequence[str], shared: bool) -> str:
     """`waiting for … would never end: …`, from the path of a `Deadlocked`. `shared`: this call
     stack shares the lock already."""
     parts = [f"the lock {path[0]!r} is held by"]

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from celery.utils import uuid
@@ -43,19 +44,17 @@ class _Sent(NamedTuple):
     ticket: int
 
 
+@dataclass(eq=False)
 class Running:
     """The execution on this call stack that holds a line, and what it leaves the line to: its
     retry, which is due at a time."""
 
-    __slots__ = ("app", "due", "message", "name", "retry", "ticket")
-
-    def __init__(self, app: Any, message: Any, name: str, ticket: int) -> None:
-        self.app = app
-        self.message = message
-        self.name = name
-        self.ticket = ticket
-        self.retry = ""
-        self.due: float | None = None
+    app: Any
+    message: Any
+    name: str
+    ticket: int
+    retry: str = ""
+    due: float | None = None
 
 
 _sent: ContextVar[_Sent | None] = ContextVar("relock_order_sent", default=None)

@@ -71,8 +71,8 @@ class Resumer:
     def __init__(
         self,
         engine: Engine,
-        revoked: Callable[[], Iterable[str]] = tuple,
-        received: Callable[[], Iterable[str]] = tuple,
+        revoked: Callable[[], Iterable[str]],
+        received: Callable[[], Iterable[str]],
     ) -> None:
         self._engine = engine
         self._all_revoked = revoked

@@ -24,6 +24,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any, NamedTuple
 
@@ -177,18 +178,17 @@ def hold_id(execution_id: str, lock: str) -> str:
 # -- The holds of the running step ---------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class StepHold:
     """The running message's hold of a workflow lock, and to whom it is left."""
 
-    __slots__ = ("due", "engine", "lease", "lock", "message", "successors")
-
-    def __init__(self, lock: WorkflowLock, engine: Engine, lease: Lease, message: Any) -> None:
-        self.lock = lock
-        self.engine = engine
-        self.lease = lease
-        self.message = message
-        self.successors: list[str] = []
-        self.due = 0.0  # when the last of the successors is to begin, on this machine's clock
+    lock: WorkflowLock
+    engine: Engine
+    lease: Lease
+    message: Any
+    successors: list[str] = field(default_factory=list)
+    #: When the last of the successors is to begin, on this machine's clock.
+    due: float = 0.0
 
     def told(self) -> WorkflowLock:
         """What the next step is told. The body may have downgraded the lock."""
@@ -221,22 +221,18 @@ class StepHold:
         return Successor(" ".join(self.successors), keep)
 
 
-_active: ContextVar[tuple[StepHold, ...]] = ContextVar("relock_workflow", default=())
-
-
-def active() -> tuple[StepHold, ...]:
-    """The holds of the running message, the one of the outermost workflow lock first."""
-    return _active.get()
+#: The holds of the running message, the one of the outermost workflow lock first.
+active: ContextVar[tuple[StepHold, ...]] = ContextVar("relock_workflow", default=())
 
 
 def owns(lease: Lease) -> bool:
     """Whether a lease is of a workflow lock, so that it is released, or left to others, here."""
-    return any(hold.lease is lease for hold in _active.get())
+    return any(hold.lease is lease for hold in active.get())
 
 
 def is_unbroken(lease: Lease) -> bool:
     """False for the lease of a workflow lock whose permit had ended before this step came."""
-    return all(hold.lock.unbroken for hold in _active.get() if hold.lease is lease)
+    return all(hold.lock.unbroken for hold in active.get() if hold.lease is lease)
 
 
 def begin(lock: WorkflowLock, engine: Engine, lease: Lease, message: Any) -> None:
@@ -245,11 +241,11 @@ def begin(lock: WorkflowLock, engine: Engine, lease: Lease, message: Any) -> Non
 
 
 def _activate(hold: StepHold) -> None:
-    holds = _active.get()
+    holds = active.get()
     if not holds:
         # When Celery has published what comes after the task.
         afterwards(hold.message, partial(_leave_all, hold.message))
-    _active.set((*holds, hold))
+    active.set((*holds, hold))
 
 
 def keep_for_chain(message: Any, engine: Engine, lease: Lease, options: LockOptions) -> None:
@@ -357,10 +353,10 @@ def _tell_lost(task: Any, hold: StepHold, fences: tuple[int, ...]) -> LockLost:
 
 def _leave_all(message: Any, *, again: bool = False, acknowledged: bool = True) -> None:
     """Leave each hold to its successors; release those without any."""
-    holds = _active.get()
+    holds = active.get()
     if not holds or holds[0].message.id != message.id:
         return
-    _active.set(())
+    active.set(())
     remembered = acknowledged and header_of(message).own
     for hold in reversed(holds):
         if again:
@@ -377,7 +373,7 @@ def _leave_all(message: Any, *, again: bool = False, acknowledged: bool = True) 
 
 def on_publish(headers: Any, body: Any, header: Any) -> None:
     """Write into the header of a message, before it is published, which holds are left to it."""
-    holds = _active.get()
+    holds = active.get()
     if not holds or not _is_new(headers, header):
         return
     message, running = holds[0].message, running_request()
@@ -394,7 +390,7 @@ def on_publish(headers: Any, body: Any, header: Any) -> None:
 
 def on_published(headers: Any) -> None:
     """The message is published, so it is a successor. One that could not be sent is none."""
-    holds = _active.get()
+    holds = active.get()
     header = headers.get(HEADER) if holds and isinstance(headers, dict) else None
     if not header or not _is_new(headers, header):
         return
@@ -410,7 +406,7 @@ def on_replace(message: Any, canvas: Any) -> None:
 
     What was to come after the task stays as it was.
     """
-    holds = [hold for hold in _active.get() if hold.message.id == message.id]
+    holds = [hold for hold in active.get() if hold.message.id == message.id]
     if not holds:
         return
     rest = [step for each in message.chain or () for step in steps_of(each)]

@@ -115,14 +115,7 @@ class RedisBackend:
     def park(
         self, claim: Claim, park_request: ParkRequest, inbox: str = "-"
     ) -> Held | Parked | Full | Duplicate | Deadlocked | Ended:
-        place: dict[str, Any] = {
-            "message": park_request.message,
-            "home": park_request.home,
-            "task": park_request.task,
-            "most": park_request.most,
-            "most_in_all": park_request.most_in_all,
-            "most_bytes": park_request.most_bytes,
-        }
+        place = _to_park(park_request)
         if park_request.patience is not None:
             place["patience"] = max(round(park_request.patience * 1000), 0)
         reply, repeated, sent = self._run("acquire", *self._claim(claim, place, inbox), claim.names)
@@ -156,8 +149,8 @@ class RedisBackend:
         names: Sequence[str],
         execution_id: str,
         attempt_id: str,
-        ended: str = "",
-        remember: float = 0.0,
+        ended: str,
+        remember: float,
         home: str = "",
         successor: Successor | None = None,
     ) -> Call:
@@ -260,15 +253,7 @@ class RedisBackend:
     def debounce(
         self, name: str, call: Debounce, park_request: ParkRequest
     ) -> Parked | Burst | Full | None:
-        place = {
-            "id": call.task_id,
-            "message": park_request.message,
-            "home": park_request.home,
-            "task": park_request.task,
-            "most": park_request.most,
-            "most_in_all": park_request.most_in_all,
-            "most_bytes": park_request.most_bytes,
-        }
+        place = {"id": call.task_id, **_to_park(park_request)}
         known = call.burst or Burst(call.call_id, "", "")
         args = [
             *(known.burst_id, call.call_id, known.call_id, str(int(call.exactly))),
@@ -494,6 +479,18 @@ class RedisBackend:
 def _ms(seconds: float) -> str:
     """Whole milliseconds, as an argument of a script."""
     return str(round(seconds * 1000))
+
+
+def _to_park(of: ParkRequest) -> dict[str, Any]:
+    """What `acquire` and `debounce` read of a message that is to be parked."""
+    return {
+        "message": of.message,
+        "home": of.home,
+        "task": of.task,
+        "most": of.most,
+        "most_in_all": of.most_in_all,
+        "most_bytes": of.most_bytes,
+    }
 
 
 def reply_of(outcome: Any) -> Any:

@@ -19,7 +19,6 @@ from redis.exceptions import AskError, ConnectionError, MovedError  # noqa: A004
 from ...engine import ids
 from ...errors import LockConfigError
 from .connections import (
-    NONE,
     Call,
     Channel,
     Connections,
@@ -80,7 +79,7 @@ class Map:
         seeds: Sequence[Node],
         connect: Callable[[Node, float], Any],
         buckets: int,
-        remap: Remap | None = None,
+        remap: Remap | None,
     ) -> None:
         self.version = 0
         self._seeds = tuple(seeds)
@@ -207,9 +206,9 @@ class Cluster(Transport):
         seeds: Sequence[Node],
         kind: type[Any],
         options: Mapping[str, Any],
-        remap: Remap | None = None,
-        replicas: Replicas = NONE,
-        failover: float = FAILOVER,
+        remap: Remap | None,
+        replicas: Replicas,
+        failover: float,
         buckets: int = CLUSTER_BUCKETS,
     ) -> None:
         self.addresses = frozenset(seeds)

@@ -122,7 +122,7 @@ class Connections:
         self,
         kind: type[Any],
         options: Mapping[str, Any],
-        replicas: Replicas = NONE,
+        replicas: Replicas,
         limit: float | None = None,
     ) -> None:
         self._kind = kind
@@ -316,7 +316,7 @@ class Transport:
         work: Connections,
         renewals: Connections,
         addresses: Iterable[tuple[Any, ...]],
-        replicas: Replicas = NONE,
+        replicas: Replicas,
     ) -> None:
         self.addresses = frozenset(addresses)
         self.replicas = replicas

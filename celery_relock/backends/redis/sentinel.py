@@ -67,15 +67,15 @@ class Finder:
         self,
         service: str,
         hosts: Sequence[Address],
-        options: Mapping[str, Any] | None = None,
-        least: int = 0,
+        options: Mapping[str, Any],
+        least: int,
         patience: float | None = None,
         manager: Sentinel | None = None,
     ) -> None:
         self.service = service
         self.hosts = tuple(hosts)
         self.address: Address | None = None
-        self._options = dict(options or {})
+        self._options = dict(options)
         self._least = least
         self._patience = patience
         self._manager = manager

@@ -167,7 +167,7 @@ def _cluster(
     seeds: Sequence[Node],
     options: dict[str, Any],
     replicas: Replicas,
-    remap: Remap | None = None,
+    remap: Remap | None,
     failover: float = FAILOVER,
 ) -> Cluster:
     kind, kwargs = _kind({**options, "db": 0})
