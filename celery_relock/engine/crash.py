@@ -286,7 +286,7 @@ class Reaper:
                 logger.exception("Crash recovery failed and goes on")
                 self._stop.wait(LOOK_EVERY)
 
-    def look(self, poll: select.poll | None = None) -> int:
+    def look(self, poll: select.poll) -> int:
         """Free what the dead hold, and watch the living. Returns how many claims were freed."""
         freed, found = 0, list(folder().iterdir())
         self._foreign = {
@@ -299,7 +299,7 @@ class Reaper:
             if time.time() < self._foreign.get(path.name, 0.0):
                 continue
             if alive(path.name):
-                if poll is not None and path.name not in self._watched:
+                if path.name not in self._watched:
                     self._watch(path.name, poll)
             else:
                 self._unwatch(path.name, poll)
@@ -315,11 +315,10 @@ class Reaper:
             return
         poll.register(self._watched[name], select.POLLIN)
 
-    def _unwatch(self, name: str, poll: select.poll | None) -> None:
+    def _unwatch(self, name: str, poll: select.poll) -> None:
         descriptor = self._watched.pop(name, None)
         if descriptor is not None:
-            if poll is not None:
-                poll.unregister(descriptor)
+            poll.unregister(descriptor)
             os.close(descriptor)
 
     def _bury(self, path: Path) -> int:

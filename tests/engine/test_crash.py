@@ -239,10 +239,10 @@ def test_the_reaper_releases_only_what_the_dead_noted_for_its_own_backend(folder
     dead.write_bytes(mine.read_bytes())
     backend = _Backend("backend")
 
-    assert _reaper(backend).look() == 1
+    assert _reaper(backend).look(select.poll()) == 1
     assert backend.released == ["attempt1"]
     assert dead.exists()  # the other store's reaper may come
-    assert _reaper(_Backend("another")).look() == 1
+    assert _reaper(_Backend("another")).look(select.poll()) == 1
 
 
 def test_the_journal_of_a_dead_process_that_names_another_backend_is_read_once(folder, journal):
@@ -252,7 +252,7 @@ def test_the_journal_of_a_dead_process_that_names_another_backend_is_read_once(f
     backend = _Backend("backend")
     reaper = _reaper(backend)
 
-    assert [reaper.look() for _ in range(3)] == [1, 0, 0]
+    assert [reaper.look(select.poll()) for _ in range(3)] == [1, 0, 0]
 
     assert backend.released == ["attempt1"]
 
@@ -285,7 +285,7 @@ def test_what_cannot_be_freed_yet_is_tried_again(folder, journal):
     backend = Away("backend")
     reaper = _reaper(backend)
 
-    assert [reaper.look() for _ in range(2)] == [0, 0]
+    assert [reaper.look(select.poll()) for _ in range(2)] == [0, 0]
 
     assert backend.released == ["attempt1"] * 2
 
@@ -294,11 +294,11 @@ def test_what_nobody_came_for_is_thrown_away_after_a_day(folder, journal):
     journal.add(Entry("nobody's", "execution", "attempt", ("b",)))
     dead = folder / "1-1"
     dead.write_bytes((folder / journals.process_name(os.getpid())).read_bytes())
-    _reaper(_Backend("backend")).look()
+    _reaper(_Backend("backend")).look(select.poll())
     assert dead.exists()
     os.utime(dead, (0, 0))
 
-    _reaper(_Backend("backend")).look()
+    _reaper(_Backend("backend")).look(select.poll())
 
     assert not dead.exists()
 

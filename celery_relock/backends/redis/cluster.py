@@ -19,6 +19,7 @@ from redis.exceptions import AskError, ConnectionError, MovedError  # noqa: A004
 from ...engine import ids
 from ...errors import LockConfigError
 from .connections import (
+    NONE,
     Call,
     Channel,
     Connections,
@@ -206,9 +207,9 @@ class Cluster(Transport):
         seeds: Sequence[Node],
         kind: type[Any],
         options: Mapping[str, Any],
-        remap: Remap | None,
-        replicas: Replicas,
-        failover: float,
+        remap: Remap | None = None,
+        replicas: Replicas = NONE,
+        failover: float = FAILOVER,
         buckets: int = CLUSTER_BUCKETS,
     ) -> None:
         self.addresses = frozenset(seeds)

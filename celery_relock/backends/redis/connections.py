@@ -122,7 +122,7 @@ class Connections:
         self,
         kind: type[Any],
         options: Mapping[str, Any],
-        replicas: Replicas,
+        replicas: Replicas = NONE,
         limit: float | None = None,
     ) -> None:
         self._kind = kind

@@ -61,7 +61,6 @@ _TRIED: Mapping[str, Sequence[str]] = {
     "HMGET": ("KEY", "-"),
     "HSET": ("KEY", "-", "-", "-"),  # a value is missing: refused, but after the permissions
     "HSTRLEN": ("KEY", "-"),
-    "HVALS": ("KEY",),
     "PERSIST": ("KEY",),
     "PEXPIRE": ("KEY", "1"),
     "PEXPIREAT": ("KEY", "1"),
@@ -80,7 +79,6 @@ _TRIED: Mapping[str, Sequence[str]] = {
     "ZREMRANGEBYSCORE": ("KEY", "0", "0"),
     "ZREVRANGE": ("KEY", "0", "0"),
     "ZREVRANGEBYLEX": ("KEY", "+", "-"),
-    "ZSCORE": ("KEY", "-"),
 }
 _TRY = """
 local said = {}
@@ -195,7 +193,7 @@ class Examination(NamedTuple):
             try_all,
             ("EVALSHA", "0" * 40, "0"),
             ("PING",),
-            *[("INFO", section) for section in _SECTIONS[:1]],
+            ("INFO", "server"),
             ("CONFIG", "GET", "save"),
             ("SCAN", "0", "COUNT", "1"),
             ("DBSIZE",),

@@ -45,11 +45,6 @@ def done(self, account, *more):
     return work(self, account, *more)
 
 
-@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_done", acks_late=True)
-def done_late(self, account, *more):
-    return work(self, account, *more)
-
-
 @app.task(base=LockedTask, bind=True, lock_key=KEY, lock_dedup=2)
 def for_two_seconds(self, account):
     return work(self, account)

@@ -228,5 +228,4 @@ def held_until(self, account):
 def with_children(self, account):
     """Celery looks for what a task has sent in the request that the tracer made."""
     plain.delay(account)
-    self.request.marked_by_the_body = True
     return [id(self.request) == id(self.request_stack.stack[0]), len(self.request.children)]

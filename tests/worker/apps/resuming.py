@@ -103,11 +103,6 @@ def asks_again(self: Any, account: str) -> str:
     return take(self, account, 0.0)
 
 
-@app.task(base=LockedTask, bind=True, lock_key="{queue}:" + KEY)
-def takes_here(self: Any, account: str, queue: str = "") -> str:
-    return take(self, account, 0.0)
-
-
 @app.task
 def filler(seconds: float) -> None:
     time.sleep(seconds)
