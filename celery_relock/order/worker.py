@@ -23,7 +23,7 @@ from ..engine.engine import WAITER_LEASE
 from ..engine.events import LockEvent, Work, label_of
 from ..engine.hold import Hold
 from ..engine.lease import Lease, State
-from ..engine.protocol import COMES_AGAIN, LINE, Claim, Held, Successor
+from ..engine.protocol import COMES_AGAIN, LINE, Claim, Successor
 from ..errors import RelockError
 from ..naming.names import bind
 from ..worker.conflict import Attempt, end_unexecuted, obtain, release
@@ -121,14 +121,16 @@ class _Execution:
         """Wait for the turn of this execution. Returns whether nobody has overtaken it; None where
         there are no locks at all."""
         held = obtain(Attempt(self.task, self.engine, self.lease, self.options, self.message))
-        told, ticket = self.header.order, 0 if held is None else held.fences[0]
-        in_order = told is not None and told[1] == ticket
-        if held is not None and not ticket:
+        if held is None:
+            return False  # lock_on_unavailable="run"
+        told, (ticket,) = self.header.order, held.fences
+        if not ticket:
             return None  # relock_enabled=False
-        if held is not None and self.options.order_retry == "keep":
+        in_order = told is not None and told[1] == ticket
+        if self.options.order_retry == "keep":
             ticket = ticket if in_order else 0
             self.running = client.Running(self.task.app, self.message, self.name, ticket)
-        if not in_order and isinstance(held, Held):
+        if not in_order:
             logger.warning(
                 "%s[%s] does not run in the order of %r: %s",
                 *(self.task.name, self.message.id, self.name),

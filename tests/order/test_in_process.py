@@ -15,6 +15,7 @@ from celery_relock import LockedTask
 from celery_relock.declaration import declaration
 from celery_relock.engine.protocol import LINE
 from celery_relock.errors import LockConfigError, LockUnavailable
+from celery_relock.worker.message import HEADER, VERSION
 from tests.support import wait_for
 from tests.support.proxy import Proxy
 
@@ -121,6 +122,15 @@ def test_without_locks_there_is_no_order():
     trace = build_tracer(update.name, update, app=app)
     trace("id", ("a", 1), {}, {"id": "id", "hostname": "here"})
     assert begun == [(1, None)]
+
+
+def test_a_call_without_a_place_that_runs_without_its_line_is_not_in_order():
+    app = app_of(relock_url="redis://127.0.0.1:1")
+    update, begun = begun_in(app)
+    trace = build_tracer(update.name, update, app=app)
+    told = {"v": VERSION, "execution_id": "e", "order": ["a", 0]}
+    trace("id", ("a", 1), {}, {"id": "id", "hostname": "here", HEADER: told})
+    assert begun == [(1, False)]
 
 
 @pytest.mark.parametrize("policy", ["raise", "run"])
