@@ -165,7 +165,7 @@ class Lock(NamedLock):
             raise self._not_owned(
                 "was lost, and another thread has acquired it through this object"
             )
-        grip = self._own_grip() or self._grip("released")
+        grip = self._grip("released")
         if grip.depth > 1:
             grip.depth -= 1
             return

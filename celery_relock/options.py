@@ -124,7 +124,7 @@ def _option(
     *,
     allowed: str = "",
     values: Mapping[str, str] | None = None,
-    when: str = "",
+    when: str,
     example: str,
 ) -> Any:
     """Declare an option, with its texts for errors and for `docs/options.md`.

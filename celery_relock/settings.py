@@ -93,9 +93,7 @@ def enabled(app: Any) -> bool:
         LockConfigError: the value is not True or False. The text "False" of an environment variable
             would otherwise count as True.
     """
-    value = _get(_read(app), "relock_enabled")
-    if value is _UNSET:
-        return True
+    value = _get(_read(app), "relock_enabled", True)
     if not isinstance(value, bool):
         raise LockConfigError(
             f"settings: relock_enabled={value!r:.100} cannot be used. Use True or False."
@@ -171,7 +169,7 @@ def _plain(written: str, namespace: str) -> str:
     return written.lower().removeprefix(namespace.lower()).removeprefix("celery_")
 
 
-def _get(conf: Any, name: str) -> Any:
+def _get(conf: Any, name: str, default: Any = _UNSET) -> Any:
     """One of our settings, in any spelling. A value set on the app precedes its config object.
 
     `conf.get` will not do: it does not know the old upper-case spellings of a setting that is not
@@ -185,12 +183,12 @@ def _get(conf: Any, name: str) -> Any:
                 return settings[spelling]
             except KeyError:
                 continue
-    return _UNSET
+    return default
 
 
 def _text(conf: Any, name: str) -> str | None:
-    value = _get(conf, name)
-    if value is _UNSET or value is None or value == "":
+    value = _get(conf, name, None)
+    if value is None or value == "":
         return None
     if isinstance(value, str):
         return value
@@ -246,8 +244,8 @@ def _ssl(conf: Any, source: str, url: str) -> Any:
 
 def _transport(conf: Any, source: str) -> Mapping[str, Any] | None:
     if source == "relock_url":
-        own = _get(conf, "relock_transport_options")
-        if own is _UNSET or own is None:
+        own = _get(conf, "relock_transport_options", None)
+        if own is None:
             return None
         if not isinstance(own, Mapping):
             kind = type(own).__qualname__
@@ -268,8 +266,7 @@ def _bounded(found: StoreSettings, conf: Any) -> StoreSettings:
     """The settings, with the bounds on what can accumulate in Redis."""
 
     def number(name: str, default: float, kinds: Any, what: str) -> Any:
-        value = _get(conf, name)
-        value = default if value is _UNSET else value
+        value = _get(conf, name, default)
         if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < float("inf"):
             raise LockConfigError(f"settings: {name}={value!r} cannot be used. Use {what} above 0.")
         return value
@@ -285,8 +282,8 @@ def _bounded(found: StoreSettings, conf: Any) -> StoreSettings:
 
 
 def _replicas(conf: Any) -> tuple[int, float]:
-    needed, seconds = _get(conf, "relock_min_replicas"), _get(conf, "relock_min_replicas_timeout")
-    needed, seconds = 0 if needed is _UNSET else needed, 1.0 if seconds is _UNSET else seconds
+    needed = _get(conf, "relock_min_replicas", 0)
+    seconds = _get(conf, "relock_min_replicas_timeout", 1.0)
     if isinstance(needed, bool) or not isinstance(needed, int) or needed < 0:
         raise LockConfigError(
             f"settings: relock_min_replicas={needed!r} cannot be used. Use the number of replicas, "

@@ -60,8 +60,7 @@ def _section(name: str, default: object, says: object) -> str:
         lines += [f"    - {_code(value)}: {means}." for value, means in says["values"].items()]
     else:
         lines += [f"- Values: {says['allowed']}."]
-    if says["when"]:
-        lines += [f"- When to change it: {says['when']}"]
+    lines += [f"- When to change it: {says['when']}"]
     return "\n".join([*lines, "", "```python", says["example"], "```", ""])
 
 

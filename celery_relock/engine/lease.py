@@ -84,33 +84,10 @@ class Lease:
     """
 
     __slots__ = (
-        "_believed_at_most",
-        "_bell",
-        "_granted_early",
-        "_lost",
-        "backend",
-        "claim",
-        "deadline",
-        "due",
-        "fences",
-        "for_any_thread",
-        "held_since",
-        "holder",
-        "listen",
-        "listen_at",
-        "on_lost",
-        "parked_since",
-        "pid",
-        "reentered",
-        "reliers",
-        "renewed",
-        "renews",
-        "repeated",
-        "state",
-        "successor",
-        "waiter_lease",
-        "waits_since",
-        "work",
+        "_believed_at_most", "_bell", "_granted_early", "_lost", "backend", "claim", "deadline",
+        "due", "fences", "for_any_thread", "held_since", "holder", "listen", "listen_at", "on_lost",
+        "parked_since", "pid", "reentered", "reliers", "renewed", "renews", "repeated", "state",
+        "successor", "waiter_lease", "waits_since", "work",
     )  # fmt: skip
 
     def __init__(

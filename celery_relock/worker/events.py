@@ -109,8 +109,11 @@ def send(task: Any, task_id: str, kind: str, fields: dict[str, Any]) -> None:
 
     A process that is no worker sends it if `task_send_sent_event` is set, as Celery's `task-sent`.
     """
-    if bool(_told) if _worker is not None else task.app.conf.task_send_sent_event:
-        node = None if _worker is None else _worker.hostname
+    if _worker is None:
+        wanted, node = task.app.conf.task_send_sent_event, None
+    else:
+        wanted, node = bool(_told), _worker.hostname
+    if wanted:
         _dispatch(task.app, task, kind, task_id, {"name": task.name, **fields}, node)
 
 

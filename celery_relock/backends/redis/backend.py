@@ -543,7 +543,7 @@ def lock_state(reply: Sequence[Any]) -> LockState:
 
 def accept_server(info: Any, heard: Any) -> None:
     """Raise LockConfigError if the server is too old; warn if it forbids messages."""
-    check_server(_fields(info))
+    check_server(fields_of(info))
     if isinstance(heard, Exception):
         logger.warning(
             "Cannot notify waiters of grants, so they find out seconds later: %s",
@@ -596,7 +596,7 @@ _ASKED = [("INFO", "memory"), ("INFO", "persistence"), ("INFO", "replication"),
 def _dangers_of(answers: Sequence[Any], needed: int) -> list[str]:
     """The settings of a server that can lose parked messages or keep locks from being acquired.
     A setting that the server does not tell counts as good."""
-    memory, persistence, replication = map(_fields, answers[:3])
+    memory, persistence, replication = map(fields_of, answers[:3])
     found = []
     policy = memory.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
@@ -618,7 +618,7 @@ def _dangers_of(answers: Sequence[Any], needed: int) -> list[str]:
     return found
 
 
-def _fields(info: Any) -> dict[str, str]:
+def fields_of(info: Any) -> dict[str, str]:
     """The fields of an INFO reply; none if the server refused it."""
     lines = info.decode().splitlines() if isinstance(info, bytes) else []
     return dict(line.split(":", 1) for line in lines if ":" in line)

@@ -290,8 +290,7 @@ class Transport:
     Args:
         work: connections for commands.
         renewals: connections for the keep-alive thread.
-        addresses: of the Redis. Two transports that have one in common lead to the
-            same Redis.
+        addresses: of the Redis. Two transports that have one in common lead to the same Redis.
         replicas: how many replicas must have a hold before it is valid.
 
     Attributes:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from redis.exceptions import ResponseError
 
 from ...engine.examination import Kind, Memory, Owed, ParkedRun, Server
+from .backend import fields_of
 from .connections import Command, Connections, Effort, Transport
 from .errors import FAULTS, forbids, translate
 from .keys import Keys
@@ -292,8 +293,7 @@ def _server(links: Connections) -> Server:
     *info, saves = _allowed(_answers(links, [*asked, ("CONFIG", "GET", "save")]))
     fields: dict[str, str] = {}
     for part in info:
-        lines = part.decode().splitlines() if isinstance(part, bytes) else []
-        fields |= dict(line.split(":", 1) for line in lines if ":" in line)
+        fields |= fields_of(part)
     trips, clocks = [], []
     for _ in range(_TRIPS):
         sent, began = time.time(), time.monotonic()

@@ -279,8 +279,7 @@ def _of_cluster(
     if options["db"]:
         raise LockConfigError(f"{shown}: a cluster has only database 0. Leave the number out")
     given |= dict(parse_qsl(urlsplit(url).query))
-    patience = _number(given, "patience", FAILOVER, shown)
-    return _cluster(seeds, options, replicas, None, FAILOVER if patience is None else patience)
+    return _cluster(seeds, options, replicas, None, _number(given, "patience", FAILOVER, shown))
 
 
 def _options(url: str, ssl: Any, shown: str) -> dict[str, Any]:
