@@ -20,6 +20,7 @@ import socket
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from . import engines
@@ -281,14 +282,8 @@ class Locks:
                 the lock name.
         """
         found = self._find(MARKER + pattern if markers else pattern)
-        left = limit
-        for each in found:
-            if each.name.startswith(MARKER) is markers:
-                if left is not None:
-                    left -= 1
-                    if left < 0:
-                        return
-                yield each
+        wanted = (each for each in found if each.name.startswith(MARKER) is markers)
+        yield from islice(wanted, limit)
 
     def get(self, name: str, most: int = SHOWN) -> LockInfo:
         """The lock of this name. If nobody holds it or waits for it, it is `idle`.

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -139,7 +140,9 @@ def draw(
     start, end = min(s.start for s in spans), max(s.end for s in spans)
     scale = (WIDTH - LEFT - 10) / (end - start)
     rows = list(
-        dict.fromkeys(names.get(s.execution_id, "enter") for s in sorted(spans, key=_begin))
+        dict.fromkeys(
+            names.get(s.execution_id, "enter") for s in sorted(spans, key=attrgetter("start"))
+        )
     )
     rows.sort(key=lambda name: name == "stranger")
     height = ROW * (len(rows) + 2)
@@ -165,10 +168,6 @@ def draw(
         lines.append(f'<text x="{x + 18}" y="{y + 11}">{text}</text>')
     lines.append(f'<text x="10" y="{ROW * len(rows) + 25}">{end - start:.2f} s</text></svg>')
     return "\n".join(lines) + "\n"
-
-
-def _begin(span: Span) -> float:
-    return span.start
 
 
 def main() -> None:

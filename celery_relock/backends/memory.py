@@ -724,7 +724,7 @@ class _Command:
         ends, is_over = place.due + call.life, self.ended(place.execution_id) == "*"
         if not is_over and place.execution_id in self.state.parked:
             place.turn = None  # it came, and is parked for its lock
-            place.ordered = call._replace(life=max(call.life, self.now - place.due + 2 * 86_400.0))
+            place.ordered = call._replace(life=max(call.life, self.now - place.due + 2 * _DAY))
             return True
         if ends <= self.now or is_over:
             self.leave(place)
@@ -1246,10 +1246,8 @@ class MemoryBackend:
                 if isinstance(marked, Conflict):
                     return marked
             due = max(command.now + request.delay, request.moment)
-            place = _Place(
-                me, KEPT, KEPT, "-", request.label, False, {request.line: 1}, 0.0, 0.0, 0.0
-            )
-            place.ordered, place.due = request, due
+            place = _awaited(request)
+            place.due = due
             put(lock, place, int(due * 1e6) if due > command.now else command.next_fence())
             self.state.sent[me] = self.state.sent["#" + request.task] = place
             self.state.due.setdefault(("l", lock.name), due + request.life)
@@ -1388,6 +1386,12 @@ class MemoryBackend:
             )
 
 
+def _awaited(call: PlaceRequest) -> _Place:
+    """The place of a call whose message is to come."""
+    of = call.execution_id, KEPT, KEPT, "-", call.label, False, {call.line: 1}, 0.0, 0.0, 0.0
+    return _Place(*of, ordered=call)
+
+
 def put(lock: _Lock, place: _Place, ticket: int) -> None:
     """Enter a place into a line, in the order of the tickets."""
     while any(each.ticket == ticket for each in lock.queue.values()):
@@ -1412,11 +1416,11 @@ def _leave_place(
     """Leave a hold's place in a line to its successors: the calls behind it wait for their messages
     as for any other."""
     for each in _successors(command, execution_id, successor):
-        place, life = lock.queue.pop(each, None), successor.keep + 86_400.0
-        if place is None:
-            place = _Place(each, KEPT, KEPT, "-", hold.label, False, {lock.name: 1}, 0.0, 0.0, 0.0)
-        times = successor.keep, 0.0, 0.0, life
-        place.ordered = PlaceRequest(lock.name, each, "", hold.label, *times)
+        times = successor.keep, 0.0, 0.0, successor.keep + _DAY
+        call = PlaceRequest(lock.name, each, "", hold.label, *times)
+        # The retry can have been quicker, and wait behind all others.
+        place = lock.queue.pop(each, None) or _awaited(call)
+        place.ordered = call
         place.due, place.turn = command.now, None
         place.published, place.seen = command.now, 0
         put(lock, place, hold.fence)

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from ..admin import Locks
-from ..engine.protocol import LINE
+from ..engine.protocol import DEBOUNCE, LINE, MARKER
 from ..errors import LockConfigError, LockUnavailable, RelockError
 
 # Exit codes: found; not found; the command, its options or the settings are wrong; Redis cannot be
@@ -149,7 +149,7 @@ def shown(name: str) -> str:
 def typed(name: str) -> str:
     """The lock name that somebody typed. The names of dedup markers, bursts and orders contain
     tabs, which `plain` shows as `\\t`."""
-    kinds = ("dedup\\t", "debounce\\t", "order\\t")
+    kinds = tuple(map(plain, (MARKER, DEBOUNCE, LINE)))
     return name.replace("\\t", "\t") if name.startswith(kinds) else name
 
 

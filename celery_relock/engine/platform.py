@@ -89,7 +89,7 @@ class Guard:
         self.lock = _original("RLock")()
 
 
-class Aside:
+class SideThread:
     """Makes calls, one after another, in a native thread of its own that ends when none is left.
 
     For what the keep-alive thread has to say: a log handler or a listener may take its time, or

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 from ..errors import RelockError
 from .events import logger, wanted
 from .lease import LONG, Lease, State
-from .platform import Aside, native_lock, start_native_thread
+from .platform import SideThread, native_lock, start_native_thread
 from .protocol import Backend, Held, Notice, Queued, Renewal
 
 Say: TypeAlias = Callable[[Callable[[], None]], None]
@@ -105,7 +105,7 @@ _SHORTEST, _LONGEST = 0.2, 5.0
 _Route: TypeAlias = tuple[int, object]
 _Asked: TypeAlias = list[tuple[Lease, list[Renewal]]]
 _Outages: TypeAlias = defaultdict[object, Outage]
-_aside = Aside()
+_aside = SideThread()
 
 
 class Registry:

@@ -45,7 +45,7 @@ from ...engine.protocol import (
 )
 from ...errors import LockConfigError, RelockError
 from .connections import Call, Effort, Transport
-from .errors import FAULTS, check_server, translate, with_locks
+from .errors import FAULTS, check_server, fields_of, translate, with_locks
 from .keys import SCHEMA, Keys
 from .scripts import scripts
 
@@ -616,9 +616,3 @@ def _dangers_of(answers: Sequence[Any], needed: int) -> list[str]:
             "while that is so, no lock can be acquired"
         )
     return found
-
-
-def fields_of(info: Any) -> dict[str, str]:
-    """The fields of an INFO reply; none if the server refused it."""
-    lines = info.decode().splitlines() if isinstance(info, bytes) else []
-    return dict(line.split(":", 1) for line in lines if ":" in line)

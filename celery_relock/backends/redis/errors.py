@@ -193,6 +193,12 @@ def check_server(info: Mapping[str, Any]) -> None:
         )
 
 
+def fields_of(info: Any) -> dict[str, str]:
+    """The fields of an INFO reply; none if the server refused it."""
+    lines = info.decode().splitlines() if isinstance(info, bytes) else []
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
 def _is_of_the_way(error: Exception) -> bool:
     return isinstance(error, errors.ConnectionError | errors.TimeoutError | OSError)
 

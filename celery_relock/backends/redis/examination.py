@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 from redis.exceptions import ResponseError
 
 from ...engine.examination import Kind, Memory, Owed, ParkedRun, Server
-from .backend import fields_of
 from .connections import Command, Connections, Effort, Transport
-from .errors import FAULTS, forbids, translate
+from .errors import FAULTS, fields_of, forbids, translate
 from .keys import Keys
 from .scripts import Script
 
@@ -80,6 +79,7 @@ _TRIED: Mapping[str, Sequence[str]] = {
     "ZREMRANGEBYSCORE": ("KEY", "0", "0"),
     "ZREVRANGE": ("KEY", "0", "0"),
     "ZREVRANGEBYLEX": ("KEY", "+", "-"),
+    "ZSCORE": ("KEY", "-"),
 }
 _TRY = """
 local said = {}
