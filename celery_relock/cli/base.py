@@ -13,6 +13,7 @@ import click
 
 from ..admin import Locks
 from ..engine.protocol import DEBOUNCE, LINE, MARKER
+from ..engines import NAMESPACE
 from ..errors import LockConfigError, LockUnavailable, RelockError
 
 # Exit codes: found; not found; the command, its options or the settings are wrong; Redis cannot be
@@ -36,7 +37,7 @@ class Here:
         app: the Celery app of `celery -A`; None with `--redis`.
         json: whether to print one JSON document instead of text.
         redis: the value of `--redis`, or None.
-        namespace: the value of `--namespace`, or None.
+        namespace: the value of `--namespace`, which can be empty by mistake; without it, "relock".
     """
 
     def __init__(self, app: Any, redis: str | None, namespace: str | None, as_json: bool) -> None:
@@ -45,7 +46,7 @@ class Here:
         self.app = None if redis else app
         self.json = as_json
         self.redis = redis
-        self.namespace = namespace
+        self.namespace = NAMESPACE if namespace is None else namespace
 
     @functools.cached_property
     def locks(self) -> Locks:
@@ -56,7 +57,7 @@ class Here:
             UsageError: there is neither an app nor `--redis`.
         """
         if self.redis:
-            return Locks(self.redis, namespace=self.namespace or "relock")
+            return Locks(self.redis, namespace=self.namespace)
         try:
             return Locks(self.app)
         except LockConfigError:

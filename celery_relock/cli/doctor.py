@@ -23,8 +23,7 @@ def doctor(here: Here, workers: bool, timeout: float, fail_on: str) -> int:
 
     The exit code is 1 if there is a finding of --fail-on, or worse. Nothing is changed.
     """
-    namespace = here.namespace or "relock"
-    report = examine(here.app, here.redis, namespace, workers=workers, timeout=timeout)
+    report = examine(here.app, here.redis, here.namespace, workers=workers, timeout=timeout)
     here.show(report.as_dict(), map(plain, describe(report)))
     if fail_on == "never" or not report.worst:
         return FOUND

@@ -170,6 +170,8 @@ def test_wrong_use_is_exit_code_2(run: Run, key: str, redis_url: str) -> None:
         assert "is not in the range" in run(*below, code=2).output
     here = ("--redis", redis_url)
     assert "needs its app" in run("cancel", "some-task", *here, code=2).output
+    for command in (("ls",), ("release", key, "--yes")):
+        assert "use 1 to 60 characters" in run(*command, *here, "--namespace", "", code=2).output
     assert "not the URL of a Redis" in run("ls", "--redis", "nonsense://here", code=2).output
 
 
