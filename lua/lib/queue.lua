@@ -172,6 +172,19 @@ function Queue.enter(call, locks, execution, waiter, before_all)
   end
 end
 
+-- A waiter for several locks has lost its place at one of them: a server that evicts keys, or somebody
+-- else, has deleted it there. Without a place it would keep others waiting at the other locks for ever.
+function Queue.restore(call, lock, execution, waiter)
+  for _, each in ipairs(Queue.wanted(call, lock, waiter)) do
+    local ticket = redis.call('ZSCORE', each.queue, execution)
+    if ticket then
+      redis.call('ZADD', lock.queue, ticket, execution)
+      Queue.write(call, lock, execution, waiter)
+      return
+    end
+  end
+end
+
 -- Give the place of a call in a line to its retry, or to its own message that comes again.
 function Queue.succeed(call, lock, execution, ticket, label, gap)
   local line = { ticket = ticket, gap = gap, due = 0, ends = call.now + gap + Queue.DAY }

@@ -4,14 +4,17 @@ local Turns = {}
 
 -- How many permits the waiters ahead of an execution in the queue will need, by kind; nil if one of them
 -- cannot be passed.
-local function promised_ahead(call, lock, execution)
+local function promised_ahead(call, lock, execution, me)
   local promised = { exclusive = 0, shared = 0 }
   for i = 0, Queue.MOST - 1 do
     local other = redis.call('ZRANGE', lock.queue, i, i)[1]
     if other == execution then
       return promised
+    elseif not other then
+      Queue.restore(call, lock, execution, me)
+      return nil
     end
-    local waiter = other and Queue.waiter(lock, other)
+    local waiter = Queue.waiter(lock, other)
     if not waiter then
       return nil
     end
@@ -35,7 +38,7 @@ local function has_room(call, lock, execution, waiter, limit, is_head)
     local waits_for_late = waiter.parked or limit == Holds.SHARED and Holds.readers(lock)
     promised = waits_for_late and lock.promised or lock.soon
   else
-    promised = promised_ahead(call, lock, execution)
+    promised = promised_ahead(call, lock, execution, waiter)
   end
   return promised and not Holds.is_full(lock, limit, promised)
 end

@@ -86,6 +86,28 @@ def test_a_garbled_place_is_passed_over(desk):
     assert desk.holders() == ["r2"]
 
 
+@pytest.mark.parametrize("lost", ["queue", "waiters"])
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_place_that_is_lost_at_one_of_several_locks_keeps_nobody_waiting_at_the_other(
+    desk, name, lost
+):
+    both, other = ("a", "b"), ("a", "b")[name == "a"]
+    desk.fence("r0", names=both)
+    desk.park("r1", names=both)
+    desk.park("r2", names=(other,))
+    desk.client.delete(getattr(desk.keys, lost)(name))
+    desk.release("r0", names=both)
+    resumed = desk.out()
+    for _ in range(2):
+        desk.all_due()
+        resumed += desk.resume()
+
+    assert resumed == ["r1"]
+    assert isinstance(desk.acquire("r1", "n2", names=both), Held)
+    desk.release("r1", "n2", names=both, ended="execution")
+    assert desk.out() == ["r2"]
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_is_written_over_a_lock_the_other_goes_on(desk, seed):
     """Random junk over the keys of one lock, hostile names, and all verbs of the other."""
