@@ -13,7 +13,6 @@ import click
 
 from ..admin import Locks
 from ..engine.protocol import DEBOUNCE, LINE, MARKER
-from ..engines import NAMESPACE
 from ..errors import LockConfigError, LockUnavailable, RelockError
 
 # Exit codes: found; not found; the command, its options or the settings are wrong; Redis cannot be
@@ -46,7 +45,7 @@ class Here:
         self.app = None if redis else app
         self.json = as_json
         self.redis = redis
-        self.namespace = NAMESPACE if namespace is None else namespace
+        self.namespace = "relock" if namespace is None else namespace
 
     @functools.cached_property
     def locks(self) -> Locks:
