@@ -283,6 +283,7 @@ def check_length(seconds: Any, where: str, name: str) -> None:
 
 
 def as_text(value: str | bytes) -> str:
+    """A lock name, or the token of an `acquire`, as text. Raises LockConfigError."""
     if isinstance(value, bytes):
         try:
             return value.decode()
@@ -317,6 +318,6 @@ def workflow() -> str | None:
 
 def work() -> Work | None:
     """The task that runs here, as events carry it."""
-    from .worker import events as telling
+    from .worker.events import work_for
 
-    return telling.work_for(sys.modules["celery._state"]._task_stack.top, None)
+    return work_for(sys.modules["celery._state"]._task_stack.top, None)

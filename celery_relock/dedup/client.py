@@ -269,6 +269,7 @@ def _clock(seconds: float) -> str:
 
 
 def error_for(call: Call, there: Found) -> DuplicateTask:
+    """What a duplicate gets with `lock_on_duplicate="raise"`."""
     name = ", ".join(marker.names_of(call.marker.name))
     return DuplicateTask(
         f"{call.task.name} for {name!r} is queued already, or runs, as task {there.task_id} "

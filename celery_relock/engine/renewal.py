@@ -146,9 +146,11 @@ class Registry:
         return held
 
     def find(self, execution_id: str, attempt_id: str) -> Lease | None:
+        """The lease of an attempt, if it is looked after."""
         return self._leases.get((execution_id, attempt_id))
 
     def leases(self) -> list[Lease]:
+        """Those that are looked after: a copy, as other threads add and discard meanwhile."""
         return list(self._leases.values())
 
     def look_now(self, backend: Backend) -> None:

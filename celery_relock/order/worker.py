@@ -20,13 +20,14 @@ from celery.exceptions import Reject, Retry
 from ..declaration import Declaration, declaration
 from ..engine import events, ids, reentrancy
 from ..engine.engine import WAITER_LEASE
-from ..engine.events import LockEvent, Work, label_of
+from ..engine.events import LockEvent, label_of
 from ..engine.hold import Hold
 from ..engine.lease import Lease, State
 from ..engine.protocol import COMES_AGAIN, LINE, Claim, Successor
 from ..errors import RelockError
 from ..naming.names import bind
 from ..worker.conflict import Attempt, end_unexecuted, obtain, release
+from ..worker.events import work_for
 from ..worker.message import Header, afterwards, header_of
 from ..worker.retry import is_autoretried
 from ..worker.states import Aside, Late, is_acknowledged
@@ -110,7 +111,7 @@ class _Execution:
             label=label_of(task.name, message.id),
         )
         self.lease = _LineLease(claim, self.engine.backend, min(claim.lease, WAITER_LEASE))
-        self.lease.work = Work(task, task.name, message.id, message.hostname or "")
+        self.lease.work = work_for(task, message)
         self.lease.parked_since = header.since
 
     @property

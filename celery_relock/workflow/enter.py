@@ -23,8 +23,8 @@ from ..errors import LockConfigError
 from ..options import LockOptions
 from ..settings import option_defaults
 from ..task import LockedTask
-from ..worker import events as work
 from ..worker.conflict import Attempt, obtain, release
+from ..worker.events import work_for
 from ..worker.message import ancestors_here, header_of, owner
 from ..worker.states import Dropped, end_dropped, results_of
 from . import steps
@@ -131,7 +131,7 @@ def _acquire(task: Any, message: Any, spec: Mapping[str, Any]) -> None:
         owner=owner("root", message),
         label=label_of(task.name, message.id),
     )
-    lease.work = work.work_for(task, message)
+    lease.work = work_for(task, message)
     try:
         held = obtain(Attempt(task, engine, lease, options, message))
         if held is not None:

@@ -40,8 +40,8 @@ from ..engine.lease import Lease
 from ..engine.protocol import Claim, Successor
 from ..errors import LockConflict, LockLost, RelockError
 from ..options import LockOptions
-from ..worker import events as work
 from ..worker.conflict import Attempt, end_unexecuted, obtain, release
+from ..worker.events import work_for
 from ..worker.message import (
     HEADER,
     afterwards,
@@ -306,7 +306,7 @@ def _hold_for(task: Any, message: Any, lock: WorkflowLock) -> StepHold:
         stuck=reentrancy.stuck(),
     )
     lease = engine.lease(claim)
-    lease.work = work.work_for(task, message)
+    lease.work = work_for(task, message)
     return StepHold(lock, engine, lease, message)
 
 

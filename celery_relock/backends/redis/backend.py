@@ -501,6 +501,7 @@ def reply_of(outcome: Any) -> Any:
 
 
 def answer_to(claim: Claim, reply: list[Any], repeated: bool, sent: float) -> Answer:
+    """What `acquire` replied; `repeated` and `sent` as `Transport.run` tells them."""
     tag = reply[0]
     if tag == b"HELD":
         return Held(tuple(map(int, reply[1::2])), tuple(map(bool, reply[2::2])), repeated, sent)
@@ -520,6 +521,7 @@ def answer_to(claim: Claim, reply: list[Any], repeated: bool, sent: float) -> An
 
 
 def released(reply: Sequence[Any], repeated: bool) -> Released:
+    """What `release` replied."""
     if reply[0] == b"RELEASED":
         return Released(True, _messages(reply[2:]))
     # If the command was sent twice, the first one can have released the hold.
@@ -531,12 +533,14 @@ def _burst(reply: Sequence[Any]) -> Burst | None:
 
 
 def downgraded(names: Sequence[str], reply: Sequence[Any], repeated: bool) -> Downgraded:
+    """What `downgrade` replied of these locks."""
     messages = _messages(reply[1:]) if reply[0] == b"SHARED" else ()
     joined = names[reply[1] - 1] if reply[0] == b"JOINED" else ""
     return Downgraded(reply[0] != b"LOST", joined, messages, repeated)
 
 
 def lock_state(reply: Sequence[Any]) -> LockState:
+    """What `inspect` replied."""
     holds, waiters, waiting = reply
     return LockState(tuple(_hold(*h) for h in holds), tuple(_waiter(*w) for w in waiters), waiting)
 
@@ -563,6 +567,7 @@ def _passed(text: bytes) -> Passed:
 
 
 def place_of(line: list[Any]) -> Held | Queued | None:
+    """One line of what `heartbeat` replied; None if there is neither a hold nor a place."""
     if line[0] == b"HELD":
         return Held((int(line[1]),), (False,))
     if line[0] == b"WAIT":

@@ -81,6 +81,7 @@ class Subscription:
         return notice_of(word[2]) if word[0] in (b"message", b"smessage") and word[2] else None
 
     def close(self) -> None:
+        """End the connection."""
         if self.link is not None:
             self.link.disconnect()
 
