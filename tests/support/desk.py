@@ -196,7 +196,7 @@ class Desk:
 
     def raw(self, verb: str, keys: list[str], args: list[Any]) -> Any:
         """Run a script as it is; strings in the reply are text."""
-        return _text(self.client.eval(scripts()[verb].source, len(keys), *keys, *args))
+        return as_text(self.client.eval(scripts()[verb].source, len(keys), *keys, *args))
 
     def listen(self, process: str) -> Inbox:
         self._inboxes.append(Inbox(self.client, self.keys.inbox(process)))
@@ -303,7 +303,10 @@ def _claim(
     return Claim(run, attempt_id, names=names, lease=lease, **more)
 
 
-def _text(reply: Any) -> Any:
-    if isinstance(reply, list):
-        return [_text(part) for part in reply]
+def as_text(reply: Any) -> Any:
+    """What a server replied, with text instead of bytes."""
+    if isinstance(reply, dict):
+        return {as_text(key): as_text(value) for key, value in reply.items()}
+    if isinstance(reply, (list, tuple)):
+        return type(reply)(as_text(part) for part in reply)
     return reply.decode() if isinstance(reply, bytes) else reply

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from celery_relock.engine.protocol import Conflict, Held, Parked, Queued, Resumed
-from tests.support.desk import Desk
+from tests.support.desk import Desk, as_text
 from tests.support.ears import Ears
 
 NAMES = ("a", "b")
@@ -63,7 +63,7 @@ class Twin:
             pipe.pttl(key)
         seconds, micros = self.desk.client.time()
         self.now = seconds * 1000 + micros / 1000
-        replies = [_text(reply) for reply in pipe.execute()]
+        replies = [as_text(reply) for reply in pipe.execute()]
         self.locks = {
             name: tuple(replies[4 * i : 4 * i + 4]) for i, name in enumerate(NAMES)
         }  # holds, queue, waiters, messages
@@ -234,11 +234,3 @@ def _place(place: dict[str, Any]) -> dict[str, Any]:
         key: Near(place[key]) for key in ("expiry", "back", "first", "deadline") if key in place
     }
     return {**place, **times}
-
-
-def _text(reply: Any) -> Any:
-    if isinstance(reply, dict):
-        return {key.decode(): value.decode() for key, value in reply.items()}
-    if isinstance(reply, (list, tuple)):
-        return type(reply)(_text(part) for part in reply)
-    return reply.decode() if isinstance(reply, bytes) else reply
