@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import uuid
@@ -64,6 +65,14 @@ def shared_tasks_stay_in_their_module() -> Iterator[None]:
     before = set(_state._on_app_finalizers)
     yield
     _state._on_app_finalizers.intersection_update(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def the_root_logger_keeps_its_level() -> Iterator[None]:
+    """A worker in this process (`start_worker`) sets it, and later tests would log no warning."""
+    before = logging.getLogger().level
+    yield
+    logging.getLogger().setLevel(before)
 
 
 @pytest.fixture(scope="session")
