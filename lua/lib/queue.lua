@@ -172,9 +172,12 @@ function Queue.enter(call, locks, execution, waiter, before_all)
   end
 end
 
--- A waiter for several locks has lost its place at one of them: a server that evicts keys, or somebody
--- else, has deleted it there. Without a place it would keep others waiting at the other locks for ever.
+-- Restore the place of a waiter for several locks at one of them, if a server that evicts keys, or somebody
+-- else, has deleted it there: without it the waiter would keep others waiting at the other locks for ever.
 function Queue.restore(call, lock, execution, waiter)
+  if not waiter.names or redis.call('ZSCORE', lock.queue, execution) then
+    return
+  end
   for _, each in ipairs(Queue.wanted(call, lock, waiter)) do
     local ticket = redis.call('ZSCORE', each.queue, execution)
     if ticket then

@@ -6,15 +6,13 @@ local Turns = {}
 -- cannot be passed.
 local function promised_ahead(call, lock, execution, me)
   local promised = { exclusive = 0, shared = 0 }
+  Queue.restore(call, lock, execution, me)
   for i = 0, Queue.MOST - 1 do
     local other = redis.call('ZRANGE', lock.queue, i, i)[1]
     if other == execution then
       return promised
-    elseif not other then
-      Queue.restore(call, lock, execution, me)
-      return nil
     end
-    local waiter = Queue.waiter(lock, other)
+    local waiter = other and Queue.waiter(lock, other)
     if not waiter then
       return nil
     end

@@ -88,14 +88,17 @@ def test_a_garbled_place_is_passed_over(desk):
 
 @pytest.mark.parametrize("lost", ["queue", "waiters"])
 @pytest.mark.parametrize("name", ["a", "b"])
+@pytest.mark.parametrize("comes", [(), ("a", "b")])
 def test_a_place_that_is_lost_at_one_of_several_locks_keeps_nobody_waiting_at_the_other(
-    desk, name, lost
+    desk, name, lost, comes
 ):
     both, other = ("a", "b"), ("a", "b")[name == "a"]
     desk.fence("r0", names=both)
     desk.park("r1", names=both)
     desk.park("r2", names=(other,))
     desk.client.delete(getattr(desk.keys, lost)(name))
+    if comes:
+        desk.park("r3", names=comes)
     desk.release("r0", names=both)
     resumed = desk.out()
     for _ in range(2):
