@@ -22,7 +22,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,13 @@ def campaign(
     return {"updates": done, "lost updates": done - kept, **counted}
 
 
+def _has_stopped(worker: subprocess.Popen[str]) -> bool:
+    with suppress(ChildProcessError):  # it has just ended
+        stopped = os.waitid(os.P_PID, worker.pid, os.WSTOPPED | os.WNOHANG)
+        return worker.poll() is None and stopped is not None
+    return False
+
+
 def _work(count: int, *arguments: str) -> list[subprocess.Popen[str]]:
     """Start the workers, and wake those that freeze themselves, until all have ended."""
     command = [sys.executable, "-m", "tests.contrib.frozen", "--worker", *arguments]
@@ -89,8 +96,7 @@ def _work(count: int, *arguments: str) -> list[subprocess.Popen[str]]:
 
     def all_ended() -> bool:
         for worker in workers:
-            stopped = os.WSTOPPED | os.WNOHANG
-            if worker.poll() is None and os.waitid(os.P_PID, worker.pid, stopped):
+            if _has_stopped(worker):
                 wake_at[worker.pid] = time.monotonic() + LEASE * random.uniform(1.5, 3)
             if wake_at.get(worker.pid, math.inf) < time.monotonic():
                 del wake_at[worker.pid]
