@@ -73,7 +73,7 @@ def work_twice(self, account):
         journal.add("arrived", account=account)
         journal.wait_for(lambda events: any(e.name == f"ask {account}" for e in events), 30)
         journal.add("ran", account=account, retries=0)
-        # Not at once: a state RETRY that this process is late to store would replace that of the end.
+        # Not at once: a state RETRY that is stored late would replace that of the end.
         raise self.retry(countdown=0.5)
     return work(self, account)
 
