@@ -17,6 +17,7 @@ from pytest_celery import CeleryTestSetup
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from celery_relock.admin import Locks
 from tests.docker.ledger import Ledger
 from tests.docker.nodes import APP, Cluster
 from tests.support import wait_for
@@ -40,6 +41,23 @@ def send(celery_setup: CeleryTestSetup) -> Send:
 @pytest.fixture
 def workers(celery_setup: CeleryTestSetup) -> Cluster:
     return celery_setup.worker_cluster
+
+
+@pytest.fixture
+def wait_until_parked(celery_setup: CeleryTestSetup) -> Callable[..., None]:
+    """Wait until these calls for account a are parked. Until then, one that its worker has
+    acknowledged is lost with that worker, as without a lock."""
+    locks = Locks(celery_setup.app)
+
+    def wait(*results: AsyncResult) -> None:
+        def parked() -> bool:
+            waiters = locks.get("account:a").waiters
+            here = {each.task_id for each in waiters if each.state == "parked"}
+            return here.issuperset(result.id for result in results)
+
+        wait_for(parked, 30, "the calls to be parked")
+
+    return wait
 
 
 def ends(results: Sequence[AsyncResult], timeout: float = 60.0) -> list[dict[str, Any]]:
@@ -103,12 +121,13 @@ def test_a_locked_task_runs_on_two_workers_one_after_the_other(
     ids=["redis", "rabbitmq"],
 )
 def test_the_work_of_a_killed_worker_is_taken_over_by_the_other(
-    send: Send, workers: Cluster, ledger: Ledger
+    send: Send, workers: Cluster, ledger: Ledger, wait_until_parked: Callable[..., None]
 ) -> None:
     result = send("settle_surely", account="a")
     (first,) = ledger.wait_for("in", "a")
     victim = workers.named(first["node"])
     stranger = send("book", account="a")
+    wait_until_parked(stranger)
 
     victim.kill()
     assert victim.container.status == "exited"
@@ -127,13 +146,15 @@ def test_the_work_of_a_killed_worker_is_taken_over_by_the_other(
 
 
 def test_a_restart_of_redis_costs_no_lock_and_no_parked_message(
-    send: Send, celery_setup: CeleryTestSetup, ledger: Ledger
+    send: Send,
+    celery_setup: CeleryTestSetup,
+    ledger: Ledger,
+    wait_until_parked: Callable[..., None],
 ) -> None:
     held = send("settle_at_leisure", account="a")
     (first,) = ledger.wait_for("in", "a")
     parked = [send("book", account="a") for _ in range(2)]
-    for result in parked:
-        wait_for(lambda result=result: result.state == "BLOCKED", 30, "the message to be parked")
+    wait_until_parked(*parked)
 
     celery_setup.broker.restart()
 
