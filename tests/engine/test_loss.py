@@ -177,7 +177,9 @@ def test_force_release_reaches_a_hold_that_is_a_second_old_at_once(
     acquired = lease.renewed
     wait_for(lambda: subscribers(client, namespace) == 1, what="the process to listen")
     assert time.monotonic() - acquired >= 1.0
-    wait_for(lambda: lease.renewed > acquired, what="the look that follows, which may find it first")
+    wait_for(
+        lambda: lease.renewed > acquired, what="the look that follows, which may find it first"
+    )
     other.engine.backend.force_release("a")
     wait_for(lambda: lease.lost, 15, what="the loss")  # the first renewal is 20 s away
     assert lease.state.value == "lost"
