@@ -16,6 +16,7 @@ import pytest
 import redis
 
 from celery_relock.backends.redis import sentinel
+from celery_relock.backends.redis.sentinel import Finder
 from celery_relock.backends.redis.subscription import Subscription
 from celery_relock.backends.redis.urls import transport_for_url
 from celery_relock.engine.events import LockEvent, subscribe
@@ -36,11 +37,18 @@ WAYS = ("killed", "frozen", "told")
 
 
 @pytest.fixture(autouse=True)
-def everybody_looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def everybody_looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A master that was told to hand over stays one for seconds, and what is sent to it is lost. A
-    kept connection looks each two seconds for where it is; a failover can be over sooner. A look
-    that a busy machine makes late would leave it there."""
-    monkeypatch.setattr(sentinel, "LOOK_EVERY", 0.0)
+    kept connection looks each two seconds for where it is, and not while another thread looks; a
+    failover can be over sooner."""
+    find, one_after_the_other = Finder.find, threading.RLock()
+
+    def find_alone(finder: Finder, within: float = sentinel.BUDGET) -> tuple[str, int]:
+        with one_after_the_other:
+            return find(finder, within)
+
+    monkeypatch.setattr(Finder, "find", find_alone)
+    monkeypatch.setattr(Finder, "is_due", lambda _: True)
     monkeypatch.setattr(sentinel, "_LOOK_WITHIN", 3.0)
 
 
@@ -263,7 +271,7 @@ def test_who_listens_at_a_replica_hears_of_no_turn_that_it_does_not_get(
 
 
 def test_a_kept_connection_to_a_master_that_is_none_any_more_is_dropped(
-    service: Watched, namespace: str, monkeypatch: pytest.MonkeyPatch
+    service: Watched, namespace: str
 ) -> None:
     """The old one was cut off and is back; it still believes that it is the master."""
     one, two = runs_of(service, namespace), runs_of(service, namespace)
@@ -274,7 +282,6 @@ def test_a_kept_connection_to_a_master_that_is_none_any_more_is_dropped(
     holder = two.held("a", lease=60.0)
     service.unfreeze()
     assert old.client().info("replication")["role"] == "master", "nobody has told it yet"
-    monkeypatch.setattr(sentinel, "LOOK_EVERY", 0.0)
     assert not isinstance(one.engine.acquire(one.lease("a"), 0.0), Held)
     fresh = one.held("b")
     assert new.client().exists(f"{namespace}:{{0}}:l:b")
@@ -416,7 +423,7 @@ def test_a_look_in_vain_is_soon_made_up_for(
     service: Watched, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The Sentinels are slow while they have a failover, just when somebody has to hear of it."""
-    monkeypatch.setattr(sentinel, "_LOOK_WITHIN", 0.5)
+    monkeypatch.undo()
     runs = runs_of(service, namespace)
     runs.release(runs.held("a"))
     backend: Any = runs.engine.backend
