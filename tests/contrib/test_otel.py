@@ -69,7 +69,8 @@ def test_spans_tell_of_the_lock_and_of_each_wait_and_metrics_of_all(exported):
     parked = tasks.waits.delay(account)
     [first] = exported.spans(parked.id)
     blocked = tasks.blocks.delay(account)
-    exported.worker.wait_for_log(rf"blocks\[{blocked.id}\] received")
+    locks = engine_of(tasks.app)
+    wait_for(lambda: locks.inspect(f"account:{account}").waiting == 2, what="both to wait")
     exported.worker.journal.add(f"free {account}")
     fence = held.get(timeout=20)
     assert blocked.get(timeout=20) == parked.get(timeout=20) == 1
