@@ -578,10 +578,11 @@ def fetch(feed): ...""",
                 "lock_key=False gives none. Give the task a lock_key; lock_limit says how many "
                 "executions can run side by side."
             )
-        for name in ("order_gap", "order_retry") if self.order is None else ():
+        for name, (needed, example) in _NEEDS.items():
             value = getattr(self, name)
-            if f"lock_{name}" in said and value != _DECLARED[name].default:
-                yield f"lock_{name}={value!r} is never used without lock_order='sent'."
+            unused = getattr(self, needed) is None and value != _DECLARED[name].default
+            if unused and f"lock_{name}" in said:
+                yield (f"lock_{name}={value!r:.80} is never used without lock_{needed}={example}.")
         yield from self._contradictions_of_bursts(said)
         yield from self._contradictions_of_parts()
         if self.order is not None:
@@ -595,18 +596,11 @@ def fetch(feed): ...""",
                 f"lock_debounce={self.debounce!r} needs a lock name to know which calls belong "
                 "together, and lock_key=False gives none. Give the task a lock_key."
             )
-        if said.get("lock_debounce_max") and self.debounce is None:
-            yield (
-                f"lock_debounce_max={self.debounce_max:g} is never used without lock_debounce, the "
-                "seconds after which a burst of calls is over."
-            )
         if self.debounce and self.debounce_max and self.debounce_max < self.debounce:
             yield (
                 f"lock_debounce_max={self.debounce_max:g} is less than lock_debounce="
                 f"{self.debounce:g}, so a burst would always end after it. Make it longer."
             )
-        if said.get("lock_debounce_reduce") and self.debounce is None:
-            yield "lock_debounce_reduce is never used without lock_debounce."
 
     @property
     def _parts(self) -> list[Any]:
@@ -715,6 +709,14 @@ def fetch(feed): ...""",
 
 
 _DECLARED = {each.name: each for each in fields(LockOptions) if each.metadata}
+# Options that are used only beside another one, and how that one can look.
+_NEEDS = {
+    "on_duplicate": ("dedup", "'until_start'"),
+    "debounce_max": ("debounce", "5"),
+    "debounce_reduce": ("debounce", "5"),
+    "order_gap": ("order", "'sent'"),
+    "order_retry": ("order", "'sent'"),
+}
 OPTION_NAMES = tuple(_DECLARED)
 #: The options that a single call can set: `apply_async(…, lock_max_wait=5)`. The others decide
 #: which executions exclude each other, or which calls belong together.

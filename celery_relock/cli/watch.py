@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import click
 
@@ -16,7 +18,19 @@ from .commands import rows_of
 
 # Locks to show: a screen has no room for more.
 _SHOWN = 40
-_SECONDS = click.FloatRange(0, 86_400)
+
+
+class _Seconds(click.FloatRange):
+    """Click takes `nan` for a number within any range."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value} is not in the range {self.min} to {self.max}.", param, ctx)
+        return number
+
+
+_SECONDS = _Seconds(0, 86_400)
 
 
 @command

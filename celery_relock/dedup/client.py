@@ -22,7 +22,7 @@ from .. import signals
 from ..declaration import Declaration, declaration
 from ..engine import events, ids
 from ..engine.engine import Engine
-from ..engine.protocol import Claim, Conflict
+from ..engine.protocol import Claim, Conflict, lock_names
 from ..errors import DuplicateTask, LockConfigError, LockUnavailable, RelockError
 from ..naming.names import bind, signature_of
 from ..options import LockOptions
@@ -253,7 +253,7 @@ def show_replaced(task: Any, task_id: str, reason: str) -> None:
 def tell(call: Call, there: Found, task_id: str) -> None:
     """A call is swallowed: a line in the log, the signal `lock_duplicate`, the event
     `lock-duplicate`."""
-    names = marker.names_of(call.marker.name)
+    names = lock_names(call.marker.name)
     logger.info(
         "%s[%s] is a duplicate of %s[%s], which has the dedup marker of %s since %s",
         *(call.task.name, task_id, call.task.name, there.task_id),
@@ -270,7 +270,7 @@ def _clock(seconds: float) -> str:
 
 def error_for(call: Call, there: Found) -> DuplicateTask:
     """What a duplicate gets with `lock_on_duplicate="raise"`."""
-    name = ", ".join(marker.names_of(call.marker.name))
+    name = ", ".join(lock_names(call.marker.name))
     return DuplicateTask(
         f"{call.task.name} for {name!r} is queued already, or runs, as task {there.task_id} "
         f"(lock_on_duplicate={call.options.on_duplicate!r}); lock_dedup=False in apply_async sends "

@@ -86,11 +86,6 @@ def name_for(task_name: str, names: Sequence[str]) -> str:
     return MARKER + "\t".join((task_name, *names))
 
 
-def names_of(name: str) -> tuple[str, ...]:
-    """The lock names that a marker is for."""
-    return tuple(name.split("\t")[2:])
-
-
 def hold_id(execution_id: str) -> str:
     """The execution id under which an execution holds its marker: it has another lock as well."""
     return ids.digest(f"{execution_id}/dedup".encode())

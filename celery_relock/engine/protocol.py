@@ -269,6 +269,16 @@ class Released(NamedTuple):
 
 #: How the name of a line begins. No lock name has a tab.
 LINE = "order\t"
+
+
+def lock_names(name: str) -> tuple[str, ...]:
+    """The lock names that the name of a dedup marker, a burst or a line is made of; or the name of
+    a lock itself."""
+    if name.startswith(LINE):
+        return (name.removeprefix(LINE),)
+    return tuple(name.split("\t")[2:]) if name.startswith((MARKER, DEBOUNCE)) else (name,)
+
+
 #: The owner of a claim to a line whose message comes again if its process dies: its place stays in
 #: front until then.
 COMES_AGAIN = "again"

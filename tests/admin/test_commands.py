@@ -165,6 +165,7 @@ def test_wrong_use_is_exit_code_2(run: Run, key: str, redis_url: str) -> None:
         ("show", key, "--limit", "-1"),
         ("watch", "--count", "-1"),
         ("watch", "--interval", "-1"),
+        ("watch", "--interval", "nan"),
         ("exporter", "--port", "65536"),
     ):
         assert "is not in the range" in run(*below, code=2).output

@@ -231,10 +231,20 @@ def test_raising_at_once_may_be_written_down_as_no_wait(max_wait: float | None) 
     assert declare(lock_on_conflict="raise", lock_max_wait=max_wait).max_wait == max_wait
 
 
-@pytest.mark.parametrize("option", [{"lock_order_gap": 5.0}, {"lock_order_retry": "end"}])
-def test_how_an_order_is_kept_is_refused_without_the_order(option: Any) -> None:
-    assert "is never used without lock_order='sent'" in refusal(**option)
-    assert declare(**option, lock_order="sent").order == "sent"
+@pytest.mark.parametrize(
+    ("option", "needed"),
+    [
+        ({"lock_order_gap": 5.0}, {"lock_order": "sent"}),
+        ({"lock_order_retry": "end"}, {"lock_order": "sent"}),
+        ({"lock_on_duplicate": "raise"}, {"lock_dedup": "until_start"}),
+        ({"lock_debounce_max": 60}, {"lock_debounce": 5}),
+        ({"lock_debounce_reduce": max}, {"lock_debounce": 5}),
+    ],
+)
+def test_an_option_of_a_feature_is_refused_without_the_feature(option: Any, needed: Any) -> None:
+    ((name, value),) = needed.items()
+    assert f"is never used without {name}={value!r}" in refusal(**option)
+    assert getattr(declare(**option, **needed), name.removeprefix("lock_")) == value
 
 
 def test_an_app_wide_wait_does_not_forbid_a_task_to_raise_at_once() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import redis.exceptions as errors
 
+from ...engine.protocol import DEBOUNCE, LINE, MARKER, lock_names
 from ...errors import LockConfigError, LockUnavailable, RelockError
 
 # The errors of redis-py and its sockets. All others are not translated: they are programming
@@ -98,10 +99,12 @@ _FOR_GOOD = {
 _AWAY = "Redis cannot be reached: check that it runs, and the address"
 # What a verb does, where its name does not say so to a person.
 _DOES = {
-    "place": "take a place in the order of",
-    "debounce": "look for a burst of calls at",
+    "place": "take a place in",
+    "debounce": "look for",
     "force_release": "release",
 }
+# What a name stands for that is not a lock's own.
+_WHAT = {MARKER: "the dedup marker for", DEBOUNCE: "the burst of calls for", LINE: "the order of"}
 _FOR_GOOD["WRONGPASS"] = _FOR_GOOD["NOAUTH"]
 _FOR_GOOD["RELOCK-FOREIGN"] = _FOR_GOOD["WRONGTYPE"]
 _FOR_GOOD["CROSSSLOT"] = _FOR_GOOD["ASK"] = _FOR_GOOD["MOVED"]
@@ -159,9 +162,11 @@ def with_locks(error: RelockError, verb: str, names: Sequence[str]) -> RelockErr
     """The error, with what was to be done with which locks."""
     if not names or error.name is not None:
         return error
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    text = f"Cannot {_DOES.get(verb, verb)} lock {names[0]!r}{more}: {error.reason}"
-    return type(error)(text, None if more else names[0])
+    first, *others = (*lock_names(names[0]), *names[1:])
+    what = next((what for kind, what in _WHAT.items() if names[0].startswith(kind)), "lock")
+    more = f" and {len(others)} more" if others else ""
+    text = f"Cannot {_DOES.get(verb, verb)} {what} {first!r}{more}: {error.reason}"
+    return type(error)(text, None if more else first)
 
 
 def passes(error: Exception) -> bool:

@@ -476,3 +476,23 @@ def test_an_error_of_an_outage_says_what_was_to_be_done_with_which_lock(
         said = f"Cannot {verb} lock 'account:42'{'' if one else ' and 1 more'}: Redis cannot be"
         assert raised.value.reason.startswith(said)
         assert raised.value.name == ("account:42" if one else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "about"),
+    [
+        ("dedup\ttasks.report\taccount:42", "the dedup marker for 'account:42'", "account:42"),
+        ("dedup\ttasks.report\ta\tb", "the dedup marker for 'a' and 1 more", None),
+        ("debounce\ttasks.index\tshop:1", "the burst of calls for 'shop:1'", "shop:1"),
+        ("order\taccount:42", "the order of 'account:42'", "account:42"),
+    ],
+)
+def test_an_error_of_an_outage_names_the_lock_that_a_feature_was_used_for(
+    name: str, what: str, about: str | None
+) -> None:
+    backend = backend_of(f"redis://127.0.0.1:{free_port()}/0", "shop")
+    backend.transport.PATIENCE = 0.0
+    with pytest.raises(LockUnavailable, match="cannot be reached") as raised:
+        backend.release((name,), "execution", "attempt")
+    assert raised.value.reason.startswith(f"Cannot release {what}: ")
+    assert raised.value.name == about
