@@ -12,8 +12,9 @@ local call = Call.begin(meta)
 
 local count = 0
 for execution in string.gmatch(executions, '%S+') do
-  local lock, waiter = Parked.find(call, execution)
-  if lock and Parked.on_its_way(call, waiter) then
+  -- pcall: a foreign key must not keep the others from being noted.
+  local _, lock, waiter = pcall(Parked.find, call, execution)
+  if type(lock) == 'table' and Parked.on_its_way(call, waiter) then
     Parked.put_off(call, lock, execution, waiter, call.now + life)
     count = count + 1
   end

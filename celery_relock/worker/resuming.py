@@ -26,7 +26,7 @@ from ..engine import events, ids
 from ..engine.engine import Engine
 from ..engine.protocol import Notice
 from ..engine.renewal import Outage
-from ..errors import RelockError
+from ..errors import LockConfigError, RelockError
 from .parking import SUFFIX, channel, come_back, home, resume_queue
 
 # They have no types.
@@ -137,7 +137,12 @@ class Resumer:
 
     def _look(self) -> float | None:
         while self._over:
-            self._engine.parking.withdraw(self._over[0])
+            try:
+                self._engine.parking.withdraw(self._over[0])
+            except LockConfigError as error:  # a later try would fail as well
+                logger.warning(
+                    "the parked execution %s cannot be withdrawn: %s", self._over[0], error
+                )
             self._over.popleft()
         revoked = set(self._all_revoked())
         new = revoked - self._revoked

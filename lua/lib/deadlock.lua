@@ -79,8 +79,10 @@ local function hold_path(call, search, hold)
     local name = waits[i + 1]
     local waiter = waiter_of(call, waits[i], name)
     for number, wanted in ipairs(waiter and (waiter.names or { name }) or {}) do
-      local lock = Holds.open(call, call.prefix .. 'l:' .. wanted)
-      local path = lock_path(call, search, lock, is_kept_out(call, lock, waits[i], waiter.limits[number]))
+      -- pcall: the caller does not ask for this lock, and its key can be foreign.
+      local is_ours, lock = pcall(Holds.open, call, call.prefix .. 'l:' .. wanted)
+      local limit = waiter.limits[number]
+      local path = is_ours and lock_path(call, search, lock, is_kept_out(call, lock, waits[i], limit))
       if path then
         table.insert(path, 1, waiter.label)
         return path

@@ -73,7 +73,12 @@ local function open_with_index(lock)
 end
 
 local function open_by_reading(lock)
-  local fields = redis.call('HGETALL', lock.key)
+  local fields = redis.pcall('HGETALL', lock.key)
+  if fields.err and string.find(fields.err, 'WRONGTYPE', 1, true) then
+    foreign(lock)
+  elseif fields.err then
+    fields = redis.call('HGETALL', lock.key)
+  end
   for i = 1, #fields, 2 do
     local execution = fields[i]
     if string.sub(execution, 1, 1) ~= '@' then

@@ -57,6 +57,12 @@ function Queue.wanted(call, lock, waiter)
   return locks
 end
 
+-- Whether all the locks that a waiter wants can be read. A foreign key at one of them must not keep
+-- anybody else from the others, so whoever looks along a queue passes such a waiter by.
+function Queue.is_readable(call, lock, waiter)
+  return not waiter or not waiter.names or (pcall(Queue.wanted, call, lock, waiter))
+end
+
 -- Forget the message of a parked execution. Its places in the queues stay.
 function Queue.unpark(call, locks, execution, waiter)
   if not waiter or not waiter.parked or Queue.is_awaited(locks[1], execution, waiter) then

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import redis
 
 from celery_relock.engine.protocol import Parked, ParkRequest
+from celery_relock.worker.resuming import Resumer
 from tests.support import programs, wait_for
 from tests.support.proxy import Proxy
 
@@ -31,8 +33,9 @@ def test_executions_that_end_while_redis_is_away_leave_the_line_when_it_is_back(
     other.release(holder)
 
 
+@pytest.mark.parametrize("by", ["a thread of its own", "a worker"])
 def test_one_that_cannot_be_withdrawn_at_all_does_not_keep_back_those_behind_it(
-    runs: Callable[..., Any], client: redis.Redis, namespace: str
+    runs: Callable[..., Any], client: redis.Redis, namespace: str, by: str
 ) -> None:
     process, other = runs(), runs()
     holder, lease = other.held("a"), process.lease("a")
@@ -40,9 +43,14 @@ def test_one_that_cannot_be_withdrawn_at_all_does_not_keep_back_those_behind_it(
     bad = process.lease("a").claim.execution_id
     client.hset(f"{namespace}:{{0}}:parked", bad, "of somebody else")
     client.set(f"{namespace}:{{0}}:l:of somebody else", "no lock")
-    process.engine.parking.withdraw_later(bad)
-    process.engine.parking.withdraw_later(lease.claim.execution_id)
+    resumer = Resumer(process.engine, tuple, tuple)
+    withdraw = resumer.discard if by == "a worker" else process.engine.parking.withdraw_later
+    withdraw(bad)
+    withdraw(lease.claim.execution_id)
+    if by == "a worker":
+        resumer.start()
     wait_for(lambda: other.engine.inspect("a").waiting == 0, what="an empty line")
+    resumer.stop()
     other.release(holder)
 
 

@@ -142,3 +142,123 @@ def test_whatever_is_written_over_a_lock_the_other_goes_on(desk, seed):
             command()
     desk.release("r1", names=names)
     assert desk.fence("r2", names=names) > fence
+
+
+@pytest.mark.parametrize("kind", ["string", "hash"])
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+@pytest.mark.parametrize("how", ["waits", "is parked", "is dead"])
+def test_who_waits_for_a_foreign_key_and_another_lock_keeps_nobody_from_the_other(
+    desk, how, names, kind
+):
+    desk.listen("p")
+    desk.fence("r0", names=names)
+    if how == "is parked":
+        desk.park("both", names=names)
+    else:
+        desk.queue("both", names=names, inbox="p")
+    desk.queue("r1", names=("b",), inbox="p")
+    if how == "is dead":
+        desk.lapse_place("both", names[0])
+    desk.client.delete(desk.keys.lock("a"))
+    KINDS[kind](desk.client, desk.keys.lock("a"))
+
+    desk.release("r0", names=("b",))
+    assert desk.holders("b") == ["r1"]
+    desk.park("r2", names=("b",))
+    desk.release("r1", names=("b",))
+    assert desk.out() == ["r2"]
+    desk.fence("r2", "n2", names=("b",))
+    desk.release("r2", "n2", names=("b",))
+    desk.fence("r3", names=("b",))
+
+
+def test_a_foreign_key_keeps_nobody_from_the_lock_that_its_owner_holds(desk):
+    both, owned = ("a", "b"), {"owner": "o", "by_owner": True}
+    desk.listen("p")
+    desk.fence("r0", names=both)
+    desk.queue("both", names=both, inbox="p", **owned)
+    desk.queue("r1", names=("b",), inbox="p", **owned)
+    desk.stranger("a")
+
+    desk.release("r0", names=("b",))
+
+    assert desk.holders("b") == ["r1"]
+
+
+def test_a_foreign_key_ahead_in_another_queue_holds_up_nobody(desk):
+    desk.listen("p")
+    desk.fence("r0", names=("b", "c"))
+    desk.park("foreign", names=("a", "b"))
+    desk.queue("r1", names=("b", "c"), inbox="p")
+    desk.stranger("a")
+
+    desk.release("r0", names=("b",))
+    desk.release("r0", names=("c",))
+
+    assert desk.holders("b") == desk.holders("c") == ["r1"]
+
+
+def test_a_foreign_key_keeps_the_others_that_have_arrived_from_nothing(desk):
+    for name in ("a", "b"):
+        desk.fence("r0", names=(name,))
+        desk.park(f"on {name}".replace(" ", "-"), names=(name,))
+        desk.release("r0", names=(name,))
+    desk.out()
+    desk.stranger("a")
+    before = desk.place("on-b", "b")["back"]
+
+    desk.backend.arrived(["on-a", "on-b"], 60.0)
+
+    assert desk.place("on-b", "b")["back"] > before + 50_000
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+def test_who_waits_for_a_foreign_key_is_told_and_not_kept_waiting(desk, names):
+    desk.fence("r0", names=names)
+    desk.queue("both", names=names)
+    desk.stranger("a")
+
+    assert desk.release("r0", names=("b",))
+    beats = [Renewal(name, "both", "n", 30.0, 6.0) for name in names]
+    assert None in desk.backend.heartbeat(beats)
+    with pytest.raises(LockConfigError):
+        desk.acquire("both", names=names)
+
+
+def test_a_foreign_key_among_the_holders_of_others_hides_no_lock(desk):
+    """The search for a deadlock visits what the holder waits for."""
+    desk.fence("r0", names=("a",))
+    desk.fence("holder", names=("c",))
+    desk.queue("holder2", names=("a", "b"), stuck=("holder",))
+    desk.stranger("a")
+
+    desk.queue("r1", names=("c",), stuck=("r1",))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_error_names_the_key_that_is_foreign(desk, kind):
+    KINDS[kind](desk.client, desk.keys.lock("a"))
+
+    with pytest.raises(LockConfigError) as error:
+        desk.acquire("r1", names=("b", "a"))
+    assert desk.keys.lock("a") in str(error.value)
+
+
+NEEDS = {
+    "fence": lambda desk: desk.fence("r3", names=("b",)),
+    "parked": lambda desk: desk.park("r4"),
+    "bytes": lambda desk: desk.park("r4"),
+    "clock": lambda desk: desk.resume(),
+}
+
+
+@pytest.mark.parametrize("field", NEEDS)
+def test_a_number_that_is_none_is_told_with_what_to_do(desk, field):
+    desk.fence("r1")
+    desk.park("r2")
+    desk.client.hset(desk.keys.meta(), field, "somebody's")
+
+    with pytest.raises(LockConfigError, match=f"meta: delete its field.*{field}"):
+        NEEDS[field](desk)
+    desk.client.hdel(desk.keys.meta(), field)
+    NEEDS[field](desk)

@@ -55,6 +55,7 @@ _TEXTS = (
     (r"DB index is out of range|SELECT is not allowed", "DATABASE"),
     (r"without any password configured|no password is set|invalid password", "NOAUTH"),
     (r"script killed by user", "KILLED"),
+    (r"attempt to (perform arithmetic|compare)|value is not an integer", "JUNK"),
     (r"WAIT cannot be used with replica", "READONLY"),  # since a moment ago
 )
 
@@ -85,8 +86,11 @@ _FOR_GOOD = {
     "NOPERM": "this Redis user lacks permissions that locks need: give it the keys ~<namespace>:*, "
     "the channels &<namespace>:* and the commands +@connection +@read +@write +@scripting +@pubsub "
     "+time +info (ACL SETUSER), or the shorter list under 'A user and a password' in the docs",
-    "WRONGTYPE": "the key of this lock is in use for something else; nothing was overwritten. Set "
+    "WRONGTYPE": "a key is in use for something else; nothing was overwritten. Set "
     "relock_namespace to a prefix of your own",
+    "JUNK": "a number that locks keep in Redis was overwritten by something else. Look into the "
+    "hash <namespace>:{…}:meta: delete its field that is no number (fence, parked, bytes or clock; "
+    "HDEL), and set relock_namespace to a prefix of your own",
     "UNKNOWN": "the server does not know a command that locks need: use Redis 6.2 or newer, or "
     "Valkey, without renamed commands",
     "DATABASE": "Redis does not have the database that the URL names",
