@@ -17,7 +17,7 @@ from typing import Any
 from celery.exceptions import Reject, Retry
 
 from ..declaration import Declaration, declaration
-from ..engine.hold import Hold
+from ..engine.hold import Body, MakeHold
 from ..engine.protocol import Successor
 from ..errors import LockUnavailable, RelockError
 from ..worker.conflict import end_unexecuted, ended_for_good
@@ -30,8 +30,6 @@ from .client import Call, Running
 from .marker import Found, Marker, MarkerLease
 
 logger = logging.getLogger("celery_relock")
-
-Body = Callable[[Hold], Any]
 
 
 def _has_marker(message: Any, declared: Declaration) -> bool:
@@ -64,9 +62,9 @@ def around(
     running = client.running.set(None)
     for_good = ended_for_good.set(execution.ask_replaced if replaces else None)
 
-    def marked_body(hold: Hold) -> Any:
+    def marked_body(make_hold: MakeHold) -> Any:
         execution.begin()
-        return body(hold)
+        return body(make_hold)
 
     try:
         there = execution.arrive()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ..errors import LockConfigError, LockLost
 from . import ids
@@ -42,13 +42,14 @@ class Hold:
         shares: Sequence[Share],
         unbroken: bool = True,
         engine: Engine | None = None,
+        in_order: bool | None = None,
     ) -> None:
         self._owner = owner
         #: Of the only lease; None where an outer holder has some of the locks.
         self._engine = engine
         self._unbroken = unbroken
         self._shares = tuple(shares)
-        self.in_order: bool | None = None
+        self.in_order = in_order
 
     @property
     def owner(self) -> str:
@@ -178,3 +179,9 @@ class Hold:
     def __repr__(self) -> str:
         state = "lost" if self.lost else "held" if self.protected else "unprotected"
         return f"<Hold {self.name!r} {state} owner={self.owner} fence={self.fence}>"
+
+
+#: Makes the hold of an execution, once its body asks for `self.lock`. Most bodies do not.
+MakeHold: TypeAlias = Callable[..., Hold]
+#: Runs a body, under locks that are acquired.
+Body: TypeAlias = Callable[[MakeHold], Any]

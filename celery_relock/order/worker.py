@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from celery.exceptions import Reject, Retry
@@ -21,7 +22,7 @@ from ..declaration import Declaration, declaration
 from ..engine import events, ids, reentrancy
 from ..engine.engine import WAITER_LEASE
 from ..engine.events import LockEvent, label_of
-from ..engine.hold import Hold
+from ..engine.hold import Body, MakeHold
 from ..engine.lease import Lease, State
 from ..engine.protocol import COMES_AGAIN, LINE, Claim, Successor
 from ..errors import RelockError
@@ -34,8 +35,6 @@ from ..worker.states import Aside, Late, is_acknowledged
 from . import client
 
 logger = logging.getLogger("celery_relock")
-
-Body = Callable[[Hold], Any]
 
 
 def around(
@@ -79,9 +78,8 @@ def around(
 
 
 def _telling(body: Body, in_order: bool | None) -> Body:
-    def told(hold: Hold) -> Any:
-        hold.in_order = in_order
-        return body(hold)
+    def told(make_hold: MakeHold) -> Any:
+        return body(partial(make_hold, in_order=in_order))
 
     return told
 
@@ -145,10 +143,10 @@ class _Execution:
         """The body, with what it is told."""
         told = _telling(body, in_order)
 
-        def begin(hold: Hold) -> Any:
+        def begin(make_hold: MakeHold) -> Any:
             self.begun = True
             client.running.set(self.running)
-            return told(hold)
+            return told(make_hold)
 
         return begin
 

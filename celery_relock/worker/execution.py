@@ -27,7 +27,7 @@ from ..dedup import worker as dedup
 from ..engine import ids, reentrancy
 from ..engine.engine import Engine
 from ..engine.events import Work, label_of
-from ..engine.hold import Hold, Share
+from ..engine.hold import Body, Hold, MakeHold, Share
 from ..engine.interrupt import Interruption
 from ..engine.lease import Lease, State
 from ..engine.protocol import COOLDOWN, SHARED, Claim, Successor
@@ -58,8 +58,8 @@ _NOTHING = nullcontext()
 def current(task: Any) -> Hold | None:
     """The hold of the innermost call of this task on the call stack."""
     for execution in reversed(inside.get()):
-        if execution.task is task and execution.hold is not None:
-            hold: Hold = execution.hold
+        if execution.task is task and execution.make_hold is not None:
+            hold: Hold = execution.make_hold()
             return hold
     return None
 
@@ -96,12 +96,12 @@ class Execution:
             which an eager or direct call has not, and so can be neither parked nor sent again.
             `header` is the message's.
         names, arguments: of this call.
-        hold: what `self.lock` shows, once there is one.
+        make_hold: makes what `self.lock` shows; None before there is a hold.
     """
 
     __slots__ = (
-        "args", "arguments", "body", "by", "declared", "header", "hold", "kwargs", "message",
-        "names", "request", "task",
+        "args", "arguments", "body", "by", "declared", "header", "kwargs", "make_hold",
+        "message", "names", "request", "task",
     )  # fmt: skip
 
     def __init__(
@@ -127,7 +127,7 @@ class Execution:
         self.declared = _declared(task, request, self.header)
         self.names: tuple[str, ...] = ()
         self.arguments: Mapping[str, object] = {}
-        self.hold: Hold | None = None
+        self.make_hold: MakeHold | None = None
 
     def named(self) -> Any:
         """Find the locks that the call needs, and run it unless it is a duplicate."""
@@ -148,7 +148,7 @@ class Execution:
             )
         return locked(self.run_body)
 
-    def locked(self, run_body: Callable[[Hold], Any]) -> Any:
+    def locked(self, run_body: Body) -> Any:
         """Run the body under its locks: re-enter those that a caller holds, acquire the others."""
         if reentrancy.innermost() is None:
             return self._acquire(run_body, self.names, [])
@@ -160,11 +160,11 @@ class Execution:
             return self._acquire(run_body, missing, shares, reentrancy.stuck())
         unbroken = all(map(steps.is_unbroken, outer.values()))
         events.tell_reentered(self.task, self.request, outer)
-        return run_body(Hold(shares[0].lease.claim.owner, shares, unbroken))
+        return run_body(partial(Hold, shares[0].lease.claim.owner, shares, unbroken))
 
     def _acquire(
         self,
-        run_body: Callable[[Hold], Any],
+        run_body: Body,
         names: tuple[str, ...],
         shares: list[Share],
         stuck: tuple[str, ...] = (),
@@ -183,8 +183,8 @@ class Execution:
         over = False  # whether the message is acknowledged for good
         try:
             held = obtain(Attempt(task, engine, lease, options, message))
-            if held is None:
-                return run_body(Hold(lease.claim.owner, shares))  # lock_on_unavailable="run"
+            if held is None:  # lock_on_unavailable="run"
+                return run_body(partial(Hold, lease.claim.owner, shares))
             reentrancy.push(lease)
             if message is not None and options.hold == "workflow":
                 steps.keep_for_chain(message, engine, lease, options)
@@ -192,17 +192,21 @@ class Execution:
                 shares.append(Share(name, lease, fence, reentered))
             unbroken = not may_keep or retry.unbroken(message, lease)
             is_whole = names == self.names
-            hold = Hold(lease.claim.owner, shares, unbroken, engine if is_whole else None)
+            make_hold = partial(
+                Hold, lease.claim.owner, shares, unbroken, engine if is_whole else None
+            )
             # A retry that the body sends gets the hold; a lost lock ends the body.
             to_retry = (
                 retry.keeping(task, message, engine, options, lease) if may_keep else _NOTHING
             )
             on_loss = (
-                Interruption(lease, hold.lost_error) if options.on_lost == "raise" else _NOTHING
+                Interruption(lease, lambda: make_hold().lost_error())
+                if options.on_lost == "raise"
+                else _NOTHING
             )
             try:
                 with to_retry, on_loss:
-                    result = run_body(hold)
+                    result = run_body(make_hold)
             except Exception as error:
                 over = is_acknowledged(task, error)
                 raise
@@ -233,18 +237,18 @@ class Execution:
                     reentrancy.pop(lease)
                     release(engine, lease, ended=ended)
 
-    def run_body(self, hold: Hold | None) -> Any:
-        """Run the task's own code, which finds `hold` as `self.lock`."""
+    def run_body(self, make_hold: MakeHold | None) -> Any:
+        """Run the task's own code, which finds what `make_hold` makes as `self.lock`."""
         header, task = self.header, self.task
         if header is not None and (header.attempts or task.track_started is LATER):
             show_started(task, self.message)
-        self.hold = hold
+        self.make_hold = make_hold
         token = inside.set((*inside.get(), self))
         try:
             return self.body(*self.args, **self.kwargs)
         finally:
             inside.reset(token)
-            self.hold = None
+            self.make_hold = None
 
     def _covered(self, engine: Engine) -> dict[str, Lease]:
         """The names that the call stack holds already, and by which lease."""
