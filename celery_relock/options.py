@@ -467,7 +467,8 @@ def fetch(feed): ...""",
         allowed="seconds above 0, or a timedelta, at most ten years",
         when="Longer, if a worker that prefetches can keep a message behind another task for "
         "more than a minute. Shorter, if a lost message must not hold up later calls for so "
-        "long. The time counts from when the message has its turn and a later call has come.",
+        "long. The time counts from when the message has its turn and a later call has come; for a "
+        "retry, anew with each message that was sent before the retry.",
         example=_CHARGE % ', lock_order="sent", lock_order_gap=600',
     )
     order_retry: str = _option(
