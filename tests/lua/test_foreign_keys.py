@@ -178,7 +178,7 @@ def test_a_foreign_key_keeps_nobody_from_the_lock_that_its_owner_holds(desk):
     desk.fence("r0", names=both)
     desk.queue("both", names=both, inbox="p", **owned)
     desk.queue("r1", names=("b",), inbox="p", **owned)
-    desk.stranger("a")
+    desk.client.set(desk.keys.lock("a"), "somebody's")
 
     desk.release("r0", names=("b",))
 
@@ -190,7 +190,7 @@ def test_a_foreign_key_ahead_in_another_queue_holds_up_nobody(desk):
     desk.fence("r0", names=("b", "c"))
     desk.park("foreign", names=("a", "b"))
     desk.queue("r1", names=("b", "c"), inbox="p")
-    desk.stranger("a")
+    desk.client.set(desk.keys.lock("a"), "somebody's")
 
     desk.release("r0", names=("b",))
     desk.release("r0", names=("c",))
@@ -204,7 +204,7 @@ def test_a_foreign_key_keeps_the_others_that_have_arrived_from_nothing(desk):
         desk.park(f"on {name}".replace(" ", "-"), names=(name,))
         desk.release("r0", names=(name,))
     desk.out()
-    desk.stranger("a")
+    desk.client.set(desk.keys.lock("a"), "somebody's")
     before = desk.place("on-b", "b")["back"]
 
     desk.backend.arrived(["on-a", "on-b"], 60.0)
@@ -216,7 +216,7 @@ def test_a_foreign_key_keeps_the_others_that_have_arrived_from_nothing(desk):
 def test_who_waits_for_a_foreign_key_is_told_and_not_kept_waiting(desk, names):
     desk.fence("r0", names=names)
     desk.queue("both", names=names)
-    desk.stranger("a")
+    desk.client.set(desk.keys.lock("a"), "somebody's")
 
     assert desk.release("r0", names=("b",))
     beats = [Renewal(name, "both", "n", 30.0, 6.0) for name in names]
@@ -230,7 +230,7 @@ def test_a_foreign_key_among_the_holders_of_others_hides_no_lock(desk):
     desk.fence("r0", names=("a",))
     desk.fence("holder", names=("c",))
     desk.queue("holder2", names=("a", "b"), stuck=("holder",))
-    desk.stranger("a")
+    desk.client.set(desk.keys.lock("a"), "somebody's")
 
     desk.queue("r1", names=("c",), stuck=("r1",))
 
