@@ -164,7 +164,7 @@ class Lock(NamedLock):
             LockNeverFree: waiting without a bound would never end: the holder waits for this task,
                 or is this task through another object.
             LockUnavailable: Redis cannot be reached.
-            LockConfigError: the token cannot be used.
+            LockConfigError: the token or the `blocking_timeout` cannot be used.
         """
         wait = self._wait(blocking, blocking_timeout)
         return self._acquire(wait, token, platform.coroutine())

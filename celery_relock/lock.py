@@ -147,7 +147,7 @@ class Lock(NamedLock):
             LockNeverFree: waiting without a bound would never end: the holder waits for this
                 thread, or is this thread through another object.
             LockUnavailable: Redis cannot be reached.
-            LockConfigError: the token cannot be used.
+            LockConfigError: the token or the `blocking_timeout` cannot be used.
         """
         return isinstance(self._take(self._wait(blocking, blocking_timeout), token), Held)
 

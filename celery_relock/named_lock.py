@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -102,12 +103,13 @@ class NamedLock:
         self.name = check_name(as_text(name), "Lock")
         self.timeout = timeout
         self.blocking, self.blocking_timeout = waits
-        self._owner = None if owner is None else ids.short(owner)
+        self._owner = None if owner is None else _owner_id(owner, self.name)
         self._limit = SHARED if mode == "shared" else limit
         self._renew = renew
         self._for_any_thread = for_any_thread
         if timeout is not None:
             check_length(timeout, f"timeout={timeout!r}", self.name)
+        _check_wait(self.blocking_timeout, self.name)
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             raise LockConfigError(
                 f"Lock {self.name!r}: limit={limit!r} cannot be used. Use a whole number from 1.",
@@ -165,10 +167,13 @@ class NamedLock:
         return grip.lease if grip and grip.lease.state in (State.HELD, State.LOST) else None
 
     def _wait(self, blocking: bool | None, timeout: float | None) -> float | None:
-        """For how many seconds `acquire` is to wait, None without a bound."""
+        """For how many seconds `acquire` is to wait, None without a bound. Raises
+        LockConfigError."""
         if not (self.blocking if blocking is None else blocking):
             return 0.0
-        return self.blocking_timeout if timeout is None else timeout
+        wait = self.blocking_timeout if timeout is None else timeout
+        _check_wait(wait, self.name)
+        return wait
 
     def _re_enter(self, grip: Grip) -> Held | None:
         """Once more what the caller has already, if that is a hold."""
@@ -280,6 +285,26 @@ def check_length(seconds: Any, where: str, name: str) -> None:
             f"Lock {name!r}: {where} cannot be used. Use a lease of {_SHORTEST} s to ten years.",
             name=name,
         )
+
+
+def _check_wait(seconds: Any, name: str) -> None:
+    """Raise LockConfigError if nobody can wait for so long. A wait of nan would never end."""
+    if seconds is None or (isinstance(seconds, int | float) and not math.isnan(seconds)):
+        return
+    raise LockConfigError(
+        f"Lock {name!r}: blocking_timeout={seconds!r:.80} cannot be used. Use seconds, or None to "
+        "wait without a bound.",
+        name=name,
+    )
+
+
+def _owner_id(owner: Any, name: str) -> str:
+    if not isinstance(owner, str):
+        raise LockConfigError(
+            f"Lock {name!r}: owner={owner!r:.80} cannot be used. Use text.",
+            name=name,
+        )
+    return ids.short(owner)
 
 
 def as_text(value: str | bytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +22,30 @@ FOUND, NOT_FOUND, WRONG_USE, UNAVAILABLE = 0, 1, 2, 69
 
 #: For options that count. Below 0 there is nothing to count.
 AT_LEAST_0 = click.IntRange(min=0)
+
+
+class _Seconds(click.FloatRange):
+    """Click takes `nan` for a number within any range."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value} is not in the range {self.min} to {self.max}.", param, ctx)
+        return number
+
+
+#: For options that take seconds, a day at most.
+SECONDS = _Seconds(0, 86_400)
+
+
+def given(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Refuse an empty text, for what names a lock, a task or a Redis: an unset variable of a shell
+    is not an option that was left out."""
+    for each in value if isinstance(value, tuple) else (value,):
+        if each is not None and not each.strip():
+            raise click.BadParameter("it is empty.", ctx, param)
+    return value
+
 
 # The name of the app that Celery creates if `-A` names none.
 _NO_APP = "default"
@@ -106,7 +131,12 @@ def command(function: Callable[..., int]) -> click.Command:
     made = click.command(function.__name__)(functools.update_wrapper(run, function))
     made.params += [
         click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON document."),
-        click.Option(["--redis"], metavar="URL", help="The Redis of the locks, instead of an app."),
+        click.Option(
+            ["--redis"],
+            callback=given,
+            metavar="URL",
+            help="The Redis of the locks, instead of an app.",
+        ),
         click.Option(["--namespace"], help="With --redis: the namespace, if it is not relock."),
     ]
     return made

@@ -12,7 +12,7 @@ import click
 from ..admin import SHOWN, Holder, LockInfo, Waiter, Why
 from ..engine.events import duration
 from ..engine.protocol import LINE, MARKER
-from .base import AT_LEAST_0, FOUND, NOT_FOUND, Here, command, plain, shown, table, typed
+from .base import AT_LEAST_0, FOUND, NOT_FOUND, Here, command, given, plain, shown, table, typed
 
 _MANY = 1000
 
@@ -43,7 +43,7 @@ def ls(here: Here, pattern: str, limit: int, dedup: bool) -> int:
 
 
 @command
-@click.argument("name")
+@click.argument("name", callback=given)
 @click.option(
     "--limit",
     type=AT_LEAST_0,
@@ -60,7 +60,7 @@ def show(here: Here, name: str, limit: int) -> int:
 
 
 @command
-@click.argument("task_id")
+@click.argument("task_id", callback=given)
 def why(here: Here, task_id: str) -> int:
     """Say why a task does not run, or what it does."""
     found = here.locks.why(task_id)
@@ -69,8 +69,10 @@ def why(here: Here, task_id: str) -> int:
 
 
 @command
-@click.argument("name")
-@click.option("--task", "task_id", metavar="ID", help="Release only what this task holds.")
+@click.argument("name", callback=given)
+@click.option(
+    "--task", "task_id", callback=given, metavar="ID", help="Release only what this task holds."
+)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def release(here: Here, name: str, task_id: str | None, yes: bool) -> int:
     """Release a lock by force.
@@ -96,7 +98,7 @@ def release(here: Here, name: str, task_id: str | None, yes: bool) -> int:
 
 
 @command
-@click.argument("task_ids", metavar="TASK_ID...", nargs=-1, required=True)
+@click.argument("task_ids", callback=given, metavar="TASK_ID...", nargs=-1, required=True)
 def cancel(here: Here, task_ids: tuple[str, ...]) -> int:
     """Remove parked tasks from their queues, and store REVOKED as their state."""
     cancelled: list[str] = []

@@ -5,12 +5,18 @@ from __future__ import annotations
 import click
 
 from ..doctor import ERROR, NOTICE, SEVERITIES, WARNING, describe, examine
-from .base import FOUND, NOT_FOUND, Here, command, plain
+from .base import FOUND, NOT_FOUND, SECONDS, Here, command, plain
 
 
 @command
 @click.option("--workers/--no-workers", default=True, help="Also ask the workers.")
-@click.option("--timeout", default=1.0, show_default=True, help="Seconds for workers to answer.")
+@click.option(
+    "--timeout",
+    type=SECONDS,
+    default=1.0,
+    show_default=True,
+    help="Seconds for workers to answer.",
+)
 @click.option(
     "--fail-on",
     type=click.Choice([ERROR, WARNING, NOTICE, "never"]),

@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
 
 import click
 
 from ..admin import LockInfo
-from .base import AT_LEAST_0, FOUND, Here, command, plain
+from .base import AT_LEAST_0, FOUND, SECONDS, Here, command, plain
 from .commands import rows_of
 
 # Locks to show: a screen has no room for more.
 _SHOWN = 40
 
 
-class _Seconds(click.FloatRange):
-    """Click takes `nan` for a number within any range."""
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        number = float(super().convert(value, param, ctx))
-        if math.isnan(number):
-            self.fail(f"{value} is not in the range {self.min} to {self.max}.", param, ctx)
-        return number
-
-
-_SECONDS = _Seconds(0, 86_400)
-
-
 @command
 @click.argument("pattern", default="*")
 @click.option(
-    "--interval", type=_SECONDS, default=2.0, show_default=True, help="Seconds between two looks."
+    "--interval", type=SECONDS, default=2.0, show_default=True, help="Seconds between two looks."
 )
 @click.option(
     "--count", type=AT_LEAST_0, default=0, help="How many looks; 0 until it is interrupted."

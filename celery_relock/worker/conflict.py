@@ -153,9 +153,10 @@ def _decide(attempt: Attempt, answer: Conflict | Duplicate | Ended | Deadlocked)
     copy = answer if isinstance(answer, Duplicate) and message is not None else None
     policy = "duplicate" if copy is not None else _policy(options, answer, error)
     attempt.lease.tell("conflict", error.reason, policy=_as_done(policy, attempt))
-    _warn_of_an_ancestor(attempt, answer)
     if copy is not None:
         return _wait_behind(attempt, copy, error)
+    if policy not in ("drop", "raise"):
+        _warn_of_an_ancestor(attempt, answer)
     if policy == "drop":
         _leave(attempt, answer)
         attempt.lease.tell("dropped", error.reason)
@@ -172,7 +173,7 @@ def _decide(attempt: Attempt, answer: Conflict | Duplicate | Ended | Deadlocked)
 
 
 def _warn_of_an_ancestor(attempt: Attempt, answer: Conflict | Duplicate) -> None:
-    """Warn once if an ancestor of this task holds the lock.
+    """Warn once if an ancestor of this task holds the lock that it waits for.
 
     If the ancestor waits for this task, both wait for ever, which the server cannot see.
     """

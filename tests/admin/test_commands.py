@@ -166,9 +166,22 @@ def test_wrong_use_is_exit_code_2(run: Run, key: str, redis_url: str) -> None:
         ("watch", "--count", "-1"),
         ("watch", "--interval", "-1"),
         ("watch", "--interval", "nan"),
+        ("doctor", "--timeout", "-1"),
+        ("doctor", "--timeout", "nan"),
+        ("doctor", "--timeout", "inf"),
         ("exporter", "--port", "65536"),
     ):
         assert "is not in the range" in run(*below, code=2).output
+    for unset in (
+        ("ls", "--redis", ""),
+        ("ls", "--redis", "", "--namespace", "n"),
+        ("show", ""),
+        ("release", "", "--yes"),
+        ("release", key, "--yes", "--task", ""),
+        ("why", ""),
+        ("cancel", "some-task", " "),
+    ):
+        assert "it is empty" in run(*unset, code=2).output
     here = ("--redis", redis_url)
     assert "needs its app" in run("cancel", "some-task", *here, code=2).output
     for command in (("ls",), ("release", key, "--yes")):

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -232,6 +233,22 @@ def test_a_limit_is_a_whole_number_of_permits(lock: MakeLock, limit: Any) -> Non
 def test_a_timeout_that_is_no_lease_is_refused(lock: MakeLock, timeout: float) -> None:
     with pytest.raises(LockConfigError, match="s to ten years"):
         lock(timeout=timeout)
+
+
+@pytest.mark.parametrize("wait", [float("nan"), "5", timedelta(seconds=5)])
+def test_a_wait_that_is_no_number_is_refused(lock: MakeLock, wait: Any) -> None:
+    """A wait of nan had no end, and took a whole processor."""
+    with pytest.raises(LockConfigError, match=r"blocking_timeout=.* cannot be used"):
+        lock(blocking_timeout=wait)
+    with pytest.raises(LockConfigError, match=r"blocking_timeout=.* cannot be used"):
+        lock().acquire(blocking_timeout=wait)
+    assert lock(blocking_timeout=float("inf")).acquire()
+
+
+@pytest.mark.parametrize("owner", [5, b"five", ("a",)])
+def test_an_owner_that_is_no_text_is_refused(lock: MakeLock, owner: Any) -> None:
+    with pytest.raises(LockConfigError, match=r"owner=.* cannot be used"):
+        lock(owner=owner)
 
 
 def test_a_renewed_lock_keeps_the_length_it_was_extended_to(lock: MakeLock) -> None:

@@ -8,8 +8,9 @@ from contextvars import Context
 import pytest
 from celery.beat import ScheduleEntry, Scheduler
 
-from celery_relock import Lock
+from celery_relock import Lock, is_dropped
 from celery_relock.engine import ids
+from celery_relock.errors import LockConflict
 from celery_relock.worker import message
 from tests.support.permits import permits
 
@@ -255,6 +256,21 @@ def test_children_that_a_holder_sends_exclude_it_and_each_other_unless_asked(fam
         result_of(family, child)
     client = family.module.app.backend.client
     assert int(client.get(f"{family.module.app.conf.relock_namespace}:{account}")) == 7
+
+
+def test_children_that_do_not_wait_for_the_holder_are_not_warned_of(family, account):
+    parent = family.module.sends_those_that_do_not_wait.delay(account)
+
+    def told(events):
+        return {e["policy"]: e["id"] for e in events if e.data.get("account") == account}
+
+    sent = told(family.journal.wait_for(lambda events: len(told(events)) == 2, timeout=20))
+    assert is_dropped(result_of(family, sent["drop"]))
+    with pytest.raises(LockConflict):
+        result_of(family, sent["raise"])
+    family.journal.add(f"go {account}")
+    parent.get(timeout=20)
+    assert [each for each in sent.values() if f"counts[{each}] waits for" in family.log()] == []
 
 
 def test_a_task_that_sends_itself_does_not_overlap_with_itself(family, account):

@@ -254,6 +254,14 @@ def counts(account):
 
 
 @app.task(base=LockedTask, lock_key=KEY)
+def sends_those_that_do_not_wait(account):
+    for policy in ("drop", "raise"):
+        sent = counts.apply_async((account,), lock_on_conflict=policy)
+        journal.add("sent", account=account, policy=policy, id=sent.id)
+    journal.wait_for(lambda events: any(e.name == f"go {account}" for e in events), timeout=30)
+
+
+@app.task(base=LockedTask, lock_key=KEY)
 def sends_six_that_count(account):
     sent = [counts.delay(account).id for _ in range(6)]
     journal.wait_for(lambda events: any(e.name == f"go {account}" for e in events), timeout=30)
