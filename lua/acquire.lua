@@ -208,7 +208,7 @@ local function busy(index)
 end
 
 local function parked_at(lock)
-  return { 'PARKED', redis.call('ZRANK', lock.queue, execution), unpack(call.messages) }
+  return { 'PARKED', redis.call('ZRANK', lock.queue, execution) }
 end
 
 -- A parked execution has no process, so it joins no permit before all its locks are free.
@@ -242,37 +242,47 @@ local function refusal()
   return left and { 'DUPLICATE', left, text }
 end
 
-local refused = refusal()
-if refused then
-  return refused
+local function answer()
+  local refused = refusal()
+  if refused then
+    return refused
+  end
+  -- Only now: a refused attempt must not leave a place behind.
+  for i, lock in ipairs(locks) do
+    Holds.claim_kept(lock, execution, limits[i])
+  end
+  Claim.take_over_places(me)
+  local ahead = {}
+  for i, lock in ipairs(locks) do
+    ahead[i] = lock.queued and Turns.promote(call, lock, execution)
+  end
+  -- Only now: what the queues let in can hold any of these locks, or be this execution.
+  local joined, wanted, blocked = sort_out(ahead)
+  if blocked and not asked then
+    return busy(blocked)
+  end
+  local path = blocked and Deadlock.path(call, execution, wanted.locks, wanted.limits, asked.stuck)
+  if path then
+    Claim.leave_other_places(me, {})
+    return { 'DEADLOCK', unpack(path) }
+  end
+  if blocked and asked.message then
+    return park(wanted, blocked)
+  end
+  Claim.leave_other_places(me, blocked and wanted.locks or {})
+  if blocked then
+    join(joined)
+    Claim.wait(me, wanted)
+    local lock = locks[blocked]
+    return { 'WAIT', redis.call('ZRANK', lock.queue, execution), Holds.next_lapse(call, lock) }
+  end
+  return take(joined, wanted.locks)
 end
--- Only now: a refused attempt must not leave a place behind.
-for i, lock in ipairs(locks) do
-  Holds.claim_kept(lock, execution, limits[i])
+
+local reply = answer()
+-- Only now: what this execution has left must be free to others, and what it has acquired must not.
+Turns.promote_others(call)
+for _, each in ipairs(reply[1] == 'PARKED' and call.messages or {}) do
+  table.insert(reply, each)
 end
-Claim.take_over_places(me)
-local ahead = {}
-for i, lock in ipairs(locks) do
-  ahead[i] = lock.queued and Turns.promote(call, lock, execution)
-end
--- Only now: what the queues let in can hold any of these locks, or be this execution.
-local joined, wanted, blocked = sort_out(ahead)
-if blocked and not asked then
-  return busy(blocked)
-end
-local path = blocked and Deadlock.path(call, execution, wanted.locks, wanted.limits, asked.stuck)
-if path then
-  Claim.leave_other_places(me, {})
-  return { 'DEADLOCK', unpack(path) }
-end
-if blocked and asked.message then
-  return park(wanted, blocked)
-end
-Claim.leave_other_places(me, blocked and wanted.locks or {})
-if blocked then
-  join(joined)
-  Claim.wait(me, wanted)
-  local lock = locks[blocked]
-  return { 'WAIT', redis.call('ZRANK', lock.queue, execution), Holds.next_lapse(call, lock) }
-end
-return take(joined, wanted.locks)
+return reply

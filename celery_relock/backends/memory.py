@@ -328,6 +328,8 @@ class _Command:
         self._opened: dict[str, _Lock] = {}
         # Where waiters for several locks have left.
         self._left: deque[_Lock] = deque()
+        # The execution of this command, if it is to leave its place for another.
+        self._leaving = ""
         self._ahead: dict[str, _Ahead] = {}
 
     # --- holds ------------------------------------------------------------------------------------
@@ -547,7 +549,7 @@ class _Command:
         for place in lock.queue.values():
             if place.execution_id == execution_id:
                 return promised
-            if not self.stands_behind_itself(place):
+            if place.execution_id != self._leaving and not self.stands_behind_itself(place):
                 if not self.is_on_its_way(place):
                     return None
                 promised += self.promise(lock, place)
@@ -611,6 +613,7 @@ class _Command:
         """Let waiters of an owner that has just acquired the lock join its permit."""
         for place in list(lock.queue.values()):
             joins = place.by_owner and place.owner == owner and not self.is_gone(place)
+            joins = joins and place.execution_id != self._leaving
             if joins and not self.stands_behind_itself(place):
                 self.enter_or_send(place, self.admission(place), caller)
 
@@ -649,8 +652,8 @@ class _Command:
     def _serve(self, lock: _Lock, caller: str) -> bool:
         is_ahead = False
         for execution_id, place in list(lock.queue.items()):
-            if lock.queue.get(execution_id) is not place:
-                continue  # it has joined its owner's permit just now
+            if lock.queue.get(execution_id) is not place or execution_id == self._leaving:
+                continue  # it has joined its owner's permit just now, or is to leave this place
             if self.is_gone(place):
                 self.leave(place)
                 self._note_others(place)
@@ -845,6 +848,13 @@ class _Acquire(_Command):
         self.locks = [self.lock(name) for name in claim.names]
 
     def answer(self) -> Answer | Parked | Full:
+        found = self._answer()
+        # Only now: what this execution has left must be free to others, and what it has acquired
+        # must not.
+        self.promote_others()
+        return found._replace(messages=tuple(self.messages)) if isinstance(found, Parked) else found
+
+    def _answer(self) -> Answer | Parked | Full:
         refused = self._refusal()
         if refused is not None:
             return refused
@@ -909,7 +919,10 @@ class _Acquire(_Command):
             place = lock.queue.get(self.me)
             if place is None:
                 continue
-            if not self.holds if place.parked else asks and place.expiry <= self.now:
+            if not place.limits.keys() <= self.limits.keys():
+                # A callable can name other locks than before.
+                self._leaving = self.me if place.parked else ""
+            elif not self.holds if place.parked else asks and place.expiry <= self.now:
                 place.attempt_id, place.inbox, place.label = (
                     claim.attempt_id,
                     self.inbox,
@@ -994,6 +1007,7 @@ class _Acquire(_Command):
                 continue
             if not (place.parked and self.holds and not wanted):
                 self.leave(place)
+                self._left.extend(self.wanted(place))
 
     def _place(self, wanted: dict[str, int]) -> _Place:
         claim, life = self.claim, self.waiter_lease or self.claim.lease
@@ -1069,7 +1083,7 @@ class _Acquire(_Command):
             self._ahead.setdefault(lock.name, _Ahead())
             self.schedule(lock)
         self.settle(request.home)
-        return Parked(at.rank(self.me), tuple(self.messages))
+        return Parked(at.rank(self.me))
 
     def debounce(self, call: Debounce) -> Parked | Burst | Full | None:
         """Park the message of a debounced call: it replaces the message of its burst, or begins a

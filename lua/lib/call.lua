@@ -12,6 +12,8 @@ function Call.begin(meta)
     locks = {},
     -- Where waiters for several locks have left; see lib/turns.
     left = {},
+    -- The execution of this call, if it has come back for other locks; see lib/claim.
+    leaving = nil,
     -- The brokers that the caller can publish to, and the id of its command; see lib/parked.
     home = '',
     by = '',

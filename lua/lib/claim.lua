@@ -19,6 +19,20 @@ function Claim.other_attempt(me)
   return left, text, true
 end
 
+-- Whether a place is for locks that this attempt wants, too: a callable can name others than before.
+local function wants_all_of(me, lock, waiter)
+  local names = {}
+  for _, each in ipairs(me.locks) do
+    names[each.name] = true
+  end
+  for _, name in ipairs(waiter.names or { lock.name }) do
+    if not names[name] then
+      return false
+    end
+  end
+  return true
+end
+
 local function is_to_take_over(me, waiter)
   if waiter.parked then
     return not me.holds
@@ -44,7 +58,9 @@ function Claim.take_over_places(me)
   me.holds = Queue.holds_any(me.locks, me.execution)
   for _, lock in ipairs(me.locks) do
     local waiter = lock.queued and Queue.waiter(lock, me.execution)
-    if waiter and is_to_take_over(me, waiter) then
+    if waiter and not wants_all_of(me, lock, waiter) then
+      me.call.leaving = waiter.parked and me.execution
+    elseif waiter and is_to_take_over(me, waiter) then
       waiter.attempt, waiter.inbox, waiter.label = me.attempt, me.inbox, me.label
       waiter.owner, waiter.by_owner = me.owner, me.by_owner
       waiter.lease = me.lease
@@ -82,7 +98,11 @@ function Claim.leave_other_places(me, locks)
     end
     local other = waiter and table.concat(waiter.names or { lock.name }, '\0') ~= names
     if other and not (waiter.parked and me.holds and names == '') then
+      local left = Queue.wanted(me.call, lock, waiter)
       Queue.leave(me.call, lock, me.execution, waiter)
+      for _, each in ipairs(left) do
+        table.insert(me.call.left, each)
+      end
     end
   end
   leave(Parked.find(me.call, me.execution))

@@ -57,10 +57,11 @@ function Queue.wanted(call, lock, waiter)
   return locks
 end
 
--- Whether all the locks that a waiter wants can be read. A foreign key at one of them must not keep
--- anybody else from the others, so whoever looks along a queue passes such a waiter by.
-function Queue.is_readable(call, lock, waiter)
-  return not waiter or not waiter.names or (pcall(Queue.wanted, call, lock, waiter))
+-- Whether to pass a waiter by, whoever looks along a queue: it is to leave this place for another; or the
+-- key of one of its locks is foreign, which must not keep anybody else from the others.
+function Queue.is_to_pass_by(call, lock, execution, waiter)
+  local is_readable = not waiter or not waiter.names or pcall(Queue.wanted, call, lock, waiter)
+  return execution == call.leaving or not is_readable
 end
 
 -- Forget the message of a parked execution. Its places in the queues stay.

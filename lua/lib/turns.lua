@@ -16,7 +16,8 @@ local function promised_ahead(call, lock, execution, me)
     if not waiter then
       return nil
     end
-    if Queue.is_readable(call, lock, waiter) and not Queue.behind_itself(call, lock, other, waiter) then
+    local counts = not Queue.is_to_pass_by(call, lock, other, waiter)
+    if counts and not Queue.behind_itself(call, lock, other, waiter) then
       if not Parked.on_its_way(call, waiter) then
         return nil
       end
@@ -115,7 +116,7 @@ function Turns.join(call, lock, owner, caller)
   for _, execution in ipairs(redis.call('ZRANGE', lock.queue, 0, Queue.MOST - 1)) do
     local waiter = Queue.waiter(lock, execution)
     local joins = waiter and waiter.by_owner and waiter.owner == owner
-    joins = joins and Queue.is_readable(call, lock, waiter)
+    joins = joins and not Queue.is_to_pass_by(call, lock, execution, waiter)
     if joins and not Queue.gone(call, waiter) and not Queue.behind_itself(call, lock, execution, waiter) then
       enter_or_send(call, lock, execution, waiter, admission(call, lock, execution, waiter), caller)
     end
@@ -158,7 +159,7 @@ local function serve(call, lock, caller)
       return held_up
     end
     local waiter = Queue.waiter(lock, execution)
-    if not Queue.is_readable(call, lock, waiter) then
+    if Queue.is_to_pass_by(call, lock, execution, waiter) then
       passed = passed + 1
     elseif Queue.gone(call, waiter) then
       Queue.leave(call, lock, execution, waiter)

@@ -284,6 +284,58 @@ def test_an_execution_that_comes_back_for_other_locks_leaves_its_old_place(sent)
     assert sent.client.hkeys(f"{sent.keys.prefix(0)}m:a") == [b"r2"]
 
 
+@pytest.mark.parametrize("busy", [False, True])
+def test_an_execution_that_comes_back_for_some_other_locks_acquires_none_of_the_old_ones(
+    desk, busy
+):
+    old, new = ("a", "b"), ("b", "c")
+    desk.fence("r0", names=old)
+    desk.park("r1", names=old)
+    for name in old:
+        desk.park(f"behind-{name}", names=(name,))
+    desk.release("r0", names=old)
+    assert desk.out() == ["r1"]
+    if busy:
+        desk.fence("x", names=("c",))
+
+    assert isinstance(desk.acquire("r1", "changed", names=new), Conflict)
+    desk.park("r1", "changed", names=new)
+
+    assert [desk.holders(name) for name in "abc"] == [[], [], ["x"] if busy else []]
+    assert [desk.waiters(name) for name in "abc"] == [["behind-a"], ["behind-b", "r1"], ["r1"]]
+    assert sorted(desk.out()) == ["behind-a", "behind-b"]
+
+
+@pytest.mark.parametrize("wait", [0.0, 6.0])
+def test_an_execution_that_comes_back_for_some_other_locks_acquires_these_alone(desk, wait):
+    desk.fence("r0", names=AB)
+    desk.park("r1", names=AB)
+    desk.release("r0", names=AB)
+
+    assert isinstance(desk.acquire("r1", "changed", names=("b", "c"), wait=wait), Held)
+
+    assert [desk.holders(name) for name in "abc"] == [[], ["r1"], ["r1"]]
+    assert [desk.waiters(name) for name in "abc"] == [[], [], []]
+
+
+def test_an_attempt_for_some_other_locks_acquires_none_of_those_that_a_dead_one_waited_for(desk):
+    desk.fence("r0", names=AB)
+    desk.queue("r1", names=AB)
+    desk.release("r0", names=AB)
+    desk.lapse_place("r1")
+
+    assert isinstance(desk.acquire("r1", "changed", names=("b", "c"), wait=6.0), Held)
+
+    assert [desk.holders(name) for name in "abc"] == [[], ["r1"], ["r1"]]
+
+
+def test_an_execution_that_comes_back_for_other_locks_lets_in_those_behind_its_old_place(sent):
+    sent.fence("x", names=("b",))
+
+    sent.park("r2", "changed", names=("b",))
+    assert sent.out() == ["r3"]
+
+
 def test_an_execution_that_has_ended_leaves_its_message_nowhere(sent):
     """The key of its lock was changed while it was parked: it ran under another one."""
     assert isinstance(sent.acquire("r2", "changed", names=("free",)), Held)
