@@ -16,7 +16,7 @@ from .engine.parking import Nobody
 from .errors import LockConfigError
 from .naming.names import NameRule, signature_of
 from .naming.template import suggestion
-from .options import LockOptions
+from .options import OPTION_NAMES, LockOptions
 from .settings import enabled, name_prefix, option_defaults, store_settings
 from .worker.parking import Outbox
 
@@ -208,8 +208,14 @@ def _check_callable(function: Any, what: str, signature: inspect.Signature) -> N
             )
 
 
-def _options(cls: type, task: Any) -> dict[str, object]:
+def _options(cls: Any, task: Any) -> dict[str, object]:
     """Every `lock_*` attribute as it was written, on the class or, for this task alone, on it."""
+    for name in OPTION_NAMES:
+        if hasattr(cls, f"relock_{name}"):
+            raise LockConfigError(
+                f"task {cls.name}: relock_{name} is a setting of the app. The option of a task is "
+                f"lock_{name}."
+            )
     names = [name for name in dir(cls) if name.startswith(_PREFIX) and name not in _METHODS]
     written = {name: _as_written(inspect.getattr_static(cls, name), task) for name in names}
     own = {name: value for name, value in vars(task).items() if name.startswith(_PREFIX)}

@@ -557,10 +557,13 @@ def fetch(feed): ...""",
             raise LockConfigError(f"{where}: {contradiction}")
 
     def _contradictions(self, said: Mapping[str, object]) -> Iterator[str]:
-        if self.on_conflict == "raise" and said.get("lock_max_wait") and self.max_wait:
+        # Also such a task can wait for its turn, or for Redis.
+        waits = self.on_conflict not in ("drop", "raise") or self.order is not None
+        waits = waits or self.on_unavailable == "retry"
+        if not waits and said.get("lock_max_wait") and self.max_wait:
             yield (
-                f"lock_max_wait={self.max_wait:g} is never used, because lock_on_conflict='raise' "
-                "does not wait. To wait and then raise, use 'block'."
+                f"lock_max_wait={self.max_wait:g} is never used, because lock_on_conflict="
+                f"{self.on_conflict!r} does not wait. To wait and then fail, use 'wait' or 'block'."
             )
         if self.mode != "exclusive" and self.limit != 1:
             yield (

@@ -72,10 +72,15 @@ def store_settings(app: Any) -> StoreSettings:
     namespace = _namespace(conf)
     given = _get(conf, "relock_url")
     if callable(given) or hasattr(given, "connection_pool") or hasattr(given, "nodes_manager"):
+        _refuse_options_of_a_url(conf, "relock_url is a client, which has its own")
         return _bounded(StoreSettings(given, None, namespace, replicas=_replicas(conf)), conf)
     for source, value in _candidates(conf):
         for url in _urls(value):
             if source == "relock_url" or _is_redis(url):
+                if source != "relock_url":
+                    _refuse_options_of_a_url(
+                        conf, f"the locks live in the {source}, which has its own"
+                    )
                 ssl, transport = _ssl(conf, source, url), _transport(conf, source)
                 found = StoreSettings(url, ssl, namespace, source, transport, _replicas(conf))
                 return _bounded(found, conf)
@@ -231,6 +236,16 @@ def _is_redis(url: str) -> bool:
     return bool(found) and scheme.lower() in _REDIS
 
 
+def _refuse_options_of_a_url(conf: Any, because: str) -> None:
+    """Refuse what belongs to the text of `relock_url` and would be ignored here."""
+    for name in ("relock_use_ssl", "relock_transport_options"):
+        if _get(conf, name, None):
+            raise LockConfigError(
+                f"settings: {name} is never used: {because}. Set relock_url to the URL of a Redis, "
+                f"or leave {name} out."
+            )
+
+
 def _ssl(conf: Any, source: str, url: str) -> Any:
     if source == "result_backend":
         return conf.get("redis_backend_use_ssl") or None
@@ -289,7 +304,8 @@ def _replicas(conf: Any) -> tuple[int, float]:
             f"settings: relock_min_replicas={needed!r} cannot be used. Use the number of replicas, "
             "0 for none."
         )
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds <= 0:
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not 0 < seconds < float("inf"):
         raise LockConfigError(
             f"settings: relock_min_replicas_timeout={seconds!r} cannot be used. Use seconds above "
             "0."

@@ -96,6 +96,11 @@ def test_annotations_of_the_settings_count(worker, account):
     assert 6 < seen["remaining"] <= 7
 
 
+def test_a_setting_of_the_app_is_no_option_of_a_task(app):
+    with pytest.raises(LockConfigError, match=r"relock_key is a setting of the app.* lock_key"):
+        app.task(base=LockedTask, relock_key="account:{account}")(charge).lock  # noqa: B018
+
+
 def test_an_annotation_with_a_misspelt_option_is_told(app):
     app.conf.task_annotations = {"charge": {"lock_onconflict": "raise"}}
     app.task(base=LockedTask, name="charge")(charge)

@@ -219,11 +219,16 @@ def test_duplicates_without_a_lock_name_are_refused_unless_the_app_asks_for_them
     assert options.dedup == "until_done"
 
 
-def test_a_wait_for_a_lock_that_raises_at_once_is_refused() -> None:
-    message = refusal(lock_on_conflict="raise", lock_max_wait=10)
+@pytest.mark.parametrize("policy", ["drop", "raise"])
+def test_a_wait_for_a_lock_that_is_not_waited_for_is_refused(policy: str) -> None:
+    written: dict[str, Any] = {"lock_on_conflict": policy, "lock_max_wait": 10}
+    message = refusal(**written)
 
     assert "lock_max_wait=10" in message
     assert "'block'" in message
+    # For its turn, or for Redis.
+    for waits in ({"lock_order": "sent"}, {"lock_on_unavailable": "retry"}):
+        assert declare(**written, **waits).max_wait == 10
 
 
 @pytest.mark.parametrize("max_wait", [None, 0])

@@ -366,6 +366,27 @@ def test_transport_options_that_cannot_be_used_are_told(options: Any, says: str)
         store_settings(make(relock_url=THREE, relock_transport_options=options))
 
 
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        ({"result_backend": "redis://r"}, "the locks live in the result_backend"),
+        ({"broker_url": "redis://b"}, "the locks live in the broker_read_url"),
+        ({"relock_url": redis.Redis}, "relock_url is a client"),
+    ],
+)
+@pytest.mark.parametrize(
+    "option", [{"relock_use_ssl": True}, {"relock_transport_options": {"patience": 5}}]
+)
+def test_options_of_a_relock_url_are_refused_without_it(
+    place: dict[str, Any], says: str, option: dict[str, Any]
+) -> None:
+    ((name, _),) = option.items()
+    with pytest.raises(LockConfigError, match=f"{name} is never used: {says}"):
+        store_settings(make(**place, **option))
+    store_settings(make(**place, **dict.fromkeys(option)))
+    store_settings(make(relock_url="memory://", **option))
+
+
 def test_how_many_replicas_have_to_have_a_hold_is_a_setting() -> None:
     assert store_settings(make(relock_url="redis://h")).replicas == (0, 1.0)
     client = redis.Redis(host="locks")
@@ -390,6 +411,8 @@ def test_what_may_pile_up_is_a_setting() -> None:
         ("relock_min_replicas", "1"),
         ("relock_min_replicas_timeout", 0),
         ("relock_min_replicas_timeout", "soon"),
+        ("relock_min_replicas_timeout", float("nan")),
+        ("relock_min_replicas_timeout", float("inf")),
         ("relock_remember", 0),
         ("relock_remember", "1h"),
         ("relock_max_parked_messages", 0.5),
