@@ -204,7 +204,8 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
             raise LockConfigError(
                 f"task {self.name}: this call has {len(names)} locks"
                 + (f" ({', '.join(map(repr, names))})" if names else ", as lock_key is False")
-                + ", and lock_for() is for a task with one. Acquire a Lock for each name."
+                + ", and lock_for() is for a task with one."
+                + (" Acquire a Lock for each name." if names else "")
             )
         limit = declared.limits(arguments, names)[0]
         return {

@@ -67,7 +67,10 @@ class Relock:
 
         Raises:
             LockConflict: somebody else holds the lock.
+            ValueError: `permits` is not a whole number from 1.
         """
+        if type(permits) is not int or permits < 1:
+            raise ValueError(f"permits={permits!r} cannot be used. Use a whole number from 1.")
         with ExitStack() as stack:
             tokens = [stack.enter_context(self._held(name, n + 1)) for n in range(permits)]
             yield tokens[0]

@@ -91,6 +91,16 @@ def test_of_a_lock_with_several_permits_the_test_holds_as_many_as_it_likes(
         charge(42)
 
 
+@pytest.mark.parametrize("permits", [0, 1.5, True, None])
+def test_a_number_of_permits_that_is_none_is_told(relock: Relock, permits: Any) -> None:
+    with (
+        pytest.raises(ValueError, match=f"permits={permits!r} cannot be used"),
+        relock.hold("account:42", permits=permits),
+    ):
+        pass
+    assert not relock.held("account:42")
+
+
 def test_a_lease_that_expires_is_lost_under_the_body_and_free_for_others(
     eager: Celery, relock: Relock
 ) -> None:
