@@ -914,15 +914,17 @@ class _Acquire(_Command):
         claim = self.claim
         # If this attempt holds the lock already, a parked message is a copy of its own.
         self.holds = any(lock.has(self.me) for lock in self.locks)
+        parked = self.state.parked.get(self.me)
+        if parked and not self._is_in_line(parked) and not self._is_for_this(parked):
+            self._leaving = self.me
         asks = self.waiter_lease > 0 or self.request is not None
         for lock in self.locks:
             place = lock.queue.get(self.me)
             if place is None:
                 continue
-            if not place.limits.keys() <= self.limits.keys():
-                # A callable can name other locks than before.
-                self._leaving = self.me if place.parked else ""
-            elif not self.holds if place.parked else asks and place.expiry <= self.now:
+            if not self._is_for_this(place):
+                continue
+            if not self.holds if place.parked else asks and place.expiry <= self.now:
                 place.attempt_id, place.inbox, place.label = (
                     claim.attempt_id,
                     self.inbox,
@@ -938,6 +940,22 @@ class _Acquire(_Command):
                 place.ancestors = claim.ancestors if place.parked else ()
                 # The attempt that comes with a message is another than the one that parked it.
                 place.arrived = place.parked
+
+    def _is_in_line(self, place: _Place) -> bool:
+        """Whether the place or this claim is in a line: an execution can have a place in a line and
+        another in the queue of a lock."""
+        return self.locks[0].is_line or any(lock.is_line for lock in self.wanted(place))
+
+    def _is_for_this(self, place: _Place) -> bool:
+        """Whether a place is for the locks that this attempt wants: for no other, as a callable can
+        name others than before; and for each that it neither holds nor can join, as the hold of an
+        ancestor can have ended."""
+        missing = [lock for lock in self.locks if lock.name not in place.limits]
+        return place.limits.keys() <= self.limits.keys() and all(
+            lock.has(self.me)
+            or self.permit_of(lock, self.me, self.claim, self.limits[lock.name]) is not None
+            for lock in missing
+        )
 
     def _sort_out(self) -> tuple[dict[_Lock, int], dict[str, int], _Lock | None]:
         """The permits to join now; the locks that need a new permit; and the first lock that is not
@@ -1002,8 +1020,7 @@ class _Acquire(_Command):
         for place in (self.state.parked.get(self.me), *(x.queue.get(self.me) for x in self.locks)):
             if place is None or list(place.limits) == list(wanted):
                 continue
-            # An execution can have a place in a line and another in the queue of a lock.
-            if self.locks[0].is_line or any(lock.is_line for lock in self.wanted(place)):
+            if self._is_in_line(place):
                 continue
             if not (place.parked and self.holds and not wanted):
                 self.leave(place)

@@ -51,6 +51,8 @@ FIRST, LONGEST = 0.25, 10.0
 # How long a live worker may take from the release of a lock until it has stored the result, in
 # seconds.
 _STORING = 2.0
+# An attribute of a late copy: until when, by the monotonic clock, to wait for that result.
+_STORED_BY = "relock_stored_by"
 
 
 # Called for a message whose execution has ended: True if it must not run again, whatever its stored
@@ -438,8 +440,10 @@ def _is_owed(task: Any, message: Any) -> bool:
         return False
     if stores_no_result(task, message):
         return bool(message.chain or message.callbacks or message.errbacks)
-    until = time.monotonic() + _STORING
-    while time.monotonic() < until:
+    # Once for a message: one that waits for its turn and then for the lock is asked about twice.
+    until = getattr(message, _STORED_BY, None) or time.monotonic() + _STORING
+    setattr(message, _STORED_BY, until)
+    while True:
         try:
             stored = task.backend.get_task_meta(message.id)
             if stored["status"] in READY_STATES:
@@ -453,8 +457,9 @@ def _is_owed(task: Any, message: Any) -> bool:
                 "Cannot read the result of %s, so it runs again", message.id, exc_info=True
             )
             return True
+        if time.monotonic() >= until:
+            return True
         time.sleep(0.1)
-    return True
 
 
 def _has_sent_its_retry(message: Any, error: object) -> bool:

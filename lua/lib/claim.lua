@@ -19,14 +19,29 @@ function Claim.other_attempt(me)
   return left, text, true
 end
 
--- Whether a place is for locks that this attempt wants, too: a callable can name others than before.
-local function wants_all_of(me, lock, waiter)
-  local names = {}
-  for _, each in ipairs(me.locks) do
-    names[each.name] = true
-  end
+-- Whether a place or this claim is in a line: an execution can have a place in a line and another in the
+-- queue of a lock (lib/turns).
+local function is_in_line(me, lock)
+  return Queue.is_line(lock) or Queue.is_line(me.locks[1])
+end
+
+-- Whether a place is for the locks that this attempt wants: for no other, as a callable can name others
+-- than before; and for each that it neither holds nor can join, as the hold of an ancestor can have ended.
+local function is_for(me, lock, waiter)
+  local places, mine = {}, {}
   for _, name in ipairs(waiter.names or { lock.name }) do
-    if not names[name] then
+    places[name] = true
+  end
+  for i, each in ipairs(me.locks) do
+    mine[each.name] = true
+    local held = each.holds[me.execution] and not Holds.kept(each, me.execution)
+    local has_it = held or Holds.permit_of(each, me.execution, me, me.limits[i])
+    if not places[each.name] and not has_it then
+      return false
+    end
+  end
+  for name in pairs(places) do
+    if not mine[name] then
       return false
     end
   end
@@ -51,16 +66,23 @@ local function limits_of(me, lock, waiter)
   return limits
 end
 
+-- An execution that has come back for other locks must acquire none of the old ones meanwhile.
+local function note_leaving(me)
+  local lock, waiter = Parked.find(me.call, me.execution)
+  if lock and not is_in_line(me, lock) and not is_for(me, lock, waiter) then
+    me.call.leaving = me.execution
+  end
+end
+
 -- Give this attempt the place of an attempt that died, or of its message that has arrived, before dead
 -- places are removed from the queue.
 function Claim.take_over_places(me)
   -- If this attempt holds the lock already, a parked message is a copy of its own.
   me.holds = Queue.holds_any(me.locks, me.execution)
+  note_leaving(me)
   for _, lock in ipairs(me.locks) do
     local waiter = lock.queued and Queue.waiter(lock, me.execution)
-    if waiter and not wants_all_of(me, lock, waiter) then
-      me.call.leaving = waiter.parked and me.execution
-    elseif waiter and is_to_take_over(me, waiter) then
+    if waiter and is_to_take_over(me, waiter) and is_for(me, lock, waiter) then
       waiter.attempt, waiter.inbox, waiter.label = me.attempt, me.inbox, me.label
       waiter.owner, waiter.by_owner = me.owner, me.by_owner
       waiter.lease = me.lease
@@ -92,8 +114,7 @@ end
 function Claim.leave_other_places(me, locks)
   local names = table.concat(names_of(locks), '\0')
   local function leave(lock, waiter)
-    -- An execution can have a place in a line and another in the queue of a lock (lib/turns).
-    if lock and (Queue.is_line(lock) or Queue.is_line(me.locks[1])) then
+    if lock and is_in_line(me, lock) then
       return
     end
     local other = waiter and table.concat(waiter.names or { lock.name }, '\0') ~= names

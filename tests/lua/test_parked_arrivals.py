@@ -306,6 +306,52 @@ def test_an_execution_that_comes_back_for_some_other_locks_acquires_none_of_the_
     assert sorted(desk.out()) == ["behind-a", "behind-b"]
 
 
+def test_an_execution_that_comes_back_for_other_locks_does_not_acquire_the_old_one(desk):
+    """Where another has left, the turn comes to its old place while it asks."""
+    desk.fence("x", names=("b", "c"))
+    desk.queue("dead", names=("a", "c"))
+    desk.park("r1", names=("c",))
+    desk.release("x", names=("b", "c"))
+    desk.fence("x", names=("b",))
+    desk.lapse_place("dead")
+
+    desk.park("r1", "changed", names=("a", "b"))
+
+    assert [desk.holders(name) for name in "abc"] == [[], ["x"], []]
+    assert [desk.waiters(name) for name in "abc"] == [["r1"], ["r1"], []]
+
+
+def test_an_execution_that_comes_back_for_more_locks_acquires_all_or_none(desk):
+    desk.fence("r0", names=("b",))
+    desk.park("r1", names=("b",))
+    desk.release("r0", names=("b",))
+    desk.fence("x", names=("c",))
+
+    desk.park("r1", "changed", names=("b", "c"))
+
+    assert [desk.holders(name) for name in "bc"] == [[], ["x"]]
+    assert [desk.waiters(name) for name in "bc"] == [["r1"], ["r1"]]
+
+
+def test_an_execution_whose_ancestor_has_ended_meanwhile_acquires_all_or_none(desk):
+    child = {"owner": "o", "ancestors": ("parent",)}
+    desk.fence("parent", names=("a",), owner="o")
+    desk.fence("x", names=("b",))
+    desk.park("r1", names=AB, **child)
+    assert desk.place("r1", "b").get("names") is None, "the other it can join"
+    desk.release("parent", names=("a",))
+    desk.fence("y", names=("a",))
+    desk.release("x", names=("b",))
+    assert desk.out() == ["r1"]
+
+    desk.park("r1", "back", names=AB, **child)
+
+    assert [desk.holders(name) for name in AB] == [["y"], []]
+    desk.release("y", names=("a",))
+    assert desk.out() == ["r1"]
+    assert isinstance(desk.acquire("r1", "back", names=AB, **child), Held)
+
+
 @pytest.mark.parametrize("wait", [0.0, 6.0])
 def test_an_execution_that_comes_back_for_some_other_locks_acquires_these_alone(desk, wait):
     desk.fence("r0", names=AB)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import uuid
 
 import pytest
 from celery import Celery
+from celery.app.task import Context
 from celery.app.trace import build_tracer
 from celery.contrib.testing.worker import start_worker
 from kombu.exceptions import EncodeError
@@ -15,6 +17,7 @@ from celery_relock import LockedTask
 from celery_relock.declaration import declaration
 from celery_relock.engine.protocol import LINE
 from celery_relock.errors import LockConfigError, LockUnavailable
+from celery_relock.worker import conflict
 from celery_relock.worker.message import HEADER, VERSION
 from tests.support import wait_for
 from tests.support.proxy import Proxy
@@ -185,3 +188,16 @@ def test_a_call_with_several_names_is_refused_when_it_is_sent():
 
     with pytest.raises(LockConfigError, match="2: 'a', 'b'"):
         update.delay(["a", "b"])
+
+
+def test_a_late_copy_gives_its_execution_time_to_store_the_result_once(monkeypatch):
+    """An ordered call asks twice: for its turn, and for its lock."""
+    monkeypatch.setattr(conflict, "_STORING", 2.0)
+    update, _ = begun_in(app_of(relock_url="memory://"), acks_late=True)
+    message, asked = Context(id=uuid.uuid4().hex, retries=0), [time.monotonic()]
+    for _ in range(2):
+        assert conflict._is_owed(update, message)
+        asked.append(time.monotonic())
+    first, second = (b - a for a, b in itertools.pairwise(asked))
+    assert first >= 2.0
+    assert second < 1.0

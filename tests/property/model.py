@@ -34,8 +34,13 @@ class Model(ParkedRuns):
         self, claim: Claim, wait: bool, inbox: str, home: str = "", deadline: bool = False
     ) -> Reply:
         """With a home it parks, and else waits, or not."""
+        self._begin("", f"{claim.execution_id} {claim.attempt_id}")
+        reply = self._acquire(claim, wait, inbox, home, deadline)
+        self._promote_others("")
+        return reply
+
+    def _acquire(self, claim: Claim, wait: bool, inbox: str, home: str, deadline: bool) -> Reply:
         run, names = claim.execution_id, claim.names
-        self._begin("", f"{run} {claim.attempt_id}")
         limits = dict(zip(names, claim.limits, strict=True))
         place = Place(claim.attempt_id, claim.owner, inbox, claim.by_owner, limits, home=home)
         place.ancestors = claim.ancestors if home else ()
@@ -194,7 +199,8 @@ class Model(ParkedRuns):
     def _promote(self, name: str, caller: str) -> bool:
         self.promised[name] = []
         for run, place in list(self.queues[name].items()):
-            if self.queues[name].get(run) is not place or self.behind_itself(run, place):
+            has_left = self.queues[name].get(run) is not place or run == self.leaving
+            if has_left or self.behind_itself(run, place):
                 continue  # it acquired with its owner; or its turn comes if its execution dies
             if place.dead:
                 self._leave(run, place)
@@ -215,6 +221,7 @@ class Model(ParkedRuns):
     def _bring_in_with(self, owner: str, name: str, caller: str) -> None:
         for run, place in list(self.queues[name].items()):
             joins = place.by_owner and place.owner == owner and not place.dead
+            joins = joins and run != self.leaving
             if joins and not self.behind_itself(run, place):
                 self._admit(run, place, first_in=None, caller=caller)
 

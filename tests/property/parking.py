@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from celery_relock.engine.protocol import SHARED, Claim
 
@@ -68,6 +68,7 @@ class ParkedRuns:
         self.called_for: list[str] = []
         self.promised: dict[str, list[int]] = {}
         self.left: list[str] = []
+        self.leaving = ""
         self.commands += 1
 
     def parked(self) -> dict[str, Place]:
@@ -107,7 +108,7 @@ class ParkedRuns:
         for other, place in self.queues[name].items():
             if other == run:
                 return promised
-            if not self.behind_itself(other, place):
+            if other != self.leaving and not self.behind_itself(other, place):
                 if not place.on_its_way:
                     return None
                 promised += self._promise(name, other, place)
@@ -116,11 +117,23 @@ class ParkedRuns:
     def _take_over_places(self, claim: Claim, by: Place, waits: bool, is_in: bool) -> None:
         for name in claim.names:
             place = self.queues[name].get(claim.execution_id)
-            if place and (not is_in if place.parked else waits and place.dead):
+            if place and not self._is_for(claim, by, place):
+                self.leaving = claim.execution_id if place.parked else ""
+            elif place and (not is_in if place.parked else waits and place.dead):
                 place.attempt_id, place.owner, place.inbox = by.attempt_id, by.owner, by.inbox
                 place.by_owner, place.dead, place.arrived = by.by_owner, False, place.parked
                 place.ancestors = claim.ancestors if place.parked else ()
                 place.limits = {n: by.limits.get(n, place.limits[n]) for n in place.limits}
+
+    def _is_for(self, claim: Claim, by: Place, place: Place) -> bool:
+        """Whether the place is for each lock that the claim neither has nor can join."""
+        missing = [name for name in claim.names if name not in place.limits]
+        asks = replace(by, ancestors=claim.ancestors)
+        return all(
+            claim.execution_id in self.holds[name]
+            or self.permit_of(name, claim.execution_id, asks) is not None
+            for name in missing
+        )
 
     def _leave_places_but_for(self, run: str, wanted: list[str], is_in: bool) -> None:
         for line in self.queues.values():
@@ -128,6 +141,7 @@ class ParkedRuns:
             stays = place and place.parked and is_in and not wanted
             if place and list(place.limits) != wanted and not stays:
                 self._leave(run, place)
+                self.left += place.limits
 
     def _park(self, run: str, place: Place, deadline: bool, first: bool = False) -> tuple[str]:
         self._forget(run)
