@@ -471,5 +471,5 @@ def test_on_rabbitmq_a_queue_of_the_call_is_there_when_its_message_comes(
     result = task.apply_async((shop, 1), queue=queue, priority=2)
     _backend(task).force_release(_name(task, shop))
     wait_for(lambda: _is_over(task, shop), LONG, "the worker to publish it")
-    task.app.control.add_consumer(queue)
+    task.app.control.add_consumer(queue, destination=[worker.node])
     assert result.get(timeout=LONG) == 1

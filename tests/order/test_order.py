@@ -59,7 +59,7 @@ def account():
 
 
 @pytest.fixture
-def late(m):
+def late(worker):
     """A queue whose messages come when the test says so."""
 
     class Late:
@@ -67,7 +67,8 @@ def late(m):
 
         def comes(self):
             # A worker that has just begun may not hear it yet.
-            add = partial(m.app.control.add_consumer, self.name, reply=True, timeout=2, limit=1)
+            control, to = worker.module.app.control, {"destination": [worker.node], "limit": 1}
+            add = partial(control.add_consumer, self.name, reply=True, timeout=2, **to)
             wait_for(add, 20, "the worker's answer")
 
     return Late()

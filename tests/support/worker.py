@@ -44,6 +44,8 @@ class Worker:
             `worker.module.add.delay(1, 2)` sends to this worker.
         settings: the environment that the module's app is made by.
         journal: what the tasks write with `Journal.from_env()`.
+        node: its node name. The commands of `app.control` are for this worker alone: a RabbitMQ has
+            the workers of other tests, too.
         pid: the worker's main process.
     """
 
@@ -64,12 +66,13 @@ class Worker:
         self.settings = own
         self.module = _import_afresh(module, own)
         self.journal = Journal(url, namespace)
+        self.node = f"{namespace}@127.0.0.1"
         self._lines: list[str] = []
         self._changed = threading.Condition()
         self._ended = False
         arguments = [
             *("-A", module, "worker", "-P", pool, "-c", str(concurrency)),
-            *("-n", f"{namespace}@127.0.0.1", "--loglevel", "INFO"),
+            *("-n", self.node, "--loglevel", "INFO"),
             *("--without-gossip", "--without-mingle", *arguments),
         ]
         start = nursery.start if _is_plain(pool, own, program) else partial(_start_afresh, program)

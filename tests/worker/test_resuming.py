@@ -227,8 +227,7 @@ def test_the_worker_s_own_queues_stay_as_they_are_and_are_followed(worker, accou
     app = worker.module.app
     default = app.conf.task_default_queue
     more, control = f"{default}-more", app.control
-    # A RabbitMQ has the workers of other tests, too.
-    only = {"destination": [f"{app.conf.relock_namespace}@127.0.0.1"], "limit": 1}
+    only = {"destination": [worker.node], "limit": 1}
 
     def queues():
         # A worker that is busy may answer late.

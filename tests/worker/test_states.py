@@ -30,8 +30,7 @@ def _is_inside(worker, account):
 def _shows_started_until_the_end(worker, sent, account):
     inside = wait_for(lambda: _is_inside(worker, account), what="the body")
     assert sent.state == "STARTED"
-    node = f"{worker.module.app.conf.relock_namespace}@127.0.0.1"
-    assert sent.info == {"pid": inside.pid, "hostname": node}
+    assert sent.info == {"pid": inside.pid, "hostname": worker.node}
     worker.journal.add(f"free {account}")
     assert sent.get(timeout=20) == account
 
