@@ -125,8 +125,9 @@ class MariaDB(Server):
         self._run("mkdir", "data")
         self._serve(
             program, "--no-defaults", "--skip-grant-tables", f"--datadir={self._folder / 'data'}",
-            f"--socket={self._folder / 'socket'}", f"--port={self.port}", f"--tmpdir={self._folder}",
-            "--bind-address=127.0.0.1", "--innodb-flush-log-at-trx-commit=0",
+            f"--socket={self._folder / 'socket'}", f"--port={self.port}",
+            f"--tmpdir={self._folder}", "--bind-address=127.0.0.1",
+            "--innodb-flush-log-at-trx-commit=0",
             "--innodb-buffer-pool-size=16M",
             errors=pymysql.err.OperationalError,
         )  # fmt: skip
