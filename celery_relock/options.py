@@ -713,9 +713,9 @@ def fetch(feed): ...""",
 
 
 _DECLARED = {each.name: each for each in fields(LockOptions) if each.metadata}
-# Options that are used only beside another one, and how that one can look.
+# Options that are used only beside another one, and how that one can look. Not on_duplicate: it is
+# also for a single call that asks for lock_dedup.
 _NEEDS = {
-    "on_duplicate": ("dedup", "'until_start'"),
     "debounce_max": ("debounce", "5"),
     "debounce_reduce": ("debounce", "5"),
     "order_gap": ("order", "'sent'"),

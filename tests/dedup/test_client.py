@@ -226,6 +226,15 @@ def test_a_single_call_of_any_task_can_ask_for_it(m, account):
         m.without.apply_async((account,), lock_dedup="until_dnoe")
 
 
+def test_a_single_call_says_what_becomes_of_a_duplicate(m, account):
+    own = {"lock_dedup": "until_done", "lock_on_duplicate": "raise"}
+    first = m.without.apply_async((account,), countdown=2, **own)
+    with pytest.raises(DuplicateTask) as raised:
+        m.without.apply_async((account,), **own)
+    assert raised.value.task_id == first.id
+    first.get(timeout=30)
+
+
 def test_tasks_of_two_kinds_are_no_duplicates_of_each_other(m, account):
     first = m.done.apply_async((account,), countdown=60)
     second = m.starts.delay(account)

@@ -241,7 +241,6 @@ def test_raising_at_once_may_be_written_down_as_no_wait(max_wait: float | None) 
     [
         ({"lock_order_gap": 5.0}, {"lock_order": "sent"}),
         ({"lock_order_retry": "end"}, {"lock_order": "sent"}),
-        ({"lock_on_duplicate": "raise"}, {"lock_dedup": "until_start"}),
         ({"lock_debounce_max": 60}, {"lock_debounce": 5}),
         ({"lock_debounce_reduce": max}, {"lock_debounce": 5}),
     ],
