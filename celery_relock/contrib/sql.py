@@ -15,13 +15,12 @@ the Django app `celery_relock.contrib.django` has a migration.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, closing, contextmanager
 from typing import Any
 
+from ..engine import ids
 from ..errors import LockConfigError, LockLost
 
 __all__ = ["create_table", "fence", "fenced"]
@@ -268,5 +267,4 @@ def _statement(dialect: str) -> str:
 def _stored(name: str) -> str:
     if len(name) <= _LONGEST:
         return name
-    digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
-    return f"{name[:_CUT]}~{base64.urlsafe_b64encode(digest).decode().rstrip('=')}"
+    return f"{name[:_CUT]}~{ids.digest(name.encode())}"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import re
 from collections.abc import Sequence
 from functools import lru_cache
 
+from ...engine import ids
 from ...engine.protocol import LINE, MARKER
 from ...errors import LockConfigError
 
@@ -147,5 +147,4 @@ def _stored(name: str) -> str:
     encoded = name.encode()
     if len(encoded) <= _LONGEST:
         return name
-    digest = base64.urlsafe_b64encode(hashlib.blake2b(encoded, digest_size=16).digest())
-    return encoded[:_CUT].decode(errors="ignore") + "~" + digest.decode().rstrip("=")
+    return f"{encoded[:_CUT].decode(errors='ignore')}~{ids.digest(encoded)}"
