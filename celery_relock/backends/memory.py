@@ -31,6 +31,7 @@ from ..engine.protocol import (
     KEPT,
     LINE,
     PAUSE,
+    REMEMBER_CALL,
     SHARED,
     Answer,
     Burst,
@@ -67,8 +68,6 @@ _TRIP, _LONGEST, _OVERDUE, _LOOK = 5.0, 600.0, 60.0, 10.0
 _DAY = 86_400.0
 # The most messages in a reply; the others are owed.
 _MOST = 100
-# For how many seconds a repeated debounced call is recognised.
-_REPEATED = 60.0
 # Seconds after which a listener checks again whether it is still wanted.
 _STILL_WANTED = 2.0
 
@@ -920,16 +919,11 @@ class _Acquire(_Command):
         asks = self.waiter_lease > 0 or self.request is not None
         for lock in self.locks:
             place = lock.queue.get(self.me)
-            if place is None:
-                continue
-            if not self._is_for_this(place):
+            if place is None or not self._is_for_this(place):
                 continue
             if not self.holds if place.parked else asks and place.expiry <= self.now:
-                place.attempt_id, place.inbox, place.label = (
-                    claim.attempt_id,
-                    self.inbox,
-                    claim.label,
-                )
+                place.attempt_id, place.inbox = claim.attempt_id, self.inbox
+                place.label = claim.label
                 place.owner, place.by_owner, place.lease = claim.owner, claim.by_owner, claim.lease
                 # The declaration of the task can have changed since: the limits are those of this
                 # attempt.
@@ -1126,7 +1120,7 @@ class _Acquire(_Command):
             lock.hold(PAUSE, *of, shared=False)
         self._park(self.limits, lock)
         lock.queue[self.me].call = call.task_id if place is None else place.call
-        self.remember(call.call_id, "*", _REPEATED)
+        self.remember(call.call_id, "*", REMEMBER_CALL)
         if place is None and self.request is not None:
             self.tell("parked", ("parked", self.me, self.request.home, ()))
         elif pause is None:

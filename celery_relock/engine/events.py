@@ -270,6 +270,12 @@ def describe_conflict(name: str, answer: Answer | None) -> str:
         return f"the lock {answer.name!r} was acquired, but its lease ended before the answer came"
     if isinstance(answer, Conflict):
         return f"the lock {answer.name!r} is free, but {answer.waiting} waiters are ahead"
+    if isinstance(answer, Duplicate) and name.startswith(LINE):
+        return (
+            "another copy of this execution has its turn or awaits it in the order of "
+            f"{name.removeprefix(LINE)!r} ({answer.label}), "
+            f"for {answer.remaining:.0f} s more if it has died"
+        )
     if isinstance(answer, Duplicate):
         return (
             f"another copy of this execution holds or awaits the lock {name!r} ({answer.label}), "

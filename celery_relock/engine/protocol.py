@@ -127,6 +127,8 @@ REMEMBER = 3600.0
 #: For how many seconds an attempt stays refused after it ended, when a copy of its claim may still
 #: come.
 REMEMBER_ATTEMPT = 60.0
+#: For how many seconds a repeated debounced call is recognised: longer than a call is tried.
+REMEMBER_CALL = 60.0
 
 
 class Deadlocked(NamedTuple):

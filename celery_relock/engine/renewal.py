@@ -165,13 +165,11 @@ class Registry:
         lease = self.find(notice.execution_id, notice.attempt_id)
         if lease is None or lease.backend is not backend:
             return
-        if notice.kind not in ("granted", "lost"):
-            return
         if notice.kind == "granted":
             self._granted(lease, notice.attempt_id, (notice.fence,))
-        elif lose(lease, "it was released by force"):
+        elif notice.kind == "lost" and lose(lease, "it was released by force"):
             self.discard(lease)
-        else:
+        elif notice.kind == "lost":
             lease.taken_from()
             self._ring()
 

@@ -182,13 +182,15 @@ def _warn_of_an_ancestor(attempt: Attempt, answer: Conflict | Duplicate) -> None
     if attempt.message is None or not isinstance(answer, Conflict):
         return
     header = header_of(attempt.message)
-    if header.attempts or not header.ancestors:
+    # Who was replaced by this task (`self.replace`) waits for nobody, and releases at once.
+    ancestors = header.ancestors[bool(attempt.message.replaced_task_nesting) :]
+    if header.attempts or not ancestors:
         return
     try:
         holds = attempt.engine.inspect(answer.name).holds
     except RelockError:
         return
-    holder = next((each for each in holds if each.execution_id in header.ancestors), None)
+    holder = next((each for each in holds if each.execution_id in ancestors), None)
     if holder is not None:
         logger.warning(
             "%s[%s] waits for the lock %r, which its own ancestor %s holds. That is how children "
@@ -343,8 +345,12 @@ def _conflict(attempt: Attempt, answer: Conflict | Duplicate) -> LockConflict:
     busy = answer if isinstance(answer, Conflict) else None
     bound = "" if options.max_wait is None else f", lock_max_wait={options.max_wait:g} s"
     policy = getattr(options.on_conflict, "__qualname__", options.on_conflict)
+    said = f"lock_on_conflict={policy!r}"
+    if attempt.lease.claim.names[0].startswith(LINE):
+        # For its turn an execution waits, whatever it does while somebody holds its lock.
+        said = f"lock_order={options.order!r}"
     return LockConflict(
-        f"{text}; lock_on_conflict={policy!r}{bound}",
+        f"{text}; {said}{bound}",
         name=busy.name.removeprefix(LINE) if busy else None,
         owner=ids.full(busy.owner) if busy else None,
         remaining=answer.remaining,

@@ -20,6 +20,7 @@ from kombu.exceptions import EncodeError
 from celery_relock import Lock, engines, locked
 from celery_relock.engine import ids
 from celery_relock.engine.protocol import LINE
+from celery_relock.errors import LockConflict
 from tests.support import programs, wait_for
 
 pytestmark = pytest.mark.slow
@@ -209,7 +210,9 @@ def test_a_call_that_fails_or_gives_up_holds_up_nobody(worker, m, account, late)
     failing = m.update.delay(account, 1, "fail")
     m.impatient.apply_async((account, 2), queue=late.name)
     gives_up = m.impatient.delay(account, 3)
-    with pytest.raises(Exception, match="were sent before"):
+    with pytest.raises(
+        LockConflict, match=r"were sent before.*; lock_order='sent', lock_max_wait=1"
+    ):
         gives_up.get(timeout=20)
     with pytest.raises(ConnectionError):
         failing.get(timeout=20)

@@ -273,6 +273,15 @@ def test_children_that_do_not_wait_for_the_holder_are_not_warned_of(family, acco
     assert [each for each in sent.values() if f"counts[{each}] waits for" in family.log()] == []
 
 
+@pytest.mark.parametrize("by_a_chain", [False, True])
+def test_a_task_that_replaced_the_holder_is_not_warned_of_it(family, account, by_a_chain):
+    replaced = family.module.replaces_itself.delay(account, by_a_chain)
+    family.wait_for_log(rf"counts\[\S{{36}}\] parked: waits for 'account:{account}'")
+    family.journal.add(f"go {account}")
+    replaced.get(timeout=20)
+    assert f"waits for the lock 'account:{account}'" not in family.log()
+
+
 def test_a_task_that_sends_itself_does_not_overlap_with_itself(family, account):
     family.module.sends_itself.delay(account, 4).get(timeout=20)
     family.journal.wait_for(

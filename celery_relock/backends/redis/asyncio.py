@@ -58,6 +58,7 @@ from .connections import (
     Effort,
     Encoded,
     Replicas,
+    commands_of,
 )
 from .errors import FAULTS, note_address, passes, translate, with_locks
 from .keys import bucket_of
@@ -140,12 +141,7 @@ class Links:
     async def _send(
         self, script: Script, calls: Sequence[Call], effort: Effort, by_sha: bool, asking: bool
     ) -> list[Any]:
-        how = ("EVALSHA", script.sha) if by_sha else ("EVAL", script.source)
-        commands: list[Command | Encoded] = [
-            tuple(map(str.encode, (*how, str(len(k)), *k, *args))) for k, args in calls
-        ]
-        if asking:
-            commands.insert(0, ("ASKING",))
+        commands = commands_of(script, calls, by_sha, asking)
         if not self._replicas.needed or script.name not in PROMISES:
             return (await self.ask(commands, effort))[asking:]
         bound = min(effort.within or math.inf, self._timeout)

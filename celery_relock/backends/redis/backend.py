@@ -16,6 +16,7 @@ from redis.exceptions import TryAgainError
 from ...engine import ids
 from ...engine.events import logger
 from ...engine.protocol import (
+    REMEMBER_CALL,
     SHARED,
     Answer,
     Burst,
@@ -59,8 +60,6 @@ BATCH = 100
 # In a cluster, seconds until parked messages are looked for again: at a node that could not be
 # asked, and at most in a bucket that had none.
 _AGAIN, _IDLE = 1.0, 5.0
-# For how many seconds a repeated debounced call is recognised: longer than a call is tried.
-_REPEATED = 60.0
 
 
 class RedisBackend:
@@ -257,7 +256,7 @@ class RedisBackend:
         known = call.burst or Burst(call.call_id, "", "")
         args = [
             *(known.burst_id, call.call_id, known.call_id, str(int(call.exactly))),
-            *(_ms(call.pause), _ms(call.most), _ms(_REPEATED), call.label),
+            *(_ms(call.pause), _ms(call.most), _ms(REMEMBER_CALL), call.label),
             json.dumps(place, ensure_ascii=False),
         ]
         reply, *_ = self._run("debounce", self.keys.claim((name,), call.call_id), args, (name,))

@@ -248,9 +248,9 @@ class Cluster(Transport):
                     self.map.look(min(within or _BRIEF, BRIEFLY))
                 replies = [error] * len(indexes)
             for index, reply in zip(indexes, replies, strict=True):
-                if isinstance(reply, MovedError | AskError):
-                    reply = self._follow(script, calls[index], effort, node, reply, renewing)
-                outcomes[index] = reply
+                outcomes[index] = self._followed(
+                    script, calls[index], effort, node, reply, renewing
+                )
         return outcomes
 
     def at(self, key: str) -> Connections:
@@ -289,30 +289,27 @@ class Cluster(Transport):
         except FAULTS:
             self.map.silent(node)
             raise
-        if isinstance(reply, MovedError | AskError):
-            return self._follow(script, call, effort, node, reply)
-        return reply
+        return self._followed(script, call, effort, node, reply)
 
-    def _follow(
+    def _followed(
         self,
         script: Script,
         call: Call,
         effort: Effort,
         node: Node,
-        said: Exception,
+        said: Any,
         renewing: bool = False,
     ) -> Any:
-        """The outcome of a call that was redirected to another node."""
+        """The outcome of a call that a node has answered, after any redirections."""
         for _ in range(HOPS):
+            if not isinstance(said, MovedError | AskError):
+                return said
             node, asking = self.map.told(bucket_of(call[0][0]), node, said), type(said) is AskError
             try:
-                reply = self._at(node, renewing).call(script, [call], effort, asking)[0]
+                (said,) = self._at(node, renewing).call(script, [call], effort, asking)
             except FAULTS as error:
                 return error
-            if not isinstance(reply, MovedError | AskError):
-                return reply
-            said = reply
-        return circle(said)
+        return circle(said) if isinstance(said, MovedError | AskError) else said
 
     def patience(self, error: Exception) -> float:
         """For how many seconds to repeat a command. First asks which node serves which slot now."""

@@ -155,13 +155,7 @@ class Connections:
     def _send(
         self, script: Script, calls: Sequence[Call], effort: Effort, by_sha: bool, asking: bool
     ) -> list[Any]:
-        how = ("EVALSHA", script.sha) if by_sha else ("EVAL", script.source)
-        # As bytes: redis-py takes three times as long over a text, and a command has some fifteen.
-        commands: list[Command | Encoded] = [
-            tuple(map(str.encode, (*how, str(len(k)), *k, *args))) for k, args in calls
-        ]
-        if asking:
-            commands.insert(0, ("ASKING",))
+        commands = commands_of(script, calls, by_sha, asking)
         if not self._replicas.needed or script.name not in PROMISES:
             return self.ask(commands, effort)[asking:]
         # WAIT counts the writes of its own connection, so it is sent along.
@@ -257,6 +251,18 @@ class Connections:
                 idle.popleft()[1].disconnect()
         except IndexError:  # another thread was faster
             return
+
+
+def commands_of(
+    script: Script, calls: Sequence[Call], by_sha: bool, asking: bool
+) -> list[Command | Encoded]:
+    """The commands that make some calls of a script, after an ASKING perhaps."""
+    how = ("EVALSHA", script.sha) if by_sha else ("EVAL", script.source)
+    # As bytes: redis-py takes three times as long over a text, and a command has some fifteen.
+    commands: list[Command | Encoded] = [
+        tuple(map(str.encode, (*how, str(len(k)), *k, *args))) for k, args in calls
+    ]
+    return [("ASKING",), *commands] if asking else commands
 
 
 def _read(link: Any, within: float | None) -> Any:

@@ -119,7 +119,7 @@ def once_to_its_end(self, account, number, how=""):
     return work(self, account, number, how)
 
 
-@ordered(lock_max_wait=1.0)
+@ordered(lock_max_wait=1.0, lock_on_conflict="block")
 def impatient(self, account, number, how=""):
     return work(self, account, number, how)
 

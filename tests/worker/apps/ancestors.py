@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from celery import chain, chord, current_task, group
+from celery.exceptions import Ignore
 from celery.result import allow_join_result
 
 from celery_relock import LockedTask
@@ -267,6 +268,17 @@ def sends_six_that_count(account):
     journal.wait_for(lambda events: any(e.name == f"go {account}" for e in events), timeout=30)
     counts(account)
     return sent
+
+
+@app.task(base=LockedTask, lock_key=KEY, bind=True)
+def replaces_itself(self, account, by_a_chain):
+    by = counts.si(account)
+    try:
+        self.replace(chain(by, counts.si(account)) if by_a_chain else by)
+    except Ignore:
+        # The replacement is sent, and meets the lock before this body has released it.
+        journal.wait_for(lambda events: any(e.name == f"go {account}" for e in events), timeout=30)
+        raise
 
 
 @app.task(base=LockedTask, lock_key=KEY)
