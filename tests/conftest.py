@@ -214,6 +214,6 @@ def _workers(url: str, namespace: str) -> Iterator[Callable[..., Worker]]:
     for one in started:
         one.close()
         print(one.log())  # shown by pytest when the test failed
-        # pytest keeps the worker of the last test for longer than the server, and Celery's app keeps
-        # results that were not all asked for.
+        # pytest keeps the worker of the last test for longer than the server, and Celery's app
+        # results that were not asked for: collected later they would look for the server.
         del one.module
