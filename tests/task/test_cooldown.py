@@ -15,8 +15,13 @@ from tests.support import wait_for
 
 
 @pytest.fixture(scope="module")
-def m(module_worker):
-    return module_worker("tests.task.apps.calls").module
+def worker(module_worker):
+    return module_worker("tests.task.apps.calls")
+
+
+@pytest.fixture(scope="module")
+def m(worker):
+    return worker.module
 
 
 @pytest.fixture
@@ -48,12 +53,14 @@ def test_after_a_success_whoever_comes_meets_the_conflict_policy(m, account):
     assert (holder.cooldown, holder.kept, holder.task) == (True, False, m.cools.name)
 
 
-def test_a_parked_execution_runs_when_the_cooldown_is_over(m, account):
-    first, second = m.cools.delay(account), m.cools.delay(account)
+def test_a_parked_execution_runs_when_the_cooldown_is_over(worker, m, account):
+    sent = [m.cools.delay(account), m.cools.delay(account)]
 
-    assert first.get(timeout=20) == "ran"
-    wait_for(lambda: second.state == "BLOCKED", what="the second one to be parked")
-    assert second.get(timeout=20) == "ran"
+    assert [each.get(timeout=20) for each in sent] == ["ran", "ran"]
+    worker.wait_for_log(rf"\[({sent[0].id}|{sent[1].id})\] parked: ")
+    earlier, later = sorted(each.date_done for each in sent)
+    # The result is stored a little later than the cooldown begins.
+    assert (later - earlier).total_seconds() > 0.5
 
 
 def test_after_a_failure_the_lock_is_free(m, account):
