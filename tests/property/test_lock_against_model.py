@@ -1,5 +1,5 @@
 """Random histories: the scripts on a real Redis, and the backend in memory, do what a plain model
-of the lock does.
+of the lock does; and both do the same where the model does not reach.
 
 `RELOCK_LONG=1 pytest tests/property` goes on for longer; see docs/mutations.md.
 """
@@ -16,6 +16,7 @@ import redis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.property.both import TwoBackends
 from tests.property.lines import LineMachine
 from tests.property.machine import LockMachine
 from tests.support.desk import Desk
@@ -46,6 +47,13 @@ def test_a_line_and_its_model_agree_and_nobody_is_overtaken_unseen(redis_url, wh
     pool = redis.ConnectionPool.from_url(redis_url, max_connections=2**31)
     in_redis = lambda: Desk("", f"ns{uuid.uuid4().hex[:12]}", pool)  # noqa: E731
     _run(in_redis if where == "redis" else MemoryDesk, 30, LineMachine)
+    pool.disconnect()
+
+
+@pytest.mark.timeout(7200 if LONG else 240)
+def test_redis_and_memory_agree_when_an_execution_comes_back_for_other_locks(redis_url):
+    pool = redis.ConnectionPool.from_url(redis_url, max_connections=2**31)
+    _run(lambda: Desk("", f"ns{uuid.uuid4().hex[:12]}", pool), 60, TwoBackends)
     pool.disconnect()
 
 

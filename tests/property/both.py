@@ -8,29 +8,15 @@ nobody knows of, and everybody who was parked runs in the end.
 from __future__ import annotations
 
 import itertools
-import os
-import uuid
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-import redis
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from celery_relock.engine.protocol import Conflict, Ended, Full, Held, Parked, Queued
 from tests.support.desk import Desk
-from tests.support.long import LONG
 from tests.support.memory_desk import MemoryDesk
-
-pytestmark = pytest.mark.slow
 
 NAMES = ("a", "b", "c")
 RUNS = tuple(f"r{i}" for i in range(4))
@@ -47,11 +33,11 @@ class TwoBackends(RuleBasedStateMachine):
     """Each command goes to both.
 
     Attributes:
-        pool: of the Redis.
+        open_desk: opens the one in Redis, empty.
         held, waiting: by execution its attempt and the locks of it, as a process was told.
     """
 
-    pool: redis.ConnectionPool
+    open_desk: Callable[[], Desk]
 
     @initialize(
         limits=st.tuples(*[st.sampled_from([1, 1, 2])] * len(NAMES)),
@@ -59,7 +45,7 @@ class TwoBackends(RuleBasedStateMachine):
     )
     def begin(self, limits: Any, wants: Any) -> None:
         self.limits = dict(zip(NAMES, limits, strict=True))
-        self.desks = Desk("", f"ns{uuid.uuid4().hex[:12]}", self.pool), MemoryDesk()
+        self.desks = self.open_desk(), MemoryDesk()
         self.inboxes = [desk.listen("p") for desk in self.desks]
         self.held: dict[str, tuple[str, tuple[str, ...]]] = {}
         self.waiting: dict[str, tuple[str, tuple[str, ...]]] = {}
@@ -251,21 +237,3 @@ def _facts(answer: Any) -> Any:
     if isinstance(answer, Full):
         return kind, answer.name
     return answer if isinstance(answer, bool | list) else kind
-
-
-@pytest.mark.timeout(7200 if LONG else 240)
-def test_redis_and_memory_agree_when_an_execution_comes_back_for_other_locks(redis_url):
-    quick = os.environ.get("RELOCK_QUICK", "") not in ("", "0")
-    pool = redis.ConnectionPool.from_url(redis_url, max_connections=2**31)
-    run_state_machine_as_test(
-        type("TwoBackends", (TwoBackends,), {"pool": pool}),
-        settings=settings(
-            max_examples=20_000 if LONG else 60,
-            stateful_step_count=60 if LONG else 30,
-            deadline=None,
-            phases=(Phase.explicit, Phase.generate) if quick else tuple(Phase),
-            database=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
-    pool.disconnect()
