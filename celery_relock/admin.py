@@ -387,17 +387,18 @@ class Locks:
         if found is not None:
             return self._why_parked(task_id, found)
         told = _result(self.app, task_id)
-        if told is not None:
+        if told is not None and told.state != "retry":
             return told
         workers, answered = _ask_workers(self.app, task_id) if task_id else (None, True)
-        if workers is not None:
+        # A retry that runs has the state RETRY until it ends, unless `task_track_started` is set.
+        if workers is not None and (told is None or workers[1] == "active"):
             return self._why_in_a_worker(task_id, *workers)
         if not answered:
             for each in self._find("*", SHOWN):
                 if (known := self._why_there(task_id, (each,))) is not None:
                     return known
-        elif (told := _result(self.app, task_id)) is not None:
-            return told  # it has ended while the workers were asked
+        if (told := _result(self.app, task_id)) is not None:
+            return told  # it waits for its retry, or has ended while the workers were asked
         return Why(
             task_id,
             "unknown",

@@ -172,6 +172,22 @@ def test_who_waits_for_a_lock_that_is_kept_is_told_that_no_process_holds_it(
         waiter.get(timeout=20)
 
 
+def test_a_retry_that_runs_holds_its_lock_though_the_last_state_is_the_one_before(
+    worker: Worker, locks: Locks, key: str
+) -> None:
+    retried, waits = worker.module.at_once_again.delay(key), worker.module.again.delay(f"{key} 2")
+    worker.journal.wait_for(f"inside {key}")
+    wait_for(lambda: waits.state == states.RETRY, what="the retry that waits")
+
+    running, waiting = locks.why(retried.id), locks.why(waits.id)
+
+    assert (running.state, running.lock) == ("holds", key), running.sentence
+    assert waiting.state == "retry", waiting.sentence
+    worker.journal.add(f"go {key}")
+    assert retried.get(timeout=20) is None
+    waits.revoke()
+
+
 def test_an_id_with_brackets_is_told_whole(worker: Worker, locks: Locks, key: str) -> None:
     sent = worker.module.hold.apply_async((key,), task_id=f"hold[{key}]")
     worker.journal.wait_for(f"inside {key}")

@@ -46,6 +46,14 @@ def again(self, key):
         raise self.retry(countdown=600)
 
 
+@app.task(base=LockedTask, bind=True, lock_key=KEY, track_started=False)
+def at_once_again(self, key):
+    if not self.request.retries:
+        raise self.retry(countdown=0)
+    journal.add(f"inside {key}")
+    stand(key)
+
+
 @app.task(base=LockedTask, lock_key=KEY, lock_dedup="until_start")
 def once(key):
     return key
