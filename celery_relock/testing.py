@@ -51,7 +51,7 @@ class Relock:
 
     def waiting(self, name: str) -> int:
         """How many executions wait for a lock, in a process or parked."""
-        return len(self._engine.backend.inspect(name, 1_000_000).waiters)
+        return self._engine.inspect(name).waiting
 
     @contextmanager
     def hold(self, name: str, permits: int = 1) -> Iterator[int]:

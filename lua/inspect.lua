@@ -1,14 +1,11 @@
--- inspect: Return who holds a lock and who waits for it, and change nothing.
+-- inspect: Return who holds a lock and how many wait for it, and change nothing.
 -- KEYS[1] lock: hash, the holds of the lock
 -- KEYS[2] queue: sorted set, the executions that wait
--- KEYS[3] waiters: hash, what is known of each waiter
--- ARGV[1] most: count, waiters to return
--- Reply {holds, waiters, waiting}: holds and waiters as lists of facts, and how many places the queue has
--- Keeps: reads only; lapsed holds and waiters are left out
+-- Reply {holds, waiting}: holds as lists of facts, and how many places the queue has
+-- Keeps: reads only; lapsed holds are left out
 -- Uses: lib/base
 
-local lock, queue, waiters = KEYS[1], KEYS[2], KEYS[3]
-local most = tonumber(ARGV[1])
+local lock, queue = KEYS[1], KEYS[2]
 local now = math.floor(Base.micros() / 1000)
 
 local labels, held = {}, {}
@@ -33,14 +30,4 @@ for i = 1, #fields, 2 do
     end
   end
 end
-
-local queued = {}
-for _, execution in ipairs(redis.call('ZRANGE', queue, 0, most - 1)) do
-  local waiter = Base.decoded(redis.call('HGET', waiters, execution))
-  if waiter and (waiter.parked or waiter.expiry > now) then
-    local label, left = waiter.inbox .. ' ' .. waiter.label, waiter.expiry - now
-    local parked = waiter.parked and 1 or 0
-    queued[#queued + 1] = { execution, left, waiter.attempt, waiter.owner, label, parked }
-  end
-end
-return { held, queued, redis.call('ZCARD', queue) }
+return { held, redis.call('ZCARD', queue) }

@@ -19,6 +19,7 @@ from celery import chain, group
 from celery_relock import locked
 from celery_relock.declaration import engine_of
 from tests.support import RedisServer, Worker, find_redis_server
+from tests.support.parked import survey_of
 
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
 STYLE = """text { font: 13px system-ui, sans-serif; fill: #1a202c }
@@ -105,8 +106,9 @@ def record(worker: Worker, make: Callable[[], list[Any]]) -> tuple[list[Span], d
 
     def look() -> dict[str, str]:
         found: dict[str, str] = {}
-        for state in map(engine.inspect, ("account:42", "account:7")):
-            found |= {each.execution_id: "waits" for each in state.waiters}
+        for name in ("account:42", "account:7"):
+            state = survey_of(engine, name)
+            found |= {each.execution_id: "waits" for each in state.places}
             for each in state.holds:
                 found[each.execution_id] = "kept" if each.attempt_id == "-" else "held"
         return found

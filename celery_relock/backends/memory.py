@@ -57,7 +57,6 @@ from ..engine.protocol import (
     Renewal,
     Resumed,
     Successor,
-    WaiterInfo,
 )
 from ..errors import LockConfigError
 
@@ -1335,19 +1334,14 @@ class MemoryBackend:
             pairs = zip(renewals, places, strict=True)
             return [_beat_answer(command, beat, place) for beat, place in pairs]
 
-    def inspect(self, name: str, most: int = 100) -> LockState:
+    def inspect(self, name: str) -> LockState:
         with self._executes(_Command) as command:
             now, lock = command.now, command.lock(name)
             holds = [
                 HoldInfo(each, h.expiry - now, h.fence, h.attempt_id, h.owner, h.label, h.shared)
                 for each, h in lock.holds.items()
             ]
-            waiters = [
-                WaiterInfo(each, of.expiry - now, of.attempt_id, of.owner, of.label, of.parked)
-                for each, of in islice(lock.queue.items(), most)
-                if not command.is_gone(of)
-            ]
-            return LockState(tuple(holds), tuple(waiters), len(lock.queue))
+            return LockState(tuple(holds), len(lock.queue))
 
     def force_release(self, name: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
         with self._executes(_Command) as command:

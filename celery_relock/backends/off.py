@@ -93,8 +93,8 @@ class NoLocks:
     ) -> list[Held | Queued | None]:
         return [Held((0,), (False,)) for _ in renewals]
 
-    def inspect(self, name: str, most: int = 100) -> LockState:
-        return LockState((), (), 0)
+    def inspect(self, name: str) -> LockState:
+        return LockState((), 0)
 
     def force_release(self, name: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
         return ()

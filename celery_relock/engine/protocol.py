@@ -388,23 +388,10 @@ class HoldInfo(NamedTuple):
     shared: bool = False
 
 
-class WaiterInfo(NamedTuple):
-    """A live waiter as `inspect` tells it, in the order of the queue. Parked ones need no
-    heartbeat."""
-
-    execution_id: str
-    remaining: float
-    attempt_id: str
-    owner: str
-    label: str
-    parked: bool = False
-
-
 class LockState(NamedTuple):
-    """A lock as it is now. `waiting` counts the whole queue, `waiters` may be cut short."""
+    """A lock as it is now. `waiting` counts the whole queue."""
 
     holds: tuple[HoldInfo, ...]
-    waiters: tuple[WaiterInfo, ...]
     waiting: int
 
 
@@ -508,8 +495,8 @@ class Backend(Protocol):
         """Keep places in queues and find grants; None for each that neither waits nor holds.
         `within`, and other people's keys, as for `renew`."""
 
-    def inspect(self, name: str, most: int = 100) -> LockState:
-        """Who holds a lock and who waits for the lock."""
+    def inspect(self, name: str) -> LockState:
+        """Who holds a lock and how many wait for the lock."""
 
     def force_release(self, name: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
         """Release the lock of its holders, or of one execution, by force, and tell them. Returns

@@ -457,13 +457,13 @@ def test_a_waiter_whose_place_is_gone_asks_again_and_sleeps(
     thread = threading.Thread(target=wait)
     thread.start()
     for _ in range(2):
-        wait_for(lambda: other.engine.inspect("a").waiters, what="a place in the queue")
+        wait_for(lambda: other.engine.inspect("a").waiting, what="a place in the queue")
         attempt_id = waiter.claim.attempt_id
         client.delete(*(f"{namespace}:{{0}}:{kind}:a" for kind in "qw"))
         wait_for(
             lambda before=attempt_id: waiter.claim.attempt_id != before, what="another attempt"
         )
-    wait_for(lambda: other.engine.inspect("a").waiters, what="a place in the queue")
+    wait_for(lambda: other.engine.inspect("a").waiting, what="a place in the queue")
     time.sleep(1.0)
     other.release(holder)
     thread.join(30)

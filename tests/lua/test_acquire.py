@@ -220,6 +220,6 @@ def test_who_waits_may_be_any_text(desk):
     desk.fence("r1", label='"quoted" \\ {braces} é \n line')
     desk.queue("r2", label='"quoted" \\ {braces} é \n line')
 
-    state = desk.backend.inspect("a")
-    assert state.holds[0].label == state.waiters[0].label == '"quoted" \\ {braces} é \n line'
+    [hold] = desk.backend.inspect("a").holds
+    assert hold.label == desk.place("r2")["label"] == '"quoted" \\ {braces} é \n line'
     assert isinstance(desk.acquire("r3", wait=6.0), Queued)

@@ -145,7 +145,7 @@ def test_the_backend_calls_every_verb_with_the_keys_and_arguments_of_its_header(
         script = scripts()[call.verb]
         locks = _groups(script.keys, len(call.keys))
         assert locks >= 0, call
-        per_lock = script.arguments[-1].repeats
+        per_lock = script.arguments and script.arguments[-1].repeats
         assert _groups(script.arguments, len(call.args)) == (locks if per_lock else 0), call
         for one, key in zip(script.keys, call.keys, strict=False):
             assert _kind_of(key) == one.label, call

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_relock.backends.redis.keys import SCHEMA, Keys
-from celery_relock.engine.protocol import HoldInfo, LockState, WaiterInfo
+from celery_relock.engine.protocol import HoldInfo, LockState
 from celery_relock.errors import LockConfigError
 
 
@@ -16,23 +16,18 @@ def everything(desk):
     return found
 
 
-def test_holders_and_waiters_are_told_in_order(desk):
+def test_holders_are_told_and_how_many_wait(desk):
     fence = desk.fence("r1", "n1", owner="o", label="worker 1")
-    desk.queue("r2", "n2", label="worker 2")
-    desk.queue("r3", "n3")
+    desk.queue("r2")
+    desk.queue("r3")
 
     state = desk.backend.inspect("a")
 
     assert [hold._replace(remaining=0) for hold in state.holds] == [
         HoldInfo("r1", 0, fence, "n1", "o", "worker 1")
     ]
-    assert [waiter._replace(remaining=0) for waiter in state.waiters] == [
-        WaiterInfo("r2", 0, "n2", "r2", "worker 2"),
-        WaiterInfo("r3", 0, "n3", "r3", ""),
-    ]
     assert state.waiting == 2
     assert 25 < state.holds[0].remaining <= 30
-    assert 5 < state.waiters[0].remaining <= 6
 
 
 def test_what_has_lapsed_is_not_told_of_and_nothing_is_changed(desk):
@@ -42,26 +37,15 @@ def test_what_has_lapsed_is_not_told_of_and_nothing_is_changed(desk):
     desk.lapse_place("r2")
     before = everything(desk)
 
-    assert desk.backend.inspect("a") == LockState((), (), 1), "its place is still there"
+    assert desk.backend.inspect("a") == LockState((), 1), "its place is still there"
     assert everything(desk) == before
 
 
 def test_an_idle_lock_has_nothing_to_tell_and_gets_no_key(bare):
     before = everything(bare)
 
-    assert bare.backend.inspect("a") == LockState((), (), 0)
+    assert bare.backend.inspect("a") == LockState((), 0)
     assert everything(bare) == before
-
-
-def test_only_so_many_waiters_are_told_of(desk):
-    desk.fence("r0")
-    for i in range(1, 6):
-        desk.queue(f"r{i}")
-
-    state = desk.backend.inspect("a", most=2)
-
-    assert [waiter.execution_id for waiter in state.waiters] == ["r1", "r2"]
-    assert state.waiting == 5
 
 
 def test_the_first_client_writes_the_layout_down(desk):

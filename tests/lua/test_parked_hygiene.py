@@ -165,7 +165,7 @@ def commands(desk):
     yield lambda: desk.withdraw("p5")
     yield lambda: desk.backend.force_release("a")
     yield lambda: desk.resume()
-    yield lambda: desk.backend.inspect("a", 5)
+    yield lambda: desk.backend.inspect("a")
 
 
 def test_no_command_walks_through_ten_thousand_parked_executions(desk, script_server):

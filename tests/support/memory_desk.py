@@ -83,6 +83,7 @@ class MemoryDesk(Desk):
         return {
             "attempt": place.attempt_id,
             "inbox": place.inbox,
+            "label": place.label,
             "parked": place.parked,
             **({"names": list(place.limits)} if len(place.limits) > 1 else {}),
             **facts,

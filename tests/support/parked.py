@@ -5,15 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from celery_relock import Lock, engines
-from celery_relock.engine.protocol import LockState
+from celery_relock.engine.inspection import Survey
 from celery_relock.worker import parking
 from tests.support.waiting import wait_for
 
 
-def state_of(worker: Any, name: str) -> LockState:
-    """Holds and waiters of a lock."""
+def survey_of(engine: Any, name: str) -> Survey:
+    """A lock, with its holders and waiters."""
+    ask = engine.backend.inspection()
+    return ask.survey(ask.keys_of(name), 1000)[0]
+
+
+def state_of(worker: Any, name: str) -> Survey:
+    """A lock of a worker's app, with its holders and waiters."""
     conf = worker.module.app.conf
-    return engines.engine_for_url(conf.relock_url, conf.relock_namespace).inspect(name)
+    return survey_of(engines.engine_for(conf.relock_url, conf.relock_namespace), name)
 
 
 def is_consumed(worker: Any, queue: str = "") -> bool:
@@ -26,10 +32,7 @@ def is_consumed(worker: Any, queue: str = "") -> bool:
 
 def wait_until_parked(worker: Any, name: str, count: int = 1) -> None:
     """Wait until so many messages are parked for a lock, none of them on its way."""
-    wait_for(
-        lambda: len([w for w in state_of(worker, name).waiters if w.parked]) == count,
-        what=f"{count} parked for {name}",
-    )
+    wait_for(lambda: state_of(worker, name).parked == count, what=f"{count} parked for {name}")
 
 
 def lock_of(worker: Any, name: str, **options: Any) -> Lock:

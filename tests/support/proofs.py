@@ -18,6 +18,7 @@ from celery_relock import Lock
 from tests.support.endings import Outcome
 from tests.support.fenced import Fenced
 from tests.support.keys import leftovers
+from tests.support.parked import survey_of
 from tests.support.waiting import wait_for
 from tests.support.worker import Worker
 
@@ -86,7 +87,7 @@ class Case:
         )
 
     def state_of_lock(self) -> Any:
-        return self._lock._engine.inspect(self.account)
+        return survey_of(self._lock._engine, self.account)
 
     def seconds_until_free(self, timeout: float = 30.0) -> float:
         """From the first ending to the entry of the stranger. It must have a higher fence."""

@@ -85,7 +85,7 @@ def test_an_execution_that_is_ended_while_it_waits_leaves_the_queue(
     case = Case(plain_worker, redis_url, "blocks", "early", True, "chain")
     with lock_of(plain_worker, case.account):
         case.send()
-        waiter = wait_for(lambda: case.state_of_lock().waiters, 20, "the run to wait")[0]
+        waiter = wait_for(lambda: case.state_of_lock().places, 20, "the run to wait")[0]
         started = time.monotonic()
         if how == "revoke":
             plain_worker.module.app.control.revoke(case.id, terminate=True)

@@ -135,7 +135,7 @@ def test_many_executions_run_once_each_and_in_order(worker, account, name, held,
     for _ in range(30):
         worker.module.takes.delay(account)
     wait_until_parked(worker, name, 30)
-    line = [waiter.execution_id for waiter in state_of(worker, name).waiters]
+    line = [place.execution_id for place in state_of(worker, name).places]
     held.release()
     assert _took(worker, account, 30, 20, of="execution_id") == line
     assert len(permits(worker.journal.events(), name)) == 30
@@ -332,7 +332,7 @@ def test_at_a_limit_of_two_two_acquire_and_the_third_is_parked(worker, account, 
 def test_an_inline_call_waits_in_its_slot(worker, account, name, held, task):
     result = getattr(worker.module, task).delay(account)
     wait_for(lambda: state_of(worker, name).waiting == 1)
-    assert not state_of(worker, name).waiters[0].parked
+    assert not state_of(worker, name).parked
     held.release()
     result.get(timeout=30)
     _took(worker, account)

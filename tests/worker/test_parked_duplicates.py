@@ -70,12 +70,12 @@ def test_a_parked_execution_that_meets_the_lock_again_keeps_its_place(worker, me
     with lock_of(worker, message.name):
         message.deliver()
         wait_until_parked(worker, message.name)
-        line = state_of(worker, message.name).waiters
+        line = state_of(worker, message.name).places
         behind = worker.module.tasks["early"].delay(message.account)
         wait_until_parked(worker, message.name, 2)
         message.deliver()
         message.states(3)
-        assert state_of(worker, message.name).waiters[0].execution_id == line[0].execution_id
+        assert state_of(worker, message.name).places[0].execution_id == line[0].execution_id
         assert message.result.state == behind.state == "BLOCKED"
     assert [message.result.get(timeout=20), behind.get(timeout=20)] == ["run 1", "run 2"]
     asked = [e for e in worker.journal.events("asked") if e["of"] == message.name]
@@ -204,7 +204,7 @@ def test_apply_waits_where_it_is_called(worker):
     thread = Thread(target=lambda: got.append(call((message.account,)).get()))
     thread.start()
     wait_for(lambda: state_of(worker, message.name).waiting)
-    assert not state_of(worker, message.name).waiters[0].parked
+    assert not state_of(worker, message.name).parked
     lock.release()
     thread.join(30)
     assert got == ["run 1"]

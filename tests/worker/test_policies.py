@@ -68,7 +68,7 @@ def _noted(worker, account):
 
 
 def _parked(worker, name):
-    return any(waiter.parked for waiter in state_of(worker, name).waiters)
+    return state_of(worker, name).parked > 0
 
 
 def _final(result):

@@ -114,8 +114,7 @@ class Load(threading.Thread):
         wait_for(self.somebody_is_parked)
 
     def somebody_is_parked(self) -> bool:
-        states = [state_of(self.worker, f"account:{account}") for account in self.accounts]
-        return any(waiter.parked for state in states for waiter in state.waiters)
+        return any(state_of(self.worker, f"account:{each}").parked for each in self.accounts)
 
     def events(self, name: str = "") -> list[Event]:
         every = self.worker.journal.events(name or None)

@@ -11,9 +11,10 @@ from urllib.parse import quote
 import pytest
 from celery import chain
 
-from celery_relock import Lock, engines
+from celery_relock import Lock
 from tests.backends.redis.test_permissions import PASSWORD, least
 from tests.support import RedisServer, leftovers, wait_for
+from tests.support.parked import state_of, wait_until_parked
 from tests.support.tls import Authority, free_port, speaks_tls
 
 
@@ -80,11 +81,6 @@ def held(worker):
         lock.release()
 
 
-def _state(worker, name):
-    conf = worker.module.app.conf
-    return engines.engine_for(conf.relock_url, conf.relock_namespace).inspect(name)
-
-
 def _told(worker, name, lock):
     def found(events):
         return [e for e in events if e.name == name and e.data.get("lock") == lock]
@@ -99,17 +95,16 @@ def test_a_hold_is_renewed_and_an_execution_is_parked_and_resumed_and_its_chain_
     worker.module.stays.delay(other)
     _told(worker, "in", other)
     lapses = time.monotonic() + 3.2
-    (before,) = _state(worker, other).holds
+    (before,) = state_of(worker, other).holds
 
     chain(worker.module.takes.si(held.name), worker.module.note.si(held.name)).apply_async()
-    wait_for(lambda: _state(worker, held.name).waiters, what="the parked execution")
-    assert _state(worker, held.name).waiters[0].parked
+    wait_until_parked(worker, held.name)
     held.release()
     assert _told(worker, "took", held.name)["fence"] > fence
     _told(worker, "noted", held.name)
 
     wait_for(lambda: time.monotonic() > lapses, what="the end of the first lease")
-    assert _state(worker, other).holds[0].fence == before.fence
+    assert state_of(worker, other).holds[0].fence == before.fence
     worker.journal.add("free", lock=other)
     _told(worker, "still in", other)
     assert leftovers(client, worker.module.app.conf.relock_namespace) == [], "at the broker"

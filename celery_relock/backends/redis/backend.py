@@ -42,7 +42,6 @@ from ...engine.protocol import (
     Renewal,
     Resumed,
     Successor,
-    WaiterInfo,
 )
 from ...errors import LockConfigError, RelockError
 from .connections import Call, Effort, Transport
@@ -301,18 +300,17 @@ class RedisBackend:
         ]
         return [meta, *(self.keys.lock(each.name) for each in part)], args
 
-    def inspect(self, name: str, most: int = 100) -> LockState:
+    def inspect(self, name: str) -> LockState:
         try:
             self._agree(self.keys.meta(self.keys.bucket(name)))
-            called = self.inspect_call(name, most)
-            reply, *_ = self.transport.run(self._scripts["inspect"], *called)
+            reply, *_ = self.transport.run(self._scripts["inspect"], *self.inspect_call(name))
         except RelockError as error:
             raise with_locks(error, "inspect", (name,)) from error.__cause__
         return lock_state(reply)
 
-    def inspect_call(self, name: str, most: int = 100) -> Call:
+    def inspect_call(self, name: str) -> Call:
         """The keys and arguments of `inspect`."""
-        return [self.keys.lock(name), self.keys.queue(name), self.keys.waiters(name)], [str(most)]
+        return [self.keys.lock(name), self.keys.queue(name)], []
 
     def force_release(self, name: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
         keys = [self.keys.meta(self.keys.bucket(name)), self.keys.lock(name)]
@@ -540,8 +538,8 @@ def downgraded(names: Sequence[str], reply: Sequence[Any], repeated: bool) -> Do
 
 def lock_state(reply: Sequence[Any]) -> LockState:
     """What `inspect` replied."""
-    holds, waiters, waiting = reply
-    return LockState(tuple(_hold(*h) for h in holds), tuple(_waiter(*w) for w in waiters), waiting)
+    holds, waiting = reply
+    return LockState(tuple(_hold(*each) for each in holds), waiting)
 
 
 def accept_server(info: Any, heard: Any) -> None:
@@ -579,13 +577,6 @@ def _hold(
 ) -> HoldInfo:
     ids_of = of.decode(), attempt_id.decode(), owner.decode()
     return HoldInfo(ids_of[0], ms / 1000, int(fence), *ids_of[1:], _label(label), shared == 1)
-
-
-def _waiter(
-    of: bytes, ms: int, attempt_id: bytes, owner: bytes, label: bytes, parked: int
-) -> WaiterInfo:
-    ids_of = of.decode(), attempt_id.decode(), owner.decode()
-    return WaiterInfo(ids_of[0], ms / 1000, *ids_of[1:], _label(label), parked == 1)
 
 
 def _label(text: bytes) -> str:
