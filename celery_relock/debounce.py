@@ -54,15 +54,8 @@ def send(
     asked = call_options(options)
     for name in [each for each in options if each.startswith("lock_debounce")]:
         del options[name]
-    if asked.get("dedup") is False:
-        del asked["dedup"]
     declared = declaration(type(task)).of_call(asked, options.get(PREFIX))
     pause = declared.options.debounce
-    if declared.rule.off and asked.get("debounce"):
-        raise LockConfigError(
-            f"a call of {task.name}: lock_key=False gives lock_debounce={pause!r} no name to tell "
-            "by which calls belong together. Give the task a lock_key."
-        )
     is_alone = not pause or declared.rule.off or dedup.is_awaited(options) or not enabled(task.app)
     arguments = None
     if not is_alone and not task.app.conf.task_always_eager:

@@ -222,10 +222,10 @@ def rebuild_index(): ...""",
     dedup: Any = _option(
         None,
         "When a second call for the same lock name is a duplicate, which is not sent.",
-        _either(_none, _word("until_start", "until_done"), _seconds(0, above=True)),
+        _either(_off, _word("until_start", "until_done"), _seconds(0, above=True)),
         allowed="None, 'until_start', 'until_done', or seconds above 0, at most ten years",
         values={
-            "None": "never",
+            "None": "never; `False` for a single call",
             '"until_start"': "while an equal call is queued",
             '"until_done"': "while an equal call is queued or runs",
             "seconds": "for that long after an equal call was sent",

@@ -151,8 +151,6 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         options = {n: value for n, value in options.items() if not n.startswith("lock_")}
         prefix = options.pop(PREFIX, None)
         prefix = prefix_of(declared.prefix) if prefix is None else prefix
-        if own.get("dedup") is False:
-            del own["dedup"]
         declared.of_call(own, prefix)
         if own or prefix:
             told = {"v": VERSION, "execution_id": ids.new_id(), "options": own, "prefix": prefix}

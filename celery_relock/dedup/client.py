@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from ..declaration import Declaration, declaration
 from ..engine import events, ids
 from ..engine.engine import Engine
 from ..engine.protocol import Claim, Conflict, lock_names
-from ..errors import DuplicateTask, LockConfigError, LockUnavailable, RelockError
+from ..errors import DuplicateTask, LockUnavailable, RelockError
 from ..naming.names import bind, signature_of
 from ..options import LockOptions
 from ..worker import events as worker_events
@@ -32,10 +32,10 @@ from ..worker.message import (
     PREFIX,
     body_runs,
     call_options,
-    header_of,
     is_retry,
     prefix_of,
     running_request,
+    telling,
 )
 from ..worker.states import Dropped, stores_no_result
 from . import marker
@@ -80,16 +80,14 @@ def send(
         mark: acquires the marker of a call that is to be sent with these arguments and options, as
             this execution, where more than that is to be done in the same step.
     """
-    declared = declaration(type(task))
-    mode = _mode(task, declared, options)
-    declared = declared.of_call(call_options(options), options.get(PREFIX))
-    if mode is None or task.app.conf.task_always_eager:
+    declared = declaration(type(task)).of_call(call_options(options), options.get(PREFIX))
+    mode = declared.options.dedup
+    if mode is None or declared.rule.off or task.app.conf.task_always_eager:
         return publish(args, kwargs, **options)
     awaited = is_awaited(options)
     options["task_id"] = task_id = options.get("task_id") or uuid()
-    if mode is False or awaited:
-        unmarked = Marker("", marker.OWN if mode else marker.OFF)
-        with _sending(_Sent(task_id, unmarked)):
+    if awaited:
+        with telling(task_id, dedup=["", marker.OWN]):
             return publish(args, kwargs, **options)
     call = call_of(task, declared, mode, args or (), kwargs or {})
     if call is None:
@@ -99,28 +97,13 @@ def send(
     acquire: marker.Acquire = call.engine.backend.acquire
     if mark is not None:
         acquire = partial(mark, args, kwargs, options, execution_id)
-    sent = _Sent(task_id, call.marker, execution_id)
-    return _send_once(call, keep, lambda: publish(args, kwargs, **options), sent, acquire)
+    do_send = partial(publish, args, kwargs, **options)
+    return _send_once(call, keep, do_send, task_id, execution_id, acquire)
 
 
 def is_awaited(options: Mapping[str, Any]) -> bool:
     """Whether somebody else waits for the result of a call with these options."""
     return any(options.get(name) for name in _AWAITED)
-
-
-def _mode(task: Any, declared: Declaration, options: dict[str, Any]) -> Any:
-    """What applies to this call: the option's value, or False if it is called off for this one."""
-    asked = options.pop("lock_dedup", None)
-    if declared.rule.off:
-        if asked:
-            raise LockConfigError(
-                f"a call of {task.name}: lock_key=False gives lock_dedup={asked!r} no name to tell "
-                "duplicates by. Give the task a lock_key."
-            )
-        return None
-    if asked is None:
-        return declared.options.dedup
-    return False if asked is False else declared.options.of_call({"dedup": asked}).dedup
 
 
 def call_of(
@@ -136,9 +119,13 @@ def call_of(
 
 
 def _send_once(
-    call: Call, keep: float, publish: Callable[[], Any], message: _Sent, acquire: marker.Acquire
+    call: Call,
+    keep: float,
+    publish: Callable[[], Any],
+    task_id: str,
+    execution_id: str,
+    acquire: marker.Acquire,
 ) -> Any:
-    task_id, _, execution_id = message
     try:
         there = claim(call, execution_id, task_id, min(keep, marker.SENDING), acquire)
     except LockUnavailable as error:
@@ -149,7 +136,7 @@ def _send_once(
     if there is not None:
         return _answer(call, there, task_id)
     try:
-        with _sending(message):
+        with telling(task_id, dedup=list(call.marker), execution_id=execution_id):
             sent = publish()
     except BaseException:
         with suppress(RelockError):
@@ -318,14 +305,6 @@ def _call_asked_about(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 # --- what a message says of its marker ------------------------------------------------------------
 
 
-class _Sent(NamedTuple):
-    """What the message that is being sent is to say; any `execution_id` will do if it is ""."""
-
-    task_id: str
-    marker: Marker
-    execution_id: str = ""
-
-
 class Running(NamedTuple):
     """The execution on this call stack that has a marker which goes on to a retry."""
 
@@ -334,56 +313,23 @@ class Running(NamedTuple):
     lease: MarkerLease
 
 
-_sent: ContextVar[_Sent | None] = ContextVar("relock_dedup_sent", default=None)
 #: Set by worker.py while a body runs.
 running: ContextVar[Running | None] = ContextVar("relock_dedup_running", default=None)
 
 
-def execution_of(task_id: str) -> str:
-    """The execution id that the message of this task will have, "" if that is not known here."""
-    sent = _sent.get()
-    return sent.execution_id if sent is not None and sent.task_id == task_id else ""
-
-
-@contextmanager
-def _sending(sent: _Sent) -> Iterator[None]:
-    token = _sent.set(sent)
-    try:
-        yield
-    finally:
-        _sent.reset(token)
-
-
-def on_publish(headers: Any, body: Any, header: dict[str, Any]) -> None:
-    """Write into our header of a new message what it says of a marker.
+def on_publish(fields: Mapping[str, Any], header: dict[str, Any]) -> None:
+    """Write into our header of a new message what it says of a marker, unless `send` has said it.
 
     Args:
-        headers, body: the message, as `before_task_publish` has it.
-        header: ours, which is in `headers` already.
+        fields: where the message has its id.
+        header: ours, which is in the message already.
     """
-    if "dedup" in header:
-        return  # a message that is sent once more keeps what it says
-    fields = headers if "id" in headers else body if isinstance(body, dict) else {}
-    sent, retried = _sent.get(), running.get()
-    # Another handler of the signal may send a message of its own meanwhile.
-    if sent is not None and fields.get("id") == sent.task_id:
-        header["dedup"] = list(_as_before(fields) or sent.marker)
-        header["execution_id"] = sent.execution_id or header["execution_id"]
-    elif _is_celerys_own(fields):
-        header["dedup"] = ["", marker.OWN]
+    retried = running.get()
     if retried is not None and is_retry(fields, retried.message):
         header["dedup"] = list(retried.lease.marker)
-        keep = marker.keep_for(retried.task, dict(fields))
-        retried.lease.leave_to(header["execution_id"], keep)
-
-
-def _as_before(fields: Mapping[str, Any]) -> tuple[str, str] | None:
-    """What a retry takes over from the call itself: if that one does not count, no retry does."""
-    request = running_request()
-    if request is None or not is_retry(fields, request):
-        return None
-    before = header_of(request).dedup
-    return before if before == ("", marker.OFF) else None
+        retried.lease.leave_to(header["execution_id"], marker.keep_for(retried.task, fields))
+    elif "dedup" not in header and _is_celerys_own(fields):
+        header["dedup"] = ["", marker.OWN]
 
 
 def _is_celerys_own(fields: Mapping[str, Any]) -> bool:

@@ -8,8 +8,7 @@ lock, freed by a reaper when the process dies, and left to a retry or to the par
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -29,7 +28,7 @@ from ..engine.protocol import (
 )
 from ..errors import RelockError
 from ..worker.conflict import release
-from ..worker.message import moment
+from ..worker.message import seconds_to
 
 # How long it may take to send a message, in seconds: a caller that is killed meanwhile, or can
 # neither send it nor remove the marker, leaves the marker for no longer.
@@ -45,9 +44,8 @@ Acquire = Callable[[Claim], Answer | None]
 START, DONE = "until_start", "until_done"
 #: For a marker that stays for some seconds whatever happens.
 TIME = "time"
-#: What the header says of a message without a marker: its caller did not want one, or Celery sent
-#: it by itself.
-OFF, OWN = "off", "own"
+#: What the header says of a message that has no marker as Celery sent it by itself.
+OWN = "own"
 
 
 class Marker(NamedTuple):
@@ -161,12 +159,12 @@ def take_away(engine: Engine, marker: Marker, there: Found) -> bool:
             return True
 
 
-def keep_for(task: Any, options: dict[str, Any]) -> float:
+def keep_for(task: Any, options: Mapping[str, Any]) -> float:
     """Seconds for which a call counts that is sent with these options and then seen by nobody."""
-    due = _seconds_to(options.get("countdown") or options.get("eta"), task.app)
-    end = _seconds_to(options.get("expires") or task.expires, task.app)
+    due = seconds_to(options.get("countdown") or options.get("eta"), task.app) or 0.0
+    end = seconds_to(options.get("expires") or task.expires, task.app)
     # A worker that gets it later only throws it away.
-    return min(due + QUEUED, end + 60.0) if end else due + QUEUED
+    return due + QUEUED if end is None else min(due + QUEUED, end + 60.0)
 
 
 class MarkerLease:
@@ -260,11 +258,3 @@ def _claim(
 def _hold_of(engine: Engine, name: str, execution_id: str) -> HoldInfo | None:
     own = hold_id(execution_id)
     return next((each for each in engine.inspect(name).holds if each.execution_id == own), None)
-
-
-def _seconds_to(when: Any, app: Any) -> float:
-    """From now to a moment, or for so many seconds; 0 if it is none, or is over."""
-    if isinstance(when, int | float):
-        return max(0.0, float(when))
-    until = moment(when, app)
-    return 0.0 if until is None else max(0.0, until - time.time())

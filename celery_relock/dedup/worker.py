@@ -20,10 +20,10 @@ from ..declaration import Declaration, declaration
 from ..engine.hold import Body, MakeHold
 from ..engine.protocol import Successor
 from ..errors import LockUnavailable, RelockError
+from ..worker.beside import HeldBeside
 from ..worker.conflict import end_unexecuted, ended_for_good
 from ..worker.events import BLOCKED
-from ..worker.message import afterwards, header_of
-from ..worker.retry import is_autoretried
+from ..worker.message import header_of
 from ..worker.states import Aside, Late, end_dropped
 from . import client, marker
 from .client import Call, Running
@@ -33,11 +33,8 @@ logger = logging.getLogger("celery_relock")
 
 
 def _has_marker(message: Any, declared: Declaration) -> bool:
-    told, mode = header_of(message).dedup, declared.options.dedup
-    if told is None:
-        return mode is not None
-    name, until = told
-    return bool(name) or (mode is not None and until != marker.OFF)
+    told = header_of(message).dedup
+    return bool(told and told[0]) or declared.options.dedup is not None
 
 
 def around(
@@ -57,36 +54,29 @@ def around(
     if not _has_marker(message, declared):
         return locked(body)
     call = _call(task, declared, message, names)
-    execution, raised = _Execution(call, message), None
+    execution = _Execution(call, message)
     replaces = call.options.on_duplicate == "replace"
-    running = client.running.set(None)
-    for_good = ended_for_good.set(execution.ask_replaced if replaces else None)
 
     def marked_body(make_hold: MakeHold) -> Any:
         execution.begin()
         return body(make_hold)
 
-    try:
+    def run() -> Any:
         there = execution.arrive()
         if there is not None:
             return _swallow(call, message, there)
-        return locked(marked_body)
-    except BaseException as error:
-        raised = error
-        if isinstance(error, Late) and replaces:
-            execution.show_replaced()
-        raise
-    finally:
         try:
-            if not execution.stays_open(raised):
-                execution.end(raised)
-        finally:
-            ended_for_good.reset(for_good)
-            if not execution.is_open:
-                client.running.reset(running)
-                # A signal's exception may have come before the end above had begun.
-                if execution.lease.held:
-                    execution.end(raised)
+            return locked(marked_body)
+        except Late:
+            if replaces:
+                execution.show_replaced()
+            raise
+
+    for_good = ended_for_good.set(execution.ask_replaced if replaces else None)
+    try:
+        return execution.around(run)
+    finally:
+        ended_for_good.reset(for_good)
 
 
 def _call(task: Any, declared: Declaration, message: Any, names: tuple[str, ...]) -> Call:
@@ -108,17 +98,31 @@ def _swallow(call: Call, message: Any, there: Found) -> Any:
     return end_dropped(call.task, message, client.dropped(call, there))
 
 
-class _Execution:
+class _Execution(HeldBeside):
     """A message that has arrived, and what it has of its call's marker."""
 
+    running = client.running
+
     def __init__(self, call: Call, message: Any) -> None:
+        super().__init__(call.task, message)
         self.call = call
-        self.message = message
-        self.begun = self.replaced = self.is_open = False
+        self.replaced = False
         self.execution_id = header_of(message).call
         self.lease = MarkerLease(
             call.engine, call.marker, self.execution_id, message.id, call.options.ttl
         )
+
+    @property
+    def held(self) -> bool:
+        return self.lease.held
+
+    @property
+    def is_for_retries(self) -> bool:
+        return self.call.marker.until == marker.DONE
+
+    @property
+    def is_left(self) -> bool:
+        return self.lease.successor is not None
 
     def arrive(self) -> Found | None:
         """Take the marker over. Returns whose it is if this call is a duplicate."""
@@ -188,25 +192,10 @@ class _Execution:
             # That of the attempt before, which has ended meanwhile: it was killed, or parked.
             with suppress(LockUnavailable):
                 self.lease.acquire()
-        client.running.set(Running(self.call.task, self.message, self.lease))
-
-    def stays_open(self, error: BaseException | None) -> bool:
-        """Whether Celery's autoretry, which lies around the lock, is to make a retry of this error:
-        then the marker goes on to it, and the execution ends with its message."""
-        through_retries = self.begun and self.call.marker.until == marker.DONE
-        if through_retries and isinstance(error, Exception) and not isinstance(error, Retry):
-            self.is_open = is_autoretried(self.call.task, error)
-            if self.is_open:
-                afterwards(self.message, self._end_with_its_message)
-        return self.is_open
-
-    def _end_with_its_message(self) -> None:
-        """The retry of its error was sent, or there is none."""
-        client.running.set(None)
-        self.lease.end(self.lease.successor)
+        self.running.set(Running(self.task, self.message, self.lease))
 
     def end(self, error: BaseException | None) -> None:
-        """The execution is over, or comes again. A marker of some seconds is left as it is."""
+        # A marker of some seconds is left as it is.
         if self.call.marker.until != marker.TIME:
             self.lease.end(self._successor(error))
 

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from celery.utils import uuid
 
 from ..declaration import Declaration, declaration
-from ..dedup import client as dedup
 from ..engine import ids
 from ..engine.crash import Entry, journal
 from ..engine.engine import Engine
@@ -27,21 +26,20 @@ from ..engine.events import label_of
 from ..engine.protocol import KEPT, LINE, Claim, Conflict, PlaceRequest
 from ..errors import LockConfigError, LockUnavailable, RelockError
 from ..naming.names import bind
-from ..worker.message import PREFIX, call_options, is_retry, moment
+from ..worker.message import (
+    PREFIX,
+    call_options,
+    is_retry,
+    moment,
+    seconds_to,
+    telling,
+    told_of,
+)
 
 logger = logging.getLogger("celery_relock")
 
 # For how long after it is due a call has a place, in seconds, whatever becomes of its message.
 QUEUED = 86_400.0
-
-
-class _Sent(NamedTuple):
-    """What the message that is being sent is to say."""
-
-    task_id: str
-    execution_id: str
-    name: str
-    ticket: int
 
 
 @dataclass(eq=False)
@@ -57,7 +55,6 @@ class Running:
     due: float | None = None
 
 
-_sent: ContextVar[_Sent | None] = ContextVar("relock_order_sent", default=None)
 #: Set by worker.py while a body runs whose retry keeps its place.
 running: ContextVar[Running | None] = ContextVar("relock_order_running", default=None)
 
@@ -68,9 +65,10 @@ class Sender:
     def __init__(self, task: Any, publish: Callable[..., Any]) -> None:
         self._task = task
         self._publish = publish
-        # Where the place is, and what the message is to say of it, once it was tried to take it.
+        # Where the place is, and whose it is with which ticket, once it was tried to take it.
         self._line: tuple[Declaration, str] | None = None
-        self._sent: _Sent | None = None
+        self._execution_id = ""
+        self._ticket = 0
 
     def mark(
         self, args: Any, kwargs: Any, options: dict[str, Any], execution_id: str, marker: Claim
@@ -87,23 +85,24 @@ class Sender:
         if line is None:
             return self._publish(args, kwargs, **options)
         declared, name = line
-        if self._sent is None:
+        if not self._execution_id:
             try:
-                self._take(*line, dedup.execution_of(task_id) or ids.new_id(), options)
+                execution_id = told_of(task_id).get("execution_id") or ids.new_id()
+                self._take(*line, execution_id, options)
             except LockUnavailable as error:
                 if declared.options.on_unavailable == "raise":
                     raise
                 of = self._task.name, task_id
                 logger.error("%s[%s] is sent without a place in its order: %s", *of, error)
-        assert self._sent is not None
+        own, place = self._execution_id, [name, self._ticket]
         try:
-            with _sending(self._sent):
+            with telling(task_id, order=place, execution_id=own):
                 return self._publish(args, kwargs, **options)
         except BaseException:
-            journal.remove(self._sent.execution_id)
+            journal.remove(own)
             # Not as one that has ended: the message may be out all the same.
             with suppress(RelockError):
-                leave(declared.engine, name, self._sent.execution_id)
+                leave(declared.engine, name, own)
             raise
 
     def _line_of(
@@ -129,7 +128,7 @@ class Sender:
         marker: Claim | None = None,
     ) -> Conflict | None:
         # If only the answer is lost, and the call is sent all the same, it finds its place.
-        self._sent = _Sent(options["task_id"], execution_id, name, 0)
+        self._execution_id = execution_id
         request = _request(self._task, declared, name, execution_id, options)
         backend = declared.engine.backend
         # If this process is killed before the message goes out, a reaper of its host frees the
@@ -143,7 +142,7 @@ class Sender:
         if isinstance(answer, Conflict):
             journal.remove(execution_id)
             return answer
-        self._sent = self._sent._replace(ticket=answer)
+        self._ticket = answer
         return None
 
 
@@ -172,12 +171,7 @@ def _request(
     countdown, eta = options.get("countdown"), moment(options.get("eta"), app)
     delay = float(countdown) if isinstance(countdown, int | float) else 0.0
     due = max(delay, 0.0 if eta is None else eta - time.time())
-    expires = options.get("expires") or task.expires
-    if isinstance(expires, int | float):
-        end: float | None = float(expires)
-    else:
-        until = moment(expires, app)
-        end = None if until is None else until - time.time()
+    end = seconds_to(options.get("expires") or task.expires, app)
     # A worker that gets it later only throws it away.
     life = QUEUED if end is None else min(QUEUED, max(end - due, 0.0) + 1.0)
     return PlaceRequest(
@@ -192,15 +186,6 @@ def _request(
     )
 
 
-@contextmanager
-def _sending(sent: _Sent) -> Iterator[None]:
-    token = _sent.set(sent)
-    try:
-        yield
-    finally:
-        _sent.reset(token)
-
-
 def _is_kept(fields: Mapping[str, Any], name: str) -> bool:
     """Whether this is the retry of an execution that keeps its place for the retry."""
     now = running.get()
@@ -209,18 +194,15 @@ def _is_kept(fields: Mapping[str, Any], name: str) -> bool:
 
 
 def on_publish(fields: Mapping[str, Any], header: dict[str, Any]) -> None:
-    """Write into our header of a new message what it says of its place.
+    """Write into our header of a new message what it says of its place, unless `Sender` has.
 
     Args:
         fields: where the message has its id.
         header: ours, which is in the message already.
     """
-    sent, now = _sent.get(), running.get()
-    # Another handler of the signal may send a message of its own meanwhile.
-    if sent is not None and fields.get("id") == sent.task_id:
-        journal.remove(sent.execution_id)  # from now on nobody knows whether it is out
-        header["order"] = [sent.name, sent.ticket]
-        header["execution_id"] = sent.execution_id
+    now = running.get()
+    if "order" in header:
+        journal.remove(header["execution_id"])  # from now on nobody knows whether it is out
     elif now is not None and is_retry(fields, now.message):
         header["order"] = [now.name, now.ticket]
         now.retry = header["execution_id"]

@@ -27,10 +27,10 @@ from ..engine.lease import Lease, State
 from ..engine.protocol import COMES_AGAIN, LINE, Claim, Successor
 from ..errors import RelockError
 from ..naming.names import bind
+from ..worker.beside import HeldBeside
 from ..worker.conflict import Attempt, end_unexecuted, obtain, release
 from ..worker.events import work_for
-from ..worker.message import Header, afterwards, header_of
-from ..worker.retry import is_autoretried
+from ..worker.message import Header, header_of
 from ..worker.states import Aside, Late, is_acknowledged
 from . import client
 
@@ -58,23 +58,7 @@ def around(
             client.leave(declared.engine, name, header.execution_id)
         return locked(_telling(body, False))
     execution = _Execution(task, declared, message, header, name)
-    raised: BaseException | None = None
-    running = client.running.set(None)
-    try:
-        return locked(execution.ordered(body, execution.arrive()))
-    except BaseException as error:
-        raised = error
-        raise
-    finally:
-        try:
-            if not execution.stays_open(raised):
-                execution.end(raised)
-        finally:
-            if not execution.is_open:
-                client.running.reset(running)
-                # A signal's exception may have come before the end above had begun.
-                if execution.held:
-                    execution.end(raised)
+    return execution.around(lambda: locked(execution.ordered(body, execution.arrive())))
 
 
 def _telling(body: Body, in_order: bool | None) -> Body:
@@ -84,21 +68,21 @@ def _telling(body: Body, in_order: bool | None) -> Body:
     return told
 
 
-class _Execution:
+class _Execution(HeldBeside):
     """A message that has arrived, and what it has of its line."""
+
+    running = client.running
 
     def __init__(
         self, task: Any, declared: Declaration, message: Any, header: Header, name: str
     ) -> None:
-        self.task = task
-        self.message = message
+        super().__init__(task, message)
         self.header = header
         self.name = name
         self.engine = declared.engine
         # Whatever the task does while somebody holds its lock: here it waits for its turn.
         self.options = replace(declared.options, on_conflict="wait")
-        self.is_open = self.begun = False
-        self.running: client.Running | None = None
+        self.to_retry: client.Running | None = None
         claim = Claim(
             execution_id=header.execution_id,
             attempt_id=ids.new_attempt_id(),
@@ -116,6 +100,14 @@ class _Execution:
     def held(self) -> bool:
         return self.lease.state in (State.HELD, State.LOST)
 
+    @property
+    def is_for_retries(self) -> bool:
+        return self.to_retry is not None
+
+    @property
+    def is_left(self) -> bool:
+        return self.to_retry is not None and bool(self.to_retry.retry)
+
     def arrive(self) -> bool | None:
         """Wait for the turn of this execution. Returns whether nobody has overtaken it; None where
         there are no locks at all."""
@@ -128,7 +120,7 @@ class _Execution:
         in_order = told is not None and told[1] == ticket
         if self.options.order_retry == "keep":
             ticket = ticket if in_order else 0
-            self.running = client.Running(self.task.app, self.message, self.name, ticket)
+            self.to_retry = client.Running(self.task.app, self.message, self.name, ticket)
         if not in_order:
             logger.warning(
                 "%s[%s] does not run in the order of %r: %s",
@@ -145,29 +137,12 @@ class _Execution:
 
         def begin(make_hold: MakeHold) -> Any:
             self.begun = True
-            client.running.set(self.running)
+            self.running.set(self.to_retry)
             return told(make_hold)
 
         return begin
 
-    def stays_open(self, error: BaseException | None) -> bool:
-        """Whether Celery's autoretry, which lies around the lock, is to make a retry of this error:
-        then the line goes on to it, and the execution ends with its message."""
-        keeps = self.begun and self.running is not None
-        if keeps and isinstance(error, Exception) and not isinstance(error, Retry):
-            self.is_open = is_autoretried(self.task, error)
-            if self.is_open:
-                afterwards(self.message, lambda: self._end_with_its_message(error))
-        return self.is_open
-
-    def _end_with_its_message(self, error: Exception) -> None:
-        """The retry of its error was sent, or there is none."""
-        client.running.set(None)
-        is_retried = self.running is not None and self.running.retry
-        self.end(Retry() if is_retried else error)
-
     def end(self, error: BaseException | None) -> None:
-        """The execution is over, or comes again."""
         if not self.held:
             if isinstance(error, Exception) and not isinstance(error, Aside | Retry | Reject):
                 self._give_up(error)
@@ -189,11 +164,11 @@ class _Execution:
         if isinstance(error, Retry) and not self.begun:
             pause = error.when if isinstance(error.when, int | float) else 0.0
             return Successor(me, pause + gap)  # its message was sent again
-        running = self.running
+        to = self.to_retry
         # Not after another error: it may be that of the retry which could not be sent.
-        if running is not None and running.retry and (error is None or isinstance(error, Retry)):
-            ahead = 0.0 if running.due is None else max(0.0, running.due - time.time())
-            return Successor(running.retry, ahead + gap)
+        if to is not None and to.retry and (error is None or isinstance(error, Retry)):
+            ahead = 0.0 if to.due is None else max(0.0, to.due - time.time())
+            return Successor(to.retry, ahead + gap)
         is_parked = isinstance(error, Aside) and not isinstance(error, Late)
         if not is_parked or self.begun:
             return None

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime, timedelta
 from itertools import islice
@@ -130,6 +131,18 @@ def moment(when: Any, app: Any) -> float | None:
     if not isinstance(found, datetime):
         return None
     return (found if found.tzinfo else found.replace(tzinfo=app.timezone)).timestamp()
+
+
+def seconds_to(when: Any, app: Any) -> float | None:
+    """From now to an ETA or expiry, or for so many seconds.
+
+    Returns:
+        0 for what is over; None if it is not a time.
+    """
+    if isinstance(when, int | float):
+        return max(0.0, float(when))
+    until = moment(when, app)
+    return None if until is None else max(0.0, until - time.time())
 
 
 # -- The header ----------------------------------------------------------------------------------
@@ -344,8 +357,29 @@ def write_header(
         # A worker's main process sends it, for an execution whose child has died.
         header["workflow_locks"] = locks
     header.update(_of_call(fields, properties, queues))
+    header.update(told_of(fields.get("id")))
     headers[HEADER] = header
     return header
+
+
+_told: ContextVar[tuple[str, Mapping[str, Any]]] = ContextVar("relock_told", default=("", {}))
+
+
+@contextmanager
+def telling(task_id: str, **fields: Any) -> Iterator[None]:
+    """While the message of this task is sent: fields for its header, in the place of ours."""
+    token = _told.set((task_id, {**told_of(task_id), **fields}))
+    try:
+        yield
+    finally:
+        _told.reset(token)
+
+
+def told_of(task_id: str | None) -> Mapping[str, Any]:
+    """What the header of this task's message will say; empty for another message, as a handler of
+    Celery's signal may send one meanwhile."""
+    sent, fields = _told.get()
+    return fields if sent == task_id else {}
 
 
 def _of_call(
@@ -362,10 +396,7 @@ def _of_call(
     elif prefix is None:
         # A plain task, or one that is sent by its name: a locked task may come after it.
         prefix = _prefix_of_sender(queues) if request is None else prefix_here()
-    told: dict[str, Any] = {"prefix": prefix, "options": options}
-    if options.get("dedup") is False:
-        del options["dedup"]
-        told["dedup"] = ["", "off"]
+    told = {"prefix": prefix, "options": options}
     return {name: value for name, value in told.items() if value not in (None, {})}
 
 

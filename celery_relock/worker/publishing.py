@@ -36,7 +36,7 @@ def _before(
     # These two come first, as they may choose the execution id, which the others read. A retry with
     # a place in a line has the id of that place, and its dedup marker is left to that id.
     order.on_publish(fields, header)
-    dedup.on_publish(headers, body, header)
+    dedup.on_publish(fields, header)
     retry.on_publish(fields, body, header)
     steps.on_publish(headers, body, header)
 

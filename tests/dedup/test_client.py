@@ -519,6 +519,6 @@ def test_a_call_without_a_lock_name_cannot_ask_for_duplicates():
     def free(): ...
 
     app.finalize()
-    with pytest.raises(LockConfigError, match=r"lock_key=False.*lock_dedup='until_done'"):
+    with pytest.raises(LockConfigError, match=r"lock_dedup='until_done'.*lock_key=False"):
         free.apply_async(lock_dedup="until_done")
     assert free.apply_async(lock_dedup=False).id

@@ -265,7 +265,7 @@ def test_a_call_that_does_not_count_has_no_retry_that_does(m, worker, account):
         wait_for(lambda: first.state == "RETRY", what="the retry")
         assert m.ends.marked(account, "retry") is None
     headers = [e["header"] for e in _began(worker, account, 3)]
-    assert [each["dedup"] for each in headers] == [["", "off"]] * 3
+    assert [each["options"] for each in headers] == [{"dedup": False}] * 3
     assert first.get(timeout=20) == account
 
 

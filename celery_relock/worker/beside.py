@@ -1,0 +1,88 @@
+"""What an execution of a message holds beside its locks (the marker of `dedup`, the line of
+`order`), from its arrival until nobody needs it any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+from celery.exceptions import Retry
+
+from .message import afterwards
+from .retry import is_autoretried
+
+
+class HeldBeside:
+    """Base class: `around` ends it when the execution ends, or leaves it to the retry.
+
+    Attributes:
+        running: what the room knows while a body runs whose retry gets it; set by `begin`.
+        begun: whether the execution has its locks.
+    """
+
+    running: ContextVar[Any]
+
+    def __init__(self, task: Any, message: Any) -> None:
+        self.task = task
+        self.message = message
+        self.begun = False
+
+    @property
+    def held(self) -> bool:
+        """Whether there is something to end."""
+        raise NotImplementedError
+
+    @property
+    def is_for_retries(self) -> bool:
+        """Whether a retry that the body sends gets it."""
+        raise NotImplementedError
+
+    @property
+    def is_left(self) -> bool:
+        """Whether such a retry was sent."""
+        raise NotImplementedError
+
+    def end(self, error: BaseException | None) -> None:
+        """The execution is over, or comes again.
+
+        Args:
+            error: that it ends with.
+        """
+        raise NotImplementedError
+
+    def around(self, call: Callable[[], Any]) -> Any:
+        """Call, and end what is held as the call ends."""
+        token = self.running.set(None)
+        raised, stays_open = None, False
+        try:
+            return call()
+        except BaseException as error:
+            raised = error
+            raise
+        finally:
+            try:
+                stays_open = self._stays_open(raised)
+                if not stays_open:
+                    self.end(raised)
+            finally:
+                if not stays_open:
+                    self.running.reset(token)
+                    # A signal's exception may have come before the end above had begun.
+                    if self.held:
+                        self.end(raised)
+
+    def _stays_open(self, error: BaseException | None) -> bool:
+        """Whether Celery's autoretry, which lies around the lock, is to make a retry of this error:
+        then the retry gets what is held, and the execution ends with its message."""
+        if not (self.begun and self.is_for_retries and isinstance(error, Exception)):
+            return False
+        if isinstance(error, Retry) or not is_autoretried(self.task, error):
+            return False
+        afterwards(self.message, lambda: self._end_with_its_message(error))
+        return True
+
+    def _end_with_its_message(self, error: Exception) -> None:
+        """The retry of its error was sent, or there is none."""
+        self.running.set(None)
+        self.end(Retry() if self.is_left else error)
