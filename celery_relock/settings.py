@@ -69,11 +69,11 @@ def store_settings(app: Any) -> StoreSettings:
         LockConfigError: none of them is a Redis, or a `relock_…` setting cannot be used.
     """
     conf = _read(app)
-    namespace = _namespace(conf)
+    beside = _beside_the_url(conf)
     given = _get(conf, "relock_url")
     if callable(given) or hasattr(given, "connection_pool") or hasattr(given, "nodes_manager"):
         _refuse_options_of_a_url(conf, "relock_url is a client, which has its own")
-        return _bounded(StoreSettings(given, None, namespace, replicas=_replicas(conf)), conf)
+        return StoreSettings(given, **beside)
     for source, value in _candidates(conf):
         for url in _urls(value):
             if source == "relock_url" or _is_redis(url):
@@ -82,8 +82,7 @@ def store_settings(app: Any) -> StoreSettings:
                         conf, f"the locks live in the {source}, which has its own"
                     )
                 ssl, transport = _ssl(conf, source, url), _transport(conf, source)
-                found = StoreSettings(url, ssl, namespace, source, transport, _replicas(conf))
-                return _bounded(found, conf)
+                return StoreSettings(url, ssl, source=source, transport=transport, **beside)
     raise LockConfigError(
         "celery-relock needs a Redis, and neither the result backend nor the broker is one. "
         'Set relock_url, for example app.conf.relock_url = "redis://localhost:6379/0"; in tests '
@@ -277,8 +276,8 @@ def _transport(conf: Any, source: str) -> Mapping[str, Any] | None:
     return {name: theirs[name] for name in _TRANSPORT if name in theirs} or None
 
 
-def _bounded(found: StoreSettings, conf: Any) -> StoreSettings:
-    """The settings, with the bounds on what can accumulate in Redis."""
+def _beside_the_url(conf: Any) -> dict[str, Any]:
+    """What does not depend on where the locks live."""
 
     def number(name: str, default: float, kinds: Any, what: str) -> Any:
         value = _get(conf, name, default)
@@ -286,28 +285,21 @@ def _bounded(found: StoreSettings, conf: Any) -> StoreSettings:
             raise LockConfigError(f"settings: {name}={value!r} cannot be used. Use {what} above 0.")
         return value
 
-    messages, size = found.most_parked
-    return found._replace(
-        remember=float(number("relock_remember", found.remember, (int, float), "seconds")),
-        most_parked=(
-            number("relock_max_parked_messages", messages, int, "a whole number"),
-            number("relock_max_parked_bytes", size, int, "a whole number of bytes"),
-        ),
-    )
-
-
-def _replicas(conf: Any) -> tuple[int, float]:
-    needed = _get(conf, "relock_min_replicas", 0)
-    seconds = _get(conf, "relock_min_replicas_timeout", 1.0)
+    of = StoreSettings._field_defaults
+    (replicas, within), (messages, size) = of["replicas"], of["most_parked"]
+    needed = _get(conf, "relock_min_replicas", replicas)
     if isinstance(needed, bool) or not isinstance(needed, int) or needed < 0:
         raise LockConfigError(
             f"settings: relock_min_replicas={needed!r} cannot be used. Use the number of replicas, "
             "0 for none."
         )
-    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not is_number or not 0 < seconds < float("inf"):
-        raise LockConfigError(
-            f"settings: relock_min_replicas_timeout={seconds!r} cannot be used. Use seconds above "
-            "0."
-        )
-    return needed, float(seconds)
+    seconds = (int, float), "seconds"
+    return {
+        "namespace": _namespace(conf),
+        "replicas": (needed, float(number("relock_min_replicas_timeout", within, *seconds))),
+        "remember": float(number("relock_remember", of["remember"], *seconds)),
+        "most_parked": (
+            number("relock_max_parked_messages", messages, int, "a whole number"),
+            number("relock_max_parked_bytes", size, int, "a whole number of bytes"),
+        ),
+    }
