@@ -175,7 +175,7 @@ def test_who_waits_for_a_lock_that_is_kept_is_told_that_no_process_holds_it(
 def test_a_retry_that_runs_holds_its_lock_though_the_last_state_is_the_one_before(
     worker: Worker, locks: Locks, key: str
 ) -> None:
-    retried, waits = worker.module.at_once_again.delay(key), worker.module.again.delay(f"{key} 2")
+    retried, waits = worker.module.soon_again.delay(key), worker.module.again.delay(f"{key} 2")
     worker.journal.wait_for(f"inside {key}")
     wait_for(lambda: waits.state == states.RETRY, what="the retry that waits")
 

@@ -47,9 +47,9 @@ def again(self, key):
 
 
 @app.task(base=LockedTask, bind=True, lock_key=KEY, track_started=False)
-def at_once_again(self, key):
+def soon_again(self, key):
     if not self.request.retries:
-        raise self.retry(countdown=0)
+        raise self.retry(countdown=1)
     journal.add(f"inside {key}")
     stand(key)
 
