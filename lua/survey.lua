@@ -40,7 +40,7 @@ end
 
 local function many_holds(key, ends, fences)
   local found = {}
-  for _, execution in ipairs(redis.call('ZRANGE', fences, 0, most - 1)) do
+  for _, execution in ipairs(redis.call('ZRANGEBYSCORE', fences, '-inf', '+inf', 'LIMIT', 0, most)) do
     local told = redis.call('HMGET', key, execution, '@' .. execution)
     found[#found + 1] = facts(execution, told[1], told[2])
   end
@@ -49,7 +49,8 @@ end
 
 -- The places of the first waiters, as they are stored, without the lapsed ones.
 local function first_waiters(queue, waiters)
-  local found, places = {}, redis.call('ZRANGE', queue, 0, most - 1, 'WITHSCORES')
+  local found = {}
+  local places = redis.call('ZRANGEBYSCORE', queue, '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, most)
   for i = 1, #places, 2 do
     local record = redis.call('HGET', waiters, places[i])
     local waiter = Base.decoded(record)

@@ -125,7 +125,7 @@ def stats(here: Here) -> int:
         f"locks     {found.locks}: {found.held} held, {found.contended} waited for",
         f"holders   {found.holders}",
         f"waiting   {found.waiting}: {found.parked} of them parked",
-        f"longest   {longest}, for {shown(found.oldest_wait_lock)}" if found.waiting else "",
+        f"longest   {longest}, for {shown(found.oldest_wait_lock)}" if found.oldest_wait else "",
         f"markers   {found.markers} of lock_dedup",
         f"bursts    {found.bursts} of lock_debounce" if found.bursts else "",
         f"foreign   {found.foreign} keys that are not ours" if found.foreign else "",

@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -261,6 +262,15 @@ def test_a_lock_is_found_without_an_app(run: Run, redis_url: str, namespace: str
         watched = run("watch", *here, "--count", "2", "--interval", "0", app=None).stdout
         assert watched.count("locks: 1 held; executions: 0 waiting, 0 of them parked") == 2
     assert f"in the namespace '{namespace}'" in run("ls", *here, app=None, code=1).stdout
+
+
+def test_of_a_waiter_that_died_no_wait_is_told(run: Run, redis_url: str, namespace: str) -> None:
+    with Lock(redis_url, "a", namespace=namespace) as lock:
+        lock._engine.backend.acquire(Claim("dead", "n", "dead", ("a",), (1,), 30.0), 0.001)
+        time.sleep(0.01)
+        shown = run("stats", "--redis", redis_url, "--namespace", namespace, app=None).stdout
+    assert "waiting   1: 0 of them parked" in shown
+    assert "longest" not in shown
 
 
 def test_ls_lists_no_more_than_it_is_told(run: Run, redis_url: str, namespace: str) -> None:

@@ -76,6 +76,8 @@ def test_of_many_holders_and_waiters_the_first_are_told_of_and_all_are_counted(d
     assert found.held in (size - 1, size), "an index may not know of a lapsed hold yet"
     assert [hold.fence for hold in found.holds] == (fences[1:4] if size < 32 else fences[1:3])
     assert (found.waiting, [place.position for place in found.places]) == (5, [1, 2, 3])
+    counted = survey(desk, most=0)
+    assert counted == found._replace(at=counted.at, holds=(), places=())
 
 
 def test_a_message_on_its_way_is_told_of_as_resumed(desk):
