@@ -232,4 +232,4 @@ def test_a_late_copy_of_what_was_told_of_a_deadlock_acquires_and_parks_for_nobod
     far.release(waiter)
     far.release(theirs)
     copy.deliver()
-    assert far.engine.inspect("b") == ((), (), 0)
+    assert far.engine.inspect("b") == ((), 0)
