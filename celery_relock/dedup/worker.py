@@ -113,8 +113,8 @@ class _Execution(HeldBeside):
         )
 
     @property
-    def held(self) -> bool:
-        return self.lease.held
+    def may_hold(self) -> bool:
+        return self.lease.may_hold
 
     @property
     def is_for_retries(self) -> bool:

@@ -178,7 +178,7 @@ class Engine:
     async def release(self, lease: TaskLease) -> bool:
         """Release what the lease has. May be called in any state, and repeatedly. As
         `engine.Engine.release`. Cancelled, it releases all the same."""
-        if lease.state in (State.NEW, State.RELEASED) or not Lease.is_here(lease):
+        if not lease.may_hold or not Lease.is_here(lease):
             return True
         before, lost = lease.give_up()
         self._keeper.discard(lease)
@@ -195,7 +195,7 @@ class Engine:
     async def let_go(self, lease: TaskLease) -> None:
         """Release what the lease has or is about to have, and wait for that, unless the task is
         cancelled again. Raises nothing else: the end of the lease would do it, too."""
-        if lease.state in (State.NEW, State.RELEASED):
+        if not lease.may_hold:
             return
         task = asyncio.ensure_future(self._let_go(lease))
         self._at_work.add(task)

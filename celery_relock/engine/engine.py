@@ -138,7 +138,7 @@ class Engine:
             LockUnavailable: the server could not be told. The end of the lease frees the lock.
         """
         # A forked child has a copy of its parent's leases, and no say in them.
-        if lease.state in (State.NEW, State.RELEASED) or lease.pid != platform.pid:
+        if not lease.may_hold or lease.pid != platform.pid:
             return True
         try:
             # Before the command is sent: a renewal that finds nothing from now on is no loss.

@@ -128,6 +128,11 @@ class Lease:
         """Whether the call stack that runs now may be that of who acquired it."""
         return self.pid == platform.pid
 
+    @property
+    def may_hold(self) -> bool:
+        """Whether the server has something of it, or may have: an answer can be on its way."""
+        return self.state not in (State.NEW, State.RELEASED)
+
     def switch(self, to: State, *allowed: State) -> bool:
         """Go to a state if the present one is among those allowed. True if it did."""
         with _guard.lock:

@@ -23,7 +23,7 @@ from ..engine import events, ids, reentrancy
 from ..engine.engine import WAITER_LEASE
 from ..engine.events import LockEvent, label_of
 from ..engine.hold import Body, MakeHold
-from ..engine.lease import Lease, State
+from ..engine.lease import Lease
 from ..engine.protocol import COMES_AGAIN, LINE, Claim, Successor
 from ..errors import RelockError
 from ..naming.names import bind
@@ -97,8 +97,8 @@ class _Execution(HeldBeside):
         self.lease.parked_since = header.since
 
     @property
-    def held(self) -> bool:
-        return self.lease.state in (State.HELD, State.LOST)
+    def may_hold(self) -> bool:
+        return self.lease.may_hold
 
     @property
     def is_for_retries(self) -> bool:
@@ -143,7 +143,7 @@ class _Execution(HeldBeside):
         return begin
 
     def end(self, error: BaseException | None) -> None:
-        if not self.held:
+        if not self.may_hold:
             if isinstance(error, Exception) and not isinstance(error, Aside | Retry | Reject):
                 self._give_up(error)
             return

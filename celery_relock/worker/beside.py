@@ -29,8 +29,8 @@ class HeldBeside:
         self.begun = False
 
     @property
-    def held(self) -> bool:
-        """Whether there is something to end."""
+    def may_hold(self) -> bool:
+        """Whether there is something to end, or may be."""
         raise NotImplementedError
 
     @property
@@ -69,7 +69,7 @@ class HeldBeside:
                 if not stays_open:
                     self.running.reset(token)
                     # A signal's exception may have come before the end above had begun.
-                    if self.held:
+                    if self.may_hold:
                         self.end(raised)
 
     def _stays_open(self, error: BaseException | None) -> bool:

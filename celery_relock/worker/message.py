@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import datetime, timedelta
 from itertools import islice
@@ -113,9 +113,17 @@ def finish(task_id: str | None = None) -> None:
     if not left:
         return
     _left.set(() if task_id is None else tuple(each for each in left if each[0] != task_id))
+    struck = None
     for of, call in left:
         if task_id in (None, of):
-            call()
+            try:
+                call()
+            except BaseException as error:  # noqa: BLE001 - a signal's: it strikes no second time
+                struck = error
+                with suppress(Exception):
+                    call()
+    if struck is not None:
+        raise struck
 
 
 def moment(when: Any, app: Any) -> float | None:

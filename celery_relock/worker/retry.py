@@ -101,9 +101,10 @@ def keeping(
         raise
     except Exception as error:
         # Celery's autoretry lies around the lock and sends the retry when this error reaches it.
-        legacy.open, legacy.error = is_autoretried(task, error), error
-        if legacy.open:
+        legacy.error = error
+        if is_autoretried(task, error):
             afterwards(message, legacy.end)
+            legacy.open = True
         raise
     finally:
         if not legacy.open:

@@ -356,7 +356,6 @@ def _leave_all(message: Any, *, again: bool = False, acknowledged: bool = True) 
     holds = active.get()
     if not holds or holds[0].message.id != message.id:
         return
-    active.set(())
     remembered = acknowledged and header_of(message).own
     for hold in reversed(holds):
         if again:
@@ -366,6 +365,8 @@ def _leave_all(message: Any, *, again: bool = False, acknowledged: bool = True) 
         lease.successor = hold.successor()
         over = remembered and lease.claim.execution_id not in hold.successors
         release(hold.engine, lease, ended=over)
+    # Only now: what a signal's exception keeps from being released is released after the message.
+    active.set(())
 
 
 # -- What goes on from a step --------------------------------------------------------------------
