@@ -12,6 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import LockConfigError, LockUnavailable, RelockError
@@ -116,7 +117,7 @@ class Lease:
         self.successor: Successor | None = None
         self.reliers = 0
         self.pid = platform.pid
-        self._bell: threading.Event | None = None  # few leases ever wait
+        self._bell: threading.Lock | None = None  # few leases ever wait
         # The tokens of a grant whose message was faster than the answer "wait".
         self._granted_early: tuple[int, ...] = ()
         # What `give_up` found: a loss is told as one also when the release fails.
@@ -442,13 +443,16 @@ class Lease:
     def sleep(self, seconds: float) -> None:
         """Wait for a ring, at most so long, while the lease waits."""
         if self._bell is None:
-            self._bell = threading.Event()
+            # Not an Event: an exception that a signal throws into its `wait` can get lost.
+            bell = threading.Lock()
+            bell.acquire()
+            self._bell = bell
         # Asked after the bell is there: a ring before that found none.
-        if self.state is State.WAITING and self._bell.wait(seconds):
-            # The caller looks for itself next, so no ring is lost; and the caller may wait again.
-            self._bell.clear()
+        if self.state is State.WAITING:
+            self._bell.acquire(timeout=max(seconds, 0.0))
 
     def ring(self) -> None:
         """Wake the sleeper: a hint, as the sleeper looks for itself, now and then unasked."""
         if self._bell is not None:
-            self._bell.set()
+            with suppress(RuntimeError):  # it has rung already
+                self._bell.release()
