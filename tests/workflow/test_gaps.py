@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import gc
 import time
-import uuid
 
 import pytest
 from celery import chain
 
-from celery_relock import Lock, locked
+from celery_relock import locked
 from celery_relock.errors import LockLost
+from tests.support import wait_for
 from tests.support.apps import LOOK_EVERY
+from tests.workflow import flow as flows
+from tests.workflow.flow import wait_for_state
 
 GAP = 0.5
 
 
 @pytest.fixture(scope="module")
 def worker(module_worker):
-    started = module_worker("tests.workflow.apps.workflows", concurrency=2, env={LOOK_EVERY: "0.3"})
-    yield started
-    # Results look for their Redis when they go, so they go while it is there.
-    started.module.app.backend._pending_results.concrete.clear()
-    gc.collect()
+    env = {LOOK_EVERY: "0.3"}
+    return module_worker("tests.workflow.apps.workflows", concurrency=2, env=env)
 
 
 @pytest.fixture
@@ -30,37 +28,15 @@ def flow(worker):
     return Flow(worker)
 
 
-class Flow:
+class Flow(flows.Flow):
     def __init__(self, worker):
-        self.worker = worker
-        self.module = worker.module
-        self.account = uuid.uuid4().hex[:12]
-        self.key = f"account:{self.account}"
+        super().__init__(worker)
         self.later = f"later-{self.account}"
-
-    def step(self, name, do="", task=None):
-        return (task or self.module.plain).s(account=self.account, name=name, do=do)
 
     def interrupted(self, **options):
         """Step 1 goes to a queue that no worker has."""
         steps = [self.step("0"), self.step("1").set(queue=self.later), self.step("2")]
         return locked(chain(*steps), key=self.key, gap_ttl=GAP, **options).delay()
-
-    def lock(self):
-        conf = self.module.app.conf
-        return Lock(conf.relock_url, self.key, namespace=conf.relock_namespace)
-
-    def wait_for(self, step, name="leave", timeout=30):
-        self.worker.journal.wait_for(
-            lambda events: any(e.name == name and e["step"] == step for e in self.mine(events)),
-            timeout,
-        )
-
-    def mine(self, events):
-        return [e for e in events if e.data.get("account") == self.account]
-
-    def events(self):
-        return self.mine(self.worker.journal.events())
 
     def consume_later(self):
         self.module.app.control.add_consumer(self.later, reply=True)
@@ -68,18 +44,18 @@ class Flow:
     def check_exclusion(self):
         """No two permits at the same time, and each step of a permit that lived has run once."""
         inside = []
-        for event in self.events():
+        for event in self.events("enter", "leave"):
             (inside.append if event.name == "enter" else inside.remove)(event["fence"])
             assert len(set(inside)) < 2, inside
         fences = [e["fence"] for e in self.events()]
         assert fences == sorted(fences)
-        return [e["step"] for e in self.events() if e.name == "enter"]
+        return [e["step"] for e in self.events("enter")]
 
 
 def test_a_queue_that_is_purged_holds_the_lock_for_the_gap_and_no_longer(flow):
     flow.interrupted()
-    flow.wait_for("0")
-    _wait_for(lambda: _kept(flow))
+    flow.wait_for("0", event="leave")
+    wait_for(lambda: _kept(flow))
     began = time.monotonic()
     assert not flow.lock().acquire(blocking=False)
     with flow.lock():
@@ -90,7 +66,7 @@ def test_a_step_that_comes_within_the_gap_goes_on_with_the_same_fence(flow):
     sent = locked(
         chain(flow.step("0"), flow.step("1").set(queue=flow.later), flow.step("2")), key=flow.key
     ).delay()
-    flow.wait_for("0")
+    flow.wait_for("0", event="leave")
     flow.consume_later()
     assert sent.get(timeout=30) == ["0", "1", "2"]
     assert len({e["fence"] for e in flow.events()}) == 1
@@ -105,14 +81,14 @@ def test_a_step_that_finds_its_permit_gone_is_told_and_acquires_a_new_one(flow, 
         first = flow.step("0", "", flow.module.holding_shortly)
         later = flow.step("1", "", flow.module.holding).set(queue=flow.later)
         sent = chain(first, later, flow.step("2")).delay()
-    flow.wait_for("0")
+    flow.wait_for("0", event="leave")
     stranger = flow.lock()
-    _wait_for(lambda: stranger.acquire(blocking=False))
+    wait_for(lambda: stranger.acquire(blocking=False))
     between = stranger.fence
     stranger.release()
     flow.consume_later()
     assert sent.get(timeout=30) == ["0", "1", "2"]
-    first, *rest = (e for e in flow.events() if e.name == "enter")
+    first, *rest = flow.events("enter")
     assert first["fence"] < between < rest[0]["fence"] == rest[1]["fence"]
     assert [first["unbroken"], *(e["unbroken"] for e in rest)] == [True, False, False]
     told = flow.worker.wait_for_log(rf"{flow.key}.* lost.*ended between two steps")
@@ -122,29 +98,29 @@ def test_a_step_that_finds_its_permit_gone_is_told_and_acquires_a_new_one(flow, 
 @pytest.mark.parametrize("gone", ["free again", "held"])
 def test_a_step_may_fail_when_its_permit_is_gone(flow, gone):
     sent = flow.interrupted(on_gap="raise")
-    flow.wait_for("0")
+    flow.wait_for("0", event="leave")
     stranger = flow.lock()
-    _wait_for(lambda: stranger.acquire(blocking=False))
+    wait_for(lambda: stranger.acquire(blocking=False))
     if gone == "free again":
         stranger.release()
     flow.consume_later()
     with pytest.raises(LockLost, match=f"{flow.key}.*lock_on_gap='raise'"):
         sent.get(timeout=30)
-    assert [e["step"] for e in flow.events() if e.name == "enter"] == ["0"]
+    assert [e["step"] for e in flow.events("enter")] == ["0"]
     if gone == "held":
         stranger.release()
 
 
 def test_a_step_that_finds_a_stranger_in_its_lock_waits_for_its_turn(flow):
     sent = flow.interrupted()
-    flow.wait_for("0")
+    flow.wait_for("0", event="leave")
     stranger = flow.lock()
-    _wait_for(lambda: stranger.acquire(blocking=False))
+    wait_for(lambda: stranger.acquire(blocking=False))
     flow.consume_later()
-    _wait_for(lambda: sent.parent.state == "BLOCKED")
+    wait_for_state(sent.parent, "BLOCKED")
     stranger.release()
     assert sent.get(timeout=30) == ["0", "1", "2"]
-    assert [e["unbroken"] for e in flow.events() if e.name == "enter"] == [True, False, False]
+    assert [e["unbroken"] for e in flow.events("enter")] == [True, False, False]
 
 
 def test_a_worker_that_is_killed_while_the_next_step_is_in_the_broker_breaks_nothing(
@@ -155,9 +131,9 @@ def test_a_worker_that_is_killed_while_the_next_step_is_in_the_broker_breaks_not
     flow = Flow(first)
     steps = [flow.step("0"), flow.step("1").set(queue=flow.later), flow.step("2")]
     sent = locked(chain(*steps), key=flow.key).delay()
-    _wait_for(lambda: sent.parent.parent.state == "SUCCESS")
-    flow.wait_for("0")
-    _wait_for(lambda: _kept(flow))
+    wait_for_state(sent.parent.parent, "SUCCESS")
+    flow.wait_for("0", event="leave")
+    wait_for(lambda: _kept(flow))
     first.kill()
     second = module_worker(
         "tests.workflow.apps.workflows",
@@ -169,7 +145,6 @@ def test_a_worker_that_is_killed_while_the_next_step_is_in_the_broker_breaks_not
     assert sent.get(timeout=20) == ["0", "1", "2"]
     assert len({e["fence"] for e in flow.events()}) == 1
     assert all(e["unbroken"] for e in flow.events())
-    first.module.app.backend._pending_results.concrete.clear()
 
 
 def _kept(flow):
@@ -190,9 +165,9 @@ def test_a_child_that_is_killed_around_the_publishing_of_the_next_step(flow, pla
         key=flow.key,
     ).delay()
     rival = _rival(flow)
-    flow.worker.journal.add(f"go on {flow.account}")
+    flow.go_on()
     rival.get(timeout=30)
-    flow.wait_for(ran[-1])
+    flow.wait_for(ran[-1], event="leave")
     assert flow.check_exclusion() == ran
     assert all(e["unbroken"] for e in flow.events())
     with flow.lock():
@@ -202,7 +177,7 @@ def test_a_child_that_is_killed_around_the_publishing_of_the_next_step(flow, pla
 def test_a_child_that_is_killed_in_the_last_release(flow):
     locked(chain(flow.step("0", "wait"), flow.step("1", "kill at release")), key=flow.key).delay()
     rival = _rival(flow)
-    flow.worker.journal.add(f"go on {flow.account}")
+    flow.go_on()
     rival.get(timeout=30)
     assert flow.check_exclusion() == ["0", "1", "rival"]
     with flow.lock():
@@ -210,14 +185,7 @@ def test_a_child_that_is_killed_in_the_last_release(flow):
 
 
 def _rival(flow):
-    flow.wait_for("0", "enter")
+    flow.wait_for("0")
     sent = flow.step("rival", "", flow.module.locking).delay()
-    _wait_for(lambda: sent.state == "BLOCKED")
+    wait_for_state(sent, "BLOCKED")
     return sent
-
-
-def _wait_for(there):
-    deadline = time.monotonic() + 30
-    while not there():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import pickle
 import threading
-import time
 import uuid
 
 import pytest
 from celery import chain, chord, group, signature
 from celery.canvas import StampingVisitor
 
-from celery_relock import Lock, locked
+from celery_relock import locked
 from celery_relock.errors import LockConfigError, LockConflict, LockDeadlock
 from celery_relock.workflow import steps
 from tests.support import wait_for
+from tests.support.parked import lock_of, wait_until_parked
+from tests.workflow.flow import wait_for_state
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def worker(module_worker):
-    started = module_worker("tests.workflow.apps.workflows", concurrency=3)
-    yield started
-    # Results look for their Redis when they go, so they go while it is there.
-    started.module.app.backend._pending_results.concrete.clear()
-    gc.collect()
+    return module_worker("tests.workflow.apps.workflows", concurrency=3)
 
 
 @pytest.fixture
@@ -46,11 +42,6 @@ def step(worker, account):
 @pytest.fixture
 def join(worker, account):
     return lambda name: worker.module.joined.s(account=account, name=name)
-
-
-def lock_of(worker, name):
-    conf = worker.module.app.conf
-    return Lock(conf.relock_url, name, namespace=conf.relock_namespace)
 
 
 def events_of(worker, account):
@@ -209,7 +200,7 @@ def test_a_nested_workflow_lock_that_is_waited_for_keeps_the_one_around_it(worke
         inner = locked(step("2", "", worker.module.adds_nothing), key=other)
         sent = locked(chain(step("1"), inner, step("3")), key=key).delay()
         entered = sent.parent.parent
-        _wait_for_state(entered, "BLOCKED")
+        wait_for_state(entered, "BLOCKED")
         assert not lock_of(worker, key).acquire(blocking_timeout=0.5)
     assert sent.get(timeout=30) == ["1", "3"]
     fences = fences_of(worker, account)
@@ -235,13 +226,6 @@ def test_nested_workflow_locks_that_would_wait_for_each_other_for_ever_are_told(
     assert other in str(told)
     sent[1 - outcomes.index(told)].get(timeout=30)
     assert is_free(worker, account)
-
-
-def _wait_for_state(result, state):
-    deadline = time.monotonic() + 30
-    while result.state != state:
-        assert time.monotonic() < deadline, result.state
-        time.sleep(0.02)
 
 
 def test_members_run_side_by_side_unless_they_acquire_a_lock_of_their_own(worker, account):
@@ -447,13 +431,10 @@ def test_one_that_is_revoked_while_it_is_parked_leaves_the_queue(worker, account
         flow = locked(chain(step("1"), step("2")), key=key)
         flow.link_error(step("3"))
         entered = flow.delay().parent.parent
-        _wait_for_state(entered, "BLOCKED")
-        deadline = time.monotonic() + 30
-        while not lock_of(worker, key)._engine.inspect(key).waiting:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for_state(entered, "BLOCKED")
+        wait_until_parked(worker, key)
         entered.revoke()
-        _wait_for_state(entered, "REVOKED")
+        wait_for_state(entered, "REVOKED")
     assert is_free(worker, account)
     assert fences_of(worker, account) == []
 
@@ -515,15 +496,12 @@ def test_where_the_result_backend_cannot_join_a_chord_the_lock_is_held_until_its
 @pytest.fixture(scope="module")
 def every(module_worker, redis_server):
     """`Celery(task_cls=LockedTask)`: Celery's own tasks are steps of a workflow too."""
-    started = module_worker(
+    return module_worker(
         "tests.worker.apps.canvas",
         namespace=f"ns{uuid.uuid4().hex[:12]}",
         concurrency=2,
         env={"RELOCK_TEST_LOCKS": redis_server.url},
     )
-    yield started
-    started.module.app.backend._pending_results.concrete.clear()
-    gc.collect()
 
 
 @pytest.mark.parametrize("kind", ["locked", "plain"])

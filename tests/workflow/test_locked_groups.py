@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import time
-import uuid
 
 import pytest
 from billiard.exceptions import WorkerLostError
@@ -12,17 +10,16 @@ from celery import chain, chord, group
 from celery.canvas import StampingVisitor
 from celery.exceptions import TaskRevokedError
 
-from celery_relock import Lock, locked
+from celery_relock import locked
 from celery_relock.errors import LockConfigError, LockConflict
+from tests.support.parked import wait_until_parked
+from tests.workflow import flow as flows
+from tests.workflow.flow import wait_for_state
 
 
 @pytest.fixture(scope="module")
 def worker(module_worker):
-    started = module_worker("tests.workflow.apps.workflows", concurrency=3)
-    yield started
-    # Results look for their Redis when they go, so they go while it is there.
-    started.module.app.backend._pending_results.concrete.clear()
-    gc.collect()
+    return module_worker("tests.workflow.apps.workflows", concurrency=3)
 
 
 @pytest.fixture
@@ -30,60 +27,20 @@ def flow(worker):
     return Flow(worker)
 
 
-class Flow:
-    def __init__(self, worker):
-        self.worker = worker
-        self.module = worker.module
-        self.account = uuid.uuid4().hex[:12]
-        self.key = f"account:{self.account}"
-
-    def step(self, name, do="", task=None):
-        return (task or self.module.plain).s(account=self.account, name=name, do=do)
-
-    def join(self, name):
-        return self.module.joined.s(account=self.account, name=name)
-
+class Flow(flows.Flow):
     def locked(self, *members, **options):
         return locked(group(members), key=self.key, **options)
 
-    def lock(self, name=""):
-        conf = self.module.app.conf
-        return Lock(conf.relock_url, name or self.key, namespace=conf.relock_namespace)
-
     def entered(self):
         """The steps that have begun, and their fences."""
-        events = [e for e in self.worker.journal.events() if e.data.get("account") == self.account]
-        began = [e for e in events if e.name == "enter"]
-        return {e["step"]: e["fence"] for e in began}
-
-    def wait_for(self, *steps):
-        self.worker.journal.wait_for(
-            lambda events: (
-                {e["step"] for e in events if e.data.get("account") == self.account} >= {*steps}
-            )
-        )
-
-    def is_free(self):
-        lock = self.lock()
-        if lock.acquire(blocking_timeout=20):
-            lock.release()
-            return True
-        return False
-
-
-def _wait_for_state(result, state):
-    deadline = time.monotonic() + 30
-    while result.state != state:
-        assert time.monotonic() < deadline, result.state
-        time.sleep(0.02)
+        return {e["step"]: e["fence"] for e in self.events("enter")}
 
 
 def test_the_members_wait_for_the_lock_as_one(flow):
     with flow.lock() as held:
         sent = flow.locked(flow.step("1"), chain(flow.step("2"), flow.step("3"))).delay()
-        _wait_for_state(sent.parent, "BLOCKED")
-        _wait_for_parked(flow, flow.key)  # the state is told before
-        assert flow.lock()._engine.inspect(flow.key).waiting == 1
+        wait_for_state(sent.parent, "BLOCKED")
+        wait_until_parked(flow.worker, flow.key)  # the state is told before
         assert flow.entered() == {}
         before = held.fence
     assert sent.get(timeout=30) == [["1"], ["2", "3"]]
@@ -153,10 +110,10 @@ def test_nothing_runs_and_nothing_waits_where_the_task_that_acquires_is_revoked(
     else:
         with flow.lock():
             sent = members.delay()
-            _wait_for_state(sent.parent, "BLOCKED")
-            _wait_for_parked(flow, flow.key)
+            wait_for_state(sent.parent, "BLOCKED")
+            wait_until_parked(flow.worker, flow.key)
             sent.parent.revoke()
-            _wait_for_state(sent.parent, "REVOKED")
+            wait_for_state(sent.parent, "REVOKED")
     with pytest.raises(TaskRevokedError):
         sent.parent.get(timeout=30)
     assert flow.is_free()
@@ -166,12 +123,7 @@ def test_nothing_runs_and_nothing_waits_where_the_task_that_acquires_is_revoked(
 def test_the_same_locked_group_twice_in_a_group_takes_turns(flow):
     twice = flow.locked(flow.step("1", "slow"), flow.step("2"))
     assert group(twice, twice).delay().get(timeout=30) == [[["1"], ["2"]]] * 2
-    events = [
-        e
-        for e in flow.worker.journal.events()
-        if e.name == "enter" and e.data.get("account") == flow.account
-    ]
-    fences = [e["fence"] for e in events]
+    fences = [e["fence"] for e in flow.events("enter")]
     assert len(fences) == 4
     assert fences[0] == fences[1] < fences[2] == fences[3]
 
@@ -183,19 +135,12 @@ def test_a_nested_group_that_has_to_wait_keeps_the_lock_around_it(flow):
         inner = locked(group(members), key=other)
         sent = locked(chain(flow.step("1"), inner, flow.join("4")), key=flow.key).delay()
         flow.wait_for("1")
-        _wait_for_parked(flow, other)
+        wait_until_parked(flow.worker, other)
         assert not flow.lock().acquire(blocking_timeout=0.5)
     assert sent.get(timeout=30) == ["1", "1", "4"]
     assert set(flow.entered()) == {"1", "4"}
     assert len(set(flow.entered().values())) == 1
     assert flow.is_free()
-
-
-def _wait_for_parked(flow, name):
-    deadline = time.monotonic() + 30
-    while not flow.lock(name)._engine.inspect(name).waiting:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_task_may_be_replaced_by_a_locked_group(flow):
@@ -212,7 +157,7 @@ def test_a_sender_that_is_killed_between_two_members_leaves_the_lock_to_those_it
     with pytest.raises(WorkerLostError):
         sent.parent.get(timeout=30)
     assert not flow.lock().acquire(blocking_timeout=0.3)
-    flow.worker.journal.add(f"go on {flow.account}")
+    flow.go_on()
     assert flow.is_free()
     assert set(flow.entered()) == {"1"}
 
@@ -234,7 +179,7 @@ def test_options_given_when_it_is_sent_are_for_the_task_that_acquires_the_lock(f
         assert connection.default_channel._size(place) == 1
     with flow.lock():  # as it is not held for the countdown
         flow.module.app.control.add_consumer(place, reply=True)
-        _wait_for_state(sent.parent, "BLOCKED")
+        wait_for_state(sent.parent, "BLOCKED")
         assert time.monotonic() - began > 0.7
         assert flow.entered() == {}
     own = flow.module.app.conf.task_default_queue

@@ -4,7 +4,6 @@ gives what that group gives behind another task."""
 
 from __future__ import annotations
 
-import gc
 import json
 import uuid
 
@@ -67,11 +66,7 @@ def apps(module_worker):
         )
         for name in ("plain", "every task")
     }
-    yield Apps(made)
-    for each in made.values():
-        # Results look for their Redis when they go, so they go while it is there.
-        each.module.app.backend._pending_results.concrete.clear()
-    gc.collect()
+    return Apps(made)
 
 
 class Apps(dict):

@@ -3,9 +3,7 @@ lock is free when the last of it is over."""
 
 from __future__ import annotations
 
-import gc
 import signal
-import time
 import uuid
 
 import pytest
@@ -13,6 +11,9 @@ import redis
 from celery import chain, group
 
 from celery_relock import locked
+from tests.support import wait_for
+from tests.workflow import flow as flows
+from tests.workflow.flow import wait_for_state
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +26,7 @@ SOON = 15.0
 def workers(module_worker):
     """Two workers, each with a queue of its own, so that steps go back and forth."""
     namespace = f"ns{uuid.uuid4().hex[:12]}"
-    first, second = (
+    return [
         module_worker(
             "tests.workflow.apps.workflows",
             namespace=namespace,
@@ -38,12 +39,7 @@ def workers(module_worker):
             ),
         )
         for queue in "ab"
-    )
-
-    yield first, second
-    # Results look for their Redis when they go, so they go while it is there.
-    first.module.app.backend._pending_results.concrete.clear()
-    gc.collect()
+    ]
 
 
 @pytest.fixture
@@ -51,50 +47,30 @@ def flow(workers):
     return Flow(workers[0])
 
 
-class Flow:
+class Flow(flows.Flow):
     """One workflow under test, and a rival that waits for its lock."""
 
     def __init__(self, worker):
-        self.worker = worker
-        self.module = worker.module
-        self.account = uuid.uuid4().hex[:12]
-        self.key = f"account:{self.account}"
+        super().__init__(worker)
         self.namespace = self.module.app.conf.relock_namespace
 
     def step(self, name, do="", task=None, queue="a", **options):
-        task = task or self.module.plain
-        signature = task.s(account=self.account, name=name, do=do)
-        return signature.set(queue=f"{self.namespace}-{queue}", **options)
+        return super().step(name, do, task).set(queue=f"{self.namespace}-{queue}", **options)
 
     def join(self, name):
-        signature = self.module.joined.s(account=self.account, name=name)
-        return signature.set(queue=f"{self.namespace}-b")
-
-    def entered(self, name, timeout=30):
-        return self.worker.journal.wait_for(
-            lambda events: [e for e in self.mine(events, "enter") if e["step"] == name], timeout
-        )
-
-    def mine(self, events, *names):
-        return [e for e in events if e.name in names and e.data.get("account") == self.account]
-
-    def go_on(self):
-        self.worker.journal.add(f"go on {self.account}")
+        return super().join(name).set(queue=f"{self.namespace}-b")
 
     def rival(self):
         """A stranger that has parked by now, while the first step waits to be told to go on."""
-        self.entered("0")
+        self.wait_for("0")
         sent = self.step("rival", task=self.module.locking, queue="b").delay()
-        deadline = time.monotonic() + 30
-        while sent.state != "BLOCKED":
-            assert time.monotonic() < deadline, sent.state
-            time.sleep(0.02)
+        wait_for_state(sent, "BLOCKED")
         return sent
 
     def check(self, rival, *steps, unbroken=True):
         """The rival came last and soon, under a fence of its own, and nothing is left behind."""
         rival.get(timeout=30)
-        events = self.mine(self.worker.journal.events(), "enter", "leave")
+        events = self.events("enter", "leave")
         came = next(e for e in events if e["step"] == "rival")
         flow = [e for e in events if e["step"] != "rival"]
         assert events[len(flow)] is came, "the rival was in while the workflow was"
@@ -106,14 +82,9 @@ class Flow:
         self.is_clean()
 
     def is_clean(self):
-        prefix = f"{self.namespace}:{{0}}:"
         with redis.Redis.from_url(self.module.app.conf.relock_url) as client:
-            for _ in range(1000):
-                found = [key for key in client.keys(f"{prefix}*") if self.key.encode() in key]
-                if not found:
-                    return
-                time.sleep(0.02)
-        raise AssertionError(f"left behind: {found}")
+            mine = f"{self.namespace}:*{self.key}*"
+            wait_for(lambda: not client.keys(mine), what="its keys to be gone")
 
 
 def of_locked(flow, middle):
@@ -254,7 +225,7 @@ def test_two_holding_members_of_one_chord_take_turns_and_do_not_wait_for_its_bod
     group(members).delay().get(timeout=30)
     (group(flow.step(n, "slow", holding) for n in "34") | flow.join("*")).delay().get(timeout=30)
     by_fence: dict[int, list[str]] = {}
-    for event in flow.mine(flow.worker.journal.events(), "enter"):
+    for event in flow.events("enter"):
         by_fence.setdefault(event["fence"], []).append(event["step"])
     permits = {tuple(steps) for steps in by_fence.values()}
     # Fence 0: the body took no lock.
