@@ -314,13 +314,15 @@ def _send_again(attempt: Attempt, answer: Conflict | Duplicate, error: LockConfl
     if pause is None:
         _leave(attempt, answer)
         raise error
+    # Before it is sent: a time limit that strikes from then on would let it fail, and run later.
+    sent = SentAgain(f"{error}; again in {pause:.1f} s", exc=error, when=pause)
     try:
         again = sent_again(attempt.task, message, pause)
     except SoftTimeLimitExceeded:
         call_off(attempt)
         raise
     if again:
-        raise SentAgain(f"{error}; again in {pause:.1f} s", exc=error, when=pause)
+        raise sent
     return _stay(attempt, left_of(message, attempt.options), error)
 
 
