@@ -200,9 +200,11 @@ def _in_memory(app: Any, request: pytest.FixtureRequest) -> Iterator[None]:
         return
     asked = request.fixturenames
     if early := [each for each in _WORKERS if each in asked[: asked.index("relock")]]:
+        # pytest makes the fixtures of a session first, in whatever order a test names them.
+        cure = "" if "session" in early[-1] else ", or name relock first"
         raise pytest.UsageError(
-            f"{early[0]} starts before relock, so its locks are not those of this test: name "
-            "relock first, or set relock_url='memory://' in celery_config"
+            f"{early[-1]} starts before relock, so its locks are not those of this test: set "
+            f"relock_url='memory://' in the test's settings{cure}"
         )
     changes = app.conf.maps[0]
     before = {name: changes[name] for name in wanted if name in changes}

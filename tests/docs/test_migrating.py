@@ -9,7 +9,7 @@ import pytest
 
 from tests.docs import pages
 from tests.docs.apps.migrating import examples, installed
-from tests.support.worker import ROOT
+from tests.support.worker import ROOT, _import_afresh
 
 UNIQUE = ["celery-once", "celery-singleton", "celery-heimdall"]
 BY_HAND = ["the cookbook's recipe", "a `redis.lock` by hand"]
@@ -64,6 +64,22 @@ def test_a_second_call_is_not_run(called_twice, title):
         assert second.get()["of"] == first.id
     else:
         assert (second.id, second.get()) == (None, None)
+
+
+@pytest.mark.parametrize("title", [title for title in UNIQUE if installed(title)])
+def test_old_workers_run_each_call_of_new_senders(theirs, title):
+    new = _import_afresh(
+        "tests.docs.apps.migrating", {**theirs.settings, "RELOCK_TEST_HALF": "ours"}
+    )
+    name, task_ids = uuid.uuid4().hex, []
+    for _ in range(2):
+        result = new.tasks[title].delay(name)
+        assert result.get(timeout=20) == name
+        task_ids.append(result.id)
+    new.app.close()
+    assert task_ids[0] != task_ids[1]
+    for task_id in task_ids:
+        theirs.wait_for_log(f"{task_id}.* succeeded")
 
 
 @pytest.mark.parametrize("title", BY_HAND)

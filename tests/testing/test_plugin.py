@@ -179,6 +179,41 @@ def test_in_a_folder_of_its_own_it_takes_the_app_that_was_made(tmp_path: Path) -
     assert "relock: no Celery app has been made yet. Import yours" in said[1]
 
 
+@pytest.mark.parametrize(
+    ("worker", "cure"),
+    [
+        # pytest makes the fixtures of a session first, in whatever order a test names them.
+        ("celery_session_worker", "in the test's settings"),
+        ("celery_worker", "in the test's settings, or name relock first"),
+    ],
+)
+def test_a_worker_that_starts_before_relock_is_an_error_with_a_cure_that_helps(
+    tmp_path: Path, worker: str, cure: str
+) -> None:
+    test = f"""
+        import pytest
+
+        @pytest.fixture(scope="session")
+        def celery_config():
+            return {{"broker_url": "memory://", "relock_url": "redis://127.0.0.1:1"}}
+
+        @pytest.fixture(scope="session")
+        def celery_session_worker(): ...
+
+        @pytest.fixture
+        def celery_worker(): ...
+
+        def test_a_lock(celery_session_app, {worker}, relock): ...
+    """
+    (tmp_path / "test_shop.py").write_text(textwrap.dedent(test))
+    plugins = ["-p", "no:cacheprovider", "-p", MODULE, "-p", "celery.contrib.pytest"]
+    command = [sys.executable, "-m", "pytest", "-q", *plugins]
+    alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=alone)
+    assert f"{worker} starts before relock" in done.stdout
+    assert f"set relock_url='memory://' {cure}\n" in done.stdout
+
+
 def test_the_plugin_is_there_by_itself_and_loads_no_celery() -> None:
     """Not even redis-py: pytest loads it in every run of an environment."""
     (point,) = (each for each in entry_points(group="pytest11") if each.module == MODULE)
