@@ -25,6 +25,8 @@ _METHODS = ("lock_for",)  # of LockedTask, named like options
 _KEPT = "__relock__"
 # Celery's own tasks (chord_unlock, map …) never lock: `Celery(task_cls=LockedTask)` is safe.
 _BUILT_IN = "celery."
+# The name of each option as a setting of the app, for all its tasks.
+_SETTINGS = {f"relock_{name}": f"lock_{name}" for name in OPTION_NAMES}
 
 
 @dataclass(slots=True)
@@ -208,14 +210,23 @@ def _check_callable(function: Any, what: str, signature: inspect.Signature) -> N
             )
 
 
+def refuse_settings(has: Callable[[str], bool], where: str) -> None:
+    """Raise LockConfigError if an option is written as the app's setting for all tasks is.
+
+    Args:
+        has: whether something of this name is there.
+        where: what has it, for the error.
+    """
+    for setting, option in _SETTINGS.items():
+        if has(setting):
+            raise LockConfigError(
+                f"{where}: {setting} is a setting of the app. Here the option is {option}."
+            )
+
+
 def _options(cls: Any, task: Any) -> dict[str, object]:
     """Every `lock_*` attribute as it was written, on the class or, for this task alone, on it."""
-    for name in OPTION_NAMES:
-        if hasattr(cls, f"relock_{name}"):
-            raise LockConfigError(
-                f"task {cls.name}: relock_{name} is a setting of the app. The option of a task is "
-                f"lock_{name}."
-            )
+    refuse_settings(partial(hasattr, cls), f"task {cls.name}")
     names = [name for name in dir(cls) if name.startswith(_PREFIX) and name not in _METHODS]
     written = {name: _as_written(inspect.getattr_static(cls, name), task) for name in names}
     own = {name: value for name, value in vars(task).items() if name.startswith(_PREFIX)}

@@ -181,10 +181,7 @@ class NamedLock:
         if lease.state not in (State.HELD, State.LOST):
             return None
         self._still_ours(lease)
-        if (
-            self._limit != SHARED
-            and lease.claim.limits[lease.claim.names.index(self.name)] == SHARED
-        ):
+        if self._limit != SHARED and lease.shares(self.name):
             return None  # it was downgraded: the acquire that follows reports the deadlock
         grip.depth += 1
         return Held(lease.fences, lease.reentered)

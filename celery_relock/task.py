@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from celery import Task
 
 from . import debounce
-from .declaration import declaration, declare_anew
+from .declaration import declaration, declare_anew, refuse_settings
 from .dedup import client as dedup
 from .engine import ids
 from .engine.hold import Hold
@@ -123,6 +123,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         options.update(
             task_id=task_id, producer=producer, link=link, link_error=link_error, shadow=shadow
         )
+        refuse_settings(options.__contains__, f"a call of {self.name}")
         declared = declaration(type(self))
         prefix = prefix_of(declared.prefix)
         if prefix or declared.prefix:
@@ -147,6 +148,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         Raises:
             LockConfigError: as for `apply_async`.
         """
+        refuse_settings(options.__contains__, f"a call of {self.name}")
         declared, own = declaration(type(self)), call_options(options)
         options = {n: value for n, value in options.items() if not n.startswith("lock_")}
         prefix = options.pop(PREFIX, None)

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from ..errors import LockConfigError, RelockError
+from ..errors import RelockError
 from . import ids, platform
 from .engine import WAITER_LEASE, Step, acquiring
 from .events import logger
@@ -37,6 +37,7 @@ from .protocol import (
     Renewal,
 )
 from .renewal import Registry, ask_for
+from .wakeup import OPENING, Listening
 
 # Connections and tasks that nobody needed for so many seconds end.
 _LINGER = 10.0
@@ -131,8 +132,8 @@ class Engine:
         self.backend = backend
         self._inbox = ids.new_attempt_id()
         self._ear: asyncio.Task[None] | None = None
-        self._listening = self._refused = False
         self._tried = asyncio.Event()
+        self._listening = Listening(self._tried)
         self._keeper = Keeper(backend, self._rest)
         self._at_work: set[asyncio.Task[None]] = set()
 
@@ -143,7 +144,7 @@ class Engine:
 
     async def acquire(self, lease: TaskLease, wait: float | None = 0.0) -> Outcome:
         """As `engine.Engine.acquire`. Whatever it raises, call `let_go` then."""
-        steps = acquiring(lease, wait, self._listening, self.backend.replicated)
+        steps = acquiring(lease, wait, self._listening.hears, self.backend.replicated)
         result: Answer | None = None
         while True:
             try:
@@ -171,7 +172,7 @@ class Engine:
         # Not `wait_for`, which may swallow a cancellation before Python 3.12.
         tried = asyncio.ensure_future(self._tried.wait())
         try:
-            await asyncio.wait([tried], timeout=min(2.0, timeout))
+            await asyncio.wait([tried], timeout=min(OPENING, timeout))
         finally:
             tried.cancel()
 
@@ -279,29 +280,17 @@ class Engine:
             self._ear = asyncio.ensure_future(self._hear())
 
     async def _hear(self) -> None:
-        pause = 0.1
         try:
             while True:
                 try:
                     await self.backend.listen(self._inbox, self._connected, self._noticed)
                 except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
-                    pause = 0.1 if self._listening else min(pause * 2, 5.0)
-                    self._listening = False
-                    self._tried.set()
-                    if isinstance(error, LockConfigError) and not self._refused:
-                        self._refused = True
-                        logger.warning(
-                            "Cannot hear of grants, so waiters find out seconds later: %s",
-                            error,
-                        )
-                    logger.debug("The inbox lost its connection and opens it again: %s", error)
-                    await asyncio.sleep(pause)
+                    await asyncio.sleep(self._listening.fail(error))
         finally:
-            self._listening = False
+            self._listening.hears = False
 
     def _connected(self) -> None:
-        self._listening = True
-        self._tried.set()
+        self._listening.begin()
         self._keeper.look_now(self.backend.same)
 
     def _noticed(self, notice: Notice) -> None:

@@ -100,7 +100,7 @@ class Engine:
         Raises:
             LockUnavailable, LockConfigError: see `Backend`. Nothing is held then.
         """
-        steps = acquiring(lease, wait, self._inbox.listening, self.backend.replicated)
+        steps = acquiring(lease, wait, self._inbox.listening.hears, self.backend.replicated)
         result: Answer | None = None
         while True:
             try:

@@ -129,6 +129,10 @@ class Lease:
         """Whether the call stack that runs now may be that of who acquired it."""
         return self.pid == platform.pid
 
+    def shares(self, name: str) -> bool:
+        """Whether it shares this one of its locks with others."""
+        return self.claim.limits[self.claim.names.index(name)] == SHARED
+
     @property
     def may_hold(self) -> bool:
         """Whether the server has something of it, or may have: an answer can be on its way."""

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from .lease import Lease, State
-from .protocol import SHARED, Backend
+from .protocol import Backend
 
 _stack: ContextVar[tuple[Lease, ...]] = ContextVar("relock_stack", default=())
 
@@ -38,8 +38,7 @@ def holding(backend: Backend | None, name: str, shared: bool = False) -> Lease |
     """The innermost lease of this call stack that covers the lock name, at any backend for None.
     The lease may be lost. A lease that shares the lock covers only what is to share it, too."""
     for lease in reversed(_stack.get()):
-        of = lease.claim
-        covers = name in of.names and (shared or of.limits[of.names.index(name)] != SHARED)
+        covers = name in lease.claim.names and (shared or not lease.shares(name))
         if covers and backend in (None, lease.backend) and _counts(lease):
             return lease
     return None
@@ -60,7 +59,7 @@ def relying(leases: Collection[Lease]) -> Iterator[None]:
 def shares(name: str) -> bool:
     """Whether the innermost lease of this call stack that covers the lock name shares it."""
     lease = holding(None, name, shared=True)
-    return lease is not None and lease.claim.limits[lease.claim.names.index(name)] == SHARED
+    return lease is not None and lease.shares(name)
 
 
 def innermost() -> Lease | None:

@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import LockConfigError
 from . import ids
@@ -23,8 +23,43 @@ from .platform import native_lock, start_native_thread
 from .protocol import Backend
 from .renewal import keepalive
 
+if TYPE_CHECKING:
+    import asyncio
+
 # How long a waiter waits for the subscription to be there, in seconds.
 OPENING = 2.0
+
+
+class Listening:
+    """Whether an inbox hears at this moment, and in how many seconds to try again if not.
+
+    Args:
+        tried: set when it hears, or when a first try to has failed.
+    """
+
+    def __init__(self, tried: threading.Event | asyncio.Event) -> None:
+        self.tried = tried
+        self.hears = self._refused = False
+        self._pause = 0.1
+
+    def begin(self) -> None:
+        """The subscription is there, for the first time or again."""
+        self.hears = True
+        self.tried.set()
+
+    def fail(self, error: Exception) -> float:
+        """It is not there, or no longer. Returns in how many seconds to try again."""
+        self._pause = 0.1 if self.hears else min(self._pause * 2, 5.0)
+        self.hears = False
+        self.tried.set()
+        if isinstance(error, LockConfigError) and not self._refused:
+            self._refused = True
+            logger.warning(
+                "Cannot hear of grants, so waiters find out seconds later: %s",
+                error,
+            )
+        logger.debug("The inbox lost its connection and opens it again: %s", error)
+        return self._pause
 
 
 class Inbox:
@@ -34,7 +69,7 @@ class Inbox:
     Attributes:
         name: to which messages for this process are sent.
         started: whether a thread listens, or is about to.
-        listening: whether it hears at this moment.
+        listening: whether it does.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -44,10 +79,10 @@ class Inbox:
 
     def _reset(self) -> None:
         self.name = ids.new_attempt_id()
-        self.started = self.listening = self._refused = False
+        self.started = False
         self._tried = threading.Event()
+        self.listening = Listening(self._tried)
         self._starting = native_lock()
-        self._pause = 0.1
 
     def start(self) -> None:
         """Begin to listen, without waiting for the subscription."""
@@ -69,27 +104,16 @@ class Inbox:
 
     def connected(self) -> None:
         """The subscription is there, for the first time or again."""
-        self.listening = True
-        self._tried.set()
+        self.listening.begin()
         keepalive.look_now(self._backend)
 
     def failed(self, error: Exception) -> float:
         """It is not there, or no longer. Returns in how many seconds to try again."""
-        self._pause = 0.1 if self.listening else min(self._pause * 2, 5.0)
-        self.listening = False
-        self._tried.set()
-        if isinstance(error, LockConfigError) and not self._refused:
-            self._refused = True
-            logger.warning(
-                "Cannot hear of grants, so waiters find out seconds later: %s",
-                error,
-            )
-        logger.debug("The inbox lost its connection and opens it again: %s", error)
-        return self._pause
+        return self.listening.fail(error)
 
     def ended(self) -> None:
         """An exception from outside ended the thread: the next waiter starts another thread."""
-        self.started = self.listening = False
+        self.started = self.listening.hears = False
 
 
 def _listen(ref: weakref.ref[Inbox], backend: Backend, name: str) -> None:

@@ -214,7 +214,7 @@ def test_a_forced_release_is_told_at_once(lock: MakeLock, redis_url: str, namesp
     async def main() -> None:
         one = lock(timeout=60)
         await one.acquire()
-        while not one._engine._listening:  # a hold that is a second old listens
+        while not one._engine._listening.hears:  # a hold that is a second old listens
             await asyncio.sleep(0.05)
         one._locks.backend.force_release("a")
         while not one.lost:
@@ -228,7 +228,7 @@ def test_what_was_forced_before_the_loop_listens_is_told_as_soon_as_it_does(lock
         one = lock(timeout=600)  # the first renewal is 200 s away
         await one.acquire()
         one._locks.backend.force_release("a")
-        assert not one._engine._listening, "nobody told the holder"
+        assert not one._engine._listening.hears, "nobody told the holder"
         while not one.lost:
             await asyncio.sleep(0.01)
 

@@ -225,6 +225,13 @@ def _declare(m, **options):
     return declared()
 
 
+@pytest.mark.parametrize("way", ["apply_async", "apply"])
+def test_a_setting_of_the_app_is_no_option_of_a_call(m, account, way):
+    says = rf"call of {m.report.name}: relock_ttl is a setting of the app.* lock_ttl"
+    with pytest.raises(LockConfigError, match=says):
+        getattr(m.report, way)((account,), relock_ttl=3)
+
+
 def test_limits_that_do_not_fit_the_names_are_refused_at_declaration(m):
     with pytest.raises(LockConfigError, match=r"2 numbers for 1 lock names"):
         _declare(m, lock_key="a", lock_limit=[1, 2])
