@@ -185,6 +185,12 @@ def namespace() -> str:
 
 
 @pytest.fixture
+def account() -> str:
+    """What no other test has: most tasks of tests have the lock `account:{account}`."""
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
 def journal(redis_url: str, namespace: str) -> Iterator[Journal]:
     opened = Journal(redis_url, namespace)
     yield opened

@@ -27,11 +27,6 @@ def m(worker):
 
 
 @pytest.fixture
-def account():
-    return uuid.uuid4().hex
-
-
-@pytest.fixture
 def held(m, account):
     """Somebody else has the lock for the account: what runs here does not run inside of it."""
     lock, done = _lock(m, f"account:{account}"), threading.Event()

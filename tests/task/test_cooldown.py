@@ -24,11 +24,6 @@ def m(worker):
     return worker.module
 
 
-@pytest.fixture
-def account():
-    return uuid.uuid4().hex
-
-
 def test_after_a_success_whoever_comes_meets_the_conflict_policy(m, account):
     assert m.cools.delay(account).get(timeout=20) == "ran"
 

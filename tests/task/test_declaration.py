@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
-
 import pytest
 from celery import Celery, Task
 
@@ -16,11 +14,6 @@ from tests.support import Worker, make_app
 @pytest.fixture(scope="module")
 def worker(module_worker):
     return module_worker("tests.task.apps.declaration", concurrency=1)
-
-
-@pytest.fixture
-def account():
-    return uuid.uuid4().hex
 
 
 @pytest.fixture

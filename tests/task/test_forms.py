@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
-
 import celery
 import pytest
 
@@ -29,11 +27,6 @@ FORMS = [
 @pytest.fixture(scope="module")
 def forms(module_worker):
     return module_worker("tests.task.apps.forms", concurrency=2)
-
-
-@pytest.fixture
-def account():
-    return uuid.uuid4().hex
 
 
 @pytest.fixture

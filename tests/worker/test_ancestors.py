@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import uuid
 from contextvars import Context
 
 import pytest
 from celery.beat import ScheduleEntry, Scheduler
 
-from celery_relock import Lock, is_dropped
+from celery_relock import is_dropped
 from celery_relock.engine import ids
 from celery_relock.errors import LockConflict
 from celery_relock.worker import message
+from tests.support.parked import lock_of
 from tests.support.permits import permits
 
 CONCURRENCY = 4
@@ -20,16 +20,6 @@ CONCURRENCY = 4
 @pytest.fixture(scope="module")
 def family(module_worker):
     return module_worker("tests.worker.apps.ancestors", concurrency=CONCURRENCY)
-
-
-@pytest.fixture
-def account():
-    return uuid.uuid4().hex
-
-
-def lock_of(worker, account):
-    conf = worker.module.app.conf
-    return Lock(conf.relock_url, f"account:{account}", namespace=conf.relock_namespace)
 
 
 def fences_of(worker, account):
@@ -71,7 +61,7 @@ def test_what_a_holder_spawned_and_waits_for_re_enters_with_its_fence(
     assert {one["fence"] for one in found} == {told["fence"]}
     assert fences_of(family, account) == [told["fence"]], "they were not one entry"
     # The body of a task that was replaced may end after all others.
-    with lock_of(family, account) as stranger:
+    with lock_of(family, f"account:{account}") as stranger:
         assert stranger.fence > told["fence"]
 
 
@@ -82,7 +72,7 @@ def test_a_link_that_is_sent_after_its_task_re_enters_by_the_holder_above_both(f
 
 def test_a_child_that_outlives_its_parent_keeps_the_permit(family, account):
     parent = family.module.leaves_a_child_behind.delay(account).get(timeout=20)
-    stranger = lock_of(family, account)
+    stranger = lock_of(family, f"account:{account}")
     assert not stranger.acquire(blocking=False), "the lock went with the parent"
     family.journal.add("go on", account=account)
     child = result_of(family, parent["inner"])
@@ -193,7 +183,7 @@ def held_from_within(worker, account):
     worker.journal.wait_for(
         lambda events: any(e.name == "lingering" and e["account"] == account for e in events)
     )
-    state = lock_of(worker, account)._engine.inspect(f"account:{account}")
+    state = lock_of(worker, f"account:{account}")._engine.inspect(f"account:{account}")
     return sent, state.holds[0].execution_id
 
 

@@ -15,6 +15,7 @@ from celery_relock.declaration import engine_of
 from celery_relock.errors import LockConfigError
 from tests.support import leftovers, wait_for
 from tests.support.cluster import ClusterServers
+from tests.support.parked import state_of
 from tests.support.permits import permits
 
 ACCOUNTS = "abcde"
@@ -97,7 +98,7 @@ def test_a_workflow_keeps_its_lock_from_the_first_step_to_the_last(cluster, work
     worker.journal.wait_for("step")
     worker.module.waits.delay("a")
     name = "account:a"
-    wait_for(lambda: _state(worker, name).waiting, what="the stranger in line")
+    wait_for(lambda: state_of(worker, name).waiting, what="the stranger in line")
     worker.journal.add("go on")
     done(worker, before + 1)
     seen = [e for e in worker.journal.events() if e.name in ("step", "done")][before:]
@@ -111,7 +112,7 @@ def test_a_parked_execution_is_resumed_when_the_slots_of_its_lock_have_moved(clu
     worker.module.stays.delay("b")
     worker.journal.wait_for("in")
     worker.module.waits.delay("b")
-    wait_for(lambda: _state(worker, name).waiting, what="the parked execution")
+    wait_for(lambda: state_of(worker, name).waiting, what="the parked execution")
     namespace = worker.module.app.conf.relock_namespace
     slot = cluster.slot_of(name, namespace)
     source = cluster.master_of(Keys(namespace, BUCKETS).lock(name))
@@ -169,8 +170,3 @@ def test_how_long_a_failover_is_waited_for_is_a_setting(cluster):
     app.conf.update(relock_url=f"{cluster.url}?patience=soon")
     with pytest.raises(LockConfigError, match=r"patience='soon'.* numbers from 0"):
         engine_of(app)
-
-
-def _state(worker, name):
-    conf = worker.module.app.conf
-    return engines.engine_for(conf.relock_url, conf.relock_namespace).inspect(name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import uuid
 
 import pytest
 
@@ -14,11 +13,6 @@ from tests.support import wait_for
 @pytest.fixture(scope="module")
 def worker(module_worker):
     return module_worker("tests.worker.apps.bypass", concurrency=1)
-
-
-@pytest.fixture
-def account():
-    return uuid.uuid4().hex
 
 
 @pytest.mark.parametrize("name", ["instrumented", "answers_itself"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from types import SimpleNamespace
 
 import pytest
@@ -18,11 +17,6 @@ from tests.support.permits import permits
 @pytest.fixture(scope="module")
 def worker(module_worker):
     return module_worker("tests.worker.apps.conflict", concurrency=3)
-
-
-@pytest.fixture
-def account():
-    return uuid.uuid4().hex
 
 
 @pytest.fixture

@@ -5,24 +5,18 @@ from __future__ import annotations
 
 import re
 import time
-import uuid
 
 import pytest
 
-from celery_relock import Lock
 from celery_relock.errors import LockConflict
 from tests.support import wait_for
 from tests.support.apps import LOOK_EVERY
+from tests.support.parked import lock_of
 
 
 @pytest.fixture(scope="module")
 def worker(module_worker):
     return module_worker("tests.worker.apps.errbacks", concurrency=3, env={LOOK_EVERY: "0.3"})
-
-
-@pytest.fixture
-def account():
-    return uuid.uuid4().hex
 
 
 def _seen(worker, name, account, timeout=30.0):
@@ -39,11 +33,6 @@ def held(worker, account):
     yield sent
     worker.journal.add(f"free {account}")
     sent.get(timeout=20)
-
-
-def _lock(worker, account):
-    conf = worker.module.app.conf
-    return Lock(conf.relock_url, f"account:{account}", namespace=conf.relock_namespace)
 
 
 def _kill_one_with(worker, errback, account):
@@ -65,7 +54,7 @@ def test_an_errback_in_the_main_process_never_waits_for_its_lock(worker, account
     started = time.monotonic()
     assert worker.module.ping.delay().get(timeout=30) == "pong"
     assert time.monotonic() - started < 20
-    assert _lock(worker, account).locked()
+    assert lock_of(worker, f"account:{account}").locked()
     assert not [e for e in worker.journal.events("errback") if e["account"] == account]
 
 
@@ -75,7 +64,7 @@ def test_an_errback_in_the_main_process_runs_under_its_lock_when_that_is_free(wo
     assert errback.pid == worker.pid
     assert errback["of"] == sent.id
     assert errback["fence"] > 0
-    wait_for(lambda: not _lock(worker, account).locked(), what="the lock to be free")
+    wait_for(lambda: not lock_of(worker, f"account:{account}").locked(), what="the lock to be free")
 
 
 def test_the_errback_of_a_hard_time_limit_does_not_wait_either(worker, account, held):

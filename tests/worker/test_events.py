@@ -15,7 +15,7 @@ from celery_relock.engine import ids
 from celery_relock.errors import LockConflict
 from tests.support import wait_for
 from tests.support.monitor import Monitor
-from tests.support.parked import state_of, wait_until_parked
+from tests.support.parked import lock_of, state_of, wait_until_parked
 from tests.support.proxy import Proxy
 
 APP = "tests.worker.apps.events"
@@ -33,11 +33,6 @@ def monitor(worker):
     watching.close()
 
 
-@pytest.fixture
-def account():
-    return uuid.uuid4().hex
-
-
 def _told(worker, kind, account, count=1, timeout=30.0):
     """What a receiver in the worker was told of this test's lock, first thing first."""
 
@@ -45,11 +40,6 @@ def _told(worker, kind, account, count=1, timeout=30.0):
         return [e for e in events if e.name == kind and f"account:{account}" in e["names"]]
 
     return found(worker.journal.wait_for(lambda events: len(found(events)) >= count, timeout))
-
-
-def _lock(worker, account):
-    conf = worker.module.app.conf
-    return Lock(conf.relock_url, f"account:{account}", namespace=conf.relock_namespace)
 
 
 @pytest.fixture
@@ -112,7 +102,7 @@ def test_a_task_that_waits_is_blocked_in_a_monitor_until_its_body_begins(
     worker, monitor, account, is_parked
 ):
     """Also where the lock is released when the message is about to be parked."""
-    with _lock(worker, account):
+    with lock_of(worker, f"account:{account}"):
         sent = worker.module.holds.delay(account)
         blocked = monitor.wait(sent.id, "task-blocked")
         assert blocked["lock"] == f"account:{account}"
@@ -132,7 +122,7 @@ def test_a_task_that_waits_is_blocked_in_a_monitor_until_its_body_begins(
 
 
 def test_a_parked_task_that_is_revoked_is_revoked_in_a_monitor(worker, monitor, account):
-    with _lock(worker, account):
+    with lock_of(worker, f"account:{account}"):
         sent = worker.module.works.delay(account)
         monitor.wait(sent.id, "task-blocked")
         worker.module.app.control.revoke(sent.id)
@@ -151,7 +141,7 @@ def test_the_log_says_what_a_parked_task_waits_for_with_ids_to_be_pasted(worker,
 
 
 def test_a_loss_is_told_though_the_body_does_not_notice(worker, monitor, account, held):
-    assert _lock(worker, account)._engine.backend.force_release(f"account:{account}")
+    assert lock_of(worker, f"account:{account}")._engine.backend.force_release(f"account:{account}")
     lost = monitor.wait(held.id, "lock-lost")
     assert lost["locks"] == [f"account:{account}"]
     # By its inbox, if that is open already, or by the next renewal.
@@ -258,7 +248,7 @@ def test_a_time_limit_that_strikes_in_a_receiver_ends_the_task_all_the_same(work
         worker.module.meets_a_slow_receiver.delay(account).get(timeout=20)
     assert time.monotonic() - started < 10
     assert worker.journal.events("cut short")
-    assert not _lock(worker, account).locked()
+    assert not lock_of(worker, f"account:{account}").locked()
 
 
 def test_a_broker_that_is_away_keeps_nobody_from_working(worker, account):
@@ -292,8 +282,9 @@ def test_other_pools_tell_the_same(module_worker, account, pool):
     monitor = Monitor(running.module.app)
     sent = running.module.holds.delay(account)
     monitor.wait(sent.id, "lock-acquired")
-    assert _lock(running, account)._engine.backend.force_release(f"account:{account}")
-    assert monitor.wait(sent.id, "lock-lost")["locks"] == [f"account:{account}"]
+    name = f"account:{account}"
+    assert lock_of(running, name)._engine.backend.force_release(name)
+    assert monitor.wait(sent.id, "lock-lost")["locks"] == [name]
     running.journal.add(f"free {account}")
     sent.get(timeout=20)
     monitor.close()

@@ -40,11 +40,6 @@ def worker(start):
     return start()
 
 
-@pytest.fixture
-def account():
-    return uuid.uuid4().hex
-
-
 def _events(worker, name, account):
     return [e for e in worker.journal.events(name) if e["account"] == account]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
-
 import celery
 import pytest
 from celery import chain
@@ -32,11 +30,6 @@ def worker(broker, module_worker):
         concurrency=2,
         env={"RELOCK_TEST_BROKER": f"amqp://guest:guest@127.0.0.1:{broker.port}//"},
     )
-
-
-@pytest.fixture
-def account():
-    return uuid.uuid4().hex
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_relock import Lock
+from tests.support.parked import lock_of
 from tests.support.permits import permits
 
 
@@ -26,8 +26,7 @@ def test_a_task_acquires_its_lock_re_enters_it_and_releases_it(worker, name):
     while call := call["inner"]:
         assert (call["fence"], call["owner"], call["reentered"]) == (fence, owner, True)
         assert call["holds"] == 1
-    conf = worker.module.app.conf
-    assert not Lock(conf.relock_url, f"account:{name}", namespace=conf.relock_namespace).locked()
+    assert not lock_of(worker, f"account:{name}").locked()
 
 
 def test_executions_for_one_account_take_turns_and_others_run_beside_them(worker):

@@ -4,7 +4,6 @@ doubled, and the task is what it was."""
 from __future__ import annotations
 
 import re
-import uuid
 
 import pytest
 from celery import VERSION
@@ -39,11 +38,6 @@ def worker(module_worker, broker):
         concurrency=6,
         env={"RELOCK_TEST_BROKER": broker.url},
     )
-
-
-@pytest.fixture
-def account():
-    return uuid.uuid4().hex
 
 
 @pytest.fixture

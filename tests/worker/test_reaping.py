@@ -7,23 +7,18 @@ from __future__ import annotations
 
 import signal
 
-from celery_relock import Lock
 from tests.support import wait_for
 from tests.support.apps import LOOK_EVERY
+from tests.support.parked import lock_of
 
 # The main process looks for children that have ended long after this test: nobody else tells of it.
 NOT_SOON = {LOOK_EVERY: "60"}
 APP = "tests.worker.apps.reaping"
 
 
-def _lock(worker, name="account:7"):
-    conf = worker.module.app.conf
-    return Lock(conf.relock_url, name, namespace=conf.relock_namespace)
-
-
 def test_every_lock_of_a_killed_child_is_free_at_once_and_the_next_task_runs(worker):
     running = worker(APP, concurrency=2, env=NOT_SOON)
-    lock, inner = _lock(running), _lock(running, "inner")
+    lock, inner = lock_of(running, "account:7"), lock_of(running, "inner")
     running.module.hold.delay("7", inner="inner")
     held = running.journal.wait_for("holding", timeout=20)[0]
     running.journal.wait_for("inner", timeout=20)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 
 import pytest
 
@@ -23,11 +22,6 @@ def worker(module_worker, locks):
     return module_worker(
         "tests.worker.apps.faults", concurrency=2, env={"RELOCK_TEST_LOCKS": locks.url}
     )
-
-
-@pytest.fixture
-def account():
-    return uuid.uuid4().hex
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-import uuid
 
 import pytest
 
-from celery_relock import Lock
 from celery_relock.engine import ids
 from celery_relock.errors import LockConfigError, LockConflict
+from tests.support.parked import lock_of
 from tests.support.permits import permits
 
 INLINE = [
@@ -27,16 +26,6 @@ INLINE = [
 @pytest.fixture(scope="module")
 def reentry(module_worker):
     return module_worker("tests.worker.apps.reentry", concurrency=2)
-
-
-@pytest.fixture
-def account():
-    return uuid.uuid4().hex
-
-
-def lock_of(worker, account):
-    conf = worker.module.app.conf
-    return Lock(conf.relock_url, f"account:{account}", namespace=conf.relock_namespace)
 
 
 def chain_of(result):
@@ -57,7 +46,7 @@ def test_what_is_called_inline_re_enters_with_the_same_fence(reentry, account, n
     assert len({call["fence"] for call in calls}) == 1
     # The call stack says it all: an inner call costs no hold of its own, and ends none.
     assert {call.get("holds", 1) for call in calls} == {1}
-    assert not lock_of(reentry, account).locked()
+    assert not lock_of(reentry, f"account:{account}").locked()
     assert len(permits(reentry.journal.events(), f"account:{account}")) == 1
 
 
@@ -66,13 +55,13 @@ def test_the_same_holds_for_a_direct_call_outside_of_tasks(reentry, account, nam
     calls = chain_of(getattr(reentry.module, name)(account))
     assert [call["reentered"] for call in calls] == [False, *[True] * (len(calls) - 1)]
     assert len({call["fence"] for call in calls}) == 1
-    assert not lock_of(reentry, account).locked()
+    assert not lock_of(reentry, f"account:{account}").locked()
 
 
 def test_a_task_that_calls_itself_for_a_lock_that_is_held_is_not_sent_again(reentry, account):
     # It finds its own message's request there; to send that again would run the outer body twice.
     other = f"{account}-other"
-    with lock_of(reentry, other):
+    with lock_of(reentry, f"account:{other}"):
         result = reentry.module.calls_itself_for_another.delay(account, other)
         with pytest.raises(LockConflict, match=other):
             result.get(timeout=20)
@@ -148,7 +137,7 @@ def test_a_callable_that_names_no_owner_is_told_with_task_and_option(reentry, ac
 
 
 def test_a_direct_call_under_a_lock_object_re_enters_it(reentry, account):
-    lock = lock_of(reentry, account)
+    lock = lock_of(reentry, f"account:{account}")
     with lock:
         result = reentry.module.calls_directly(account)
         assert result["reentered"]

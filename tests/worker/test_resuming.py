@@ -28,11 +28,6 @@ APP = "tests.worker.apps.resuming"
 brokers = pytest.mark.parametrize("broker", ["redis", "amqp"])
 
 
-@pytest.fixture
-def account():
-    return uuid.uuid4().hex
-
-
 @pytest.fixture(scope="module")
 def launch(request, redis_server):
     """Start workers on one broker: `launch("amqp", queues="topic")`; some for one namespace."""

@@ -8,8 +8,8 @@ import uuid
 import pytest
 from celery.exceptions import MaxRetriesExceededError
 
-from celery_relock import Lock
 from tests.support import wait_for
+from tests.support.parked import lock_of
 
 APP = "tests.worker.apps.retry"
 
@@ -17,11 +17,6 @@ APP = "tests.worker.apps.retry"
 @pytest.fixture(scope="module")
 def worker(module_worker):
     return module_worker(APP, concurrency=3)
-
-
-@pytest.fixture
-def account():
-    return uuid.uuid4().hex
 
 
 def _inside(worker, account, count, timeout=30.0):
@@ -38,14 +33,9 @@ def _who(entries):
     return [(entry["task"], entry["retries"]) for entry in entries]
 
 
-def _lock(worker, account):
-    conf = worker.module.app.conf
-    return Lock(conf.relock_url, f"account:{account}", namespace=conf.relock_namespace)
-
-
 def _is_freed(worker, account):
     """Wait for that; returns when, by the clock of this machine."""
-    lock = _lock(worker, account)
+    lock = lock_of(worker, f"account:{account}")
     wait_for(lambda: not lock.locked(), what="the lock to be free")
     return time.time()
 
@@ -79,7 +69,7 @@ def test_it_is_kept_from_retry_to_retry(worker, account):
     entries = _inside(worker, account, 3)
     assert len({entry["fence"] for entry in entries}) == 1
     assert all(entry["continuous"] for entry in entries)
-    assert not _lock(worker, account).locked()
+    assert not lock_of(worker, f"account:{account}").locked()
 
 
 def test_autoretry_keeps_it_too(worker, account):
@@ -92,7 +82,7 @@ def test_autoretry_keeps_it_too(worker, account):
 def test_it_is_released_when_the_retries_are_used_up(worker, account):
     with pytest.raises(MaxRetriesExceededError):
         worker.module.gives_up.delay(account).get(timeout=20)
-    assert not _lock(worker, account).locked()
+    assert not lock_of(worker, f"account:{account}").locked()
     assert len(_inside(worker, account, 2)) == 2
 
 
@@ -120,7 +110,7 @@ def test_a_retry_finds_out_that_what_was_kept_for_it_is_gone(worker, account):
     sent = worker.module.keeps.delay(account, 3.0)
     first = _inside(worker, account, 1)[0]
     worker.wait_for_log(rf"{sent.id}\] retry: ")
-    lock = _lock(worker, account)
+    lock = lock_of(worker, f"account:{account}")
     assert lock._engine.backend.force_release(lock.name)
     sent.get(timeout=20)
     second = _inside(worker, account, 2)[1]
@@ -132,7 +122,7 @@ def test_a_retry_finds_out_that_what_was_kept_for_it_is_gone(worker, account):
 def test_a_retry_that_is_revoked_frees_what_is_kept_for_it(worker, account):
     sent = worker.module.keeps.delay(account, 3.0)
     worker.wait_for_log(rf"{sent.id}\] retry: ")
-    assert _lock(worker, account).locked()
+    assert lock_of(worker, f"account:{account}").locked()
     worker.module.app.control.revoke(sent.id)
     # The lease would last for five minutes more; Celery discards the message when it is due.
     _is_freed(worker, account)
@@ -166,8 +156,8 @@ def test_a_retry_with_other_arguments_keeps_only_the_names_that_it_needs(worker,
     second, third = f"{account}-second", f"{account}-third"
     sent = worker.module.moves_on.delay(account, second, third)
     wait_for(lambda: sent.state == "RETRY")
-    assert not _lock(worker, account).locked(), "nobody comes back for it"
-    assert _lock(worker, second).locked()
+    assert not lock_of(worker, f"account:{account}").locked(), "nobody comes back for it"
+    assert lock_of(worker, f"account:{second}").locked()
     sent.get(timeout=20)
-    assert not _lock(worker, second).locked()
-    assert not _lock(worker, third).locked()
+    assert not lock_of(worker, f"account:{second}").locked()
+    assert not lock_of(worker, f"account:{third}").locked()

@@ -11,10 +11,9 @@ from urllib.parse import quote
 import pytest
 from celery import chain
 
-from celery_relock import Lock
 from tests.backends.redis.test_permissions import PASSWORD, least
 from tests.support import RedisServer, leftovers, wait_for
-from tests.support.parked import state_of, wait_until_parked
+from tests.support.parked import lock_of, state_of, wait_until_parked
 from tests.support.tls import Authority, free_port, speaks_tls
 
 
@@ -73,8 +72,7 @@ def worker(request, module_worker, locks):
 @pytest.fixture
 def held(worker):
     """A lock that this process has, by the same way to the Redis as the worker's."""
-    conf = worker.module.app.conf
-    lock = Lock(conf.relock_url, f"account:{uuid.uuid4().hex}", namespace=conf.relock_namespace)
+    lock = lock_of(worker, f"account:{uuid.uuid4().hex}")
     assert lock.acquire(blocking=False)
     yield lock
     if lock.owned():

@@ -22,11 +22,6 @@ def worker(module_worker):
 
 
 @pytest.fixture
-def account():
-    return uuid.uuid4().hex
-
-
-@pytest.fixture
 def name(account):
     return f"account:{account}"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
-
 import pytest
 
 from tests.support import wait_for
@@ -15,11 +13,6 @@ APP = "tests.worker.apps.states"
 @pytest.fixture(scope="module")
 def worker(module_worker):
     return module_worker(APP, concurrency=2)
-
-
-@pytest.fixture
-def account():
-    return uuid.uuid4().hex
 
 
 def _is_inside(worker, account):

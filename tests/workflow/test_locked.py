@@ -27,11 +27,6 @@ def worker(module_worker):
 
 
 @pytest.fixture
-def account():
-    return uuid.uuid4().hex[:12]
-
-
-@pytest.fixture
 def step(worker, account):
     def make(name, do="", task=None):
         return (task or worker.module.plain).s(account=account, name=name, do=do)
