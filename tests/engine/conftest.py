@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import redis
 
-from celery_relock.engine import ids
+from celery_relock.engine import events, ids
 from celery_relock.engine.engine import Engine
+from celery_relock.engine.events import LockEvent
 from celery_relock.engine.lease import Lease
 from celery_relock.engine.protocol import Claim, Held
 from celery_relock.engine.renewal import keepalive
@@ -28,6 +29,24 @@ def nothing_left_behind() -> Iterator[None]:
     yield
     for lease in keepalive.leases():
         keepalive.discard(lease)
+
+
+@pytest.fixture
+def told() -> Iterator[list[LockEvent]]:
+    """Every event about a lock, as it is told."""
+    heard: list[LockEvent] = []
+    end = events.subscribe(heard.append)
+    yield heard
+    end()
+
+
+@pytest.fixture
+def lost() -> Iterator[list[LockEvent]]:
+    """The losses of locks, as they are told."""
+    heard: list[LockEvent] = []
+    end = events.subscribe(heard.append, {"lost"})
+    yield heard
+    end()
 
 
 class Runs:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from celery_relock.engine.events import LockEvent, subscribe
+from celery_relock.engine.events import LockEvent
 from celery_relock.engine.lease import Lease, State
 from celery_relock.engine.protocol import Conflict, Duplicate, Held, Queued
 from celery_relock.engine.renewal import keepalive
@@ -46,14 +46,6 @@ def desk(server: RedisServer, namespace: str) -> Iterator[Desk]:
     opened = Desk(server.url, namespace)
     yield opened
     opened.close()
-
-
-@pytest.fixture
-def lost() -> Iterator[list[LockEvent]]:
-    events: list[LockEvent] = []
-    end = subscribe(lambda event: events.append(event) if event.kind == "lost" else None)
-    yield events
-    end()
 
 
 class Waiter(threading.Thread):

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,23 +25,6 @@ from tests.support import RedisServer, programs, wait_for
 from tests.support.gate import gated
 from tests.support.long import LONG
 from tests.support.proxy import Proxy
-
-
-@pytest.fixture(autouse=True)
-def nothing_left_behind() -> Iterator[None]:
-    """What a failed test still holds must not be looked after, and lost, during the next one."""
-    yield
-    for lease in keepalive.leases():
-        keepalive.discard(lease)
-
-
-@pytest.fixture
-def told() -> Iterator[list[LockEvent]]:
-    """Every event about a lock, as it is told."""
-    heard: list[LockEvent] = []
-    end = events.subscribe(heard.append)
-    yield heard
-    end()
 
 
 def losses(told: list[LockEvent]) -> list[LockEvent]:

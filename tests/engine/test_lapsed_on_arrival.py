@@ -11,21 +11,12 @@ from typing import Any
 
 import pytest
 
-from celery_relock.engine import events
 from celery_relock.engine.events import LockEvent
 from celery_relock.engine.protocol import Conflict, Held
 from celery_relock.errors import LockUnavailable
 from tests.engine.conftest import Runs
 from tests.support import RedisServer, wait_for
 from tests.support.proxy import Proxy
-
-
-@pytest.fixture
-def told() -> Iterator[list[LockEvent]]:
-    heard: list[LockEvent] = []
-    end = events.subscribe(heard.append)
-    yield heard
-    end()
 
 
 @pytest.fixture

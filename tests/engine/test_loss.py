@@ -9,13 +9,12 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
 
-from celery_relock.engine import events
 from celery_relock.engine.events import LockEvent
 from celery_relock.engine.hold import Hold, Share
 from celery_relock.engine.lease import Lease
@@ -25,24 +24,6 @@ from celery_relock.errors import LockLost, LockUnavailable
 from celery_relock.lock import LockNotOwned
 from tests.support import RedisServer, programs, wait_for
 from tests.support.proxy import Proxy
-
-
-@pytest.fixture(autouse=True)
-def nothing_left_behind() -> Iterator[None]:
-    """What a failed test still holds must not be looked after, and lost, during the next one."""
-    yield
-    for lease in keepalive.leases():
-        keepalive.discard(lease)
-
-
-@pytest.fixture
-def told() -> Iterator[list[LockEvent]]:
-    for lease in keepalive.leases():
-        keepalive.discard(lease)  # of another test, whose keys are gone
-    heard: list[LockEvent] = []
-    end = events.subscribe(heard.append)
-    yield heard
-    end()
 
 
 def kinds(told: list[LockEvent]) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import psycopg
 import pymysql
 
 from tests.support import reaper
+from tests.support.tls import free_port
 from tests.support.waiting import wait_for
 
 
@@ -38,7 +38,7 @@ class Server:
     """
 
     def __init__(self) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self._folder = Path(tempfile.mkdtemp(prefix="relock-db-"))
         # Neither server runs as root; a user that always is there.
         self._as = {"user": "nobody"} if os.geteuid() == 0 else {}
@@ -139,11 +139,6 @@ class MariaDB(Server):
             host="127.0.0.1", port=self.port, user="root", charset="utf8mb4", connect_timeout=5,
             **options,
         )  # fmt: skip
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def _answers(connect: Callable[[], Any], errors: type[Exception]) -> bool:

@@ -9,7 +9,6 @@ import pytest
 from celery_relock import LockedTask
 from celery_relock.backends.redis.scripts import scripts
 from celery_relock.declaration import declaration
-from tests.support import RedisServer
 
 CANVASES = [
     "chain",
@@ -24,13 +23,6 @@ CANVASES = [
     "chunks",
     "chunks as a group",
 ]
-
-
-@pytest.fixture(scope="module")
-def locks(redis_binary):
-    server = RedisServer(binary=redis_binary)
-    yield server
-    server.stop()
 
 
 @pytest.fixture(scope="module")

@@ -8,15 +8,6 @@ import uuid
 
 import pytest
 
-from tests.support import RedisServer
-
-
-@pytest.fixture(scope="module")
-def locks(redis_binary):
-    server = RedisServer(binary=redis_binary)
-    yield server
-    server.stop()
-
 
 @pytest.fixture(scope="module")
 def worker(module_worker, locks):

@@ -9,7 +9,6 @@ import pytest
 
 from celery_relock.engine import ids
 from tests.support import wait_for
-from tests.support.monitor import Monitor
 from tests.support.parked import lock_of
 from tests.support.worker import ROOT
 
@@ -20,13 +19,6 @@ PAGE = (ROOT / "docs" / "company.md").read_text()
 @pytest.fixture(scope="module")
 def worker(module_worker):
     return module_worker(APP, concurrency=2, arguments=("-E",))
-
-
-@pytest.fixture
-def monitor(worker):
-    watching = Monitor(worker.module.app)
-    yield watching
-    watching.close()
 
 
 def row(delivery):

@@ -26,13 +26,6 @@ def worker(module_worker):
     return module_worker(APP, concurrency=2, arguments=("-E",))
 
 
-@pytest.fixture
-def monitor(worker):
-    watching = Monitor(worker.module.app)
-    yield watching
-    watching.close()
-
-
 def _told(worker, kind, account, count=1, timeout=30.0):
     """What a receiver in the worker was told of this test's lock, first thing first."""
 

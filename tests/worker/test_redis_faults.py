@@ -7,14 +7,6 @@ import time
 import pytest
 
 from celery_relock.errors import LockConfigError, LockUnavailable
-from tests.support import RedisServer
-
-
-@pytest.fixture(scope="module")
-def locks(redis_binary):
-    server = RedisServer(binary=redis_binary)
-    yield server
-    server.stop()
 
 
 @pytest.fixture(scope="module")

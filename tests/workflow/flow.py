@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import uuid
 
+from celery.canvas import StampingVisitor
+
 from tests.support import wait_for
 from tests.support.parked import lock_of
 
@@ -52,3 +54,10 @@ class Flow:
 
 def wait_for_state(result, state):
     wait_for(lambda: result.state == state, what=f"the state {state}")
+
+
+class Visitor(StampingVisitor):
+    """Writes a stamp of the user on each step."""
+
+    def on_signature(self, sig, **headers):
+        return {"mine": "yes", "stamped_headers": ["mine"]}

@@ -9,14 +9,13 @@ import uuid
 
 import pytest
 from celery import chain, chord, group, signature
-from celery.canvas import StampingVisitor
 
 from celery_relock import locked
 from celery_relock.errors import LockConfigError, LockConflict, LockDeadlock
 from celery_relock.workflow import steps
 from tests.support import wait_for
 from tests.support.parked import lock_of, wait_until_parked
-from tests.workflow.flow import wait_for_state
+from tests.workflow.flow import Visitor, wait_for_state
 
 pytestmark = pytest.mark.slow
 
@@ -234,11 +233,6 @@ def test_members_run_side_by_side_unless_they_acquire_a_lock_of_their_own(worker
     for event in events_of(worker, f"member {account}"):
         (inside.append if event.name == "enter" else inside.remove)(event["step"])
         assert len(inside) <= 1
-
-
-class Visitor(StampingVisitor):
-    def on_signature(self, sig, **headers):
-        return {"mine": "yes", "stamped_headers": ["mine"]}
 
 
 @pytest.mark.parametrize("order", ["stamped first", "locked first"])

@@ -7,14 +7,13 @@ import time
 import pytest
 from billiard.exceptions import WorkerLostError
 from celery import chain, chord, group
-from celery.canvas import StampingVisitor
 from celery.exceptions import TaskRevokedError
 
 from celery_relock import locked
 from celery_relock.errors import LockConfigError, LockConflict
 from tests.support.parked import wait_until_parked
 from tests.workflow import flow as flows
-from tests.workflow.flow import wait_for_state
+from tests.workflow.flow import Visitor, wait_for_state
 
 
 @pytest.fixture(scope="module")
@@ -185,11 +184,6 @@ def test_options_given_when_it_is_sent_are_for_the_task_that_acquires_the_lock(f
     own = flow.module.app.conf.task_default_queue
     assert sent.get(timeout=30) == [["1"], [own, None]]
     flow.module.app.control.cancel_consumer(place, reply=True)
-
-
-class Visitor(StampingVisitor):
-    def on_signature(self, sig, **headers):
-        return {"mine": "yes", "stamped_headers": ["mine"]}
 
 
 @pytest.mark.parametrize("order", ["stamped first", "locked first"])

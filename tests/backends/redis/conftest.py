@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
-from tests.engine.conftest import in_thread, lock, nothing_left_behind, proxy, runs
+from collections.abc import Iterator
 
-__all__ = ["in_thread", "lock", "nothing_left_behind", "proxy", "runs"]
+import pytest
+
+from tests.engine.conftest import in_thread, lock, lost, nothing_left_behind, proxy, runs
+from tests.support.cluster import ClusterServers
+
+__all__ = ["in_thread", "lock", "lost", "nothing_left_behind", "proxy", "runs"]
+
+
+@pytest.fixture(scope="module")
+def cluster(redis_binary: str) -> Iterator[ClusterServers]:
+    servers = ClusterServers(redis_binary, replicas=False)
+    yield servers
+    servers.stop()

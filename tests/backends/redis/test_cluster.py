@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -42,13 +42,6 @@ from tests.support.cluster import ClusterServers
 from tests.support.tls import Authority, speaks_tls
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def cluster(redis_binary: str) -> Iterator[ClusterServers]:
-    servers = ClusterServers(redis_binary, replicas=False)
-    yield servers
-    servers.stop()
 
 
 @pytest.fixture

@@ -55,13 +55,6 @@ for _module in _MODULES:
 
 
 @pytest.fixture(scope="module")
-def cluster(redis_binary: str) -> Iterator[ClusterServers]:
-    servers = ClusterServers(redis_binary, replicas=False)
-    yield servers
-    servers.stop()
-
-
-@pytest.fixture(scope="module")
 def redis_url(cluster: ClusterServers) -> str:
     return cluster.url
 

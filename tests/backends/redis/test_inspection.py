@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
 
 from celery_relock import Lock
 from celery_relock.admin import Locks
@@ -13,13 +10,6 @@ from celery_relock.backends.redis.connections import Connections
 from celery_relock.engine.protocol import Claim, ParkRequest
 from tests.support.backends import backend_of
 from tests.support.cluster import ClusterServers
-
-
-@pytest.fixture(scope="module")
-def cluster(redis_binary: str) -> Iterator[ClusterServers]:
-    servers = ClusterServers(redis_binary, replicas=False)
-    yield servers
-    servers.stop()
 
 
 def test_locks_are_found_shown_and_freed_on_every_node(

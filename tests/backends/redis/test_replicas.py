@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from celery_relock.engine.events import LockEvent, subscribe
+from celery_relock.engine.events import LockEvent
 from celery_relock.engine.lease import Lease, State
 from celery_relock.engine.protocol import Held, Parked, ParkRequest, Queued
 from celery_relock.engines import engine_for
@@ -42,14 +42,6 @@ def online(master: RedisServer) -> int:
     info = master.client().info("replication")
     every = [info[f"slave{i}"] for i in range(info["connected_slaves"])]
     return sum(each["state"] == "online" for each in every)
-
-
-@pytest.fixture
-def lost() -> Iterator[list[LockEvent]]:
-    events: list[LockEvent] = []
-    end = subscribe(lambda event: events.append(event) if event.kind == "lost" else None)
-    yield events
-    end()
 
 
 def runs_of(place: str, namespace: str, needed: int = 1, seconds: float = 0.3) -> Runs:

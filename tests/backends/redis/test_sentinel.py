@@ -9,7 +9,7 @@ import itertools
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from celery_relock.backends.redis import sentinel
 from celery_relock.backends.redis.sentinel import Finder
 from celery_relock.backends.redis.subscription import Subscription
 from celery_relock.backends.redis.urls import transport_for_url
-from celery_relock.engine.events import LockEvent, subscribe
+from celery_relock.engine.events import LockEvent
 from celery_relock.engine.lease import State
 from celery_relock.engine.protocol import Held, Parked, ParkRequest, Queued
 from celery_relock.engines import engine_for
@@ -55,14 +55,6 @@ def everybody_looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def service(watched: Callable[..., Watched]) -> Watched:
     return watched()
-
-
-@pytest.fixture
-def lost() -> Iterator[list[LockEvent]]:
-    events: list[LockEvent] = []
-    end = subscribe(lambda event: events.append(event) if event.kind == "lost" else None)
-    yield events
-    end()
 
 
 def runs_of(service: Watched, namespace: str, client: bool = True) -> Runs:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_relock.engine.events import LockEvent, subscribe
+from celery_relock.engine.events import LockEvent
 from celery_relock.engine.lease import State
 from celery_relock.engine.protocol import Conflict, Held
 from celery_relock.engine.renewal import keepalive
@@ -22,15 +22,6 @@ from tests.support.proxy import Proxy
 @pytest.fixture
 def server(own_redis: Callable[..., RedisServer]) -> RedisServer:
     return own_redis()
-
-
-@pytest.fixture
-def lost() -> object:
-    """The locks that were told as lost, as they are told."""
-    events: list[LockEvent] = []
-    end = subscribe(lambda event: events.append(event) if event.kind == "lost" else None)
-    yield events
-    end()
 
 
 def test_scripts_may_be_flushed_at_any_time(runs: Callable[..., Runs], server: RedisServer) -> None:

@@ -10,6 +10,7 @@ from kombu import Exchange, Queue
 from celery_relock import LockedTask
 from tests.support import Journal, make_app
 from tests.support.permits import holding
+from tests.support.without_broker import WithoutABroker
 
 KEY = "account:{account}"
 
@@ -130,21 +131,6 @@ def total(numbers):
 def note(value, account):
     journal.add("noted", account=account, value=value)
     return value
-
-
-class WithoutABroker(LockedTask):
-    """Before its body, this process can reach no broker to send anything to."""
-
-    def before_start(self, task_id, args, kwargs):
-        self._point_to("redis://127.0.0.1:1/0")
-
-    def after_return(self, *_):
-        self._point_to(self.app.conf.broker_url)
-
-    def _point_to(self, url: str) -> None:
-        self.app.conf.broker_write_url = url
-        self.app._pool = None
-        self.app.amqp._producer_pool = None
 
 
 @app.task(base=WithoutABroker, bind=True, **RETRY)

@@ -11,6 +11,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_relock import Lock, LockedTask, signals
 from tests.support import Journal, make_app
+from tests.support.without_broker import WithoutABroker
 
 KEY = "account:{account}"
 
@@ -67,21 +68,6 @@ def is_killed(self, account):
 @app.task(base=LockedTask, bind=True, lock_key=KEY, soft_time_limit=1)
 def meets_a_slow_receiver(self, account):
     time.sleep(30)
-
-
-class WithoutABroker(LockedTask):
-    """Before its body, this process can reach no broker to send anything to."""
-
-    def before_start(self, task_id, args, kwargs):
-        self._point_to("redis://127.0.0.1:1/0")
-
-    def after_return(self, *_):
-        self._point_to(self.app.conf.broker_url)
-
-    def _point_to(self, url: str) -> None:
-        self.app.conf.broker_write_url = url
-        self.app._pool = None
-        self.app.amqp._producer_pool = None
 
 
 @app.task(base=WithoutABroker, bind=True, lock_key=KEY)

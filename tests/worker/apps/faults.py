@@ -9,6 +9,7 @@ from celery import Celery
 
 from celery_relock import LockedTask
 from tests.support import Journal, make_app
+from tests.support.without_broker import WithoutABroker
 
 KEY = "account:{account}"
 
@@ -42,21 +43,6 @@ def comes_back_briefly(self, account):
 @app.task(base=LockedTask, bind=True, lock_key=KEY, lock_on_unavailable="run")
 def runs_all_the_same(self, account):
     return work(self, account)
-
-
-class WithoutABroker(LockedTask):
-    """Before its body, this process can reach no broker to send anything to."""
-
-    def before_start(self, task_id, args, kwargs):
-        self._point_to("redis://127.0.0.1:1/0")
-
-    def after_return(self, *_):
-        self._point_to(self.app.conf.broker_url)
-
-    def _point_to(self, url):
-        self.app.conf.broker_write_url = url
-        self.app._pool = None
-        self.app.amqp._producer_pool = None
 
 
 @app.task(base=WithoutABroker, bind=True, lock_key=KEY, lock_on_unavailable="retry")

@@ -16,6 +16,7 @@ from celery_relock.declaration import declaration
 from celery_relock.engine.engine import Engine
 from celery_relock.worker.parking import Outbox
 from tests.support import Journal, make_app
+from tests.support.without_broker import WithoutABroker
 
 KEY = "account:{account}"
 
@@ -68,24 +69,15 @@ def cut_off(policy: str) -> Any:
 finds_redis_away = {policy: cut_off(policy) for policy in ("raise", "retry", "run")}
 
 
-class WithoutABroker(LockedTask):
-    """Its process can reach no broker from before its body until its lock is released."""
+class KnowsItsBroker(WithoutABroker):
+    """Where it sends to is known by the time when the broker is away, as it is in real life."""
 
-    def before_start(self, task_id, args, kwargs):
-        # Where it sends to is known by then, as it is in real life.
+    def before_start(self, *told):
         assert declaration(type(self)).engine.parking.sender.home
-        self._point_to("redis://127.0.0.1:1/0")
-
-    def after_return(self, *_):
-        self._point_to(self.app.conf.broker_url)
-
-    def _point_to(self, url: str) -> None:
-        self.app.conf.broker_write_url = url
-        self.app._pool = None
-        self.app.amqp._producer_pool = None
+        super().before_start(*told)
 
 
-@app.task(base=WithoutABroker, bind=True, lock_key=KEY)
+@app.task(base=KnowsItsBroker, bind=True, lock_key=KEY)
 def holds_without_a_broker(self, account):
     journal.add("held", account=account)
     stand("free", account)
