@@ -1,14 +1,18 @@
-"""A signal's exception, such as a time limit's, that strikes where some call of ours begins."""
+"""A signal's exception, such as a time limit's, or a kill, that strikes where some call of ours
+begins: at each of them in turn."""
 
 from __future__ import annotations
 
+import os
+import select
 import sys
 import uuid
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from contextvars import Context
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from celery import Celery
@@ -18,18 +22,14 @@ import celery_relock
 from celery_relock import LockedTask
 from celery_relock.declaration import declaration
 from celery_relock.dedup import marker
-from celery_relock.engine import reentrancy
+from celery_relock.engine import crash, reentrancy
+from celery_relock.engine.engine import Engine
 from celery_relock.engine.protocol import KEPT, LINE
 from celery_relock.engine.renewal import keepalive
 from celery_relock.worker.message import finish
+from tests.support.long import LONG
 
 PACKAGE = Path(celery_relock.__file__).parent
-
-
-class Stop(Exception):
-    """What somebody's signal handler raises."""
-
-
 PLAIN: dict[str, Any] = {}
 OPTIONS: list[dict[str, Any]] = [
     PLAIN,
@@ -41,62 +41,126 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-# Thrown into a generator that ends, an exception is told of and goes no further.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize(
-    ("is_message", "options"), [(False, PLAIN), *((True, each) for each in OPTIONS)], ids=str
-)
-def test_wherever_it_strikes_no_lock_is_left_that_somebody_renews(
-    is_message: bool, options: dict[str, Any], redis_url: str, namespace: str
-) -> None:
+class Stop(Exception):
+    """What somebody's signal handler raises."""
+
+
+class Struck(NamedTuple):
+    """A task, whose calls get a lock name of their own."""
+
+    task: Any
+    engine: Engine
+    call: Callable[[str], Any]
+    run: Callable[[str], Any]
+
+    def attempts(self, name: str) -> set[str]:
+        """Which attempts have something of the call with this name. What is left to the next step,
+        or to a retry, belongs to none."""
+        names = name, LINE + name, marker.name_for(self.task.name, [name])
+        return {hold.attempt_id for each in names for hold in self.engine.inspect(each).holds}
+
+
+Make = Callable[[dict[str, Any]], Struck]
+
+
+@pytest.fixture
+def make(redis_url: str, namespace: str) -> Iterator[Make]:
     app = Celery(broker="memory://", set_as_current=False)
     app.conf.update(
         relock_url=redis_url, relock_namespace=namespace, task_default_queue=uuid.uuid4().hex
     )
 
-    @app.task(base=LockedTask, shared=False, lock_key="{name}", **options)
-    def body(name: str) -> None:
-        if "autoretry_for" in options:
-            raise OSError
-
     @app.task(shared=False)
     def after() -> None: ...
 
-    task = app.tasks[body.name]
-    engine = declaration(type(task)).engine
-    tracer = build_tracer(task.name, task, app=app)
-    before = keepalive.leases()  # of tests before this one
-    call = struck = at = 0
+    def make(options: dict[str, Any]) -> Struck:
+        @app.task(base=LockedTask, shared=False, lock_key="{name}", **options)
+        def body(name: str) -> None:
+            if "autoretry_for" in options:
+                raise OSError
 
-    def run_it() -> None:
-        name = task_id = uuid.uuid4().hex
-        request = {"id": task_id, "hostname": "here", "chain": [after.si()]}
+        task = app.tasks[body.name]
+        tracer = build_tracer(task.name, task, app=app)
+
+        def run(name: str) -> None:
+            request = {"id": name, "hostname": "here", "chain": [after.si()]}
+            tracer(name, (name,), {}, request)
+
+        return Struck(task, declaration(type(task)).engine, task, run)
+
+    yield make
+    app.close()
+
+
+def at_call(number: int, strike: Callable[[], None]) -> Any:
+    """For `sys.settrace`: strike where so many calls of ours have begun."""
+    left = number
+
+    def trace(frame: FrameType, event: str, _: object) -> None:
+        nonlocal left
+        if PACKAGE in Path(frame.f_code.co_filename).parents:
+            left -= 1
+            if left == 0:
+                strike()
+
+    return trace
+
+
+# Thrown into a generator that ends, an exception is told of and goes no further.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    ("is_message", "options"), [(False, PLAIN), *((True, each) for each in OPTIONS)], ids=str
+)
+def test_wherever_a_signal_strikes_no_lock_is_left_that_somebody_renews(
+    make: Make, is_message: bool, options: dict[str, Any]
+) -> None:
+    struck = make(options)
+    before = set(keepalive.leases())  # of tests before this one
+    strikes = 0
+
+    def strike() -> None:
+        nonlocal strikes
+        strikes += 1
+        raise Stop
+
+    def run_it(number: int, name: str) -> None:
+        sys.settrace(at_call(number, strike))
         try:
-            sys.settrace(trace)
-            if is_message:
-                tracer(task_id, (name,), {}, request)
-            else:
-                task(name)
+            (struck.run if is_message else struck.call)(name)
         finally:
             sys.settrace(None)
             finish()  # as the next message does, if the end of this one was struck
-            assert reentrancy.innermost() is None, at
-            for each in (name, LINE + name, marker.name_for(task.name, [name])):
-                # What is left to the next step, or to a retry, belongs to no attempt.
-                attempts = [hold.attempt_id for hold in engine.inspect(each).holds]
-                assert set(attempts) <= {KEPT}, at
+            assert reentrancy.innermost() is None, number
 
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal call, struck
-        if PACKAGE in Path(frame.f_code.co_filename).parents and (call := call - 1) == 0:
-            struck += 1
-            raise Stop
-
-    Context().run(run_it)
-    while struck == at:  # until a call comes to its end
-        call = at = at + 1
+    number = 0
+    while strikes == number:  # until a call comes to its end
+        number, name = number + 1, uuid.uuid4().hex
         with suppress(Stop):
-            Context().run(run_it)
-        assert set(keepalive.leases()) <= set(before), at
-    assert struck > 50
-    app.close()
+            Context().run(run_it, number, name)
+        assert set(keepalive.leases()) <= before, number
+        assert struck.attempts(name) <= {KEPT}, number
+    assert number > 50
+
+
+# The children of a process with threads do no more than a pool's child does.
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("options", [OPTIONS[1], OPTIONS[3], OPTIONS[4]], ids=str)
+def test_wherever_a_process_is_killed_a_reaper_frees_what_it_had(
+    make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    struck = make(options)
+    monkeypatch.setattr(crash.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(crash.journal, "on", True)
+    reaper, poll = crash.Reaper(struck.engine.backend, struck.engine.parking), select.poll()
+    number, status = 0, -1
+    while status != 0:  # until a call comes to its end
+        number, name = number + (1 if LONG else 9), uuid.uuid4().hex
+        child = os.fork()
+        if child == 0:
+            sys.settrace(at_call(number, lambda: os._exit(9)))
+            Context().run(struck.run, name)
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        reaper.look(poll)
+        assert struck.attempts(name) <= {KEPT}, number
+    assert number > 50
