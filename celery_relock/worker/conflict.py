@@ -528,15 +528,31 @@ def release(engine: Engine, lease: Lease, *, ended: bool) -> None:
         with suppress(Exception):
             engine.release(lease, ended=ended)
     except RelockError as error:
+        again = held and isinstance(error, LockUnavailable)
         logger.log(
             logging.WARNING if held else logging.DEBUG,
-            "Cannot release the lock %s, its lease ends it within %.0f s: %s",
+            "Cannot release the lock %s, %sits lease ends it within %.0f s: %s",
             ", ".join(map(repr, lease.claim.names)),
+            "trying again; " if again else "",
             lease.claim.lease,
             error,
         )
+        if again:
+            args = engine, lease, ended
+            with suppress(RuntimeError):  # no thread to spare
+                threading.Thread(target=_release_later, args=args, daemon=True).start()
     except BaseException:
         # Thrown in from outside. First the lock: nobody would release it later.
         with suppress(Exception):
             engine.release(lease, ended=ended)
         raise
+
+
+def _release_later(engine: Engine, lease: Lease, ended: bool) -> None:
+    """Redis may be back long before the lease has ended, and others wait."""
+    while lease.state is State.ASKED and time.monotonic() < lease.deadline:
+        time.sleep(ids.chance.uniform(0.5, 1.0))
+        with suppress(LockUnavailable):
+            engine.release(lease, ended=ended)
+            logger.info("The lock %s is released now", ", ".join(map(repr, lease.claim.names)))
+            return

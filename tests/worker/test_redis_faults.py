@@ -88,6 +88,21 @@ def test_down_at_release_leaves_the_result_as_it_is(worker, account, locks, down
         locks.restart(keep_data=False)
 
 
+def test_down_at_release_is_released_when_redis_is_back_and_not_when_the_lease_ends(
+    worker, account, locks
+):
+    result = worker.module.holds_long.delay(account)
+    _inside(worker, account)
+    locks.client().save()
+    locks.kill()
+    worker.journal.add(f"free {account}")
+    result.get(timeout=20)
+    worker.wait_for_log(rf"Cannot release the lock .*account:{account}.*trying again")
+    locks.restart(keep_data=True)
+    assert worker.module.raises.delay(account).get(timeout=30)["protected"]
+    worker.wait_for_log(rf"The lock .*account:{account}.* is released now")
+
+
 def test_the_scripts_are_sent_again_after_script_flush(worker, account, locks):
     assert worker.module.raises.delay(account).get(timeout=20)["protected"]
     locks.client().script_flush()
