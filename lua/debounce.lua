@@ -78,10 +78,8 @@ if held or not waiter then
   local hold = { expiry = expiry, fence = fence, attempt = Holds.KEPT, owner = PAUSE }
   Holds.write(lock, PAUSE, hold, '- a burst of calls')
 end
+asked.call = waiter and waiter.call or asked.id
 Claim.park(me, me)
-local parked = Queue.waiter(lock, burst)
-parked.call = waiter and waiter.call or asked.id
-Queue.write(call, lock, burst, parked)
 redis.call('SET', tombstone, burst, 'PX', remember)
 if waiter and not held then
   redis.call('ZADD', call.prefix .. 'due', string.format('%.0f', call.now), 'l ' .. lock.name)

@@ -12,7 +12,7 @@ local prefix = string.sub(parked, 1, -string.len('parked') - 1)
 local execution = redis.call('HGET', parked, '#' .. task)
 local name = execution and redis.call('HGET', parked, execution)
 local place = name and redis.call('HGET', prefix .. 'w:' .. name, execution)
-if not Base.decoded(place or nil) then
+if not Base.decoded(place) then
   return { now }
 end
 local queue = prefix .. 'q:' .. name

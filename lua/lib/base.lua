@@ -2,8 +2,8 @@
 
 local Base = {}
 
--- How long, in ms, keys outlive their last hold or place.
-Base.GRACE = 60000
+-- How long, in ms, keys outlive their last hold or place, and a line the due time of its last place.
+Base.GRACE, Base.DAY = 60000, 86400000
 
 function Base.micros()
   local time = redis.call('TIME')

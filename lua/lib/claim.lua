@@ -93,9 +93,7 @@ function Claim.take_over_places(me)
       waiter.ancestors = waiter.parked and me.ancestors
       -- The attempt that comes with a message is another than the one that parked it.
       waiter.arrived = waiter.parked
-      for _, each in ipairs(Queue.wanted(me.call, lock, waiter)) do
-        Queue.write(me.call, each, me.execution, waiter)
-      end
+      Queue.write_all(me.call, lock, me.execution, waiter)
     end
   end
 end
@@ -185,7 +183,7 @@ end
 -- `is_copy`: the execution holds the lock. The copy stands where the execution stood, before all waiters.
 function Claim.park(me, wanted, is_copy)
   local asked, waiter = me.asked, place_for(me, wanted)
-  waiter.parked, waiter.home, waiter.task = true, asked.home, asked.task
+  waiter.parked, waiter.home, waiter.task, waiter.call = true, asked.home, asked.task, asked.call
   waiter.deadline = asked.patience and me.call.now + asked.patience
   waiter.ancestors = me.ancestors
   enter(me, wanted, waiter, is_copy)

@@ -5,17 +5,16 @@ local Deadlock = {}
 -- How many holds to visit before a wait counts as one that ends, and how many waiters to note for a
 -- hold: a workflow can have thousands. A waiter that is missed is at worst a deadlock that is not found.
 local MOST, NOTED = 100, 16
--- A note is compared with the queue before it is believed. The note of a waiter lives as long as its
--- place; the note of a parked execution, which has no heartbeat, for a day.
-local DAY = 86400000
 
 -- The key of the notes of a hold: which execution must acquire which lock before the hold can end.
 local function notes(call, execution)
   return call.prefix .. 's:' .. execution
 end
 
+-- A note is compared with the queue before it is believed. The note of a waiter lives as long as its
+-- place; the note of a parked execution, which has no heartbeat, for a day.
 local function life(call, waiter)
-  return waiter.parked and DAY or waiter.expiry - call.now
+  return waiter.parked and Base.DAY or waiter.expiry - call.now
 end
 
 -- `waiter.stuck` has the holds that cannot end before this waiter has its locks: those of its own call

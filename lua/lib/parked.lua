@@ -40,12 +40,6 @@ function Parked.is_owed(call, execution, waiter)
   return here and not call.given[execution]
 end
 
-local function write(call, lock, execution, waiter)
-  for _, each in ipairs(Queue.wanted(call, lock, waiter)) do
-    Queue.write(call, each, execution, waiter)
-  end
-end
-
 -- Note that a message is owed, and notify the processes that can publish it.
 local function owe(call, lock, execution, waiter)
   waiter.untold = true
@@ -80,14 +74,14 @@ function Parked.hand_out(call, lock, execution, waiter)
   -- A burst is published, not executed: without a report the broker cannot be reached.
   local trips = math.min(math.max((waiter.sent or 0) - 1, 0), Queue.is_burst(lock) and 1 or math.huge)
   waiter.back = call.now + math.min(TRIP * 2 ^ trips, LONGEST)
-  write(call, lock, execution, waiter)
+  Queue.write_all(call, lock, execution, waiter)
   return true
 end
 
 -- A worker has received the message, so it is not published again before `back`.
 function Parked.put_off(call, lock, execution, waiter, back)
   waiter.back = math.max(waiter.back, back)
-  write(call, lock, execution, waiter)
+  Queue.write_all(call, lock, execution, waiter)
 end
 
 -- Hand the caller the messages of this call that it can publish to these homes.
@@ -140,7 +134,7 @@ function Parked.schedule(call, lock)
     redis.call('ZADD', call.prefix .. 'due', string.format('%.0f', look), 'l ' .. lock.name)
   elseif Queue.is_line(lock) and redis.call('EXISTS', lock.queue) == 1 then
     -- Only awaited places, and nobody waits for their messages. Look when they end.
-    local look = math.min(lock.look, call.now + Queue.DAY)
+    local look = math.min(lock.look, call.now + Base.DAY)
     redis.call('ZADD', call.prefix .. 'due', string.format('%.0f', look), 'l ' .. lock.name)
   end
 end

@@ -5,8 +5,6 @@ local Queue = {}
 -- The most places that a call works through, so that no call stalls the server. The next heartbeat, or
 -- look at parked messages, goes on from there.
 Queue.MOST = 256
--- A day in ms: how long a line outlives the due time of its last place.
-Queue.DAY = 86400000
 
 function Queue.waiter(lock, execution)
   local waiter = Base.decoded(redis.call('HGET', lock.waiters, execution))
@@ -42,7 +40,7 @@ end
 -- Without parked messages a line lives until a day after its last place is due.
 local function outlive_places(call, lock)
   local last = tonumber(redis.call('ZREVRANGE', lock.queue, 0, 0, 'WITHSCORES')[2] or 0)
-  local life = math.max(math.floor(last / 1000) - call.now, 0) + Queue.DAY + Base.GRACE
+  local life = math.max(math.floor(last / 1000) - call.now, 0) + Base.DAY + Base.GRACE
   redis.call('PEXPIRE', lock.queue, life)
   redis.call('PEXPIRE', lock.waiters, life)
 end
@@ -142,6 +140,13 @@ function Queue.write(call, lock, execution, waiter)
   Base.outlive(waiter.expiry - call.now, lock.queue, lock.waiters)
 end
 
+-- Write a waiter at all the locks that it wants.
+function Queue.write_all(call, lock, execution, waiter)
+  for _, each in ipairs(Queue.wanted(call, lock, waiter)) do
+    Queue.write(call, each, execution, waiter)
+  end
+end
+
 local function ticket_behind_all(call, locks)
   if Queue.is_line(locks[1]) then
     return Base.next_fence(call.meta, call.micros)  -- in front of those that are due later
@@ -197,7 +202,7 @@ end
 
 -- Give the place of a call in a line to its retry, or to its own message that comes again.
 function Queue.succeed(call, lock, execution, ticket, label, gap)
-  local line = { ticket = ticket, gap = gap, due = 0, ends = call.now + gap + Queue.DAY }
+  local line = { ticket = ticket, gap = gap, due = 0, ends = call.now + gap + Base.DAY }
   line.sent = string.format('%.0f', call.micros)
   -- The retry can have been quicker, and wait behind all others.
   local waiter = Queue.waiter(lock, execution) or Base.awaited(label, '', line)

@@ -225,7 +225,7 @@ local function pass_over(call, lock, execution, waiter)
   local passed = call.prefix .. 'passed'
   if redis.call('ZCARD', passed) < TOLD then
     redis.call('ZADD', passed, string.format('%.0f', call.now), cjson.encode(told))
-    redis.call('PEXPIRE', passed, Queue.DAY)
+    redis.call('PEXPIRE', passed, Base.DAY)
   end
   Queue.leave(call, lock, execution, waiter)
 end
@@ -257,7 +257,7 @@ local function await(call, lock, execution, waiter, caller)
   local is_over = redis.call('GET', call.prefix .. 'd:' .. execution) == '*'
   if not is_over and redis.call('HEXISTS', call.prefix .. 'parked', execution) == 1 then
     -- It came, and is parked for its lock.
-    waiter.turn, waiter.line.ends = nil, math.max(waiter.line.ends, call.now + 2 * Queue.DAY)
+    waiter.turn, waiter.line.ends = nil, math.max(waiter.line.ends, call.now + 2 * Base.DAY)
     Queue.write(call, lock, execution, waiter)
     return true
   elseif is_over or waiter.line.ends <= call.now then
