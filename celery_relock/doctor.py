@@ -170,7 +170,7 @@ def _settings(app: Any) -> Iterator[Finding]:
             "Set relock_url to the URL of a Redis, except in the settings of tests.",
         )
     known = [f"relock_{name}" for name in (*SETTINGS, *OPTION_NAMES)]
-    for name in _written(app):
+    for name in [each for each in app.conf if isinstance(each, str)]:
         close = get_close_matches(name.lower().removeprefix("celery_"), known, 1, cutoff=0.85)
         if close and not name.lower().removeprefix("celery_").startswith("relock_"):
             yield Finding(
@@ -189,10 +189,6 @@ def _settings(app: Any) -> Iterator[Finding]:
             f"Write {app.conf.prefix}{name}.",
         )
     yield from _tasks(app)
-
-
-def _written(app: Any) -> list[str]:
-    return [str(name) for name in app.conf if isinstance(name, str)]
 
 
 def _in_django(app: Any) -> list[str]:

@@ -91,14 +91,12 @@ _QUIET = (
 _LEVELS = {**dict.fromkeys(_QUIET, logging.DEBUG), "conflict": logging.INFO}
 
 
+@dataclass(slots=True, eq=False)
 class _Subscription:
     """One call of `subscribe`: the same listener may be there twice, and be ended once."""
 
-    __slots__ = ("kinds", "listener")
-
-    def __init__(self, listener: Listener, kinds: Container[str] | None) -> None:
-        self.listener = listener
-        self.kinds = kinds
+    listener: Listener
+    kinds: Container[str] | None
 
 
 _subscriptions: list[_Subscription] = []

@@ -12,7 +12,6 @@ import logging
 import math
 import os
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -91,11 +90,6 @@ class Outage:
         self._say(partial(logger.log, level, text, self._what, error, exc_info=trace))
 
 
-def outages(what: str, say: Say) -> defaultdict[object, Outage]:
-    """One outage for each of several things that may fail apart from each other."""
-    return defaultdict(lambda: Outage(what, say))
-
-
 # How early a lease may be renewed to share a call with another lease.
 _TOGETHER = 0.25
 # Bounds of the time that an answer may take, in seconds: the upper bound for a connection whose
@@ -104,7 +98,6 @@ _SHORTEST, _LONGEST = 0.2, 5.0
 
 _Route: TypeAlias = tuple[int, object]
 _Asked: TypeAlias = list[tuple[Lease, list[Renewal]]]
-_Outages: TypeAlias = defaultdict[object, Outage]
 _aside = SideThread()
 
 
@@ -120,7 +113,7 @@ class Registry:
         self._running = False
         self._wake_at = 0.0
         self._used = False
-        self._outages: WeakKeyDictionary[Backend, _Outages] = WeakKeyDictionary()
+        self._outages: WeakKeyDictionary[Backend, dict[object, Outage]] = WeakKeyDictionary()
 
     def add(self, lease: Lease) -> None:
         """Look after a lease from now on. Call again after a change that makes the lease due
@@ -189,8 +182,8 @@ class Registry:
         return min((lease.next_look for lease in self.leases()), default=idle)
 
     def _outage(self, backend: Backend, what: object) -> Outage:
-        tries = self._outages.setdefault(backend, outages("renewing leases", _aside))
-        return tries[what]
+        tries = self._outages.setdefault(backend, {})
+        return tries.setdefault(what, Outage("renewing leases", _aside))
 
     def _due(self, now: float) -> dict[_Route, tuple[list[Lease], list[Lease]]]:
         """The leases to renew now, and the waiters that need a heartbeat, by what they share."""

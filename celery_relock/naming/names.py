@@ -172,14 +172,13 @@ class NameRule(NamedTuple):
     def parts(self, arguments: _Arguments, prefix: str = "") -> dict[str, tuple[int, ...]]:
         """The lock names, and by which parts of lock_key (their numbers) each was given. Raises as
         `names`."""
-        where = f"task {self.task}"
         made: dict[str, tuple[int, ...]] = {}
         for number, maker in enumerate(self.makers):
             found = maker(arguments)
             for name in (found,) if isinstance(found, str) else found:
                 made[prefix + name] = (*made.get(prefix + name, ()), number)
         for name in made:
-            check_name(name, where)
+            check_name(name, f"task {self.task}")
         return {name: made[name] for name in sorted(made)}
 
 
