@@ -696,8 +696,8 @@ def _parked(
             ERROR,
             f"no worker that answers consumes the queue {queue!r}, which has parked tasks such as "
             f"{run.task}[{run.task_id}] for the lock {run.lock!r}",
-            "When their turn comes, they are published to a queue that nobody reads, and hold up "
-            "the tasks behind them for a minute.",
+            "When their turn comes, they are published to a queue that nobody reads. Each of them "
+            "holds up the tasks behind it for a minute.",
             f"Start a worker with -Q {queue}, or cancel them: celery relock cancel {run.task_id}",
         )
     if of_others:

@@ -341,8 +341,9 @@ class Reaper:
                 )
                 self._parking.publish(messages)
             except RelockError as error:
+                names = ", ".join(map(repr, entry.names))
                 logger.warning(
-                    "Cannot release %s of a dead process, trying again: %s", entry.names, error
+                    "Cannot release the lock %s of a dead process, trying again: %s", names, error
                 )
                 left += 1
                 continue
