@@ -363,7 +363,7 @@ class Locks:
         if self.app is None:
             raise RelockError("Cancelling a task needs its app, which stores the state REVOKED")
         found = self._parked(task_id)
-        if found is None:
+        if found is None or not found.text:
             return False
         request = _request_of(self.app, found.text)
         is_out = found.place.state == "resumed"
@@ -384,7 +384,7 @@ class Locks:
             task_id: the task's id.
         """
         found = self._parked(task_id)
-        if found is not None:
+        if found is not None and found.text:
             return self._why_parked(task_id, found)
         told = _result(self.app, task_id)
         if told is not None and told.state != "retry":
@@ -397,6 +397,10 @@ class Locks:
             for each in self._find("*", SHOWN):
                 if (known := self._why_there(task_id, (each,))) is not None:
                     return known
+        if found is not None and told is None:  # its message is awaited, or can come again
+            _, lock = self._get(found.name, SHOWN)
+            waits = self._why_waiting(task_id, _waiter(found.place, found.name), lock)
+            return self._why_there(task_id, (lock,)) or waits
         if (told := _result(self.app, task_id)) is not None:
             return told  # it waits for its retry, or has ended while the workers were asked
         return Why(

@@ -1,23 +1,33 @@
--- where: Return where the message of a task is parked, and change nothing.
+-- where: Return where the message of a task is parked, or awaited in a line, and change nothing.
 -- KEYS[1] parked: hash, the lock of each parked execution
+-- KEYS[2] sent: hash, the line of each execution, and the execution of each task
 -- ARGV[1] task: id, the task
--- Reply {ms, execution, name, position, ticket, place, message}: server's time; the message and its place; the time alone if none is parked
+-- Reply {ms, execution, name, position, ticket, place, message}: server's time; its place; the message, empty if awaited
+-- Reply {ms}: it has no place
 -- Keeps: reads only
 -- Uses: lib/base
 
-local parked, task = KEYS[1], ARGV[1]
+local parked, sent, task = KEYS[1], KEYS[2], ARGV[1]
 local now = math.floor(Base.micros() / 1000)
 local prefix = string.sub(parked, 1, -string.len('parked') - 1)
 
-local execution = redis.call('HGET', parked, '#' .. task)
-local name = execution and redis.call('HGET', parked, execution)
+local function find(index)
+  local execution = redis.call('HGET', index, '#' .. task)
+  return execution, execution and redis.call('HGET', index, execution)
+end
+
+local execution, name = find(parked)
+if not name then
+  execution, name = find(sent)
+end
 local place = name and redis.call('HGET', prefix .. 'w:' .. name, execution)
-if not Base.decoded(place) then
+local waiter = Base.decoded(place)
+if not waiter then
   return { now }
 end
 local queue = prefix .. 'q:' .. name
 local rank = redis.call('ZRANK', queue, execution)
-local message = redis.call('HGET', prefix .. 'm:' .. name, execution)
+local message = redis.call('HGET', prefix .. 'm:' .. name, execution) or waiter.line and ''
 if not rank or not message then
   return { now }
 end

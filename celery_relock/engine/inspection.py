@@ -58,7 +58,8 @@ class Survey(NamedTuple):
 
 
 class ParkedMessage(NamedTuple):
-    """A parked message, and its place in the queue of its (first) lock. `at` as for a survey."""
+    """A parked message, and its place in the queue of its (first) lock. `at` as for a survey; the
+    `text` is "" of a message that is awaited in a line."""
 
     name: str
     at: float
@@ -84,7 +85,7 @@ class Inspection(Protocol):
         """What there is at some keys, with the first `most` holds and places of each."""
 
     def parked(self, task: str) -> ParkedMessage | None:
-        """The parked message of a task, by its short id."""
+        """The message of a task that is parked, or awaited in a line, by the task's short id."""
 
     def messages(self) -> Iterator[list[str]]:
         """The texts of all parked messages, some at a time. One that comes or goes meanwhile may

@@ -68,7 +68,8 @@ def _where(ask: Inspection, task_id: str) -> tuple[str, dict[str, Any]] | None:
     The state is "parked", or "resumed" on the way to a worker. The rest says which lock the task
     waits for, who holds that lock, and how many are ahead.
     """
-    if (found := ask.parked(short(task_id))) is None:
+    found = ask.parked(short(task_id))
+    if found is None or not found.text:
         return None
     locks = ask.survey(ask.keys_of(found.name), _MOST)
     return found.place.state, {

@@ -188,6 +188,24 @@ def test_a_retry_that_runs_holds_its_lock_though_the_last_state_is_the_one_befor
     waits.revoke()
 
 
+def test_an_ordered_call_whose_message_is_in_the_broker_is_awaited(
+    worker: Worker, locks: Locks, key: str
+) -> None:
+    lost, behind = (
+        worker.module.in_order.apply_async((key, "call"), queue=queue)
+        for queue in ("of-no-worker", worker.module.app.conf.task_default_queue)
+    )
+    wait_for(lambda: locks.why(behind.id).state == "parked", what="the call behind it")
+
+    why = locks.why(lost.id)
+
+    assert (why.state, why.lock, why.ahead) == ("awaited", LINE + key, 0), why
+    assert f"in_order[{lost.id}] took its place in the order of '{key}' " in why.sentence
+    assert locks.cancel(lost.id) is False
+    assert locks.cancel(behind.id)
+    locks._engine.parking.withdraw(locks.get(LINE + key).waiters[0].execution_id)
+
+
 def test_an_id_with_brackets_is_told_whole(worker: Worker, locks: Locks, key: str) -> None:
     sent = worker.module.hold.apply_async((key,), task_id=f"hold[{key}]")
     worker.journal.wait_for(f"inside {key}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_relock.engine.protocol import HoldInfo
+from celery_relock.engine.protocol import LINE, HoldInfo, PlaceRequest
 from celery_relock.errors import LockConfigError
 from tests.support.desk import Desk
 
@@ -104,6 +104,17 @@ def test_where_a_task_is_parked_is_told_with_its_message(desk, ask):
     assert everything(desk) == before
     desk.withdraw("r3")
     assert ask.parked("t3") is None
+
+
+def test_where_a_message_is_awaited_is_told_until_it_comes(desk, ask):
+    desk.backend.place(PlaceRequest(f"{LINE}a", "r1", "t1", "call", 60.0, 0.0, 0.0, 600.0))
+
+    found = ask.parked("t1")
+
+    assert (found.name, found.place.state, found.text) == (f"{LINE}a", "awaited", "")
+    desk.fence("r2", names=("b",))
+    desk.park("r1", names=("b",), task="t1")
+    assert (ask.parked("t1").name, ask.parked("t1").place.state) == ("b", "parked")
 
 
 def test_the_scan_finds_locks_by_the_pattern_of_their_names_and_no_other_keys(desk, ask):

@@ -92,7 +92,7 @@ class Inspection(NamedTuple):
         return [found[key] for key in keys]
 
     def parked(self, task: str) -> ParkedMessage | None:
-        calls = [[key] for key in self._with(task)]
+        calls = [self._indexes(bucket) for bucket in self._with(task)]
         for at, *rest in self._run("where", calls, [task]) if calls else ():
             if rest:
                 execution_id, name, position, ticket, place, text = rest
@@ -117,24 +117,29 @@ class Inspection(NamedTuple):
                 if cursor == "0":
                     break
 
-    def _with(self, task: str) -> list[str]:
-        """The keys where the parked message of a task can be found. In a cluster the buckets are
-        asked first, all buckets of a node together."""
-        keys = [self.own_keys.parked(bucket) for bucket in range(self.own_keys.buckets)]
-        if len(keys) == 1:
-            return keys
-        together: dict[Connections, list[str]] = {}
-        found: list[str] = []
+    def _indexes(self, bucket: int) -> list[str]:
+        """The keys that tell where the message of a task is."""
+        return [self.own_keys.parked(bucket), self.own_keys.sent(bucket)]
+
+    def _with(self, task: str) -> list[int]:
+        """The buckets in which the message of a task can be. In a cluster they are asked first, all
+        buckets of a node together."""
+        if self.own_keys.buckets == 1:
+            return [0]
+        together: dict[Connections, list[tuple[int, str]]] = {}
+        found: dict[int, None] = {}
         try:
-            for key in keys:
-                together.setdefault(self.transport.at(key), []).append(key)
+            for bucket in range(self.own_keys.buckets):
+                keys = self._indexes(bucket)
+                asked = together.setdefault(self.transport.at(keys[0]), [])
+                asked += [(bucket, key) for key in keys]
             for server, part in together.items():
-                answers = server.ask([("HGET", key, f"#{task}") for key in part], Effort())
+                answers = server.ask([("HGET", key, f"#{task}") for _, key in part], Effort())
                 # An error counts as found, and a script asks again: the slot can have moved.
-                found += [key for key, answer in zip(part, answers, strict=True) if answer]
+                found |= {of: None for (of, _), told in zip(part, answers, strict=True) if told}
         except FAULTS as error:
             raise translate(error) from error
-        return found
+        return list(found)
 
     def force_release(self, key: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
         meta = self.own_keys.meta(bucket_of(key))

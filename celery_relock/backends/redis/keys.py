@@ -79,6 +79,9 @@ class Keys:
     def parked(self, bucket: int = 0) -> str:
         return f"{self.prefix(bucket)}parked"
 
+    def sent(self, bucket: int = 0) -> str:
+        return f"{self.prefix(bucket)}sent"
+
     def message(self, name: str, bucket: int) -> str:
         """The key of the messages parked for a lock, by the lock's name as it is stored."""
         return f"{self.prefix(bucket)}m:{name}"
@@ -106,7 +109,7 @@ class Keys:
         return [
             *self.claim([line], execution_id),
             *of_line,
-            f"{self.prefix(bucket)}sent",
+            self.sent(bucket),
             self.due(bucket),
         ]
 

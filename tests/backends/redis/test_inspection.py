@@ -7,7 +7,7 @@ from typing import Any
 from celery_relock import Lock
 from celery_relock.admin import Locks
 from celery_relock.backends.redis.connections import Connections
-from celery_relock.engine.protocol import Claim, ParkRequest
+from celery_relock.engine.protocol import LINE, Claim, ParkRequest, PlaceRequest
 from tests.support.backends import backend_of
 from tests.support.cluster import ClusterServers
 
@@ -41,6 +41,10 @@ def test_locks_are_found_shown_and_freed_on_every_node(
     asked.clear()
     locks.why("t1")
     assert len(asked) == 3 + 1 + 1, "each of the three nodes, where it is, and its lock"
+    line = f"{LINE}{names[8]}"
+    backend.place(PlaceRequest(line, "e2", "t2", "shop.charge[t2] ", 60.0, 0.0, 0.0, 600.0))
+    awaited = locks._ask.parked("t2")
+    assert (awaited.name, awaited.place.state, awaited.text) == (line, "awaited", "")
     assert [holder.task for holder in locks.release(names[3])] == ["Lock"]
     assert locks.get(names[3]).idle
     assert locks.why("nobody").state == "unknown"
