@@ -190,11 +190,6 @@ class MarkerLease:
         """Whether there is something to release, lost or not."""
         return self._lease.state in (State.HELD, State.LOST)
 
-    @property
-    def may_hold(self) -> bool:
-        """The same, or that there may be: it was asked for, and the answer was not heard."""
-        return self._lease.may_hold
-
     def acquire(self) -> Found | None:
         """Take the marker over. Returns whose it is if it is another call's.
 
@@ -220,7 +215,7 @@ class MarkerLease:
         """Release it for good: no other attempt of this execution, and no copy of its message, gets
         it again. Raises LockUnavailable."""
         before = self._lease.state
-        if self.may_hold:
+        if self._lease.may_hold:
             self._engine.release(self._lease, ended=True)
         if before not in (State.HELD, State.LOST, State.RELEASED):
             drop(self._engine, self.marker.name, self._execution_id, ended=True)

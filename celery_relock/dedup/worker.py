@@ -113,10 +113,6 @@ class _Execution(HeldBeside):
         )
 
     @property
-    def may_hold(self) -> bool:
-        return self.lease.may_hold
-
-    @property
     def is_for_retries(self) -> bool:
         return self.call.marker.until == marker.DONE
 

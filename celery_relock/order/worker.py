@@ -97,10 +97,6 @@ class _Execution(HeldBeside):
         self.lease.parked_since = header.since
 
     @property
-    def may_hold(self) -> bool:
-        return self.lease.may_hold
-
-    @property
     def is_for_retries(self) -> bool:
         return self.to_retry is not None
 
@@ -143,7 +139,7 @@ class _Execution(HeldBeside):
         return begin
 
     def end(self, error: BaseException | None) -> None:
-        if not self.may_hold:
+        if not self.lease.may_hold:
             if isinstance(error, Exception) and not isinstance(error, Aside | Retry | Reject):
                 self._give_up(error)
             return

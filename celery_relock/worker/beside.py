@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-from celery.exceptions import Retry
+from celery.exceptions import Retry, SoftTimeLimitExceeded
 
 from .message import afterwards
 from .retry import is_autoretried
@@ -27,11 +27,6 @@ class HeldBeside:
         self.task = task
         self.message = message
         self.begun = False
-
-    @property
-    def may_hold(self) -> bool:
-        """Whether there is something to end, or may be."""
-        raise NotImplementedError
 
     @property
     def is_for_retries(self) -> bool:
@@ -54,7 +49,7 @@ class HeldBeside:
     def around(self, call: Callable[[], Any]) -> Any:
         """Call, and end what is held as the call ends."""
         token = self.running.set(None)
-        raised, stays_open = None, False
+        raised, stays_open, done = None, False, False
         try:
             return call()
         except BaseException as error:
@@ -65,12 +60,16 @@ class HeldBeside:
                 stays_open = self._stays_open(raised)
                 if not stays_open:
                     self.end(raised)
+                done = True
+            except SoftTimeLimitExceeded:
+                pass  # the execution had its outcome before the limit
             finally:
+                # A signal's exception strikes where a call begins: here one of those above.
+                if not done:
+                    stays_open = False
+                    self.end(raised)
                 if not stays_open:
                     self.running.reset(token)
-                    # A signal's exception may have come before the end above had begun.
-                    if self.may_hold:
-                        self.end(raised)
 
     def _stays_open(self, error: BaseException | None) -> bool:
         """Whether Celery's autoretry, which lies around the lock, is to make a retry of this error:

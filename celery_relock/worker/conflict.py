@@ -23,6 +23,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery.states import READY_STATES, RETRY, STARTED
 
 from ..engine import events, ids, reentrancy
+from ..engine.crash import journal
 from ..engine.engine import Engine
 from ..engine.events import describe_conflict, describe_deadlock, describe_wait
 from ..engine.lease import Lease, State
@@ -552,7 +553,8 @@ def _release_later(engine: Engine, lease: Lease, ended: bool) -> None:
     """Redis may be back long before the lease has ended, and others wait."""
     while lease.state is State.ASKED and time.monotonic() < lease.deadline:
         time.sleep(ids.chance.uniform(0.5, 1.0))
-        with suppress(LockUnavailable):
+        with suppress(RelockError):
             engine.release(lease, ended=ended)
             logger.info("The lock %s is released now", ", ".join(map(repr, lease.claim.names)))
             return
+    journal.remove(lease.claim.attempt_id)  # nothing is left for a reaper

@@ -211,31 +211,34 @@ class Execution:
                 over = is_acknowledged(task, error)
                 raise
             over = True
-            if options.cooldown:
-                # After a success the hold is left to nobody for so long.
-                lease.successor = Successor(COOLDOWN + ids.new_id(), options.cooldown)
+            # After a success the hold is left to nobody for so long.
+            cools = options.cooldown
+            lease.successor = Successor(COOLDOWN + ids.new_id(), cools) if cools else None
             return result
         except Dropped as dropped:
             return end_dropped(task, message, dropped)
         finally:
-            # An id made from the task id must not be remembered: a task that is sent again on
-            # purpose with that id would be taken for a late copy.
-            ended = over and self.header is not None and self.header.own
-            is_left = False
-            try:
-                if may_keep and retry.is_open(lease):
-                    is_left = True  # released when Celery has sent the retry
-                    reentrancy.pop(lease)
-                elif options.hold == "workflow" and steps.owns(lease):
-                    is_left = True  # released at the end of the workflow
-                else:
-                    reentrancy.pop(lease)
-                    release(engine, lease, ended=ended)
-            finally:
-                # A signal's exception strikes where a call begins: here it was one of those above.
-                if not is_left and lease.state in (State.HELD, State.LOST):
-                    reentrancy.pop(lease)
-                    release(engine, lease, ended=ended)
+            # Parked, or sent again: nothing is to be done, and no call begins here at which a
+            # signal's exception could make a failure of it.
+            if lease.state is not State.NEW:
+                # An id made from the task id must not be remembered: a task that is sent again on
+                # purpose with that id would be taken for a late copy.
+                ended = over and self.header is not None and self.header.own
+                is_left = False
+                try:
+                    if may_keep and retry.is_open(lease):
+                        is_left = True  # released when Celery has sent the retry
+                        reentrancy.pop(lease)
+                    elif options.hold == "workflow" and steps.owns(lease):
+                        is_left = True  # released at the end of the workflow
+                    else:
+                        reentrancy.pop(lease)
+                        release(engine, lease, ended=ended)
+                finally:
+                    # A signal's exception strikes where a call begins: here one of those above.
+                    if not is_left and lease.state in (State.HELD, State.LOST):
+                        reentrancy.pop(lease)
+                        release(engine, lease, ended=ended)
 
     def run_body(self, make_hold: MakeHold | None) -> Any:
         """Run the task's own code, which finds what `make_hold` makes as `self.lock`."""

@@ -265,8 +265,9 @@ def around(task: Any, message: Any, call: Callable[[], Any]) -> Any:
         _acquire_all(task, message)
         result = call()
     except BaseException as error:
-        again = _comes_again(error)
-        _leave_all(message, again=again, acknowledged=is_acknowledged(task, error))
+        if active.get():
+            again = _comes_again(error)
+            _leave_all(message, again=again, acknowledged=is_acknowledged(task, error))
         raise
     if not (message.chain or message.callbacks or message.chord):
         _leave_all(message)  # nothing goes on from here: released before the result can be seen

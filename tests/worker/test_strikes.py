@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 import pytest
 from celery import Celery
 from celery.app.trace import build_tracer
+from celery.exceptions import SoftTimeLimitExceeded
 
 import celery_relock
-from celery_relock import LockedTask
+from celery_relock import Lock, LockedTask
 from celery_relock.declaration import declaration
 from celery_relock.dedup import marker
 from celery_relock.engine import crash, reentrancy
@@ -28,6 +29,7 @@ from celery_relock.engine.protocol import KEPT, LINE
 from celery_relock.engine.renewal import keepalive
 from celery_relock.worker.message import finish
 from tests.support.long import LONG
+from tests.support.waiting import wait_for
 
 PACKAGE = Path(celery_relock.__file__).parent
 PLAIN: dict[str, Any] = {}
@@ -82,9 +84,9 @@ def make(redis_url: str, namespace: str) -> Iterator[Make]:
         task = app.tasks[body.name]
         tracer = build_tracer(task.name, task, app=app)
 
-        def run(name: str) -> None:
+        def run(name: str) -> Any:
             request = {"id": name, "hostname": "here", "chain": [after.si()]}
-            tracer(name, (name,), {}, request)
+            return tracer(name, (name,), {}, request)
 
         return Struck(task, declaration(type(task)).engine, task, run)
 
@@ -140,6 +142,37 @@ def test_wherever_a_signal_strikes_no_lock_is_left_that_somebody_renews(
         assert set(keepalive.leases()) <= before, number
         assert struck.attempts(name) <= {KEPT}, number
     assert number > 50
+
+
+@pytest.mark.parametrize("options", [OPTIONS[1], OPTIONS[3]], ids=str)
+def test_wherever_a_time_limit_strikes_a_message_either_fails_or_is_parked(
+    make: Make, redis_url: str, namespace: str, options: dict[str, Any]
+) -> None:
+    struck = make(options)
+    strikes = 0
+
+    def strike() -> None:
+        nonlocal strikes
+        strikes += 1
+        raise SoftTimeLimitExceeded
+
+    def run_it(number: int, name: str) -> Any:
+        sys.settrace(at_call(number, strike))
+        try:
+            return struck.run(name)
+        finally:
+            sys.settrace(None)
+            finish()
+
+    number = 0
+    while strikes == number:  # until a call comes to its end
+        number, name = number + 1, uuid.uuid4().hex
+        with Lock(redis_url, name, namespace=namespace):
+            info = Context().run(run_it, number, name).info
+            wait_for(lambda: not struck.engine.parking._over, what="what is withdrawn")
+            parked = struck.engine.inspect(name).waiting
+        assert (info.state, parked) in (("IGNORED", 1), ("FAILURE", 0)), number
+    assert number > 100
 
 
 # The children of a process with threads do no more than a pool's child does.
