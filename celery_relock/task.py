@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from celery import Task
@@ -20,7 +20,15 @@ from .naming.names import bind, signature_of
 from .order import client as order
 from .worker import company, publishing, revocation  # noqa: F401  # two receivers
 from .worker import execution as guard
-from .worker.message import HEADER, PREFIX, VERSION, call_options, has_begun, prefix_of
+from .worker.message import (
+    HEADER,
+    NOTHING,
+    PREFIX,
+    VERSION,
+    call_options,
+    has_begun,
+    prefix_of,
+)
 from .worker.states import Aside, defer_started
 from .workflow import steps
 
@@ -129,7 +137,8 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         if prefix or declared.prefix:
             # An empty one is carried too: the worker's own relock_prefix may say something else.
             options.setdefault(PREFIX, prefix)
-        publish, mark = super().apply_async, None
+        publish: Callable[..., Any] = partial(_publish, super().apply_async)
+        mark = None
         if declared.options.order is not None:
             publish = sender = order.Sender(self, publish)
             mark = sender.mark
@@ -274,6 +283,13 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
                 "thread that runs it, and only if lock_key is not False"
             )
         return hold
+
+
+def _publish(publish: Callable[..., Any], args: Any, kwargs: Any, **options: Any) -> Any:
+    for name, value in options.items():
+        if value is None and name.startswith("lock_"):
+            options[name] = NOTHING
+    return publish(args, kwargs, **options)
 
 
 def _lock_run(cls: type[LockedTask]) -> None:

@@ -34,6 +34,9 @@ HEADER = "relock"
 VERSION = 2
 #: By this name `apply_async` passes the prefix of the lock names on to `write_header`.
 PREFIX = "relock_prefix"
+#: Stands for None among the options of a call on their way through Celery, whose router leaves out
+#: what is None.
+NOTHING = object()
 # How many ancestors are passed on, the nearest first. Without a bound the message of a task that
 # sends itself would become longer each time.
 _MOST_ANCESTORS = 32
@@ -410,11 +413,13 @@ def _of_call(
 
 def call_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The `lock_*` options among those of a call, by their short names, as a message has them."""
-    return {
-        name.removeprefix("lock_"): v.total_seconds() if isinstance(v, timedelta) else v
-        for name, v in options.items()
-        if name.startswith("lock_")
-    }
+    said = {n.removeprefix("lock_"): v for n, v in options.items() if n.startswith("lock_")}
+    for name, value in said.items():
+        if isinstance(value, timedelta):
+            said[name] = value.total_seconds()
+        elif value is NOTHING:
+            said[name] = None
+    return said
 
 
 def prefix_here() -> str | None:

@@ -208,9 +208,10 @@ def test_one_that_runs_is_not_replaced_but_followed(worker, m, slow):
     assert (first.get(timeout=20), second.get(timeout=20)) == (first.id, second.id)
 
 
-def test_a_call_can_be_made_whatever_is_queued(worker, m, account):
+@pytest.mark.parametrize("never", [False, None])
+def test_a_call_can_be_made_whatever_is_queued(worker, m, account, never):
     first = m.done.apply_async((account,), countdown=2)
-    second = m.done.apply_async((account,), lock_dedup=False)
+    second = m.done.apply_async((account,), lock_dedup=never)
     assert second.get(timeout=20) == second.id != first.id
     assert m.done.delay(account).id == first.id  # which still is the one that counts
     assert first.get(timeout=20) == first.id

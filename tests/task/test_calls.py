@@ -62,6 +62,15 @@ def test_an_option_of_one_call_holds_for_that_call_in_a_worker(m, account, held)
     wait_for(lambda: waits.state == "BLOCKED", what="the call without options to wait")
 
 
+def test_what_a_task_has_set_a_call_sets_to_none(m, account):
+    with _lock(m, f"account:{account}"):
+        patient = m.hurries.apply_async((account,), lock_max_wait=None)
+        with pytest.raises(LockConflict):
+            m.hurries.delay(account).get(timeout=20)
+        assert patient.state == "BLOCKED"
+    assert patient.get(timeout=20) == account
+
+
 def test_it_is_kept_when_the_call_is_parked_and_resumed(m, account):
     with _lock(m, f"account:{account}"):
         sent = m.look.apply_async((account,), lock_ttl=90)

@@ -18,6 +18,11 @@ def look(self, account):
     return [self.lock.name, self.lock.remaining]
 
 
+@app.task(base=LockedTask, lock_key="account:{account}", lock_max_wait=0.2)
+def hurries(account):
+    return account
+
+
 @app.task(bind=True, base=LockedTask, lock_key="account:{account}")
 def looks_inside(self, account):
     """A call inside of the body has the same lock, and so re-enters."""
