@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -13,7 +14,7 @@ from .message import afterwards
 from .retry import is_autoretried
 
 
-class HeldBeside:
+class HeldBeside(ABC):
     """Base class: `around` ends it when the execution ends, or leaves it to the retry.
 
     Attributes:
@@ -29,22 +30,22 @@ class HeldBeside:
         self.begun = False
 
     @property
+    @abstractmethod
     def is_for_retries(self) -> bool:
         """Whether a retry that the body sends gets it."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def is_left(self) -> bool:
         """Whether such a retry was sent."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end(self, error: BaseException | None) -> None:
         """The execution is over, or comes again.
 
         Args:
             error: that it ends with.
         """
-        raise NotImplementedError
 
     def around(self, call: Callable[[], Any]) -> Any:
         """Call, and end what is held as the call ends."""

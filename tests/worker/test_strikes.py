@@ -8,7 +8,7 @@ import select
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import Context
 from pathlib import Path
 from types import FrameType
@@ -47,7 +47,7 @@ class Stop(Exception):
     """What somebody's signal handler raises."""
 
 
-class Struck(NamedTuple):
+class Subject(NamedTuple):
     """A task, whose calls get a lock name of their own."""
 
     task: Any
@@ -62,7 +62,7 @@ class Struck(NamedTuple):
         return {hold.attempt_id for each in names for hold in self.engine.inspect(each).holds}
 
 
-Make = Callable[[dict[str, Any]], Struck]
+Make = Callable[[dict[str, Any]], Subject]
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def make(redis_url: str, namespace: str) -> Iterator[Make]:
     @app.task(shared=False)
     def after() -> None: ...
 
-    def make(options: dict[str, Any]) -> Struck:
+    def make(options: dict[str, Any]) -> Subject:
         @app.task(base=LockedTask, shared=False, lock_key="{name}", **options)
         def body(name: str) -> None:
             if "autoretry_for" in options:
@@ -88,7 +88,7 @@ def make(redis_url: str, namespace: str) -> Iterator[Make]:
             request = {"id": name, "hostname": "here", "chain": [after.si()]}
             return tracer(name, (name,), {}, request)
 
-        return Struck(task, declaration(type(task)).engine, task, run)
+        return Subject(task, declaration(type(task)).engine, task, run)
 
     yield make
     app.close()
@@ -108,6 +108,23 @@ def at_call(number: int, strike: Callable[[], None]) -> Any:
     return trace
 
 
+@contextmanager
+def striking(number: int, error: type[Exception]) -> Iterator[list[int]]:
+    """Raise an error at a call of ours. Yields a list that stays empty if there are fewer calls."""
+    struck = []
+
+    def strike() -> None:
+        struck.append(number)
+        raise error
+
+    sys.settrace(at_call(number, strike))
+    try:
+        yield struck
+    finally:
+        sys.settrace(None)
+        finish()  # as the next message does, if the end of this one was struck
+
+
 # Thrown into a generator that ends, an exception is told of and goes no further.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
@@ -116,31 +133,21 @@ def at_call(number: int, strike: Callable[[], None]) -> Any:
 def test_wherever_a_signal_strikes_no_lock_is_left_that_somebody_renews(
     make: Make, is_message: bool, options: dict[str, Any]
 ) -> None:
-    struck = make(options)
+    subject = make(options)
     before = set(keepalive.leases())  # of tests before this one
-    strikes = 0
 
-    def strike() -> None:
-        nonlocal strikes
-        strikes += 1
-        raise Stop
+    def run_it() -> list[int]:
+        with striking(number, Stop) as struck, suppress(Stop):
+            (subject.run if is_message else subject.call)(name)
+        assert reentrancy.innermost() is None, number
+        return struck
 
-    def run_it(number: int, name: str) -> None:
-        sys.settrace(at_call(number, strike))
-        try:
-            (struck.run if is_message else struck.call)(name)
-        finally:
-            sys.settrace(None)
-            finish()  # as the next message does, if the end of this one was struck
-            assert reentrancy.innermost() is None, number
-
-    number = 0
-    while strikes == number:  # until a call comes to its end
+    number, struck = 0, [0]
+    while struck:  # until a call comes to its end
         number, name = number + 1, uuid.uuid4().hex
-        with suppress(Stop):
-            Context().run(run_it, number, name)
+        struck = Context().run(run_it)
         assert set(keepalive.leases()) <= before, number
-        assert struck.attempts(name) <= {KEPT}, number
+        assert subject.attempts(name) <= {KEPT}, number
     assert number > 50
 
 
@@ -148,30 +155,21 @@ def test_wherever_a_signal_strikes_no_lock_is_left_that_somebody_renews(
 def test_wherever_a_time_limit_strikes_a_message_either_fails_or_is_parked(
     make: Make, redis_url: str, namespace: str, options: dict[str, Any]
 ) -> None:
-    struck = make(options)
-    strikes = 0
+    subject = make(options)
 
-    def strike() -> None:
-        nonlocal strikes
-        strikes += 1
-        raise SoftTimeLimitExceeded
+    def run_it() -> tuple[list[int], str]:
+        with striking(number, SoftTimeLimitExceeded) as struck:
+            state = subject.run(name).info.state
+        return struck, state
 
-    def run_it(number: int, name: str) -> Any:
-        sys.settrace(at_call(number, strike))
-        try:
-            return struck.run(name)
-        finally:
-            sys.settrace(None)
-            finish()
-
-    number = 0
-    while strikes == number:  # until a call comes to its end
+    number, struck = 0, [0]
+    while struck:  # until a call comes to its end
         number, name = number + 1, uuid.uuid4().hex
         with Lock(redis_url, name, namespace=namespace):
-            info = Context().run(run_it, number, name).info
-            wait_for(lambda: not struck.engine.parking._over, what="what is withdrawn")
-            parked = struck.engine.inspect(name).waiting
-        assert (info.state, parked) in (("IGNORED", 1), ("FAILURE", 0)), number
+            struck, state = Context().run(run_it)
+            wait_for(lambda: not subject.engine.parking._over, what="what is withdrawn")
+            parked = subject.engine.inspect(name).waiting
+        assert (state, parked) in (("IGNORED", 1), ("FAILURE", 0)), number
     assert number > 100
 
 
@@ -181,19 +179,19 @@ def test_wherever_a_time_limit_strikes_a_message_either_fails_or_is_parked(
 def test_wherever_a_process_is_killed_a_reaper_frees_what_it_had(
     make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    struck = make(options)
+    subject = make(options)
     monkeypatch.setattr(crash.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(crash.journal, "on", True)
-    reaper, poll = crash.Reaper(struck.engine.backend, struck.engine.parking), select.poll()
+    reaper, poll = crash.Reaper(subject.engine.backend, subject.engine.parking), select.poll()
     number, status = 0, -1
     while status != 0:  # until a call comes to its end
         number, name = number + (1 if LONG else 9), uuid.uuid4().hex
         child = os.fork()
         if child == 0:
             sys.settrace(at_call(number, lambda: os._exit(9)))
-            Context().run(struck.run, name)
+            Context().run(subject.run, name)
             os._exit(0)
         status = os.waitpid(child, 0)[1]
         reaper.look(poll)
-        assert struck.attempts(name) <= {KEPT}, number
+        assert subject.attempts(name) <= {KEPT}, number
     assert number > 50
