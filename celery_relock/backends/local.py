@@ -58,6 +58,8 @@ class LocalBackend:
         attempt_id: str,
         ended: str = "",
         remember: float = 0.0,
+        *,
+        waited: bool = False,
     ) -> Released:
         return self.same.release(names, execution_id, attempt_id, ended, remember)
 

@@ -1180,6 +1180,7 @@ class MemoryBackend:
         remember: float = 0.0,
         home: str = "",
         successor: Successor | None = None,
+        waited: bool = False,
     ) -> Released:
         successors = [] if successor is None else successor.execution_id.split()
         with self._executes(_Command, home, f"{execution_id} {attempt_id}") as command:

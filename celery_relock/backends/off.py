@@ -51,6 +51,7 @@ class NoLocks:
         remember: float = 0.0,
         home: str = "",
         successor: Successor | None = None,
+        waited: bool = False,
     ) -> Released:
         return Released(True)
 

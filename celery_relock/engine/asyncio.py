@@ -61,6 +61,8 @@ class Coroutines(Protocol):
         attempt_id: str,
         ended: str = "",
         remember: float = 0.0,
+        *,
+        waited: bool = False,
     ) -> Released: ...
 
     async def renew(
@@ -269,7 +271,8 @@ class Engine:
     async def _release(self, lease: TaskLease, ended: str) -> bool:
         of = lease.claim
         asked = of.names, of.execution_id, of.attempt_id, ended, REMEMBER_ATTEMPT
-        back = await self._asked(self.backend.release(*asked))
+        waited = lease.waits_since > 0
+        back = await self._asked(self.backend.release(*asked, waited=waited))
         return bool(back.had)
 
     def _listen(self) -> None:

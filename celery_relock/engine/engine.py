@@ -247,8 +247,9 @@ class Engine:
 
     def _release(self, lease: Lease, ended: str, remember: float) -> bool:
         of, home, to = lease.claim, self.parking.sender.home, lease.successor
+        waited = lease.waits_since > 0
         back = self.backend.release(
-            of.names, of.execution_id, of.attempt_id, ended, remember, home, to
+            of.names, of.execution_id, of.attempt_id, ended, remember, home, to, waited
         )
         if journal.on:
             journal.remove(of.attempt_id)

@@ -431,6 +431,7 @@ class Backend(Protocol):
         remember: float = 0.0,
         home: str = "",
         successor: Successor | None = None,
+        waited: bool = False,
     ) -> Released:
         """Release what the attempt has: its holds or its places.
 
@@ -440,6 +441,8 @@ class Backend(Protocol):
             home: the caller can resume parked messages of this broker, and gets those whose turn
                 has come.
             successor: the execution that the holds are left to.
+            waited: the holds were waited for. Others probably wait for them now, and they should
+                hear before the caller does.
         """
 
     def downgrade(

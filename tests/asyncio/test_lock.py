@@ -25,6 +25,7 @@ from celery_relock.lock import LockNeverFree, LockNotAcquired, LockNotOwned, Loc
 from tests.asyncio.conftest import run
 from tests.support import RedisServer
 from tests.support.proxy import Proxy
+from tests.support.redis_server import calls_of
 
 MakeLock = Callable[..., Lock]
 State = Callable[[], LockState]
@@ -51,6 +52,28 @@ def test_it_has_the_interface_of_redis_asyncio(lock: MakeLock) -> None:
         assert not await one.locked()
         with pytest.raises(LockNotTaken, match="not held by this asyncio task"):
             await one.release()
+
+    run(main())
+
+
+def test_the_next_waiter_hears_before_the_coroutine_that_waited_too(
+    lock: MakeLock, own_redis: Callable[..., RedisServer]
+) -> None:
+    """As with threads, see tests/engine/test_waiters.py."""
+    server = own_redis()
+
+    async def main() -> None:
+        client, first, second = server.client(), lock(redis=server.url), lock(redis=server.url)
+        await first.acquire()
+        waits = asyncio.create_task(second.acquire())
+        while (await first._engine.inspect("a")).waiting == 0:
+            await asyncio.sleep(0.01)
+        await first.release()
+        await waits
+        before = calls_of(client, "ping")
+        await second.release()
+        # The inbox sends one, too, every few seconds.
+        assert calls_of(client, "ping") > before
 
     run(main())
 

@@ -25,15 +25,11 @@ from tests.support import RedisServer, programs, wait_for
 from tests.support.gate import gated
 from tests.support.long import LONG
 from tests.support.proxy import Proxy
+from tests.support.redis_server import calls_of
 
 
 def losses(told: list[LockEvent]) -> list[LockEvent]:
     return [event for event in told if event.kind == "lost"]
-
-
-def scripts_called(client: redis.Redis) -> int:
-    stats: Any = client.info("commandstats")
-    return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "eval"))
 
 
 def all_renewed(leases: list[Lease], since: float) -> bool:
@@ -85,10 +81,10 @@ def test_250_holds_are_renewed_by_three_calls(
     process, client = runs(server.url), server.client()
     know_the_script(process)
     leases = [process.held(f"lock {n}", lease=60.0) for n in range(250)]
-    before = scripts_called(client)
+    before = calls_of(client, "evalsha", "eval")
     renewed_now(process, *leases)  # as if they had been acquired close together, 20 s ago
     # By four, if the thread has looked while they became due.
-    assert 3 <= scripts_called(client) - before <= 4
+    assert 3 <= calls_of(client, "evalsha", "eval") - before <= 4
     assert not any(lease.lost for lease in leases)
 
 
@@ -110,9 +106,9 @@ def test_waiters_ride_along_so_a_sweep_is_two_calls_however_many_they_are(
         thread.start()
     wait_for(lambda: all(w.state.value == "waiting" for w in waiting), what="all to wait")
     renewed_now(process, *holds, *waiting)  # the scripts are there from now on
-    before = scripts_called(client)
+    before = calls_of(client, "evalsha", "eval")
     renewed_now(process, *holds, *waiting)
-    assert scripts_called(client) - before <= 4  # two for each of at most two steps
+    assert calls_of(client, "evalsha", "eval") - before <= 4  # two for each of at most two steps
     for hold in holds:
         process.release(hold)
     for thread in threads:
@@ -134,9 +130,9 @@ def test_thousands_of_held_locks_all_stay_held_with_two_calls_a_sweep_for_each_h
     leases = [process.held(f"lock {n}", lease=LEASE) for n in range(MANY)]
     taken = start = time.monotonic()
     wait_for(lambda: all_renewed(leases, start), what="a first sweep, to fall into step")
-    start, before = time.monotonic(), scripts_called(client)
+    start, before = time.monotonic(), calls_of(client, "evalsha", "eval")
     wait_for(lambda: all_renewed(leases, start), what="a whole sweep")
-    assert scripts_called(client) - before <= MANY // 50
+    assert calls_of(client, "evalsha", "eval") - before <= MANY // 50
     # Longer than any lease that they began with.
     time.sleep(max(0.0, taken + 1.1 * LEASE - time.monotonic()))
     assert not losses(told)

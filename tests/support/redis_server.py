@@ -80,6 +80,12 @@ def free_port(bus: bool = False) -> int:
                 return port
 
 
+def calls_of(client: redis.Redis, *commands: str) -> int:
+    """How often a server has executed some commands: `calls_of(client, "evalsha", "eval")`."""
+    found: dict[str, Any] = client.info("commandstats")
+    return sum(found.get(f"cmdstat_{each}", {"calls": 0})["calls"] for each in commands)
+
+
 class RedisServer:
     """A running server. Extra arguments are config, as on the command line: `"--maxmemory", "2mb"`.
 

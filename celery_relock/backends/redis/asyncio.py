@@ -142,12 +142,13 @@ class Links:
         self, script: Script, calls: Sequence[Call], effort: Effort, by_sha: bool, asking: bool
     ) -> list[Any]:
         commands = commands_of(script, calls, by_sha, asking)
+        ahead = len(commands) - len(calls)
         if not self._replicas.needed or script.name not in PROMISES:
-            return (await self.ask(commands, effort))[asking:]
+            return (await self.ask(commands, effort))[ahead:]
         bound = min(effort.within or math.inf, self._timeout)
         *replies, copies = await self.ask([*commands, self._replicas.wait(bound)], effort)
-        self._replicas.check(script, replies[asking:], copies, effort)
-        return replies[asking:]
+        self._replicas.check(script, replies[ahead:], copies, effort)
+        return replies[ahead:]
 
     async def ask(self, commands: Sequence[Command | Encoded], effort: Effort) -> list[Any]:
         """As `Connections.ask`."""
@@ -318,9 +319,11 @@ class CoroutineBackend:
         attempt_id: str,
         ended: str = "",
         remember: float = 0.0,
+        *,
+        waited: bool = False,
     ) -> Released:
         called = self.same.release_call(names, execution_id, attempt_id, ended, remember)
-        reply, repeated, _ = await self._run("release", *called, names)
+        reply, repeated, _ = await self._run("release", *called, names, tells_first=waited)
         return released(reply, repeated)
 
     async def renew(
@@ -382,14 +385,20 @@ class CoroutineBackend:
         raise LockUnavailable("the inbox's server is no longer the master")
 
     async def _run(
-        self, verb: str, keys: Sequence[str], args: Sequence[str], names: Sequence[str] = ()
+        self,
+        verb: str,
+        keys: Sequence[str],
+        args: Sequence[str],
+        names: Sequence[str] = (),
+        tells_first: bool = False,
     ) -> tuple[Any, bool, float]:
         """As `Transport.run`. Before the first command, check the layout."""
         meta = self.same.keys.meta(bucket_of(keys[0]))
         try:
             if meta not in self._agreed:
                 await self._agree(meta)
-            return await self._repeated(self._scripts[verb], (keys, args))
+            script = self._scripts[verb]._replace(tells_first=tells_first)
+            return await self._repeated(script, (keys, args))
         except RelockError as error:
             raise with_locks(error, verb, names) from error.__cause__
 

@@ -135,11 +135,12 @@ class RedisBackend:
         remember: float = 0.0,
         home: str = "",
         successor: Successor | None = None,
+        waited: bool = False,
     ) -> Released:
         called = self.release_call(
             names, execution_id, attempt_id, ended, remember, home, successor
         )
-        reply, repeated, _ = self._run("release", *called, names)
+        reply, repeated, _ = self._run("release", *called, names, tells_first=waited)
         return released(reply, repeated)
 
     def release_call(
@@ -372,12 +373,20 @@ class RedisBackend:
         return self.keys.claim(claim.names, claim.execution_id), args
 
     def _run(
-        self, verb: str, keys: Sequence[str], args: Sequence[str], names: Sequence[str] = ()
+        self,
+        verb: str,
+        keys: Sequence[str],
+        args: Sequence[str],
+        names: Sequence[str] = (),
+        tells_first: bool = False,
     ) -> tuple[Any, bool, float]:
         try:
             if keys[0] not in self._agreed:
                 self._agree(keys[0])
-            return self.transport.run(self._scripts[verb], keys, args)
+            script = self._scripts[verb]
+            if tells_first:
+                script = script._replace(tells_first=True)
+            return self.transport.run(script, keys, args)
         except RelockError as error:
             raise with_locks(error, verb, names) from error.__cause__
 

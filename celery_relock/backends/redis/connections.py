@@ -156,13 +156,14 @@ class Connections:
         self, script: Script, calls: Sequence[Call], effort: Effort, by_sha: bool, asking: bool
     ) -> list[Any]:
         commands = commands_of(script, calls, by_sha, asking)
+        ahead = len(commands) - len(calls)
         if not self._replicas.needed or script.name not in PROMISES:
-            return self.ask(commands, effort)[asking:]
+            return self.ask(commands, effort)[ahead:]
         # WAIT counts the writes of its own connection, so it is sent along.
         bound = min(filter(None, (effort.within, self._limit, self._options["socket_timeout"])))
         *replies, copies = self.ask([*commands, self._replicas.wait(bound)], effort)
-        self._replicas.check(script, replies[asking:], copies, effort)
-        return replies[asking:]
+        self._replicas.check(script, replies[ahead:], copies, effort)
+        return replies[ahead:]
 
     def ask(self, commands: Sequence[Command | Encoded], effort: Effort) -> list[Any]:
         """Send commands together and read the answer to each. An error of the server is an answer.
@@ -256,13 +257,21 @@ class Connections:
 def commands_of(
     script: Script, calls: Sequence[Call], by_sha: bool, asking: bool
 ) -> list[Command | Encoded]:
-    """The commands that make some calls of a script, after an ASKING perhaps."""
+    """The commands that make some calls of a script, after a PING or an ASKING perhaps."""
     how = ("EVALSHA", script.sha) if by_sha else ("EVAL", script.source)
     # As bytes: redis-py takes three times as long over a text, and a command has some fifteen.
     commands: list[Command | Encoded] = [
         tuple(map(str.encode, (*how, str(len(k)), *k, *args))) for k, args in calls
     ]
-    return [("ASKING",), *commands] if asking else commands
+    if asking:
+        commands.insert(0, ("ASKING",))
+    if script.tells_first:
+        # Redis writes to its clients in the reverse order in which their first answers came up
+        # (networking.c, `clients_pending_write`). Without the PING the caller is the last to whom
+        # it writes, so the first: beside the server, it would take the core from it, ask again, and
+        # only then the next holder would hear of its grant (benchmarks/handover.py).
+        commands.insert(0, ("PING",))
+    return commands
 
 
 def _read(link: Any, within: float | None) -> Any:

@@ -17,12 +17,18 @@ _USES = re.compile(r"^-- Uses: (?P<parts>.+)$", re.MULTILINE)
 
 
 class Script(NamedTuple):
-    """A verb. `finds_keys`: whether it uses keys that its call does not name."""
+    """A verb.
+
+    Attributes:
+        finds_keys: whether it uses keys that its call does not name.
+        tells_first: whether those whom it tells of something hear of it before its caller does.
+    """
 
     name: str
     source: str
     sha: str
     finds_keys: bool
+    tells_first: bool = False
 
 
 @cache

@@ -21,6 +21,7 @@ from tests.backends.redis.test_sentinel import in_step
 from tests.engine.conftest import Runs
 from tests.support import RedisServer, programs, wait_for
 from tests.support.clock import server_with_a_clock
+from tests.support.redis_server import calls_of
 from tests.support.sentinel import Watched
 
 pytestmark = pytest.mark.slow
@@ -50,26 +51,21 @@ def runs_of(place: str, namespace: str, needed: int = 1, seconds: float = 0.3) -
     return Runs(engine_for(own, namespace, None, None, (needed, seconds)))
 
 
-def calls(server: RedisServer, command: str) -> int:
-    found: dict[str, Any] = server.client().info("commandstats")
-    return int(found.get(f"cmdstat_{command}", {"calls": 0})["calls"])
-
-
 def test_it_costs_nothing_where_it_is_off_and_one_command_where_it_is_on(
     pair: tuple[RedisServer, RedisServer], namespace: str
 ) -> None:
     master, replica = pair
     plain = Runs(engine_for(master.url, namespace))
     assert plain.release(plain.held("a"))
-    assert calls(master, "wait") == 0
+    assert calls_of(master.client(), "wait") == 0
     runs = runs_of(master.url, namespace, seconds=5.0)
     assert runs.release(runs.held("a"))  # a replica that has just come may need more than one
-    before = calls(master, "wait")
+    before = calls_of(master.client(), "wait")
     for _ in range(3):
         lease = runs.held("a")
         assert replica.client().hexists(f"{namespace}:{{0}}:l:a", lease.claim.execution_id)
         assert runs.release(lease)
-    assert calls(master, "wait") - before == 3
+    assert calls_of(master.client(), "wait") - before == 3
 
 
 def test_an_acquire_that_too_few_replicas_have_is_refused_and_leaves_nothing(
@@ -335,10 +331,10 @@ def test_a_lock_outside_of_tasks_says_how_many_by_itself(
 ) -> None:
     master, replica = pair
     with Lock(master.url, "a", namespace=namespace, min_replicas=1) as lock:
-        before = calls(master, "wait")
+        before = calls_of(master.client(), "wait")
         assert before >= 1
         assert lock.extend(10.0)
-        assert calls(master, "wait") > before
+        assert calls_of(master.client(), "wait") > before
     replica.pause()
     try:
         with pytest.raises(LockUnavailable, match="relock_min_replicas"):
