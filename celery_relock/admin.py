@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import getpass
+import json
 import logging
 import os
 import re
@@ -509,7 +510,23 @@ class Locks:
                 f"{work} is parked: it has waited {waits} {_for(waiter.names)}, "
                 f"{_ahead(ahead)}; {self._in_the_way(waiter, lock)}"
             )
+        if not found.name.startswith(DEBOUNCE):
+            sentence += self._without_a_worker(found.text)
         return Why(task_id, waiter.state, sentence, found.name, ahead, lock.holders)
+
+    def _without_a_worker(self, text: str) -> str:
+        """What is to be said of a parked message whose queue no worker consumes."""
+        from .worker.parking import channel, home, resume_queue
+
+        queue, of = (json.loads(text).get(key) for key in ("queue", "home"))
+        if self.app is None or not queue or of != home(self.app):
+            return ""
+        if self._engine.backend.consumed(channel(of, resume_queue(queue))):
+            return ""
+        told = _asked(self.app, "active_queues")
+        if told is None or any(queue == each["name"] for every in told.values() for each in every):
+            return ""
+        return f"; no worker that answers consumes its queue {queue!r}"
 
     def _why_in_a_worker(self, task_id: str, node: str, state: str, info: dict[str, Any]) -> Why:
         work = _work(str(info.get("name") or ""), task_id)
@@ -646,18 +663,21 @@ def _result(app: Any, task_id: str) -> Why | None:
 def _ask_workers(app: Any, task_id: str) -> tuple[tuple[str, str, dict[str, Any]] | None, bool]:
     """The worker that has a task, in which of its lists, and what it knows about the task; and
     whether any worker answered."""
-    if app is None:
-        return None, False
-    try:
-        replies = app.control.inspect(timeout=_WORKERS).query_task([task_id]) or {}
-    except Exception as error:  # noqa: BLE001  # whatever a broker's client raises
-        logger.warning("Cannot ask the workers: %s", error)
-        return None, False
+    replies = {} if app is None else _asked(app, "query_task", [task_id]) or {}
     for node, tasks in replies.items():
         if isinstance(tasks, dict) and task_id in tasks:
             state, info = tasks[task_id]
             return (node, state, info), True
     return None, bool(replies)
+
+
+def _asked(app: Any, question: str, *args: Any) -> dict[str, Any] | None:
+    """The answers of the workers, by worker; None if they cannot be asked."""
+    try:
+        return getattr(app.control.inspect(timeout=_WORKERS), question)(*args) or {}
+    except Exception as error:  # noqa: BLE001  # whatever a broker's client raises
+        logger.warning("Cannot ask the workers: %s", error)
+        return None
 
 
 def _names(app: Any, info: dict[str, Any]) -> tuple[str, ...]:

@@ -136,6 +136,22 @@ def test_why_says_it_in_a_sentence_within_five_round_trips(
     module.app.control.revoke(later.id)
 
 
+def test_why_says_that_nobody_reads_the_queue_to_which_a_parked_task_returns(
+    worker: Worker, locks: Locks, held: Any
+) -> None:
+    control, one = worker.module.app.control, [worker.node]
+    control.add_consumer("elsewhere", destination=one, reply=True)
+    parked, other = held.park(queue="elsewhere"), held.park()
+    assert "queue 'elsewhere'" not in locks.why(parked).sentence
+    control.cancel_consumer("elsewhere", destination=one, reply=True)
+    ends = "; no worker that answers consumes its queue 'elsewhere'"
+    try:
+        wait_for(lambda: locks.why(parked).sentence.endswith(ends), what="nobody to read it")
+        assert "consumes its queue" not in locks.why(other).sentence
+    finally:
+        control.add_consumer("elsewhere", destination=one, reply=True)
+
+
 def test_why_tells_of_each_lock_that_a_task_waits_for(
     worker: Worker, locks: Locks, key: str, held: Any
 ) -> None:
