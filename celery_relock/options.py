@@ -557,14 +557,7 @@ def fetch(feed): ...""",
             raise LockConfigError(f"{where}: {contradiction}")
 
     def _contradictions(self, said: Mapping[str, object]) -> Iterator[str]:
-        # Also such a task can wait for its turn, or for Redis.
-        waits = self.on_conflict not in ("drop", "raise") or self.order is not None
-        waits = waits or self.on_unavailable == "retry"
-        if not waits and said.get("lock_max_wait") and self.max_wait:
-            yield (
-                f"lock_max_wait={self.max_wait:g} is never used, because lock_on_conflict="
-                f"{self.on_conflict!r} does not wait. To wait and then fail, use 'wait' or 'block'."
-            )
+        yield from self._contradictions_of_waits(said)
         if self.mode != "exclusive" and self.limit != 1:
             yield (
                 f"lock_limit={self.limit!r} says how many executions hold the lock side by side, "
@@ -593,6 +586,22 @@ def fetch(feed): ...""",
             for what, is_so in self._out_of_order().items():
                 if is_so:
                     yield f"lock_order='sent' excludes {what}."
+
+    def _contradictions_of_waits(self, said: Mapping[str, object]) -> Iterator[str]:
+        # Also such a task can wait for its turn, or for Redis.
+        waits = self.on_conflict not in ("drop", "raise") or self.order is not None
+        waits = waits or self.on_unavailable == "retry"
+        if not waits and said.get("lock_max_wait") and self.max_wait:
+            yield (
+                f"lock_max_wait={self.max_wait:g} is never used, because lock_on_conflict="
+                f"{self.on_conflict!r} does not wait. To wait and then fail, use 'wait' or 'block'."
+            )
+        parks = self.on_conflict not in ("block", "retry", "drop", "raise")
+        if not parks and self.order is None and "lock_max_parked" in said:
+            yield (
+                f"lock_max_parked={self.max_parked} is never used, because lock_on_conflict="
+                f"{self.on_conflict!r} parks no message. Only 'wait' and lock_order do."
+            )
 
     def _contradictions_of_bursts(self, said: Mapping[str, object]) -> Iterator[str]:
         if self.key is False and said.get("lock_debounce"):

@@ -231,6 +231,18 @@ def test_a_wait_for_a_lock_that_is_not_waited_for_is_refused(policy: str) -> Non
         assert declare(**written, **waits).max_wait == 10
 
 
+@pytest.mark.parametrize("policy", ["block", "retry", "drop", "raise"])
+def test_a_bound_of_what_is_parked_is_refused_where_nothing_is(policy: str) -> None:
+    written: dict[str, Any] = {"lock_on_conflict": policy, "lock_max_parked": 5}
+    message = refusal(**written)
+
+    assert "lock_max_parked=5" in message
+    assert repr(policy) in message
+    assert declare(**written, lock_order="sent").max_parked == 5
+    for parks in ("wait", lambda conflict: "wait"):
+        assert declare(lock_on_conflict=parks, lock_max_parked=5).max_parked == 5
+
+
 @pytest.mark.parametrize("max_wait", [None, 0])
 def test_raising_at_once_may_be_written_down_as_no_wait(max_wait: float | None) -> None:
     assert declare(lock_on_conflict="raise", lock_max_wait=max_wait).max_wait == max_wait
