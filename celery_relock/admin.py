@@ -518,8 +518,11 @@ class Locks:
         """What is to be said of a parked message whose queue no worker consumes."""
         from .worker.parking import channel, home, resume_queue
 
-        queue, of = (json.loads(text).get(key) for key in ("queue", "home"))
-        if self.app is None or not queue or of != home(self.app):
+        if self.app is None:
+            return ""
+        message = json.loads(text)
+        queue, of = message["queue"], message["home"]
+        if not queue or of != home(self.app):
             return ""
         if self._engine.backend.consumed(channel(of, resume_queue(queue))):
             return ""
