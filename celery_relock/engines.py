@@ -81,20 +81,10 @@ def engine_of_loop(engine: Engine) -> LoopEngine:
     of_loop = _of_loops.setdefault(asyncio.get_running_loop(), WeakKeyDictionary())
     found = of_loop.get(engine)
     if found is None:
-        found = of_loop[engine] = _of_loop(engine.backend)
+        from .engine.asyncio import Engine as LoopEngine
+
+        found = of_loop[engine] = LoopEngine(engine.backend)
     return found
-
-
-def _of_loop(backend: Any) -> LoopEngine:
-    from .engine.asyncio import Engine as LoopEngine
-
-    if isinstance(backend, RedisBackend):
-        from .backends.redis.asyncio import CoroutineBackend
-
-        return LoopEngine(CoroutineBackend(backend))
-    from .backends.local import LocalBackend
-
-    return LoopEngine(LocalBackend(backend))
 
 
 def engine_in_memory(url: str, namespace: str) -> Engine:

@@ -1,8 +1,9 @@
 """The locks of one event loop: what `engine` is for threads, for coroutines.
 
 The states of a lease, what is due and what an answer means are those of `lease` and `renewal`. Here
-is what waits otherwise: the engine awaits, a waiter sleeps on a future, one task of the loop renews
-all leases, and one hears the inbox. Everything runs in the loop's thread.
+is what waits otherwise: the engine awaits, a waiter sleeps on a future, and one task of the loop
+renews all leases. Everything runs in the loop's thread but the backend's calls, which a few threads
+make, and one that hears the inbox.
 
 A task may be cancelled at every `await`. The acquiring code then calls `let_go`, which releases in
 a task of its own, which that cancellation does not reach.
@@ -13,81 +14,51 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Protocol
+from contextvars import copy_context
+from functools import partial
+from typing import Any, TypeVar
 
 from ..errors import RelockError
 from . import ids, platform
 from .engine import WAITER_LEASE, Step, acquiring
 from .events import logger
 from .lease import Lease, State
-from .protocol import (
-    REMEMBER_ATTEMPT,
-    Answer,
-    Backend,
-    Claim,
-    Downgraded,
-    Held,
-    LockState,
-    Notice,
-    Outcome,
-    Queued,
-    Released,
-    Renewal,
-)
+from .protocol import REMEMBER_ATTEMPT, Answer, Backend, Claim, LockState, Notice, Outcome
 from .renewal import Registry, ask_for
 from .wakeup import OPENING, Listening
 
-# Connections and tasks that nobody needed for so many seconds end.
+_T = TypeVar("_T")
+
+# Calls on their way at the same time; others wait for their turn. As many as connections are kept.
+MOST = 4
+# Threads and tasks that nobody needed for so many seconds end.
 _LINGER = 10.0
 
 
-class Coroutines(Protocol):
-    """The verbs of a `Backend`, as coroutines."""
+class _Threads:
+    """Threads that make calls for the coroutines of a loop: at most so many, however many wait.
+    The loop's own threads can all be busy for longer than a lease."""
 
-    #: The backend whose locks these are.
-    same: Any
-    replicated: bool
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._pool: ThreadPoolExecutor | None = None
 
-    async def acquire(
-        self, claim: Claim, waiter_lease: float = 0.0, inbox: str = "-"
-    ) -> Answer: ...
+    async def __call__(self, call: Callable[..., _T], *args: Any, **named: Any) -> _T:
+        if self._pool is None:
+            # gevent's are greenlets of the main thread, which is to have its signals.
+            begin = None if platform.green() else platform.block_signals
+            self._pool = ThreadPoolExecutor(self._most, "relock", begin)
+        loop, work = asyncio.get_running_loop(), partial(copy_context().run, call, *args, **named)
+        return await loop.run_in_executor(self._pool, work)
 
-    async def release(
-        self,
-        names: Sequence[str],
-        execution_id: str,
-        attempt_id: str,
-        ended: str = "",
-        remember: float = 0.0,
-        *,
-        waited: bool = False,
-    ) -> Released: ...
-
-    async def renew(
-        self, renewals: Sequence[Renewal], *, within: float | None = None, once: bool = False
-    ) -> list[bool]: ...
-
-    async def heartbeat(
-        self, renewals: Sequence[Renewal], *, within: float | None = None
-    ) -> list[Held | Queued | None]: ...
-
-    async def downgrade(
-        self, names: Sequence[str], execution_id: str, attempt_id: str
-    ) -> Downgraded: ...
-
-    async def inspect(self, name: str) -> LockState: ...
-
-    async def listen(
-        self, inbox: str, ready: Callable[[], None], hear: Callable[[Notice], None]
-    ) -> None: ...
-
-    def keep(self, keeps: bool) -> None:
-        """Whether connections may stay open while nobody uses them."""
-
-    async def close(self) -> None:
-        """Close what is idle; all can still be used."""
+    def end(self) -> None:
+        """End the threads, after the calls that they have to make; the next call starts others."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=False)
 
 
 class TaskLease(Lease):
@@ -130,8 +101,9 @@ class TaskLease(Lease):
 class Engine:
     """Locks over one backend, for the coroutines of one event loop. As `engine.Engine`."""
 
-    def __init__(self, backend: Coroutines) -> None:
+    def __init__(self, backend: Backend) -> None:
         self.backend = backend
+        self._threads = _Threads(MOST)
         self._inbox = ids.new_attempt_id()
         self._ear: asyncio.Task[None] | None = None
         self._tried = asyncio.Event()
@@ -142,7 +114,7 @@ class Engine:
     def lease(self, claim: Claim, task: asyncio.Task[Any] | None) -> TaskLease:
         """A lease for the claim of a task (None: of who drives the loop); nothing is sent."""
         hears = self._ear is not None and not self._ear.done()
-        return TaskLease(claim, self.backend.same, task, None if hears else self._listen)
+        return TaskLease(claim, self.backend, task, None if hears else self._listen)
 
     async def acquire(self, lease: TaskLease, wait: float | None = 0.0) -> Outcome:
         """As `engine.Engine.acquire`. Whatever it raises, call `let_go` then."""
@@ -157,8 +129,7 @@ class Engine:
             if step is Step.ASK:
                 result = await self._ask(lease, number)
             elif step is Step.ASK_AGAIN:
-                called = self.backend.acquire(lease.claim, number, self._inbox)
-                result = await self._asked(called)
+                result = await self._asked(self.backend.acquire, lease.claim, number, self._inbox)
             elif step is Step.DOZE:
                 await lease.doze(min(number, lease.waiter_lease))
             elif step is Step.SLEEP:
@@ -219,7 +190,7 @@ class Engine:
         try:
             lease.claim = before._replace(lease=length)
             kept = not lease.lost and all(
-                await self._asked(self.backend.renew(renewals, within=once, once=bool(once)))
+                await self._asked(self.backend.renew, renewals, within=once, once=bool(once))
             )
         except BaseException:
             lease.claim = before
@@ -232,20 +203,19 @@ class Engine:
     async def downgrade(self, lease: TaskLease) -> bool:
         """As `engine.Engine.downgrade`."""
         of, before = lease.claim, lease.share()
-        called = self.backend.downgrade(of.names, of.execution_id, of.attempt_id)
-        done = await self._asked(called)
+        ids_of = of.names, of.execution_id, of.attempt_id
+        done = await self._asked(self.backend.downgrade, *ids_of)
         if done.joined:
             raise lease.joined(done, before)
         return self._keeper.found(lease, done.held and not lease.lost)
 
     async def inspect(self, name: str) -> LockState:
         """Who holds a lock and who waits for the lock, by the server's clock."""
-        state: LockState = await self._asked(self.backend.inspect(name))
-        return state
+        return await self._asked(self.backend.inspect, name)
 
-    async def _asked(self, command: Coroutine[Any, Any, Any]) -> Any:
-        self._keeper.wake()  # it closes the connection
-        return await command
+    async def _asked(self, verb: Callable[..., _T], *args: Any, **named: Any) -> _T:
+        self._keeper.wake()  # it ends the threads
+        return await self._threads(verb, *args, **named)
 
     async def _ask(self, lease: TaskLease, wait: float) -> Answer:
         lease.switch(State.ASKED, State.NEW)
@@ -253,8 +223,7 @@ class Engine:
         if wait > 0:
             # Before the command is sent: the message of a grant may overtake the answer "wait".
             self._keeper.add(lease)
-        called = self.backend.acquire(lease.claim, wait, self._inbox)
-        answer: Answer = await self._asked(called)
+        answer = await self._asked(self.backend.acquire, lease.claim, wait, self._inbox)
         if lease.answered(answer, sent):
             self._keeper.add(lease)
         else:
@@ -272,8 +241,8 @@ class Engine:
         of = lease.claim
         asked = of.names, of.execution_id, of.attempt_id, ended, REMEMBER_ATTEMPT
         waited = lease.waits_since > 0
-        back = await self._asked(self.backend.release(*asked, waited=waited))
-        return bool(back.had)
+        back = await self._asked(self.backend.release, *asked, waited=waited)
+        return back.had
 
     def _listen(self) -> None:
         """Begin to hear the inbox."""
@@ -283,28 +252,36 @@ class Engine:
             self._ear = asyncio.ensure_future(self._hear())
 
     async def _hear(self) -> None:
+        wanted, loop = True, asyncio.get_running_loop()
+
+        def pass_on(what: Callable[..., object], *args: Any) -> None:
+            # The thread is late to notice that nobody wants to hear any more.
+            _tell(loop, lambda: wanted and what(*args))
+
+        calls = partial(pass_on, self._connected), partial(pass_on, self._noticed)
+        listen = partial(self.backend.listen, self._inbox, *calls, lambda: wanted)
         try:
             while True:
                 try:
-                    await self.backend.listen(self._inbox, self._connected, self._noticed)
+                    await _in_thread(listen)
                 except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
                     await asyncio.sleep(self._listening.fail(error))
         finally:
-            self._listening.hears = False
+            wanted = self._listening.hears = False
 
     def _connected(self) -> None:
         self._listening.begin()
-        self._keeper.look_now(self.backend.same)
+        self._keeper.look_now(self.backend)
 
     def _noticed(self, notice: Notice) -> None:
-        self._keeper.hear(self.backend.same, notice)
+        self._keeper.hear(self.backend, notice)
 
-    async def _rest(self) -> None:
+    def _rest(self) -> None:
         """Nobody needs anything any more, or the loop ends."""
         ear, self._ear = self._ear, None
         if ear is not None:
             ear.cancel()
-        await self.backend.close()
+        self._threads.end()
 
 
 class Keeper(Registry):
@@ -314,9 +291,10 @@ class Keeper(Registry):
         rest: called at its end, which comes when nobody has needed it for a while.
     """
 
-    def __init__(self, backend: Coroutines, rest: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, backend: Backend, rest: Callable[[], None]) -> None:
         super().__init__()
         self._backend = backend
+        self._thread = _Threads(1)  # renewals do not wait behind other calls
         self._rest = rest
         self._bell = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -337,7 +315,6 @@ class Keeper(Registry):
             return  # a task that begins while the loop ends is never cancelled
         self._running = True
         self._used_at = time.monotonic()
-        self._backend.keep(True)
         self._task = asyncio.ensure_future(self._live())
 
     async def _live(self) -> None:
@@ -356,8 +333,8 @@ class Keeper(Registry):
             raise
         finally:
             self._running = False
-            self._backend.keep(False)
-            await self._rest()
+            self._thread.end()
+            self._rest()
 
     async def _wait(self, until: float) -> None:
         self._wake_at = until
@@ -384,13 +361,41 @@ class Keeper(Registry):
     async def _guarded(self, verb: str, leases: list[Lease]) -> None:
         if not leases:
             return
-        outage = self._outage(self._backend.same, verb)
+        outage = self._outage(self._backend, verb)
         with outage:  # whatever it is, it is tried again until the deadline
             sent, asked, every = ask_for(leases)
             within = self._patience(sent)
-            if verb == "renew":
-                self._renewed(sent, asked, await self._backend.renew(every, within=within))
-            else:
-                self._beaten(sent, asked, await self._backend.heartbeat(every, within=within))
+            found = await self._thread(getattr(self._backend, verb), every, within=within)
+            (self._renewed if verb == "renew" else self._beaten)(sent, asked, found)
             return
         self._put_off(leases, outage)
+
+
+async def _in_thread(work: Callable[[], None]) -> None:
+    """Do some work in a thread of its own, which does not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: Exception | None) -> None:
+        if done.cancelled():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        failed = None
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - raised where the work is awaited
+            failed = error
+        _tell(loop, settle, failed)
+
+    platform.start_native_thread(run)
+    await done
+
+
+def _tell(loop: asyncio.AbstractEventLoop, what: Callable[..., object], *args: Any) -> None:
+    with suppress(RuntimeError):  # the loop is closed, and its leases are released
+        loop.call_soon_threadsafe(what, *args)

@@ -58,13 +58,18 @@ def start_native_thread(target: Callable[[], None]) -> None:
 
 
 def _without_signals(target: Callable[[], None]) -> None:
+    block_signals()
+    target()
+
+
+def block_signals() -> None:
+    """Leave all signals to the main thread."""
     # A signal that a thread takes is handled in the main thread, whose blocking call then goes on:
     # a soft time limit would wait for the end of that call. The C library lets another thread have
     # the signal whenever the main thread is just starting a thread.
     if hasattr(signal, "pthread_sigmask"):
         faults = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - faults)
-    target()
 
 
 def native_lock() -> Any:

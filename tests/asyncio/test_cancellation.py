@@ -119,7 +119,7 @@ async def wherever_it_is_cancelled(
 
     async def at(number: int, fresh: bool) -> int:
         if fresh:  # also while the connection is made, and while the inbox is opened
-            await lock()._engine._rest()
+            lock()._engine._rest()
             await asyncio.sleep(0)
         cancelled = CancelledAt(scenario(lock), number, how)
 

@@ -19,6 +19,7 @@ from redis.asyncio.lock import Lock as RedisLock
 import celery_relock
 from celery_relock import LockedTask, engines
 from celery_relock.asyncio import Lock
+from celery_relock.engine.asyncio import MOST
 from celery_relock.engine.protocol import LockState
 from celery_relock.errors import LockConfigError, LockUnavailable
 from celery_relock.lock import LockNeverFree, LockNotAcquired, LockNotOwned, LockNotTaken
@@ -114,7 +115,8 @@ def test_one_object_excludes_the_tasks_that_use_it(lock: MakeLock) -> None:
         threads = set(threading.enumerate())
         fences = await asyncio.gather(*map(work, range(100)))
         assert len(set(fences)) == 100
-        assert set(threading.enumerate()) <= threads  # some test before may have left one that ends
+        # A few that make the calls, however many wait.
+        assert len(set(threading.enumerate()) - threads) <= MOST
 
     run(main())
 

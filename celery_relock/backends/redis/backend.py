@@ -99,16 +99,9 @@ class RedisBackend:
         return self.transport.route(self.keys.bucket(names[0]))
 
     def acquire(self, claim: Claim, waiter_lease: float = 0.0, inbox: str = "-") -> Answer:
-        return answer_to(
-            claim,
-            *self._run("acquire", *self.acquire_call(claim, waiter_lease, inbox), claim.names),
-        )
-
-    def acquire_call(self, claim: Claim, waiter_lease: float, inbox: str) -> Call:
-        """The keys and arguments of `acquire`."""
-        return self._claim(
-            claim, {"wait": round(waiter_lease * 1000)} if waiter_lease > 0 else {}, inbox
-        )
+        place = {"wait": round(waiter_lease * 1000)} if waiter_lease > 0 else {}
+        called = self._claim(claim, place, inbox)
+        return _answer(claim, *self._run("acquire", *called, claim.names))
 
     def park(
         self, claim: Claim, park_request: ParkRequest, inbox: str = "-"
@@ -122,7 +115,7 @@ class RedisBackend:
         if reply[0] == b"FULL":
             name = claim.names[reply[1] - 1] if reply[1] else ""
             return Full(name, *reply[2:])._replace(repeated=repeated)
-        found = answer_to(claim, reply, repeated, sent)
+        found = _answer(claim, reply, repeated, sent)
         assert isinstance(found, Held | Duplicate | Deadlocked | Ended), found
         return found
 
@@ -137,39 +130,24 @@ class RedisBackend:
         successor: Successor | None = None,
         waited: bool = False,
     ) -> Released:
-        called = self.release_call(
-            names, execution_id, attempt_id, ended, remember, home, successor
-        )
-        reply, repeated, _ = self._run("release", *called, names, tells_first=waited)
-        return released(reply, repeated)
-
-    def release_call(
-        self,
-        names: Sequence[str],
-        execution_id: str,
-        attempt_id: str,
-        ended: str,
-        remember: float,
-        home: str = "",
-        successor: Successor | None = None,
-    ) -> Call:
-        """The keys and arguments of `release`."""
         to = successor or Successor("", 0.0)
         args = [execution_id, attempt_id, ended, _ms(remember), home, to.execution_id, _ms(to.keep)]
-        return self.keys.claim(names, execution_id), args
+        keys = self.keys.claim(names, execution_id)
+        reply, repeated, _ = self._run("release", keys, args, names, tells_first=waited)
+        if reply[0] == b"RELEASED":
+            return Released(True, _messages(reply[2:]))
+        # If the command was sent twice, the first one can have released the hold.
+        return Released(repeated, _messages(reply[1:]))
 
     def downgrade(
         self, names: Sequence[str], execution_id: str, attempt_id: str, home: str = ""
     ) -> Downgraded:
-        called = self.downgrade_call(names, execution_id, attempt_id, home)
-        return downgraded(names, *self._run("downgrade", *called, names)[:2])
-
-    def downgrade_call(
-        self, names: Sequence[str], execution_id: str, attempt_id: str, home: str = ""
-    ) -> Call:
-        """The keys and arguments of `downgrade`."""
         meta, _, *locks = self.keys.claim(names, execution_id)
-        return [meta, *locks], [execution_id, attempt_id, home]
+        args = [execution_id, attempt_id, home]
+        reply, repeated, _ = self._run("downgrade", [meta, *locks], args, names)
+        messages = _messages(reply[1:]) if reply[0] == b"SHARED" else ()
+        joined = names[reply[1] - 1] if reply[0] == b"JOINED" else ""
+        return Downgraded(reply[0] != b"LOST", joined, messages, repeated)
 
     def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
         args, now = [home, by, str(BATCH), " ".join(tasks)], time.monotonic()
@@ -193,22 +171,20 @@ class RedisBackend:
         return Resumed(messages, min(pauses, default=None), passed)
 
     def place(self, request: PlaceRequest) -> int | Conflict:
-        reply, repeated, sent = self._run("place", *self.place_call(request), (request.line,))
-        if reply[0] == b"BUSY" and request.marker is not None:
-            found = answer_to(request.marker, reply, repeated, sent)
+        marker, execution_id = request.marker, request.execution_id
+        times = (request.gap, request.delay, request.moment, request.life)
+        millis = [str(round(each * 1000)) for each in times]
+        args = [execution_id, request.task, request.label, *millis]
+        keys = self.keys.place(request.line, execution_id)
+        if marker is not None:
+            keys += [self.keys.lock(marker.names[0])]
+            args += [marker.execution_id, _ms(marker.lease), marker.label]
+        reply, repeated, sent = self._run("place", keys, args, (request.line,))
+        if reply[0] == b"BUSY" and marker is not None:
+            found = _answer(marker, reply, repeated, sent)
             assert isinstance(found, Conflict)
             return found
         return int(reply[1]) if reply[0] == b"PLACED" else 0
-
-    def place_call(self, of: PlaceRequest) -> Call:
-        """The keys and arguments of `place`."""
-        times = (of.gap, of.delay, of.moment, of.life)
-        args = [of.execution_id, of.task, of.label, *(str(round(each * 1000)) for each in times)]
-        keys = self.keys.place(of.line, of.execution_id)
-        if of.marker is not None:
-            keys += [self.keys.lock(of.marker.names[0])]
-            args += [of.marker.execution_id, _ms(of.marker.lease), of.marker.label]
-        return keys, args
 
     def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
         keys, args = self.keys, [execution_id, _ms(remember), home]
@@ -270,13 +246,13 @@ class RedisBackend:
         self, renewals: Sequence[Renewal], *, within: float | None = None, once: bool = False
     ) -> list[bool]:
         try:
-            found = self._in_batches("renew", renewals, self.renew_call, within, once)
+            found = self._in_batches("renew", renewals, self._renew_call, within, once)
         except RelockError as error:
             names = [each.name for each in renewals]
             raise with_locks(error, "renew", names) from error.__cause__
         return [kept == 1 for kept in found]
 
-    def renew_call(self, part: Sequence[Renewal]) -> Call:
+    def _renew_call(self, part: Sequence[Renewal]) -> Call:
         """The keys and arguments of `renew`, for up to `BATCH` holds of one bucket."""
         keys = [self.keys.lock(each.name) for each in part]
         return keys, [
@@ -288,10 +264,10 @@ class RedisBackend:
     def heartbeat(
         self, renewals: Sequence[Renewal], *, within: float | None = None
     ) -> list[Held | Queued | None]:
-        found = self._in_batches("heartbeat", renewals, self.heartbeat_call, within)
-        return [place_of(line) for line in found]
+        found = self._in_batches("heartbeat", renewals, self._heartbeat_call, within)
+        return [_place(line) for line in found]
 
-    def heartbeat_call(self, part: Sequence[Renewal]) -> Call:
+    def _heartbeat_call(self, part: Sequence[Renewal]) -> Call:
         """The keys and arguments of `heartbeat`, for up to `BATCH` places of one bucket."""
         meta = self.keys.meta(self.keys.bucket(part[0].name))
         args = [
@@ -304,14 +280,11 @@ class RedisBackend:
     def inspect(self, name: str) -> LockState:
         try:
             self._agree(self.keys.meta(self.keys.bucket(name)))
-            reply, *_ = self.transport.run(self._scripts["inspect"], *self.inspect_call(name))
+            keys = [self.keys.lock(name), self.keys.queue(name)]
+            (holds, waiting), *_ = self.transport.run(self._scripts["inspect"], keys, [])
         except RelockError as error:
             raise with_locks(error, "inspect", (name,)) from error.__cause__
-        return lock_state(reply)
-
-    def inspect_call(self, name: str) -> Call:
-        """The keys and arguments of `inspect`."""
-        return [self.keys.lock(name), self.keys.queue(name)], []
+        return LockState(tuple(_hold(*each) for each in holds), waiting)
 
     def force_release(self, name: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
         keys = [self.keys.meta(self.keys.bucket(name)), self.keys.lock(name)]
@@ -394,39 +367,34 @@ class RedisBackend:
         """Check the server's version and the layout before this process's first command for a
         bucket. Also check the layout of the first bucket, which every process checks."""
         for each in {self.keys.meta(), meta} - self._agreed:
-            reply, *_ = self.transport.run(self._scripts["open"], *self.open_call(each))
-            self.check_layout(reply)
+            layout = [str(SCHEMA), str(self.keys.buckets)]
+            reply, *_ = self.transport.run(self._scripts["open"], [each], layout)
+            if reply[0] != b"OK":
+                raise LockConfigError(
+                    f"relock_namespace={self.keys.namespace!r} holds locks of another layout "
+                    f"(schema {reply[1].decode()}, {reply[2].decode()} buckets; this is schema "
+                    f"{SCHEMA}, {self.keys.buckets} buckets): run one version of celery-relock, "
+                    "or give this one a namespace of its own"
+                )
             if not self._agreed:
                 self._look_at_server(each)
             self._agreed.add(each)
 
-    def open_call(self, meta: str) -> Call:
-        """The keys and arguments of `open`."""
-        return [meta], [str(SCHEMA), str(self.keys.buckets)]
-
-    def check_layout(self, reply: Sequence[Any]) -> None:
-        """Raise LockConfigError if the reply of `open` names another layout than ours."""
-        if reply[0] != b"OK":
-            raise LockConfigError(
-                f"relock_namespace={self.keys.namespace!r} holds locks of another layout "
-                f"(schema {reply[1].decode()}, {reply[2].decode()} buckets; this is schema "
-                f"{SCHEMA}, {self.keys.buckets} buckets): run one version of celery-relock, "
-                "or give this one a namespace of its own"
-            )
-
     def _look_at_server(self, key: str) -> None:
+        # Scripts ignore a PUBLISH that is forbidden, so only this command reveals it.
+        asked = [("INFO", "server"), ("PUBLISH", self.keys.inbox("-"), "")]
         try:
-            accept_server(*self.transport.at(key).ask(self.look_at_server, Effort()))
+            info, heard = self.transport.at(key).ask(asked, Effort())
         except FAULTS as error:
             raise translate(error) from error
+        check_server(fields_of(info))
+        if isinstance(heard, Exception):
+            logger.warning(
+                "Cannot notify waiters of grants, so they find out seconds later: %s",
+                translate(heard),
+            )
 
-    @property
-    def look_at_server(self) -> list[tuple[str, ...]]:
-        """The commands whose answers `accept_server` reads."""
-        # Scripts ignore a PUBLISH that is forbidden, so only this command reveals it.
-        return [("INFO", "server"), ("PUBLISH", self.keys.inbox("-"), "")]
-
-    def parts(self, renewals: Sequence[Renewal]) -> list[list[int]]:
+    def _parts(self, renewals: Sequence[Renewal]) -> list[list[int]]:
         """The indexes of the renewals for each call: of one bucket, `BATCH` at most."""
         of_bucket: dict[int, list[int]] = {}
         for index, renewal in enumerate(renewals):
@@ -443,7 +411,7 @@ class RedisBackend:
     ) -> list[Any]:
         """One line of a reply for each renewal."""
         script, found = self._scripts[verb], [None] * len(renewals)
-        parts = self.parts(renewals)
+        parts = self._parts(renewals)
         calls = [call([renewals[index] for index in part]) for part in parts]
         if within is None and self.transport.buckets == 1:
             outcomes = [self.transport.run(script, *each)[0] for each in calls]
@@ -455,10 +423,10 @@ class RedisBackend:
                 # While a slot moves, its keys are at two nodes, so each key needs its own call.
                 single = [call([renewals[index]]) for index in part]
                 replies = self.transport.run_each(script, single, within, once)
-                lines = [reply_of(each)[0] for each in replies]
+                lines = [_reply(each)[0] for each in replies]
             elif isinstance(outcome, Exception) and within is None:
                 lines, *_ = self.transport.run(script, *its_call)  # with the transport's patience
-            for index, line in zip(part, reply_of(lines), strict=True):
+            for index, line in zip(part, _reply(lines), strict=True):
                 found[index] = line
         return found
 
@@ -499,14 +467,14 @@ def _to_park(of: ParkRequest) -> dict[str, Any]:
     }
 
 
-def reply_of(outcome: Any) -> Any:
+def _reply(outcome: Any) -> Any:
     """The reply in an outcome. Raises a RelockError if the outcome is an error."""
     if isinstance(outcome, Exception):
         raise translate(outcome) from outcome
     return outcome
 
 
-def answer_to(claim: Claim, reply: list[Any], repeated: bool, sent: float) -> Answer:
+def _answer(claim: Claim, reply: list[Any], repeated: bool, sent: float) -> Answer:
     """What `acquire` replied; `repeated` and `sent` as `Transport.run` tells them."""
     tag = reply[0]
     if tag == b"HELD":
@@ -526,39 +494,8 @@ def answer_to(claim: Claim, reply: list[Any], repeated: bool, sent: float) -> An
     return Ended()
 
 
-def released(reply: Sequence[Any], repeated: bool) -> Released:
-    """What `release` replied."""
-    if reply[0] == b"RELEASED":
-        return Released(True, _messages(reply[2:]))
-    # If the command was sent twice, the first one can have released the hold.
-    return Released(repeated, _messages(reply[1:]))
-
-
 def _burst(reply: Sequence[Any]) -> Burst | None:
     return Burst(*map(bytes.decode, reply[1:])) if reply[0] == b"BURST" else None
-
-
-def downgraded(names: Sequence[str], reply: Sequence[Any], repeated: bool) -> Downgraded:
-    """What `downgrade` replied of these locks."""
-    messages = _messages(reply[1:]) if reply[0] == b"SHARED" else ()
-    joined = names[reply[1] - 1] if reply[0] == b"JOINED" else ""
-    return Downgraded(reply[0] != b"LOST", joined, messages, repeated)
-
-
-def lock_state(reply: Sequence[Any]) -> LockState:
-    """What `inspect` replied."""
-    holds, waiting = reply
-    return LockState(tuple(_hold(*each) for each in holds), waiting)
-
-
-def accept_server(info: Any, heard: Any) -> None:
-    """Raise LockConfigError if the server is too old; warn if it forbids messages."""
-    check_server(fields_of(info))
-    if isinstance(heard, Exception):
-        logger.warning(
-            "Cannot notify waiters of grants, so they find out seconds later: %s",
-            translate(heard),
-        )
 
 
 def _messages(parts: Sequence[bytes]) -> tuple[Message, ...]:
@@ -572,7 +509,7 @@ def _passed(text: bytes) -> Passed:
     return Passed(line, execution_id, label, waited / 1000)
 
 
-def place_of(line: list[Any]) -> Held | Queued | None:
+def _place(line: list[Any]) -> Held | Queued | None:
     """One line of what `heartbeat` replied; None if there is neither a hold nor a place."""
     if line[0] == b"HELD":
         return Held((int(line[1]),), (False,))

@@ -40,11 +40,11 @@ from .subscription import ClusterInbox
 FAILOVER = 30.0
 # Seconds that one node has to answer which node serves which slot, as there are others to ask; and
 # if the keep-alive thread asks, after a silent node has used up its time.
-_BRIEF, BRIEFLY = 1.0, 0.2
+_BRIEF, _BRIEFLY = 1.0, 0.2
 # Seconds for which the answer is not asked for again.
 _NEWS = 0.05
 # How many redirections a command follows before they count as a circle.
-HOPS = 6
+_HOPS = 6
 
 
 class Node(NamedTuple):
@@ -245,7 +245,7 @@ class Cluster(Transport):
             except FAULTS as error:
                 self.map.silent(node)
                 with suppress(*FAULTS):  # for the next call
-                    self.map.look(min(within or _BRIEF, BRIEFLY))
+                    self.map.look(min(within or _BRIEF, _BRIEFLY))
                 replies = [error] * len(indexes)
             for index, reply in zip(indexes, replies, strict=True):
                 outcomes[index] = self._followed(
@@ -301,7 +301,7 @@ class Cluster(Transport):
         renewing: bool = False,
     ) -> Any:
         """The outcome of a call that a node has answered, after any redirections."""
-        for _ in range(HOPS):
+        for _ in range(_HOPS):
             if not isinstance(said, MovedError | AskError):
                 return said
             node, asking = self.map.told(bucket_of(call[0][0]), node, said), type(said) is AskError
@@ -309,7 +309,7 @@ class Cluster(Transport):
                 (said,) = self._at(node, renewing).call(script, [call], effort, asking)
             except FAULTS as error:
                 return error
-        return circle(said) if isinstance(said, MovedError | AskError) else said
+        return _circle(said) if isinstance(said, MovedError | AskError) else said
 
     def patience(self, error: Exception) -> float:
         """For how many seconds to repeat a command. First asks which node serves which slot now."""
@@ -322,7 +322,7 @@ class Cluster(Transport):
         return self._failover
 
 
-def circle(said: Exception) -> Unserved:
+def _circle(said: Exception) -> Unserved:
     """The error for a command that was redirected too often."""
     return Unserved(
         "the nodes of the Redis Cluster do not agree on which node serves this slot: see CLUSTER "

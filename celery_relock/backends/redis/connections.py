@@ -155,7 +155,19 @@ class Connections:
     def _send(
         self, script: Script, calls: Sequence[Call], effort: Effort, by_sha: bool, asking: bool
     ) -> list[Any]:
-        commands = commands_of(script, calls, by_sha, asking)
+        how = ("EVALSHA", script.sha) if by_sha else ("EVAL", script.source)
+        # As bytes: redis-py takes three times as long over a text, and a command has some fifteen.
+        commands: list[Command | Encoded] = [
+            tuple(map(str.encode, (*how, str(len(k)), *k, *args))) for k, args in calls
+        ]
+        if asking:
+            commands.insert(0, ("ASKING",))
+        if script.tells_first:
+            # Redis writes to its clients in the reverse order in which their first answers came up
+            # (networking.c, `clients_pending_write`). Without the PING the caller is the last to
+            # whom it writes, so the first: beside the server, it would take the core from it, ask
+            # again, and only then the next holder would hear of its grant (benchmarks/handover.py).
+            commands.insert(0, ("PING",))
         ahead = len(commands) - len(calls)
         if not self._replicas.needed or script.name not in PROMISES:
             return self.ask(commands, effort)[ahead:]
@@ -203,11 +215,6 @@ class Connections:
         its connect and each answer, if fewer than its own timeouts."""
         return self._made(within)
 
-    @property
-    def made_of(self) -> tuple[type[Any], dict[str, Any]]:
-        """redis-py's class of connections, and its keywords."""
-        return self._kind, self._options
-
     def fits(self, link: Any) -> bool:
         """Whether a connection leads to the server that commands must go to now."""
         return True
@@ -252,26 +259,6 @@ class Connections:
                 idle.popleft()[1].disconnect()
         except IndexError:  # another thread was faster
             return
-
-
-def commands_of(
-    script: Script, calls: Sequence[Call], by_sha: bool, asking: bool
-) -> list[Command | Encoded]:
-    """The commands that make some calls of a script, after a PING or an ASKING perhaps."""
-    how = ("EVALSHA", script.sha) if by_sha else ("EVAL", script.source)
-    # As bytes: redis-py takes three times as long over a text, and a command has some fifteen.
-    commands: list[Command | Encoded] = [
-        tuple(map(str.encode, (*how, str(len(k)), *k, *args))) for k, args in calls
-    ]
-    if asking:
-        commands.insert(0, ("ASKING",))
-    if script.tells_first:
-        # Redis writes to its clients in the reverse order in which their first answers came up
-        # (networking.c, `clients_pending_write`). Without the PING the caller is the last to whom
-        # it writes, so the first: beside the server, it would take the core from it, ask again, and
-        # only then the next holder would hear of its grant (benchmarks/handover.py).
-        commands.insert(0, ("PING",))
-    return commands
 
 
 def _read(link: Any, within: float | None) -> Any:

@@ -78,7 +78,7 @@ class Subscription:
         if word[0] == b"sunsubscribe":
             raise LockUnavailable("a slot of the inbox has moved")
         # An empty message only asks whether anybody listens.
-        return notice_of(word[2]) if word[0] in (b"message", b"smessage") and word[2] else None
+        return _notice(word[2]) if word[0] in (b"message", b"smessage") and word[2] else None
 
     def close(self) -> None:
         """End the connection."""
@@ -227,7 +227,7 @@ class _Ear:
         self.error = error
 
 
-def notice_of(data: bytes) -> Notice | None:
+def _notice(data: bytes) -> Notice | None:
     """The published notice; None for anything that our scripts do not publish."""
     try:
         kind, execution_id, attempt_id, *fence = data.decode().split(" ")

@@ -95,21 +95,27 @@ def transport_for_client(
         pool = client.get_redis_connection(nodes[0]).connection_pool
         return _cluster(seeds, of_pool(pool), replicas, client.nodes_manager.address_remap)
     if isinstance(client, AsyncCluster):
-        from .asyncio import kind_for_threads
-
         known: list[Any] = client.get_nodes() or [*client.nodes_manager.startup_nodes.values()]
         seeds = sorted({Node(node.host, int(node.port)) for node in known})
         options = of_pool(known[0])
-        options["connection_class"] = kind_for_threads(options["connection_class"])
+        options["connection_class"] = _kind_for_threads(options["connection_class"])
         return _cluster(seeds, options, replicas, client.nodes_manager.address_remap)
     if isinstance(client.connection_pool, SentinelConnectionPool):
         return _of_pool_of_sentinels(client.connection_pool, replicas)
     options = of_pool(client.connection_pool)
     if isinstance(client, redis.asyncio.Redis):
-        from .asyncio import kind_for_threads
-
-        options["connection_class"] = kind_for_threads(options["connection_class"])
+        options["connection_class"] = _kind_for_threads(options["connection_class"])
     return _server(options, replicas)
+
+
+def _kind_for_threads(kind: type[Any]) -> type[Any]:
+    """redis-py's class of connection for threads that matches one for coroutines."""
+    for threads in (redis.Connection, redis.SSLConnection, redis.UnixDomainSocketConnection):
+        if kind is getattr(redis.asyncio.connection, threads.__name__):
+            return threads
+    raise LockConfigError(
+        f"a lock cannot use connections of the class {kind.__qualname__}: give the URL of the Redis"
+    )
 
 
 def of_pool(pool: Any) -> dict[str, Any]:

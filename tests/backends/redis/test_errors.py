@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 import shutil
 import socket
@@ -15,7 +14,6 @@ import pytest
 import redis
 
 from celery_relock.backends.redis import connections
-from celery_relock.backends.redis.asyncio import CoroutineBackend
 from celery_relock.backends.redis.errors import check_server, passes, translate
 from celery_relock.engine.protocol import Claim, Renewal
 from celery_relock.errors import LockConfigError, LockUnavailable, RelockError
@@ -447,13 +445,11 @@ def test_a_server_that_does_not_answer_is_named() -> None:
 
 
 @pytest.mark.parametrize("names", [("account:42",), ("account:42", "account:7")])
-@pytest.mark.parametrize("in_a_loop", [False, True], ids=["threads", "coroutines"])
 def test_an_error_of_an_outage_says_what_was_to_be_done_with_which_lock(
-    names: tuple[str, ...], in_a_loop: bool
+    names: tuple[str, ...],
 ) -> None:
-    same = backend_of(f"redis://127.0.0.1:{free_port()}/0", "shop")
-    same.transport.PATIENCE = 0.0
-    backend: Any = CoroutineBackend(same) if in_a_loop else same
+    backend = backend_of(f"redis://127.0.0.1:{free_port()}/0", "shop")
+    backend.transport.PATIENCE = 0.0
     own = "execution", "attempt"
     calls: dict[str, tuple[Any, ...]] = {
         "acquire": (Claim(*own, "owner", names, (1,) * len(names), 30.0),),
@@ -463,14 +459,9 @@ def test_an_error_of_an_outage_says_what_was_to_be_done_with_which_lock(
         "inspect": ("account:42",),
     }
 
-    def call(verb: str, arguments: tuple[Any, ...]) -> None:
-        answer = getattr(backend, verb)(*arguments)
-        if in_a_loop:
-            asyncio.run(answer)
-
     for verb, arguments in calls.items():
         with pytest.raises(LockUnavailable) as raised:
-            call(verb, arguments)
+            getattr(backend, verb)(*arguments)
 
         one = verb == "inspect" or len(names) == 1
         said = f"Cannot {verb} lock 'account:42'{'' if one else ' and 1 more'}: Redis cannot be"
