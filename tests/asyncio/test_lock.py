@@ -115,8 +115,8 @@ def test_one_object_excludes_the_tasks_that_use_it(lock: MakeLock) -> None:
         threads = set(threading.enumerate())
         fences = await asyncio.gather(*map(work, range(100)))
         assert len(set(fences)) == 100
-        # A few that make the calls, however many wait.
-        assert len(set(threading.enumerate()) - threads) <= MOST
+        # A few that make the calls, and one that renews, however many wait.
+        assert len(set(threading.enumerate()) - threads) <= MOST + 1
 
     run(main())
 
