@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import metadata
@@ -113,7 +114,8 @@ def examine(
     asked = _Workers.ask(app, timeout, findings) if app is not None and workers else None
     if asked is not None:
         facts["workers"] = asked.told
-        findings += asked.judge(app, engine)
+        with suppress(LockConfigError):  # of a setting, which is among the findings
+            findings += asked.judge(app, engine)
     if engine is not None:
         findings += _backend(app, engine, asked, facts)
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))

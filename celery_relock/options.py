@@ -506,17 +506,25 @@ def fetch(feed): ...""",
 
         Raises:
             LockConfigError: an option is unknown or has an invalid value, or two options contradict
-                each other.
+                each other. A default that contradicts what the task itself says gives way.
         """
-        values: dict[str, Any] = {}
-        for name, value in defaults.items():
-            values[name] = _checked(name, value, f"relock_{name}", f"the app's settings ({where})")
+        own: dict[str, Any] = {}
         for attribute, value in declared.items():
             name = attribute.removeprefix("lock_")
             if name not in OPTION_NAMES:
                 raise LockConfigError(f"task {where}: {unknown(attribute, 'lock_')}")
-            values[name] = _checked(name, value, attribute, f"task {where}")
-        options = cls(**values, task=where)
+            own[name] = _checked(name, value, attribute, f"task {where}")
+        the_app = f"the app's settings ({where})"
+        given = {n: _checked(n, v, f"relock_{n}", the_app) for n, v in defaults.items()}
+        # What names the parts of a lock_key fits some tasks only.
+        plain = {n: v for n, v in given.items() if not isinstance(v, list | Mapping)}
+        cls(**{"key": "account:42", **plain})._check_together(the_app, {})
+        used: dict[str, Any] = {}
+        for name, value in given.items():
+            options = cls(**{**used, name: value, **own})
+            if not any(options._contradictions(declared)):
+                used[name] = value
+        options = cls(**{**used, **own}, task=where)
         options._check_together(f"task {where}", declared)
         return options
 

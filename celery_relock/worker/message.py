@@ -34,6 +34,8 @@ HEADER = "relock"
 VERSION = 2
 #: By this name `apply_async` passes the prefix of the lock names on to `write_header`.
 PREFIX = "relock_prefix"
+# Celery's tasks that call another task directly, for each of their items.
+_MAPS = ("celery.map", "celery.starmap")
 #: Stands for None among the options of a call on their way through Celery, whose router leaves out
 #: what is None.
 NOTHING = object()
@@ -400,6 +402,12 @@ def _of_call(
     prefix, options = properties.pop(PREFIX, None), call_options(properties)
     for name in options:
         del properties[f"lock_{name}"]
+    if options and fields.get("task") in _MAPS:
+        logger.warning(
+            "%s calls its task directly, so the options %s of this call are not used: declare them "
+            "on the task, or send a group",
+            *(fields["task"], ", ".join(f"lock_{name}" for name in options)),
+        )
     request = running_request()
     if request is not None and is_retry(fields, request):
         before = header_of(request)

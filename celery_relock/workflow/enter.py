@@ -30,6 +30,11 @@ from ..worker.states import Dropped, end_dropped, results_of
 from . import steps
 
 ENTER = "celery_relock.enter"
+#: What `locked` takes, each as the option `lock_…` of a task.
+OPTIONS = (
+    *("ttl", "gap_ttl", "on_gap", "on_conflict", "max_wait", "limit"),
+    *("mode", "on_unavailable"),
+)
 
 
 class EnterTask(LockedTask):
@@ -188,7 +193,11 @@ def _covered(engine: Engine, spec: Mapping[str, Any], options: LockOptions) -> d
 
 def _options(app: Any, spec: Mapping[str, Any]) -> LockOptions:
     declared = {f"lock_{name}": value for name, value in spec["options"].items()}
-    return LockOptions.collect(declared, option_defaults(app), "locked()")
+    defaults = {name: each for name, each in option_defaults(app).items() if name in OPTIONS}
+    for name in ("limit", "mode"):
+        if not isinstance(defaults.get(name, ""), int | str):
+            del defaults[name]  # made for the arguments, or the parts of the key, of a task
+    return LockOptions.collect(declared, defaults, "locked()")
 
 
 def _lease(

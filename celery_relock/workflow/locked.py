@@ -22,13 +22,9 @@ from ..settings import name_prefix
 from ..task import LockedTask as LockedTask  # the package's own: to load it registers `enter`
 from ..worker.message import prefix_of
 from ..worker.states import Dropped
-from .enter import ENTER, held
+from .enter import ENTER, OPTIONS, held
 from .steps import Step, stamp, steps_of
 
-_OPTIONS = (
-    *("ttl", "gap_ttl", "on_gap", "on_conflict", "max_wait", "limit"),
-    *("mode", "on_unavailable"),
-)
 _PLACES = ("queue", "exchange", "routing_key")
 _CHUNKS = "celery.chunks"
 
@@ -172,9 +168,9 @@ def _check_canvas(canvas: Any) -> None:
 
 def _check_options(options: Mapping[str, Any]) -> None:
     for name, value in options.items():
-        if name not in _OPTIONS:
+        if name not in OPTIONS:
             raise LockConfigError(
-                f"locked(): there is no option {name}. The options are: key, {', '.join(_OPTIONS)}."
+                f"locked(): there is no option {name}. The options are: key, {', '.join(OPTIONS)}."
             )
         if callable(value):
             raise LockConfigError(

@@ -239,6 +239,14 @@ def test_settings_that_are_misspelt(app_with):
     assert doctor.quick(app_with(relock_ttl=3)) == ()
 
 
+def test_settings_that_are_misspelt_do_not_keep_it_from_asking_the_workers(app_with):
+    app = app_with(relock_tttl=3)
+    app.task(base=LockedTask, lock_key="a", name="shop.charge", shared=False)(print)
+    found = doctor.examine(app, timeout=0.2).findings
+    assert "Did you mean relock_ttl?" in only(found, "settings").what
+    assert "no worker has answered" in only(found, "workers").what
+
+
 @pytest.mark.parametrize(
     ("settings", "what"),
     [

@@ -62,6 +62,17 @@ def test_an_option_of_one_call_holds_for_that_call_in_a_worker(m, account, held)
     wait_for(lambda: waits.state == "BLOCKED", what="the call without options to wait")
 
 
+@pytest.mark.parametrize("way", ["map", "starmap", "chunks"])
+def test_where_the_task_is_called_directly_options_are_told_to_be_of_no_use(
+    m, account, way, caplog
+):
+    items = [account] if way == "map" else [(account,)]
+    sent = getattr(m.look, way)(items, *([1] if way == "chunks" else []))
+    sent.apply_async(lock_on_conflict="drop").get(timeout=20)
+
+    assert "the options lock_on_conflict of this call are not used" in caplog.text
+
+
 def test_what_a_task_has_set_a_call_sets_to_none(m, account):
     with _lock(m, f"account:{account}"):
         patient = m.hurries.apply_async((account,), lock_max_wait=None)

@@ -79,7 +79,6 @@ def test_a_mode_that_means_nothing_is_refused() -> None:
     assert "It takes 'exclusive', 'shared'" in refusal(lock_key=["a", "b"], lock_mode=["shared", 1])
     assert "2 words for 1 lock names" in refusal(lock_key="a", lock_mode=["shared", "shared"])
     assert "Use one of them" in refusal(lock_limit=5, lock_mode="shared")
-    assert "Use one of them" in refusal({"limit": 5}, lock_mode=lambda: "shared")
 
 
 def test_every_default_can_be_written_down() -> None:
@@ -267,6 +266,40 @@ def test_an_app_wide_wait_does_not_forbid_a_task_to_raise_at_once() -> None:
     options = LockOptions.collect({"lock_on_conflict": "raise"}, {"max_wait": 10}, "app.charge")
 
     assert options.on_conflict == "raise"
+
+
+@pytest.mark.parametrize(
+    ("default", "own"),
+    [
+        ({"order": "sent"}, {"lock_key": False}),
+        ({"order": "sent"}, {"lock_limit": 3}),
+        ({"limit": 3}, {"lock_order": "sent"}),
+        ({"limit": 3}, {"lock_mode": "shared"}),
+        ({"limit": 3}, {"lock_mode": str}),
+        ({"limit": {"account:{n}": 3}}, {"lock_key": "shop:{n}"}),
+        ({"cooldown": 5}, {"lock_hold": "workflow"}),
+        ({"on_conflict": "drop"}, {"lock_max_wait": 5}),
+        ({"debounce": 5}, {"lock_order": "sent"}),
+    ],
+)
+def test_a_default_of_the_app_gives_way_to_what_a_task_says(
+    default: dict[str, Any], own: dict[str, Any]
+) -> None:
+    options = LockOptions.collect(own, default, "app.charge")
+
+    assert options == LockOptions.collect(own, {}, "app.charge")
+
+
+def test_defaults_of_the_app_that_exclude_each_other_are_refused() -> None:
+    with pytest.raises(LockConfigError, match=r"the app's settings .*excludes lock_limit=3"):
+        LockOptions.collect({"lock_key": "a"}, {"order": "sent", "limit": 3}, "app.charge")
+
+
+def test_defaults_for_one_feature_are_kept_for_the_tasks_that_use_it() -> None:
+    defaults = {"order_gap": 5.0, "debounce_max": 60.0}
+
+    assert LockOptions.collect({}, defaults, "app.charge").order is None
+    assert LockOptions.collect({"lock_order": "sent"}, defaults, "app.charge").order_gap == 5.0
 
 
 @pytest.mark.parametrize(("max_wait", "patience"), [(None, 60.0), (0, 0.0), (2.5, 2.5)])

@@ -8,11 +8,13 @@ import threading
 import uuid
 
 import pytest
-from celery import chain, chord, group, signature
+from celery import Celery, chain, chord, group, signature
 
 from celery_relock import locked
+from celery_relock.declaration import declaration
 from celery_relock.errors import LockConfigError, LockConflict, LockDeadlock
 from celery_relock.workflow import steps
+from celery_relock.workflow.enter import ENTER
 from tests.support import wait_for
 from tests.support.parked import lock_of, wait_until_parked
 from tests.workflow.flow import Visitor, wait_for_state
@@ -513,3 +515,25 @@ def _outcome(canvas):
         return result.get(timeout=30)
     except Exception as error:
         return type(error).__name__, str(error).partition("(")[0].partition(" ")[0]
+
+
+@pytest.mark.parametrize(
+    "default",
+    [
+        {"relock_order": "sent"},
+        {"relock_limit": {"account:{account}": 3}},
+        {"relock_limit": [3]},
+        {"relock_limit": lambda account: 3},
+        {"relock_mode": lambda account: "shared"},
+    ],
+)
+def test_a_default_of_the_app_that_is_made_for_tasks_leaves_a_canvas_alone(default, namespace):
+    with Celery(namespace, set_as_current=False) as app:
+        app.conf.update(relock_url="memory://", relock_namespace=namespace, **default)
+
+        @app.task(name="step", shared=False)
+        def step():
+            return "done"
+
+        assert declaration(type(app.tasks[ENTER])).enters_workflows  # as a worker asks at its start
+        assert locked(chain(step.si(), step.si()), key="account:42").apply().get() == "done"
