@@ -57,6 +57,12 @@ class ThreadGrip(Grip):
         if not borrowed:
             lease.holder = weakref.ref(self)
 
+    @property
+    def of_another(self) -> bool:
+        """Whether another coroutine of this thread acquired the lock, and has not ended."""
+        task = None if self.task is None else self.task()
+        return task is not None and not task.done() and task is not platform.coroutine()
+
 
 class Lock(NamedLock):
     """A named lock with the interface of `redis.lock.Lock`, and what redis-py's lock lacks: the
@@ -264,7 +270,7 @@ class Lock(NamedLock):
             raise
 
     def _take(self, wait: float | None, token: Token) -> Answer:
-        grip = self._own_grip()
+        grip = self._thread_grip()
         if grip is not None and (found := self._with(grip, wait)) is not None:
             return found
         outer = self._outer()
@@ -337,10 +343,8 @@ class Lock(NamedLock):
         if lease.state is State.ASKED:
             self._engine.release(lease)  # a failed release has left it in our own way
             return None
-        if grip.task and lease.state is State.HELD:
-            task = grip.task()
-            if task and not task.done() and task is not platform.coroutine():
-                return self._of_another(lease, wait)
+        if lease.state is State.HELD and grip.of_another:
+            return self._of_another(lease, wait)
         if self._for_any_thread and grip.thread is not threading.current_thread():
             return None
         return self._re_enter(grip)
@@ -356,7 +360,23 @@ class Lock(NamedLock):
         of = lease.claim
         return Conflict(self.name, lease.remaining, lease.fences[0], of.owner, of.label, 0)
 
+    def _grip(self, verb: str) -> Grip:
+        if self._own_grip() is None and self._thread_grip() is not None:
+            raise LockNotTaken(
+                f"the lock {self.name!r} is held by another coroutine of this thread, so it cannot "
+                f"be {verb} here: use celery_relock.asyncio.Lock",
+                name=self.name,
+            )
+        return super()._grip(verb)
+
     def _own_grip(self) -> ThreadGrip | None:
+        grip = self._thread_grip()
+        # With thread_local=False anybody can release the lock.
+        others = grip is not None and grip.of_another and not self._for_any_thread
+        return None if others else grip
+
+    def _thread_grip(self) -> ThreadGrip | None:
+        """This thread's grip, or that of all threads; any of its coroutines may have it."""
         grip: ThreadGrip | None = getattr(self.local, "grip", None)
         # A forked child does not hold what its parent holds.
         return None if grip is None or grip.lease.pid != platform.pid else grip

@@ -315,6 +315,39 @@ def test_a_lock_of_threads_is_not_shared_by_coroutines(redis_url: str, namespace
         assert one.owned()
 
 
+def test_a_coroutine_cannot_use_what_another_holds_through_a_lock_of_threads(
+    redis_url: str, namespace: str
+) -> None:
+    one = celery_relock.Lock(redis_url, "a", namespace=namespace)
+
+    async def second() -> None:
+        assert not one.owned()
+        assert (one.fence, one.remaining, one.lost) == (0, 0.0, False)
+        for use in (one.release, one.reacquire, lambda: one.extend(5), one.downgrade, one.check):
+            with pytest.raises(LockNotTaken, match=r"another coroutine.*celery_relock\.asyncio"):
+                use()
+
+    async def main() -> None:
+        with one:
+            await asyncio.create_task(second())
+            assert one.owned()
+
+    async def ended(lock: celery_relock.Lock) -> None:
+        lock.release()
+
+    run(main())
+    one.acquire()  # around the loop, so all in it hold the lock
+    run(ended(one))
+
+    async def hand_over() -> None:
+        anybody = celery_relock.Lock(redis_url, "b", thread_local=False, namespace=namespace)
+        anybody.acquire()
+        await asyncio.create_task(asyncio.to_thread(anybody.check))
+        await asyncio.create_task(ended(anybody))
+
+    run(hand_over())
+
+
 def test_without_a_server_it_says_so_and_goes_on_when_one_is_there(
     own_redis: Callable[..., RedisServer], lock: MakeLock
 ) -> None:
