@@ -69,7 +69,7 @@ def engine_for(
         return engine_in_memory(address, namespace)
     if isinstance(address, str):
         return engine_for_url(address, namespace, ssl, transport, replicas)
-    if callable(address) and not isinstance(address, type):
+    if callable(address) and not isinstance(address, type) and not _is_task(address):
         return engine_for_factory(address, namespace, replicas, loops)
     return engine_for_client(address, namespace, replicas, loops)
 
@@ -199,14 +199,20 @@ def _hint(what: object, kind: str) -> str:
     """What to give instead of an object that is not a client."""
     if kind.startswith("redis.asyncio."):
         return ". For this client use celery_relock.asyncio.Lock."
-    if hasattr(what, "send_task"):
+    if hasattr(what, "send_task") or _is_task(what):
         return (
-            ", a Celery app. Give the URL, Lock(app.conf.relock_url, …), or use the lock of a "
-            "call: task.lock_for(…)."
+            f", a Celery {'task' if _is_task(what) else 'app'}. Give the URL, "
+            "Lock(app.conf.relock_url, …), or use the lock of a call: task.lock_for(…)."
         )
     if ".cache" in kind or kind == "django.utils.connection.ConnectionProxy":
         return ', a cache. With django-redis, give django_redis.get_redis_connection("default").'
     return "."
+
+
+def _is_task(what: object) -> bool:
+    """Whether it is a task or a signature: to call one runs the task's body. (The class is that of
+    the task behind a proxy; a mock's has no such attribute.)"""
+    return hasattr(what.__class__, "apply_async")
 
 
 def _is_fake(client: redis.Redis | RedisCluster) -> bool:

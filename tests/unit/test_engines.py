@@ -7,9 +7,13 @@ import weakref
 
 import pytest
 import redis
+from celery import Celery
 
-from celery_relock import engines
+import celery_relock
+import celery_relock.asyncio
+from celery_relock import LockedTask, engines
 from celery_relock.engines import MOST_URLS, engine_for
+from celery_relock.errors import LockConfigError
 
 
 class Vault(redis.CredentialProvider):
@@ -60,3 +64,17 @@ def test_another_password_is_another_engine() -> None:
     one, two = (engine_for(redis.Redis(host="h", password=word)) for word in ("a", "b"))
     assert one is not two
     assert one.backend == two.backend, "but the locks are the same"
+
+
+@pytest.mark.parametrize("kind", [celery_relock.Lock, celery_relock.asyncio.Lock])
+def test_a_task_is_not_called_as_a_function_that_returns_a_client(kind: type) -> None:
+    app, ran = Celery("shop", set_as_current=False), []
+
+    @app.task(shared=False, base=LockedTask, lock_key="a")
+    def book() -> None:
+        ran.append(1)
+
+    for one in (book, book.s()):
+        with pytest.raises(LockConfigError, match=r"a Celery task.*task\.lock_for\(…\)"):
+            kind(one, "a")
+    assert not ran
