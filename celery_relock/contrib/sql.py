@@ -90,8 +90,15 @@ def fence(connection: Any, name: str, token: int) -> None:
     Raises:
         LockLost: the database has seen a higher token, or the token is 0 because the lock is not
             held. Let the transaction roll back.
-        LockConfigError: the connection is of another kind, or not in a transaction.
+        LockConfigError: the connection is of another kind, or not in a transaction; or the name is
+            not text, or the token not a number.
     """
+    given: tuple[object, object] = name, token
+    if not (isinstance(given[0], str) and isinstance(given[1], int)):
+        raise LockConfigError(
+            "a fence needs a lock name, which is text, and a fencing token, which is a number "
+            f"(lock.name and lock.fence), not {name!r:.200} and {token!r:.80}"
+        )
     if token <= 0:
         raise LockLost(
             f"the lock {name!r} has no fencing token: it is not held, or the work goes on without "
@@ -229,6 +236,8 @@ def _driver_of(connection: Any) -> Any:
 
 
 def _driver(connection: Any) -> tuple[str, str]:
+    if hasattr(connection, "fetchone"):
+        raise _refused(connection, ", a cursor: give its connection")
     # `__class__`, not `type`: a tracer's proxy returns the class of the connection that it wraps.
     kind = connection.__class__
     waits = inspect.iscoroutinefunction(getattr(kind, "commit", None))

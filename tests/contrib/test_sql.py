@@ -269,8 +269,20 @@ def test_what_is_no_connection_is_told_what_would_be_one() -> None:
         fence(AsyncConnection.__new__(AsyncConnection), "account:42", 1)
     with pytest.raises(LockConfigError, match=r"run_sync\(fence"):
         fence(create_async_engine("postgresql+psycopg://").connect(), "account:42", 1)
+    with pytest.raises(LockConfigError, match=r"sqlite3\.Cursor, a cursor: give its connection"):
+        fence(sqlite3.connect(":memory:").cursor(), "account:42", 1)
     with pytest.raises(LockConfigError, match="oracle"):
         create_table("oracle")
+
+
+@pytest.mark.parametrize(
+    ("name", "token"), [("account:42", None), ("account:42", "7"), (b"account:42", 7), (7, "a")]
+)
+def test_what_is_no_name_or_no_token_is_refused(name: Any, token: Any) -> None:
+    with pytest.raises(LockConfigError, match=r"lock\.name and lock\.fence") as refused:
+        fence(sqlite3.connect(":memory:"), name, token)
+    assert repr(name) in str(refused.value)
+    assert repr(token) in str(refused.value)
 
 
 def test_a_frozen_holder_loses_updates_and_with_the_fence_none(
