@@ -109,7 +109,11 @@ class _Spans:
         span = trace.get_current_span()
         if not span.is_recording():
             return
+        # Beside the locks that it names already: a task can call another inline. (The API's spans
+        # cannot be read, those of the SDK can.)
+        known = (getattr(span, "attributes", None) or {}).get("relock.names", ())
         span.set_attributes(_attributes(told))
+        span.set_attribute("relock.names", [*dict.fromkeys((*known, *told["names"]))])
         span.set_attribute("relock.waited", told["waited"])
         span.set_attribute("relock.reentered", told["reentered"])
         if told["waited"]:

@@ -109,3 +109,9 @@ def test_the_span_of_a_hold_hears_of_its_loss_though_another_thread_does(exporte
     assert span["attributes"]["relock.lost"] is True
     assert [name for name, _ in span["events"]] == ["relock.lost"]
     exported.wait_for_value(1, "lost", "holds")
+
+
+def test_a_span_names_the_locks_of_the_task_and_of_what_it_calls(exported):
+    account = uuid.uuid4().hex
+    [span] = exported.spans(exported.tasks.nests.delay(account).id)
+    assert span["attributes"]["relock.names"] == [f"account:{account}", f"stock:{account}"]

@@ -31,6 +31,16 @@ def blocks(account: str) -> int:
     return waits(account)
 
 
+@app.task(base=LockedTask, lock_key=(KEY, "stock:{account}"))
+def both(account: str) -> int:
+    return 1
+
+
+@app.task(base=LockedTask, lock_key=KEY)
+def nests(account: str) -> int:
+    return both(account)
+
+
 @app.task(base=LockedTask, lock_key=KEY, lock_on_conflict="drop")
 def drops(account: str) -> int:
     return 1
