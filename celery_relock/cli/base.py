@@ -7,12 +7,14 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import click
 
-from ..admin import Locks
+from ..admin import LockInfo, Locks
 from ..engine.protocol import DEBOUNCE, LINE, MARKER
 from ..errors import LockConfigError, LockUnavailable, RelockError
 
@@ -52,6 +54,8 @@ _NO_APP = "default"
 # Of tables, in characters: the width of a terminal that does not report it, the gap between two
 # columns, and the least width of a column.
 _WIDTH, _GAP, _LEAST = 80, 2, 6
+# Before the name of a lock: its order (`lock_order`), which is a lock of an internal name.
+_ORDER = "order of "
 
 
 class Here:
@@ -91,13 +95,42 @@ class Here:
                 "say where the locks are: celery -A APP relock …, or --redis URL"
             ) from None
 
+    def find(self, pattern: str, *, markers: bool = False) -> Iterator[LockInfo]:
+        """The locks like a pattern that somebody typed; with `markers`, the dedup markers."""
+        patterns = dict.fromkeys((pattern, pattern if markers else typed(pattern)))
+        return chain.from_iterable(self.locks.find(each, markers=markers) for each in patterns)
+
+    def meant(self, name: str) -> str:
+        """The lock that somebody typed. A lock that has the very name comes before the order of
+        another lock, for which `shown` has the same words."""
+        meant = typed(name)
+        if meant == name or not name.startswith(_ORDER):
+            return meant
+        return meant if self.locks.get(name, 0).idle else name
+
     def show(self, document: Any, lines: Iterable[str]) -> None:
         """Print a JSON document, or lines of text."""
         if self.json:
-            click.echo(json.dumps(document, ensure_ascii=False, indent=2))
+            echo_json(document, indent=2)
             return
         for line in lines:
-            click.echo(line)
+            echo(line)
+
+
+def echo(text: str) -> None:
+    """Print a text. What stdout cannot encode is written out (`\\u65e5`)."""
+    try:
+        click.echo(text)
+    except UnicodeEncodeError as error:  # nothing of it was printed
+        click.echo(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
+
+
+def echo_json(document: Any, indent: int | None = None) -> None:
+    """Print a JSON document. What stdout cannot encode becomes an escape of JSON."""
+    try:
+        click.echo(json.dumps(document, ensure_ascii=False, indent=indent))
+    except UnicodeEncodeError:
+        click.echo(json.dumps(document, indent=indent))
 
 
 def command(function: Callable[..., int]) -> click.Command:
@@ -117,6 +150,7 @@ def command(function: Callable[..., int]) -> click.Command:
         namespace: str | None,
         **parameters: Any,
     ) -> None:
+        _check_text((redis, namespace, *parameters.values()))
         here = Here(getattr(ctx.obj, "app", None), redis, namespace, as_json)
         try:
             code = function(here, **parameters)
@@ -142,13 +176,25 @@ def command(function: Callable[..., int]) -> click.Command:
     return made
 
 
+def _check_text(values: Iterable[Any]) -> None:
+    """Refuse bytes that are not UTF-8: Python passes them on as surrogates, which Redis cannot be
+    sent."""
+    for value in values:
+        for each in value if isinstance(value, tuple) else (value,):
+            if isinstance(each, str) and not each.isascii():
+                try:
+                    each.encode()
+                except UnicodeEncodeError:
+                    raise click.UsageError(f"'{plain(each)}' is not UTF-8") from None
+
+
 def table(
     head: Sequence[str], rows: Iterable[Sequence[object]], firm: Sequence[str] = ()
 ) -> list[str]:
     """Lines with aligned columns. On a terminal, lines fit its width: the widest columns lose the
     middle of long texts, unless they are `firm`. In a pipe nothing is cut."""
     texts = [list(head), *([plain(str(cell)) for cell in row] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    widths = [max(map(_width, column)) for column in zip(*texts, strict=True)]
     if sys.stdout.isatty():
         room = shutil.get_terminal_size((_WIDTH, 24)).columns - _GAP * (len(widths) - 1)
         soft = [index for index, name in enumerate(head) if name not in firm]
@@ -173,18 +219,30 @@ def plain(text: str) -> str:
 def shown(name: str) -> str:
     """A lock name for people: the order of a lock reads `order of …`."""
     of = name.removeprefix(LINE)
-    return plain(name) if of == name else f"order of {plain(of)}"
+    return plain(name) if of == name else f"{_ORDER}{plain(of)}"
 
 
 def typed(name: str) -> str:
-    """The lock name that somebody typed. The names of dedup markers, bursts and orders contain
-    tabs, which `plain` shows as `\\t`."""
+    """The lock name, or pattern, that somebody typed as `shown` shows it. The names of dedup
+    markers, bursts and orders contain tabs, which `plain` shows as `\\t`."""
+    if name.startswith(_ORDER):
+        return LINE + name.removeprefix(_ORDER)
     kinds = tuple(map(plain, (MARKER, DEBOUNCE, LINE)))
     return name.replace("\\t", "\t") if name.startswith(kinds) else name
 
 
+def _width(text: str) -> int:
+    """How many columns of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(each) in "WF" for each in text)
+    return len(text) + wide - sum(map(bool, map(unicodedata.combining, text)))
+
+
 def _fitted(text: str, width: int) -> str:
-    if len(text) > width:
-        head = (width - 1) // 2
-        text = f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
-    return text.ljust(width)
+    fitted, kept = text, width
+    while _width(fitted) > width:
+        kept -= 1
+        head = kept // 2
+        fitted = f"{text[:head]}…{text[len(text) - (kept - head) :]}"
+    return fitted + " " * (width - _width(fitted))

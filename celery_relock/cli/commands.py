@@ -12,7 +12,7 @@ import click
 from ..admin import SHOWN, Holder, LockInfo, Waiter, Why
 from ..engine.events import duration
 from ..engine.protocol import LINE, MARKER
-from .base import AT_LEAST_0, FOUND, NOT_FOUND, Here, command, given, plain, shown, table, typed
+from .base import AT_LEAST_0, FOUND, NOT_FOUND, Here, command, echo, given, plain, shown, table
 
 _MANY = 1000
 
@@ -32,7 +32,7 @@ def ls(here: Here, pattern: str, limit: int, dedup: bool) -> int:
 
     PATTERN matches lock names, as in Redis: `account:*`, `?`, `[a-z]`. Quote it.
     """
-    found = here.locks.find(pattern, markers=dedup)
+    found = here.find(pattern, markers=dedup)
     locks = sorted(islice(found, limit or None), key=lambda lock: lock.name)
     is_cut = next(found, None) is not None
     document = {"locks": [lock.as_dict() for lock in locks], "cut": is_cut}
@@ -53,7 +53,7 @@ def ls(here: Here, pattern: str, limit: int, dedup: bool) -> int:
 )
 def show(here: Here, name: str, limit: int) -> int:
     """Show who holds a lock, and who waits for it."""
-    locks = _with_order(here, typed(name), limit)
+    locks = _with_order(here, here.meant(name), limit)
     lock, line = locks[0], locks[1].as_dict() if len(locks) > 1 else None
     here.show({**lock.as_dict(), "order": line}, _shown_all(locks))
     return NOT_FOUND if all(each.idle or each.foreign for each in locks) else FOUND
@@ -80,19 +80,19 @@ def release(here: Here, name: str, task_id: str | None, yes: bool) -> int:
     Its holders notice at once, and the next waiters get the lock. Work that is under way is not
     stopped: it must look at `self.lock.lost`, or let the fencing token decide.
     """
-    name = typed(name)
+    name = here.meant(name)
     if not yes:
         if here.json or not sys.stdin.isatty():
             raise click.UsageError("give --yes: there is no terminal to ask at")
-        click.echo("\n".join(_shown_all(_with_order(here, name, 10))))
+        echo("\n".join(_shown_all(_with_order(here, name, 10))))
         if not click.confirm("Release it by force?"):
             return NOT_FOUND
     released = here.locks.release(name, task_id)
     by_whom = "nobody" if task_id is None else f"the task {task_id} does not hold it, or nobody"
-    lines = [f"released: {plain(name)}, of {holder}" for holder in released]
+    lines = [f"released: {shown(name)}, of {holder}" for holder in released]
     here.show(
         {"name": name, "released": [holder.as_dict() for holder in released]},
-        lines or [f"nothing to release: {by_whom} holds {plain(name)!r}"],
+        lines or [f"nothing to release: {by_whom} holds {shown(name)!r}"],
     )
     return FOUND if released else NOT_FOUND
 

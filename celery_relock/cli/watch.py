@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from itertools import islice
 import click
 
 from ..admin import LockInfo
-from .base import AT_LEAST_0, FOUND, SECONDS, Here, command, plain
+from .base import AT_LEAST_0, FOUND, SECONDS, Here, command, echo, echo_json, plain
 from .commands import rows_of
 
 # Locks to show: a screen has no room for more.
@@ -36,7 +35,7 @@ def watch(here: Here, pattern: str, interval: float, count: int) -> int:
         if here.json:
             for locks in looks:
                 document = {"locks": [lock.as_dict() for lock in locks[:_SHOWN]]}
-                click.echo(json.dumps(document, ensure_ascii=False))
+                echo_json(document)
         else:
             _draw(map(_screen, looks))
     except KeyboardInterrupt:
@@ -47,7 +46,7 @@ def watch(here: Here, pattern: str, interval: float, count: int) -> int:
 def _looks(here: Here, pattern: str, interval: float) -> Iterator[list[LockInfo]]:
     """The locks at each look, those with the most waiters first."""
     while True:
-        found = here.locks.find(pattern)
+        found = here.find(pattern)
         yield sorted(found, key=lambda lock: (-lock.waiting, lock.name))
         time.sleep(interval)
 
@@ -65,7 +64,7 @@ def _screen(locks: list[LockInfo]) -> list[str]:
 def _draw(screens: Iterator[list[str]]) -> None:
     if not sys.stdout.isatty():
         for lines in screens:
-            click.echo("\n".join([*lines, ""]))
+            echo("\n".join([*lines, ""]))
         return
     try:
         from rich.live import Live
@@ -73,7 +72,7 @@ def _draw(screens: Iterator[list[str]]) -> None:
     except ImportError:
         for lines in screens:
             click.clear()
-            click.echo("\n".join(lines))
+            echo("\n".join(lines))
         return
     with Live(screen=True, auto_refresh=False) as live:
         for lines in screens:

@@ -20,6 +20,7 @@ from celery_relock.cli import relock
 from celery_relock.cli.base import table
 from celery_relock.engine.protocol import SHARED, Claim
 from tests.support import Worker, wait_for
+from tests.support.parked import lock_of
 from tests.support.tls import free_port
 from tests.support.worker import ROOT
 
@@ -190,6 +191,38 @@ def test_wrong_use_is_exit_code_2(run: Run, key: str, redis_url: str) -> None:
     assert "not the URL of a Redis" in run("ls", "--redis", "nonsense://here", code=2).output
 
 
+def test_an_argument_that_is_not_utf_8_is_exit_code_2(run: Run, redis_url: str) -> None:
+    name, here = os.fsdecode(b"\xff bin"), ("--redis", redis_url)
+    for command in (
+        ("ls", name),
+        ("show", name),
+        ("why", name),
+        ("watch", name, "--count", "1"),
+        ("cancel", "some-task", name),
+        ("release", name, "--yes"),
+        ("release", "a", "--yes", "--task", name),
+        ("ls", "--namespace", name),
+    ):
+        assert r"'\udcff bin' is not UTF-8" in run(*command, *here, code=2).output
+
+
+def test_what_stdout_cannot_encode_is_escaped(redis_url: str, namespace: str) -> None:
+    names = ["\u65e5\u672c", "\U0001f600"]
+    here = ("--redis", redis_url, "--namespace", namespace)
+    runner = CliRunner(charset="latin-1")
+
+    with (
+        Lock(redis_url, names[0], namespace=namespace),
+        Lock(redis_url, names[1], namespace=namespace),
+    ):
+        told = runner.invoke(relock, ("ls", "--json", *here)).stdout
+        assert {each["name"] for each in json.loads(told)["locks"]} == {*names}
+        looks = runner.invoke(relock, ("watch", "--count", "1", "--json", *here)).stdout
+        assert {each["name"] for each in json.loads(looks)["locks"]} == {*names}
+        for command in (("ls",), ("show", names[0]), ("watch", "--count", "1")):
+            assert r"\u65e5\u672c" in runner.invoke(relock, (*command, *here)).stdout
+
+
 def test_a_redis_that_is_away_is_exit_code_69(run: Run) -> None:
     away = f"redis://127.0.0.1:{free_port()}"
     for command in (("ls",), ("show", "a"), ("stats",), ("release", "a", "--yes"), ("watch",)):
@@ -250,6 +283,18 @@ def test_the_order_of_a_lock_is_told_as_that(worker: Worker, run: Run, key: str)
     told = document(run("why", first.id, "--json", *without_app, app=None))
     assert told["state"] == "awaited"
     assert "first in its queue: its message has not come to a worker" in told["sentence"]
+
+    named = f"order of {key}"  # as `ls` prints it
+    assert run("show", named).stdout.startswith(f"{named}: 0 holding, 2 waiting")
+    assert run("ls", named).stdout == run("ls", f"order of {key[:-1]}?").stdout
+    assert run("watch", "--count", "1", named).stdout.splitlines()[-2].startswith(named)
+    assert "nobody holds" in run("release", named, "--yes", code=1).stdout
+    with lock_of(worker, named) as lock:  # a lock of that name comes first
+        assert [each["name"] for each in document(run("ls", named, "--json"))["locks"]] == [
+            f"order\t{key}",
+            named,
+        ]
+        assert document(run("show", named, "--json"))["holders"][0]["token"] == lock.fence
     first.revoke()
     worker.journal.wait_for(f"second {key}", 20)
 
@@ -341,3 +386,11 @@ def test_without_an_app_and_without_a_redis_it_says_what_to_give() -> None:
 
 def test_a_table_is_aligned() -> None:
     assert table(("A", "B"), [("long", 1), ("b", 22)]) == ["A     B", "long  1", "b     22"]
+
+
+def test_wide_characters_are_aligned_too() -> None:
+    assert table(("A", "B"), [("\u65e5\u672c", 1), ("e\u0301", 22)]) == [
+        "A     B",
+        "\u65e5\u672c  1",
+        "e\u0301     22",
+    ]
