@@ -273,7 +273,7 @@ class Locks:
     def find(
         self, pattern: str = "*", limit: int | None = None, *, markers: bool = False
     ) -> Iterator[LockInfo]:
-        """Yield the locks that are held or waited for, in no order, each with its oldest holder and
+        """The locks that are held or waited for, in no order, each with its oldest holder and
         its first waiter. A lock that is acquired or released meanwhile can be missing.
 
         Args:
@@ -281,10 +281,15 @@ class Locks:
             limit: how many locks to yield at most; None for all.
             markers: yield dedup markers instead. The pattern is then for the task name, a tab and
                 the lock name.
+
+        Raises:
+            LockConfigError: the limit is below 0.
         """
+        if limit is not None and limit < 0:
+            raise LockConfigError(f"limit={limit}: use a number from 0, or None for all")
         found = self._find(MARKER + pattern if markers else pattern)
         wanted = (each for each in found if each.name.startswith(MARKER) is markers)
-        yield from islice(wanted, limit)
+        return islice(wanted, limit)
 
     def get(self, name: str, most: int = SHOWN) -> LockInfo:
         """The lock of this name. If nobody holds it or waits for it, it is `idle`.
@@ -403,6 +408,11 @@ class Locks:
             waits = self._why_waiting(task_id, _waiter(found.place, found.name), lock)
             return self._why_there(task_id, (lock,)) or waits
         if (told := _result(self.app, task_id)) is not None:
+            if told.state == "retry" and found is not None:
+                place = f"{_for(found.place.names)}, {_ahead(found.place.position - 1)}"
+                told = dataclasses.replace(
+                    told, sentence=f"{told.sentence}; it has its place {place}"
+                )
             return told  # it waits for its retry, or has ended while the workers were asked
         return Why(
             task_id,
@@ -659,7 +669,8 @@ def _result(app: Any, task_id: str) -> Why | None:
         said = "" if state == "SUCCESS" else f", {type(result).__name__}: {result}"
         return Why(task_id, "ended", f"{work} has ended: {state}{said}")
     if state == RETRY:
-        return Why(task_id, "retry", f"{work} will run again: {result}")
+        because = "" if result is None else f": {result}"
+        return Why(task_id, "retry", f"{work} will run again{because}")
     return None
 
 

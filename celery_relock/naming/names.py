@@ -262,7 +262,10 @@ class _Call:
 
     def __init__(self, function: Callable[..., object], task: _Task) -> None:
         self.function = function
-        self.where = f"{task.where}: lock_key {getattr(function, '__qualname__', repr(function))}"
+        written = function
+        while isinstance(written, partial):  # a method of the task's class comes as one
+            written = written.func
+        self.where = f"{task.where}: lock_key {getattr(written, '__qualname__', repr(written))}"
         # What a partial has fixed by keyword looks like a default, and is meant to stay.
         self.fixed = frozenset(function.keywords if isinstance(function, partial) else ())
         self.positional: list[str] = []

@@ -198,10 +198,27 @@ def test_a_retry_that_runs_holds_its_lock_though_the_last_state_is_the_one_befor
     running, waiting = locks.why(retried.id), locks.why(waits.id)
 
     assert (running.state, running.lock) == ("holds", key), running.sentence
-    assert waiting.state == "retry", waiting.sentence
+    assert (waiting.state, waiting.sentence) == ("retry", f"the task {waits.id} will run again")
     worker.journal.add(f"go {key}")
     assert retried.get(timeout=20) is None
     waits.revoke()
+
+
+def test_a_retry_is_told_its_reason_and_its_place_in_the_order(
+    worker: Worker, locks: Locks, key: str
+) -> None:
+    retried = worker.module.again_in_order.delay(key)
+    wait_for(lambda: retried.state == states.RETRY, what="the retry that waits")
+
+    why = locks.why(retried.id)
+
+    assert why.state == "retry"
+    assert why.sentence == (
+        f"the task {retried.id} will run again: no luck; it has its place in the order of '{key}', "
+        "first in its queue"
+    )
+    retried.revoke()
+    locks.release(LINE + key)
 
 
 def test_an_ordered_call_whose_message_is_in_the_broker_is_awaited(
@@ -569,6 +586,8 @@ def test_bad_input_gets_a_clear_answer(redis_url: str, namespace: str, client: A
         "x\\xff": True,
     }
     assert locks.stats().foreign == 2
+    with pytest.raises(LockConfigError, match=r"limit=-1: use a number from 0, or None for all"):
+        locks.find(limit=-1)
     assert locks.get("\x1b[2J").idle
     desk.close()
 

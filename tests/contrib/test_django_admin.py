@@ -187,6 +187,8 @@ def test_a_lock_is_released_and_an_execution_cancelled_once_that_was_confirmed(
         ("freer", NAME, f"Cancelled the parked task {second.id}."),
         ("freer", NAME, f"Released by force: {name}."),
     ]
+    freer.post(f"{LOCKS}free/", what="release", sure="yes")
+    assert "has no name" in freer.text
     freer.get("/admin/")
     assert "/change/" in freer.text, "an entry of the log leads to its lock"
 

@@ -36,6 +36,9 @@ class Keys:
     def method(self, account_id: int) -> str:
         return f"m:{account_id}"
 
+    def misspelt(self, acount_id: int) -> str:
+        return f"m:{acount_id}"
+
     @classmethod
     def by_class(cls, account_id: int) -> str:
         return f"c:{account_id}"
@@ -161,6 +164,7 @@ async def coroutine(account_id: int) -> str:
         (lambda acount_id: "x", "wants 'acount_id'.*Did you mean 'account_id'"),
         (lambda nope, /: "x", "wants 'nope'"),
         (Keys.method, "wants 'self'.*take 'self' away"),
+        (partial(Keys.misspelt, Keys()), r"lock_key Keys\.misspelt wants 'acount_id'"),
         (vars(Keys)["by_class"], "of type classmethod"),
         (coroutine, "coroutine function"),
         (max, "does not tell which arguments"),

@@ -94,6 +94,9 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
         """Release a lock, or cancel a parked task, after a confirmation."""
         self._needs(request, request.user.has_perm(_FREE))
         name, task_id = request.POST.get("name", ""), request.POST.get("task", "")
+        if not name:
+            messages.error(request, "The lock has no name: nothing was changed.")
+            return HttpResponseRedirect(reverse("admin:celery_relock_lock_changelist"))
         what = "cancel" if request.POST.get("what") == "cancel" else "release"
         back = HttpResponseRedirect(reverse("admin:celery_relock_lock_change", args=(quote(name),)))
         if request.POST.get("sure") != "yes":

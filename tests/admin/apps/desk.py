@@ -54,6 +54,12 @@ def soon_again(self, key):
     stand(key)
 
 
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_order="sent", lock_order_retry="end")
+def again_in_order(self, key):
+    if not self.request.retries:
+        raise self.retry(exc=RuntimeError("no luck"), countdown=600)
+
+
 @app.task(base=LockedTask, lock_key=KEY, lock_dedup="until_start")
 def once(key):
     return key
