@@ -60,15 +60,6 @@ class Held(NamedTuple):
     repeated: bool = False
     sent: float = 0.0
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Held) and self[:3] == other[:3]
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash(self[:3])
-
 
 class Queued(NamedTuple):
     """The execution waits: `rank` others are ahead, and in `recheck` seconds the next lease ends (0

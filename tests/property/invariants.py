@@ -170,7 +170,7 @@ class Invariants(RuleBasedStateMachine):
         first, second = answers
         assert type(first) is type(second), answers
         if isinstance(first, (Held, Ended)):
-            assert first == second
+            assert first[:3] == second[:3]  # all of `Held` but when it was sent
         for name in self.now if run else ():
             assert self.now[name].holds.get(run) == self.before[name].holds.get(run)
             assert (run in self.now[name].queue) == (run in self.before[name].queue)

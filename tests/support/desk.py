@@ -89,7 +89,9 @@ class Desk:
         **more: Any,
     ) -> Answer:
         claim = _claim(run, attempt_id, names=names, limit=limit, lease=lease, **more)
-        return self.backend.acquire(claim, wait, inbox)
+        answer = self.backend.acquire(claim, wait, inbox)
+        # Without the time, so that the answers to a command and to its repetition are equal.
+        return answer._replace(sent=0.0) if isinstance(answer, Held) else answer
 
     def fence(self, run: str, attempt_id: str = "n", **more: Any) -> int:
         """Acquire one lock that must be free, or open to this execution; returns its fence."""
