@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import os
 import random
@@ -13,7 +12,6 @@ import uuid
 #: For pauses and the like: the program's own `random`, and its seed, are left alone.
 chance = random.SystemRandom()
 
-_URL_SAFE = bytes.maketrans(b"+/", b"-_")
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _OF_16_BYTES = re.compile(r"[A-Za-z0-9_-]{21}[AQgw]")
 _SHORT_ALREADY = re.compile(r"[A-Za-z0-9_.:-]{1,22}")
@@ -61,5 +59,4 @@ def digest(data: bytes) -> str:
 
 def base64_text(data: bytes) -> str:
     """Url-safe base64 (RFC 4648, section 5) without padding."""
-    encoded = binascii.b2a_base64(data, newline=False)
-    return encoded.translate(_URL_SAFE).rstrip(b"=").decode("ascii")
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode("ascii")
