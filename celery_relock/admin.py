@@ -48,7 +48,14 @@ _LABEL = re.compile(r"(?P<task>.*?)(?:\[(?P<id>.*)\])? (?P<host>\S*):(?P<pid>\d+
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class _Plain:
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder(_Plain):
     """A live hold.
 
     Attributes:
@@ -86,10 +93,6 @@ class Holder:
     def __str__(self) -> str:
         return _work(self.task, self.task_id) or "an unnamed holder"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return dataclasses.asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
@@ -125,7 +128,7 @@ class Waiter:
 
 
 @dataclass(frozen=True, slots=True)
-class LockInfo:
+class LockInfo(_Plain):
     """A lock at one moment.
 
     Attributes:
@@ -154,13 +157,9 @@ class LockInfo:
         """Whether nobody holds the lock or waits for it."""
         return not (self.held or self.waiting or self.foreign)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return dataclasses.asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
-class Why:
+class Why(_Plain):
     """What a task does at this moment.
 
     Attributes:
@@ -183,13 +182,9 @@ class Why:
     ahead: int = 0
     holders: tuple[Holder, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return dataclasses.asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
-class Stats:
+class Stats(_Plain):
     """The locks of a namespace, counted one after the other rather than at one moment.
 
     Attributes:
@@ -219,10 +214,6 @@ class Stats:
     foreign: int = 0
     oldest_wait: float = 0.0
     oldest_wait_lock: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return dataclasses.asdict(self)
 
 
 class Locks:
