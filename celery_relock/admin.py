@@ -22,7 +22,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import engines
 from .engine import ids
@@ -30,9 +30,7 @@ from .engine.events import OUTRANKED, duration
 from .engine.inspection import Inspectable, ParkedMessage, Place, Survey
 from .engine.protocol import COOLDOWN, DEBOUNCE, KEPT, LINE, MARKER, PAUSE, HoldInfo
 from .errors import LockConfigError, RelockError
-
-if TYPE_CHECKING:
-    from .engine.engine import Engine
+from .settings import store_settings
 
 logger = logging.getLogger("celery_relock")
 
@@ -250,14 +248,19 @@ class Locks:
         self.app: Any = place if hasattr(place, "tasks") else None
         self.by = by or _user()
         self.origin = origin or f"{socket.gethostname()}:{os.getpid()}"
-        self._engine = _engine(self.app, place, namespace)
+        if self.app is None:
+            self._engine = engines.engine_for(place, namespace)
+        else:
+            from .declaration import engine_of
+
+            self._engine = engine_of(self.app)
         backend = self._engine.backend
         if not isinstance(backend, Inspectable):
             raise LockConfigError(
                 "with relock_url='memory://' or relock_enabled=False there are no locks outside of "
                 "the process that works with them. In tests the fixture `relock` shows them"
             )
-        self.namespace = namespace if self.app is None else _namespace(self.app)
+        self.namespace = namespace if self.app is None else store_settings(self.app).namespace
         self._ask = backend.inspection()
         self._used = False
 
@@ -844,17 +847,3 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):
         return f"uid {os.getuid()}"
-
-
-def _engine(app: Any, place: Any, namespace: str) -> Engine:
-    if app is None:
-        return engines.engine_for(place, namespace)
-    from .declaration import engine_of
-
-    return engine_of(app)
-
-
-def _namespace(app: Any) -> str:
-    from .settings import store_settings
-
-    return store_settings(app).namespace
