@@ -19,7 +19,7 @@ from celery.exceptions import Reject, Retry
 from ..declaration import Declaration, declaration
 from ..engine.hold import Body, MakeHold
 from ..engine.protocol import Successor
-from ..errors import LockUnavailable, RelockError
+from ..errors import LockUnavailable
 from ..worker.beside import HeldBeside
 from ..worker.conflict import end_unexecuted, ended_for_good
 from ..worker.events import BLOCKED
@@ -221,19 +221,13 @@ def _is_called_by_name(message: Any) -> bool:
 
 def on_revoked(task: Any, request: Any, terminated: bool) -> None:
     """The call was revoked, or has expired, before it ran: another one may be sent."""
-    try:
-        header = header_of(request)
-        declared = declaration(type(task)).of_call(header.options, header.prefix)
-        made = Marker(*header.dedup) if header.dedup else _marker_by_name(task, declared, request)
-        if made is None or not made.name or (terminated and made.until == marker.TIME):
-            return
-        # Also for a retry that is revoked before the body that sent it has ended.
-        own = marker.hold_id(header.call)
-        end_unexecuted(declared.engine, [made.name], own)
-    except RelockError as error:
-        logger.warning(
-            "Cannot release the dedup marker of %s, it ends by itself: %s", request.id, error
-        )
+    header = header_of(request)
+    declared = declaration(type(task)).of_call(header.options, header.prefix)
+    made = Marker(*header.dedup) if header.dedup else _marker_by_name(task, declared, request)
+    if made is None or not made.name or (terminated and made.until == marker.TIME):
+        return
+    # Also for a retry that is revoked before the body that sent it has ended.
+    end_unexecuted(declared.engine, [made.name], marker.hold_id(header.call))
 
 
 def _marker_by_name(task: Any, declared: Declaration, request: Any) -> Marker | None:

@@ -194,16 +194,11 @@ class _LineLease(Lease):
 
 def on_revoked(task: Any, request: Any, terminated: bool) -> None:
     """The call was revoked, or has expired: nobody waits for it."""
-    header, name = header_of(request), ""
-    try:
-        declared = declaration(type(task)).of_call(header.options, header.prefix)
-        name = header.order[0] if header.order else _name_by_arguments(task, declared, request)
-        if name:
-            end_unexecuted(declared.engine, [LINE + name], header.execution_id)
-    except RelockError as error:
-        logger.warning(
-            "Cannot release a place in the order of %r, it will be passed over: %s", name, error
-        )
+    header = header_of(request)
+    declared = declaration(type(task)).of_call(header.options, header.prefix)
+    name = header.order[0] if header.order else _name_by_arguments(task, declared, request)
+    if name:
+        end_unexecuted(declared.engine, [LINE + name], header.execution_id)
 
 
 def _name_by_arguments(task: Any, declared: Declaration, request: Any) -> str:

@@ -8,7 +8,6 @@ the lease ends the lock.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -29,8 +28,6 @@ from ..options import LockOptions
 from .conflict import end_unexecuted, release
 from .message import afterwards, header_of, is_retry, moment, prefix_here
 from .states import is_acknowledged
-
-logger = logging.getLogger("celery_relock")
 
 
 @dataclass(eq=False)
@@ -179,10 +176,5 @@ def on_revoked(task: Any, request: Any, terminated: bool) -> None:
     header = header_of(request)
     if terminated or not header.kept:
         return  # a body that is ended releases by itself
-    try:
-        names = [name for name, _ in header.kept]
-        end_unexecuted(declaration(type(task)).engine, names, header.execution_id)
-    except RelockError as error:
-        logger.warning(
-            "Cannot release the lock kept for %s, its lease ends it: %s", request.id, error
-        )
+    names = [name for name, _ in header.kept]
+    end_unexecuted(declaration(type(task)).engine, names, header.execution_id)

@@ -3,6 +3,7 @@ expired, before it was executed. A task that is terminated releases by itself.""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -10,13 +11,24 @@ from celery.signals import task_revoked
 from celery.states import REVOKED
 
 from ..dedup import worker as dedup
+from ..errors import RelockError
 from ..order import worker as order
 from ..workflow import steps
 from . import events, retry
 from .message import header_of
 
+logger = logging.getLogger("celery_relock")
+
 #: Called with the execution that is over, in a worker's main process.
 discard: list[Callable[[str], None]] = []
+
+# Who clears away what, and what becomes of that if Redis cannot be reached.
+_ROOMS = (
+    (retry.on_revoked, "the lock kept for %s, its lease ends it"),
+    (order.on_revoked, "the place of %s in its order, it will be passed over"),
+    (dedup.on_revoked, "the dedup marker of %s, it ends by itself"),
+    (steps.on_revoked, "the hold left to %s, it ends after its gap"),
+)
 
 
 def _revoked(sender: Any = None, request: Any = None, terminated: Any = None, **_: Any) -> None:
@@ -25,10 +37,11 @@ def _revoked(sender: Any = None, request: Any = None, terminated: Any = None, **
         events.show(sender, request.id, REVOKED)
     for each in discard:
         each(header_of(request).execution_id)
-    retry.on_revoked(sender, request, was_running)
-    order.on_revoked(sender, request, was_running)
-    dedup.on_revoked(sender, request, was_running)
-    steps.on_revoked(sender, request, was_running)
+    for on_revoked, what in _ROOMS:
+        try:
+            on_revoked(sender, request, was_running)
+        except RelockError as error:
+            logger.warning("Cannot release " + what + ": %s", request.id, error)
 
 
 task_revoked.connect(_revoked, weak=False, dispatch_uid="celery_relock")

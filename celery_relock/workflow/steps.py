@@ -426,15 +426,9 @@ def on_revoked(task: Any, request: Any, terminated: bool) -> None:
     """A step was revoked, or has expired, before it began: release what was left to it."""
     if terminated:
         return  # it has begun, and releases what it has
-    try:
-        for lock in workflow_locks(request):
-            engine = engine_of(task.app)
-            own = hold_id(header_of(request).execution_id, lock.id)
-            end_unexecuted(engine, lock.names, own)
-    except RelockError as error:
-        logger.warning(
-            "Cannot release the hold left to %s, it ends after its gap: %s", request.id, error
-        )
+    for lock in workflow_locks(request):
+        own = hold_id(header_of(request).execution_id, lock.id)
+        end_unexecuted(engine_of(task.app), lock.names, own)
 
 
 def _is_new(headers: Any, header: Any) -> bool:
