@@ -7,23 +7,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..engine.protocol import (
-    Burst,
     Claim,
-    Debounce,
     Downgraded,
     Held,
     HoldInfo,
     LockState,
     Notice,
-    ParkRequest,
-    PlaceRequest,
     Queued,
     Released,
     Renewal,
     Resumed,
-    Successor,
 )
 
 
@@ -33,71 +29,54 @@ class NoLocks:
     id = "relock_enabled=False"
     replicated = False
 
-    def route(self, names: Sequence[str]) -> object:
+    def route(self, *_: Any, **__: Any) -> object:
         return None
 
-    def acquire(self, claim: Claim, waiter_lease: float = 0.0, inbox: str = "-") -> Held:
+    def acquire(self, claim: Claim, *_: Any, **__: Any) -> Held:
         return Held((0,) * len(claim.names), (False,) * len(claim.names))
 
-    def park(self, claim: Claim, park_request: ParkRequest, inbox: str = "-") -> Held:
-        return self.acquire(claim)
+    park = acquire
 
-    def release(
-        self,
-        names: Sequence[str],
-        execution_id: str,
-        attempt_id: str,
-        ended: str = "",
-        remember: float = 0.0,
-        home: str = "",
-        successor: Successor | None = None,
-        waited: bool = False,
-    ) -> Released:
+    def release(self, *_: Any, **__: Any) -> Released:
         return Released(True)
 
-    def downgrade(
-        self, names: Sequence[str], execution_id: str, attempt_id: str, home: str = ""
-    ) -> Downgraded:
+    def downgrade(self, *_: Any, **__: Any) -> Downgraded:
         return Downgraded()
 
-    def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
+    def resume(self, *_: Any, **__: Any) -> Resumed:
         return Resumed((), None)
 
-    def place(self, request: PlaceRequest) -> int:
+    def place(self, *_: Any, **__: Any) -> int:
         return 0
 
-    def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
+    def withdraw(self, *_: Any, **__: Any) -> Released:
         return Released(False)
 
-    def arrived(self, execution_ids: Sequence[str], seconds: float) -> None:
+    def arrived(self, *_: Any, **__: Any) -> None:
         pass
 
-    def announce(self, channels: Sequence[str], worker: str, seconds: float) -> None:
+    def announce(self, *_: Any, **__: Any) -> None:
         pass
 
-    def consumed(self, channel: str) -> bool:
+    def consumed(self, *_: Any, **__: Any) -> bool:
         return False
 
-    def burst(self, name: str, whole: bool) -> Burst | None:
+    def burst(self, *_: Any, **__: Any) -> None:
         return None
 
-    def debounce(self, name: str, call: Debounce, park_request: ParkRequest) -> None:
+    def debounce(self, *_: Any, **__: Any) -> None:
         raise NotImplementedError("without locks each call is sent at once")
 
-    def renew(
-        self, renewals: Sequence[Renewal], *, within: float | None = None, once: bool = False
-    ) -> list[bool]:
+    def renew(self, renewals: Sequence[Renewal], **_: Any) -> list[bool]:
         return [True] * len(renewals)
 
-    def heartbeat(
-        self, renewals: Sequence[Renewal], *, within: float | None = None
-    ) -> list[Held | Queued | None]:
+    def heartbeat(self, renewals: Sequence[Renewal], **_: Any) -> list[Held | Queued | None]:
         return [Held((0,), (False,)) for _ in renewals]
 
-    def inspect(self, name: str) -> LockState:
+    def inspect(self, *_: Any, **__: Any) -> LockState:
         return LockState((), 0)
 
-    def force_release(self, name: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
+    def force_release(self, *_: Any, **__: Any) -> tuple[HoldInfo, ...]:
         return ()
 
     def dangers(self) -> list[str]:
