@@ -128,14 +128,7 @@ def _acquire(task: Any, message: Any, spec: Mapping[str, Any]) -> None:
     names = tuple(name for name in spec["names"] if name not in outer)
     if not names:
         return  # the workflow lock around this one holds them
-    lease = _lease(
-        engine,
-        names,
-        options,
-        execution_id=header_of(message).execution_id,
-        owner=owner("root", message),
-        label=label_of(task.name, message.id),
-    )
+    lease = _lease(engine, names, options, message)
     lease.work = work_for(task, message)
     try:
         held = obtain(Attempt(task, engine, lease, options, message))
@@ -172,8 +165,7 @@ def held(app: Any, spec: Mapping[str, Any]) -> Iterator[None]:
         with reentrancy.relying(outer.values()):
             yield
         return
-    mine = {"execution_id": ids.new_id(), "owner": owner("root", None)}
-    lease = _lease(engine, names, options, **mine, label=label_of("locked()", ""))
+    lease = _lease(engine, names, options, None)
     try:
         if obtain(Attempt(app.tasks[ENTER], engine, lease, options, None)) is not None:
             reentrancy.push(lease)
@@ -201,22 +193,16 @@ def _options(app: Any, spec: Mapping[str, Any]) -> LockOptions:
 
 
 def _lease(
-    engine: Engine,
-    names: tuple[str, ...],
-    options: LockOptions,
-    *,
-    execution_id: str,
-    owner: str,
-    label: str,
+    engine: Engine, names: tuple[str, ...], options: LockOptions, message: Any | None
 ) -> Lease:
     claim = Claim(
-        execution_id,
+        ids.new_id() if message is None else header_of(message).execution_id,
         ids.new_attempt_id(),
-        owner,
+        owner("root", message),
         names,
         limits=(options.limit_for({}),) * len(names),
         lease=options.ttl,
-        label=label,
+        label=label_of("locked()") if message is None else label_of(ENTER, message.id),
         ancestors=ancestors_here() if options.reentrant == "descendants" else (),
         stuck=reentrancy.stuck(),
     )
