@@ -89,31 +89,38 @@ __all__ = [
 _FACTS = ("owner", "fence", "reason", "since", "waited", "held", "reentered", "policy")
 _ARGUMENTS = {"execution_id", "names", "task_id", "task_name", *_FACTS}
 
-# The kinds of events with a receiver: the engine makes no others.
+# The signal of each kind of engine event.
+_signals: dict[str, _OfEngine] = {}
+# The kinds with a receiver: the engine makes no others.
 _watched: set[str] = set()
 
 
 class _OfEngine(Signal):  # type: ignore[misc]  # Celery ships no types
     """A signal for one kind of engine event. The engine makes the event once somebody connects."""
 
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name, providing_args=_ARGUMENTS)
+        self.kind = name.removeprefix("lock_")
+        _signals[self.kind] = self
+
     def connect(self, *args: Any, **kwargs: Any) -> Any:
         """As Celery's `Signal.connect`."""
-        _watched.add(self.name.removeprefix("lock_"))
+        _watched.add(self.kind)
         return super().connect(*args, **kwargs)
 
 
-lock_acquired = _OfEngine(name="lock_acquired", providing_args=_ARGUMENTS)
-lock_reentered = _OfEngine(name="lock_reentered", providing_args=_ARGUMENTS)
-lock_conflict = _OfEngine(name="lock_conflict", providing_args=_ARGUMENTS)
-lock_waiting = _OfEngine(name="lock_waiting", providing_args=_ARGUMENTS)
-lock_parked = _OfEngine(name="lock_parked", providing_args=_ARGUMENTS)
-lock_resumed = _OfEngine(name="lock_resumed", providing_args=_ARGUMENTS)
-lock_passed = _OfEngine(name="lock_passed", providing_args=_ARGUMENTS)
-lock_dropped = _OfEngine(name="lock_dropped", providing_args=_ARGUMENTS)
-lock_released = _OfEngine(name="lock_released", providing_args=_ARGUMENTS)
-lock_lost = _OfEngine(name="lock_lost", providing_args=_ARGUMENTS)
-lock_unrenewed = _OfEngine(name="lock_unrenewed", providing_args=_ARGUMENTS)
-lock_reclaimed = _OfEngine(name="lock_reclaimed", providing_args=_ARGUMENTS)
+lock_acquired = _OfEngine("lock_acquired")
+lock_reentered = _OfEngine("lock_reentered")
+lock_conflict = _OfEngine("lock_conflict")
+lock_waiting = _OfEngine("lock_waiting")
+lock_parked = _OfEngine("lock_parked")
+lock_resumed = _OfEngine("lock_resumed")
+lock_passed = _OfEngine("lock_passed")
+lock_dropped = _OfEngine("lock_dropped")
+lock_released = _OfEngine("lock_released")
+lock_lost = _OfEngine("lock_lost")
+lock_unrenewed = _OfEngine("lock_unrenewed")
+lock_reclaimed = _OfEngine("lock_reclaimed")
 lock_duplicate = Signal(
     name="lock_duplicate", providing_args={"names", "task_id", "duplicate_of", "since"}
 )
@@ -121,14 +128,6 @@ lock_forced = Signal(
     name="lock_forced",
     providing_args={"names", "task_id", "task_name", "fence", "action", "by", "origin"},
 )
-
-_signals = {
-    each.name.removeprefix("lock_"): each
-    for each in (
-        *(lock_acquired, lock_reentered, lock_conflict, lock_waiting, lock_parked, lock_resumed),
-        *(lock_passed, lock_dropped, lock_released, lock_lost, lock_unrenewed, lock_reclaimed),
-    )
-}
 
 
 def _send(event: LockEvent) -> None:
