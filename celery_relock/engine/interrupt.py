@@ -20,14 +20,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
 
 from ..errors import LockConfigError, LockLost
 from .lease import Lease
 from .platform import Guard, green
-
-_SIGNAL = getattr(signal, "SIGURG", None)
 
 
 class _Stage(enum.Enum):
@@ -51,11 +50,11 @@ class Interruption:
         self._stage = _Stage.OUTSIDE
         self._thread = 0
         self._told: LockLost | None = None
-        self._way: _Way
+        self._send_news: Callable[[], object]
 
     def __enter__(self) -> None:
         self._thread = threading.get_ident()
-        self._way = _way_to(self)
+        self._send_news = _way_to(self)
         self._stage = _Stage.INSIDE
         _bodies.setdefault(self._thread, []).append(self)
         self._lease.on_lost = self.fire
@@ -105,7 +104,7 @@ class Interruption:
     def _send(self) -> None:
         with _guard.lock:
             if self._stage is _Stage.FIRED:
-                self._way.send()
+                self._send_news()
 
     def claim(self) -> LockLost | None:
         """In the body's own thread: the error that is to be raised there now, if any."""
@@ -124,41 +123,26 @@ _guard = Guard()
 
 def can_interrupt() -> bool:
     """Whether a body that runs here, in this thread or greenlet, could be interrupted."""
-    return green() or (
-        _SIGNAL is not None and threading.current_thread() is threading.main_thread()
-    )
+    return green() or threading.current_thread() is threading.main_thread()
 
 
-class _Way:
-    """How the news gets into a body's thread. Sending switches neither threads nor greenlets."""
-
-    def send(self) -> None:
-        """Send the news on its way. Called by any thread."""
-        raise NotImplementedError
-
-
-def _way_to(body: Interruption) -> _Way:
+def _way_to(body: Interruption) -> Callable[[], object]:
+    """What sends the news on its way to a body that begins here. Any thread calls it, and it
+    switches neither threads nor greenlets."""
+    global _replaced
     if not can_interrupt():
         raise LockConfigError(
             'lock_on_lost="raise" cannot interrupt a body in a thread that is not the main thread '
             'of its process: use a prefork, solo or gevent pool, or lock_on_lost="flag" and '
             "`self.lock.check()`"
         )
-    return _Hub(body) if green() else _Signal()
-
-
-class _Signal(_Way):
-    def __init__(self) -> None:
-        global _replaced
-        assert _SIGNAL is not None
-        if signal.getsignal(_SIGNAL) is not _on_signal:
-            # For good: without the handler a signal that is late would be an error of its own.
-            _replaced = signal.signal(_SIGNAL, _on_signal)
-        self._thread = threading.get_ident()
-
-    def send(self) -> None:
-        assert _SIGNAL is not None
-        signal.pthread_kill(self._thread, _SIGNAL)
+    if green():
+        greenlet, hub = sys.modules["greenlet"].getcurrent(), sys.modules["gevent"].get_hub()
+        return lambda: hub.loop.run_callback_threadsafe(_throw, body, greenlet)
+    if signal.getsignal(signal.SIGURG) is not _on_signal:
+        # For good: without the handler a signal that is late would be an error of its own.
+        _replaced = signal.signal(signal.SIGURG, _on_signal)
+    return partial(signal.pthread_kill, threading.get_ident(), signal.SIGURG)
 
 
 # The handler that was there before.
@@ -177,16 +161,6 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
             before(number, frame)
     finally:
         _replaced = before
-
-
-class _Hub(_Way):
-    def __init__(self, body: Interruption) -> None:
-        self._body = body
-        self._greenlet = sys.modules["greenlet"].getcurrent()
-        self._hub = sys.modules["gevent"].get_hub()
-
-    def send(self) -> None:
-        self._hub.loop.run_callback_threadsafe(_throw, self._body, self._greenlet)
 
 
 def _throw(body: Interruption, greenlet: Any) -> None:
