@@ -14,8 +14,8 @@ from celery.local import Proxy
 from .engine.engine import Engine
 from .engine.parking import Nobody
 from .errors import LockConfigError
+from .naming.callables import ByName
 from .naming.names import NameRule, signature_of
-from .naming.template import suggestion
 from .options import OPTION_NAMES, LockOptions
 from .settings import enabled, name_prefix, option_defaults, store_settings
 from .worker.parking import Outbox
@@ -181,33 +181,12 @@ def _declare(cls: Any) -> Declaration:
     key: Any = False if cls.name.startswith(_BUILT_IN) else options.key
     rule = NameRule.compile(key, cls.name, signature, task)
     for name in ("lock_limit", "lock_mode"):
-        if callable(written.get(name)):
-            _check_callable(written[name], f"task {cls.name}: the callable in {name}", signature)
+        if callable(function := written.get(name)):
+            where = f"task {cls.name}: the callable in {name}"
+            ByName(function, where, signature.parameters)  # refuses what would always fail
     enters = getattr(cls, "enters_workflows", False)
     begins = enters or options.hold == "workflow"
     return Declaration(options, rule, app, enters, begins, name_prefix(app))
-
-
-def _check_callable(function: Any, what: str, signature: inspect.Signature) -> None:
-    """Refuse what would fail at each call: a callable that wants what the task does not take."""
-    try:
-        wanted = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError) as error:
-        raise LockConfigError(
-            f"{what} does not tell which arguments it takes: {error}. Wrap it in a function that "
-            "names them."
-        ) from error
-    needed = [
-        p
-        for p in wanted
-        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
-    for each in needed:
-        if each.name not in signature.parameters:
-            raise LockConfigError(
-                f"{what} wants {each.name!r}, which the task does not take."
-                + suggestion(each.name, signature.parameters)
-            )
 
 
 def refuse_settings(has: Callable[[str], bool], where: str) -> None:

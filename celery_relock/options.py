@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
@@ -10,6 +9,7 @@ from typing import Any, TypeAlias
 
 from .engine.protocol import LONGEST, MODES, SHARED
 from .errors import LockConfigError
+from .naming.callables import ByName
 
 # Seconds an execution can wait in its worker slot if lock_max_wait is not set.
 _PATIENCE = 60.0
@@ -717,15 +717,12 @@ def fetch(feed): ...""",
         """The value that the callable in an option returns for a call."""
         function = getattr(self, option)
         assert callable(function), "see Declaration.limits"
+        where = f"task {self.task}: the callable in lock_{option}"
         try:
-            wanted = inspect.signature(function).parameters.values()
-            takes_all = any(each.kind is each.VAR_KEYWORD for each in wanted)
-            names = arguments if takes_all else [p.name for p in wanted if p.name in arguments]
-            return check(function(**{name: arguments[name] for name in names}))
+            return check(ByName(function, where)(arguments))
         except Exception as error:
             raise LockConfigError(
-                f"task {self.task}: the callable in lock_{option} must return {allowed}, "
-                f"for the arguments that it names: {error!r}"
+                f"{where} must return {allowed}, for the arguments that it names: {error!r}"
             ) from error
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import takewhile
 from typing import Any, Literal, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -19,7 +18,8 @@ from kombu.utils.json import JSONEncoder
 
 from ..errors import LockConfigError
 from . import canonical
-from .template import Template, check_name, suggestion
+from .callables import ByName
+from .template import Template, check_name
 
 # Types that an application registered with kombu, and lazy texts of Django: as they are sent.
 canonical.register_plain(JSONEncoder().default)
@@ -258,61 +258,23 @@ class _Task:
 
 
 class _Call:
-    """A lock_key callable, and which of the task's arguments it gets."""
+    """A lock_key callable."""
 
     def __init__(self, function: Callable[..., object], task: _Task) -> None:
-        self.function = function
         written = function
         while isinstance(written, partial):  # a method of the task's class comes as one
             written = written.func
         self.where = f"{task.where}: lock_key {getattr(written, '__qualname__', repr(written))}"
-        # What a partial has fixed by keyword looks like a default, and is meant to stay.
-        self.fixed = frozenset(function.keywords if isinstance(function, partial) else ())
-        self.positional: list[str] = []
-        self.by_keyword: list[str] = []
-        self.takes_all = False
-        for parameter in self._parameters():
-            self._plan(parameter, task)
+        if inspect.iscoroutinefunction(function):
+            raise LockConfigError(f"{self.where} is a coroutine function; it must return a name.")
+        self.call = ByName(function, self.where, task.parameters if task.rest is None else None)
 
     def __call__(self, arguments: _Arguments) -> tuple[str, ...]:
-        positional = [
-            arguments[name] for name in takewhile(arguments.__contains__, self.positional)
-        ]
-        wanted = arguments if self.takes_all else self.by_keyword
-        skipped = self.fixed.union(self.positional)
-        keywords = {n: arguments[n] for n in wanted if n in arguments and n not in skipped}
         try:
-            made = self.function(*positional, **keywords)
+            made = self.call(arguments)
         except Exception as error:
             raise LockConfigError(f"{self.where} raised {error!r}{_hint(error)}") from error
         return self._checked(made)
-
-    def _parameters(self) -> list[inspect.Parameter]:
-        if inspect.iscoroutinefunction(self.function):
-            raise LockConfigError(f"{self.where} is a coroutine function; it must return a name.")
-        try:
-            return list(inspect.signature(self.function).parameters.values())
-        except (TypeError, ValueError) as error:
-            raise LockConfigError(
-                f"{self.where} does not tell which arguments it takes: {error}. "
-                "Wrap it in a function that names them."
-            ) from error
-
-    def _plan(self, parameter: inspect.Parameter, task: _Task) -> None:
-        name, kind = parameter.name, parameter.kind
-        if kind == parameter.VAR_POSITIONAL:
-            return
-        if kind == parameter.VAR_KEYWORD:
-            self.takes_all = True
-            return
-        (self.positional if kind == parameter.POSITIONAL_ONLY else self.by_keyword).append(name)
-        known = task.rest is not None or name in task.parameters
-        if not known and parameter.default is parameter.empty:
-            hint = suggestion(name, task.parameters)
-            raise LockConfigError(
-                f"{self.where} wants {name!r}, which the task does not take."
-                + (_HOW_TO_GET_SELF if name in ("self", "cls") else hint)
-            )
 
     def _checked(self, made: object) -> tuple[str, ...]:
         names = made if isinstance(made, (list, tuple)) else (made,)
@@ -322,12 +284,6 @@ class _Call:
             f"{self.where} returned {made!r:.80} ({type(made).__qualname__}). "
             "It must return a lock name, or a list of at least one."
         )
-
-
-_HOW_TO_GET_SELF = (
-    " A staticmethod gets the arguments of the call alone: take 'self' away from it, or make it a "
-    "method by taking the staticmethod away; then 'self' is the task."
-)
 
 
 def _hint(error: Exception) -> str:

@@ -1,0 +1,77 @@
+"""A user's callable in an option: it gets those of a call's arguments that it names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from itertools import takewhile
+from typing import Any
+
+from ..errors import LockConfigError
+from .template import suggestion
+
+_HOW_TO_GET_SELF = (
+    " A staticmethod gets the arguments of the call alone: take 'self' away from it, or make it a "
+    "method by taking the staticmethod away; then 'self' is the task."
+)
+
+
+class ByName:
+    """A callable, and which arguments it gets.
+
+    Args:
+        function: the user's.
+        where: what it is, for errors.
+        known: the parameters of the task; None if it takes anything.
+
+    Raises:
+        LockConfigError: it would fail at each call: it wants what the task does not take. Or it
+            does not tell what it wants.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], where: str, known: Collection[str] | None = None
+    ) -> None:
+        self.function = function
+        self.where = where
+        # What a partial has fixed by keyword looks like a default, and is meant to stay.
+        self.fixed = frozenset(function.keywords if isinstance(function, partial) else ())
+        self.positional: list[str] = []
+        self.by_keyword: list[str] = []
+        self.takes_all = False
+        for parameter in self._parameters():
+            self._plan(parameter, known)
+
+    def __call__(self, arguments: Mapping[str, object]) -> Any:
+        positional = [
+            arguments[name] for name in takewhile(arguments.__contains__, self.positional)
+        ]
+        wanted = arguments if self.takes_all else self.by_keyword
+        skipped = self.fixed.union(self.positional)
+        keywords = {n: arguments[n] for n in wanted if n in arguments and n not in skipped}
+        return self.function(*positional, **keywords)
+
+    def _parameters(self) -> list[inspect.Parameter]:
+        try:
+            return list(inspect.signature(self.function).parameters.values())
+        except (TypeError, ValueError) as error:
+            raise LockConfigError(
+                f"{self.where} does not tell which arguments it takes: {error}. Wrap it in a "
+                "function that names them."
+            ) from error
+
+    def _plan(self, parameter: inspect.Parameter, known: Collection[str] | None) -> None:
+        name, kind = parameter.name, parameter.kind
+        if kind == parameter.VAR_POSITIONAL:
+            return
+        if kind == parameter.VAR_KEYWORD:
+            self.takes_all = True
+            return
+        (self.positional if kind == parameter.POSITIONAL_ONLY else self.by_keyword).append(name)
+        if known is not None and name not in known and parameter.default is parameter.empty:
+            hint = suggestion(name, known)
+            raise LockConfigError(
+                f"{self.where} wants {name!r}, which the task does not take."
+                + (_HOW_TO_GET_SELF if name in ("self", "cls") else hint)
+            )
