@@ -1,0 +1,34 @@
+"""What a revoked message leaves, while Redis cannot be reached."""
+
+from __future__ import annotations
+
+from celery import Celery
+from celery.app.task import Context
+from celery.signals import task_revoked
+
+from celery_relock import LockedTask
+from celery_relock.worker import message
+
+
+def test_what_cannot_be_cleared_away_is_said_of_each_and_keeps_no_other_from_it(caplog):
+    app = Celery("revoked", broker="memory://", set_as_current=False)
+    app.conf.relock_url = "redis://127.0.0.1:1/0"
+
+    @app.task(
+        base=LockedTask, shared=False, lock_key="a", lock_order="sent", lock_dedup="until_done"
+    )
+    def ships():
+        raise AssertionError
+
+    request = Context(id="t1", args=(), kwargs={}, headers={})
+    left = {"kept": [("a", 1)], "order": ("a", 1), "dedup": ("dedup\tships\ta", "until_done")}
+    message.note(request, message.Header("e1", **left))
+
+    task_revoked.send(sender=app.tasks[ships.name], request=request, terminated=False)
+
+    said = [text.partition(",")[0] for text in caplog.messages if text.startswith("Cannot release")]
+    assert said == [
+        "Cannot release the lock kept for t1",
+        "Cannot release the place of t1 in its order",
+        "Cannot release the dedup marker of t1",
+    ]
