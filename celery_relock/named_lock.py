@@ -222,7 +222,7 @@ class NamedLock:
     def _check_deadlock(self, answer: Answer) -> None:
         if isinstance(answer, Deadlocked):
             path = answer.path
-            text = describe_deadlock(path, reentrancy.shares(path[-1]))
+            text = describe_deadlock(path, reentrancy.sharing(path[-1]))
             raise LockNeverFree(text, name=self.name)
 
     def _check_acquired(self, answer: Answer, wait: float | None) -> None:

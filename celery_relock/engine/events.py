@@ -10,11 +10,14 @@ from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import LockLost
 from . import ids, platform
 from .protocol import COOLDOWN, LINE, Answer, Conflict, Duplicate, Passed
+
+if TYPE_CHECKING:
+    from .lease import Lease
 
 logger = logging.getLogger("celery_relock")
 
@@ -282,16 +285,30 @@ def describe_conflict(name: str, answer: Answer | None) -> str:
     return f"the lock {name!r} is held by another execution"
 
 
-def describe_deadlock(path: Sequence[str], shared: bool) -> str:
-    """`waiting for … would never end: …`, from the path of a `Deadlocked`. `shared`: this call
-    stack shares the lock already."""
+def describe_deadlock(path: Sequence[str], sharing: Lease | None) -> str:
+    """`waiting for … would never end: …`, from the path of a `Deadlocked`. `sharing`: the lease of
+    this call stack that shares the lock already."""
     parts = [f"the lock {path[0]!r} is held by"]
     for waiter, name in zip(path[1::2], path[2::2], strict=True):
         parts.append(
             f"{waiter or 'an unnamed execution'}, which waits for {name!r}, which is held by"
         )
-    how = ", which shares it: acquire it exclusively first, and downgrade it" if shared else ""
-    return f"waiting would never end: {' '.join(parts)} this very call stack{how}"
+    who, advice = _sharer(sharing) if sharing else ("this very call stack", "")
+    how = f", which shares it: {advice}" if advice else ""
+    return f"waiting would never end: {' '.join(parts)} {who}{how}"
+
+
+def describe_own_share(sharing: Lease) -> str:
+    """`… is among its holders: …`, of a conflict with this call stack's own lease."""
+    who, advice = _sharer(sharing)
+    return f"{who} is among its holders: {advice}"
+
+
+def _sharer(lease: Lease) -> tuple[str, str]:
+    """Who shares the lock by this lease of the call stack, and what to do instead."""
+    if lease.of_workflow:
+        return "the workflow of this task", "let the workflow hold it exclusively"
+    return "this very call stack", "acquire it exclusively first, and downgrade it"
 
 
 def duration(seconds: float) -> str:

@@ -77,6 +77,7 @@ class Lease:
         for_any_thread: another thread may release the lock.
         holder: returns who releases the lock; when it returns None, nothing renews the lease.
         work: the task that the lock is for, None outside of tasks.
+        of_workflow: it is a part of a workflow lock.
         reliers: how many calls on its call stack have re-entered it, and rely on it.
         successor: the execution that the hold is left to, instead of being released.
         waits_since: when the execution first had to wait in this process; 0 if it did not.
@@ -86,9 +87,9 @@ class Lease:
 
     __slots__ = (
         "_believed_at_most", "_bell", "_granted_early", "_lost", "backend", "claim", "deadline",
-        "due", "fences", "for_any_thread", "held_since", "holder", "listen", "listen_at", "on_lost",
-        "parked_since", "pid", "reentered", "reliers", "renewed", "renews", "repeated", "state",
-        "successor", "waiter_lease", "waits_since", "work",
+        "due", "fences", "for_any_thread", "held_since", "holder", "listen", "listen_at",
+        "of_workflow", "on_lost", "parked_since", "pid", "reentered", "reliers", "renewed",
+        "renews", "repeated", "state", "successor", "waiter_lease", "waits_since", "work",
     )  # fmt: skip
 
     def __init__(
@@ -108,6 +109,7 @@ class Lease:
         self.reentered: tuple[bool, ...] = ()
         self.repeated = False
         self.for_any_thread = False
+        self.of_workflow = False
         self.renews = True
         self.deadline = self.due = self.renewed = 0.0
         self.waits_since = self.parked_since = self.held_since = 0.0

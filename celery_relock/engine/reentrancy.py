@@ -56,10 +56,10 @@ def relying(leases: Collection[Lease]) -> Iterator[None]:
             lease.rely(-1)
 
 
-def shares(name: str) -> bool:
-    """Whether the innermost lease of this call stack that covers the lock name shares it."""
+def sharing(name: str) -> Lease | None:
+    """The innermost lease of this call stack that covers the lock name, if it shares the lock."""
     lease = holding(None, name, shared=True)
-    return lease is not None and lease.shares(name)
+    return lease if lease is not None and lease.shares(name) else None
 
 
 def innermost() -> Lease | None:

@@ -25,7 +25,12 @@ from celery.states import READY_STATES, RETRY, STARTED
 from ..engine import events, ids, reentrancy
 from ..engine.crash import journal
 from ..engine.engine import Engine
-from ..engine.events import describe_conflict, describe_deadlock, describe_wait
+from ..engine.events import (
+    describe_conflict,
+    describe_deadlock,
+    describe_own_share,
+    describe_wait,
+)
 from ..engine.lease import Lease, State
 from ..engine.protocol import (
     KEPT,
@@ -178,9 +183,10 @@ def _decide(attempt: Attempt, answer: Conflict | Duplicate | Ended | Deadlocked)
 def _warn_of_an_ancestor(attempt: Attempt, answer: Conflict | Duplicate) -> None:
     """Warn once if an ancestor of this task holds the lock that it waits for.
 
-    If the ancestor waits for this task, both wait for ever, which the server cannot see.
+    If the ancestor waits for this task, both wait for ever, which the server cannot see. It sees
+    that this call stack shares the lock itself.
     """
-    if attempt.message is None or not isinstance(answer, Conflict):
+    if attempt.message is None or not isinstance(answer, Conflict) or _own_share(answer):
         return
     header = header_of(attempt.message)
     # Who was replaced by this task (`self.replace`) waits for nobody, and releases at once.
@@ -346,6 +352,8 @@ def _stay(attempt: Attempt, wait: float | None, error: LockConflict) -> Held:
 def _conflict(attempt: Attempt, answer: Conflict | Duplicate) -> LockConflict:
     options, text = attempt.options, describe_conflict(attempt.lease.claim.names[0], answer)
     busy = answer if isinstance(answer, Conflict) else None
+    mine = _own_share(answer)
+    text += f"; {describe_own_share(mine)}" if mine else ""
     bound = "" if options.max_wait is None else f", lock_max_wait={options.max_wait:g} s"
     policy = getattr(options.on_conflict, "__qualname__", options.on_conflict)
     said = f"lock_on_conflict={policy!r}"
@@ -358,6 +366,13 @@ def _conflict(attempt: Attempt, answer: Conflict | Duplicate) -> LockConflict:
         owner=ids.full(busy.owner) if busy else None,
         remaining=answer.remaining,
     )
+
+
+def _own_share(answer: Conflict | Duplicate) -> Lease | None:
+    """The lease by which this call stack itself is in the way: it shares the lock."""
+    if isinstance(answer, Conflict) and answer.shared:
+        return reentrancy.sharing(answer.name)
+    return None
 
 
 # When a child is lost, Celery calls some errbacks in the thread that consumes. A wait there would
@@ -426,7 +441,7 @@ def end_unexecuted(
 def deadlock(attempt: Attempt, answer: Deadlocked) -> LockDeadlock:
     """The error for a wait that would never end."""
     claim = attempt.lease.claim
-    text = describe_deadlock(answer.path, reentrancy.shares(answer.path[-1]))
+    text = describe_deadlock(answer.path, reentrancy.sharing(answer.path[-1]))
     attempt.lease.tell("conflict", text, policy="raise")
     return LockDeadlock(
         f"{attempt.task.name}: {text}", name=claim.names[0], owner=ids.full(claim.owner)

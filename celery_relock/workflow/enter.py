@@ -206,4 +206,6 @@ def _lease(
         ancestors=ancestors_here() if options.reentrant == "descendants" else (),
         stuck=reentrancy.stuck(),
     )
-    return engine.lease(claim)
+    lease = engine.lease(claim)
+    lease.of_workflow = True
+    return lease

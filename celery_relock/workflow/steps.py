@@ -308,6 +308,7 @@ def _hold_for(task: Any, message: Any, lock: WorkflowLock) -> StepHold:
     )
     lease = engine.lease(claim)
     lease.work = work_for(task, message)
+    lease.of_workflow = True
     return StepHold(lock, engine, lease, message)
 
 

@@ -6,12 +6,12 @@ import asyncio
 import uuid
 
 import pytest
-from celery import chain
+from celery import chain, chord
 
 from celery_relock import locked
 from celery_relock.admin import Locks
 from celery_relock.asyncio import Lock as AsyncLock
-from celery_relock.errors import LockConfigError
+from celery_relock.errors import LockConfigError, LockConflict, LockDeadlock
 from tests.support import wait_for
 from tests.support.parked import lock_of, state_of, wait_until_parked
 
@@ -109,6 +109,43 @@ def test_a_reader_that_calls_a_writer_inline_is_told_of_the_deadlock(worker, acc
     assert f"{name!r} is held by this very call stack, which shares it: acquire it" in reason
     outer, inner, reentered = worker.module.writes_and_then_reads.delay(account).get(timeout=20)
     assert (inner, reentered) == (outer, True)
+
+
+def test_a_conflict_with_the_caller_itself_says_so(worker, account, name):
+    kind, reason = worker.module.reads_and_then_writes_at_once.delay(account).get(timeout=20)
+
+    assert kind == "LockConflict"
+    assert f"the lock {name!r} is shared by " in reason
+    assert "; this very call stack is among its holders: acquire it exclusively first" in reason
+
+
+@pytest.mark.parametrize("which", ["fence", "fence_at_once"])
+def test_a_writer_in_a_workflow_that_shares_the_lock_is_told_of_the_workflow(
+    worker, account, name, which
+):
+    steps = chain(worker.module.shared_fence.si(account), getattr(worker.module, which).si(account))
+    sent = locked(steps, key=name, mode="shared").apply_async()
+
+    with pytest.raises(LockConflict) as refused:
+        sent.get(timeout=20)
+
+    how = "is among its holders" if which == "fence_at_once" else "which shares it"
+    assert "the workflow of this task" in refused.value.reason
+    assert f"{how}: let the workflow hold it exclusively" in refused.value.reason
+    assert "call stack" not in refused.value.reason
+    assert isinstance(refused.value, LockDeadlock) is (which == "fence")
+    assert f"waits for the lock {name!r}, which its own ancestor" not in worker.log()
+
+
+def test_a_writer_is_not_told_to_share_its_workflow_s_lock_as_a_descendant(worker, account, name):
+    task = worker.module
+    body = chord([task.adds_a_writer.si(account)], task.step.si(account))
+    locked(body, key=name, mode="shared").apply_async()
+    (adds,) = _begun(worker, account, 1)
+    worker.wait_for_log(f"LockDeadlock.*{name}.*the workflow of this task")
+    worker.journal.add(f"go {adds}")
+
+    assert f"waits for the lock {name!r}, which its own ancestor" not in worker.log()
 
 
 def test_a_workflow_may_share_its_lock_from_step_to_step(worker, account, name):

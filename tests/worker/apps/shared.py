@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery_relock import LockedTask, locked
-from celery_relock.errors import LockDeadlock
+from celery_relock.errors import LockConflict, LockDeadlock
 from tests.support import Journal, make_app
 
 KEY = "account:{account}"
@@ -72,6 +72,19 @@ def reads_and_then_writes(self, account):
         return error.reason
 
 
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_on_conflict="raise")
+def fence_at_once(self, account):
+    return self.lock.fence
+
+
+@app.task(base=LockedTask, lock_key=KEY, lock_mode="shared")
+def reads_and_then_writes_at_once(account):
+    try:
+        fence_at_once(account)
+    except LockConflict as error:
+        return type(error).__name__, error.reason
+
+
 @app.task(base=LockedTask, bind=True, lock_key=KEY)
 def writes_and_then_reads(self, account):
     return self.lock.fence, *shared_fence(account)
@@ -117,5 +130,12 @@ def downgrades_and_retries(self, account, countdown):
 
 @app.task(bind=True)
 def step(self, account):
+    journal.add("begun", account=account, id=self.request.id, fence=0)
+    journal.wait_for(lambda events: any(e.name == f"go {self.request.id}" for e in events), 30)
+
+
+@app.task(bind=True)
+def adds_a_writer(self, account):
+    self.add_to_chord(fence.si(account))
     journal.add("begun", account=account, id=self.request.id, fence=0)
     journal.wait_for(lambda events: any(e.name == f"go {self.request.id}" for e in events), 30)
