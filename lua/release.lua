@@ -75,7 +75,9 @@ local function release(lock)
   local label = successors ~= '' and redis.call('HGET', lock.key, '@' .. execution) or ''
   Holds.drop(lock, execution)
   if successors ~= '' and string.sub(lock.name, 1, 6) == 'order\t' then
-    lock.place = { ticket = hold.fence, label = string.match(label, ' (.*)$') or '' }
+    -- The owner is the task, after `again+` if its message comes again.
+    local task = string.match(hold.owner, '[^+]*$')
+    lock.place = { ticket = hold.fence, task = task, label = string.match(label, ' (.*)$') or '' }
   else
     leave_to_successors(lock, hold, label)
   end
@@ -160,7 +162,7 @@ local function leave_place(lock)
   for each in string.gmatch(successors, '%S+') do
     local how = redis.call('GET', call.prefix .. 'd:' .. each)
     if not how or each == execution and how ~= '*' then
-      Queue.succeed(call, lock, each, lock.place.ticket, lock.place.label, keep)
+      Queue.succeed(call, lock, each, lock.place, keep)
     end
   end
 end

@@ -707,7 +707,7 @@ class _Command:
             return  # its next heartbeat asks
         of = place.attempt_id, place.owner, fence, self.now + place.lease
         lock.hold(place.execution_id, *of, place.inbox, place.label, shared=False)
-        if place.ordered is None or place.owner != COMES_AGAIN:
+        if place.ordered is None or not place.owner.startswith(COMES_AGAIN):
             self.leave(place)
             return
         self.unpark(place)
@@ -1437,14 +1437,15 @@ def _leave_place(
     as for any other."""
     for each in _successors(command, execution_id, successor):
         times = successor.keep, 0.0, 0.0, successor.keep + _DAY
-        call = PlaceRequest(lock.name, each, "", hold.label, *times)
+        task = hold.owner.removeprefix(COMES_AGAIN)
+        call = PlaceRequest(lock.name, each, task, hold.label, *times)
         # The retry can have been quicker, and wait behind all others.
         place = lock.queue.pop(each, None) or _awaited(call)
         place.ordered = call
         place.due, place.turn = command.now, None
         place.published, place.seen = command.now, 0
         put(lock, place, hold.fence)
-        command.state.sent[each] = place
+        command.state.sent[each] = command.state.sent["#" + task] = place
 
 
 def _leave_to(

@@ -272,9 +272,10 @@ def lock_names(name: str) -> tuple[str, ...]:
     return tuple(name.split("\t")[2:]) if name.startswith((MARKER, DEBOUNCE)) else (name,)
 
 
-#: The owner of a claim to a line whose message comes again if its process dies: its place stays in
-#: front until then.
-COMES_AGAIN = "again"
+#: A claim to a line has the short id of its task as its owner: a place that is left to a retry is
+#: found by it when the task is revoked. The owner begins with this if the message comes again when
+#: its process dies: its place stays in front until then. No short id has a plus.
+COMES_AGAIN = "again+"
 
 
 class PlaceRequest(NamedTuple):

@@ -86,7 +86,7 @@ class _Execution(HeldBeside):
         claim = Claim(
             execution_id=header.execution_id,
             attempt_id=ids.new_attempt_id(),
-            owner=COMES_AGAIN if task.acks_late else "-",
+            owner=COMES_AGAIN * bool(task.acks_late) + ids.short(message.id),
             names=(LINE + name,),
             limits=(1,),
             lease=self.options.ttl,

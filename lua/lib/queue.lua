@@ -201,15 +201,16 @@ function Queue.restore(call, lock, execution, waiter)
 end
 
 -- Give the place of a call in a line to its retry, or to its own message that comes again.
-function Queue.succeed(call, lock, execution, ticket, label, gap)
+function Queue.succeed(call, lock, execution, place, gap)
+  local ticket, task = place.ticket, place.task
   local line = { ticket = ticket, gap = gap, due = 0, ends = call.now + gap + Base.DAY }
   line.sent = string.format('%.0f', call.micros)
   -- The retry can have been quicker, and wait behind all others.
-  local waiter = Queue.waiter(lock, execution) or Base.awaited(label, '', line)
-  waiter.line, waiter.turn, waiter.task = line, nil, waiter.task or ''
+  local waiter = Queue.waiter(lock, execution) or Base.awaited(place.label, task, line)
+  waiter.line, waiter.turn, waiter.task = line, nil, task
   redis.call('ZADD', lock.queue, ticket, execution)
   Queue.write(call, lock, execution, waiter)
-  redis.call('HSET', call.prefix .. 'sent', execution, lock.name)
+  redis.call('HSET', call.prefix .. 'sent', execution, lock.name, '#' .. task, execution)
   Base.outlive(line.ends - call.now, call.prefix .. 'sent')
 end
 

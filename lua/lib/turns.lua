@@ -188,8 +188,8 @@ end
 
 -- --- lines (lock_order): calls in the order in which they were sent -----------------------------------
 
--- The owner of a claim to a line whose message the broker delivers again if its process dies.
-local COMES_AGAIN = 'again'
+-- How the owner of a claim to a line begins whose message the broker delivers again if its process dies.
+local COMES_AGAIN = 'again+'
 
 -- Let in a call whose turn has come. Its fencing token is its ticket, which proves that no later call
 -- overtook it; a call without a place got one when it came. If its message can come again, its place stays
@@ -207,7 +207,7 @@ local function let_into_line(call, lock, execution, waiter, caller)
     owner = waiter.owner,
   }
   Holds.write(lock, execution, hold, waiter.inbox .. ' ' .. waiter.label)
-  if not waiter.line or waiter.owner ~= COMES_AGAIN then
+  if not waiter.line or string.sub(waiter.owner, 1, #COMES_AGAIN) ~= COMES_AGAIN then
     Queue.leave(call, lock, execution, waiter)
     return
   end

@@ -31,16 +31,21 @@ def place(desk: Desk, run: str, **more: Any) -> int:
     return desk.backend.place(PlaceRequest(A[0], run, f"t-{run}", f"call[{run}] here", **facts))
 
 
+def owner(run: str, again: bool) -> str:
+    """Of a claim to the line. `r1-retry` is of the task of `r1`."""
+    return f"{COMES_AGAIN if again else ''}t-{run.partition('-')[0]}"
+
+
 def arrive(desk: Desk, run: str, attempt_id: str = "n", *, again: bool = False) -> Any:
     """Its message comes to a worker: the ticket by which it gets the line, or what is said."""
-    answer = desk.acquire(run, attempt_id, names=A, owner=COMES_AGAIN if again else "-")
+    answer = desk.acquire(run, attempt_id, names=A, owner=owner(run, again))
     return answer.fences[0] if isinstance(answer, Held) else answer
 
 
 def park(desk: Desk, run: str, attempt_id: str = "n", *, again: bool = False) -> None:
     """It comes early."""
     assert isinstance(arrive(desk, run, attempt_id, again=again), Conflict)
-    desk.park(run, attempt_id, names=A, owner=COMES_AGAIN if again else "-")
+    desk.park(run, attempt_id, names=A, owner=owner(run, again))
 
 
 def end(desk: Desk, run: str, attempt_id: str = "n") -> list[str]:
@@ -322,7 +327,7 @@ def test_it_holds_up_nobody_if_its_message_was_rejected(desk, line):
 def test_a_copy_of_a_call_whose_message_was_rejected_has_its_place(desk, line):
     arrive(desk, "r1", again=True)
     park(desk, "r2")
-    desk.park("r1", "copy", names=A, owner=COMES_AGAIN)
+    desk.park("r1", "copy", names=A, owner=owner("r1", True))
     desk.release("r1", names=A)
     desk.release("r1", KEPT, names=A)
     assert desk.out() == ["r1"]
@@ -338,7 +343,7 @@ def test_a_call_whose_message_does_not_come_again_holds_up_nobody_when_it_dies(d
 def test_a_copy_of_a_call_that_runs_is_resumed_first_if_that_dies(desk, line):
     arrive(desk, "r1", again=True)
     park(desk, "r2")
-    desk.park("r1", "copy", names=A, owner=COMES_AGAIN)
+    desk.park("r1", "copy", names=A, owner=owner("r1", True))
     desk.release("r1", names=A, ended="killed")
     assert desk.out() == ["r1"]
     assert arrive(desk, "r1", "n3", again=True) == line[0]
@@ -347,7 +352,7 @@ def test_a_copy_of_a_call_that_runs_is_resumed_first_if_that_dies(desk, line):
 def test_a_copy_of_a_call_that_runs_goes_with_its_end(desk, line):
     arrive(desk, "r1", again=True)
     park(desk, "r2")
-    desk.park("r1", "copy", names=A, owner=COMES_AGAIN)
+    desk.park("r1", "copy", names=A, owner=owner("r1", True))
     assert end(desk, "r1") == ["r2"]
     assert isinstance(arrive(desk, "r1", "copy2"), Ended)
 
@@ -411,8 +416,7 @@ def test_a_call_that_waits_in_its_process_has_its_place_and_leaves_it(desk, line
     """Where its message can be neither parked nor sent again."""
     arrive(desk, "r1")
     for run in ("r2", "r1-retry"):
-        owner = COMES_AGAIN if again else "-"
-        desk.queue(run, names=A, owner=owner, inbox="p", wait=60.0)
+        desk.queue(run, names=A, owner=owner(run, again), inbox="p", wait=60.0)
     park(desk, "r3")
     ears = desk.listen("p")
     leave_to(desk, "r1", "r1-retry")
@@ -479,6 +483,35 @@ def test_a_retry_that_is_cancelled_leaves_the_line(desk, line):
     leave_to(desk, "r1", "r1-retry")
     assert desk.withdraw("r1-retry", home="h")
     assert desk.out() == ["r2"]
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_the_place_of_a_retry_is_free_at_once_when_its_task_is_revoked(desk, line, again):
+    arrive(desk, "r1", again=again)
+    park(desk, "r2")
+    leave_to(desk, "r1", "r1-retry")
+    assert desk.resume(tasks=("t-r1",)) == ["r2"]
+    assert desk.waiters(A[0]) == ["r2", "r3"]
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_revoke_of_a_retry_that_runs_leaves_its_place(desk, line, again):
+    arrive(desk, "r1", again=again)
+    leave_to(desk, "r1", "r1-retry")
+    arrive(desk, "r1-retry", again=again)
+    park(desk, "r2")
+    assert desk.resume(tasks=("t-r1",)) == []
+    assert end(desk, "r1-retry") == ["r2"]
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_retry_of_a_retry_leaves_its_place_when_its_task_is_revoked(desk, line, again):
+    arrive(desk, "r1", again=again)
+    leave_to(desk, "r1", "r1-retry")
+    arrive(desk, "r1-retry", again=again)
+    leave_to(desk, "r1-retry", "r1-third")
+    park(desk, "r2")
+    assert desk.resume(tasks=("t-r1",)) == ["r2"]
 
 
 def test_the_place_of_a_retry_that_is_due_in_days_lives_as_long(desk, line):
@@ -565,5 +598,5 @@ def test_nothing_is_left_of_a_line(desk, line):
 
 def test_an_answer_to_park_is_repeated(desk, line):
     park(desk, "r2")
-    assert isinstance(desk.leave("r2", "n", names=A, owner="-"), Parked)
+    assert isinstance(desk.leave("r2", "n", names=A, owner=owner("r2", False)), Parked)
     assert desk.waiters(A[0]) == ["r1", "r2", "r3"]

@@ -206,6 +206,19 @@ def test_a_retry_keeps_its_place_or_goes_to_the_end(worker, m, account, task, ho
 
 
 @ON_REDIS
+@pytest.mark.parametrize("task", ["update", "careful"])
+def test_a_call_that_is_revoked_while_it_waits_for_its_retry_holds_up_nobody(
+    worker, m, account, task
+):
+    first = getattr(m, task).delay(account, 1, "retry in an hour")
+    m.update.delay(account, 2)
+    began(worker, account, 1)
+    waits(m, account)
+    first.revoke()
+    assert numbers(began(worker, account, 2)) == [1, 2]
+
+
+@ON_REDIS
 def test_a_call_that_fails_or_gives_up_holds_up_nobody(worker, m, account, late):
     failing = m.update.delay(account, 1, "fail")
     m.impatient.apply_async((account, 2), queue=late.name)

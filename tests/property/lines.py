@@ -144,10 +144,15 @@ class LineMachine(RuleBasedStateMachine):
         self.numbers = itertools.count()
         self.sent: dict[str, int] = {}
         self.again: dict[str, bool] = {}
+        self.tasks: dict[str, str] = {}
         self._another_holds_the_lock()
 
     def _new(self) -> str:
         return f"r{next(self.numbers)}"
+
+    def _task(self, run: str) -> str:
+        """A retry is of the task of its call."""
+        return self.tasks.get(run, f"t-{run}")
 
     # Calls
 
@@ -155,7 +160,8 @@ class LineMachine(RuleBasedStateMachine):
           copies=st.sampled_from([1, 1, 2]))  # fmt: skip
     def send(self, due: float, again: bool, copies: int) -> None:
         run = self._new()
-        request = PlaceRequest(NAME, run, f"t-{run}", "call here", 1000.0, due, 0.0, 10 * LATER)
+        times = 1000.0, due, 0.0, 10 * LATER
+        request = PlaceRequest(NAME, run, self._task(run), "call here", *times)
         tickets = {self.desk.backend.place(request) for _ in range(copies)}
         (self.sent[run],) = tickets
         self.again[run] = again
@@ -199,6 +205,7 @@ class LineMachine(RuleBasedStateMachine):
         self.model.ended.add(run)
         self.model.queue.pop(run, None)
         self.sent[retry], self.again[retry] = ticket, again
+        self.tasks[retry] = self._task(run)
         place = Place(had.due, had.number, ticket, again, since=next(self.numbers))
         self.model.enter(retry, place)
         self.model.serve()
@@ -266,6 +273,18 @@ class LineMachine(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 30))
     @precondition(lambda self: any(not each.here for each in self.model.queue.values()))
+    def a_call_is_revoked(self, pick: int) -> None:
+        """Its place is free, unless it has its message, or runs."""
+        awaited = [run for run, place in self.model.queue.items() if not place.here]
+        run = awaited[pick % len(awaited)]
+        runs = self.model.holder is not None and self.model.holder[0] == run
+        if not self._is_at_lock(run):
+            if not runs:
+                del self.model.queue[run]
+            self._look((self._task(run),))
+
+    @rule(pick=st.integers(0, 30))
+    @precondition(lambda self: any(not each.here for each in self.model.queue.values()))
     def a_message_cannot_be_sent(self, pick: int) -> None:
         """Its place is given up, if no message has come to it yet."""
         awaited = [run for run, place in self.model.queue.items() if not place.here]
@@ -309,7 +328,7 @@ class LineMachine(RuleBasedStateMachine):
 
     def _come(self, run: str) -> None:
         attempt_id, model = self._new_attempt(), self.model
-        owner = COMES_AGAIN if self.again.setdefault(run, False) else "-"
+        owner = COMES_AGAIN * self.again.setdefault(run, False) + self._task(run)
         how: dict[str, Any] = {"names": (NAME,), "owner": owner}
         for parks in (False, True):
             if run in model.ended:
@@ -359,9 +378,9 @@ class LineMachine(RuleBasedStateMachine):
                        for each in self.model.queue.values())  # fmt: skip
             assert not [r for r, p in self.model.queue.items() if p.ticket and p.ticket < ticket]
 
-    def _look(self) -> None:
+    def _look(self, revoked: tuple[str, ...] = ()) -> None:
         self.desk.all_due()
-        found = self.desk.backend.resume("h", "by" + self._new(), ())
+        found = self.desk.backend.resume("h", "by" + self._new(), revoked)
         for run in list(self.model.queue):
             self.model.send_owed(run)
         self.model.serve()

@@ -38,6 +38,8 @@ def work(self, account, number, how):
         raise self.retry(args=(f"{account}-else", number, "slow"), countdown=0)
     if how == "slow retry" and self.request.retries < 1:
         raise self.retry(countdown=1)
+    if how == "retry in an hour" and self.request.retries < 1:
+        raise self.retry(countdown=3600)
     if how == "retry and go on" and self.request.retries < 1:
         self.retry(countdown=1, throw=False)
     if how == "slow reject":
