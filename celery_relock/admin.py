@@ -41,6 +41,7 @@ _WORKERS = 1.0
 _DONE = {
     "release": "lock %s: released by force by %s from %s; its holder was %s",
     "cancel": "lock %s: a parked task was cancelled by %s from %s: %s",
+    "order": "lock %s: its order goes on, by force by %s from %s, without the message of %s",
 }
 _LABEL = re.compile(r"(?P<task>.*?)(?:\[(?P<id>.*)\])? (?P<host>\S*):(?P<pid>\d+)", re.DOTALL)
 
@@ -297,16 +298,18 @@ class Locks:
     def release(self, name: str, task_id: str | None = None) -> tuple[Holder, ...]:
         """Release a lock, and its order (`lock_order`), by force. Its holders notice at once:
         `self.lock.lost` becomes True, and `lock_on_lost` takes effect. The next waiters get the
-        lock.
+        lock. If nobody runs in its order, the order goes on without the message that it waits for,
+        such as that of a retry; if the message comes, the call runs out of order.
 
         A holder goes on with its work unless it checks its lock: see `Hold.fence`.
 
         Args:
             name: the lock name.
-            task_id: release only what this task holds.
+            task_id: release only what this task holds, or its place in the order.
 
         Returns:
-            The holders whose holds were released; empty if nobody, or not this task, held the lock.
+            The holders whose holds were released, and the call without which the order goes on;
+            empty if nobody, or not this task, held the lock.
 
         Raises:
             LockConfigError: the key of this name belongs to another program. Nothing was changed.
@@ -328,19 +331,22 @@ class Locks:
             raise LockConfigError(
                 f"the key of {name!r} is in use for something else; nothing was changed", name=name
             )
-        if not lock.held:
+        is_line = name.startswith(LINE)
+        if not lock.held and not (is_line and lock.waiting):
             return ()
         if task_id is None:
             told = self._ask.force_release(key)
         else:
-            mine = [each for each in lock.holders if each.task_id == task_id]
-            told = tuple(
-                info for each in mine for info in self._ask.force_release(key, each.execution_id)
-            )
+            mine = [each.execution_id for each in lock.holders if each.task_id == task_id]
+            first = lock.waiters[:1] if is_line and not lock.held else ()
+            mine += [each.execution_id for each in first if each.task_id == task_id]
+            told = tuple(info for each in mine for info in self._ask.force_release(key, each))
         released = tuple(_holder(info, lock.name) for info in told)
         for holder in released:
             if holder.execution_id not in known:
-                self._tell("release", (lock.name,), holder.task, holder.task_id, holder.token)
+                how = "order" if is_line and holder.owner == KEPT else ""
+                of = (name.removeprefix(LINE),), holder.task, holder.task_id, holder.token
+                self._tell("release", *of, how=how)
         return released
 
     def cancel(self, task_id: str) -> bool:
@@ -348,12 +354,15 @@ class Locks:
         is notified, its dedup marker is released, `task_revoked` is sent. No worker is needed. If
         this process dies halfway, the task has left the queue without a state.
 
+        A call whose message is awaited in an order (`lock_order`), such as that of a retry, leaves
+        the order and is revoked: all this happens when its message comes to a worker.
+
         Args:
             task_id: the task's id.
 
         Returns:
-            True if the task was parked and has ended now. False if it is not parked; then end it
-            with `app.control.revoke`.
+            True if the task was parked, or awaited in an order, and its place is free now. False
+            if not; then end it with `app.control.revoke`.
 
         Raises:
             RelockError: there is no app, the app does not have the task, or the message cannot be
@@ -363,14 +372,29 @@ class Locks:
         if self.app is None:
             raise RelockError("Cancelling a task needs its app, which stores the state REVOKED")
         found = self._parked(task_id)
-        if found is None or not found.text:
+        if found is None:
             return False
+        if not found.text:
+            return self._cancel_awaited(task_id, found)
         request = _request_of(self.app, found.text)
         is_out = found.place.state == "resumed"
         if not self._engine.parking.withdraw(found.place.execution_id):
             return False
         self._tell("cancel", found.place.names, request.name, task_id)
         _revoke(self.app, request, is_out)
+        return True
+
+    def _cancel_awaited(self, task_id: str, found: ParkedMessage) -> bool:
+        _, line = self._get(found.name, 1)
+        of = found.place.execution_id
+        # Not if it runs: its message can come again.
+        if found.place.state != "awaited" or any(of == each.execution_id for each in line.holders):
+            return False
+        self.app.control.revoke(task_id)
+        if not self._engine.parking.withdraw(of):
+            return False
+        task = _waiter(found.place, found.name).task
+        self._tell("cancel", (found.name.removeprefix(LINE),), task, task_id, how="order")
         return True
 
     def why(self, task_id: str) -> Why:
@@ -440,14 +464,21 @@ class Locks:
         return Stats(**found)
 
     def _tell(
-        self, action: str, names: Sequence[str], task: str, task_id: str, token: int = 0
+        self,
+        action: str,
+        names: Sequence[str],
+        task: str,
+        task_id: str,
+        token: int = 0,
+        *,
+        how: str = "",
     ) -> None:
         """Announce a forced release or a cancelled task: in the log, by the signal `lock_forced`,
         and by the event `lock-forced`."""
         from . import signals
 
         logger.warning(
-            _DONE[action],
+            _DONE[how or action],
             *(", ".join(map(repr, names)), self.by, self.origin),
             _work(task, task_id) or "unnamed",
         )

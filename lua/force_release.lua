@@ -1,8 +1,8 @@
--- force_release: Release a lock by force, notify its holders, and let the next waiters in.
+-- force_release: Release a lock by force, notify its holders, and let the next waiters in; a line goes on without its first call.
 -- KEYS[1] meta: hash, the bucket's fencing token and layout
 -- KEYS[2] lock: hash, the holds of the lock
 -- ARGV[1] execution: id, only this execution's hold; empty releases all
--- Reply {{execution, fence, owner, label}, …}: the holds that were released
+-- Reply {{execution, fence, owner, label}, …}: the holds that were released, or the place whose message a line waited for
 -- Keeps: a holder that loses its hold is notified at once; the next waiters get in
 -- Uses: lib/publish, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
 
@@ -20,8 +20,27 @@ for execution, hold in pairs(holds) do
   local inbox = call.prefix .. 'i:' .. string.match(label, '^(%S*)')
   publish(inbox, table.concat({ 'lost', execution, hold.attempt }, ' '))
 end
+
+-- The place of a call whose message is to come, or comes again. If it comes, it runs out of order.
+local function leave_line(execution)
+  local waiter = Queue.is_line(lock) and Queue.waiter(lock, execution)
+  local comes = waiter and waiter.parked and Queue.is_awaited(lock, execution, waiter)
+  -- Not if it is parked for its lock.
+  if not comes or redis.call('HEXISTS', call.prefix .. 'parked', execution) == 1 then
+    return nil
+  end
+  Queue.leave(call, lock, execution, waiter)
+  return waiter
+end
+
 for _, released in ipairs(reply) do
   Holds.drop(lock, released[1])
+  leave_line(released[1])
+end
+local head = redis.call('ZRANGE', lock.queue, 0, 0)[1]
+if #reply == 0 and head and Holds.permits(lock) == 0 and (only == '' or only == head) then
+  local waiter = leave_line(head)
+  reply[1] = waiter and { head, waiter.line.ticket, Holds.KEPT, '- ' .. waiter.label }
 end
 if redis.call('EXISTS', lock.queue) == 1 then
   Turns.promote(call, lock)

@@ -1352,6 +1352,12 @@ class MemoryBackend:
                     del lock.holds[each]
                     command.tell(hold.inbox, ("lost", each, hold.attempt_id, ()))
                     released.append(HoldInfo(each, 0.0, hold.fence, "", hold.owner, hold.label))
+                    _leave_line(command, lock, each)
+            head = next(iter(lock.queue), "")
+            if not released and not lock.holds and execution_id in ("", head):
+                place = _leave_line(command, lock, head)
+                if place is not None:
+                    released.append(HoldInfo(head, 0.0, place.ticket, "", KEPT, place.label))
             command.promote(lock)
             return tuple(released)
 
@@ -1419,6 +1425,17 @@ def put(lock: _Lock, place: _Place, ticket: int) -> None:
     place.ticket = ticket
     by_ticket = {**lock.queue, place.execution_id: place}
     lock.queue = dict(sorted(by_ticket.items(), key=lambda item: item[1].ticket))
+
+
+def _leave_line(command: _Command, lock: _Lock, execution_id: str) -> _Place | None:
+    """Remove the place of a call whose message is to come, or comes again. If it comes, it runs out
+    of order."""
+    place = lock.queue.get(execution_id)
+    # Not if it is parked for its lock.
+    if place is None or not place.awaited or execution_id in command.state.parked:
+        return None
+    command.leave(place)
+    return place
 
 
 def _successors(command: _Command, execution_id: str, successor: Successor) -> Iterator[str]:

@@ -100,7 +100,10 @@ def release(here: Here, name: str, task_id: str | None, yes: bool) -> int:
 @command
 @click.argument("task_ids", callback=given, metavar="TASK_ID...", nargs=-1, required=True)
 def cancel(here: Here, task_ids: tuple[str, ...]) -> int:
-    """Remove parked tasks from their queues, and store REVOKED as their state."""
+    """Remove parked tasks from their queues, and store REVOKED as their state.
+
+    A task whose message an ordered line waits for is revoked, and the line goes on.
+    """
     cancelled: list[str] = []
     others: list[Why] = []
     for task_id in task_ids:

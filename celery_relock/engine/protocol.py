@@ -495,7 +495,8 @@ class Backend(Protocol):
 
     def force_release(self, name: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
         """Release the lock of its holders, or of one execution, by force, and tell them. Returns
-        their holds."""
+        their holds. A line that nobody holds goes on without the message that it waits for: the
+        place is returned, as a hold of the owner `KEPT`."""
 
     def dangers(self) -> list[str]:
         """What of the server's settings could lose parked messages, a sentence each."""

@@ -234,9 +234,38 @@ def test_an_ordered_call_whose_message_is_in_the_broker_is_awaited(
 
     assert (why.state, why.lock, why.ahead) == ("awaited", LINE + key, 0), why
     assert f"in_order[{lost.id}] took its place in the order of '{key}' " in why.sentence
-    assert locks.cancel(lost.id) is False
     assert locks.cancel(behind.id)
-    locks._engine.parking.withdraw(locks.get(LINE + key).waiters[0].execution_id)
+    assert locks.cancel(lost.id)
+
+
+def test_a_cancelled_call_whose_message_is_awaited_leaves_the_order_and_is_revoked(
+    worker: Worker, locks: Locks, key: str, forced: Any
+) -> None:
+    lost = worker.module.in_order.apply_async((key, "call"), queue=f"late-{key}")
+    worker.module.in_order.delay(key, "second")
+    wait_for(lambda: locks.get(LINE + key).parked == 1, 20, "the second")
+
+    assert locks.cancel(lost.id)
+
+    worker.journal.wait_for(f"second {key}", 20)
+    assert locks.cancel(lost.id) is False, "its place is gone"
+    worker.journal.add(f"go {key}")
+    assert forced == [("cancel", (key,), lost.id, "alice", "desk 3")]
+    worker.module.app.control.add_consumer(f"late-{key}", reply=True, timeout=20, limit=1)
+    wait_for(lambda: lost.state == states.REVOKED, 20, "its message to be discarded")
+    worker.module.app.control.cancel_consumer(f"late-{key}")
+
+
+def test_a_call_that_runs_in_its_order_is_not_cancelled(
+    worker: Worker, locks: Locks, key: str
+) -> None:
+    runs = worker.module.in_order_again.delay(key, "first")
+    worker.journal.wait_for(f"first {key}")
+
+    assert locks.cancel(runs.id) is False
+
+    worker.journal.add(f"go {key}")
+    assert runs.get(timeout=20) is None
 
 
 def test_an_id_with_brackets_is_told_whole(worker: Worker, locks: Locks, key: str) -> None:
@@ -307,6 +336,28 @@ def test_a_forced_release_grants_the_lock_to_the_next_in_its_order(
     worker.journal.add(f"go {key}")
     assert forced == [("release", (key,), first.id, "alice", "desk 3")]
     assert first.get(timeout=20) is None
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_by_force_an_order_goes_on_without_the_message_that_it_waits_for(
+    worker: Worker, locks: Locks, key: str, forced: Any, caplog: Any, named: bool
+) -> None:
+    lost = worker.module.in_order.apply_async((key, "late"), queue="of-no-worker")
+    second = worker.module.in_order.delay(key, "second")
+    wait_for(lambda: locks.get(LINE + key).parked == 1, 20, "the second")
+
+    assert locks.release(key, second.id) == ()
+    with caplog.at_level(logging.WARNING, "celery_relock"):
+        released = locks.release(key, lost.id if named else None)
+
+    assert [each.task_id for each in released] == [lost.id]
+    worker.journal.wait_for(f"second {key}", 20)
+    worker.journal.add(f"go {key}")
+    assert forced == [("release", (key,), lost.id, "alice", "desk 3")]
+    of = f"{worker.module.in_order.name}[{lost.id}]"
+    said = f"lock '{key}': its order goes on, by force by alice from desk 3, without the message of"
+    assert f"{said} {of}" in caplog.messages
+    assert second.get(timeout=20) is None
 
 
 def test_only_the_hold_of_the_task_that_is_named_is_released(

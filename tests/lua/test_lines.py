@@ -225,6 +225,46 @@ def test_a_revoke_of_a_task_that_runs_leaves_its_place(desk, line):
     assert desk.waiters(A[0]) == ["r1", "r2", "r3"]
 
 
+@pytest.mark.parametrize("only", ["", "r1"])
+def test_by_force_a_line_goes_on_without_the_message_that_it_waits_for(desk, line, only):
+    park(desk, "r2")
+    (released,) = desk.backend.force_release(A[0], only)
+    of = released.execution_id, released.fence, released.owner, released.label
+    assert of == ("r1", line[0], KEPT, "call[r1] here")
+    assert desk.resume() == ["r2"]
+    arrive(desk, "r2", "n2")
+    assert isinstance(arrive(desk, "r1"), Conflict), "it is not lost, it only comes late"
+
+
+def test_by_force_a_line_goes_on_without_the_call_that_runs(desk, line):
+    arrive(desk, "r1", again=True)
+    park(desk, "r2")
+    assert [each.execution_id for each in desk.backend.force_release(A[0])] == ["r1"]
+    assert desk.resume() == ["r2"]
+    assert desk.waiters(A[0]) == ["r2", "r3"]
+
+
+def test_by_force_those_behind_the_first_lose_no_place(desk, line):
+    assert desk.backend.force_release(A[0], "r2") == ()
+    arrive(desk, "r1")
+    assert desk.backend.force_release(A[0], "r2") == ()
+    assert [each.execution_id for each in desk.backend.force_release(A[0])] == ["r1"]
+    assert desk.waiters(A[0]) == ["r2", "r3"]
+
+
+def test_by_force_a_call_whose_message_is_here_loses_no_place(desk, line):
+    park(desk, "r2")
+    arrive(desk, "r1")
+    assert end(desk, "r1") == ["r2"]
+    assert desk.backend.force_release(A[0]) == ()
+    arrive(desk, "r2", "n2")
+    desk.acquire("holder")
+    desk.park("r2", "m")
+    leave_to(desk, "r2", "r2", by="n2")
+    assert desk.backend.force_release(A[0]) == ()
+    assert desk.waiters(A[0]) == ["r2", "r3"]
+
+
 def test_a_place_ends_with_its_call_whether_anybody_comes_or_not(desk):
     place(desk, "r1", life=0.05)
     place(desk, "r2")

@@ -72,6 +72,12 @@ def in_order(key, which):
         stand(key)
 
 
+@app.task(base=LockedTask, lock_key=KEY, lock_order="sent", acks_late=True)
+def in_order_again(key, which):
+    journal.add(f"{which} {key}")
+    stand(key)
+
+
 @app.task(base=LockedTask, lock_key=KEY, lock_debounce=600)
 def later(key):
     return key
