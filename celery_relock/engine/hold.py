@@ -98,7 +98,7 @@ class Hold:
         """Whether nobody else can have held the lock since the workflow acquired it.
 
         False if this hold is lost, or if the hold that was kept for this retry had ended before the
-        retry came.
+        retry came, or was shared with others then (`downgrade`).
         """
         return self._unbroken and not self.lost
 

@@ -135,7 +135,11 @@ def unbroken(message: Any, lease: Lease) -> bool:
         if broken.get(name) == fence:
             del broken[name]
     if broken and events.wanted("lost"):
-        reason = "the hold that was kept for this retry had ended before the retry came"
+        # It also ends if the retry is to be alone and others share the lock (`downgrade`).
+        reason = (
+            "the hold that was kept for this retry had ended before the retry came, or others "
+            "shared the lock then"
+        )
         told = (tuple(broken), claim.execution_id, claim.owner, max(broken.values()), reason)
         events.tell(events.LockEvent("lost", *told, work=lease.work))
     return not broken

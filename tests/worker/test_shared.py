@@ -229,6 +229,25 @@ def test_the_retry_of_what_was_downgraded_is_alone_again(worker, account, name):
     _go(worker, writer)
 
 
+def test_a_retry_that_comes_while_others_share_what_was_downgraded_follows_a_writer_and_is_told(
+    worker, account, name
+):
+    task = worker.module
+    result = task.downgrades_and_retries.delay(account, 0.1)
+    _begun(worker, account, 1)
+    reader = task.reads.delay(account)
+    _begun(worker, account, 2)
+    writer = task.writes.delay(account)
+    wait_until_parked(worker, name)
+    worker.journal.add(f"go {result.id}")
+    wait_until_parked(worker, name, 2)
+    _go(worker, reader, writer)
+
+    assert not result.get(timeout=20)["continuous"]
+    assert _begun(worker, account, 4) == [result.id, reader.id, writer.id, result.id]
+    worker.wait_for_log(f"WARNING.*{name}' lost.*kept for this retry .*or others shared the lock")
+
+
 def test_why_tells_a_reader_that_a_writer_is_ahead_and_nobody_the_age_of_another_reader(
     worker, account, name
 ):
