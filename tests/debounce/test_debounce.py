@@ -224,7 +224,9 @@ def test_options_of_one_call(worker, m, shop):
         m.later.delay(shop, "x" * 1_000_000)
 
 
-def test_a_revoked_burst_is_not_executed_and_takes_no_more_calls(worker, m, shop):
+def test_a_revoked_burst_is_not_executed_and_takes_no_more_calls_once_a_worker_has_looked(
+    worker, m, shop
+):
     first = m.later.delay(shop, 1)
     first.revoke()
     wait_for(lambda: first.state == "REVOKED", LONG, "the revoke")
