@@ -208,6 +208,7 @@ class RedisBackend:
         self._everywhere("arrived", [([self.keys.meta(b)], args) for b in self._buckets()])
 
     def announce(self, channels: Sequence[str], worker: str, seconds: float) -> None:
+        self._agree(self.keys.meta())
         self._live(channels, worker, seconds)
 
     def consumed(self, channel: str) -> bool:
@@ -215,7 +216,6 @@ class RedisBackend:
         return bool(count)
 
     def _live(self, channels: Sequence[str], worker: str, seconds: float) -> list[int]:
-        self._agree(self.keys.meta())
         keys, args = [self.keys.live(channel) for channel in channels], [worker, _ms(seconds)]
         reply: list[int] = self.transport.run(self._scripts["announce"], keys, args)[0]
         return reply
