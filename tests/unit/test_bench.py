@@ -112,6 +112,9 @@ def test_a_worker_of_every_pool_runs_a_task_to_its_gate_and_through(pool, worker
 def test_a_killed_child_is_replaced_and_a_closed_worker_leaves_no_process(worker):
     running = worker("tests.support.sample_app", concurrency=1)
     (child,) = running.children()
+    # Celery's worker ends if its only child is killed before its loop has begun.
+    ping = running.module.app.control.ping
+    wait_for(lambda: ping(destination=[running.node], timeout=1), what="an answer of the loop")
     running.kill(signal.SIGKILL, child)
     # Celery looks for lost children every five seconds.
     wait_for(lambda: running.children() not in ([], [child]), timeout=30, what="a new child")
