@@ -131,9 +131,10 @@ async def wherever_it_is_cancelled(
             await task
             assert cancelled.count < number, f"cancellation {number} was swallowed"
         await asyncio.gather(*_others)
-        if how == "twice":  # the second one leaves the rest to be done by itself
-            while state().holds or state().waiting:
-                await asyncio.sleep(0.005)
+        # The second one leaves the rest to be done by itself. A command that a thread sends only
+        # after that finds that its attempt has ended.
+        while lock()._engine._at_work:
+            await asyncio.sleep(0.005)
         assert (state().holds, state().waiting) == ((), 0), number
         # The connections are good: no answer of a cancelled command is left in one.
         assert not await lock().locked()
