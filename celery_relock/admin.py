@@ -535,7 +535,8 @@ class Locks:
         work = _work(waiter.task, task_id)
         if found.name.startswith(DEBOUNCE):
             sentence = f"{work} is a burst of calls that began {waits} ago: {_pause_of(lock)}"
-        elif waiter.state == "resumed":
+            return Why(task_id, waiter.state, sentence, found.name, ahead, lock.holders)
+        if waiter.state == "resumed":
             sentence = (
                 f"{work} has its turn {_for(waiter.names)} after {waits}: its message is on "
                 "its way to a worker"
@@ -545,8 +546,7 @@ class Locks:
                 f"{work} is parked: it has waited {waits} {_for(waiter.names)}, "
                 f"{_ahead(ahead)}; {self._in_the_way(waiter, lock)}"
             )
-        if not found.name.startswith(DEBOUNCE):
-            sentence += self._without_a_worker(found.text)
+        sentence += self._without_a_worker(found.text)
         return Why(task_id, waiter.state, sentence, found.name, ahead, lock.holders)
 
     def _without_a_worker(self, text: str) -> str:

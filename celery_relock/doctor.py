@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import metadata
@@ -114,8 +113,11 @@ def examine(
     asked = _Workers.ask(app, timeout, findings) if app is not None and workers else None
     if asked is not None:
         facts["workers"] = asked.told
-        with suppress(LockConfigError):  # of a setting, which is among the findings
+        try:
             findings += asked.judge(app, engine)
+        except LockConfigError as error:
+            if not any(str(error) == each.what for each in findings):
+                findings.append(_wrong_setting(error))
     if engine is not None:
         findings += _backend(app, engine, asked, facts)
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
@@ -147,13 +149,7 @@ def _settings(app: Any) -> Iterator[Finding]:
         is_on = enabled(app)
         in_memory = is_on and store_settings(app).in_memory
     except LockConfigError as error:
-        yield Finding(
-            "settings",
-            ERROR,
-            str(error),
-            "No locked task can run with this setting.",
-            "Correct the setting; docs/settings.md lists all settings.",
-        )
+        yield _wrong_setting(error)
         return
     if not is_on:
         yield Finding(
@@ -238,6 +234,16 @@ def _tasks(app: Any) -> Iterator[Finding]:
             "returns.",
             "Use a result backend that stores results, such as Redis, or ignore_result=True.",
         )
+
+
+def _wrong_setting(error: LockConfigError) -> Finding:
+    return Finding(
+        "settings",
+        ERROR,
+        str(error),
+        "No locked task can run with this setting.",
+        "Correct the setting; docs/settings.md lists all settings.",
+    )
 
 
 def _debounced(app: Any) -> list[str]:

@@ -239,11 +239,22 @@ def test_settings_that_are_misspelt(app_with):
     assert doctor.quick(app_with(relock_ttl=3)) == ()
 
 
-def test_settings_that_are_misspelt_do_not_keep_it_from_asking_the_workers(app_with):
-    app = app_with(relock_tttl=3)
-    app.task(base=LockedTask, lock_key="a", name="shop.charge", shared=False)(print)
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"relock_tttl": 3}, "Did you mean relock_ttl?"),
+        ({"relock_ttl": "long"}, "relock_ttl='long' cannot be used"),
+        ({"relock_order": "sent", "relock_limit": 3}, "excludes lock_limit=3"),
+    ],
+)
+def test_settings_that_are_wrong_are_found_when_the_workers_are_asked(app_with, settings, what):
+    app = app_with(**settings)
+
+    @app.task(base=LockedTask, lock_key="a", name="shop.charge", shared=False)
+    def charge(): ...
+
     found = doctor.examine(app, timeout=0.2).findings
-    assert "Did you mean relock_ttl?" in only(found, "settings").what
+    assert [each.severity for each in found if what in each.what] == ["error"]
     assert "no worker has answered" in only(found, "workers").what
 
 
