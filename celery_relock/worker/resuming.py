@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from celery import bootsteps
-from kombu import entity, messaging
+from kombu import common, entity, messaging
 
-from ..engine import events, ids
+from ..engine import ids
 from ..engine.engine import Engine
 from ..engine.protocol import Notice
 from ..engine.renewal import Outage
@@ -33,6 +33,7 @@ from .parking import SUFFIX, channel, come_back, home, resume_queue
 Consumer: Any = messaging.Consumer
 Exchange: Any = entity.Exchange
 Queue: Any = entity.Queue
+ignore_errors: Any = common.ignore_errors
 
 logger = logging.getLogger("celery_relock")
 
@@ -208,13 +209,13 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             self._closing = consumer.channel
-            _quietly(consumer.cancel)
+            ignore_errors(c, consumer.cancel)
         self._tell(c, ())
 
     def shutdown(self, c: Any) -> None:
         self.stop(c)
         if self._closing is not None:
-            _quietly(self._closing.close)
+            ignore_errors(c, self._closing.close)
             self._closing = None
 
     def _open(self, c: Any) -> None:
@@ -243,10 +244,8 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
                 if not self._consumer.consuming_from(resume_queue(name)):
                     self._consume(c, name)
             self._tell(c, [queue.name for queue in self._consumer.queues])
-        except Exception as error:
-            if events.is_thrown_in(error):
-                raise
-            # If it is the connection, the worker's own loop meets it too, and connects anew.
+        except (*c.connection_errors, *c.channel_errors) as error:
+            # The worker's own loop meets it too, and connects anew.
             logger.debug("the resume queues are not looked after: %s", error, exc_info=True)
 
     def _consume(self, c: Any, name: str) -> None:
@@ -262,7 +261,7 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
             )
             before = self._consumer
             self._open(c)  # the broker has closed the channel
-            _quietly(before.channel.close)
+            ignore_errors(c, before.channel.close)
 
     def _tell(self, c: Any, queues: Iterable[str]) -> None:
         of = home(c.app)
@@ -334,13 +333,3 @@ def _handler(c: Any) -> Callable[[Any], Any]:
         return take(message)
 
     return handle
-
-
-def _quietly(call: Callable[[], Any]) -> None:
-    """Call it, though the connection may be gone already, and with it what the call would end."""
-    try:
-        call()
-    except Exception as error:
-        if events.is_thrown_in(error):
-            raise
-        logger.debug("%r failed: %s", call, error)

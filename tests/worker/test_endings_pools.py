@@ -142,8 +142,9 @@ def test_a_worker_without_processes_releases_its_locks_when_it_is_told_to_quit(
             case.ends_now()
     pool.kill(signal.SIGQUIT)
     if lets_end:
+        # What the handler then raises ends a loop that waits; a timer of kombu's only logs it.
         is_new = celery.VERSION >= (5, 5)
-        pool.wait_for_log("Unrecoverable error: NotImplementedError" if is_new else "Cold shutdown")
+        pool.wait_for_log("will terminate all running tasks" if is_new else "Cold shutdown")
         assert all(case.state_of_lock().holds for case in sent)
     if lets_end or pool.pool != "solo":
         # Celery's own handler fails in the middle of gevent's and eventlet's loop: which bodies it

@@ -351,6 +351,13 @@ def test_a_connection_that_breaks_is_made_anew(start, account, broker, request, 
         assert not last.ready()
 
 
+@brokers
+def test_what_a_signal_handler_raises_amid_the_look_after_the_queues_ends_the_worker(start, broker):
+    env = {"RELOCK_TEST_STRIKE": "resume_queue"}
+    worker = start(broker, pool="solo", env=env)
+    worker.wait_for_log("Unrecoverable error: Struck")
+
+
 # --- which broker
 
 

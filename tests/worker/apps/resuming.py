@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import time
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any
 
-from celery.signals import before_task_publish, task_received
+from celery.signals import before_task_publish, task_received, worker_ready
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
@@ -43,6 +46,28 @@ def stamp(sender: str = "", headers: Any = None, **_: Any) -> None:
 def received(request: Any, **_: Any) -> None:
     info = request.message.delivery_info
     journal.add("received", id=request.id, key=info["routing_key"], exchange=info["exchange"])
+
+
+class Struck(Exception):
+    """What somebody's signal handler raises."""
+
+
+@worker_ready.connect(weak=False)
+def strike(**_: Any) -> None:
+    """A signal comes when the main loop calls this function of ours for the next time."""
+    name = os.environ.get("RELOCK_TEST_STRIKE")
+
+    def handler(*_: Any) -> None:
+        raise Struck
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_name == name:
+            sys.setprofile(None)
+            os.kill(os.getpid(), signal.SIGUSR2)
+
+    if name:
+        signal.signal(signal.SIGUSR2, handler)
+        sys.setprofile(profile)
 
 
 def stand(gate: str, account: str) -> None:
