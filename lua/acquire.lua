@@ -2,16 +2,16 @@
 -- KEYS[1] meta: hash, the bucket's fencing token and layout
 -- KEYS[2] tombstone: string, how the execution ended, if it did
 -- KEYS[3..] lock: hash, the holds of a lock; one key per lock
--- ARGV[1] execution: id, the execution of one message
--- ARGV[2] attempt: id, this attempt to execute the message
--- ARGV[3] owner: id, who can re-enter
--- ARGV[4] lease: ms, life of the hold without renewal
--- ARGV[5] place: text, how to queue as JSON: `wait`, or `message` and what belongs to it; empty does not queue
--- ARGV[6] inbox: id, the process that is notified of grants and losses
--- ARGV[7] label: text, the holder for people
--- ARGV[8] by_owner: 1 or 0, whether every execution of the owner can re-enter
--- ARGV[9] ancestors: ids with spaces between, the executions whose holds can be re-entered
--- ARGV[10..] limit: count, permits at the same time, 0 to share the lock; one per lock
+-- ARGV[1.1] execution: id, the execution of one message
+-- ARGV[1.2] attempt: id, this attempt to execute the message
+-- ARGV[1.3] owner: id, who can re-enter
+-- ARGV[1.4] lease: ms, life of the hold without renewal
+-- ARGV[1.5] by_owner: 1 or 0, whether every execution of the owner can re-enter
+-- ARGV[1.6] inbox: id, the process that is notified of grants and losses
+-- ARGV[1.7..] limit: count, permits at the same time, 0 to share the lock; one per lock
+-- ARGV[2] label: text, the holder for people
+-- ARGV[3] ancestors: ids with spaces between, the executions whose holds can be re-entered; empty or missing for none
+-- ARGV[4] place: text, how to queue as JSON: `wait`, or `message` and what belongs to it; missing does not queue
 -- Reply {HELD, fence, reentered, …}: the execution has all locks; a pair per lock
 -- Reply {WAIT, rank, ms}: queued at this rank; look again after ms, when the next lease ends
 -- Reply {PARKED, rank, execution, name, message, …}: the message is in the queue at this rank; messages to resume
@@ -24,11 +24,11 @@
 -- Uses: lib/publish
 
 local meta, tombstone, first = KEYS[1], KEYS[2], KEYS[3]
-local execution, attempt, owner = ARGV[1], ARGV[2], ARGV[3]
-local lease, place = tonumber(ARGV[4]), ARGV[5]
-local inbox, label = ARGV[6], ARGV[7]
-local by_owner, ancestors = ARGV[8] == '1', ARGV[9]
-local keys, options = KEYS, ARGV
+local words, label, ancestors, place = ARGV[1], ARGV[2], ARGV[3] or '', ARGV[4]
+local keys = KEYS
+local execution, attempt, owner, lease, by_owner, inbox, every_limit =
+  string.match(words, '^(%S+) (%S+) (%S+) (%d+) ([01]) (%S+) (.+)$')
+lease, by_owner = tonumber(lease), by_owner == '1'
 
 local prefix = string.sub(meta, 1, -5)
 local name = string.sub(first, string.len(prefix) + 3)
@@ -45,12 +45,12 @@ if found == 0 then
   local fence = string.format('%.0f', math.max(last + 1, micros))
   redis.call('HSET', meta, 'fence', fence)
   local _, exponent = math.frexp(lease)
-  local letter = options[10] == '0' and 65 or 97
+  local letter = every_limit == '0' and 65 or 97
   local expiry, bound = math.floor(micros / 1000) + lease, string.char(letter + math.min(exponent, 25))
   local record = string.format('%.0f %s %s %s %s', expiry, fence, attempt, owner, bound)
   redis.call('HSET', first, execution, record, '@' .. execution, inbox .. ' ' .. label)
   redis.call('PEXPIRE', first, lease + 60000)
-  return { 'HELD', fence, 0 }
+  return { ok = 'HELD ' .. fence .. ' 0' }
 end
 
 -- Uses: lib/base
@@ -60,7 +60,7 @@ end
 -- permit. A lock with several permits is not shared.
 local function enter_by_index()
   local fences, owners = prefix .. 'f:' .. name, prefix .. 'o:' .. name
-  local holds, limit, micros = redis.call('ZCARD', ends), tonumber(options[10]), Base.micros()
+  local holds, limit, micros = redis.call('ZCARD', ends), tonumber(every_limit), Base.micros()
   local now = math.floor(micros / 1000)
   local fits = redis.call('HLEN', first) == 2 * holds and redis.call('ZCARD', fences) == holds
   if not fits or redis.call('ZCOUNT', ends, '-inf', now) > 0 then
@@ -85,7 +85,8 @@ local function enter_by_index()
   redis.call('ZADD', ends, string.format('%.0f', new.expiry), execution)
   redis.call('HSET', first, execution, Base.record(new, now), '@' .. execution, inbox .. ' ' .. label)
   Base.outlive(lease, first, ends, fences, owners)
-  return { 'HELD', new.fence, redis.call('ZCOUNT', fences, new.fence, new.fence) > 1 and 1 or 0 }
+  local reentered = redis.call('ZCOUNT', fences, new.fence, new.fence) > 1 and 1 or 0
+  return { ok = 'HELD ' .. new.fence .. ' ' .. reentered }
 end
 
 local entered = found == 2 and enter_by_index()
@@ -98,17 +99,20 @@ end
 local call = Call.begin(meta)
 call.by = execution .. ' ' .. attempt
 local locks, limits, is_queued = {}, {}, false
+for limit in string.gmatch(every_limit, '%d+') do
+  table.insert(limits, tonumber(limit))
+end
 for i = 3, #keys do
   local lock = Holds.peek(call, keys[i])
   Holds.prune(lock)
   lock.index_of_claim = i - 2
   lock.queued = redis.call('EXISTS', lock.queue) == 1
   is_queued = is_queued or lock.queued
-  locks[i - 2], limits[i - 2] = lock, tonumber(options[i + 7])
+  locks[i - 2] = lock
 end
 
 -- How to queue, if at all: in a process that has heartbeats, or as a message (see lib/parked).
-local asked = place ~= '' and cjson.decode(place) or nil
+local asked = place and cjson.decode(place)
 
 local me = {
   call = call,
@@ -171,7 +175,7 @@ local function take(joined, wanted)
     table.insert(reply, lock.holds[execution].fence)
     table.insert(reply, Holds.is_reentered(lock, execution, me) and 1 or 0)
   end
-  return reply
+  return { ok = table.concat(reply, ' ') }
 end
 
 -- The middle way: nobody waits for any of the locks, and this execution waits nowhere. The code below
@@ -274,7 +278,8 @@ local function answer()
     join(joined)
     Claim.wait(me, wanted)
     local lock = locks[blocked]
-    return { 'WAIT', redis.call('ZRANK', lock.queue, execution), Holds.next_lapse(call, lock) }
+    local rank = redis.call('ZRANK', lock.queue, execution)
+    return { ok = string.format('WAIT %d %.0f', rank, Holds.next_lapse(call, lock)) }
   end
   return take(joined, wanted.locks)
 end

@@ -1,7 +1,7 @@
 -- heartbeat: Keep the places of waiters, and find the grants whose message was missed.
 -- KEYS[1] meta: hash, the bucket's fencing token and layout
 -- KEYS[2..] lock: hash, the holds of a lock; one key per waiter
--- ARGV[1..] execution, attempt, wait, lease: id, id, ms, ms; four per lock key
+-- ARGV[1..] execution attempt wait lease: id, id, ms, ms; such words per lock key
 -- Reply {{HELD, fence}, …}: the execution has the lock, for a whole lease from now
 -- Reply {{WAIT, rank, ms}, …}: still queued; look again after ms, when the next lease ends
 -- Reply {{LOST}, …}: no hold and no place: the lease ran out, or the key is foreign
@@ -42,21 +42,23 @@ local function answer(beat)
   local hold = lock.holds[execution]
   if hold and hold.attempt == beat.attempt then
     Holds.extend(lock, execution, call.now + beat.lease)
-    beat.reply = { 'HELD', hold.fence }
+    beat.reply = { ok = 'HELD ' .. hold.fence }
   elseif beat.waiter then
-    beat.reply = { 'WAIT', redis.call('ZRANK', lock.queue, execution), Holds.next_lapse(call, lock) }
+    local rank = redis.call('ZRANK', lock.queue, execution)
+    beat.reply = { ok = string.format('WAIT %d %.0f', rank, Holds.next_lapse(call, lock)) }
   end
 end
 
 local beats, reply = {}, {}
 for i = 2, #keys do
+  local execution, attempt, wait, lease = string.match(claims[i - 1], '^(%S+) (%S+) (%d+) (%d+)$')
   beats[i - 1] = {
     key = keys[i],
-    execution = claims[4 * i - 7],
-    attempt = claims[4 * i - 6],
-    wait = tonumber(claims[4 * i - 5]),
-    lease = tonumber(claims[4 * i - 4]),
-    reply = { 'LOST' },
+    execution = execution,
+    attempt = attempt,
+    wait = tonumber(wait),
+    lease = tonumber(lease),
+    reply = { ok = 'LOST' },
   }
 end
 -- Keep all places before any head gets in: else a head of this very call could look dead. Reply last: an
@@ -65,7 +67,7 @@ for _, step in ipairs({ keep_place, promote, answer }) do
   for _, beat in ipairs(beats) do
     -- pcall: a foreign key must cost the others neither lease nor place.
     if not beat.failed and not pcall(step, beat) then
-      beat.failed, beat.reply = true, { 'LOST' }
+      beat.failed, beat.reply = true, { ok = 'LOST' }
     end
   end
 end

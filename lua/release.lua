@@ -2,23 +2,24 @@
 -- KEYS[1] meta: hash, the bucket's fencing token and layout
 -- KEYS[2] tombstone: string, how the execution ended
 -- KEYS[3..] lock: hash, the holds of a lock; one key per lock
--- ARGV[1] execution: id, the execution of one message
--- ARGV[2] attempt: id, the attempt that acquired the locks
--- ARGV[3] ended: `execution`, `attempt` or empty, what has ended and leaves a tombstone; `killed` is an attempt
--- ARGV[4] remember: ms, life of the tombstone
--- ARGV[5] homes: ids with spaces between, the brokers that the caller can publish to; empty for none
--- ARGV[6] successors: ids with spaces between, the executions that the holds are left to; empty leaves none. `cooldown.…` is nobody
--- ARGV[7] keep: ms, for how long the holds, or the place in a line, are kept for each successor
+-- ARGV[1.1] execution: id, the execution of one message
+-- ARGV[1.2] attempt: id, the attempt that acquired the locks
+-- ARGV[1.3] remember: ms, life of the tombstone
+-- ARGV[1.4] ended: `execution` or `attempt`, what has ended and leaves a tombstone; `killed` is an attempt; missing for nothing
+-- ARGV[2] homes: ids with spaces between, the brokers that the caller can publish to; empty for none
+-- ARGV[3.1] keep: ms, for how long the holds, or the place in a line, are kept for each successor; missing for none
+-- ARGV[3.2..] successor: id, the executions that the holds are left to; `cooldown.…` is nobody
 -- Reply {RELEASED, count, execution, name, message, …}: so many holds and places were released; messages to resume
 -- Reply {GONE, execution, name, message, …}: the attempt had none: released before, or lost; messages to resume
 -- Keeps: only the attempt that acquired a lock releases it; a kept hold stays in its permit; sent twice it acts once; the next get in
 -- Uses: lib/publish
 
 local meta, tombstone, first = KEYS[1], KEYS[2], KEYS[3]
-local execution, attempt = ARGV[1], ARGV[2]
-local ended, remember = ARGV[3], tonumber(ARGV[4])
-local homes, successors, keep = ARGV[5], ARGV[6], tonumber(ARGV[7])
+local words, homes, left = ARGV[1], ARGV[2], ARGV[3] or '0 '
 local keys = KEYS
+local execution, attempt, remember, ended = string.match(words, '^(%S+) (%S+) (%d+) ?(%S*)$')
+local keep, successors = string.match(left, '^(%d+) (.*)$')
+remember, keep = tonumber(remember), tonumber(keep)
 
 local prefix = string.sub(meta, 1, -5)
 local name = string.sub(first, string.len(prefix) + 3)
@@ -43,7 +44,7 @@ if there == 0 or there and redis.call('EXISTS', queue) == 0 then
   if ended == 'execution' then
     redis.call('SET', tombstone, '*', 'PX', remember)
   end
-  return { 'RELEASED', 1 }
+  return { ok = 'RELEASED 1' }
 end
 
 -- Uses: lib/base, lib/call, lib/holds
@@ -125,7 +126,9 @@ local function reply()
   if failure and count == 0 then
     error(failure, 0)
   end
-  if count > 0 then
+  if #call.messages == 0 then
+    return { ok = count > 0 and 'RELEASED ' .. count or 'GONE' }
+  elseif count > 0 then
     return { 'RELEASED', count, unpack(call.messages) }
   end
   return { 'GONE', unpack(call.messages) }

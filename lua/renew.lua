@@ -1,6 +1,6 @@
 -- renew: Renew the leases of up to a hundred holds.
 -- KEYS[1..] lock: hash, the holds of a lock; one key per hold to renew
--- ARGV[1..] execution, attempt, lease, longer: id, id, ms, 1 or 0: whether never to shorten the lease; four per key
+-- ARGV[1..] execution attempt lease longer: id, id, ms, 1 or 0: whether never to shorten the lease; such words per key
 -- Reply {1 or 0, …}: per key, 1 renewed, 0 lost
 -- Keeps: a hold that was released, or whose lease has run out, is never brought back; a foreign key hurts its own lock alone
 -- Uses: lib/base
@@ -44,9 +44,10 @@ for _, key in ipairs(keys) do
 end
 local reply = {}
 for i, key in ipairs(keys) do
-  local execution, attempt, lease = claims[4 * i - 3], claims[4 * i - 2], tonumber(claims[4 * i - 1])
+  local execution, attempt, lease, longer = string.match(claims[i], '^(%S+) (%S+) (%d+) ([01])$')
+  lease = tonumber(lease)
   -- pcall: a foreign key must not cost the other holds their renewal.
-  local fine, renewed, expiry = pcall(renew, key, execution, attempt, lease, claims[4 * i] == '1')
+  local fine, renewed, expiry = pcall(renew, key, execution, attempt, lease, longer == '1')
   reply[i] = fine and renewed or 0
   if fine and expiry then
     pcall(note, key, execution, lease, expiry)  -- the index can be at another node by now

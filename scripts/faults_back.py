@@ -86,9 +86,9 @@ FAULTS: dict[str, tuple[str, tuple[Edit, ...]]] = {
             Edit(
                 "lua/renew.lua",
                 "local fine, renewed, expiry = pcall(renew, key, execution, attempt, lease, "
-                "claims[4 * i] == '1')",
+                "longer == '1')",
                 "local fine, renewed, expiry = true, renew(key, execution, attempt, lease, "
-                "claims[4 * i] == '1')",
+                "longer == '1')",
             ),
         ),
     ),

@@ -20,6 +20,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ContextDecorator
 from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
@@ -36,7 +37,7 @@ class _Stage(enum.Enum):
     RAISED = 3  #: the body has heard of it
 
 
-class Interruption:
+class Interruption(ContextDecorator):
     """Around a body: raises `error()` in the body when the lease is lost, at most once and only
     inside. A loss that was found before the body begins is raised at once.
 

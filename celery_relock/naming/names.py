@@ -167,7 +167,7 @@ class NameRule(NamedTuple):
         Raises:
             LockConfigError: these arguments give no name, or one that no lock can have.
         """
-        return tuple(self.parts(arguments, prefix))
+        return tuple(sorted(self.parts(arguments, prefix)))
 
     def parts(self, arguments: _Arguments, prefix: str = "") -> dict[str, tuple[int, ...]]:
         """The lock names, and by which parts of lock_key (their numbers) each was given. Raises as
@@ -175,11 +175,10 @@ class NameRule(NamedTuple):
         made: dict[str, tuple[int, ...]] = {}
         for number, maker in enumerate(self.makers):
             found = maker(arguments)
-            for name in (found,) if isinstance(found, str) else found:
-                made[prefix + name] = (*made.get(prefix + name, ()), number)
-        for name in made:
-            check_name(name, f"task {self.task}")
-        return {name: made[name] for name in sorted(made)}
+            for each in (found,) if isinstance(found, str) else found:
+                name = check_name(prefix + each, f"task {self.task}")
+                made[name] = (*made.get(name, ()), number)
+        return made
 
 
 def _default(task: str) -> _Maker:

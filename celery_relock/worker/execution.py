@@ -16,7 +16,6 @@ execution uses. It passes nothing of the others: of `workflow` if it is no step,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -51,8 +50,6 @@ from .message import (
     running_request,
 )
 from .states import LATER, Dropped, Late, end_dropped, is_acknowledged, show_started
-
-_NOTHING = nullcontext()
 
 
 def current(task: Any) -> Hold | None:
@@ -195,18 +192,9 @@ class Execution:
             make_hold = partial(
                 Hold, lease.claim.owner, shares, unbroken, engine if is_whole else None
             )
-            # A retry that the body sends gets the hold; a lost lock ends the body.
-            to_retry = (
-                retry.keeping(task, message, engine, options, lease) if may_keep else _NOTHING
-            )
-            on_loss = (
-                Interruption(lease, lambda: make_hold().lost_error())
-                if options.on_lost == "raise"
-                else _NOTHING
-            )
+            run_body = self._watched(run_body, lease, make_hold, may_keep)
             try:
-                with to_retry, on_loss:
-                    result = run_body(make_hold)
+                result = run_body(make_hold)
             except Exception as error:
                 over = is_acknowledged(task, error)
                 raise
@@ -239,6 +227,16 @@ class Execution:
                     if not is_left and lease.state in (State.HELD, State.LOST):
                         reentrancy.pop(lease)
                         release(engine, lease, ended=ended)
+
+    def _watched(self, run_body: Body, lease: Lease, make_hold: MakeHold, may_keep: bool) -> Body:
+        """A body that a lost lock ends, and whose retry gets the hold: what the options ask for."""
+        options = self.declared.options
+        if options.on_lost == "raise":
+            run_body = Interruption(lease, lambda: make_hold().lost_error())(run_body)
+        if may_keep:
+            keeping = retry.keeping(self.task, self.message, self.declared.engine, options, lease)
+            run_body = keeping(run_body)
+        return run_body
 
     def run_body(self, make_hold: MakeHold | None) -> Any:
         """Run the task's own code, which finds what `make_hold` makes as `self.lock`."""

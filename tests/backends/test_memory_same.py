@@ -19,7 +19,7 @@ KEYS = {"client", "keys", "raw", "Ears", "inspection"}
 FOLDER = Path(__file__).parents[1] / "lua"
 #: Not about the verbs; and one that shows what the short way of `acquire`, which looks at no other
 #: lock, leaves for later.
-OTHERS = {"test_in_a_cluster", "test_lua_headers", "test_short_ways_same"}
+OTHERS = {"test_in_a_cluster", "test_short_ways_same"}
 SHORT_WAY = "test_an_execution_that_has_ended_leaves_its_message_nowhere"
 
 

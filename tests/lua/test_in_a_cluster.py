@@ -30,7 +30,7 @@ from tests.lua import (
     test_successors,
 )
 from tests.support.cluster import ClusterServers
-from tests.support.desk import Desk, Inbox, as_text
+from tests.support.desk import Desk, Inbox
 from tests.support.redis_server import bundled_redis_server
 from tests.support.waiting import wait_for
 
@@ -91,7 +91,7 @@ class NodeDesk(Desk):
     def raw(self, verb: str, keys: list[str], args: list[Any]) -> Any:
         script = scripts("cluster")[verb]
         keys = [*keys, absent(keys[0])] if script.finds_keys else keys
-        return as_text(self.client.eval(script.source, len(keys), *keys, *args))
+        return self.evaluated(script.source, keys, args)
 
     def listen(self, process: str) -> Inbox:
         self._inboxes.append(Ear(self.client, self.keys.inbox(process)))

@@ -57,7 +57,7 @@ def test_a_semaphore_of_a_thousand_costs_no_more_than_some_free_locks(desk):
     full = commands_of(desk, lambda: pair(desk, "one", limit=1000))
     assert_costs_no_more_than_some_free_locks(desk, full)
     desk.fence("last", limit=1000)
-    assert isinstance(desk.acquire("one too many", limit=1000), Conflict)
+    assert isinstance(desk.acquire("one-too-many", limit=1000), Conflict)
 
 
 def test_five_thousand_successors_cost_no_more_than_some_free_locks(desk):
@@ -149,7 +149,7 @@ def test_a_permit_that_cools_is_one_permit_and_open_to_nobody_among_many(desk, f
     desk.release("inner")
     desk.wait_ms(301)
     assert isinstance(desk.acquire("other", limit=MANY + 1), Held)
-    assert isinstance(desk.acquire("one too many", limit=MANY + 1), Conflict)
+    assert isinstance(desk.acquire("one-too-many", limit=MANY + 1), Conflict)
 
 
 def test_a_kept_hold_goes_on_to_the_owner_of_its_successor_among_many(desk):
@@ -216,7 +216,7 @@ def test_an_index_that_does_not_fit_is_built_anew(desk, lost):
     desk.client.delete(*[index(desk)[i] for i in lost])
 
     assert isinstance(desk.acquire("other", limit=100), Held)
-    assert isinstance(desk.acquire("one too many", limit=MANY + 1), Conflict)
+    assert isinstance(desk.acquire("one-too-many", limit=MANY + 1), Conflict)
     assert isinstance(desk.acquire("last", limit=MANY + 2), Held)
     assert [desk.client.zcard(key) for key in index(desk)] == [MANY + 2, MANY + 2, 2 * MANY + 4]
 

@@ -282,7 +282,7 @@ def test_whoever_finds_no_room_has_no_place_left(desk):
     desk.queue("r3")
     desk.lapse_place("r3")
 
-    assert desk.leave("r3", "another attempt", most=1) == Full("a", 1)
+    assert desk.leave("r3", "another-attempt", most=1) == Full("a", 1)
     assert desk.waiters() == ["r2"]
 
 

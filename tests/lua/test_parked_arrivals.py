@@ -252,7 +252,7 @@ def test_a_parked_execution_that_waits_in_a_process_now_keeps_its_ticket_and_los
     assert sent.client.hkeys(f"{sent.keys.prefix(0)}m:a") == [b"r2"]
     sent.lapse_place("r3")
     sent.fence("r2", "back")
-    assert sent.park("r3", "parked again") == 0
+    assert sent.park("r3", "parked-again") == 0
 
 
 def test_a_dead_waiter_that_is_delivered_again_parks_in_its_place(desk):

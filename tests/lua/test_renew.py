@@ -10,7 +10,7 @@ from celery_relock.engine.protocol import Renewal
 def renewed(desk, *claims):
     """The raw reply for (lock, execution, attempt, lease ms)."""
     keys = [desk.keys.lock(claim[0]) for claim in claims]
-    return desk.raw("renew", keys, [value for claim in claims for value in (*claim[1:], 0)])
+    return desk.raw("renew", keys, [" ".join(map(str, (*claim[1:], 0))) for claim in claims])
 
 
 def test_a_hold_lives_for_a_whole_lease_from_now(desk):

@@ -173,13 +173,13 @@ def test_a_repeated_claim_that_acquires_has_no_place_left(desk):
 
 def test_whoever_asks_passes_the_unreachable_in_every_queue(desk):
     desk.fence("r1", names=AB)
-    desk.queue("gone a", names=("a",), inbox="gone")
-    desk.queue("gone b", names=("b",), inbox="gone")
+    desk.queue("gone-a", names=("a",), inbox="gone")
+    desk.queue("gone-b", names=("b",), inbox="gone")
     desk.queue("both", names=AB)
     desk.release("r1", names=AB)
 
     assert isinstance(desk.acquire("both", names=AB, wait=6.0), Held)
-    assert (desk.waiters("a"), desk.waiters("b")) == (["gone a"], ["gone b"])
+    assert (desk.waiters("a"), desk.waiters("b")) == (["gone-a"], ["gone-b"])
 
 
 def test_each_lock_has_its_own_limit(desk):

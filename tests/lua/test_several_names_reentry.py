@@ -45,9 +45,9 @@ def test_who_releases_while_it_waits_releases_what_it_had_joined(desk):
     desk.fence("stranger", names=("b",))
     desk.queue("inner", names=AB, owner="o", ancestors=("outer",))
 
-    reply = desk.raw("release", desk.keys.claim(AB, "inner"), ["inner", "n", "", 0, "", "", 0])
+    reply = desk.raw("release", desk.keys.claim(AB, "inner"), ["inner n 0", ""])
 
-    assert reply == ["RELEASED", 2]
+    assert reply == ["RELEASED", "2"]
     assert (desk.holders("a"), desk.waiters("b")) == (["outer"], [])
 
 

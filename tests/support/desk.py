@@ -197,8 +197,12 @@ class Desk:
         return [run.decode() for run in self.client.zrange(self.keys.queue(name), 0, -1)]
 
     def raw(self, verb: str, keys: list[str], args: list[Any]) -> Any:
-        """Run a script as it is; strings in the reply are text."""
-        return as_text(self.client.eval(scripts()[verb].source, len(keys), *keys, *args))
+        """Run a script as it is. Strings in the reply are text, and a line is its words."""
+        return self.evaluated(scripts()[verb].source, keys, args)
+
+    def evaluated(self, source: str, keys: list[str], args: list[Any]) -> Any:
+        reply = as_text(self.client.eval(source, len(keys), *keys, *args))
+        return reply.split(" ") if isinstance(reply, str) else reply
 
     def listen(self, process: str) -> Inbox:
         self._inboxes.append(Inbox(self.client, self.keys.inbox(process)))

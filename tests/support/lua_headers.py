@@ -14,7 +14,7 @@ from functools import cache
 from celery_relock.backends.redis.scripts import FOLDER, scripts, uses
 
 _LINE = re.compile(
-    r"^-- (?:(?P<kind>KEYS|ARGV)\[(?P<index>\d+)(?P<group>\.\.)?\] "
+    r"^-- (?:(?P<kind>KEYS|ARGV)\[(?P<index>\d+)(?:\.(?P<word>\d+))?(?P<group>\.\.)?\] "
     r"(?P<label>[\w, ]+?): (?P<text>.+)"
     r"|Reply (?P<reply>\{.*\}): (?P<meaning>.+)"
     r"|Keeps: (?P<keeps>.+)"
@@ -24,12 +24,18 @@ _LINE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One line of a header: `index` as written, `repeats` where the line stands for a group."""
+    """One line of a header: `index` as written, `repeats` where the line stands for a group, `word`
+    where it is of one word of an argument; 0 of the whole."""
 
     index: int
     label: str
     text: str
     repeats: bool
+    word: int = 0
+
+    @property
+    def is_optional(self) -> bool:
+        return "missing" in self.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,11 @@ class Header:
     uses: tuple[str, ...]
     body: str
     source: str
+
+    @property
+    def tags(self) -> set[str]:
+        """The words of capitals that open a reply."""
+        return {tag for reply in self.replies for tag in re.findall(r"\{([A-Z]+)\b", reply)}
 
 
 def parse(name: str, text: str, source: str = "") -> Header:
@@ -63,10 +74,9 @@ def parse(name: str, text: str, source: str = "") -> Header:
         if match is None:
             raise ValueError(f"{name}.lua:{number}: not a header line: {line}")
         if kind := match["kind"]:
-            parameter = Parameter(
-                int(match["index"]), match["label"], match["text"], bool(match["group"])
-            )
-            found[kind].append(parameter)
+            numbers = int(match["index"]), int(match["word"] or 0)
+            told = match["label"], match["text"], bool(match["group"])
+            found[kind].append(Parameter(numbers[0], *told, numbers[1]))
         elif match["reply"]:
             replies.append(match["reply"])
         elif match["keeps"]:

@@ -130,8 +130,9 @@ class RedisBackend:
         successor: Successor | None = None,
         waited: bool = False,
     ) -> Released:
-        to = successor or Successor("", 0.0)
-        args = [execution_id, attempt_id, ended, _ms(remember), home, to.execution_id, _ms(to.keep)]
+        args = [f"{execution_id} {attempt_id} {_ms(remember)} {ended}", home]
+        if successor is not None:
+            args.append(f"{_ms(successor.keep)} {successor.execution_id}")
         keys = self.keys.claim(names, execution_id)
         reply, repeated, _ = self._run("release", keys, args, names, tells_first=waited)
         if reply[0] == b"RELEASED":
@@ -255,11 +256,7 @@ class RedisBackend:
     def _renew_call(self, part: Sequence[Renewal]) -> Call:
         """The keys and arguments of `renew`, for up to `BATCH` holds of one bucket."""
         keys = [self.keys.lock(each.name) for each in part]
-        return keys, [
-            x
-            for r in part
-            for x in (r.execution_id, r.attempt_id, _ms(r.lease), str(int(r.longer)))
-        ]
+        return keys, [f"{r.execution_id} {r.attempt_id} {_ms(r.lease)} {r.longer:d}" for r in part]
 
     def heartbeat(
         self, renewals: Sequence[Renewal], *, within: float | None = None
@@ -271,9 +268,7 @@ class RedisBackend:
         """The keys and arguments of `heartbeat`, for up to `BATCH` places of one bucket."""
         meta = self.keys.meta(self.keys.bucket(part[0].name))
         args = [
-            x
-            for r in part
-            for x in (r.execution_id, r.attempt_id, _ms(r.waiter_lease), _ms(r.lease))
+            f"{r.execution_id} {r.attempt_id} {_ms(r.waiter_lease)} {_ms(r.lease)}" for r in part
         ]
         return [meta, *(self.keys.lock(each.name) for each in part)], args
 
@@ -331,18 +326,16 @@ class RedisBackend:
     def _claim(self, claim: Claim, place: dict[str, Any], inbox: str) -> Call:
         if place and claim.stuck:
             place["stuck"] = claim.stuck
+        who = f"{claim.execution_id} {claim.attempt_id} {claim.owner}"
+        limits = " ".join(map(str, claim.limits))
         args = [
-            claim.execution_id,
-            claim.attempt_id,
-            claim.owner,
-            _ms(claim.lease),
-            json.dumps(place, ensure_ascii=False) if place else "",
-            inbox,
+            f"{who} {_ms(claim.lease)} {claim.by_owner:d} {inbox} {limits}",
             claim.label,
-            "1" if claim.by_owner else "0",
-            " ".join(claim.ancestors),
-            *map(str, claim.limits),
         ]
+        if place or claim.ancestors:
+            args.append(" ".join(claim.ancestors))
+        if place:
+            args.append(json.dumps(place, ensure_ascii=False))
         return self.keys.claim(claim.names, claim.execution_id), args
 
     def _run(
@@ -478,9 +471,10 @@ def _answer(claim: Claim, reply: list[Any], repeated: bool, sent: float) -> Answ
     """What `acquire` replied; `repeated` and `sent` as `Transport.run` tells them."""
     tag = reply[0]
     if tag == b"HELD":
-        return Held(tuple(map(int, reply[1::2])), tuple(map(bool, reply[2::2])), repeated, sent)
+        reentered = tuple(map(b"1".__eq__, reply[2::2]))
+        return Held(tuple(map(int, reply[1::2])), reentered, repeated, sent)
     if tag == b"WAIT":
-        return Queued(reply[1], reply[2] / 1000, repeated)
+        return Queued(int(reply[1]), int(reply[2]) / 1000, repeated)
     if tag == b"BUSY":
         _, index, ms, fence, owner, label, waiting, parked, shared = reply
         of = ms / 1000, int(fence or 0), owner.decode(), _label(label), waiting
@@ -509,13 +503,12 @@ def _passed(text: bytes) -> Passed:
     return Passed(line, execution_id, label, waited / 1000)
 
 
-def _place(line: list[Any]) -> Held | Queued | None:
+def _place(line: bytes) -> Held | Queued | None:
     """One line of what `heartbeat` replied; None if there is neither a hold nor a place."""
-    if line[0] == b"HELD":
-        return Held((int(line[1]),), (False,))
-    if line[0] == b"WAIT":
-        return Queued(line[1], line[2] / 1000)
-    return None
+    tag, *told = line.split()
+    if tag == b"HELD":
+        return Held((int(told[0]),), (False,))
+    return Queued(int(told[0]), int(told[1]) / 1000) if tag == b"WAIT" else None
 
 
 def _hold(

@@ -270,6 +270,12 @@ def _read(link: Any, within: float | None) -> Any:
         return error.with_traceback(None)  # the traceback refers to the connection
 
 
+def _array(reply: Any) -> Any:
+    """A reply that is a line of words stands for the array of these, which redis-py reads more
+    slowly (lua/README.md)."""
+    return reply.split() if isinstance(reply, bytes) else reply
+
+
 def _quiet(link: Any) -> bool:
     """Whether an idle connection has nothing to read. A closed one has: its end."""
     try:
@@ -282,8 +288,10 @@ def _promises(script: Script, reply: Any) -> bool:
     if isinstance(reply, Exception):
         return False
     if script.name in ("acquire", "debounce"):
-        return reply[0] in (b"HELD", b"PARKED")
-    return any(line == 1 or (isinstance(line, list) and line[0] == b"HELD") for line in reply)
+        return _array(reply)[0] in (b"HELD", b"PARKED")
+    return any(
+        line == 1 or (isinstance(line, bytes) and line.startswith(b"HELD")) for line in reply
+    )
 
 
 class Transport:
@@ -344,7 +352,7 @@ class Transport:
             try:
                 reply = self._once(script, (keys, args), effort)
                 if not isinstance(reply, Exception):
-                    return reply, effort.unheard > 0, effort.sent
+                    return _array(reply), effort.unheard > 0, effort.sent
                 raise reply
             except FAULTS as error:
                 again = passes(error)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 
 from ...engine import ids
 from ...engine.protocol import LINE, MARKER
@@ -41,7 +40,7 @@ class Keys:
             )
         self.namespace = namespace
         self.buckets = buckets
-        self._fixed = lru_cache(maxsize=1024)(self._keys_of)
+        self._prefixes = [f"{namespace}:{{{bucket}}}:" for bucket in range(buckets)]
 
     def bucket(self, name: str) -> int:
         """The bucket of a lock's keys, of its line and of its calls' dedup markers: they must be in
@@ -56,7 +55,7 @@ class Keys:
         return int.from_bytes(digest, "big") % self.buckets
 
     def prefix(self, bucket: int) -> str:
-        return f"{self.namespace}:{{{bucket}}}:"
+        return self._prefixes[bucket]
 
     def meta(self, bucket: int = 0) -> str:
         return f"{self.prefix(bucket)}meta"
@@ -98,8 +97,18 @@ class Keys:
         Raises:
             LockConfigError: in a cluster, the names are not all in one bucket.
         """
-        meta, ended, locks = self._fixed(tuple(names))
-        return [meta, ended + execution_id, *locks]
+        bucket = self.bucket(names[0])
+        if len(names) > 1 and any(self.bucket(name) != bucket for name in names):
+            raise LockConfigError(
+                f"in a Redis Cluster the locks {', '.join(map(repr, names))} of one task are "
+                "in different slots and cannot be acquired together: give their names a shared "
+                'hash tag, as in "order:{{{id}}}:stock" and "order:{{{id}}}:invoice"'
+            )
+        prefix = self._prefixes[bucket]
+        keys = [f"{prefix}meta", f"{prefix}d:{execution_id}"]
+        for name in names:
+            keys.append(f"{prefix}l:{_stored(name)}")
+        return keys
 
     def place(self, line: str, execution_id: str) -> list[str]:
         """The keys of `place`: of the claim, of the line's queue, of the line's calls, and the due
@@ -118,16 +127,6 @@ class Keys:
         """Whether a name looks like the stored form of a long name."""
         size = len(name.encode())
         return _LONGEST < size <= _CUT + 23 and name[-23:-22] == "~"
-
-    def _keys_of(self, names: tuple[str, ...]) -> tuple[str, str, tuple[str, ...]]:
-        bucket = self.bucket(names[0])
-        if any(self.bucket(name) != bucket for name in names):
-            raise LockConfigError(
-                f"in a Redis Cluster the locks {', '.join(map(repr, names))} of one task are "
-                "in different slots and cannot be acquired together: give their names a shared "
-                'hash tag, as in "order:{{{id}}}:stock" and "order:{{{id}}}:invoice"'
-            )
-        return self.meta(bucket), self.tombstone("", bucket), tuple(map(self.lock, names))
 
     def _of_lock(self, kind: str, name: str) -> str:
         return f"{self.prefix(self.bucket(name))}{kind}:{_stored(name)}"
