@@ -75,7 +75,7 @@ def _run(url: str, make: Make, waiters: int, section: float, seconds: float) -> 
     if make is TokenRing:
         with redis.Redis.from_url(url) as client:
             TokenRing(client, name).lay_out()
-    gate = _fork.Barrier(waiters + 1)
+    gate = _fork.Barrier(waiters + 1, timeout=60)  # a member that fails breaks it
     ends = []
     members = []
     for _ in range(waiters):
