@@ -7,8 +7,6 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Container, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,15 +39,14 @@ class Work(NamedTuple):
 NO_TASK = Work(None, "", "")
 
 
-@dataclass(frozen=True, slots=True)
-class LockEvent:
+class LockEvent(NamedTuple):
     """Something that happened to an execution's lock.
 
     Attributes:
         kind: what happened; the signals of `celery_relock.signals` say what each one means.
         names: the lock names.
         execution_id: its short id.
-        owner: of the permit; the whole id of a workflow.
+        owner: of the permit. Listeners are told the whole id of a workflow.
         fence: the fencing token of the permit, 0 if there is none.
         reason: a sentence for people, "" where the kind says it all.
         since: seconds since the last good renewal, for "lost".
@@ -73,9 +70,6 @@ class LockEvent:
     reentered: bool = False
     policy: str = ""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "owner", ids.full(self.owner))
-
 
 Listener = Callable[[LockEvent], None]
 
@@ -94,27 +88,20 @@ _QUIET = (
 _LEVELS = {**dict.fromkeys(_QUIET, logging.DEBUG), "conflict": logging.INFO}
 
 
-@dataclass(slots=True, eq=False)
-class _Subscription:
-    """One call of `subscribe`: the same listener may be there twice, and be ended once."""
-
-    listener: Listener
-    kinds: Container[str] | None
-
-
-_subscriptions: list[_Subscription] = []
+# Each listener, with the kinds that it wants; None for all.
+_subscriptions: list[tuple[Listener, Container[str] | None]] = []
 _thrown_in: tuple[type[Exception], ...] = (LockLost,)
 
 
 def subscribe(listener: Listener, kinds: Container[str] | None = None) -> Callable[[], None]:
     """Call `listener` at every event, or those of these kinds, maybe from another thread. A set of
     kinds may change later. Returns a function that ends the subscription."""
-    ours = _Subscription(listener, kinds)
+    ours = listener, kinds
     _subscriptions.append(ours)
 
     def end() -> None:
-        with suppress(ValueError):
-            _subscriptions.remove(ours)
+        # By identity: the same listener may be there twice, and is ended once.
+        _subscriptions[:] = [each for each in _subscriptions if each is not ours]
 
     return end
 
@@ -137,8 +124,8 @@ def wanted(kind: str) -> bool:
     """Whether anybody would hear of an event of this kind. Most locks nobody watches."""
     if logger.isEnabledFor(_LEVELS.get(kind, logging.WARNING)):
         return True
-    for each in _subscriptions:  # noqa: SIM110 - asked twice a lock: a generator takes as long again
-        if each.kinds is None or kind in each.kinds:
+    for _, kinds in _subscriptions:  # noqa: SIM110 - asked twice a lock: a generator takes as long again
+        if kinds is None or kind in kinds:
             return True
     return False
 
@@ -147,16 +134,17 @@ def tell(event: LockEvent) -> None:
     """Log the event and call the listeners. No lock fails because somebody watches: what a listener
     raises is logged."""
     level = _LEVELS.get(event.kind, logging.WARNING)
+    event = event._replace(owner=ids.full(event.owner))
     if logger.isEnabledFor(level):
         logger.log(level, "%s", sentence(event), extra=_facts(event))
-    for each in tuple(_subscriptions):
+    for listener, kinds in tuple(_subscriptions):
         try:
-            if each.kinds is None or event.kind in each.kinds:
-                each.listener(event)
+            if kinds is None or event.kind in kinds:
+                listener(event)
         except _thrown_in:
             raise
         except Exception:
-            logger.exception("a listener for lock events failed: %r", each.listener)
+            logger.exception("a listener for lock events failed: %r", listener)
 
 
 def tell_passed(call: Passed) -> None:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 from celery.utils import uuid
@@ -42,17 +41,17 @@ logger = logging.getLogger("celery_relock")
 QUEUED = 86_400.0
 
 
-@dataclass(eq=False)
 class Running:
     """The execution on this call stack that holds a line, and what it leaves the line to: its
     retry, which is due at a time."""
 
-    app: Any
-    message: Any
-    name: str
-    ticket: int
-    retry: str = ""
-    due: float | None = None
+    def __init__(self, app: Any, message: Any, name: str, ticket: int) -> None:
+        self.app = app
+        self.message = message
+        self.name = name
+        self.ticket = ticket
+        self.retry = ""
+        self.due: float | None = None
 
 
 #: Set by worker.py while a body runs whose retry keeps its place.

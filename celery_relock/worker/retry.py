@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry
@@ -30,7 +29,6 @@ from .message import afterwards, header_of, is_retry, moment, prefix_here
 from .states import is_acknowledged
 
 
-@dataclass(eq=False)
 class _Legacy:
     """What a running body leaves to its retry.
 
@@ -43,16 +41,19 @@ class _Legacy:
         error: that the body ended with.
     """
 
-    task: Any
-    message: Any
-    engine: Engine
-    lease: Lease
-    margin: float
-    execution_id: str = ""
-    due: float | None = None
-    needed: tuple[str, ...] = ()
-    open: bool = False
-    error: Exception | None = None
+    def __init__(
+        self, task: Any, message: Any, engine: Engine, lease: Lease, margin: float
+    ) -> None:
+        self.task = task
+        self.message = message
+        self.engine = engine
+        self.lease = lease
+        self.margin = margin
+        self.execution_id = ""
+        self.due: float | None = None
+        self.needed: tuple[str, ...] = ()
+        self.open = False
+        self.error: Exception | None = None
 
     def leave(self) -> None:
         """Leave the lease to the retry, if there is one; release what the retry does not need."""

@@ -24,7 +24,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any, NamedTuple
 
@@ -178,17 +177,17 @@ def hold_id(execution_id: str, lock: str) -> str:
 # -- The holds of the running step ---------------------------------------------------------------
 
 
-@dataclass(eq=False)
 class StepHold:
     """The running message's hold of a workflow lock, and to whom it is left."""
 
-    lock: WorkflowLock
-    engine: Engine
-    lease: Lease
-    message: Any
-    successors: list[str] = field(default_factory=list)
-    #: When the last of the successors is to begin, on this machine's clock.
-    due: float = 0.0
+    def __init__(self, lock: WorkflowLock, engine: Engine, lease: Lease, message: Any) -> None:
+        self.lock = lock
+        self.engine = engine
+        self.lease = lease
+        self.message = message
+        self.successors: list[str] = []
+        #: When the last of the successors is to begin, on this machine's clock.
+        self.due = 0.0
 
     def told(self) -> WorkflowLock:
         """What the next step is told. The body may have downgraded the lock."""
