@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from celery.app.task import Context
-from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Reject, Retry
 from celery.states import STARTED
 
@@ -105,6 +104,8 @@ def stores_no_result(task: Any, message: Any = None) -> bool:
     Args:
         message: of the execution; None for any of the task's.
     """
+    from celery.backends.base import DisabledBackend  # who only sends may load no backend
+
     ignored = task.ignore_result if message is None else ignores_result(task, message)
     return bool(ignored) or isinstance(task.backend, DisabledBackend)
 
