@@ -148,16 +148,17 @@ def declaration(cls: Any) -> Declaration:
 
 def is_locked(cls: type) -> bool:
     """Whether a class is that of a declared `LockedTask`."""
-    return isinstance(cls.__dict__.get(_KEPT), Declaration)
+    return _KEPT in vars(cls)
 
 
 def locked_tasks(app: Any) -> list[Declaration]:
     """The declarations of those tasks of a finalized app that acquire a lock.
 
-    It is one at least if the app has a Redis, for canvases that are `locked`.
+    It is one at least if the app has a Redis, for canvases that are `locked`. Raises as
+    `declaration`, if an option was set afterwards.
     """
-    kept = [type(task).__dict__.get(_KEPT) for task in app.tasks.values()]
-    declared = [each for each in kept if isinstance(each, Declaration)]
+    kinds = map(type, app.tasks.values())
+    declared = [declaration(kind) for kind in kinds if is_locked(kind)]
     locked = [each for each in declared if not each.rule.off]
     return locked or [each for each in declared if each.enters_workflows and _has_redis(app)]
 

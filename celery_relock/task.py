@@ -25,6 +25,7 @@ from .worker.message import (
     NOTHING,
     PREFIX,
     VERSION,
+    attempt_before,
     call_options,
     has_begun,
     prefix_of,
@@ -133,7 +134,8 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         )
         refuse_settings(options.__contains__, f"a call of {self.name}")
         declared = declaration(type(self))
-        prefix = prefix_of(declared.prefix)
+        before = attempt_before({"id": task_id, **options}, options.get("headers"))
+        prefix = (before and before.prefix) or prefix_of(declared.prefix)
         if prefix or declared.prefix:
             # An empty one is carried too: the worker's own relock_prefix may say something else.
             options.setdefault(PREFIX, prefix)

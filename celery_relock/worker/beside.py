@@ -77,7 +77,7 @@ class HeldBeside(ABC):
         then the retry gets what is held, and the execution ends with its message."""
         if not (self.begun and self.is_for_retries and isinstance(error, Exception)):
             return False
-        if isinstance(error, Retry) or not is_autoretried(self.task, error):
+        if not is_autoretried(self.task, error):
             return False
         afterwards(self.message, lambda: self._end_with_its_message(error))
         return True

@@ -361,15 +361,13 @@ def write_header(
         queues: those that the message goes to, if its sender knows them.
     """
     # Celery copies custom headers from the message before: that header is replaced, never kept.
-    predecessor = headers.get(HEADER)
+    before = attempt_before(fields, headers)
     header: dict[str, Any] = {"v": VERSION, "execution_id": ids.new_id()}
-    if ancestors := _ancestors(fields, predecessor):
+    if ancestors := _ancestors(before):
         header["ancestors"] = list(ancestors)
-    locks = predecessor.get("workflow_locks") if isinstance(predecessor, Mapping) else None
-    if locks and not running_request():
-        # A worker's main process sends it, for an execution whose child has died.
-        header["workflow_locks"] = locks
-    header.update(_of_call(fields, properties, queues))
+    if before is not None and before.workflow_locks:
+        header["workflow_locks"] = list(before.workflow_locks)
+    header.update(_of_call(fields, properties, queues, before))
     header.update(told_of(fields.get("id")))
     headers[HEADER] = header
     return header
@@ -395,8 +393,26 @@ def told_of(task_id: str | None) -> Mapping[str, Any]:
     return fields if sent == task_id else {}
 
 
+def attempt_before(fields: Mapping[str, Any], headers: Mapping[str, Any] | None) -> Header | None:
+    """The header of the attempt of which a message is the retry; None if it is none.
+
+    Args:
+        fields: where the message has its id.
+        headers: of the message. Celery copies those of the attempt before into them.
+    """
+    request = running_request()
+    if request is not None:
+        return header_of(request) if is_retry(fields, request) else None
+    # A worker's main process sends it, for an execution whose child has died.
+    told = (headers or {}).get(HEADER)
+    return parse(told) if isinstance(told, Mapping) else None
+
+
 def _of_call(
-    fields: Mapping[str, Any], properties: dict[str, Any], queues: Iterable[Any]
+    fields: Mapping[str, Any],
+    properties: dict[str, Any],
+    queues: Iterable[Any],
+    before: Header | None,
 ) -> dict[str, Any]:
     """The options and the prefix of a call instead of its task's. A retry has those of its call."""
     prefix, options = properties.pop(PREFIX, None), call_options(properties)
@@ -408,13 +424,11 @@ def _of_call(
             "on the task, or send a group",
             *(fields["task"], ", ".join(f"lock_{name}" for name in options)),
         )
-    request = running_request()
-    if request is not None and is_retry(fields, request):
-        before = header_of(request)
+    if before is not None:
         prefix, options = before.prefix, {**before.options, **options}
     elif prefix is None:
         # A plain task, or one that is sent by its name: a locked task may come after it.
-        prefix = _prefix_of_sender(queues) if request is None else prefix_here()
+        prefix = prefix_here() if running_request() else _prefix_of_sender(queues)
     told = {"prefix": prefix, "options": options}
     return {name: value for name, value in told.items() if value not in (None, {})}
 
@@ -497,19 +511,12 @@ def ancestors_here() -> tuple[str, ...]:
     return () if request is None else header_of(request).ancestors
 
 
-def _ancestors(fields: Mapping[str, Any], predecessor: Any) -> tuple[str, ...]:
-    """The ancestors for a message that is published here."""
-    request = running_request()
-    if isinstance(predecessor, Mapping):
-        # Of a retry, also of one that the worker's main process sends.
-        before = parse(predecessor)
-        inherited = () if before is None else before.ancestors
-    else:
-        inherited = ancestors_here()
-    if request is not None and is_retry(fields, request):
+def _ancestors(before: Header | None) -> tuple[str, ...]:
+    """The ancestors for a message that is published here, which may be a retry."""
+    if before is not None:
         # Without its own holds: the retry would re-enter while the body before it still ends.
-        return inherited
-    held = reentrancy.executions()
+        return before.ancestors
+    held, inherited = reentrancy.executions(), ancestors_here()
     if not held:
         return inherited
     return tuple(islice(dict.fromkeys((*held, *inherited)), _MOST_ANCESTORS))

@@ -115,9 +115,9 @@ def is_open(lease: Lease) -> bool:
     return legacy is not None and legacy.open and legacy.lease is lease
 
 
-def is_autoretried(task: Any, error: Exception) -> bool:
+def is_autoretried(task: Any, error: BaseException) -> bool:
     """Whether Celery's autoretry makes a retry of an error, unless there were too many."""
-    never = (Ignore, Reject, *getattr(task, "dont_autoretry_for", ()))
+    never = (Ignore, Reject, Retry, *getattr(task, "dont_autoretry_for", ()))
     return isinstance(error, tuple(getattr(task, "autoretry_for", ()))) and not isinstance(
         error, never
     )

@@ -32,6 +32,8 @@ _ROOMS = (
 
 
 def _revoked(sender: Any = None, request: Any = None, terminated: Any = None, **_: Any) -> None:
+    if not (hasattr(sender, "_relock_declares") or header_of(request).workflow_locks):
+        return
     was_running = bool(terminated)
     if header_of(request).attempts and not was_running:
         events.show(sender, request.id, REVOKED)

@@ -51,6 +51,7 @@ from ..worker.message import (
     moment,
     running_request,
 )
+from ..worker.retry import is_autoretried
 from ..worker.states import Aside, Late, SentAgain, is_acknowledged
 
 logger = logging.getLogger("celery_relock")
@@ -178,13 +179,18 @@ def hold_id(execution_id: str, lock: str) -> str:
 
 
 class StepHold:
-    """The running message's hold of a workflow lock, and to whom it is left."""
+    """The running message's hold of a workflow lock, and to whom it is left.
+
+    Attributes:
+        acknowledged: whether its message is acknowledged for good if nothing comes after it.
+    """
 
     def __init__(self, lock: WorkflowLock, engine: Engine, lease: Lease, message: Any) -> None:
         self.lock = lock
         self.engine = engine
         self.lease = lease
         self.message = message
+        self.acknowledged = True
         self.successors: list[str] = []
         #: When the last of the successors is to begin, on this machine's clock.
         self.due = 0.0
@@ -264,9 +270,12 @@ def around(task: Any, message: Any, call: Callable[[], Any]) -> Any:
         _acquire_all(task, message)
         result = call()
     except BaseException as error:
-        if active.get():
-            again = _comes_again(error)
-            _leave_all(message, again=again, acknowledged=is_acknowledged(task, error))
+        for hold in active.get():
+            hold.acknowledged = is_acknowledged(task, error)
+        # Celery's autoretry lies around a LockedTask's `run`: it sends the retry of this error
+        # next, and what that leaves is released when the message is over.
+        if not (is_locked(type(task)) and is_autoretried(task, error)):
+            _leave_all(message, again=_comes_again(error))
         raise
     if not (message.chain or message.callbacks or message.chord):
         _leave_all(message)  # nothing goes on from here: released before the result can be seen
@@ -352,20 +361,21 @@ def _tell_lost(task: Any, hold: StepHold, fences: tuple[int, ...]) -> LockLost:
     )
 
 
-def _leave_all(message: Any, *, again: bool = False, acknowledged: bool = True) -> None:
+def _leave_all(message: Any, *, again: bool = False) -> None:
     """Leave each hold to its successors; release those without any."""
     holds = active.get()
     if not holds or holds[0].message.id != message.id:
         return
-    remembered = acknowledged and header_of(message).own
+    own = header_of(message).own
     for hold in reversed(holds):
         if again:
             hold.leave_to_itself()
-        lease = hold.lease
+        lease, successors = hold.lease, hold.successors
         reentrancy.pop(lease)
         lease.successor = hold.successor()
-        over = remembered and lease.claim.execution_id not in hold.successors
-        release(hold.engine, lease, ended=over)
+        is_over = bool(successors) or hold.acknowledged
+        comes_again = lease.claim.execution_id in successors
+        release(hold.engine, lease, ended=own and is_over and not comes_again)
     # Only now: what a signal's exception keeps from being released is released after the message.
     active.set(())
 
@@ -375,19 +385,22 @@ def _leave_all(message: Any, *, again: bool = False, acknowledged: bool = True) 
 
 def on_publish(headers: Any, body: Any, header: Any) -> None:
     """Write into the header of a message, before it is published, which holds are left to it."""
-    holds = active.get()
-    if not holds or not _is_new(headers, header):
+    running = running_request()
+    if running is None or not _is_new(headers, header):
         return
-    message, running = holds[0].message, running_request()
-    if running is None or running.id != message.id:
+    holds = [hold for hold in active.get() if hold.message.id == running.id]
+    # A retry's header has those of the attempt before, also what that could not acquire: it must
+    # not run without them.
+    told = {lock["id"]: lock for lock in header.get("workflow_locks") or ()}
+    told |= {hold.lock.id: hold.told()._asdict() for hold in holds}
+    if not told:
         return
-    if _goes_on(headers, body, message):
+    if _goes_on(headers, body, running):
         stamps = headers["stamps"] = dict(headers.get("stamps") or {})
-        _write_stamp(headers, stamps, [hold.lock.id for hold in holds])
+        _write_stamp(headers, stamps, list(told))
     named = stamped(headers.get("stamps"))
-    told = [hold.told()._asdict() for hold in holds if hold.lock.id in named]
-    if told:
-        header["workflow_locks"] = told
+    if locks := [lock for each, lock in told.items() if each in named]:
+        header["workflow_locks"] = locks
 
 
 def on_published(headers: Any) -> None:

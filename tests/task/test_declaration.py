@@ -8,7 +8,8 @@ from celery import Celery, Task
 from celery_relock import LockedTask
 from celery_relock.declaration import declaration
 from celery_relock.errors import LockConfigError, LockConflict, RelockError
-from tests.support import Worker, make_app
+from tests.support import Worker, make_app, wait_for
+from tests.support.parked import lock_of
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +113,13 @@ def test_an_option_that_is_set_afterwards_counts_from_the_next_call(app, account
     task.lock_ttl = "soon"
     with pytest.raises(LockConfigError, match="task charge: lock_ttl='soon'"):
         task(account)
+
+
+def test_a_worker_takes_a_task_with_an_option_set_afterwards_for_a_locked_one(worker, account):
+    with lock_of(worker, f"account:{account}"):
+        sent = worker.module.set_afterwards.delay(account)
+        wait_for(lambda: sent.state == "BLOCKED", what="the task to be parked")
+    assert 4 < sent.get(timeout=20) <= 5
 
 
 @pytest.mark.parametrize(

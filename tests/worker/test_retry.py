@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 
+import celery
 import pytest
 from celery.exceptions import MaxRetriesExceededError
 
@@ -161,3 +162,11 @@ def test_a_retry_with_other_arguments_keeps_only_the_names_that_it_needs(worker,
     sent.get(timeout=20)
     assert not lock_of(worker, f"account:{second}").locked()
     assert not lock_of(worker, f"account:{third}").locked()
+
+
+@pytest.mark.skipif(celery.VERSION < (5, 7), reason="Celery has this option since 5.7")
+def test_the_retry_of_a_killed_child_has_the_lock_name_and_the_options_of_its_call(worker, account):
+    sent = worker.module.is_killed_at_first.apply_async(
+        (account,), relock_prefix="tenant:", lock_max_wait=77
+    )
+    assert sent.get(timeout=30) == [f"tenant:account:{account}", {"max_wait": 77}]

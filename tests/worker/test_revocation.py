@@ -7,7 +7,8 @@ from celery.app.task import Context
 from celery.signals import task_revoked
 
 from celery_relock import LockedTask
-from celery_relock.worker import message
+from celery_relock.declaration import is_locked
+from celery_relock.worker import message, revocation
 
 
 def test_what_cannot_be_cleared_away_is_said_of_each_and_keeps_no_other_from_it(caplog):
@@ -32,3 +33,24 @@ def test_what_cannot_be_cleared_away_is_said_of_each_and_keeps_no_other_from_it(
         "Cannot release the place of t1 in its order",
         "Cannot release the dedup marker of t1",
     ]
+
+
+def test_a_revoked_task_without_a_lock_is_none_of_ours(caplog, monkeypatch):
+    app = Celery("revoked", broker="memory://", set_as_current=False)
+    app.conf.update(
+        relock_url="redis://127.0.0.1:1/0", relock_order="sent", relock_dedup="until_done"
+    )
+
+    @app.task(shared=False)
+    def plain(account):
+        raise AssertionError
+
+    discarded = []
+    monkeypatch.setattr(revocation, "discard", [discarded.append])
+
+    request = Context(id="t1", args=("a",), kwargs={}, headers={})
+    task_revoked.send(sender=app.tasks[plain.name], request=request, terminated=False)
+
+    assert not caplog.messages
+    assert not discarded
+    assert not is_locked(type(app.tasks[plain.name]))

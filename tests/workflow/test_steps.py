@@ -117,6 +117,8 @@ SHAPES = [of_locked, of_holding, with_a_chord, side_by_side]
 ENDINGS = {
     "": {"1", "2"},
     "retry": {"1", "2"},
+    "autoretry": {"1", "2"},
+    "autoretry in vain": {"1"},
     "replace": {"1", "1'", "2"},
     "replace by a chain": {"1", "1'", '1"', "2"},
     "replace by a group": {"1", "1'", '1"', "2"},
@@ -129,8 +131,9 @@ ENDINGS = {
 
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_workflow_is_one_permit_until_it_is_over(flow, shape, ending):
-    sent = shape(flow, flow.step("1", ending, queue="b")).delay()
+@pytest.mark.parametrize("task", ["plain", "locking"])
+def test_a_workflow_is_one_permit_until_it_is_over(flow, task, shape, ending):
+    sent = shape(flow, flow.step("1", ending, getattr(flow.module, task), queue="b")).delay()
     rival = flow.rival()
     flow.go_on()
     more = {"other", *({"*"} if "2" in ENDINGS[ending] else ())} if shape is with_a_chord else set()
@@ -205,8 +208,9 @@ def test_two_holding_tasks_in_one_chain_are_one_permit(flow):
     flow.check(rival, "0", "1", "2", "3")
 
 
-def test_a_holding_task_that_retries_keeps_its_permit(flow):
-    chain(flow.step("0", "wait, retry", flow.module.holding), flow.step("1", queue="b")).delay()
+@pytest.mark.parametrize("how", ["retry", "autoretry"])
+def test_a_holding_task_that_retries_keeps_its_permit(flow, how):
+    chain(flow.step("0", f"wait, {how}", flow.module.holding), flow.step("1", queue="b")).delay()
     rival = flow.rival()
     flow.go_on()
     flow.check(rival, "0", "1")

@@ -117,3 +117,13 @@ def loses_its_lock(self, account):
 @app.task(bind=True)
 def raises_a_conflict(self, pickled=False):
     raise LockConflict("in the way", name="account:7", owner="somebody", remaining=1.5)
+
+
+@app.task(base=LockedTask, bind=True, lock_key="account:{account}")
+def set_afterwards(self, account):
+    return self.lock.remaining
+
+
+@app.on_after_finalize.connect
+def set_up(sender, **_):
+    set_afterwards.lock_ttl = 5

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from typing import Any
 
@@ -125,3 +127,12 @@ def moves_on(self, account, second, third):
     journal.add("moves", account=account, names=list(self.lock.names), retries=self.request.retries)
     if not self.request.retries:
         raise self.retry(args=(second, third, ""), kwargs={}, countdown=2, max_retries=1)
+
+
+@app.task(
+    base=LockedTask, bind=True, lock_key=KEY, retry_on_worker_lost=True, default_retry_delay=0.1
+)
+def is_killed_at_first(self, account):
+    if not self.request.retries:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return self.lock.name, self.request.relock["options"]

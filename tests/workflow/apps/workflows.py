@@ -16,6 +16,7 @@ from celery.signals import after_task_publish, before_task_publish
 
 from celery_relock import Lock, LockedTask, locked
 from celery_relock.engine import reentrancy
+from celery_relock.errors import LockLost
 from celery_relock.workflow import steps
 from tests.support import Journal, make_app
 
@@ -96,12 +97,26 @@ def more(task: Any, account: str, name: str) -> Any:
     return plain.s(account=account, name=name).set(queue=place)
 
 
+class Again(Exception):
+    """Celery's autoretry makes a retry of it."""
+
+
+#: Options of the tasks that end in every way.
+AUTORETRY = {
+    "bind": True,
+    "autoretry_for": (Again, LockLost),
+    "retry_kwargs": {"countdown": 0, "max_retries": 1},
+}
+
+
 def act(task: Any, do: str, account: str, name: str) -> None:  # noqa: C901  # one line an ending
     first = task.request.retries == 0
     if do.startswith("wait"):
         journal.wait_for(lambda events: any(e.name == f"go on {account}" for e in events))
     if do == "fail":
         raise ValueError(name)
+    if do.endswith("autoretry in vain") or (do.endswith("autoretry") and first):
+        raise Again(name)
     if do.endswith("retry") and first:
         raise task.retry(countdown=0)
     if do == "ignore":
@@ -131,17 +146,17 @@ def body(task: Any, previous: Any, account: str, name: str, do: str) -> list[str
     return [*flat(previous), name]
 
 
-@app.task(bind=True)
+@app.task(**AUTORETRY)
 def plain(self, previous=None, *, account, name, do=""):
     return body(self, previous, account, name, do)
 
 
-@app.task(bind=True, base=LockedTask, lock_key=KEY)
+@app.task(base=LockedTask, lock_key=KEY, **AUTORETRY)
 def locking(self, previous=None, *, account, name, do=""):
     return body(self, previous, account, name, do)
 
 
-@app.task(bind=True, base=LockedTask, lock_key=KEY, lock_hold="workflow")
+@app.task(base=LockedTask, lock_key=KEY, lock_hold="workflow", **AUTORETRY)
 def holding(self, previous=None, *, account, name, do=""):
     return body(self, previous, account, name, do)
 
