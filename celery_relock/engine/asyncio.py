@@ -185,15 +185,15 @@ class Engine:
 
     async def extend(self, lease: TaskLease, length: float) -> bool:
         """As `engine.Engine.extend`."""
-        before, sent = lease.claim, time.monotonic()
+        before, sent = lease.claim.lease, time.monotonic()
         renewals, once = lease.extensions(sent, length)
         try:
-            lease.claim = before._replace(lease=length)
+            lease.resize(length)
             kept = not lease.lost and all(
                 await self._asked(self.backend.renew, renewals, within=once, once=bool(once))
             )
         except BaseException:
-            lease.claim = before
+            lease.resize(before)
             if once:
                 lease.doubt(sent, length)
             self._keeper.add(lease)

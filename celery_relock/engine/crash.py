@@ -19,6 +19,7 @@ import select
 import tempfile
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -82,7 +83,7 @@ class Journal:
         self._opening = threading.RLock()
         self._begun = self._ready = False
         self._free: list[int] = []
-        self._slots: dict[str, int] = {}
+        self._slots: OrderedDict[str, int] = OrderedDict()  # its popitem is safe beside threads
 
     def add(self, entry: Entry) -> None:
         """Note a claim before it is sent: to free what was never granted does no harm."""
@@ -103,7 +104,9 @@ class Journal:
         try:
             slot = self._free.pop()
         except IndexError:
-            return
+            # The oldest gives way: it may be of a lock that was dropped, or never answered for.
+            slot = self._slots.popitem(last=False)[1]
+            self._map[slot * _SLOT : slot * _SLOT + 2] = b"\0\0"
         self._slots[key] = slot
         start = slot * _SLOT
         self._map[start + 2 : start + 2 + len(text)] = text

@@ -160,15 +160,15 @@ class Engine:
             LockUnavailable: the server could not be told, or did not answer. If the lease was to
                 become shorter, no more than that is believed from now on.
         """
-        before, sent = lease.claim, time.monotonic()
+        before, sent = lease.claim.lease, time.monotonic()
         renewals, once = lease.extensions(sent, length)
         try:
-            lease.claim = before._replace(lease=length)
+            lease.resize(length)
             kept = not lease.lost and all(
                 self.backend.renew(renewals, within=once, once=bool(once))
             )
         except BaseException:
-            lease.claim = before
+            lease.resize(before)
             if once:
                 lease.doubt(sent, length)
             keepalive.add(lease)

@@ -164,6 +164,11 @@ class Lease:
         with _guard.lock:
             self.reliers += more
 
+    def resize(self, length: float) -> None:
+        """Its leases are so many seconds long from now on."""
+        with _guard.lock:  # another thread may downgrade it meanwhile
+            self.claim = self.claim._replace(lease=length)
+
     def share(self) -> tuple[int, ...]:
         """From now on others may share its locks. Returns the limits before.
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from ..errors import LockUnavailable
@@ -47,7 +48,8 @@ class Parking:
         self._reset()
 
     def _reset(self) -> None:
-        self._over: list[str] = []
+        self._later: list[Callable[[], object]] = []
+        self._is_clearing = False
         self._guard = threading.Lock()
         self._pid = platform.pid
 
@@ -99,24 +101,34 @@ class Parking:
 
     def withdraw_later(self, execution_id: str) -> None:
         """The same as soon as the backend can be asked again, in another thread."""
+        self.later(partial(self.withdraw, execution_id))
+
+    def later(self, call: Callable[[], object]) -> None:
+        """Make a call as soon as the backend can be asked again, in another thread."""
         if self._pid != platform.pid:
-            self._reset()  # the parent's thread withdraws what a forked child has copies of
+            self._reset()  # the parent's thread makes the calls that a forked child has copies of
         with self._guard:
-            self._over.append(execution_id)
-            if len(self._over) > 1:
+            self._later.append(call)
+            if self._is_clearing:
                 return
-        threading.Thread(target=self._clear, name="relock-withdraw", daemon=True).start()
+            self._is_clearing = True
+        try:
+            threading.Thread(target=self._clear, name="relock-withdraw", daemon=True).start()
+        except RuntimeError as error:
+            self._is_clearing = False  # no thread to spare: the next call tries again
+            logger.warning("what failed while Redis was away is not made up for yet: %s", error)
 
     def _clear(self) -> None:
         while True:
             try:
-                self.withdraw(self._over[0])
+                self._later[0]()
             except LockUnavailable:
                 time.sleep(_AGAIN)
                 continue
             except Exception:
-                logger.exception("the parked execution %s cannot be withdrawn", self._over[0])
+                logger.exception("what failed while Redis was away cannot be made up for")
             with self._guard:
-                del self._over[0]
-                if not self._over:
+                del self._later[0]
+                if not self._later:
+                    self._is_clearing = False
                     return

@@ -34,6 +34,13 @@ def pop(lease: Lease) -> None:
     _stack.set(() if alone else tuple([each for each in stack if each is not lease]))
 
 
+def begin() -> None:
+    """A task begins that nothing on this stack has called: what is left there is of those before it
+    (a `Lock` in a module's variable, say)."""
+    if _stack.get():
+        _stack.set(())
+
+
 def holding(backend: Backend | None, name: str, shared: bool = False) -> Lease | None:
     """The innermost lease of this call stack that covers the lock name, at any backend for None.
     The lease may be lost. A lease that shares the lock covers only what is to share it, too."""
@@ -86,10 +93,12 @@ def stuck() -> tuple[str, ...]:
 
 
 def _is_stuck(lease: Lease) -> bool:
-    # Not stuck: another thread may release it, nobody renews it, or its holder is gone.
-    dropped = lease.holder is not None and lease.holder() is None
-    return lease.renews and not lease.for_any_thread and not dropped
+    # Not stuck: another thread may release it, or nobody renews it.
+    return lease.renews and not lease.for_any_thread
 
 
 def _counts(lease: Lease) -> bool:
-    return lease.state in (State.HELD, State.LOST) and lease.is_here()
+    if lease.state not in (State.HELD, State.LOST) or not lease.is_here():
+        return False
+    # A `Lock` that was dropped without a release is nobody's any more: its lease ends it.
+    return lease.holder is None or lease.holder() is not None

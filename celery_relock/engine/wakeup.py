@@ -30,6 +30,28 @@ if TYPE_CHECKING:
 OPENING = 2.0
 
 
+class _Flag:
+    """An event for threads. Not `threading.Event`: an exception that a signal throws into its
+    `wait` can get lost."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        first, self._is_set = not self._is_set, True
+        if first:
+            self._gate.release()
+
+    def wait(self, timeout: float) -> None:
+        if not self._is_set and self._gate.acquire(timeout=timeout):
+            self._gate.release()  # the next one may go through
+
+
 class Listening:
     """Whether an inbox hears at this moment, and in how many seconds to try again if not.
 
@@ -37,7 +59,7 @@ class Listening:
         tried: set when it hears, or when a first try to has failed.
     """
 
-    def __init__(self, tried: threading.Event | asyncio.Event) -> None:
+    def __init__(self, tried: _Flag | asyncio.Event) -> None:
         self.tried = tried
         self.hears = self._refused = False
         self._pause = 0.1
@@ -80,7 +102,7 @@ class Inbox:
     def _reset(self) -> None:
         self.name = ids.new_attempt_id()
         self.started = False
-        self._tried = threading.Event()
+        self._tried = _Flag()
         self.listening = Listening(self._tried)
         self._starting = native_lock()
 
@@ -100,7 +122,7 @@ class Inbox:
         """Begin to listen, and wait for the subscription, or for the failure of a first try, for
         `OPENING` seconds at the most."""
         self.start()
-        self._tried.wait(min(timeout, OPENING))
+        self._tried.wait(max(min(timeout, OPENING), 0.0))
 
     def connected(self) -> None:
         """The subscription is there, for the first time or again."""

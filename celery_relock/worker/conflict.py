@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple
 
 from celery.exceptions import SoftTimeLimitExceeded
@@ -129,8 +130,7 @@ def obtain(attempt: Attempt) -> Held | None:
                     what_to_do = 'To run the task later instead, set lock_on_unavailable="retry"'
                     raise LockUnavailable(f"{error.reason}. {what_to_do}", error.name) from error
                 raise
-            if sent_again(task, message, pause):
-                raise SentAgain(f"{error}; again in {pause:.1f} s", exc=error, when=pause) from None
+            _try_later(attempt, pause, error)
         # Neither Redis nor the broker can be reached: the execution stays in its slot, or it would
         # be lost.
         time.sleep(pause)
@@ -321,16 +321,22 @@ def _send_again(attempt: Attempt, answer: Conflict | Duplicate, error: LockConfl
     if pause is None:
         _leave(attempt, answer)
         raise error
+    _try_later(attempt, pause, error)
+    return _stay(attempt, left_of(message, attempt.options), error)
+
+
+def _try_later(attempt: Attempt, pause: float, error: RelockError) -> None:
+    """Send the message again, to come after a pause. Returns if that failed, else raises
+    `SentAgain`."""
     # Before it is sent: a time limit that strikes from then on would let it fail, and run later.
     sent = SentAgain(f"{error}; again in {pause:.1f} s", exc=error, when=pause)
     try:
-        again = sent_again(attempt.task, message, pause)
+        again = sent_again(attempt.task, attempt.message, pause)
     except SoftTimeLimitExceeded:
         call_off(attempt)
         raise
     if again:
-        raise sent
-    return _stay(attempt, left_of(message, attempt.options), error)
+        raise sent from None
 
 
 def _stay(attempt: Attempt, wait: float | None, error: LockConflict) -> Held:
@@ -416,8 +422,13 @@ def call_off(attempt: Attempt) -> None:
     engine, claim = attempt.engine, attempt.lease.claim
     if attempt.message is None or not header_of(attempt.message).own:
         return  # an id made from the task id is not remembered
-    with suppress(RelockError):
-        end_unexecuted(engine, claim.names, claim.execution_id)
+    end = partial(end_unexecuted, engine, claim.names, claim.execution_id)
+    try:
+        end()
+    except LockUnavailable:
+        engine.parking.later(end)
+    except RelockError as failure:
+        logger.warning("%s may run though it has failed: %s", claim.label, failure)
 
 
 def end_unexecuted(
@@ -455,7 +466,7 @@ def _is_owed(task: Any, message: Any) -> bool:
     `acks_late`, a worker that dies in between leaves a message that is delivered again on purpose:
     it is discarded only if the result is there. After an execution that ended without one
     (`Ignore`) a copy runs again, as it does without a lock; so does one that stores no result but
-    has a next step.
+    has a next step, or is a member of a chord.
     """
     if not task.acks_late:
         return False
@@ -463,7 +474,7 @@ def _is_owed(task: Any, message: Any) -> bool:
     if is_for_good is not None and is_for_good():
         return False
     if stores_no_result(task, message):
-        return bool(message.chain or message.callbacks or message.errbacks)
+        return bool(message.chain or message.callbacks or message.errbacks or message.chord)
     # Once for a message: one that waits for its turn and then for the lock is asked about twice.
     until = getattr(message, _STORED_BY, None) or time.monotonic() + _STORING
     setattr(message, _STORED_BY, until)

@@ -79,6 +79,8 @@ def begin_call(task: Any) -> Any | None:
             found = request
         if found is not None and request.id == found.id:
             setattr(request, _BEGUN, True)
+    if found is not None and not found.is_eager:
+        reentrancy.begin()  # Celery does not reset contexts between tasks
     return found
 
 

@@ -102,6 +102,24 @@ def test_a_lock_that_somebody_relies_on_is_not_downgraded(make: MakeLock) -> Non
             pass
 
 
+def test_an_extend_that_fails_leaves_a_lock_shared_that_was_downgraded_meanwhile(
+    make: MakeLock, in_thread: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = make(thread_local=False)
+
+    def unanswered(*_: Any, **__: Any) -> None:
+        in_thread(one.downgrade)
+        raise LockUnavailable("no answer")
+
+    with one:
+        with monkeypatch.context() as away:
+            away.setattr(one._engine.backend, "renew", unanswered)
+            with pytest.raises(LockUnavailable):
+                one.extend(60)
+        assert one._lease.shares("a")
+        assert one._lease.claim.lease == 30.0
+
+
 def test_what_is_not_held_is_not_downgraded(make: MakeLock) -> None:
     one = make()
     with pytest.raises(LockNotTaken):

@@ -18,7 +18,7 @@ from celery_relock.engine import wakeup
 from celery_relock.engine.lease import Lease, State
 from celery_relock.engine.protocol import Conflict, Held
 from tests.engine.conftest import Runs
-from tests.support import RedisServer, leftovers, wait_for
+from tests.support import RedisServer, leftovers, programs, wait_for
 from tests.support.companion import Companion, running
 from tests.support.proxy import Proxy
 
@@ -437,6 +437,35 @@ def test_a_late_copy_of_the_confirmation_of_a_grant_holds_the_lock_for_nobody(
     waiter.finish()
     copy.deliver()
     assert not far.engine.inspect("a").holds
+
+
+def test_what_a_signal_raises_in_the_wait_for_the_subscription_is_not_lost(
+    namespace: str,
+) -> None:
+    """Of `threading.Event.wait` one in a thousand became a RuntimeError (CPython 3.11)."""
+    program = """
+        import random, signal, time
+        from celery_relock.engine import wakeup
+
+        class Strike(BaseException):
+            pass
+
+        def strike(*_):
+            raise Strike
+
+        signal.signal(signal.SIGALRM, strike)
+        until = time.monotonic() + 2.0
+        while time.monotonic() < until:
+            flag = wakeup._Flag()
+            try:
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 9e-5))
+                while True:
+                    flag.wait(1e-6)
+            except Strike:
+                pass
+        say("none lost")
+    """
+    assert programs.run(program, "", namespace) == ["none lost"]
 
 
 def test_the_first_subscription_takes_no_longer_than_the_wait_itself(

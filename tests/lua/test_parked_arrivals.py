@@ -364,6 +364,22 @@ def test_an_execution_that_comes_back_for_some_other_locks_acquires_these_alone(
     assert [desk.waiters(name) for name in "abc"] == [[], [], []]
 
 
+@pytest.mark.parametrize("others", [0, 1, 40])
+def test_an_execution_that_acquires_another_lock_leaves_its_place_at_once(desk, others):
+    """Whether nobody, one other or so many hold the other lock that it has an index."""
+    desk.fence("r0", names=("a",))
+    for name in ("r1", "behind"):
+        desk.park(name, names=("a",))
+    for number in range(others):
+        desk.acquire(f"other-{number}", names=("b",), limits=(99,))
+
+    assert isinstance(desk.acquire("r1", "changed", names=("b",), limits=(99,)), Held)
+
+    assert desk.waiters("a") == ["behind"]
+    desk.release("r0", names=("a",))
+    assert desk.out() == ["behind"]
+
+
 def test_an_attempt_for_some_other_locks_acquires_none_of_those_that_a_dead_one_waited_for(desk):
     desk.fence("r0", names=AB)
     desk.queue("r1", names=AB)
@@ -383,8 +399,8 @@ def test_an_execution_that_comes_back_for_other_locks_lets_in_those_behind_its_o
 
 
 def test_an_execution_that_has_ended_leaves_its_message_nowhere(sent):
-    """The key of its lock was changed while it was parked: it ran under another one."""
-    assert isinstance(sent.acquire("r2", "changed", names=("free",)), Held)
+    """The key of its lock was changed while it was parked: it ended before it asked for the new
+    one."""
     sent.release("r2", "changed", names=("free",), ended="execution")
     sent.lapse_place("r2", back=1)
     sent.all_due()

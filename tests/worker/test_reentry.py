@@ -177,3 +177,18 @@ def test_a_first_protocol_message_takes_its_own_id_for_the_workflow(module_worke
 
 def _is_in(events, account):
     return any(e.name == "enter" and e["lock"] == f"account:{account}" for e in events)
+
+
+@pytest.mark.parametrize("where", ["nowhere", "in a variable"])
+@pytest.mark.parametrize("task", ["a locked task", "a lock in a plain task"])
+def test_a_lock_that_a_task_leaves_behind_is_not_re_entered_by_the_next(
+    module_worker, account, where, task
+):
+    worker = module_worker("tests.worker.apps.reentry", concurrency=1)
+    worker.module.leaves_a_lock.delay(account, where).get(timeout=20)
+    if task == "a locked task":
+        with pytest.raises(LockConflict):
+            worker.module.impatient.delay(account).get(timeout=20)
+    else:
+        assert worker.module.asks_for_the_lock.delay(account).get(timeout=20) is False
+    worker.close()

@@ -215,7 +215,7 @@ class Cluster(Transport):
         self.addresses = frozenset(seeds)
         self.replicas = replicas
         self.buckets = buckets
-        self._gave_up_at = -math.inf
+        self._gave_up = {}
         self.map = Map(seeds, lambda node, within: self._at(node).make(within), buckets, remap)
         self.made = (kind, options)
         self._failover = failover
@@ -280,6 +280,9 @@ class Cluster(Transport):
             limit = _BRIEF if renewing else None
             self._nodes[key] = Connections(kind, {**options, **address}, self.replicas, limit)
         return self._nodes[key]
+
+    def _server(self, key: str) -> object:
+        return self.map.known(bucket_of(key))
 
     def _once(self, script: Script, call: Call, effort: Effort) -> Any:
         call = (whole(script, call[0]), call[1])

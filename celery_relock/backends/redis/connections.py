@@ -45,8 +45,8 @@ FRESH = 1.0
 # Calls to send before the first answer is read: few enough for the buffers of a socket.
 IN_FLIGHT = 4
 # The verbs that must reach the replicas. A release need not: if it is lost with a master, the lease
-# ends the hold.
-PROMISES = ("acquire", "debounce", "renew", "heartbeat")
+# ends the hold, also one that was to be left to a retry or a next step, which are told of the gap.
+PROMISES = ("acquire", "debounce", "place", "renew", "heartbeat")
 # Seconds after which a listener checks again whether its server is right and it is still wanted.
 LOOK = 2.0
 
@@ -287,8 +287,8 @@ def _quiet(link: Any) -> bool:
 def _promises(script: Script, reply: Any) -> bool:
     if isinstance(reply, Exception):
         return False
-    if script.name in ("acquire", "debounce"):
-        return _array(reply)[0] in (b"HELD", b"PARKED")
+    if script.name in ("acquire", "debounce", "place"):
+        return _array(reply)[0] in (b"HELD", b"PARKED", b"PLACED")
     return any(
         line == 1 or (isinstance(line, bytes) and line.startswith(b"HELD")) for line in reply
     )
@@ -331,7 +331,8 @@ class Transport:
         self.replicas = replicas
         self._work = work
         self._renewals = renewals
-        self._gave_up_at = -math.inf
+        # When a server was last given up.
+        self._gave_up: dict[object, float] = {}
 
     def run(
         self, script: Script, keys: Sequence[str], args: Sequence[str]
@@ -346,7 +347,8 @@ class Transport:
             LockUnavailable, LockConfigError: translated from redis-py's errors.
         """
         started, tries = time.monotonic(), 0
-        brief = started - self._gave_up_at < self.AFTER
+        server = self._server(keys[0])
+        brief = started - self._gave_up.get(server, -math.inf) < self.AFTER
         effort = Effort(self.BRIEF if brief else None)
         while True:
             try:
@@ -359,7 +361,7 @@ class Transport:
                 patience = self.patience(error) if again and not brief else 0.0
                 if time.monotonic() - started >= patience:
                     if again:
-                        self._gave_up_at = time.monotonic()
+                        self._gave_up[server] = time.monotonic()
                     raise translate(error) from error
             time.sleep(self.PAUSES[min(tries, len(self.PAUSES) - 1)])
             tries += 1
@@ -410,6 +412,10 @@ class Transport:
         """Close the idle connections. The transport can still be used."""
         self._work.close()
         self._renewals.close()
+
+    def _server(self, key: str) -> object:
+        """The server of a key, if it is known."""
+        return None
 
     def _once(self, script: Script, call: Call, effort: Effort) -> Any:
         return self._work.call(script, [call], effort)[0]

@@ -252,6 +252,34 @@ def test_a_master_that_hangs_keeps_no_renewal_of_the_others(
     one.release(leases[hung])
 
 
+def test_a_master_that_is_gone_for_good_takes_no_patience_from_the_others(
+    cluster: ClusterServers, namespace: str
+) -> None:
+    one = Runs(Engine(cluster.backend(namespace, patience=1.0)))
+    gone = master_of(cluster, "a", namespace)
+    other, name = next(
+        (master, f"n{i}")
+        for i in range(40)
+        if (master := master_of(cluster, f"n{i}", namespace)) is not gone
+    )
+    assert one.release(one.held(name))
+    replicas = cluster.replicas_of(gone)
+    cluster.set_coverage(full=False)
+    for node in (*replicas, gone):
+        node.kill()
+    with pytest.raises(errors.LockUnavailable):
+        one.held("a")
+    other.pause()
+    back = threading.Timer(2.0, other.resume)
+    back.start()
+    assert one.release(one.held(name))
+    back.join()
+    for node in (gone, *replicas):
+        node.restart(keep_data=True)
+    wait_for(cluster.is_well, timeout=30)
+    cluster.set_coverage(full=True)
+
+
 def test_a_hold_whose_master_is_gone_for_good_is_lost_and_told(
     cluster: ClusterServers, namespace: str
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from celery_relock.engine.events import LockEvent
 from celery_relock.engine.lease import Lease, State
-from celery_relock.engine.protocol import Held, Parked, ParkRequest, Queued
+from celery_relock.engine.protocol import LINE, Held, Parked, ParkRequest, PlaceRequest, Queued
 from celery_relock.engines import engine_for
 from celery_relock.errors import LockConfigError, LockUnavailable
 from celery_relock.lock import Lock
@@ -125,6 +125,22 @@ def test_a_message_is_not_parked_unless_replicas_have_it(
     assert isinstance(runs.engine.park(runs.lease("a"), park_request), Parked)
     assert replica.client().exists(f"{namespace}:{{0}}:q:a")
     assert runs.release(holder)
+
+
+def test_a_place_and_its_dedup_marker_are_not_taken_unless_replicas_have_them(
+    pair: tuple[RedisServer, RedisServer], namespace: str
+) -> None:
+    master, replica = pair
+    backend = runs_of(master.url, namespace).engine.backend
+    place = PlaceRequest(f"{LINE}a", "r1", "t1", "call", 60.0, 0.0, 0.0, 600.0)
+    replica.pause()
+    try:
+        with pytest.raises(LockUnavailable, match="relock_min_replicas"):
+            backend.place(place)
+    finally:
+        replica.resume()
+    assert backend.place(place)
+    assert replica.client().exists(f"{namespace}:{{0}}:q:{LINE}a")
 
 
 def test_who_is_told_that_it_has_to_wait_needs_no_replicas(

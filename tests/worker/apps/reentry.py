@@ -170,3 +170,28 @@ def owned_by_a_callable(account):
 @app.task(base=LockedTask, lock_key=KEY, lock_owner=lambda request: None)
 def owned_by_nobody(account):
     return told()
+
+
+def lock_of_a_task(account: str) -> Lock:
+    conf = app.conf
+    return Lock(conf.relock_url, f"account:{account}", namespace=conf.relock_namespace)
+
+
+kept: list[Lock] = []
+
+
+@app.task
+def leaves_a_lock(account, where):
+    """Acquires a lock and does not release it."""
+    lock = lock_of_a_task(account)
+    assert lock.acquire(blocking=False)
+    if where == "in a variable":
+        kept.append(lock)
+
+
+@app.task
+def asks_for_the_lock(account):
+    lock = lock_of_a_task(account)
+    if acquired := lock.acquire(blocking=False):
+        lock.release()
+    return acquired
