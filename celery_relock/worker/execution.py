@@ -34,7 +34,7 @@ from ..errors import LockLost
 from ..naming.names import bind
 from ..order import worker as order
 from ..workflow import steps
-from . import company, events, retry
+from . import company, events, retry, revocation
 from .conflict import Attempt, obtain, release
 from .message import (
     Header,
@@ -132,10 +132,15 @@ class Execution:
         if declared.rule.off:
             return self.run_body(None)
         arguments = bind(self.task, self.args, self.kwargs)
-        if arguments is None:
-            # The call does not fit the body, whose own TypeError says so best.
-            return self.body(*self.args, **self.kwargs)
-        self.arguments, self.names = arguments, declared.names(arguments)
+        try:
+            if arguments is None:
+                # The call does not fit the body, whose own TypeError says so best.
+                return self.body(*self.args, **self.kwargs)
+            self.arguments, self.names = arguments, declared.names(arguments)
+        except Exception as error:
+            if header and (header.dedup or header.order) and is_acknowledged(self.task, error):
+                revocation.clear_away(self.task, self.message)
+            raise
         locked = self.locked
         if header is not None and (header.order or declared.options.order):
             locked = partial(order.around, self.task, declared, self.message, self.names, locked)

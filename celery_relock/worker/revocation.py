@@ -39,9 +39,14 @@ def _revoked(sender: Any = None, request: Any = None, terminated: Any = None, **
         events.show(sender, request.id, REVOKED)
     for each in discard:
         each(header_of(request).execution_id)
+    clear_away(sender, request, was_running)
+
+
+def clear_away(task: Any, request: Any, was_running: bool = False) -> None:
+    """Free what a message leaves that is not executed."""
     for on_revoked, what in _ROOMS:
         try:
-            on_revoked(sender, request, was_running)
+            on_revoked(task, request, was_running)
         except RelockError as error:
             logger.warning("Cannot release " + what + ": %s", request.id, error)
 

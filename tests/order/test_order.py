@@ -460,3 +460,10 @@ def test_eager_and_direct_calls_have_no_order(m, account):
     assert m.update(account, 2) == 2
     events = [e for e in m.journal.events("began") if e["account"] == account]
     assert [event["in_order"] for event in events] == [None, None]
+
+
+@ON_REDIS
+def test_a_call_whose_lock_name_cannot_be_told_any_more_holds_nobody_up(m, account):
+    m.has_no_name.delay(account)
+    assert m.update.delay(account, 1).get(timeout=20) == 1
+    assert m.has_no_name.marked(account) is None

@@ -6,9 +6,12 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from celery import chain, chord, group
+from celery import Celery, chain, chord, group
+from celery.app.task import Context
 
+from celery_relock import LockedTask
 from celery_relock.errors import LockConflict
+from celery_relock.worker import conflict
 from celery_relock.worker.conflict import pause_before
 from tests.support.parked import wait_until_parked
 from tests.support.permits import permits
@@ -236,3 +239,25 @@ def test_an_execution_that_cannot_be_sent_again_waits_no_longer_than_it_may(
     result = worker.module.cannot_be_sent_again_for_long.delay(account)
     with pytest.raises(LockConflict, match=r"lock_max_wait=0\.5 s"):
         result.get(timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("told", "is_owed"),
+    [
+        ({}, False),
+        ({"chain": ["step"]}, True),
+        ({"callbacks": ["step"]}, True),
+        ({"errbacks": ["step"]}, True),
+        ({"chord": "body"}, True),  # Celery counts its members by `on_chord_part_return`
+    ],
+)
+def test_a_copy_without_a_result_is_owed_what_comes_after_it(told, is_owed):
+    app = Celery("owed", set_as_current=False, broker="memory://")
+
+    @app.task(base=LockedTask, lock_key="a", acks_late=True, shared=False)
+    def ends():
+        raise AssertionError
+
+    task = app.tasks[ends.name]
+    message = Context(id="t1", headers={}, ignore_result=True, **told)
+    assert conflict._is_owed(task, message) is is_owed

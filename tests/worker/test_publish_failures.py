@@ -24,19 +24,27 @@ def broker(redis_server):
         yield proxy
 
 
+@pytest.fixture(scope="module")
+def locks(redis_server):
+    """What stands between the worker and the Redis of its locks."""
+    with Proxy(redis_server.port) as proxy:
+        yield proxy
+
+
 @pytest.fixture(autouse=True)
-def _nothing_left_for_the_next_test(broker):
+def _nothing_left_for_the_next_test(broker, locks):
     yield
-    broker.forget()
-    broker.accept()
+    for proxy in (broker, locks):
+        proxy.forget()
+        proxy.accept()
 
 
 @pytest.fixture(scope="module")
-def worker(module_worker, broker):
+def worker(module_worker, broker, locks):
     return module_worker(
         "tests.worker.apps.publish_failures",
         concurrency=6,
-        env={"RELOCK_TEST_BROKER": broker.url},
+        env={"RELOCK_TEST_BROKER": broker.url, "RELOCK_TEST_LOCKS": locks.url},
     )
 
 
@@ -195,6 +203,26 @@ def test_a_time_limit_while_the_message_is_sent_again_ends_the_task(
     unanswered.deliver()  # the broker has it after all
     worker.wait_for_log(rf"{sent.parent.id}\] (parked|waits|was replaced|is a late)", 20)
     assert not held.locked()
+    assert not _of(worker, account, "ran")
+    assert sent.parent.state == "FAILURE"
+
+
+def test_a_time_limit_while_the_message_is_sent_again_because_redis_is_away_ends_the_task(
+    worker, broker, locks, arrive, account, client
+):
+    sent = arrive({account: _with_a_note(worker, "waits_for_redis_in_time", account)})[account]
+    unanswered = broker.hold(of="LPUSH")
+    locks.refuse()
+    _go_on(worker, [account])
+    assert unanswered.arrived.wait(30)
+    with pytest.raises(SoftTimeLimitExceeded):
+        sent.parent.get(timeout=20)
+    tombstones = f"{worker.module.app.conf.relock_namespace}:*:d:*"
+    ended = len(client.keys(tombstones))
+    locks.accept()
+    wait_for(lambda: len(client.keys(tombstones)) > ended, what="its end to be remembered")
+    unanswered.deliver()  # the broker has it after all
+    worker.wait_for_log(rf"{sent.parent.id}\] is a late copy", 20)
     assert not _of(worker, account, "ran")
     assert sent.parent.state == "FAILURE"
 

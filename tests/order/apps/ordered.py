@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+from celery import current_task
 from celery.exceptions import Reject
 
 from celery_relock import LockedTask
@@ -129,6 +130,24 @@ def impatient(self, account, number, how=""):
 @app.task(base=LockedTask, bind=True, lock_key=KEY)
 def unordered(self, account, number, how=""):
     return work(self, account, number, how)
+
+
+def only_where_it_is_sent(account):
+    """The lock name; in a worker it cannot be told."""
+    if current_task:
+        raise KeyError(account)
+    return f"account:{account}"
+
+
+@app.task(
+    base=LockedTask,
+    lock_key=only_where_it_is_sent,
+    lock_order="sent",
+    lock_dedup="until_start",
+    ignore_result=True,
+)
+def has_no_name(account):
+    raise AssertionError
 
 
 @app.task

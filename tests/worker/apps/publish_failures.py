@@ -1,5 +1,5 @@
-"""Tasks whose broker can be taken away: the test sits between them and it. Locks and results are
-on the Redis behind."""
+"""Tasks whose broker can be taken away, and their locks: the test sits between them and these.
+Results are on the Redis behind."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tests.support import Journal, make_app
 
 app = make_app(
     __name__,
+    relock_url=os.environ["RELOCK_TEST_LOCKS"],
     broker_url=os.environ["RELOCK_TEST_BROKER"],
     task_publish_retry_policy={"max_retries": 1, "interval_start": 0.05},
     worker_prefetch_multiplier=4,
@@ -54,6 +55,17 @@ def comes_back_late(self, account):
     name="comes_back_in_time", base=Arrives, bind=True, lock_on_conflict="retry", soft_time_limit=6
 )
 def comes_back_in_time(self, account):
+    return work(self, account)
+
+
+@app.task(
+    name="waits_for_redis_in_time",
+    base=Arrives,
+    bind=True,
+    lock_on_unavailable="retry",
+    soft_time_limit=6,
+)
+def waits_for_redis_in_time(self, account):
     return work(self, account)
 
 
