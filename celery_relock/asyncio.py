@@ -21,8 +21,8 @@ from redis.exceptions import LockError
 
 from . import engines
 from .engine import platform, reentrancy
-from .engine.asyncio import Engine, TaskLease
-from .engine.engine import Engine as _Locks
+from .engine.asyncio import LoopEngine, TaskLease
+from .engine.engine import Engine
 from .engine.lease import Lease, State
 from .engine.protocol import Answer, Held
 from .errors import LockUnavailable
@@ -108,7 +108,7 @@ class Lock(NamedLock):
 
     def __init__(
         self,
-        redis: Redis | redis.Redis | str | Callable[[], Redis] | _Locks,
+        redis: Redis | redis.Redis | str | Callable[[], Redis] | Engine,
         name: str | bytes,
         timeout: float | None = None,
         sleep: float = 0.1,
@@ -129,7 +129,7 @@ class Lock(NamedLock):
         self.raise_on_release_error = raise_on_release_error
         self._locks = (
             redis
-            if isinstance(redis, _Locks)
+            if isinstance(redis, Engine)
             else engines.engine_for(redis, namespace, replicas=(min_replicas, 1.0), loops=True)
         )
         # The grip of each task. Without a task, and with thread_local=False, there is one grip.
@@ -346,7 +346,7 @@ class Lock(NamedLock):
         return has(await self._engine.inspect(self.name), lease)
 
     @property
-    def _engine(self) -> Engine:
+    def _engine(self) -> LoopEngine:
         """The engine of the running event loop."""
         return engines.engine_of_loop(self._locks)
 

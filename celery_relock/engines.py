@@ -1,7 +1,7 @@
 """The engines of this process: one for each namespace of a Redis and each way to reach it, so that
 all its locks share connections and an inbox; and the engines of locks in memory.
 
-No other module imports both the engine and a backend.
+No other module outside of `backends` imports both the engine and a backend.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .engine.engine import Engine
 from .errors import LockConfigError
 
 if TYPE_CHECKING:
-    from .engine.asyncio import Engine as LoopEngine
+    from .engine.asyncio import LoopEngine
 
 NAMESPACE = "relock"
 #: The URL of locks in the memory of this process, for tests.
@@ -81,7 +81,7 @@ def engine_of_loop(engine: Engine) -> LoopEngine:
     of_loop = _of_loops.setdefault(asyncio.get_running_loop(), WeakKeyDictionary())
     found = of_loop.get(engine)
     if found is None:
-        from .engine.asyncio import Engine as LoopEngine
+        from .engine.asyncio import LoopEngine
 
         found = of_loop[engine] = LoopEngine(engine.backend)
     return found

@@ -15,6 +15,8 @@ from .naming.callables import ByName
 _PATIENCE = 60.0
 #: What an execution can do while somebody else holds the lock.
 POLICIES = ("wait", "block", "retry", "drop", "raise")
+#: Those by which an execution waits, and those by which its message is parked meanwhile.
+WAITS, PARKS = ("wait", "block", "retry"), ("wait",)
 
 
 # A check returns the value that the library uses, or raises ValueError.
@@ -597,14 +599,15 @@ def fetch(feed): ...""",
 
     def _contradictions_of_waits(self, said: Mapping[str, object]) -> Iterator[str]:
         # Also such a task can wait for its turn, or for Redis.
-        waits = self.on_conflict not in ("drop", "raise") or self.order is not None
+        chosen_later = callable(self.on_conflict)
+        waits = chosen_later or self.on_conflict in WAITS or self.order is not None
         waits = waits or self.on_unavailable == "retry"
         if not waits and said.get("lock_max_wait") and self.max_wait:
             yield (
                 f"lock_max_wait={self.max_wait:g} is never used, because lock_on_conflict="
                 f"{self.on_conflict!r} does not wait. To wait and then fail, use 'wait' or 'block'."
             )
-        parks = self.on_conflict not in ("block", "retry", "drop", "raise")
+        parks = chosen_later or self.on_conflict in PARKS
         if not parks and self.order is None and "lock_max_parked" in said:
             yield (
                 f"lock_max_parked={self.max_parked} is never used, because lock_on_conflict="

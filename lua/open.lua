@@ -1,5 +1,5 @@
 -- open: Agree on the layout of the keys, or refuse.
--- KEYS[1] meta: hash, the first bucket's fencing token and layout
+-- KEYS[1] meta: hash, a bucket's fencing token and layout
 -- ARGV[1] schema: number, of this client's layout
 -- ARGV[2] buckets: count, the buckets of this client's layout
 -- Reply {OK}: the layout is this client's

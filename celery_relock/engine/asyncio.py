@@ -71,9 +71,9 @@ class TaskLease(Lease):
         claim: Claim,
         backend: Backend,
         task: asyncio.Task[Any] | None,
-        listen: Callable[[], None] | None,
+        open_inbox: Callable[[], None] | None,
     ) -> None:
-        super().__init__(claim, backend, min(claim.lease, WAITER_LEASE), listen)
+        super().__init__(claim, backend, min(claim.lease, WAITER_LEASE), open_inbox)
         self._ringing: asyncio.Future[None] | None = None
         self._task = None if task is None else weakref.ref(task)
 
@@ -98,7 +98,7 @@ class TaskLease(Lease):
             self._ringing = None
 
 
-class Engine:
+class LoopEngine:
     """Locks over one backend, for the coroutines of one event loop. As `engine.Engine`."""
 
     def __init__(self, backend: Backend) -> None:
@@ -141,7 +141,7 @@ class Engine:
 
     async def _begin_to_listen(self, lease: TaskLease, timeout: float) -> None:
         self._listen()
-        lease.listen = None  # else each grant would wake the keeper for it
+        lease.open_inbox = None  # else each grant would wake the keeper for it
         # Not `wait_for`, which may swallow a cancellation before Python 3.12.
         tried = asyncio.ensure_future(self._tried.wait())
         try:

@@ -47,7 +47,7 @@ from .wakeup import Inbox
 # A place in the queue lives so long without a heartbeat, in seconds. A dead waiter holds up those
 # behind it for no longer.
 WAITER_LEASE = 6.0
-# How often a lock is asked for whose lease had run out when the answer came, if no wait ends that.
+# How often a lock is asked for if each answer comes after its lease has ended, without a bound.
 TRIES = 3
 # How many messages, of how many bytes, may be parked at all locks. An app may say otherwise.
 MOST_PARKED = 1_000_000, 1_000_000_000
@@ -119,7 +119,7 @@ class Engine:
             elif step is Step.SLEEP:
                 time.sleep(number)
             elif step is Step.LISTEN:
-                self._inbox.listen(number)
+                self._inbox.open(number)
             else:
                 self._drop(lease)
 

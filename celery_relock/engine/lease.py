@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 MARGIN = 0.05
 # A hold this old, in seconds, is worth a connection on which its process hears of its loss.
 LONG = 1.0
-# For how long at the most the answer to a command is waited for that is sent once, in seconds.
+# The longest wait for the answer to a command that is sent only once, in seconds.
 ANSWER = 2.0
 
 # One for all leases of the process: held for two lines, and only where threads may meet.
@@ -73,7 +73,7 @@ class Lease:
             still come, and acquire the lock for nobody.
         renews: False lets the hold end by itself.
         on_lost: called once with the reason when the hold is lost, from whatever thread finds out.
-        listen: called once when the hold is `LONG`; from then on the process hears of a loss.
+        open_inbox: called once when the hold is `LONG`; from then on the process hears of a loss.
         for_any_thread: another thread may release the lock.
         holder: returns who releases the lock; when it returns None, nothing renews the lease.
         work: the task that the lock is for, None outside of tasks.
@@ -87,9 +87,9 @@ class Lease:
 
     __slots__ = (
         "_believed_at_most", "_bell", "_granted_early", "_lost", "backend", "claim", "deadline",
-        "due", "fences", "for_any_thread", "held_since", "holder", "listen", "listen_at",
-        "of_workflow", "on_lost", "parked_since", "pid", "reentered", "reliers", "renewed",
-        "renews", "repeated", "state", "successor", "waiter_lease", "waits_since", "work",
+        "due", "fences", "for_any_thread", "held_since", "holder", "listen_at", "of_workflow",
+        "on_lost", "open_inbox", "parked_since", "pid", "reentered", "reliers", "renewed", "renews",
+        "repeated", "state", "successor", "waiter_lease", "waits_since", "work",
     )  # fmt: skip
 
     def __init__(
@@ -97,13 +97,13 @@ class Lease:
         claim: Claim,
         backend: Backend,
         waiter_lease: float,
-        listen: Callable[[], None] | None = None,
+        open_inbox: Callable[[], None] | None = None,
     ) -> None:
         self.claim = claim
         self.backend = backend
         self.waiter_lease = waiter_lease
         self.on_lost: Callable[[str], None] | None = None
-        self.listen = listen
+        self.open_inbox = open_inbox
         self.state = State.NEW
         self.fences: tuple[int, ...] = ()
         self.reentered: tuple[bool, ...] = ()
@@ -320,7 +320,7 @@ class Lease:
         if now >= self.deadline:
             return False
         self.held_since = now
-        if self.listen is not None:
+        if self.open_inbox is not None:
             self.listen_at = sent + LONG
         self.state = State.HELD
         return True

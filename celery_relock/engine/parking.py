@@ -116,7 +116,7 @@ class Parking:
             threading.Thread(target=self._clear, name="relock-withdraw", daemon=True).start()
         except RuntimeError as error:
             self._is_clearing = False  # no thread to spare: the next call tries again
-            logger.warning("what failed while Redis was away is not made up for yet: %s", error)
+            logger.warning("what failed without Redis is not made up for yet: %s", error)
 
     def _clear(self) -> None:
         while True:
@@ -126,7 +126,7 @@ class Parking:
                 time.sleep(_AGAIN)
                 continue
             except Exception:
-                logger.exception("what failed while Redis was away cannot be made up for")
+                logger.exception("what failed without Redis cannot be made up for")
             with self._guard:
                 del self._later[0]
                 if not self._later:

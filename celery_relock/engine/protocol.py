@@ -25,7 +25,8 @@ class Claim(NamedTuple):
         execution_id: the execution of one message.
         attempt_id: this attempt to execute the message.
         owner: who may re-enter.
-        names: the lock names, sorted; all are acquired or none.
+        names: the lock names, sorted; all are acquired or none. (A waiter already joins the permits
+            that it may re-enter.)
         limits: permits at the same time, one number for each name; or `SHARED`.
         lease: seconds that a hold lives without renewal.
         label: the holder for people.
@@ -430,8 +431,8 @@ class Backend(Protocol):
         Args:
             ended: "", "execution" or "attempt": what counts as ended for `remember`
                 seconds; "killed" is an attempt that leaves the message that it parked.
-            home: the caller can resume parked messages of this broker, and gets those whose turn
-                has come.
+            home: the caller can resume parked messages of these brokers (with spaces between), and
+                gets those whose turn has come.
             successor: the execution that the holds are left to.
             waited: the holds were waited for. Others probably wait for them now, and they should
                 hear before the caller does.

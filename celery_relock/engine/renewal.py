@@ -189,9 +189,9 @@ class Registry:
         """The leases to renew now, and the waiters that need a heartbeat, by what they share."""
         routes: dict[_Route, tuple[list[Lease], list[Lease]]] = {}
         for lease in self.leases():
-            if now >= lease.listen_at and lease.listen is not None:
+            if now >= lease.listen_at and lease.open_inbox is not None:
                 lease.listen_at = math.inf
-                lease.listen()
+                lease.open_inbox()
             if lease.due <= now + _TOGETHER * lease.waiter_lease / 3:
                 # Not by the backend: another way to the same Redis is equal, and has other
                 # credentials and another number of replicas.

@@ -1,8 +1,8 @@
 """The inbox of this process at a backend: where the process hears of grants and of forced releases.
 
 A waiter looks for itself at every heartbeat, so a message that is lost or garbled delays by a
-heartbeat at the most. A grant that somebody forges, who may publish here and has read the ids of
-the waiter, is believed until the first renewal; so may they delete the lock.
+heartbeat at the most. A client that may publish here and knows the ids of a waiter can forge a
+grant, which is believed until the first renewal. The same client could delete the lock.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Inbox:
             self.started = False
             raise
 
-    def listen(self, timeout: float = math.inf) -> None:
+    def open(self, timeout: float = math.inf) -> None:
         """Begin to listen, and wait for the subscription, or for the failure of a first try, for
         `OPENING` seconds at the most."""
         self.start()

@@ -45,7 +45,7 @@ from ..engine.protocol import (
     Parked,
 )
 from ..errors import LockConfigError, LockConflict, LockDeadlock, LockUnavailable, RelockError
-from ..options import POLICIES, LockOptions
+from ..options import POLICIES, WAITS, LockOptions
 from .events import show
 from .message import header_of, moment, note, running_request
 from .parking import park_request, sent_again
@@ -54,7 +54,7 @@ from .states import Aside, Dropped, Late, SentAgain, show_blocked, stores_no_res
 logger = logging.getLogger("celery_relock")
 
 # Seconds until a message is sent again for the first time, and the longest pause it grows to.
-FIRST, LONGEST = 0.25, 10.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
 # How long a live worker may take from the release of a lock until it has stored the result, in
 # seconds.
 _STORING = 2.0
@@ -163,7 +163,7 @@ def _decide(attempt: Attempt, answer: Conflict | Duplicate | Ended | Deadlocked)
     attempt.lease.tell("conflict", error.reason, policy=_as_done(policy, attempt))
     if copy is not None:
         return _wait_behind(attempt, copy, error)
-    if policy not in ("drop", "raise"):
+    if policy in WAITS:
         _warn_of_an_ancestor(attempt, answer)
     if policy == "drop":
         _leave(attempt, answer)
@@ -173,7 +173,7 @@ def _decide(attempt: Attempt, answer: Conflict | Duplicate | Ended | Deadlocked)
         return _park(attempt, answer, error)
     if policy == "retry" and message is not None:
         return _send_again(attempt, answer, error)
-    if callable(options.on_conflict) and policy in ("block", "wait", "retry"):
+    if callable(options.on_conflict) and policy in WAITS:
         # The policy was not known when the lock was first asked for, without a wait.
         return _stay(attempt, options.patience if _may_wait() else 0.0, error)
     _leave(attempt, answer)
@@ -251,7 +251,7 @@ def _wait_behind(attempt: Attempt, answer: Duplicate, error: LockConflict) -> He
         return found
     if isinstance(found, Ended):
         return None
-    pause = min(max(answer.remaining, FIRST), LONGEST)
+    pause = min(max(answer.remaining, FIRST_PAUSE), LONGEST_PAUSE)
     if isinstance(found, Parked) or sent_again(attempt.task, message, pause):
         raise Aside(f"waits: {error}")
     return _stay(attempt, None, error)
@@ -541,7 +541,7 @@ def pause_before(attempt: int) -> float:
     They double, and half of them is random, so that executions that met one holder do not all come
     back at once.
     """
-    longest = min(LONGEST, FIRST * 2 ** min(attempt, 16))
+    longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(attempt, 16))
     return ids.chance.uniform(longest / 2, longest)
 
 

@@ -1,14 +1,15 @@
 """One execution of a locked task, from the call of its `run` to the release: the order of things.
 
-    Execution   which message the call is for, and what it says instead of its task
     run         the workflow that it is a step of
+    Execution   which message the call is for, and what it says instead of its task
     named       which locks it needs; whether its call is a duplicate
     locked      what a caller holds is re-entered, the rest is acquired
     _acquire    acquire, body, release
-    body        the state STARTED, `self.lock`, and the task's own code
+    run_body    the state STARTED, `self.lock`, and the task's own code
     _after      what is left for when Celery has published what comes next
 
-The message's header is read once. It says, or else the task's declaration, which features the
+`message` is Celery's request (its `Context`) if a message is behind the call, here and in all of
+`worker`. Its header is read once. It says, or else the task's declaration, which features the
 execution uses. It passes nothing of the others: of `workflow` if it is no step, of `dedup` without
 `lock_dedup`, of `order` without `lock_order`, of `retry` without `lock_keep_on_retry`.
 """
@@ -80,6 +81,8 @@ def run(
         return body(*args, **kwargs)
     execution = Execution(task, by, body, args, kwargs)
     header, declared = execution.header, execution.declared
+    if header is None and execution.message is not None:
+        raise Late("is the copy of another worker")
     if header is not None and (header.workflow_locks or declared.begins_workflows):
         return steps.around(task, execution.message, execution.named)
     return execution.named()
@@ -119,8 +122,6 @@ class Execution:
         self.header: Header | None = None
         if self.message is not None:
             self.header = begin_message(task.app, self.message)
-            if self.header is None:
-                raise Late("is the copy of another worker")
         self.declared = _declared(task, request, self.header)
         self.names: tuple[str, ...] = ()
         self.arguments: Mapping[str, object] = {}
@@ -141,6 +142,7 @@ class Execution:
             if header and (header.dedup or header.order) and is_acknowledged(self.task, error):
                 revocation.clear_away(self.task, self.message)
             raise
+        # From the inside out: the locks, the line, the marker.
         locked = self.locked
         if header is not None and (header.order or declared.options.order):
             locked = partial(order.around, self.task, declared, self.message, self.names, locked)
@@ -162,7 +164,7 @@ class Execution:
             return self._acquire(run_body, missing, shares, reentrancy.stuck())
         unbroken = all(map(steps.is_unbroken, outer.values()))
         events.tell_reentered(self.task, self.request, outer)
-        return run_body(partial(Hold, shares[0].lease.claim.owner, shares, unbroken))
+        return run_body(partial(Hold, shares[0].lease.claim.owner, shares, unbroken=unbroken))
 
     def _acquire(
         self,
@@ -195,7 +197,11 @@ class Execution:
             unbroken = not may_keep or retry.unbroken(message, lease)
             is_whole = names == self.names
             make_hold = partial(
-                Hold, lease.claim.owner, shares, unbroken, engine if is_whole else None
+                Hold,
+                lease.claim.owner,
+                shares,
+                unbroken=unbroken,
+                engine=engine if is_whole else None,
             )
             run_body = self._watched(run_body, lease, make_hold, may_keep)
             try:

@@ -46,7 +46,8 @@ logging.getLogger("celery.app.trace").addFilter(_say_why)
 
 
 class Late(Aside):
-    """A late copy of an execution that has ended: nothing of it comes again."""
+    """Nothing of this message is to run, now or later: it is a late copy of an execution that has
+    ended, the copy of another worker, or was replaced by a later call."""
 
 
 class SentAgain(Retry):  # type: ignore[misc]

@@ -270,16 +270,22 @@ def around(task: Any, message: Any, call: Callable[[], Any]) -> Any:
         _acquire_all(task, message)
         result = call()
     except BaseException as error:
-        for hold in active.get():
-            hold.acknowledged = is_acknowledged(task, error)
-        # Celery's autoretry lies around a LockedTask's `run`: it sends the retry of this error
-        # next, and what that leaves is released when the message is over.
-        if not (is_locked(type(task)) and is_autoretried(task, error)):
-            _leave_all(message, again=_comes_again(error))
+        if active.get():
+            _end(task, message, error)
         raise
     if not (message.chain or message.callbacks or message.chord):
         _leave_all(message)  # nothing goes on from here: released before the result can be seen
     return result
+
+
+def _end(task: Any, message: Any, error: BaseException) -> None:
+    """A step ends with an error."""
+    for hold in active.get():
+        hold.acknowledged = is_acknowledged(task, error)
+    # Celery's autoretry lies around a LockedTask's `run`: it sends the retry of this error next,
+    # and what that leaves is released when the message is over.
+    if not (is_locked(type(task)) and is_autoretried(task, error)):
+        _leave_all(message, again=_comes_again(error))
 
 
 def _comes_again(error: BaseException) -> bool:

@@ -26,7 +26,7 @@ WAITERS = """
 from celery_relock.engine import engine as engine_module
 engine_module.WAITER_LEASE = {place}
 here = engine()
-here._inbox.listen()
+here._inbox.open()
 def wait():
     held(here, "a", wait=None, seconds={lease})
     say("in")
@@ -569,10 +569,10 @@ def test_a_forked_child_waits_with_an_inbox_of_its_own(
     from celery_relock.engine import engine as engine_module
     engine_module.WAITER_LEASE = 60.0
     here = engine()
-    here._inbox.listen()
+    here._inbox.open()
     child = os.fork()
     if child == 0:
-        here._inbox.listen()
+        here._inbox.open()
         held(here, "a", wait=30.0, seconds=30.0)
         say("in")
         os._exit(0)

@@ -1,4 +1,5 @@
-"""The backend in Redis: each verb is one script call, its reply decoded here and nowhere else.
+"""The backend in Redis: each verb is one script call, its reply decoded here. (What people and the
+doctor ask is in `inspection.py` and `examination.py`.)
 
 A single server, a master under Sentinels and a cluster differ in the transport alone.
 """

@@ -38,7 +38,7 @@ Hear: TypeAlias = "Callable[[Notice], None]"
 Wanted: TypeAlias = "Callable[[], bool]"
 
 # How many idle connections to keep; and for how many seconds, except for the last one used.
-KEPT, KEPT_FOR = 4, 60.0
+MOST_IDLE, IDLE_FOR = 4, 60.0
 # A connection that was idle for so many seconds is tested before use: the server can have
 # restarted. If a command found that out, nobody could tell whether it was executed.
 FRESH = 1.0
@@ -255,7 +255,7 @@ class Connections:
         now, idle = time.monotonic(), self._idle
         idle.append((now, link))
         try:
-            while len(idle) > KEPT or now - idle[0][0] > KEPT_FOR:
+            while len(idle) > MOST_IDLE or now - idle[0][0] > IDLE_FOR:
                 idle.popleft()[1].disconnect()
         except IndexError:  # another thread was faster
             return

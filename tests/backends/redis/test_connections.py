@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from celery_relock.backends.redis import connections
-from celery_relock.backends.redis.connections import KEPT, Connections, Effort
+from celery_relock.backends.redis.connections import MOST_IDLE, Connections, Effort
 from celery_relock.backends.redis.scripts import Script
 from celery_relock.backends.redis.urls import transport_for_url
 from celery_relock.errors import LockUnavailable
@@ -98,7 +98,7 @@ def test_so_many_are_kept_while_nobody_uses_them(redis_url: str) -> None:
     links = list_of(f"{redis_url}?client_name=bound")
     threads = [
         threading.Thread(target=lambda: links.ask([("BLPOP", "never", "0.3")], Effort()))
-        for _ in range(3 * KEPT)
+        for _ in range(3 * MOST_IDLE)
     ]
     for thread in threads:
         thread.start()
@@ -109,8 +109,8 @@ def test_so_many_are_kept_while_nobody_uses_them(redis_url: str) -> None:
         def connected() -> int:
             return sum(each["name"] == "bound" for each in admin.client_list())
 
-        wait_for(lambda: connected() == KEPT, what="the others to be closed")
-    assert idle_in(links) == KEPT
+        wait_for(lambda: connected() == MOST_IDLE, what="the others to be closed")
+    assert idle_in(links) == MOST_IDLE
     links.close()
 
 
@@ -122,7 +122,7 @@ def test_one_that_was_idle_for_long_is_closed_when_another_is_used(
     for link in taken:
         link.connect()
         links._keep(link, True, None)
-    monkeypatch.setattr(connections, "KEPT_FOR", 0.2)
+    monkeypatch.setattr(connections, "IDLE_FOR", 0.2)
     time.sleep(0.3)
     assert idle_in(links) == 3
     links.ask([("PING",)], Effort())

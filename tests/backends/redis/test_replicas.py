@@ -122,7 +122,9 @@ def test_a_message_is_not_parked_unless_replicas_have_it(
         assert runs.engine.inspect("a").waiting == 0
     finally:
         replica.resume()
-    assert isinstance(runs.engine.park(runs.lease("a"), park_request), Parked)
+    # A replica that was just woken may take longer.
+    patient = runs_of(master.url, namespace, seconds=5.0)
+    assert isinstance(patient.engine.park(patient.lease("a"), park_request), Parked)
     assert replica.client().exists(f"{namespace}:{{0}}:q:a")
     assert runs.release(holder)
 
@@ -139,7 +141,8 @@ def test_a_place_and_its_dedup_marker_are_not_taken_unless_replicas_have_them(
             backend.place(place)
     finally:
         replica.resume()
-    assert backend.place(place)
+    # A replica that was just woken may take longer.
+    assert runs_of(master.url, namespace, seconds=5.0).engine.backend.place(place)
     assert replica.client().exists(f"{namespace}:{{0}}:q:{LINE}a")
 
 
