@@ -281,9 +281,6 @@ class Cluster(Transport):
             self._nodes[key] = Connections(kind, {**options, **address}, self.replicas, limit)
         return self._nodes[key]
 
-    def _server(self, key: str) -> object:
-        return self.map.known(bucket_of(key))
-
     def _once(self, script: Script, call: Call, effort: Effort) -> Any:
         call = (whole(script, call[0]), call[1])
         node = self.map.serving(bucket_of(call[0][0]))

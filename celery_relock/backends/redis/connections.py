@@ -26,6 +26,7 @@ from ...engine import platform
 from ...engine.protocol import Notice
 from ...errors import LockConfigError, LockUnavailable
 from .errors import FAULTS, TooFewReplicas, note_address, passes, translate
+from .keys import bucket_of
 from .scripts import Script
 from .subscription import Subscription
 
@@ -347,7 +348,7 @@ class Transport:
             LockUnavailable, LockConfigError: translated from redis-py's errors.
         """
         started, tries = time.monotonic(), 0
-        server = self._server(keys[0])
+        server = self.route(bucket_of(keys[0])) if self.buckets > 1 else None
         brief = started - self._gave_up.get(server, -math.inf) < self.AFTER
         effort = Effort(self.BRIEF if brief else None)
         while True:
@@ -412,10 +413,6 @@ class Transport:
         """Close the idle connections. The transport can still be used."""
         self._work.close()
         self._renewals.close()
-
-    def _server(self, key: str) -> object:
-        """The server of a key, if it is known."""
-        return None
 
     def _once(self, script: Script, call: Call, effort: Effort) -> Any:
         return self._work.call(script, [call], effort)[0]
