@@ -135,7 +135,8 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         refuse_settings(options.__contains__, f"a call of {self.name}")
         declared = declaration(type(self))
         before = attempt_before({"id": task_id, **options}, options.get("headers"))
-        prefix = (before and before.prefix) or prefix_of(declared.prefix)
+        prefix = None if before is None else before.prefix
+        prefix = prefix_of(declared.prefix) if prefix is None else prefix
         if prefix or declared.prefix:
             # An empty one is carried too: the worker's own relock_prefix may say something else.
             options.setdefault(PREFIX, prefix)
