@@ -182,7 +182,7 @@ class StepHold:
     """The running message's hold of a workflow lock, and to whom it is left.
 
     Attributes:
-        acknowledged: whether its message is acknowledged for good if nothing comes after it.
+        acknowledged: whether its message is acknowledged for good.
     """
 
     def __init__(self, lock: WorkflowLock, engine: Engine, lease: Lease, message: Any) -> None:
@@ -209,6 +209,7 @@ class StepHold:
             due: when its message is due, in seconds since the epoch.
         """
         self.successors.append(successor)
+        self.acknowledged = True  # also after an error that Celery makes a retry of
         self.due = max(self.due, due)
         if journal.on and (left := self.successor()):
             noted = self.lease.entry()
@@ -376,12 +377,11 @@ def _leave_all(message: Any, *, again: bool = False) -> None:
     for hold in reversed(holds):
         if again:
             hold.leave_to_itself()
-        lease, successors = hold.lease, hold.successors
+        lease = hold.lease
         reentrancy.pop(lease)
         lease.successor = hold.successor()
-        is_over = bool(successors) or hold.acknowledged
-        comes_again = lease.claim.execution_id in successors
-        release(hold.engine, lease, ended=own and is_over and not comes_again)
+        comes_again = lease.claim.execution_id in hold.successors
+        release(hold.engine, lease, ended=own and hold.acknowledged and not comes_again)
     # Only now: what a signal's exception keeps from being released is released after the message.
     active.set(())
 
@@ -397,7 +397,7 @@ def on_publish(headers: Any, body: Any, header: Any) -> None:
     holds = [hold for hold in active.get() if hold.message.id == running.id]
     # A retry's header has those of the attempt before, also what that could not acquire: it must
     # not run without them.
-    told = {lock["id"]: lock for lock in header.get("workflow_locks") or ()}
+    told = {lock.get("id"): lock for lock in header.get("workflow_locks") or ()}
     told |= {hold.lock.id: hold.told()._asdict() for hold in holds}
     if not told:
         return
