@@ -18,8 +18,7 @@ from .engine.hold import Hold
 from .errors import LockConfigError, LockConflict, RelockError
 from .naming.names import bind, signature_of
 from .order import client as order
-from .worker import company, publishing, revocation  # noqa: F401  # two receivers
-from .worker import execution as guard
+from .worker import company, publishing  # noqa: F401  # a receiver
 from .worker.message import (
     HEADER,
     NOTHING,
@@ -279,7 +278,9 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         Raises:
             RelockError: this task does not hold a lock here.
         """
-        hold = guard.current(self)
+        from .worker import execution
+
+        hold = execution.current(self)
         if hold is None:
             raise RelockError(
                 f"{self.name} holds no lock here: self.lock is there while the body runs, in the "
@@ -321,8 +322,10 @@ def _locked(body: Any) -> Callable[..., Any]:
     @wraps(function)
     def run(self: LockedTask, *args: Any, **kwargs: Any) -> Any:
         call = body.__get__(self, type(self)) if hasattr(body, "__get__") else body
+        from .worker import execution  # who only sends never loads it
+
         try:
-            return guard.run(self, run, call, args, kwargs)
+            return execution.run(self, run, call, args, kwargs)
         except Aside as aside:
             raise aside.with_traceback(None) from None
 

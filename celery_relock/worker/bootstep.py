@@ -22,7 +22,7 @@ from ..engine.crash import Reaper, journal
 from ..errors import LockConfigError, RelockError
 from ..settings import enabled, store_settings
 from ..workflow import steps
-from . import company, conflict, control, parking, revocation
+from . import company, conflict, control, execution, parking, revocation  # noqa: F401  # receivers
 from .message import HEADER
 from .report import report
 from .resuming import Resumer
