@@ -396,7 +396,8 @@ def told_of(task_id: str | None) -> Mapping[str, Any]:
 
 
 def attempt_before(fields: Mapping[str, Any], headers: Mapping[str, Any] | None) -> Header | None:
-    """The header of the attempt of which a message is the retry; None if it is none.
+    """The header of the attempt of which a message is the retry, or, outside of any task, of the
+    message whose headers it was given; None if there is none.
 
     Args:
         fields: where the message has its id.
