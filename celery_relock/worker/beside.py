@@ -11,7 +11,7 @@ from typing import Any
 from celery.exceptions import Retry, SoftTimeLimitExceeded
 
 from .message import afterwards
-from .retry import is_autoretried
+from .states import is_autoretried
 
 
 class HeldBeside(ABC):

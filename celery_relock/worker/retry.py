@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Retry
 
 from ..declaration import declaration
 from ..engine import events
@@ -26,7 +26,7 @@ from ..naming.names import bind
 from ..options import LockOptions
 from .conflict import end_unexecuted, release
 from .message import afterwards, header_of, is_retry, moment, prefix_here
-from .states import is_acknowledged
+from .states import is_acknowledged, is_autoretried
 
 
 class _Legacy:
@@ -78,7 +78,7 @@ class _Legacy:
         """The message is over: the retry of its error was sent, or there is none."""
         _legacy.set(None)
         self.leave()
-        over = bool(self.execution_id) or is_acknowledged(self.task, self.error)
+        over = is_acknowledged(self.task, self.error)
         release(self.engine, self.lease, ended=over and header_of(self.message).own)
 
 
@@ -98,7 +98,6 @@ def keeping(
         legacy.leave()
         raise
     except Exception as error:
-        # Celery's autoretry lies around the lock and sends the retry when this error reaches it.
         legacy.error = error
         if is_autoretried(task, error):
             afterwards(message, legacy.end)
@@ -113,14 +112,6 @@ def is_open(lease: Lease) -> bool:
     """Whether a lease waits for what Celery's autoretry makes of its body's error."""
     legacy = _legacy.get()
     return legacy is not None and legacy.open and legacy.lease is lease
-
-
-def is_autoretried(task: Any, error: BaseException) -> bool:
-    """Whether Celery's autoretry makes a retry of an error, unless there were too many."""
-    never = (Ignore, Reject, Retry, *getattr(task, "dont_autoretry_for", ()))
-    return isinstance(error, tuple(getattr(task, "autoretry_for", ()))) and not isinstance(
-        error, never
-    )
 
 
 def unbroken(message: Any, lease: Lease) -> bool:

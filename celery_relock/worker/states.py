@@ -90,7 +90,28 @@ def is_acknowledged(task: Any, error: BaseException | None) -> bool:
     if isinstance(error, Ignore | Retry):
         return True
     flag = getattr(task, "acks_on_failure", None)  # Celery >= 5.7
-    return bool(task.acks_on_failure_or_timeout if flag is None else flag)
+    if task.acks_on_failure_or_timeout if flag is None else flag:
+        return True
+    return is_autoretried(task, error) and _has_retries_left(task)
+
+
+def is_autoretried(task: Any, error: BaseException) -> bool:
+    """Whether Celery's autoretry makes a retry of an error, unless there were too many.
+
+    It lies around the `run` of a task: it sends the retry when the error has left our code.
+    """
+    never = (Ignore, Reject, Retry, *getattr(task, "dont_autoretry_for", ()))
+    return isinstance(error, tuple(getattr(task, "autoretry_for", ()))) and not isinstance(
+        error, never
+    )
+
+
+def _has_retries_left(task: Any) -> bool:
+    """As `celery.app.autoretry` and `Task.retry` count them."""
+    most = getattr(task, "retry_kwargs", {}).get("max_retries")
+    most = getattr(task, "override_max_retries", most)
+    most = task.max_retries if most is None else most
+    return most is None or bool(task.request.retries < most)
 
 
 def ignores_result(task: Any, message: Any) -> bool:

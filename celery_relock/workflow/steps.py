@@ -51,8 +51,7 @@ from ..worker.message import (
     moment,
     running_request,
 )
-from ..worker.retry import is_autoretried
-from ..worker.states import Aside, Late, SentAgain, is_acknowledged
+from ..worker.states import Aside, Late, SentAgain, is_acknowledged, is_autoretried
 
 logger = logging.getLogger("celery_relock")
 
@@ -209,7 +208,6 @@ class StepHold:
             due: when its message is due, in seconds since the epoch.
         """
         self.successors.append(successor)
-        self.acknowledged = True  # also after an error that Celery makes a retry of
         self.due = max(self.due, due)
         if journal.on and (left := self.successor()):
             noted = self.lease.entry()

@@ -202,7 +202,9 @@ def test_a_copy_that_comes_after_the_end_is_discarded(worker, message, name):
     assert len(twin.permits()) == 1
 
 
-@pytest.mark.parametrize("name", ["rejects", "fails_unacknowledged"])
+@pytest.mark.parametrize(
+    "name", ["rejects", "fails_unacknowledged", "autoretries_in_vain_unacknowledged"]
+)
 def test_a_message_that_was_not_acknowledged_runs_each_time_a_redrive_brings_it_back(
     worker, message, name
 ):
@@ -247,11 +249,12 @@ def test_an_execution_that_came_back_and_died_before_its_result_was_stored_is_do
 
 
 @pytest.mark.parametrize(("retries", "attempts"), [(0, 0), (0, 1), (1, 1)])
+@pytest.mark.parametrize("name", ["retries_acked_late", "autoretries_unacknowledged"])
 def test_a_copy_of_an_execution_that_has_sent_its_retry_is_discarded(
-    worker, message, retries, attempts
+    worker, message, name, retries, attempts
 ):
     """Also if its message was parked before, and resumed twice."""
-    twin = message("retries_acked_late", retries=retries, attempts=attempts)
+    twin = message(name, retries=retries, attempts=attempts)
     twin.let_go()
     twin.deliver()
     wait_for(lambda: twin.result.state == "RETRY")

@@ -185,6 +185,21 @@ def _():
     assert "acks_on_failure_or_timeout" in names or "acks_on_failure" in names, names
 
 
+@row("`Task.override_max_retries`, which autoretry counts by before `retry_kwargs`")
+def _():
+    app = Celery(set_as_current=False)
+    runs = []
+
+    @app.task(bind=True, autoretry_for=(KeyError,), retry_kwargs={"max_retries": 5})
+    def fails(self):
+        runs.append(self.request.retries)
+        self.override_max_retries = 1
+        raise KeyError
+
+    assert fails.apply().state == FAILURE
+    assert runs == [0, 1]
+
+
 @row("`Consumer.create_task_handler`, `strategies`, `disable_rate_limits`, `Task.start_strategy`")
 def _():
     app, task = app_with_a_task(rate_limit="1/m")

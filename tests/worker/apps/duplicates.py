@@ -108,6 +108,29 @@ def fails_unacknowledged(self, account):
     return twice_for_nothing(self, account, ValueError("not now"))
 
 
+AUTORETRIED = {
+    "bind": True,
+    "acks_late": True,
+    "acks_on_failure_or_timeout": False,
+    "autoretry_for": (ValueError,),
+}
+
+
+@app.task(
+    base=LockedTask, lock_key=KEY, retry_kwargs={"countdown": 3, "max_retries": 2}, **AUTORETRIED
+)
+def autoretries_unacknowledged(self, account):
+    result = work(self, account)
+    if len(runs(account)) == 1:
+        raise ValueError("not now")
+    return result
+
+
+@app.task(base=LockedTask, lock_key=KEY, retry_kwargs={"max_retries": 0}, **AUTORETRIED)
+def autoretries_in_vain_unacknowledged(self, account):
+    return twice_for_nothing(self, account, ValueError("not now"))
+
+
 class KillsWhoStoresIt:
     """A result whose process dies between the release of the lock and the end of its storing."""
 
