@@ -34,11 +34,12 @@ def pop(lease: Lease) -> None:
     _stack.set(() if alone else tuple([each for each in stack if each is not lease]))
 
 
-def begin() -> None:
-    """A task begins that nothing on this stack has called: what is left there is of those before it
-    (a `Lock` in a module's variable, say)."""
-    if _stack.get():
-        _stack.set(())
+def begin(task_id: str) -> None:
+    """The body of a message begins. What was acquired for this message lies around it, as in the
+    task's own `__call__`. All else on this stack is of those before it (a `Lock` in a module's
+    variable, say)."""
+    if stack := _stack.get():
+        _stack.set(tuple([each for each in stack if each.work and each.work.id == task_id]))
 
 
 def holding(backend: Backend | None, name: str, shared: bool = False) -> Lease | None:

@@ -80,7 +80,7 @@ def begin_call(task: Any) -> Any | None:
         if found is not None and request.id == found.id:
             setattr(request, _BEGUN, True)
     if found is not None and not found.is_eager:
-        reentrancy.begin()  # Celery does not reset contexts between tasks
+        reentrancy.begin(found.id)  # Celery does not reset contexts between tasks
     return found
 
 

@@ -92,18 +92,17 @@ def is_acknowledged(task: Any, error: BaseException | None) -> bool:
     flag = getattr(task, "acks_on_failure", None)  # Celery >= 5.7
     if task.acks_on_failure_or_timeout if flag is None else flag:
         return True
-    return is_autoretried(task, error) and _has_retries_left(task)
+    return is_autoretried(task, error)
 
 
 def is_autoretried(task: Any, error: BaseException) -> bool:
-    """Whether Celery's autoretry makes a retry of an error, unless there were too many.
+    """Whether Celery's autoretry makes a retry of an error that the running body ends with.
 
     It lies around the `run` of a task: it sends the retry when the error has left our code.
     """
     never = (Ignore, Reject, Retry, *getattr(task, "dont_autoretry_for", ()))
-    return isinstance(error, tuple(getattr(task, "autoretry_for", ()))) and not isinstance(
-        error, never
-    )
+    fits = isinstance(error, tuple(getattr(task, "autoretry_for", ())))
+    return fits and not isinstance(error, never) and _has_retries_left(task)
 
 
 def _has_retries_left(task: Any) -> bool:

@@ -192,3 +192,19 @@ def test_a_lock_that_a_task_leaves_behind_is_not_re_entered_by_the_next(
     else:
         assert worker.module.asks_for_the_lock.delay(account).get(timeout=20) is False
     worker.close()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "called_under_its_lock",
+        "called_under_another_lock",
+        "plain_called_under_a_lock",
+        "begins_under_its_lock",
+    ],
+)
+def test_a_lock_that_a_task_acquires_around_its_body_is_re_entered_by_the_body(
+    reentry, account, name
+):
+    assert getattr(reentry.module, name).delay(account).get(timeout=20) is True
+    assert not lock_of(reentry, f"account:{account}").locked()

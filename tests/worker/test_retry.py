@@ -22,12 +22,14 @@ def worker(module_worker):
 
 def _inside(worker, account, count, timeout=30.0):
     """So many entries into the lock, in their order."""
+    return _told(worker, account, "inside", count, timeout)
 
-    def entries(events):
-        return [e for e in events if e.name == "inside" and e["account"] == account]
 
-    every = worker.journal.wait_for(lambda events: len(entries(events)) >= count, timeout)
-    return entries(every)
+def _told(worker, account, name, count, timeout=30.0):
+    def found(events):
+        return [e for e in events if e.name == name and e["account"] == account]
+
+    return found(worker.journal.wait_for(lambda events: len(found(events)) >= count, timeout))
 
 
 def _who(entries):
@@ -85,6 +87,13 @@ def test_it_is_released_when_the_retries_are_used_up(worker, account):
         worker.module.gives_up.delay(account).get(timeout=20)
     assert not lock_of(worker, f"account:{account}").locked()
     assert len(_inside(worker, account, 2)) == 2
+
+
+def test_it_is_released_before_on_failure_when_autoretry_makes_no_more_retries(worker, account):
+    with pytest.raises(ValueError, match=account):
+        worker.module.gives_up_by_itself.delay(account).get(timeout=20)
+    [failed] = _told(worker, account, "failed", 1)
+    assert failed["free"]
 
 
 @pytest.mark.parametrize("policy", ["parked", "blocked", "sent_again"])

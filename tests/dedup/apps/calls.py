@@ -143,8 +143,13 @@ def ends_late(self, account, how):
     return end(self, account, how)
 
 
+class Tells(LockedTask):
+    def on_failure(self, exc, task_id, args, kwargs, einfo):
+        journal.add("failed", account=args[0], marked=self.marked(*args) is not None)
+
+
 @app.task(
-    base=LockedTask,
+    base=Tells,
     bind=True,
     lock_key=KEY,
     lock_dedup="until_done",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from celery import current_task
+from celery import Task, current_task
+from celery.signals import task_postrun, task_prerun
 
 from celery_relock import Lock, LockedTask
 from celery_relock.declaration import declaration
@@ -195,3 +196,58 @@ def asks_for_the_lock(account):
     if acquired := lock.acquire(blocking=False):
         lock.release()
     return acquired
+
+
+def asks_inside(account: str) -> bool:
+    """Whether a lock that lies around the running body is re-entered by it."""
+    lock = lock_of_a_task(account)
+    if acquired := lock.acquire(blocking_timeout=1):
+        lock.release()
+    return acquired
+
+
+class _Around:
+    """A `__call__` of the class's own, which lies outside of the task's lock."""
+
+    def __call__(self, account):
+        with lock_of_a_task(account):
+            return super().__call__(account)
+
+
+class AroundALockedTask(_Around, LockedTask):
+    pass
+
+
+class AroundAPlainTask(_Around, Task):
+    pass
+
+
+@app.task(base=AroundALockedTask, lock_key=KEY, lock_max_wait=1)
+def called_under_its_lock(account):
+    return asks_inside(account)
+
+
+@app.task(base=AroundALockedTask, lock_key="other:{account}", lock_max_wait=1)
+def called_under_another_lock(account):
+    return asks_inside(account)
+
+
+@app.task(base=AroundAPlainTask)
+def plain_called_under_a_lock(account):
+    return asks_inside(account)
+
+
+@app.task(base=LockedTask, lock_key=KEY, lock_max_wait=1)
+def begins_under_its_lock(account):
+    return asks_inside(account)
+
+
+@task_prerun.connect(sender=begins_under_its_lock)
+def acquire_before(args, **_):
+    kept.append(lock_of_a_task(*args))
+    assert kept[-1].acquire()
+
+
+@task_postrun.connect(sender=begins_under_its_lock)
+def release_after(**_):
+    kept.pop().release()

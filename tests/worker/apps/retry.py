@@ -63,6 +63,18 @@ def keeps_by_itself(self, account):
         raise ValueError(account)
 
 
+class Tells(Keeps):
+    def on_failure(self, exc, task_id, args, kwargs, einfo):
+        is_free = self.lock_for(*args).acquire(blocking=False)
+        journal.add("failed", account=args[0], free=is_free)
+
+
+@app.task(base=Tells, bind=True, autoretry_for=(ValueError,), retry_kwargs={"max_retries": 0})
+def gives_up_by_itself(self, account):
+    enter(self, account)
+    raise ValueError(account)
+
+
 @app.task(base=Keeps, bind=True, lock_gap_ttl=1.0)
 def keeps_briefly(self, account, countdown):
     enter(self, account)
