@@ -327,9 +327,15 @@ def on_publish(fields: Mapping[str, Any], header: dict[str, Any]) -> None:
     retried = running.get()
     if retried is not None and is_retry(fields, retried.message):
         header["dedup"] = list(retried.lease.marker)
-        retried.lease.leave_to(header["execution_id"], marker.keep_for(retried.task, fields))
     elif "dedup" not in header and _is_celerys_own(fields):
         header["dedup"] = ["", marker.OWN]
+
+
+def on_published(fields: Mapping[str, Any], header: Mapping[str, Any]) -> None:
+    """A message is published: the retry of the running execution gets its marker."""
+    retried = running.get()
+    if retried is not None and is_retry(fields, retried.message):
+        retried.lease.leave_to(header["execution_id"], marker.keep_for(retried.task, fields))
 
 
 def _is_celerys_own(fields: Mapping[str, Any]) -> bool:

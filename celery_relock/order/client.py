@@ -204,5 +204,11 @@ def on_publish(fields: Mapping[str, Any], header: dict[str, Any]) -> None:
         journal.remove(header["execution_id"])  # from now on nobody knows whether it is out
     elif now is not None and is_retry(fields, now.message):
         header["order"] = [now.name, now.ticket]
+
+
+def on_published(fields: Mapping[str, Any], header: Mapping[str, Any]) -> None:
+    """A message is published: the retry of the running execution gets its place."""
+    now = running.get()
+    if now is not None and is_retry(fields, now.message):
         now.retry = header["execution_id"]
         now.due = moment(fields.get("eta"), now.app)

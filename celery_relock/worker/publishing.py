@@ -15,7 +15,7 @@ from ..dedup import client as dedup
 from ..order import client as order
 from ..workflow import steps
 from . import company, retry
-from .message import write_header
+from .message import HEADER, write_header
 
 
 def _before(
@@ -29,9 +29,7 @@ def _before(
     if not isinstance(headers, dict):
         return
     company.on_publish(sender)
-    fields: Mapping[str, Any] = headers
-    if "id" not in headers:  # protocol 1 has all in the body
-        fields = body if isinstance(body, dict) else {}
+    fields = _fields(headers, body)
     header = write_header(headers, fields, {} if properties is None else properties, declare or ())
     # These two come first, as they may choose the execution id, which the others read. A retry with
     # a place in a line has the id of that place, and its dedup marker is left to that id.
@@ -41,8 +39,20 @@ def _before(
     steps.on_publish(headers, body, header)
 
 
-def _after(headers: Any = None, **_: Any) -> None:
-    steps.on_published(headers)
+def _after(headers: Any = None, body: Any = None, **_: Any) -> None:
+    # Only now: what is left to a message that could not be sent would wait for it.
+    header = headers.get(HEADER) if isinstance(headers, dict) else None
+    if header:
+        fields = _fields(headers, body)
+        order.on_published(fields, header)
+        dedup.on_published(fields, header)
+        retry.on_published(fields, header)
+        steps.on_published(headers, header)
+
+
+def _fields(headers: dict[str, Any], body: Any) -> Mapping[str, Any]:
+    """Where a message has its id, its ETA and so on: protocol 1 has all in the body."""
+    return headers if "id" in headers else body if isinstance(body, dict) else {}
 
 
 before_task_publish.connect(_before, weak=False, dispatch_uid="celery_relock")

@@ -138,18 +138,22 @@ def unbroken(message: Any, lease: Lease) -> bool:
 
 
 def on_publish(fields: Mapping[str, Any], body: Any, header: dict[str, Any]) -> None:
-    """The retry is published while the body still runs: its header tells what is kept for it."""
+    """A retry's header tells what is kept for it."""
     legacy = _legacy.get()
-    if legacy is None:
-        return
-    if not is_retry(fields, legacy.message):
+    if legacy is None or not is_retry(fields, legacy.message):
         return
     lease = legacy.lease
-    legacy.execution_id = header["execution_id"]
-    legacy.due = moment(fields.get("eta"), legacy.task.app)
     legacy.needed = _names_of(legacy.task, fields, body)
     kept = zip(lease.claim.names, lease.fences, strict=True)
     header["kept"] = [[name, fence] for name, fence in kept if name in legacy.needed]
+
+
+def on_published(fields: Mapping[str, Any], header: Mapping[str, Any]) -> None:
+    """A message is published: the retry of the running execution gets its locks."""
+    legacy = _legacy.get()
+    if legacy is not None and is_retry(fields, legacy.message):
+        legacy.execution_id = header["execution_id"]
+        legacy.due = moment(fields.get("eta"), legacy.task.app)
 
 
 def _names_of(task: Any, fields: Any, body: Any) -> tuple[str, ...]:

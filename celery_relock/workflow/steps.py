@@ -42,7 +42,6 @@ from ..options import LockOptions
 from ..worker.conflict import Attempt, end_unexecuted, obtain, release
 from ..worker.events import work_for
 from ..worker.message import (
-    HEADER,
     afterwards,
     begin_call,
     finish,
@@ -407,11 +406,10 @@ def on_publish(headers: Any, body: Any, header: Any) -> None:
         header["workflow_locks"] = locks
 
 
-def on_published(headers: Any) -> None:
+def on_published(headers: Any, header: Any) -> None:
     """The message is published, so it is a successor. One that could not be sent is none."""
     holds = active.get()
-    header = headers.get(HEADER) if holds and isinstance(headers, dict) else None
-    if not header or not _is_new(headers, header):
+    if not holds or not _is_new(headers, header):
         return
     told = {each["id"] for each in header.get("workflow_locks") or ()}
     due = (moment(headers.get("eta"), current_app) or time.time()) if told else 0.0
