@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from celery.exceptions import Reject, Retry
+from celery.exceptions import Reject
 
 from ..declaration import Declaration, declaration
 from ..engine.hold import Body, MakeHold
@@ -24,7 +24,7 @@ from ..worker.beside import HeldBeside
 from ..worker.conflict import end_unexecuted, ended_for_good
 from ..worker.events import BLOCKED
 from ..worker.message import header_of
-from ..worker.states import Aside, Late, end_dropped
+from ..worker.states import Aside, Late, SentAgain, end_dropped
 from . import client, marker
 from .client import Call, Running
 from .marker import Found, Marker, MarkerLease
@@ -114,11 +114,8 @@ class _Execution(HeldBeside):
 
     @property
     def is_for_retries(self) -> bool:
-        return self.call.marker.until == marker.DONE
-
-    @property
-    def is_left(self) -> bool:
-        return self.lease.successor is not None
+        until = self.call.marker.until
+        return until == marker.DONE if self.begun else until != marker.TIME and self.lease.held
 
     def arrive(self) -> Found | None:
         """Take the marker over. Returns whose it is if this call is a duplicate."""
@@ -147,7 +144,11 @@ class _Execution(HeldBeside):
         if until == marker.START:
             self._free_before_the_body(replaces)
         elif until == marker.DONE:
-            self._keep_through_the_body()
+            if not self.lease.held:
+                # That of the attempt before, which has ended meanwhile: it was killed, or parked.
+                with suppress(LockUnavailable):
+                    self.lease.acquire()
+            self.offer()
         elif replaces:
             with suppress(LockUnavailable):
                 self.lease.show_begun()
@@ -183,11 +184,7 @@ class _Execution(HeldBeside):
         if self.replaced or client.state_of(task, task_id) == BLOCKED:
             client.show_replaced(task, task_id, "replaced by a later call")
 
-    def _keep_through_the_body(self) -> None:
-        if not self.lease.held:
-            # That of the attempt before, which has ended meanwhile: it was killed, or parked.
-            with suppress(LockUnavailable):
-                self.lease.acquire()
+    def offer(self) -> None:
         self.running.set(Running(self.task, self.message, self.lease))
 
     def end(self, error: BaseException | None) -> None:
@@ -196,15 +193,12 @@ class _Execution(HeldBeside):
             self.lease.end(self._successor(error))
 
     def _successor(self, error: BaseException | None) -> Successor | None:
-        if isinstance(error, Reject) and error.requeue:
-            return self.lease.kept(marker.QUEUED)
-        if self.begun:
-            # Not after another error: it may be that of the retry which could not be sent.
-            return self.lease.successor if error is None or isinstance(error, Retry) else None
-        if isinstance(error, Retry):
+        if isinstance(error, SentAgain) or (isinstance(error, Reject) and error.requeue):
             return self.lease.kept(marker.QUEUED)
         is_parked = isinstance(error, Aside) and not isinstance(error, Late)
-        return self.lease.kept(marker.PARKED) if is_parked else None
+        if is_parked and not self.begun:
+            return self.lease.kept(marker.PARKED)
+        return self.lease.successor  # the retry that was sent
 
 
 def _is_called_by_name(message: Any) -> bool:

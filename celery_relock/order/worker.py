@@ -31,7 +31,7 @@ from ..worker.beside import HeldBeside
 from ..worker.conflict import Attempt, end_unexecuted, obtain, release
 from ..worker.events import work_for
 from ..worker.message import Header, header_of
-from ..worker.states import Aside, Late, is_acknowledged
+from ..worker.states import Aside, Late, SentAgain, is_acknowledged
 from . import client
 
 logger = logging.getLogger("celery_relock")
@@ -100,10 +100,6 @@ class _Execution(HeldBeside):
     def is_for_retries(self) -> bool:
         return self.to_retry is not None
 
-    @property
-    def is_left(self) -> bool:
-        return self.to_retry is not None and bool(self.to_retry.retry)
-
     def arrive(self) -> bool | None:
         """Wait for the turn of this execution. Returns whether nobody has overtaken it; None where
         there are no locks at all."""
@@ -133,10 +129,13 @@ class _Execution(HeldBeside):
 
         def begin(make_hold: MakeHold) -> Any:
             self.begun = True
-            self.running.set(self.to_retry)
+            self.offer()
             return told(make_hold)
 
         return begin
+
+    def offer(self) -> None:
+        self.running.set(self.to_retry)
 
     def end(self, error: BaseException | None) -> None:
         if not self.lease.may_hold:
@@ -157,12 +156,11 @@ class _Execution(HeldBeside):
 
     def _successor(self, error: BaseException | None) -> Successor | None:
         me, gap = self.lease.claim.execution_id, self.options.order_gap
-        if isinstance(error, Retry) and not self.begun:
+        if isinstance(error, SentAgain):
             pause = error.when if isinstance(error.when, int | float) else 0.0
-            return Successor(me, pause + gap)  # its message was sent again
+            return Successor(me, pause + gap)
         to = self.to_retry
-        # Not after another error: it may be that of the retry which could not be sent.
-        if to is not None and to.retry and (error is None or isinstance(error, Retry)):
+        if to is not None and to.retry:
             ahead = 0.0 if to.due is None else max(0.0, to.due - time.time())
             return Successor(to.retry, ahead + gap)
         is_parked = isinstance(error, Aside) and not isinstance(error, Late)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-from celery.exceptions import Retry, SoftTimeLimitExceeded
+from celery.exceptions import SoftTimeLimitExceeded
 
 from .message import afterwards
 from .states import is_autoretried
@@ -18,7 +18,7 @@ class HeldBeside(ABC):
     """Base class: `around` ends it when the execution ends, or leaves it to the retry.
 
     Attributes:
-        running: what the room knows while a body runs whose retry gets it; set by `begin`.
+        running: what the room knows while a retry may be sent that gets it; set by `offer`.
         begun: whether the execution has its locks.
     """
 
@@ -32,12 +32,11 @@ class HeldBeside(ABC):
     @property
     @abstractmethod
     def is_for_retries(self) -> bool:
-        """Whether a retry that the body sends gets it."""
+        """Whether a retry that is sent now gets it."""
 
-    @property
     @abstractmethod
-    def is_left(self) -> bool:
-        """Whether such a retry was sent."""
+    def offer(self) -> None:
+        """From now on a retry that is sent gets it."""
 
     @abstractmethod
     def end(self, error: BaseException | None) -> None:
@@ -75,14 +74,16 @@ class HeldBeside(ABC):
     def _stays_open(self, error: BaseException | None) -> bool:
         """Whether Celery's autoretry, which lies around the lock, is to make a retry of this error:
         then the retry gets what is held, and the execution ends with its message."""
-        if not (self.begun and self.is_for_retries and isinstance(error, Exception)):
+        if not (self.is_for_retries and isinstance(error, Exception)):
             return False
         if not is_autoretried(self.task, error):
             return False
+        if not self.begun:  # a conflict, say
+            self.offer()
         afterwards(self.message, lambda: self._end_with_its_message(error))
         return True
 
     def _end_with_its_message(self, error: Exception) -> None:
         """The retry of its error was sent, or there is none."""
         self.running.set(None)
-        self.end(Retry() if self.is_left else error)
+        self.end(error)

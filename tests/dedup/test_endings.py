@@ -13,6 +13,7 @@ from celery.exceptions import TaskRevokedError
 
 from celery_relock import engines
 from tests.support import wait_for
+from tests.support.parked import lock_of
 from tests.worker.test_duplicates import Message
 
 pytestmark = pytest.mark.slow
@@ -187,6 +188,19 @@ def test_a_call_counts_through_retries_that_celery_makes_of_errors(m, worker, ac
     assert first.get(timeout=20) == account
     assert [e["retries"] for e in _began(worker, account)] == [0, 1]
     _counts_no_longer(m.fails_first, account)
+
+
+@pytest.mark.parametrize("until", ["start", "done"])
+def test_a_call_counts_through_retries_that_celery_makes_of_conflicts(m, worker, account, until):
+    task = m.app.tasks[f"conflicts_until_{until}"]
+    with lock_of(worker, f"account:{account}"):
+        first = task.delay(account)
+        wait_for(lambda: first.state == "RETRY", what="the retry")
+        assert task.delay(account).id == first.id
+    assert task.delay(account).id == first.id
+    assert first.get(timeout=20) == account
+    assert len(_began(worker, account)) == 1
+    _counts_no_longer(task, account)
 
 
 def test_a_call_counts_no_longer_when_celery_makes_no_more_retries_of_its_errors(

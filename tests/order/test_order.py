@@ -22,6 +22,7 @@ from celery_relock.engine import ids
 from celery_relock.engine.protocol import LINE
 from celery_relock.errors import LockConflict
 from tests.support import programs, wait_for
+from tests.support.parked import lock_of
 
 pytestmark = pytest.mark.slow
 
@@ -203,6 +204,17 @@ def test_a_retry_keeps_its_place_or_goes_to_the_end(worker, m, account, task, ho
     events = began(worker, account, 3)
     assert numbers(events) == expected
     assert [event["in_order"] for event in events] == [True, True, True]
+
+
+@ON_REDIS
+def test_a_retry_that_celery_makes_of_a_conflict_keeps_its_place(worker, m, account):
+    with lock_of(worker, f"account:{account}"):
+        first = m.raises.delay(account, 1)
+        wait_for(lambda: first.state == "RETRY", what="the retry")
+    m.raises.delay(account, 2)
+    events = began(worker, account, 2)
+    assert numbers(events) == [1, 2]
+    assert [event["in_order"] for event in events] == [True, True]
 
 
 @ON_REDIS

@@ -8,6 +8,7 @@ import time
 from celery.exceptions import Reject
 
 from celery_relock import LockedTask
+from celery_relock.errors import LockConflict
 from tests.support import Journal, make_app
 
 KEY = "account:{account}"
@@ -162,6 +163,25 @@ def fails_first(self, account, how):
     if how == "always" or not self.request.retries:
         raise LookupError(how)
     return account
+
+
+CONFLICTS = {
+    "base": LockedTask,
+    "bind": True,
+    "lock_key": KEY,
+    "lock_on_conflict": "raise",
+    "autoretry_for": (LockConflict,),
+    "default_retry_delay": 1,
+}
+
+
+def begins_at_last(self, account, how=""):
+    journal.add("began", account=account, id=self.request.id, retries=self.request.retries)
+    return account
+
+
+app.task(begins_at_last, name="conflicts_until_start", lock_dedup="until_start", **CONFLICTS)
+app.task(begins_at_last, name="conflicts_until_done", lock_dedup="until_done", **CONFLICTS)
 
 
 @app.task(base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_done", lock_ttl=2)

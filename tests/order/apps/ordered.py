@@ -9,6 +9,7 @@ from celery import current_task
 from celery.exceptions import Reject
 
 from celery_relock import LockedTask
+from celery_relock.errors import LockConflict
 from celery_relock.signals import lock_passed
 from tests.support import Journal, make_app
 
@@ -109,6 +110,16 @@ def careful_and_lets_pass(self, account, number, how=""):
 
 @ordered(autoretry_for=(ConnectionError,), retry_backoff=False, default_retry_delay=1)
 def retried(self, account, number, how=""):
+    return work(self, account, number, how)
+
+
+@ordered(
+    lock_on_conflict="raise",
+    autoretry_for=(LockConflict,),
+    retry_backoff=False,
+    default_retry_delay=1,
+)
+def raises(self, account, number, how=""):
     return work(self, account, number, how)
 
 
