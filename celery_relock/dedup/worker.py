@@ -216,7 +216,7 @@ def _is_called_by_name(message: Any) -> bool:
 def on_revoked(task: Any, request: Any, terminated: bool) -> None:
     """The call was revoked, or has expired, before it ran: another one may be sent."""
     header = header_of(request)
-    declared = declaration(type(task)).of_call(header.options, header.prefix)
+    declared = declaration(type(task))
     made = Marker(*header.dedup) if header.dedup else _marker_by_name(task, declared, request)
     if made is None or not made.name or (terminated and made.until == marker.TIME):
         return
@@ -225,6 +225,8 @@ def on_revoked(task: Any, request: Any, terminated: bool) -> None:
 
 
 def _marker_by_name(task: Any, declared: Declaration, request: Any) -> Marker | None:
+    header = header_of(request)
+    declared = declared.of_call(header.options, header.prefix)
     mode = declared.options.dedup
     if mode is None or declared.rule.off:
         return None

@@ -193,7 +193,7 @@ class _LineLease(Lease):
 def on_revoked(task: Any, request: Any, terminated: bool) -> None:
     """The call was revoked, or has expired: nobody waits for it."""
     header = header_of(request)
-    declared = declaration(type(task)).of_call(header.options, header.prefix)
+    declared = declaration(type(task))
     name = header.order[0] if header.order else _name_by_arguments(task, declared, request)
     if name:
         end_unexecuted(declared.engine, [LINE + name], header.execution_id)
@@ -201,7 +201,9 @@ def on_revoked(task: Any, request: Any, terminated: bool) -> None:
 
 def _name_by_arguments(task: Any, declared: Declaration, request: Any) -> str:
     """The lock name of a call that took its place when it arrived, "" if it has none."""
-    if declared.options.order is None or not header_of(request).own:
+    header = header_of(request)
+    if declared.options.order is None or not header.own:
         return ""  # an id made from the task id was parked under another one, if at all
+    declared = declared.of_call(header.options, header.prefix)
     arguments = bind(task, request.args or (), request.kwargs or {})
     return "" if arguments is None else client.name_of(declared, arguments)

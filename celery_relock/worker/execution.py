@@ -122,21 +122,22 @@ class Execution:
         self.header: Header | None = None
         if self.message is not None:
             self.header = begin_message(task.app, self.message)
-        self.declared = _declared(task, request, self.header)
+        self.declared = declaration(type(task))
         self.names: tuple[str, ...] = ()
         self.arguments: Mapping[str, object] = {}
         self.make_hold: MakeHold | None = None
 
     def named(self) -> Any:
         """Find the locks that the call needs, and run it unless it is a duplicate."""
-        declared, header = self.declared, self.header
-        if declared.rule.off:
+        header = self.header
+        if self.declared.rule.off:
             return self.run_body(None)
         arguments = bind(self.task, self.args, self.kwargs)
         try:
             if arguments is None:
                 # The call does not fit the body, whose own TypeError says so best.
                 return self.body(*self.args, **self.kwargs)
+            self.declared = declared = _declared(self.declared, self.request, header)
             self.arguments, self.names = arguments, declared.names(arguments)
         except Exception as error:
             if header and (header.dedup or header.order) and is_acknowledged(self.task, error):
@@ -303,9 +304,8 @@ class Execution:
         return lease
 
 
-def _declared(task: Any, request: Any, header: Header | None) -> Declaration:
+def _declared(declared: Declaration, request: Any, header: Header | None) -> Declaration:
     """What the task declares, and what this call says instead."""
-    declared = declaration(type(task))
     if header is None and request is not None:
         header = header_of(request)  # of an eager call
     if header is not None and (header.options or header.prefix is not None):

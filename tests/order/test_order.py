@@ -479,3 +479,18 @@ def test_a_call_whose_lock_name_cannot_be_told_any_more_holds_nobody_up(m, accou
     m.has_no_name.delay(account)
     assert m.update.delay(account, 1).get(timeout=20) == 1
     assert m.has_no_name.marked(account) is None
+
+
+@ON_REDIS
+@pytest.mark.parametrize("how", ["executed", "revoked"])
+def test_a_call_whose_options_do_not_fit_the_workers_declaration_holds_nobody_up(
+    worker, m, account, late, how
+):
+    task = m.declared_anew
+    task.lock_order_retry = "keep"
+    first = task.apply_async((account,), queue=late.name, lock_keep_on_retry=True)
+    if how == "revoked":
+        m.app.control.revoke(first.id, reply=True, limit=1, timeout=5)
+    late.comes()
+    assert m.update.delay(account, 2).get(timeout=20) == 2
+    wait_for(lambda: task.marked(account) is None, 10, "the end of the marker")

@@ -161,6 +161,12 @@ def has_no_name(account):
     raise AssertionError
 
 
+@ordered(lock_order_retry="end", lock_dedup="until_done", ignore_result=True)
+def declared_anew(self, account):
+    """Its sender has an older declaration, under which a call may have what it may not here."""
+    raise AssertionError
+
+
 @app.task
 def total(numbers):
     return sum(numbers)
