@@ -140,7 +140,8 @@ class Execution:
             self.declared = declared = _declared(self.declared, self.request, header)
             self.arguments, self.names = arguments, declared.names(arguments)
         except Exception as error:
-            if header and (header.dedup or header.order) and is_acknowledged(self.task, error):
+            kept = header and (header.kept or header.dedup or header.order)
+            if kept and is_acknowledged(self.task, error):
                 revocation.clear_away(self.task, self.message)
             raise
         # From the inside out: the locks, the line, the marker.

@@ -9,6 +9,7 @@ import celery
 import pytest
 from celery.exceptions import MaxRetriesExceededError
 
+from celery_relock.errors import LockConfigError
 from tests.support import wait_for
 from tests.support.parked import lock_of
 
@@ -87,6 +88,12 @@ def test_it_is_released_when_the_retries_are_used_up(worker, account):
         worker.module.gives_up.delay(account).get(timeout=20)
     assert not lock_of(worker, f"account:{account}").locked()
     assert len(_inside(worker, account, 2)) == 2
+
+
+def test_a_retry_that_cannot_name_its_lock_frees_what_is_kept_for_it(worker, account):
+    with pytest.raises(LockConfigError):
+        worker.module.forgets_its_lock.delay(account).get(timeout=20)
+    _is_freed(worker, account)
 
 
 def test_it_is_released_before_on_failure_when_autoretry_makes_no_more_retries(worker, account):

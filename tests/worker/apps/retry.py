@@ -7,6 +7,8 @@ import signal
 import time
 from typing import Any
 
+from celery import current_task
+
 from celery_relock import LockedTask
 from tests.support import Journal, make_app
 
@@ -73,6 +75,18 @@ class Tells(Keeps):
 def gives_up_by_itself(self, account):
     enter(self, account)
     raise ValueError(account)
+
+
+def name_of_the_first_try(account):
+    if current_task and current_task.request.retries:
+        raise KeyError(account)
+    return f"account:{account}"
+
+
+@app.task(base=Keeps, bind=True, lock_key=name_of_the_first_try)
+def forgets_its_lock(self, account):
+    enter(self, account)
+    raise self.retry(countdown=0.5)
 
 
 @app.task(base=Keeps, bind=True, lock_gap_ttl=1.0)
