@@ -162,12 +162,15 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         refuse_settings(options.__contains__, f"a call of {self.name}")
         declared, own = declaration(type(self)), call_options(options)
         options = {n: value for n, value in options.items() if not n.startswith("lock_")}
-        prefix = options.pop(PREFIX, None)
+        prefix, headers = options.pop(PREFIX, None), options.get("headers") or {}
+        before = attempt_before({"id": options.get("task_id"), **options}, headers)
+        if before is not None:
+            own, prefix = {**before.options, **own}, before.prefix
         prefix = prefix_of(declared.prefix) if prefix is None else prefix
         declared.of_call(own, prefix)
         if own or prefix:
             told = {"v": VERSION, "execution_id": ids.new_id(), "options": own, "prefix": prefix}
-            options["headers"] = {**(options.get("headers") or {}), HEADER: told}
+            options["headers"] = {**headers, HEADER: told}
         return super().apply(args, kwargs, **options)
 
     def lock_for(self, *args: Any, **kwargs: Any) -> Lock:

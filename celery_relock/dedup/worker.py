@@ -14,8 +14,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from celery.exceptions import Reject
-
 from ..declaration import Declaration, declaration
 from ..engine.hold import Body, MakeHold
 from ..engine.protocol import Successor
@@ -24,7 +22,7 @@ from ..worker.beside import HeldBeside
 from ..worker.conflict import end_unexecuted, ended_for_good
 from ..worker.events import BLOCKED
 from ..worker.message import header_of
-from ..worker.states import Aside, Late, SentAgain, end_dropped
+from ..worker.states import Aside, Late, SentAgain, end_dropped, is_requeued
 from . import client, marker
 from .client import Call, Running
 from .marker import Found, Marker, MarkerLease
@@ -193,7 +191,7 @@ class _Execution(HeldBeside):
             self.lease.end(self._successor(error))
 
     def _successor(self, error: BaseException | None) -> Successor | None:
-        if isinstance(error, SentAgain) or (isinstance(error, Reject) and error.requeue):
+        if isinstance(error, SentAgain) or is_requeued(self.task, error):
             return self.lease.kept(marker.QUEUED)
         is_parked = isinstance(error, Aside) and not isinstance(error, Late)
         if is_parked and not self.begun:

@@ -31,7 +31,7 @@ from ..worker.beside import HeldBeside
 from ..worker.conflict import Attempt, end_unexecuted, obtain, release
 from ..worker.events import work_for
 from ..worker.message import Header, header_of
-from ..worker.states import Aside, Late, SentAgain, is_acknowledged
+from ..worker.states import Aside, Late, SentAgain, is_acknowledged, is_requeued
 from . import client
 
 logger = logging.getLogger("celery_relock")
@@ -148,8 +148,7 @@ class _Execution(HeldBeside):
         header = header_of(self.message)
         comes_again = to is not None and to.execution_id == header.execution_id
         release(self.engine, self.lease, ended=over and not comes_again and self.header.own)
-        is_requeued = isinstance(error, Reject) and error.requeue
-        if is_fine and not over and not is_requeued and to is None:
+        if is_fine and not over and not is_requeued(self.task, error) and to is None:
             # Its message is rejected. If the broker brings it back, it is to run, and comes late.
             with suppress(RelockError):
                 client.leave(self.engine, self.name, header.execution_id)

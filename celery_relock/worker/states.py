@@ -95,6 +95,12 @@ def is_acknowledged(task: Any, error: BaseException | None) -> bool:
     return is_autoretried(task, error)
 
 
+def is_requeued(task: Any, error: BaseException | None) -> bool:
+    """Whether Celery puts the message of an execution back that ends with this error. It cannot if
+    that is acknowledged already."""
+    return bool(isinstance(error, Reject) and error.requeue and task.acks_late)
+
+
 def is_autoretried(task: Any, error: BaseException) -> bool:
     """Whether Celery's autoretry makes a retry of an error that the running body ends with.
 

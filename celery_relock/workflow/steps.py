@@ -28,7 +28,6 @@ from functools import partial, wraps
 from typing import Any, NamedTuple
 
 from celery import current_app
-from celery.exceptions import Reject
 
 from ..declaration import engine_of, is_locked, locked_tasks
 from ..engine import events, ids, reentrancy
@@ -50,7 +49,14 @@ from ..worker.message import (
     moment,
     running_request,
 )
-from ..worker.states import Aside, Late, SentAgain, is_acknowledged, is_autoretried
+from ..worker.states import (
+    Aside,
+    Late,
+    SentAgain,
+    is_acknowledged,
+    is_autoretried,
+    is_requeued,
+)
 
 logger = logging.getLogger("celery_relock")
 
@@ -283,14 +289,13 @@ def _end(task: Any, message: Any, error: BaseException) -> None:
     # Celery's autoretry lies around a LockedTask's `run`: it sends the retry of this error next,
     # and what that leaves is released when the message is over.
     if not (is_locked(type(task)) and is_autoretried(task, error)):
-        _leave_all(message, again=_comes_again(error))
+        _leave_all(message, again=_comes_again(task, error))
 
 
-def _comes_again(error: BaseException) -> bool:
+def _comes_again(task: Any, error: BaseException) -> bool:
     """Whether the same execution comes back: its message is parked, sent again or requeued."""
-    if isinstance(error, Reject):
-        return bool(error.requeue)
-    return isinstance(error, Aside | SentAgain) and not isinstance(error, Late)
+    is_aside = isinstance(error, Aside | SentAgain) and not isinstance(error, Late)
+    return is_aside or is_requeued(task, error)
 
 
 def _acquire_all(task: Any, message: Any) -> None:

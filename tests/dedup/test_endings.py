@@ -243,6 +243,14 @@ def test_one_that_goes_back_to_the_queue_still_counts(m, worker, account):
     _counts_no_longer(m.ends_late, account)
 
 
+def test_one_that_is_put_back_when_it_was_acknowledged_is_lost_and_counts_no_longer(
+    m, worker, account
+):
+    m.ends.delay(account, "requeue")
+    _began(worker, account)
+    _counts_no_longer(m.ends, account)
+
+
 def _message(worker, task, account, **options):
     made = Message(worker, task.name.rpartition(".")[2], **options)
     made.account = account

@@ -6,6 +6,7 @@ import threading
 import uuid
 from datetime import timedelta
 
+import celery
 import pytest
 from celery import chain
 
@@ -97,6 +98,18 @@ def test_it_is_kept_by_a_retry(m, account):
     name, remaining = m.retries.apply_async((account,), lock_ttl=90).get(timeout=20)
 
     assert name == f"acme:account:{account}"
+    assert remaining > 60
+
+
+@pytest.mark.skipif(
+    celery.VERSION < (5, 7), reason="Celery 5.4 ends an eager task that retries (test_eager.py)"
+)
+@pytest.mark.parametrize("prefix", ["", "acme:"])
+def test_it_is_kept_by_an_eager_retry(m, account, prefix):
+    m.tenant.set(prefix)
+    name, remaining = m.retries.apply((account,), lock_ttl=90).get()
+
+    assert name == f"{prefix}account:{account}"
     assert remaining > 60
 
 

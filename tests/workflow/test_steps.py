@@ -125,6 +125,7 @@ ENDINGS = {
     "fail": {"1"},
     "ignore": {"1"},
     "reject": {"1"},
+    "reject and put back": {"1"},  # it was acknowledged: Celery cannot
     "kill": {"1"},
 }
 

@@ -121,8 +121,8 @@ def act(task: Any, do: str, account: str, name: str) -> None:  # noqa: C901  # o
         raise task.retry(countdown=0)
     if do == "ignore":
         raise Ignore
-    if do == "reject":
-        raise Reject
+    if do.startswith("reject"):
+        raise Reject(name, requeue=do.endswith("put back"))
     if do == "replace":
         raise task.replace(more(task, account, f"{name}'"))
     if do == "replace by a chain":
