@@ -108,7 +108,13 @@ def _merge(
         most, size = engine.most_parked
         to = home(app), ids.short(task_id)
         request = ParkRequest(text, *to, most_in_all=most, most_bytes=size)
-        answer = engine.backend.debounce(name, call, request)
+        try:
+            answer = engine.backend.debounce(name, call, request)
+        except BaseException:
+            if burst is None:
+                # If only the answer is lost, a burst has begun all the same.
+                engine.parking.withdraw_later(call.call_id)
+            raise
         if isinstance(answer, Parked):
             logger.debug("%s[%s] waits until no more such calls come", task.name, task_id)
             return result

@@ -128,11 +128,14 @@ def _send_once(
 ) -> Any:
     try:
         there = claim(call, execution_id, task_id, min(keep, marker.SENDING), acquire)
-    except LockUnavailable as error:
-        if call.options.on_unavailable == "raise":
-            raise
-        logger.error("%s is sent without looking for duplicates: %s", call.task.name, error)
-        return publish()
+    except BaseException as error:
+        if isinstance(error, LockUnavailable) and call.options.on_unavailable != "raise":
+            logger.error("%s is sent without looking for duplicates: %s", call.task.name, error)
+            return publish()
+        # If only the answer is lost, the call is marked all the same.
+        end = partial(marker.drop, call.engine, call.marker.name, execution_id, ended=True)
+        call.engine.parking.later(end)
+        raise
     if there is not None:
         return _answer(call, there, task_id)
     try:
@@ -188,7 +191,8 @@ def claim(
         if call.options.on_duplicate == "replace":
             if marker.take_away(call.engine, call.marker, there):
                 _revoke(call, there, task_id)
-        elif is_over(call, there):
+        elif there.task_id == task_id or is_over(call, there):
+            # Its own is there if its sender has not heard that it got it.
             marker.drop(call.engine, call.marker.name, there.execution_id)
         else:
             return there

@@ -16,8 +16,9 @@ from .protocol import DEBOUNCE, REMEMBER, REMEMBER_ATTEMPT, Backend, Message, Se
 
 logger = logging.getLogger("celery_relock")
 
-# How soon a backend that was away is asked again, in seconds.
-_AGAIN = 0.5
+# How soon a backend that was away is asked again, in seconds; and how many calls are kept for that
+# moment. What they would have freed ends by itself, only later.
+_AGAIN, _MOST_LATER = 0.5, 10_000
 
 
 class Nobody:
@@ -108,7 +109,8 @@ class Parking:
         if self._pid != platform.pid:
             self._reset()  # the parent's thread makes the calls that a forked child has copies of
         with self._guard:
-            self._later.append(call)
+            if len(self._later) < _MOST_LATER:
+                self._later.append(call)
             if self._is_clearing:
                 return
             self._is_clearing = True

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 from celery.utils import uuid
@@ -25,6 +26,7 @@ from ..engine.events import label_of
 from ..engine.protocol import KEPT, LINE, Claim, Conflict, PlaceRequest
 from ..errors import LockConfigError, LockUnavailable, RelockError
 from ..naming.names import bind
+from ..worker.conflict import end_unexecuted
 from ..worker.message import (
     PREFIX,
     call_options,
@@ -126,17 +128,21 @@ class Sender:
         options: Mapping[str, Any],
         marker: Claim | None = None,
     ) -> Conflict | None:
-        # If only the answer is lost, and the call is sent all the same, it finds its place.
         self._execution_id = execution_id
         request = _request(self._task, declared, name, execution_id, options)
-        backend = declared.engine.backend
+        engine = declared.engine
+        backend = engine.backend
         # If this process is killed before the message goes out, a reaper of its host frees the
         # place.
         journal.note(execution_id, Entry(backend.id, execution_id, KEPT, (LINE + name,)))
         try:
             answer = backend.place(request._replace(marker=marker))
-        except BaseException:
+        except BaseException as error:
             journal.remove(execution_id)
+            # If only the answer is lost, it has its place all the same, and finds it if it is sent.
+            policy = declared.options.on_unavailable
+            if policy == "raise" or not isinstance(error, LockUnavailable):
+                engine.parking.later(partial(end_unexecuted, engine, [request.line], execution_id))
             raise
         if isinstance(answer, Conflict):
             journal.remove(execution_id)

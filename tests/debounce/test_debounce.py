@@ -10,7 +10,7 @@ import uuid
 
 import pydantic
 import pytest
-from celery import Task, chain, chord, group
+from celery import Celery, Task, chain, chord, group
 
 from celery_relock import LockedTask, declaration
 from celery_relock.dedup import marker
@@ -447,6 +447,28 @@ def test_without_redis_a_call_fails_or_is_sent_at_once(worker, m, shop, apart):
         m.later.delay(shop, 1)
     sent = m.later.apply_async((shop, 2), lock_on_unavailable="retry")
     assert sent.get(timeout=LONG) == 2
+
+
+@pytest.mark.parametrize("policy", ["raise", "run"])
+def test_a_call_that_could_not_be_kept_begins_no_burst_though_it_had_begun_one(
+    redis_url, namespace, policy
+):
+    """As a lost answer does it, the server has executed the command that fails."""
+    app = Celery(uuid.uuid4().hex, broker="memory://", set_as_current=False)
+    app.conf.update(relock_url=redis_url, relock_namespace=namespace)
+    app.conf.update(relock_min_replicas=1, relock_min_replicas_timeout=0.1)
+
+    @app.task(base=LockedTask, lock_key="shop:{shop}", lock_debounce=60, shared=False)
+    def later(shop): ...
+
+    if policy == "raise":
+        with pytest.raises(LockUnavailable, match="replicas"):
+            later.delay("1")
+    else:
+        assert later.apply_async(("1",), lock_on_unavailable="run").id
+    backend, name = _backend(later), _name(later, "1")
+    wait_for(lambda: backend.burst(name, False) is None, what="the burst to go")
+
 
 
 def test_without_locks_each_call_is_sent_at_once(worker, m, shop, apart):

@@ -8,6 +8,7 @@ import uuid
 
 import pytest
 from celery import Celery, chain, chord, group
+from celery.app.trace import build_tracer
 from celery.beat import ScheduleEntry, Scheduler
 from celery.exceptions import TaskRevokedError
 from celery.result import EagerResult
@@ -481,7 +482,8 @@ def _app(**settings):
     def strict(x): ...
 
     @app.task(base=LockedTask, lock_dedup="until_done", lock_on_unavailable="run", shared=False)
-    def lenient(x): ...
+    def lenient(x):
+        return "ran"
 
     app.finalize()
     return strict, lenient
@@ -494,6 +496,42 @@ def test_without_redis_a_call_fails_or_is_sent_as_the_task_says(caplog):
         strict.delay(1)
     assert lenient.delay(1).id != lenient.delay(1).id
     assert "sent without looking for duplicates" in caplog.text
+
+
+@pytest.fixture
+def app_without_replicas(redis_url, namespace):
+    """Where the server has executed what fails, as when only the answer is lost."""
+    return {
+        "relock_url": redis_url,
+        "relock_namespace": namespace,
+        "relock_min_replicas": 1,
+        "relock_min_replicas_timeout": 0.1,
+    }
+
+
+def test_a_call_that_was_not_sent_is_not_marked_though_it_had_a_marker(app_without_replicas):
+    strict, _ = _app(**app_without_replicas)
+    with pytest.raises(LockUnavailable):
+        strict.delay(1)
+    wait_for(lambda: strict.marked(1) is None, what="its marker to go")
+
+
+def test_a_call_that_is_sent_without_a_look_for_duplicates_is_none_of_itself(
+    app_without_replicas, redis_url, namespace
+):
+    _, lenient = _app(**app_without_replicas)
+    message = {}
+
+    def look(headers, **_):
+        message.update(headers)
+
+    before_task_publish.connect(look)
+    sent = lenient.delay(1)
+    assert lenient.marked(1).id == sent.id
+    _, arrives = _app(relock_url=redis_url, relock_namespace=namespace)
+    trace = build_tracer(arrives.name, arrives, app=arrives.app)
+    result = trace(sent.id, (1,), {}, {**message, "hostname": "here"})
+    assert result.retval == "ran"
 
 
 def test_a_task_that_always_runs_at_once_asks_nobody():

@@ -154,6 +154,28 @@ def test_a_call_that_gets_no_place_is_sent_or_not_as_the_task_says(policy):
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.parametrize("dedup", [None, "until_done"])
+def test_a_call_that_was_not_sent_leaves_no_place_though_it_had_one(redis_url, namespace, dedup):
+    """As a lost answer does it, the server has executed the command that fails."""
+    app = app_of(
+        relock_url=redis_url,
+        relock_namespace=namespace,
+        relock_min_replicas=1,
+        relock_min_replicas_timeout=0.1,
+    )
+
+    @app.task(base=LockedTask, shared=False, lock_key="a", lock_order="sent", lock_dedup=dedup)
+    def update():
+        pass
+
+    backend = declaration(type(app.tasks[update.name])).engine.backend
+    with pytest.raises(LockUnavailable, match="replicas"):
+        update.delay()
+    line = [backend.keys.lock(f"{LINE}a")]
+    wait_for(lambda: not backend.inspection().survey(line, 0)[0].waiting, what="its place to go")
+    wait_for(lambda: update.marked() is None, what="its marker to go")
+
+
 @pytest.mark.parametrize(
     "options",
     [
