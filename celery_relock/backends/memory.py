@@ -618,7 +618,9 @@ class _Command:
     def inherit(self, lock: _Lock, execution_id: str) -> None:
         """Let in a successor that waits already: it was quicker than its predecessor."""
         place = lock.queue.get(execution_id)
-        if place is not None and not self.is_gone(place):
+        if place is None or self.is_gone(place):
+            return
+        if not self.stands_behind_itself(place):
             lock.claim_kept(execution_id, place.limits[lock.name])
             self.enter_or_send(place, self.admission(place), "")
             self.promote_others()

@@ -62,6 +62,12 @@ class Entry(NamedTuple):
     successors: str = ""
     keep: float = 0.0
 
+    def record(self) -> bytes:
+        """As `read` reads it."""
+        backend, execution_id, attempt_id, names, *told, keep = self
+        lines = backend, execution_id, attempt_id, *told, f"{keep:g}", *names
+        return "\n".join(lines).encode()
+
 
 class Journal:
     """The claims of this process. A forked child begins with an empty one of its own.
@@ -97,38 +103,46 @@ class Journal:
         if not self._ready:
             with self._opening:
                 self._open()
-        backend, execution_id, attempt_id, names, *told, keep = entry
-        text = "\n".join((backend, execution_id, attempt_id, *told, f"{keep:g}", *names)).encode()
+        text = entry.record()
         if self._map is None or len(text) > _SLOT - 2:
             return
         try:
-            slot = self._free.pop()
-        except IndexError:
             # The oldest gives way: it may be of a lock that was dropped, or never answered for.
-            slot = self._slots.popitem(last=False)[1]
-            self._map[slot * _SLOT : slot * _SLOT + 2] = b"\0\0"
+            slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
+        except (IndexError, KeyError):
+            return  # other threads took the last one
         self._slots[key] = slot
-        start = slot * _SLOT
-        self._map[start + 2 : start + 2 + len(text)] = text
-        # The length last: until it is there the slot counts as empty.
-        self._map[start : start + 2] = len(text).to_bytes(2, "big")
+        self._write(slot, text)
 
     def change(self, entry: Entry) -> None:
         """Note something else of a claim that is noted; without room the old note stays."""
-        before = self._slots.pop(entry.attempt_id, None)
-        if before is None or self._map is None:
+        slot = new = self._slots.pop(entry.attempt_id, None)
+        if slot is None or new is None:
             return
-        self.add(entry)
-        if entry.attempt_id not in self._slots:
-            self._slots[entry.attempt_id] = before
-            return
-        self._map[before * _SLOT : before * _SLOT + 2] = b"\0\0"
-        self._free.append(before)
+        if len(text := entry.record()) <= _SLOT - 2:
+            with contextlib.suppress(IndexError):  # else in its place, in two steps
+                new = self._free.pop()
+            self._write(new, text)
+        self._slots[entry.attempt_id] = new
+        if new != slot:
+            self._empty(slot)
 
     def remove(self, key: str) -> None:
         """Forget a claim by its attempt, when its locks have been released; or a note."""
         slot = self._slots.pop(key, None)
-        if slot is not None and self._map is not None:
+        if slot is not None:
+            self._empty(slot)
+
+    def _write(self, slot: int, text: bytes) -> None:
+        if self._map is not None:
+            start = slot * _SLOT
+            self._map[start : start + 2] = b"\0\0"
+            self._map[start + 2 : start + 2 + len(text)] = text
+            # The length last: until it is there the slot counts as empty.
+            self._map[start : start + 2] = len(text).to_bytes(2, "big")
+
+    def _empty(self, slot: int) -> None:
+        if self._map is not None:
             self._map[slot * _SLOT : slot * _SLOT + 2] = b"\0\0"
             self._free.append(slot)
 

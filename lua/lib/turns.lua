@@ -136,7 +136,7 @@ end
 -- Let in a successor that waits already: it was quicker than its predecessor, which has left it a hold.
 function Turns.inherit(call, lock, successor)
   local waiter = Queue.waiter(lock, successor)
-  if waiter and not Queue.gone(call, waiter) then
+  if waiter and not Queue.gone(call, waiter) and not Queue.behind_itself(call, lock, successor, waiter) then
     Holds.claim_kept(lock, successor, Holds.limit_of(lock, waiter))
     enter_or_send(call, lock, successor, waiter, admission(call, lock, successor, waiter), nil)
     Turns.promote_others(call)

@@ -470,7 +470,6 @@ def test_a_call_that_could_not_be_kept_begins_no_burst_though_it_had_begun_one(
     wait_for(lambda: backend.burst(name, False) is None, what="the burst to go")
 
 
-
 def test_without_locks_each_call_is_sent_at_once(worker, m, shop, apart):
     apart(relock_enabled=False)
     assert m.later.delay(shop, 1).get(timeout=LONG) == 1

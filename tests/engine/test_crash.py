@@ -151,6 +151,19 @@ def test_of_more_than_there_is_room_for_the_oldest_are_left_to_the_leases(folder
     assert _written(folder) == [_entry(1000)]
 
 
+def test_a_claim_that_changes_where_there_is_no_room_takes_none_from_another(folder, journal):
+    entries = [_entry(number) for number in range(128)]
+    for entry in entries:
+        journal.add(entry)
+    entries[100] = entries[100]._replace(successors="next")
+    journal.change(entries[100])
+    assert sorted(_written(folder)) == sorted(entries)
+
+    too_long = entries[101]._replace(successors="x" * 1000)
+    journal.change(too_long)
+    assert sorted(_written(folder)) == sorted(entries)
+
+
 def test_a_forked_child_begins_with_an_empty_journal(folder, journal):
     journal.add(_entry())
     journal._reset()  # what os.register_at_fork does in the child

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from celery_relock.engine.protocol import Conflict, Duplicate, Ended, Held, Parked, Queued
+from celery_relock.engine.protocol import (
+    Conflict,
+    Duplicate,
+    Ended,
+    Held,
+    Parked,
+    Queued,
+    Successor,
+)
 
 AB = ("a", "b")
 
@@ -176,6 +184,19 @@ def test_a_copy_does_not_acquire_with_its_owner_while_its_execution_holds(desk):
 
     desk.fence("second", **how)
 
+    assert desk.resume() == []
+
+
+@pytest.mark.parametrize("by_owner", [False, True])
+def test_the_copy_of_a_successor_that_was_quicker_stays_when_a_hold_is_left_to_it(desk, by_owner):
+    how = {"owner": "o", "by_owner": by_owner, "ancestors": ("first",)}
+    desk.fence("first", **how)
+    desk.fence("retry", **how)
+    desk.park("retry", "copy", **how)
+
+    left = desk.backend.release(("a",), "first", "n", home="h", successor=Successor("retry", 30.0))
+
+    assert not left.messages
     assert desk.resume() == []
 
 
