@@ -110,7 +110,7 @@ def _merge(
         request = ParkRequest(text, *to, most_in_all=most, most_bytes=size)
         try:
             answer = engine.backend.debounce(name, call, request)
-        except BaseException:
+        except LockUnavailable:
             if burst is None:
                 # If only the answer is lost, a burst has begun all the same.
                 engine.parking.withdraw_later(call.call_id)

@@ -128,14 +128,14 @@ def _send_once(
 ) -> Any:
     try:
         there = claim(call, execution_id, task_id, min(keep, marker.SENDING), acquire)
-    except BaseException as error:
-        if isinstance(error, LockUnavailable) and call.options.on_unavailable != "raise":
-            logger.error("%s is sent without looking for duplicates: %s", call.task.name, error)
-            return publish()
-        # If only the answer is lost, the call is marked all the same.
-        end = partial(marker.drop, call.engine, call.marker.name, execution_id, ended=True)
-        call.engine.parking.later(end)
-        raise
+    except LockUnavailable as error:
+        if call.options.on_unavailable == "raise":
+            # If only the answer is lost, the call is marked all the same.
+            end = partial(marker.drop, call.engine, call.marker.name, execution_id, ended=True)
+            call.engine.parking.later(end)
+            raise
+        logger.error("%s is sent without looking for duplicates: %s", call.task.name, error)
+        return publish()
     if there is not None:
         return _answer(call, there, task_id)
     try:

@@ -139,9 +139,8 @@ class Sender:
             answer = backend.place(request._replace(marker=marker))
         except BaseException as error:
             journal.remove(execution_id)
-            # If only the answer is lost, it has its place all the same, and finds it if it is sent.
-            policy = declared.options.on_unavailable
-            if policy == "raise" or not isinstance(error, LockUnavailable):
+            if isinstance(error, LockUnavailable) and declared.options.on_unavailable == "raise":
+                # If only the answer is lost, it has its place all the same.
                 engine.parking.later(partial(end_unexecuted, engine, [request.line], execution_id))
             raise
         if isinstance(answer, Conflict):
