@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from celery.utils import uuid
@@ -25,7 +26,15 @@ from .dedup import client as dedup
 from .dedup import marker
 from .engine import ids
 from .engine.events import label_of
-from .engine.protocol import DEBOUNCE, Burst, Debounce, Full, Parked, ParkRequest
+from .engine.protocol import (
+    DEBOUNCE,
+    REMEMBER_ATTEMPT,
+    Burst,
+    Debounce,
+    Full,
+    Parked,
+    ParkRequest,
+)
 from .errors import LockConfigError, LockConflict, LockUnavailable
 from .naming.names import bind, dumped, signature_of
 from .options import LockOptions
@@ -112,8 +121,10 @@ def _merge(
             answer = engine.backend.debounce(name, call, request)
         except LockUnavailable:
             if burst is None:
-                # If only the answer is lost, a burst has begun all the same.
-                engine.parking.withdraw_later(call.call_id)
+                # If only the answer is lost, a burst has begun all the same. It stays once another
+                # call was merged into it: the attempt of a burst's message is its last call.
+                both, how = (call.call_id, call.call_id), ("attempt", REMEMBER_ATTEMPT)
+                engine.parking.later(partial(engine.backend.release, [name], *both, *how))
             raise
         if isinstance(answer, Parked):
             logger.debug("%s[%s] waits until no more such calls come", task.name, task_id)

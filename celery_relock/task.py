@@ -27,6 +27,7 @@ from .worker.message import (
     attempt_before,
     call_options,
     has_begun,
+    parse,
     prefix_of,
 )
 from .worker.states import Aside, defer_started
@@ -163,8 +164,8 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         declared, own = declaration(type(self)), call_options(options)
         options = {n: value for n, value in options.items() if not n.startswith("lock_")}
         prefix, headers = options.pop(PREFIX, None), options.get("headers") or {}
-        before = attempt_before({"id": options.get("task_id"), **options}, headers)
-        if before is not None:
+        told = headers.get(HEADER) if options.get("retries") else None
+        if before := parse(told) if isinstance(told, Mapping) else None:
             own, prefix = {**before.options, **own}, before.prefix
         prefix = prefix_of(declared.prefix) if prefix is None else prefix
         declared.of_call(own, prefix)

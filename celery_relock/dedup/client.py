@@ -188,11 +188,11 @@ def claim(
         if there is None or there.execution_id == tried:
             return there
         tried = there.execution_id
-        if call.options.on_duplicate == "replace":
+        is_own = there.task_id == task_id  # its sender has not heard that it got it
+        if call.options.on_duplicate == "replace" and not is_own:
             if marker.take_away(call.engine, call.marker, there):
                 _revoke(call, there, task_id)
-        elif there.task_id == task_id or is_over(call, there):
-            # Its own is there if its sender has not heard that it got it.
+        elif is_own or is_over(call, there):
             marker.drop(call.engine, call.marker.name, there.execution_id)
         else:
             return there

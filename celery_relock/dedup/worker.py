@@ -113,7 +113,11 @@ class _Execution(HeldBeside):
     @property
     def is_for_retries(self) -> bool:
         until = self.call.marker.until
-        return until == marker.DONE if self.begun else until != marker.TIME and self.lease.held
+        if self.begun:
+            return until == marker.DONE
+        # With "replace", a call that has not begun must not keep later ones out by its retry.
+        before = marker.START if self.call.options.on_duplicate != "replace" else marker.DONE
+        return self.lease.held and until in (before, marker.DONE)
 
     def arrive(self) -> Found | None:
         """Take the marker over. Returns whose it is if this call is a duplicate."""

@@ -36,9 +36,10 @@ from ..naming.names import bind
 from ..order import worker as order
 from ..workflow import steps
 from . import company, events, retry, revocation
-from .conflict import Attempt, obtain, release
+from .conflict import Attempt, call_off, obtain, release
 from .message import (
     Header,
+    afterwards,
     ancestors_here,
     begin_call,
     begin_message,
@@ -50,7 +51,15 @@ from .message import (
     prefix_of,
     running_request,
 )
-from .states import LATER, Dropped, Late, end_dropped, is_acknowledged, show_started
+from .states import (
+    LATER,
+    Dropped,
+    Late,
+    end_dropped,
+    is_acknowledged,
+    is_autoretried,
+    show_started,
+)
 
 
 def current(task: Any) -> Hold | None:
@@ -187,8 +196,9 @@ class Execution:
         lease = self._lease(engine, names, stuck)
         may_keep = options.keep_on_retry and message is not None
         over = False  # whether the message is acknowledged for good
+        attempt = Attempt(task, engine, lease, options, message)
         try:
-            held = obtain(Attempt(task, engine, lease, options, message))
+            held = obtain(attempt)
             if held is None:  # lock_on_unavailable="run"
                 return run_body(partial(Hold, lease.claim.owner, shares))
             reentrancy.push(lease)
@@ -209,7 +219,7 @@ class Execution:
             try:
                 result = run_body(make_hold)
             except Exception as error:
-                over = is_acknowledged(task, error)
+                over = _is_over(attempt, error)
                 raise
             over = True
             # After a success the hold is left to nobody for so long.
@@ -314,6 +324,17 @@ def _declared(declared: Declaration, request: Any, header: Header | None) -> Dec
     if request is None and (prefix := prefix_of(declared.prefix)):
         return declared.of_call({}, prefix)
     return declared
+
+
+def _is_over(attempt: Attempt, error: Exception) -> bool:
+    """Whether the message of an execution that ends with an error is acknowledged for good. If it
+    will be once Celery has sent a retry of the error, the execution ends then."""
+    task, message = attempt.task, attempt.message
+    if is_acknowledged(task, error):
+        return True
+    if message is not None and is_autoretried(task, error):
+        afterwards(message, lambda: call_off(attempt) if is_acknowledged(task, error) else None)
+    return False
 
 
 def _fence(lease: Lease, name: str) -> int:

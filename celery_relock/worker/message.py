@@ -42,8 +42,9 @@ NOTHING = object()
 # How many ancestors are passed on, the nearest first. Without a bound the message of a task that
 # sends itself would become longer each time.
 _MOST_ANCESTORS = 32
-# Attributes of a request: our header, once it was read; whether the body of its task has begun.
-_PARSED, _BEGUN = "relock_header", "relock_begun"
+# Attributes of a request: our header, once it was read; whether the body of its task has begun;
+# whether a retry of it was sent.
+_PARSED, _BEGUN, _RETRIED = "relock_header", "relock_begun", "relock_retried"
 
 # -- Which message -------------------------------------------------------------------------------
 
@@ -503,6 +504,18 @@ def is_retry(fields: Mapping[str, Any], request: Any) -> bool:
     nesting = fields.get("replaced_task_nesting") or 0
     same: bool = fields.get("id") == request.id
     return same and nesting == (request.replaced_task_nesting or 0)
+
+
+def on_published(fields: Mapping[str, Any]) -> None:
+    """A message is published: note it if it is the retry of the running one."""
+    request = running_request()
+    if request is not None and is_retry(fields, request):
+        setattr(request, _RETRIED, True)
+
+
+def has_sent_retry(request: Any) -> bool:
+    """Whether the retry of this request was sent. One that no broker took was not."""
+    return bool(getattr(request, _RETRIED, False))
 
 
 # -- Ancestors -----------------------------------------------------------------------------------

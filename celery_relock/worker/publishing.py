@@ -15,7 +15,7 @@ from ..dedup import client as dedup
 from ..order import client as order
 from ..workflow import steps
 from . import company, retry
-from .message import HEADER, write_header
+from .message import HEADER, on_published, write_header
 
 
 def _before(
@@ -44,6 +44,7 @@ def _after(headers: Any = None, body: Any = None, **_: Any) -> None:
     header = headers.get(HEADER) if isinstance(headers, dict) else None
     if header:
         fields = _fields(headers, body)
+        on_published(fields)
         order.on_published(fields, header)
         dedup.on_published(fields, header)
         retry.on_published(fields, header)

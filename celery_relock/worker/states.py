@@ -20,7 +20,7 @@ from ..engine.protocol import Conflict
 from ..errors import LockConflict, RelockError
 from . import events as worker_events
 from .events import BLOCKED
-from .message import header_of
+from .message import has_sent_retry, header_of
 
 logger = logging.getLogger("celery_relock")
 
@@ -83,22 +83,21 @@ def is_acknowledged(task: Any, error: BaseException | None) -> bool:
     The broker may bring back one that is rejected, by a dead-letter queue or a redrive, and then it
     is to run again. The answer is that of `celery.worker.request.Request.on_failure`.
     """
-    if not task.acks_late or error is None:
-        return True
-    if isinstance(error, Reject):
-        return False
-    if isinstance(error, Ignore | Retry):
+    if not task.acks_late or error is None or isinstance(error, Ignore | Retry):
         return True
     flag = getattr(task, "acks_on_failure", None)  # Celery >= 5.7
-    if task.acks_on_failure_or_timeout if flag is None else flag:
+    flag = task.acks_on_failure_or_timeout if flag is None else flag
+    if flag and not isinstance(error, Reject):
         return True
-    return is_autoretried(task, error)
+    return has_sent_retry(task.request) and is_autoretried(task, error)
 
 
 def is_requeued(task: Any, error: BaseException | None) -> bool:
     """Whether Celery puts the message of an execution back that ends with this error. It cannot if
     that is acknowledged already."""
-    return bool(isinstance(error, Reject) and error.requeue and task.acks_late)
+    if not isinstance(error, Reject) or is_autoretried(task, error):
+        return False
+    return bool(error.requeue and task.acks_late)
 
 
 def is_autoretried(task: Any, error: BaseException) -> bool:
@@ -106,7 +105,7 @@ def is_autoretried(task: Any, error: BaseException) -> bool:
 
     It lies around the `run` of a task: it sends the retry when the error has left our code.
     """
-    never = (Ignore, Reject, Retry, *getattr(task, "dont_autoretry_for", ()))
+    never = (Ignore, Retry, *getattr(task, "dont_autoretry_for", ()))
     fits = isinstance(error, tuple(getattr(task, "autoretry_for", ())))
     return fits and not isinstance(error, never) and _has_retries_left(task)
 

@@ -213,6 +213,7 @@ class StepHold:
             due: when its message is due, in seconds since the epoch.
         """
         self.successors.append(successor)
+        self.acknowledged = True  # also after an error that Celery makes a retry of
         self.due = max(self.due, due)
         if journal.on and (left := self.successor()):
             noted = self.lease.entry()

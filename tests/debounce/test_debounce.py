@@ -449,25 +449,48 @@ def test_without_redis_a_call_fails_or_is_sent_at_once(worker, m, shop, apart):
     assert sent.get(timeout=LONG) == 2
 
 
-@pytest.mark.parametrize("policy", ["raise", "run"])
-def test_a_call_that_could_not_be_kept_begins_no_burst_though_it_had_begun_one(
-    redis_url, namespace, policy
-):
-    """As a lost answer does it, the server has executed the command that fails."""
+def _task_of(redis_url, namespace, **settings):
     app = Celery(uuid.uuid4().hex, broker="memory://", set_as_current=False)
-    app.conf.update(relock_url=redis_url, relock_namespace=namespace)
-    app.conf.update(relock_min_replicas=1, relock_min_replicas_timeout=0.1)
+    app.conf.update(relock_url=redis_url, relock_namespace=namespace, **settings)
 
-    @app.task(base=LockedTask, lock_key="shop:{shop}", lock_debounce=60, shared=False)
+    @app.task(name="later", base=LockedTask, lock_key="{shop}", lock_debounce=60, shared=False)
     def later(shop): ...
 
+    return later
+
+
+@pytest.fixture
+def in_vain(redis_url, namespace):
+    """A task of which Redis executes each call that fails, as when the answer is lost."""
+    failing = {"relock_min_replicas": 1, "relock_min_replicas_timeout": 0.1}
+    return _task_of(redis_url, namespace, **failing)
+
+
+def _burst(task):
+    return _backend(task).burst(f"{DEBOUNCE}{task.name}\tshop", False)
+
+
+@pytest.mark.parametrize("policy", ["raise", "run"])
+def test_a_call_that_could_not_be_kept_begins_no_burst_though_it_had_begun_one(in_vain, policy):
     if policy == "raise":
         with pytest.raises(LockUnavailable, match="replicas"):
-            later.delay("1")
+            in_vain.delay("shop")
     else:
-        assert later.apply_async(("1",), lock_on_unavailable="run").id
-    backend, name = _backend(later), _name(later, "1")
-    wait_for(lambda: backend.burst(name, False) is None, what="the burst to go")
+        assert in_vain.apply_async(("shop",), lock_on_unavailable="run").id
+    wait_for(lambda: _burst(in_vain) is None, what="the burst to go")
+
+
+def test_a_call_that_was_merged_into_such_a_burst_meanwhile_is_kept(in_vain, redis_url, namespace):
+    parking = declaration.engine_of(in_vain.app).parking
+    later, parking.later = parking.later, (left := []).append
+    with pytest.raises(LockUnavailable):
+        in_vain.delay("shop")
+    parking.later = later
+    merged = _task_of(redis_url, namespace).delay("shop")
+    for call in left:
+        call()
+    assert len(left) == 1
+    assert _burst(in_vain).task_id == merged.id
 
 
 def test_without_locks_each_call_is_sent_at_once(worker, m, shop, apart):

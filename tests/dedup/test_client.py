@@ -481,9 +481,11 @@ def _app(**settings):
     @app.task(base=LockedTask, lock_dedup="until_done", shared=False)
     def strict(x): ...
 
-    @app.task(base=LockedTask, lock_dedup="until_done", lock_on_unavailable="run", shared=False)
-    def lenient(x):
-        return "ran"
+    @app.task(
+        base=LockedTask, bind=True, lock_dedup="until_done", lock_on_unavailable="run", shared=False
+    )
+    def lenient(self, x):
+        return self.AsyncResult(self.request.id).state
 
     app.finalize()
     return strict, lenient
@@ -516,8 +518,9 @@ def test_a_call_that_was_not_sent_is_not_marked_though_it_had_a_marker(app_witho
     wait_for(lambda: strict.marked(1) is None, what="its marker to go")
 
 
+@pytest.mark.parametrize("policy", ["existing", "replace"])
 def test_a_call_that_is_sent_without_a_look_for_duplicates_is_none_of_itself(
-    app_without_replicas, redis_url, namespace
+    app_without_replicas, redis_url, namespace, policy
 ):
     _, lenient = _app(**app_without_replicas)
     message = {}
@@ -528,10 +531,12 @@ def test_a_call_that_is_sent_without_a_look_for_duplicates_is_none_of_itself(
     before_task_publish.connect(look)
     sent = lenient.delay(1)
     assert lenient.marked(1).id == sent.id
-    _, arrives = _app(relock_url=redis_url, relock_namespace=namespace)
+    of = {"relock_url": redis_url, "relock_namespace": namespace}
+    _, arrives = _app(**of, result_backend="cache+memory://")
+    arrives.lock_on_duplicate = policy
     trace = build_tracer(arrives.name, arrives, app=arrives.app)
     result = trace(sent.id, (1,), {}, {**message, "hostname": "here"})
-    assert result.retval == "ran"
+    assert result.retval == "PENDING", "it ran, and was not revoked by itself"
 
 
 def test_a_task_that_always_runs_at_once_asks_nobody():

@@ -203,6 +203,24 @@ def test_a_call_counts_through_retries_that_celery_makes_of_conflicts(m, worker,
     _counts_no_longer(task, account)
 
 
+def test_the_last_call_runs_also_if_the_first_waits_for_the_retry_of_its_conflict(
+    m, worker, account
+):
+    task = m.app.tasks["conflicts_and_is_replaced"]
+    with lock_of(worker, f"account:{account}"):
+        first = task.delay(account, "old")
+        wait_for(lambda: first.state == "RETRY", what="the retry")
+    last = task.delay(account, "new")
+    assert last.id != first.id
+    assert last.get(timeout=20) == account
+
+
+def test_a_call_counts_through_the_retry_that_celery_makes_of_a_reject(m, worker, account):
+    m.rejects_first.delay(account)
+    assert [e["retries"] for e in _began(worker, account, 2)] == [0, 1]
+    wait_for(lambda: m.rejects_first.marked(account) is None, 10, "it to count no longer")
+
+
 def test_a_call_counts_no_longer_when_celery_makes_no_more_retries_of_its_errors(
     m, worker, account
 ):

@@ -105,9 +105,11 @@ def test_it_is_kept_by_a_retry(m, account):
     celery.VERSION < (5, 7), reason="Celery 5.4 ends an eager task that retries (test_eager.py)"
 )
 @pytest.mark.parametrize("prefix", ["", "acme:"])
-def test_it_is_kept_by_an_eager_retry(m, account, prefix):
+@pytest.mark.parametrize("where", ["outside", "inside"])
+def test_it_is_kept_by_an_eager_retry(m, account, prefix, where):
     m.tenant.set(prefix)
-    name, remaining = m.retries.apply((account,), lock_ttl=90).get()
+    task = m.retries if where == "outside" else m.applies_a_retry
+    name, remaining = task.apply((account,), lock_ttl=90).get()
 
     assert name == f"{prefix}account:{account}"
     assert remaining > 60

@@ -40,10 +40,11 @@ class Message:
             retries=retries,
         )
         self._headers = dict(self._sent.headers)
+        self.execution_id = ids.new_id()
         if with_header:
             self._headers["relock"] = {
                 "v": 2,
-                "execution_id": ids.new_id(),
+                "execution_id": self.execution_id,
                 "attempts": attempts,
             }
 
@@ -251,13 +252,15 @@ def test_an_execution_that_came_back_and_died_before_its_result_was_stored_is_do
 @pytest.mark.parametrize(("retries", "attempts"), [(0, 0), (0, 1), (1, 1)])
 @pytest.mark.parametrize("name", ["retries_acked_late", "autoretries_unacknowledged"])
 def test_a_copy_of_an_execution_that_has_sent_its_retry_is_discarded(
-    worker, message, name, retries, attempts
+    worker, message, client, name, retries, attempts
 ):
     """Also if its message was parked before, and resumed twice."""
     twin = message(name, retries=retries, attempts=attempts)
     twin.let_go()
     twin.deliver()
     wait_for(lambda: twin.result.state == "RETRY")
+    end = f"{worker.module.app.conf.relock_namespace}:*:d:{twin.execution_id}"
+    wait_for(lambda: client.keys(end), what="its end to be remembered")
     twin.deliver()
     over = [e["state"] for e in twin.events("over", count=3)]
     assert sorted(over) == ["IGNORED", "RETRY", "SUCCESS"]

@@ -12,6 +12,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from tests.support import wait_for
 from tests.support.parked import lock_of, wait_until_parked
 from tests.support.proxy import Proxy
+from tests.worker.test_duplicates import Message
 
 # Before, what a cut connection had taken stays with the broker until its visibility timeout.
 _RESTORES = VERSION >= (5, 5)
@@ -292,3 +293,22 @@ def test_a_retry_that_was_taken_though_the_sender_heard_nothing_runs_once(
     )  # it was sent twice
     assert [e["retries"] for e in _of(worker, account, "ran")] == [0, 1]
     wait_for(lambda: not lock_of(worker, f"account:{account}").locked())
+
+
+# The last: what a worker rejects while its broker is away stays with Redis as not acknowledged.
+def test_a_message_whose_autoretry_no_broker_takes_runs_when_a_redrive_brings_it_back(
+    worker, broker
+):
+    message = Message(worker, "autoretries_or_is_rejected")
+    account = message.account
+    message.deliver()
+    wait_for(lambda: _of(worker, account, "arrived"))
+    broker.refuse()
+    _go_on(worker, [account])
+    try:
+        worker.wait_for_log(rf"(?i){message.id}\] reject", 20)
+    finally:
+        broker.accept()
+    assert worker.module.ping.delay().get(timeout=20) == "pong"
+    message.deliver()
+    wait_for(lambda: len(_of(worker, account, "ran")) >= 2, what="its second run")

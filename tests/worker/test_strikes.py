@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from celery import Celery
+from celery._state import _task_stack
 from celery.app.trace import build_tracer
 from celery.exceptions import SoftTimeLimitExceeded
 
@@ -94,6 +95,8 @@ def make(redis_url: str, namespace: str) -> Iterator[Make]:
     logging.disable()  # Celery tells of each strike, with a traceback
     yield make
     logging.disable(logging.NOTSET)
+    while _task_stack.top is not None:  # Celery has been struck where it was to take a task off
+        _task_stack.pop()
     app.close()
 
 

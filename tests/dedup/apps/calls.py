@@ -182,6 +182,29 @@ def begins_at_last(self, account, how=""):
 
 app.task(begins_at_last, name="conflicts_until_start", lock_dedup="until_start", **CONFLICTS)
 app.task(begins_at_last, name="conflicts_until_done", lock_dedup="until_done", **CONFLICTS)
+app.task(
+    begins_at_last,
+    name="conflicts_and_is_replaced",
+    lock_dedup="until_start",
+    lock_on_duplicate="replace",
+    **CONFLICTS,
+)
+
+
+@app.task(
+    base=LockedTask,
+    bind=True,
+    lock_key=KEY,
+    lock_dedup="until_done",
+    acks_late=True,
+    autoretry_for=(Exception,),
+    default_retry_delay=1,
+    ignore_result=True,
+)
+def rejects_first(self, account):
+    journal.add("began", account=account, id=self.request.id, retries=self.request.retries)
+    if not self.request.retries:
+        raise Reject("come again", requeue=True)
 
 
 @app.task(base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_done", lock_ttl=2)

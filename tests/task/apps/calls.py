@@ -52,6 +52,11 @@ def retries(self, account, ttl=None):
     return [self.lock.name, self.lock.remaining]
 
 
+@app.task(base=LockedTask, lock_key="other:{account}")
+def applies_a_retry(account):
+    return retries.apply((account,), lock_ttl=90).get(disable_sync_subtasks=False)
+
+
 @app.task(base=LockedTask, lock_key="report:{account}", lock_dedup="until_start")
 def report(account):
     return account

@@ -112,6 +112,10 @@ app.task(work_twice, name="autoretries_and_keeps", lock_keep_on_retry=True, **AU
 app.task(work_twice, name="autoretries_and_holds", lock_hold="workflow", **AUTORETRY, **LOCKED)
 app.task(work_twice, name="autoretries_once", lock_dedup="until_done", **AUTORETRY, **LOCKED)
 app.task(work_twice, name="autoretries_in_order", lock_order="sent", **AUTORETRY, **LOCKED)
+REJECTED = {"acks_late": True, "acks_on_failure_or_timeout": False, "ignore_result": True}
+autoretries_or_is_rejected = app.task(
+    work_twice, name="autoretries_or_is_rejected", **REJECTED, **AUTORETRY, **LOCKED
+)
 app.task(work_once, name="goes_on", **LOCKED)
 app.task(work_once, name="goes_on_for_the_workflow", lock_hold="workflow", **LOCKED)
 
