@@ -8,9 +8,9 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-from celery.exceptions import Retry, SoftTimeLimitExceeded
+from celery.exceptions import SoftTimeLimitExceeded
 
-from .message import afterwards, has_sent_retry
+from .message import afterwards
 from .states import is_autoretried
 
 
@@ -86,4 +86,4 @@ class HeldBeside(ABC):
     def _end_with_its_message(self, error: Exception) -> None:
         """The retry of its error was sent, or there is none."""
         self.running.set(None)
-        self.end(Retry() if has_sent_retry(self.message) else error)
+        self.end(error)
