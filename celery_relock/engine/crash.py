@@ -116,9 +116,10 @@ class Journal:
 
     def change(self, entry: Entry) -> None:
         """Note something else of a claim that is noted; without room the old note stays."""
-        slot = new = self._slots.pop(entry.attempt_id, None)
-        if slot is None or new is None:
+        slot = self._slots.pop(entry.attempt_id, None)
+        if slot is None:
             return
+        new = slot
         if len(text := entry.record()) <= _SLOT - 2:
             with contextlib.suppress(IndexError):  # else in its place, in two steps
                 new = self._free.pop()

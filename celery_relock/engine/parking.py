@@ -111,6 +111,8 @@ class Parking:
         with self._guard:
             if len(self._later) < _MOST_LATER:
                 self._later.append(call)
+            else:
+                logger.warning("too much has failed without Redis: not all of it is made up for")
             if self._is_clearing:
                 return
             self._is_clearing = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 import uuid
 
 import pytest
@@ -57,11 +58,11 @@ def test_looking_for_duplicates_costs_four_more_script_calls(worker, locks, unti
 
 
 def test_a_task_without_a_lock_never_speaks_to_the_redis_of_the_locks(worker, locks):
-    meter = Meter(locks)
+    meter, began = Meter(locks), time.monotonic()
     for _ in range(20):
         assert worker.module.never_locks.delay("anything").get(timeout=20) == "anything"
-    # The worker itself does, every two seconds: less than once a task.
-    assert [each // 20 for each in meter.look()] == [0, 0]
+    # An idle worker asks 14 times in ten seconds, for its queues: sometimes twice in a row.
+    assert max(meter.look()) <= 2 + 2 * (time.monotonic() - began)
 
 
 def test_a_task_without_options_locks_on_its_arguments(worker):

@@ -117,7 +117,7 @@ def end(self, account, how):
     if how == "retry and go on" and not self.request.retries:
         self.retry(countdown=1, throw=False)
     first = len([e for e in journal.events("began") if e["account"] == account]) == 1
-    if how.startswith("requeue") and first:
+    if how == "requeue" and first:
         raise Reject("come again", requeue=True)
     if how == "requeue":
         journal.wait_for(lambda events: any(e.name == f"free {account}" for e in events), 30)
