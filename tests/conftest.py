@@ -16,7 +16,7 @@ from celery import _state
 from celery.result import ResultSet
 
 import celery_relock.workflow.enter  # noqa: F401  # its shared task stays for all modules
-from tests.support import Journal, RedisServer, Worker, find_redis_server
+from tests.support import Journal, RedisServer, Worker, find_redis_server, programs
 from tests.support.rabbitmq import find_rabbitmq_server
 from tests.support.sentinel import Watched
 from tests.support.shared_rabbitmq import SharedRabbit
@@ -73,6 +73,13 @@ def the_root_logger_keeps_its_level() -> Iterator[None]:
     before = logging.getLogger().level
     yield
     logging.getLogger().setLevel(before)
+
+
+@pytest.fixture(autouse=True)
+def programs_end_with_their_test() -> Iterator[None]:
+    """Else the warnings of one that a failed test left behind would fail another test."""
+    yield
+    programs.end_all()
 
 
 @pytest.fixture(scope="session")

@@ -40,10 +40,8 @@ class Companion:
         self._process.wait()
 
     def close(self) -> None:
-        reaper.end(self._process)
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if stream is not None:
-                stream.close()
+        with self._process:  # closes its pipes
+            reaper.end(self._process)
 
 
 @contextmanager

@@ -18,6 +18,8 @@ _UNRENEWED = re.compile(
     r"^renewing leases failed, trying again: .*(no answer within|Timeout reading).*\n", re.MULTILINE
 )
 
+_started: list[subprocess.Popen[str]] = []
+
 # What every program starts with: `engine`, `lease(name, seconds)`, `say` and `threads()`.
 _START = """
 import os, sys, threading, time
@@ -64,7 +66,15 @@ def start(program: str, url: str, namespace: str, *, first: str = "") -> subproc
         stderr=subprocess.PIPE,
         text=True,
     )
+    _started.append(process)
     return process
+
+
+def end_all() -> None:
+    """End what a test has started and not finished, because it failed."""
+    while _started:
+        with _started.pop() as process:  # closes its pipes
+            reaper.end(process)
 
 
 def finish(process: subprocess.Popen[str], *, code: int = 0, timeout: float = 40.0) -> list[str]:
