@@ -126,25 +126,30 @@ def test_a_contended_cycle_costs_three_commands_at_the_most(
     one = runs(server.url)
     one.ready()
     cycles = 15
-    barrier = threading.Barrier(count)
     order: list[int] = []
-    at_work: dict[int, Lease] = {}
+
+    def begin() -> Lease:
+        lease = one.lease("a", by_owner=kind == "by_owner")
+        lease.renews = kind != "renews"
+        return lease
+
+    at_work = {me: begin() for me in range(count)}
 
     def work(me: int) -> None:
-        barrier.wait(30)
         for turn in range(cycles):
-            lease = at_work[me] = one.lease("a", by_owner=kind == "by_owner")
-            lease.renews = kind != "renews"
+            lease = at_work[me]
             assert isinstance(one.engine.acquire(lease, 60.0), Held)
             order.append(me)
-            # Whoever has just been in is back in line before it is released.
+            # All others are in line, also whoever has just been in, before it is released.
             until = time.monotonic() + 30
             while [each.state for each in at_work.copy().values()].count(State.WAITING) < (
                 len(at_work) - 1
             ):
                 assert time.monotonic() < until
                 time.sleep(0.001)
-            if turn == cycles - 1:
+            if turn < cycles - 1:
+                at_work[me] = begin()
+            else:
                 del at_work[me]
             one.release(lease)
 
