@@ -6,7 +6,7 @@
 
 BIN := .venv/bin
 # Most tests wait for a worker or a lease, so more run at a time than there are cores.
-JOBS ?= 4
+JOBS ?= 6
 
 .PHONY: help test smoke company check docs demo dist clean
 .PHONY: example-django example-fastapi example-django-compose example-fastapi-compose

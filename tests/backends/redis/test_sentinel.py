@@ -320,6 +320,7 @@ def test_a_worker_that_was_cut_off_with_its_master_loses_its_hold_and_nobody_els
     program.stdin.flush()
     assert program.stdout.readline() == "lost\n"
     assert program.stdout.readline() == "gone\n"
+
     # Until the Sentinels have told it so, the old master takes itself for one. A client to whom no
     # Sentinel answers in time, as on a busy machine, believes it: `min_replicas` is against that.
     def demoted() -> bool:
