@@ -10,12 +10,13 @@ tasks, so a lease that has been released no longer counts, wherever it was left 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from ..errors import LockLost
 from .lease import Lease, State
-from .protocol import Backend
+from .protocol import SHARED, Backend
 
 _stack: ContextVar[tuple[Lease, ...]] = ContextVar("relock_stack", default=())
 
@@ -50,6 +51,29 @@ def holding(backend: Backend | None, name: str, shared: bool = False) -> Lease |
         if covers and backend in (None, lease.backend) and _counts(lease):
             return lease
     return None
+
+
+def covering(
+    backend: Backend, names: Sequence[str], limits: Sequence[int]
+) -> dict[str, Lease]:
+    """Those of the lock names that this call stack holds already, and by which lease.
+
+    Raises:
+        LockLost: a caller has lost its hold: nobody may rely on it.
+    """
+    found = {}
+    for name, limit in zip(names, limits, strict=True):
+        lease = holding(backend, name, limit == SHARED)
+        if lease is None:
+            continue
+        if lease.lost:
+            raise LockLost(
+                f"the lock {name!r} was lost by a caller, so it cannot be re-entered here",
+                name=name,
+                owner=lease.claim.owner,
+            )
+        found[name] = lease
+    return found
 
 
 @contextmanager

@@ -30,8 +30,7 @@ from ..engine.events import Work, label_of
 from ..engine.hold import Body, Hold, MakeHold, Share
 from ..engine.interrupt import Interruption
 from ..engine.lease import Lease, State
-from ..engine.protocol import COOLDOWN, SHARED, Claim, Successor
-from ..errors import LockLost
+from ..engine.protocol import COOLDOWN, Claim, Successor
 from ..naming.names import bind
 from ..order import worker as order
 from ..workflow import steps
@@ -167,7 +166,9 @@ class Execution:
         """Run the body under its locks: re-enter those that a caller holds, acquire the others."""
         if reentrancy.innermost() is None:
             return self._acquire(run_body, self.names, [])
-        outer = self._covered(self.declared.engine)
+        declared = self.declared
+        limits = declared.limits(self.arguments, self.names)
+        outer = reentrancy.covering(declared.engine.backend, self.names, limits)
         shares = [Share(name, lease, _fence(lease, name), True) for name, lease in outer.items()]
         run_body = reentrancy.relying(outer.values())(run_body)
         missing = tuple(name for name in self.names if name not in outer)
@@ -273,24 +274,6 @@ class Execution:
         finally:
             inside.reset(token)
             self.make_hold = None
-
-    def _covered(self, engine: Engine) -> dict[str, Lease]:
-        """The names that the call stack holds already, and by which lease."""
-        found = {}
-        limits = self.declared.limits(self.arguments, self.names)
-        for name, limit in zip(self.names, limits, strict=True):
-            lease = reentrancy.holding(engine.backend, name, limit == SHARED)
-            if lease is None:
-                continue
-            if lease.lost:
-                raise LockLost(
-                    f"the lock {name!r} was lost by a caller of this task, so it cannot be "
-                    "re-entered",
-                    name=name,
-                    owner=lease.claim.owner,
-                )
-            found[name] = lease
-        return found
 
     def _lease(self, engine: Engine, names: tuple[str, ...], stuck: tuple[str, ...]) -> Lease:
         """What is asked for."""

@@ -18,7 +18,7 @@ from ..engine import ids, reentrancy
 from ..engine.engine import Engine
 from ..engine.events import label_of
 from ..engine.lease import Lease
-from ..engine.protocol import SHARED, Claim
+from ..engine.protocol import Claim
 from ..errors import LockConfigError
 from ..options import LockOptions
 from ..settings import option_defaults
@@ -124,8 +124,9 @@ def enter(self: Any, *args: Any) -> Any:
 def _acquire(task: Any, message: Any, spec: Mapping[str, Any]) -> None:
     engine, options = engine_of(task.app), _options(task.app, spec)
     options = options.of_call(header_of(message).options)
-    outer = _covered(engine, spec, options)
-    names = tuple(name for name in spec["names"] if name not in outer)
+    wanted = spec["names"]
+    outer = reentrancy.covering(engine.backend, wanted, _limits(wanted, options))
+    names = tuple(name for name in wanted if name not in outer)
     if not names:
         return  # the workflow lock around this one holds them
     lease = _lease(engine, names, options, message)
@@ -157,10 +158,12 @@ def held(app: Any, spec: Mapping[str, Any]) -> Iterator[None]:
 
     Raises:
         LockConflict: it was held for as long as `max_wait`.
+        LockLost: a caller holds it no longer.
     """
     engine, options = engine_of(app), _options(app, spec)
-    outer = _covered(engine, spec, options)
-    names = tuple(name for name in spec["names"] if name not in outer)
+    wanted = spec["names"]
+    outer = reentrancy.covering(engine.backend, wanted, _limits(wanted, options))
+    names = tuple(name for name in wanted if name not in outer)
     if not names:
         with reentrancy.relying(outer.values()):
             yield
@@ -176,13 +179,6 @@ def held(app: Any, spec: Mapping[str, Any]) -> Iterator[None]:
         release(engine, lease, ended=False)
 
 
-def _covered(engine: Engine, spec: Mapping[str, Any], options: LockOptions) -> dict[str, Lease]:
-    """The names that this call stack holds already, and by which lease."""
-    shared = options.limit_for({}) == SHARED
-    found = {name: reentrancy.holding(engine.backend, name, shared) for name in spec["names"]}
-    return {name: lease for name, lease in found.items() if lease is not None}
-
-
 def _options(app: Any, spec: Mapping[str, Any]) -> LockOptions:
     declared = {f"lock_{name}": value for name, value in spec["options"].items()}
     defaults = {name: each for name, each in option_defaults(app).items() if name in OPTIONS}
@@ -190,6 +186,10 @@ def _options(app: Any, spec: Mapping[str, Any]) -> LockOptions:
         if not isinstance(defaults.get(name, ""), int | str):
             del defaults[name]  # made for the arguments, or the parts of the key, of a task
     return LockOptions.collect(declared, defaults, "locked()")
+
+
+def _limits(names: Sequence[str], options: LockOptions) -> tuple[int, ...]:
+    return (options.limit_for({}),) * len(names)
 
 
 def _lease(
@@ -200,7 +200,7 @@ def _lease(
         ids.new_attempt_id(),
         owner("root", message),
         names,
-        limits=(options.limit_for({}),) * len(names),
+        limits=_limits(names, options),
         lease=options.ttl,
         label=label_of("locked()") if message is None else label_of(ENTER, message.id),
         ancestors=ancestors_here() if options.reentrant == "descendants" else (),

@@ -62,7 +62,7 @@ def test_a_lost_lock_is_told_by_check(worker, account):
     assert seen["remaining"] == 0
     assert f"account:{account}" in seen["error"]
     assert "lost" in seen["error"]
-    assert "lost by a caller of this task" in seen["inner"]
+    assert "lost by a caller" in seen["inner"]
 
 
 def test_there_is_no_lock_to_show_outside_of_the_body(worker, account):

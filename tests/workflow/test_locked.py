@@ -12,7 +12,7 @@ from celery import Celery, chain, chord, group, signature
 
 from celery_relock import locked
 from celery_relock.declaration import declaration
-from celery_relock.errors import LockConfigError, LockConflict, LockDeadlock
+from celery_relock.errors import LockConfigError, LockConflict, LockDeadlock, LockLost
 from celery_relock.workflow import steps
 from celery_relock.workflow.enter import ENTER
 from tests.support import wait_for
@@ -342,6 +342,16 @@ class TestEager:
         done.set()
         stranger.join()
         assert flow.apply().get() == ["1"]
+
+    def test_what_is_applied_under_a_lock_that_was_lost_does_not_run(self, worker, account, step):
+        key = f"account:{account}"
+        flow = locked(step("1"), key=key)
+        outer = lock_of(worker, key, timeout=0.5, renew=False)
+        outer.acquire()
+        assert flow.apply().get() == ["1"]
+        wait_for(lambda: outer.lost, what="the end of the lease")
+        with pytest.raises(LockLost, match=key):
+            flow.apply()
 
     @pytest.mark.parametrize("how", ["delay", "apply"])
     def test_a_part_of_a_larger_canvas_is_refused_with_what_to_do(self, account, step, how):
