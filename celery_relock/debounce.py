@@ -124,7 +124,7 @@ def _merge(
                 # If only the answer is lost, a burst has begun all the same. It stays once another
                 # call was merged into it: the attempt of a burst's message is its last call.
                 both, how = (call.call_id, call.call_id), ("attempt", REMEMBER_ATTEMPT)
-                engine.parking.later(partial(engine.backend.release, [name], *both, *how))
+                engine.later.add(partial(engine.backend.release, [name], *both, *how))
             raise
         if isinstance(answer, Parked):
             logger.debug("%s[%s] waits until no more such calls come", task.name, task_id)

@@ -132,7 +132,7 @@ def _send_once(
         if call.options.on_unavailable == "raise":
             # If only the answer is lost, the call is marked all the same.
             end = partial(marker.drop, call.engine, call.marker.name, execution_id, ended=True)
-            call.engine.parking.later(end)
+            call.engine.later.add(end)
             raise
         logger.error("%s is sent without looking for duplicates: %s", call.task.name, error)
         return publish()

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from . import ids, platform
 from .crash import journal
+from .later import Later
 from .lease import Lease, State
 from .parking import Parking
 from .protocol import (
@@ -71,6 +72,7 @@ class Engine:
         self.most_parked = MOST_PARKED
         self._is_kept = False
         self.parking = Parking(backend)
+        self.later = Later()
         self._inbox = Inbox(backend)
 
     def keep(self, remember: float, most_parked: tuple[int, int]) -> None:

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from ..errors import LockUnavailable
-from . import events, ids, platform
+from . import events, ids
 from .protocol import DEBOUNCE, REMEMBER, REMEMBER_ATTEMPT, Backend, Message, Sender
 
 logger = logging.getLogger("celery_relock")
-
-# How soon a backend that was away is asked again, in seconds; and how many calls are kept for that
-# moment. What they would have freed ends by itself, only later.
-_AGAIN, _MOST_LATER = 0.5, 10_000
 
 
 class Nobody:
@@ -46,13 +39,6 @@ class Parking:
         self._backend = backend
         self.remember = REMEMBER
         self.sender: Sender = Nobody()
-        self._reset()
-
-    def _reset(self) -> None:
-        self._later: list[Callable[[], object]] = []
-        self._is_clearing = False
-        self._guard = threading.Lock()
-        self._pid = platform.pid
 
     def publish(self, messages: Iterable[Message]) -> None:
         """Publish messages whose turn has come. One that cannot be sent stays parked, and its turn
@@ -99,40 +85,3 @@ class Parking:
         had, messages = self._backend.withdraw(execution_id, remember, self.sender.home)
         self.publish(messages)
         return had
-
-    def withdraw_later(self, execution_id: str) -> None:
-        """The same as soon as the backend can be asked again, in another thread."""
-        self.later(partial(self.withdraw, execution_id))
-
-    def later(self, call: Callable[[], object]) -> None:
-        """Make a call as soon as the backend can be asked again, in another thread."""
-        if self._pid != platform.pid:
-            self._reset()  # the parent's thread makes the calls that a forked child has copies of
-        with self._guard:
-            if len(self._later) < _MOST_LATER:
-                self._later.append(call)
-            else:
-                logger.warning("too much has failed without Redis: not all of it is made up for")
-            if self._is_clearing:
-                return
-            self._is_clearing = True
-        try:
-            threading.Thread(target=self._clear, name="relock-withdraw", daemon=True).start()
-        except RuntimeError as error:
-            self._is_clearing = False  # no thread to spare: the next call tries again
-            logger.warning("what failed without Redis is not made up for yet: %s", error)
-
-    def _clear(self) -> None:
-        while True:
-            try:
-                self._later[0]()
-            except LockUnavailable:
-                time.sleep(_AGAIN)
-                continue
-            except Exception:
-                logger.exception("what failed without Redis cannot be made up for")
-            with self._guard:
-                del self._later[0]
-                if not self._later:
-                    self._is_clearing = False
-                    return

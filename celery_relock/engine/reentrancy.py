@@ -53,9 +53,7 @@ def holding(backend: Backend | None, name: str, shared: bool = False) -> Lease |
     return None
 
 
-def covering(
-    backend: Backend, names: Sequence[str], limits: Sequence[int]
-) -> dict[str, Lease]:
+def covering(backend: Backend, names: Sequence[str], limits: Sequence[int]) -> dict[str, Lease]:
     """Those of the lock names that this call stack holds already, and by which lease.
 
     Raises:

@@ -141,7 +141,7 @@ class Sender:
             journal.remove(execution_id)
             if isinstance(error, LockUnavailable) and declared.options.on_unavailable == "raise":
                 # If only the answer is lost, it has its place all the same.
-                engine.parking.later(partial(end_unexecuted, engine, [request.line], execution_id))
+                engine.later.add(partial(end_unexecuted, engine, [request.line], execution_id))
             raise
         if isinstance(answer, Conflict):
             journal.remove(execution_id)

@@ -84,7 +84,6 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
             )
         for watcher in self._watchers:
             watcher.start()
-        revocation.discard.append(self._watchers[1].discard)
         # Not in `stop`: the pool ends its tasks later.
         worker_shutdown.connect(self._end, sender=w, dispatch_uid=(id(self), "shutdown"))
 
@@ -93,8 +92,6 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
         return {"relock": report(w.app)}
 
     def _end(self, **_: Any) -> None:
-        if self._watchers is not None:
-            revocation.discard.remove(self._watchers[1].discard)
         for watcher in self._watchers or ():
             watcher.stop()
 

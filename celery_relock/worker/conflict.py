@@ -24,7 +24,6 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery.states import READY_STATES, RETRY, STARTED
 
 from ..engine import events, ids, reentrancy
-from ..engine.crash import journal
 from ..engine.engine import Engine
 from ..engine.events import (
     describe_conflict,
@@ -142,7 +141,8 @@ def _end_waiting(attempt: Attempt) -> None:
     Whether it is parked cannot be known while Redis cannot be reached.
     """
     if attempt.message is not None and attempt.lease.state is not State.HELD:
-        attempt.engine.parking.withdraw_later(attempt.lease.claim.execution_id)
+        engine, execution_id = attempt.engine, attempt.lease.claim.execution_id
+        engine.later.add(partial(engine.parking.withdraw, execution_id))
 
 
 def _decide(attempt: Attempt, answer: Conflict | Duplicate | Ended | Deadlocked) -> Held | None:
@@ -426,7 +426,7 @@ def call_off(attempt: Attempt) -> None:
     try:
         end()
     except LockUnavailable:
-        engine.parking.later(end)
+        engine.later.add(end)
     except RelockError as failure:
         logger.warning("%s may run though it has failed: %s", claim.label, failure)
 
@@ -565,9 +565,7 @@ def release(engine: Engine, lease: Lease, *, ended: bool) -> None:
             error,
         )
         if again:
-            args = engine, lease, ended
-            with suppress(RuntimeError):  # no thread to spare
-                threading.Thread(target=_release_later, args=args, daemon=True).start()
+            engine.later.add(partial(_release_again, engine, lease, ended))
     except BaseException:
         # Thrown in from outside. First the lock: nobody would release it later.
         with suppress(Exception):
@@ -575,12 +573,6 @@ def release(engine: Engine, lease: Lease, *, ended: bool) -> None:
         raise
 
 
-def _release_later(engine: Engine, lease: Lease, ended: bool) -> None:
-    """Redis may be back long before the lease has ended, and others wait."""
-    while lease.state is State.ASKED and time.monotonic() < lease.deadline:
-        time.sleep(ids.chance.uniform(0.5, 1.0))
-        with suppress(RelockError):
-            engine.release(lease, ended=ended)
-            logger.info("The lock %s is released now", ", ".join(map(repr, lease.claim.names)))
-            return
-    journal.remove(lease.claim.attempt_id)  # nothing is left for a reaper
+def _release_again(engine: Engine, lease: Lease, ended: bool) -> None:
+    engine.release(lease, ended=ended)
+    logger.info("The lock %s is released now", ", ".join(map(repr, lease.claim.names)))

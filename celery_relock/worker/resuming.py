@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -26,7 +25,7 @@ from ..engine import ids
 from ..engine.engine import Engine
 from ..engine.protocol import Notice
 from ..engine.renewal import Outage
-from ..errors import LockConfigError, RelockError
+from ..errors import RelockError
 from .parking import SUFFIX, channel, come_back, home, resume_queue
 
 # They have no types.
@@ -81,7 +80,6 @@ class Resumer:
         self._bell = threading.Event()
         self._stopped = False
         self._revoked: set[str] = set()
-        self._over: deque[str] = deque()
         self._worker = ids.new_attempt_id()
         self._consumed: tuple[frozenset[str], float] = frozenset(), 0.0
         self._announced: frozenset[str] = frozenset()
@@ -95,11 +93,6 @@ class Resumer:
     def stop(self) -> None:
         """End within a second."""
         self._stopped = True
-        self._bell.set()
-
-    def discard(self, execution_id: str) -> None:
-        """Free the place of an execution that was revoked or has expired, if it was parked."""
-        self._over.append(execution_id)
         self._bell.set()
 
     def consumes(self, channels: Iterable[str]) -> None:
@@ -137,14 +130,6 @@ class Resumer:
         self._announced = channels
 
     def _look(self) -> float | None:
-        while self._over:
-            try:
-                self._engine.parking.withdraw(self._over[0])
-            except LockConfigError as error:  # a later try would fail as well
-                logger.warning(
-                    "the parked execution %s cannot be withdrawn: %s", self._over[0], error
-                )
-            self._over.popleft()
         revoked = set(self._all_revoked())
         new = revoked - self._revoked
         due = self._engine.parking.resume([ids.short(task) for task in new])

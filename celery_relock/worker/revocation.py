@@ -4,23 +4,22 @@ expired, before it was executed. A task that is terminated releases by itself.""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from celery.signals import task_revoked
 from celery.states import REVOKED
 
+from ..declaration import engine_of
 from ..dedup import worker as dedup
-from ..errors import RelockError
+from ..errors import LockConfigError, RelockError
 from ..order import worker as order
 from ..workflow import steps
 from . import events, retry
 from .message import header_of
 
 logger = logging.getLogger("celery_relock")
-
-#: Called with the execution that is over, in a worker's main process.
-discard: list[Callable[[str], None]] = []
 
 # Who clears away what, and what becomes of that if Redis cannot be reached.
 _ROOMS = (
@@ -37,8 +36,10 @@ def _revoked(sender: Any = None, request: Any = None, terminated: Any = None, **
     was_running = bool(terminated)
     if header_of(request).attempts and not was_running:
         events.show(sender, request.id, REVOKED)
-    for each in discard:
-        each(header_of(request).execution_id)
+    with suppress(LockConfigError):  # told when the worker began
+        engine = engine_of(sender.app)
+        # It may be parked. Not here, in the worker's loop.
+        engine.later.add(partial(engine.parking.withdraw, header_of(request).execution_id))
     clear_away(sender, request, was_running)
 
 

@@ -480,12 +480,13 @@ def test_a_call_that_could_not_be_kept_begins_no_burst_though_it_had_begun_one(i
     wait_for(lambda: _burst(in_vain) is None, what="the burst to go")
 
 
-def test_a_call_that_was_merged_into_such_a_burst_meanwhile_is_kept(in_vain, redis_url, namespace):
-    parking = declaration.engine_of(in_vain.app).parking
-    later, parking.later = parking.later, (left := []).append
+def test_a_call_that_was_merged_into_such_a_burst_meanwhile_is_kept(
+    in_vain, redis_url, namespace, monkeypatch
+):
+    later = declaration.engine_of(in_vain.app).later
+    monkeypatch.setattr(later, "add", (left := []).append)
     with pytest.raises(LockUnavailable):
         in_vain.delay("shop")
-    parking.later = later
     merged = _task_of(redis_url, namespace).delay("shop")
     for call in left:
         call()

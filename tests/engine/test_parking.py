@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
@@ -12,7 +11,6 @@ from celery_relock import signals  # noqa: F401 - tells the core of Celery's tim
 from celery_relock.engine.parking import Parking
 from celery_relock.engine.protocol import Message
 from celery_relock.errors import LockLost
-from tests.support import wait_for
 
 MESSAGES = [Message("one", "account:7", ""), Message("two", "account:8", "")]
 
@@ -42,24 +40,6 @@ def test_a_message_that_cannot_be_resumed_is_told_and_the_others_are_resumed(cap
     with caplog.at_level(logging.WARNING):
         assert _publish(OSError("no broker")).given == MESSAGES
     assert [record.args[0] for record in caplog.records] == ["account:7", "account:8"]
-
-
-def test_what_no_thread_could_withdraw_is_withdrawn_by_the_next(monkeypatch):
-    parking, withdrawn = Parking(None), []
-    monkeypatch.setattr(parking, "withdraw", withdrawn.append)
-    with monkeypatch.context() as none_to_spare:
-        none_to_spare.setattr(threading.Thread, "start", _cannot_start)
-        parking.withdraw_later("first")
-    assert not withdrawn
-    parking.withdraw_later("second")
-    wait_for(lambda: withdrawn == ["first", "second"])
-    wait_for(lambda: not parking._is_clearing)
-    parking.withdraw_later("third")
-    wait_for(lambda: withdrawn[2:] == ["third"])
-
-
-def _cannot_start(self):
-    raise RuntimeError("can't start new thread")
 
 
 @pytest.mark.parametrize("error", [SoftTimeLimitExceeded(), LockLost("lost"), SystemExit()])

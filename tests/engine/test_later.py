@@ -1,19 +1,26 @@
-"""A parked execution that is over while Redis is away leaves its line when Redis is back."""
+"""What failed because Redis was away is made up for when it is back."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import redis
 
+from celery_relock.engine.engine import Engine
+from celery_relock.engine.later import Later
 from celery_relock.engine.protocol import Parked, ParkRequest
-from celery_relock.worker.resuming import Resumer
 from tests.support import programs, wait_for
 from tests.support.proxy import Proxy
 
 PARCEL = ParkRequest("its message", "home", "task")
+
+
+def withdraw_later(engine: Engine, execution_id: str) -> None:
+    engine.later.add(partial(engine.parking.withdraw, execution_id))
 
 
 def test_executions_that_end_while_redis_is_away_leave_the_line_when_it_is_back(
@@ -26,16 +33,15 @@ def test_executions_that_end_while_redis_is_away_leave_the_line_when_it_is_back(
         assert isinstance(process.engine.park(lease, PARCEL), Parked)
     proxy.refuse()
     for lease in parked:
-        process.engine.parking.withdraw_later(lease.claim.execution_id)
+        withdraw_later(process.engine, lease.claim.execution_id)
     assert other.engine.inspect("a").waiting == 3
     proxy.accept()
     wait_for(lambda: other.engine.inspect("a").waiting == 0, what="an empty line")
     other.release(holder)
 
 
-@pytest.mark.parametrize("by", ["a thread of its own", "a worker"])
-def test_one_that_cannot_be_withdrawn_at_all_does_not_keep_back_those_behind_it(
-    runs: Callable[..., Any], client: redis.Redis, namespace: str, by: str
+def test_a_call_that_fails_for_another_reason_does_not_keep_back_those_behind_it(
+    runs: Callable[..., Any], client: redis.Redis, namespace: str
 ) -> None:
     process, other = runs(), runs()
     holder, lease = other.held("a"), process.lease("a")
@@ -43,15 +49,29 @@ def test_one_that_cannot_be_withdrawn_at_all_does_not_keep_back_those_behind_it(
     bad = process.lease("a").claim.execution_id
     client.hset(f"{namespace}:{{0}}:parked", bad, "of somebody else")
     client.set(f"{namespace}:{{0}}:l:of somebody else", "no lock")
-    resumer = Resumer(process.engine, tuple, tuple)
-    withdraw = resumer.discard if by == "a worker" else process.engine.parking.withdraw_later
-    withdraw(bad)
-    withdraw(lease.claim.execution_id)
-    if by == "a worker":
-        resumer.start()
+    withdraw_later(process.engine, bad)
+    withdraw_later(process.engine, lease.claim.execution_id)
     wait_for(lambda: other.engine.inspect("a").waiting == 0, what="an empty line")
-    resumer.stop()
     other.release(holder)
+
+
+def test_a_call_for_which_no_thread_was_left_is_made_with_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    later, made = Later(), list[str]()
+    with monkeypatch.context() as none_to_spare:
+        none_to_spare.setattr(threading.Thread, "start", _cannot_start)
+        later.add(partial(made.append, "first"))
+    assert not made
+    later.add(partial(made.append, "second"))
+    wait_for(lambda: made == ["first", "second"])
+    wait_for(lambda: not later._is_running)
+    later.add(partial(made.append, "third"))
+    wait_for(lambda: made[2:] == ["third"])
+
+
+def _cannot_start(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 def test_a_forked_child_withdraws_by_itself_while_its_parent_still_tries(
@@ -59,6 +79,7 @@ def test_a_forked_child_withdraws_by_itself_while_its_parent_still_tries(
 ) -> None:
     said = programs.run(
         """
+        from functools import partial
         from celery_relock.engine.protocol import ParkRequest, Parked
         from tests.support import wait_for
         from tests.support.proxy import Proxy
@@ -71,11 +92,11 @@ def test_a_forked_child_withdraws_by_itself_while_its_parent_still_tries(
         for each in (mine, own):
             assert isinstance(first.park(each, ParkRequest("text", "home", "task")), Parked)
         proxy.refuse()
-        first.parking.withdraw_later(mine.claim.execution_id)
+        first.later.add(partial(first.parking.withdraw, mine.claim.execution_id))
         child = os.fork()
         if child == 0:
             first.backend.transport._work._options["port"] = urlsplit(URL).port
-            first.parking.withdraw_later(own.claim.execution_id)
+            first.later.add(partial(first.parking.withdraw, own.claim.execution_id))
             wait_for(lambda: engine().inspect("a").waiting == 1, what="the child's own")
             os._exit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
