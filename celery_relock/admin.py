@@ -780,6 +780,8 @@ def _revoke(app: Any, request: Any, is_out: bool) -> None:
     """Do what a worker does with a revoked message. `is_out`: the broker can have a copy of it."""
     from celery.worker.state import revoked
 
+    # Its receiver of `task_revoked` clears away what the call leaves.
+    from .worker import revocation  # noqa: F401
     from .worker.states import stores_no_result
 
     revoked.add(request.id)

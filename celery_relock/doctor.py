@@ -273,7 +273,7 @@ def _backend(
         yield from _permissions(asks.refused())
         memory = asks.memory(_SAMPLE)
         yield from _memory(memory, facts)
-        if not asks.is_used():
+        if not engine.backend.inspection().is_used():
             yield _unused(memory)
             return
         parked = asks.parked(_PARKED)

@@ -2,7 +2,7 @@
 -- KEYS[1] meta: hash, the bucket's fencing token and layout
 -- ARGV[1] life: ms, how long the messages are not published again without another note
 -- ARGV[2] executions: ids with spaces between, the executions of the messages
--- Reply {count}: how many of them are parked in this bucket
+-- Reply {OK}: noted, of those that are parked in this bucket
 -- Keeps: a message that has arrived is not published again while its worker lives
 -- Uses: lib/publish, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked
 
@@ -10,13 +10,11 @@ local meta = KEYS[1]
 local life, executions = tonumber(ARGV[1]), ARGV[2]
 local call = Call.begin(meta)
 
-local count = 0
 for execution in string.gmatch(executions, '%S+') do
   -- pcall: a foreign key must not keep the others from being noted.
   local _, lock, waiter = pcall(Parked.find, call, execution)
   if type(lock) == 'table' and Parked.on_its_way(call, waiter) then
     Parked.put_off(call, lock, execution, waiter, call.now + life)
-    count = count + 1
   end
 end
-return { count }
+return { ok = 'OK' }

@@ -204,12 +204,5 @@ class Figures:
 
     def _look(self) -> dict[str, float]:
         found = self._locks.stats()
-        return {
-            "held": found.held,
-            "holders": found.holders,
-            "waiting": found.waiting - found.parked,
-            "parked": found.parked,
-            "oldest_wait": found.oldest_wait,
-            "markers": found.markers,
-            "bursts": found.bursts,
-        }
+        gauges = {name: float(getattr(found, name)) for name in GAUGES}
+        return {**gauges, "waiting": found.waiting - found.parked}

@@ -230,7 +230,7 @@ def describe_wait(name: str, answer: Answer, ahead: int) -> str:
     return f"{text}, {ahead} ahead" if ahead else text
 
 
-def describe_conflict(name: str, answer: Answer | None) -> str:
+def describe_conflict(name: str, answer: Answer) -> str:
     """`the lock … is held by … for …`, from what the backend answered."""
     if isinstance(answer, Conflict) and answer.name.startswith(LINE):
         return (

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from .inspection import Inspectable
+
 
 class Server(NamedTuple):
     """One server, or one master of a cluster.
@@ -77,10 +79,6 @@ class Examination(Protocol):
     def refused(self) -> list[str]:
         """What the user may not do, as ACL SETUSER writes it: `+hget`, `~relock:*`, `&relock:*`."""
 
-    def is_used(self) -> bool:
-        """Whether there ever was a lock in this namespace. Raises LockConfigError if its layout is
-        another one."""
-
     def memory(self, most: int) -> Memory | None:
         """A sample of about so many keys of each server; None where nobody may look."""
 
@@ -92,7 +90,7 @@ class Examination(Protocol):
 
 
 @runtime_checkable
-class Examinable(Protocol):
+class Examinable(Inspectable, Protocol):
     """A backend that can be examined."""
 
     def examination(self) -> Examination:

@@ -95,7 +95,7 @@ class Interruption(ContextDecorator):
         if not bodies:
             _bodies.pop(self._thread, None)
 
-    def fire(self, reason: str) -> None:
+    def fire(self) -> None:
         """The lease is lost. Called by the thread that found out."""
         with _guard.lock:
             if self._stage is _Stage.INSIDE:

@@ -335,32 +335,24 @@ class KeepAlive(Registry):
         now = time.monotonic()
         self._tell_losses()
         for route, (held, waiting) in self._due(now).items():
-            self._guarded(self._renew, route, held)
-            self._guarded(self._heartbeat, route, waiting)
+            self._guarded("renew", route, held)
+            self._guarded("heartbeat", route, waiting)
         return self._next(now)
 
-    def _guarded(self, look: Callable[..., None], route: _Route, leases: list[Lease]) -> None:
+    def _guarded(self, verb: str, route: _Route, leases: list[Lease]) -> None:
         if not leases:
             return
         backend = leases[0].backend
-        outage = self._outage(backend, (look, route))
+        outage = self._outage(backend, (verb, route))
         with outage:  # whatever it is, it is tried again until the deadline
-            look(backend, leases)
+            sent, asked, every = ask_for(leases)
+            found = getattr(backend, verb)(every, within=self._patience(sent))
+            (self._renewed if verb == "renew" else self._beaten)(sent, asked, found)
             return
         self._put_off(leases, outage)
 
-    def _renew(self, backend: Backend, leases: list[Lease]) -> None:
-        sent, asked, every = ask_for(leases)
-        self._renewed(sent, asked, backend.renew(every, within=self._patience(sent)))
 
-    def _heartbeat(self, backend: Backend, leases: list[Lease]) -> None:
-        sent, asked, every = ask_for(leases)
-        self._beaten(sent, asked, backend.heartbeat(every, within=self._patience(sent)))
-
-
-def lose(
-    lease: Lease, reason: str, say: Callable[[Callable[[], None]], None] = lambda call: call()
-) -> bool:
+def lose(lease: Lease, reason: str, say: Say = lambda call: call()) -> bool:
     """Mark a held lease as lost and tell everybody, once. `say` makes calls that may take long.
     False: it is not held, or no longer, as when it is being released."""
     if not lease.switch(State.LOST, State.HELD):
@@ -368,7 +360,7 @@ def lose(
     since = time.monotonic() - lease.renewed
     if lease.on_lost is not None:
         try:
-            lease.on_lost(reason)
+            lease.on_lost()
         except Exception as error:  # noqa: BLE001 - the loss is told all the same
             text = "the handler for the loss of %s failed"
             say(partial(logger.error, text, lease.claim.names, exc_info=error))

@@ -131,7 +131,7 @@ def test_the_body_may_catch_it_and_is_not_interrupted_again(
                 time.sleep(1.0)
             except LockLost:
                 caught += 1
-                interruption.fire("once more")
+                interruption.fire()
     assert caught == 1
 
 
@@ -159,7 +159,7 @@ def fired_at_random(rounds: int) -> tuple[int, int, list[BaseException]]:
             until = time.perf_counter() + random.uniform(0, 0.0005)
             while time.perf_counter() < until:
                 pass
-            interruption.fire("for a test")
+            interruption.fire()
             done.release()
 
     shooter = threading.Thread(target=fire)
@@ -221,7 +221,7 @@ class Tracer:
         if event == "opcode":
             self.count += 1
             if self.count == self._nth:
-                shooter = threading.Thread(target=self._interruption.fire, args=("for a test",))
+                shooter = threading.Thread(target=self._interruption.fire)
                 shooter.start()
                 shooter.join(0.05)  # it may have to wait for a lock that this thread has
         return self
@@ -282,7 +282,7 @@ def test_of_two_bodies_of_the_main_thread_the_outer_hears_of_its_loss_though_sig
     def strike(*both: Interruption) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])
         for each in both:
-            each.fire("for a test")
+            each.fire()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGURG])
 
     heard = nested(strike)
@@ -300,7 +300,7 @@ def test_news_for_the_outer_body_that_arrive_as_the_inner_one_ends_reach_the_out
         try:
             with outer:
                 with inner:
-                    shooter = threading.Thread(target=outer.fire, args=("for a test",))
+                    shooter = threading.Thread(target=outer.fire)
                     try:
                         shooter.start()
                         compute(5.0)
@@ -366,7 +366,7 @@ def test_a_signal_that_strikes_where_the_state_of_a_lease_is_being_read_stops_no
     def be_struck() -> None:
         with interruption, lease_module._guard.lock:
             lease.state = State.LOST
-            interruption.fire("for a test")
+            interruption.fire()
             compute(1.0)
 
     with pytest.raises(LockLost, match="'a'"):

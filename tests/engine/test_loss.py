@@ -247,7 +247,7 @@ def test_loss_and_release_at_the_same_moment_tell_one_thing(
 def test_a_handler_that_fails_takes_nothing_from_the_news(
     runs: Callable[..., Any], client: redis.Redis, namespace: str, told: list[LockEvent]
 ) -> None:
-    def fail(reason: str) -> None:
+    def fail() -> None:
         raise RuntimeError("boom")
 
     process = runs()

@@ -44,10 +44,11 @@ from ...engine.protocol import (
     Resumed,
     Successor,
 )
-from ...errors import LockConfigError, RelockError
+from ...errors import RelockError
 from .connections import Call, Effort, Transport
 from .errors import FAULTS, check_server, fields_of, translate, with_locks
 from .keys import SCHEMA, Keys
+from .replies import hold_info, taken_holds
 from .scripts import scripts
 
 if TYPE_CHECKING:
@@ -280,12 +281,12 @@ class RedisBackend:
             (holds, waiting), *_ = self.transport.run(self._scripts["inspect"], keys, [])
         except RelockError as error:
             raise with_locks(error, "inspect", (name,)) from error.__cause__
-        return LockState(tuple(_hold(*each) for each in holds), waiting)
+        return LockState(tuple(hold_info(*each) for each in holds), waiting)
 
     def force_release(self, name: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
         keys = [self.keys.meta(self.keys.bucket(name)), self.keys.lock(name)]
         taken, *_ = self._run("force_release", keys, [execution_id], (name,))
-        return tuple(_hold(of, 0, fence, b"", owner, label) for of, fence, owner, label in taken)
+        return taken_holds(taken)
 
     def inspection(self) -> Inspection:
         """What people ask; see `engine.inspection`."""
@@ -315,7 +316,7 @@ class RedisBackend:
     def dangers(self) -> list[str]:
         try:
             found = [_dangers_of(links.ask(_ASKED, Effort()), self.transport.replicas.needed)
-                     for links in self.transport.masters()]  # fmt: skip
+                     for links, _ in self.transport.masters()]  # fmt: skip
         except FAULTS as error:
             raise translate(error) from error
         return list(dict.fromkeys(text for texts in found for text in texts))
@@ -364,12 +365,7 @@ class RedisBackend:
             layout = [str(SCHEMA), str(self.keys.buckets)]
             reply, *_ = self.transport.run(self._scripts["open"], [each], layout)
             if reply[0] != b"OK":
-                raise LockConfigError(
-                    f"relock_namespace={self.keys.namespace!r} holds locks of another layout "
-                    f"(schema {reply[1].decode()}, {reply[2].decode()} buckets; this is schema "
-                    f"{SCHEMA}, {self.keys.buckets} buckets): run one version of celery-relock, "
-                    "or give this one a namespace of its own"
-                )
+                raise self.keys.other_layout(*map(int, reply[1:]))
             if not self._agreed:
                 self._look_at_server(each)
             self._agreed.add(each)
@@ -510,13 +506,6 @@ def _place(line: bytes) -> Held | Queued | None:
     if tag == b"HELD":
         return Held((int(told[0]),), (False,))
     return Queued(int(told[0]), int(told[1]) / 1000) if tag == b"WAIT" else None
-
-
-def _hold(
-    of: bytes, ms: int, fence: bytes, attempt_id: bytes, owner: bytes, label: bytes, shared: int = 0
-) -> HoldInfo:
-    ids_of = of.decode(), attempt_id.decode(), owner.decode()
-    return HoldInfo(ids_of[0], ms / 1000, int(fence), *ids_of[1:], _label(label), shared == 1)
 
 
 def _label(text: bytes) -> str:

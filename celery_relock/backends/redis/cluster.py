@@ -70,9 +70,6 @@ class Map:
         connect: returns a connection to a node, with a timeout in seconds.
         buckets: the number of buckets.
         remap: translates the address of a node in the cluster into its address from here.
-
-    Attributes:
-        version: a number that changes with each change of the map.
     """
 
     def __init__(
@@ -82,7 +79,6 @@ class Map:
         buckets: int,
         remap: Remap | None,
     ) -> None:
-        self.version = 0
         self._seeds = tuple(seeds)
         self._connect = connect
         self._remap = remap
@@ -123,7 +119,6 @@ class Map:
         node = self._from_here(error.host or by.host, int(error.port))
         if isinstance(error, MovedError) and self._serving.get(bucket) != node:
             self._serving = {**self._serving, bucket: node}
-            self.version += 1
         return node
 
     def silent(self, node: Node) -> None:
@@ -179,9 +174,7 @@ class Map:
                     serving[bucket] = there[0]
         self._looked_at = time.monotonic()
         self._known = tuple(known)
-        if serving != self._serving:
-            self._serving = serving
-            self.version += 1
+        self._serving = serving
 
     def _from_here(self, host: str, port: int) -> Node:
         return Node(*self._remap((host, port))) if self._remap else Node(host, port)
@@ -256,8 +249,8 @@ class Cluster(Transport):
     def at(self, key: str) -> Connections:
         return self._at(self.map.serving(bucket_of(key)))
 
-    def masters(self) -> list[Connections]:
-        return [self._at(node) for node in self.map.masters()]
+    def masters(self) -> list[tuple[Connections, list[int]]]:
+        return [(self._at(node), buckets) for node, buckets in self.map.masters().items()]
 
     def route(self, bucket: int) -> object:
         return self.map.known(bucket)

@@ -386,9 +386,9 @@ class Transport:
         """The connections to the server of a key. Raises RedisError if no server is known."""
         return self._work
 
-    def masters(self) -> list[Connections]:
-        """The connections to every server that has keys. Raises as `at` does."""
-        return [self._work]
+    def masters(self) -> list[tuple[Connections, list[int]]]:
+        """The connections to every server that has keys, and its buckets. Raises as `at` does."""
+        return [(self._work, [0])]
 
     def route(self, bucket: int) -> object:
         """The server of a bucket, if it is known."""

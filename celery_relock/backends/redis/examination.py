@@ -18,6 +18,7 @@ from redis.exceptions import ResponseError
 from ...engine.examination import Kind, Memory, Owed, ParkedRun, Server
 from .connections import Command, Connections, Effort, Transport
 from .errors import FAULTS, fields_of, forbids, translate
+from .inspection import masters
 from .keys import Keys
 from .scripts import Script
 
@@ -109,19 +110,18 @@ class Examination(NamedTuple):
 
     def servers(self) -> list[Server]:
         needed = self.transport.replicas.needed
-        return [_server(links)._replace(needed=needed) for links, _ in self._masters()]
-
-    def is_used(self) -> bool:
-        from .inspection import Inspection
-
-        return Inspection(self.transport, self.own_keys, self.scripts).is_used()
+        return [_server(links)._replace(needed=needed) for links, _ in masters(self.transport)]
 
     def refused(self) -> list[str]:
-        every = [what for links, buckets in self._masters() for what in self._at(links, buckets[0])]
+        every = [
+            what
+            for links, buckets in masters(self.transport)
+            for what in self._at(links, buckets[0])
+        ]
         return list(dict.fromkeys(every))
 
     def memory(self, most: int) -> Memory | None:
-        found = [_sampled(links, most) for links, _ in self._masters()]
+        found = [_sampled(links, most) for links, _ in masters(self.transport)]
         if any(each is None for each in found):
             return None
         total, sample = 0, _Sample()
@@ -135,7 +135,7 @@ class Examination(NamedTuple):
 
     def parked(self, most: int) -> list[ParkedRun]:
         found: list[ParkedRun] = []
-        for links, buckets in self._masters():
+        for links, buckets in masters(self.transport):
             due = _ask(
                 links, [("ZRANGE", self.own_keys.due(b), "0", str(most - 1)) for b in buckets]
             )
@@ -147,7 +147,7 @@ class Examination(NamedTuple):
 
     def owed(self, homes: set[str]) -> list[Owed]:
         found = []
-        for links, buckets in self._masters():
+        for links, buckets in masters(self.transport):
             for home in sorted(homes):
                 keys = [f"{self.own_keys.prefix(bucket)}owed:{home}" for bucket in buckets]
                 answers = _ask(
@@ -218,17 +218,6 @@ class Examination(NamedTuple):
         for rule, answer in said:
             if isinstance(answer, Exception) and forbids(answer):
                 yield _what(rule, str(answer), namespace)
-
-    def _masters(self) -> list[tuple[Connections, list[int]]]:
-        """Each server with its buckets."""
-        found: dict[int, tuple[Connections, list[int]]] = {}
-        try:
-            for bucket in range(self.own_keys.buckets):
-                links = self.transport.at(self.own_keys.meta(bucket))
-                found.setdefault(id(links), (links, []))[1].append(bucket)
-        except FAULTS as error:
-            raise translate(error) from error
-        return list(found.values())
 
 
 class _Sample:

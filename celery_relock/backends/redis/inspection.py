@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from ...engine.inspection import ParkedMessage, Place, Survey
 from ...engine.protocol import KEPT, SHARED, HoldInfo
-from ...errors import LockConfigError
 from .connections import Command, Connections, Effort, Transport
 from .errors import FAULTS, translate
 from .keys import SCHEMA, Keys, bucket_of
+from .replies import as_text, hold_info, taken_holds
 from .scripts import Script
 
 # Keys for one SCAN to pass over, and locks for one script to read: each keeps a server busy for
@@ -36,12 +36,7 @@ class Inspection(NamedTuple):
             return False
         schema, buckets = (int(each or 0) for each in found)
         if (schema, buckets) != (SCHEMA, self.own_keys.buckets):
-            raise LockConfigError(
-                f"relock_namespace={self.own_keys.namespace!r} holds locks of another layout "
-                f"(schema {schema}, {buckets} buckets; this is schema {SCHEMA}, "
-                f"{self.own_keys.buckets} buckets): use the version of celery-relock that its "
-                "workers have"
-            )
+            raise self.own_keys.other_layout(schema, buckets)
         return True
 
     def keys(self, pattern: str) -> Iterator[list[str]]:
@@ -49,7 +44,7 @@ class Inspection(NamedTuple):
         bucket = "0" if self.own_keys.buckets == 1 else "*"
         match = f"{start}:{{{bucket}}}:[lq]:{pattern}"
         keys: list[str] = []
-        for server in self._masters():
+        for server, _ in masters(self.transport):
             cursor = "0"
             while True:
                 scan = ("SCAN", cursor, "MATCH", match, "COUNT", str(_SCANNED))
@@ -96,8 +91,8 @@ class Inspection(NamedTuple):
         for at, *rest in self._run("where", calls, [task]) if calls else ():
             if rest:
                 execution_id, name, position, ticket, place, text = rest
-                waiter = _place(at / 1000, _text(name), execution_id, position, ticket, place)
-                return ParkedMessage(_text(name), at / 1000, waiter, _text(text))
+                waiter = _place(at / 1000, as_text(name), execution_id, position, ticket, place)
+                return ParkedMessage(as_text(name), at / 1000, waiter, as_text(text))
         return None
 
     def messages(self) -> Iterator[list[str]]:
@@ -108,11 +103,11 @@ class Inspection(NamedTuple):
                 scan = ("HSCAN", key, cursor, "COUNT", str(_SURVEYED))
                 following, fields = self._ask(scan, server)
                 commands = [
-                    ("HGET", self.own_keys.message(_text(name), bucket), _text(execution_id))
+                    ("HGET", self.own_keys.message(as_text(name), bucket), as_text(execution_id))
                     for execution_id, name in zip(fields[::2], fields[1::2], strict=True)
                     if not execution_id.startswith(b"#")
                 ]
-                yield [_text(text) for text in self._ask_each(commands, server) if text]
+                yield [as_text(text) for text in self._ask_each(commands, server) if text]
                 cursor = following.decode()
                 if cursor == "0":
                     break
@@ -144,7 +139,7 @@ class Inspection(NamedTuple):
     def force_release(self, key: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
         meta = self.own_keys.meta(bucket_of(key))
         taken, *_ = self.transport.run(self.scripts["force_release"], [meta, key], [execution_id])
-        return tuple(_hold(each, 0, fence, b"", *rest) for each, fence, *rest in taken)
+        return taken_holds(taken)
 
     def _lock_key(self, raw: bytes) -> str:
         """The key of the lock that a key belongs to, "" if it is none of ours."""
@@ -184,11 +179,13 @@ class Inspection(NamedTuple):
             raise translate(error) from error
         return answers
 
-    def _masters(self) -> list[Connections]:
-        try:
-            return self.transport.masters()
-        except FAULTS as error:
-            raise translate(error) from error
+
+def masters(transport: Transport) -> list[tuple[Connections, list[int]]]:
+    """Each server that has keys, with its buckets."""
+    try:
+        return transport.masters()
+    except FAULTS as error:
+        raise translate(error) from error
 
 
 def _survey(key: str, name: str, at: float, row: Sequence[Any]) -> Survey:
@@ -202,23 +199,9 @@ def _survey(key: str, name: str, at: float, row: Sequence[Any]) -> Survey:
         held,
         waiting,
         parked,
-        tuple(_hold(*each) for each in holds),
+        tuple(hold_info(*each) for each in holds),
         tuple(_place(at, name, *each) for each in places),
     )
-
-
-def _hold(
-    execution_id: bytes,
-    ms: int,
-    fence: bytes,
-    attempt_id: bytes,
-    owner: bytes,
-    label: bytes,
-    shared: int = 0,
-) -> HoldInfo:
-    ids = _text(execution_id), ms / 1000, int(fence), _text(attempt_id), _text(owner)
-    # The first word of the label is the holder's inbox.
-    return HoldInfo(*ids, _text(label).partition(" ")[2], shared == 1)
 
 
 def _place(
@@ -232,7 +215,7 @@ def _place(
     elif waiter.get("parked"):
         state = "resumed" if float(waiter.get("back") or 0) / 1000 > at else "parked"
     return Place(
-        _text(execution_id),
+        as_text(execution_id),
         position,
         min(float(ticket) / 1e6, at),  # a call in a line can be due later
         state,
@@ -242,10 +225,6 @@ def _place(
         tuple(names),
         dict(zip(names, waiter.get("limits", ()), strict=False)).get(name) == SHARED,
     )
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode(errors="backslashreplace")
 
 
 def _is_text(key: str) -> bool:

@@ -1,4 +1,5 @@
-"""Lock names to Redis keys: the one place that builds a key. `lua/README.md` has them all."""
+"""Lock names to Redis keys. `lua/README.md` has them all; scripts make those of one lock from
+another's, and `inspection.py` and `examination.py` look for keys by patterns."""
 
 from __future__ import annotations
 
@@ -121,6 +122,14 @@ class Keys:
             self.sent(bucket),
             self.due(bucket),
         ]
+
+    def other_layout(self, schema: int, buckets: int) -> LockConfigError:
+        """The error for a namespace in which another version keeps its locks."""
+        return LockConfigError(
+            f"relock_namespace={self.namespace!r} holds locks of another layout (schema {schema}, "
+            f"{buckets} buckets; this is schema {SCHEMA}, {self.buckets} buckets): use the version "
+            "of celery-relock that its workers have, or give this one a namespace of its own"
+        )
 
     @staticmethod
     def is_shortened(name: str) -> bool:

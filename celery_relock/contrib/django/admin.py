@@ -56,7 +56,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
 
     def list_view(self, request: HttpRequest) -> HttpResponse:
         """All locks, those with the most waiters first; and, if asked, what a task does."""
-        self._needs(request, self.has_view_permission(request))
+        _need(self.has_view_permission(request))
         wanted = request.GET.get("q", "").strip()
         task_id = request.GET.get("task", "").strip()
         found: dict[str, Any] = {"q": wanted, "task": task_id}
@@ -74,7 +74,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
 
     def lock_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """A lock: its holders, and the first of its waiters."""
-        self._needs(request, self.has_view_permission(request))
+        _need(self.has_view_permission(request))
         name = unquote(object_id)
         found: dict[str, Any] = {"name": name}
         try:
@@ -92,7 +92,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
 
     def free_view(self, request: HttpRequest) -> HttpResponse:
         """Release a lock, or cancel a parked task, after a confirmation."""
-        self._needs(request, request.user.has_perm(_FREE))
+        _need(request.user.has_perm(_FREE))
         name, task_id = request.POST.get("name", ""), request.POST.get("task", "")
         if not name:
             messages.error(request, "The lock has no name: nothing was changed.")
@@ -136,10 +136,6 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
             origin=f"Django's admin, {request.META.get('REMOTE_ADDR', 'unknown')}",
         )
 
-    def _needs(self, request: HttpRequest, permission: bool) -> None:
-        if not permission:
-            raise PermissionDenied
-
     def _page(
         self, request: HttpRequest, template: str, title: str, found: dict[str, Any]
     ) -> HttpResponse:
@@ -162,3 +158,8 @@ def _row(lock: LockInfo) -> dict[str, Any]:
         "holder": first,
         "held": duration(lock.at - first.since) if first else "",
     }
+
+
+def _need(permission: bool) -> None:
+    if not permission:
+        raise PermissionDenied

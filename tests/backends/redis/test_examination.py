@@ -11,6 +11,7 @@ import pytest
 
 from celery_relock.backends.redis.connections import Replicas
 from celery_relock.backends.redis.examination import _TRIED, _kind, commands_of
+from celery_relock.backends.redis.inspection import Inspection
 from celery_relock.backends.redis.scripts import scripts
 from celery_relock.engine.examination import Examination
 from celery_relock.errors import LockConfigError
@@ -64,7 +65,7 @@ def test_whoever_may_do_all_of_it_lacks_nothing_and_nothing_is_left_behind(
     asks = as_user(EVERYTHING)
     assert asks.refused() == []
     assert asks.memory(1000) is not None
-    assert not asks.is_used()
+    assert not Inspection(*asks).is_used()
     assert server.client(db=1).dbsize() == 0
 
 
