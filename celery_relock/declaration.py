@@ -181,6 +181,8 @@ def _declare(cls: Any) -> Declaration:
     options = LockOptions.collect(written, option_defaults(app), cls.name)
     key: Any = False if cls.name.startswith(_BUILT_IN) else options.key
     rule = NameRule.compile(key, cls.name, signature, task)
+    if not rule.off:
+        _refuse_coroutine(cls)
     for name in ("lock_limit", "lock_mode"):
         if callable(function := written.get(name)):
             where = f"task {cls.name}: the callable in {name}"
@@ -188,6 +190,23 @@ def _declare(cls: Any) -> Declaration:
     enters = getattr(cls, "enters_workflows", False)
     begins = enters or options.hold == "workflow"
     return Declaration(options, rule, app, enters, begins, name_prefix(app))
+
+
+def _refuse_coroutine(cls: Any) -> None:
+    body = getattr(cls.run, "__wrapped__", None)  # what our own `run` calls
+    kinds = inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction
+    if any(is_one(body) for is_one in kinds):
+        raise unbegun(cls.name)
+
+
+def unbegun(task: str) -> LockConfigError:
+    """The error for a body of which no line runs when it is called: its lines would run without the
+    lock."""
+    return LockConfigError(
+        f"task {task}: its body is a coroutine (async def) or a generator, whose lines would run "
+        "after the lock has been released. Make it a plain function, which runs the coroutine with "
+        "asyncio.run(…); or set lock_key=False, and acquire a celery_relock.asyncio.Lock in it"
+    )
 
 
 def refuse_settings(has: Callable[[str], bool], where: str) -> None:

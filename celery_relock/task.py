@@ -275,6 +275,12 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         if name.startswith("lock_"):
             declare_anew(type(self))
 
+    def __delattr__(self, name: str) -> None:
+        # Which is how pytest's monkeypatch and unittest.mock undo what they have set.
+        super().__delattr__(name)
+        if name.startswith("lock_"):
+            declare_anew(type(self))
+
     @property
     def lock(self) -> Hold:
         """The hold of the call that runs now.

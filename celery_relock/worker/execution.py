@@ -18,11 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import AsyncGeneratorType, CoroutineType
 from typing import Any
 
 from celery.signals import task_postrun
 
-from ..declaration import Declaration, declaration
+from ..declaration import Declaration, declaration, unbegun
 from ..dedup import worker as dedup
 from ..engine import ids, reentrancy
 from ..engine.engine import Engine
@@ -59,6 +60,9 @@ from .states import (
     is_autoretried,
     show_started,
 )
+
+# What a body can return of which no line has run yet.
+_UNBEGUN = CoroutineType, AsyncGeneratorType
 
 
 def current(task: Any) -> Hold | None:
@@ -270,10 +274,16 @@ class Execution:
         self.make_hold = make_hold
         token = inside.set((*inside.get(), self))
         try:
-            return self.body(*self.args, **self.kwargs)
+            result = self.body(*self.args, **self.kwargs)
         finally:
             inside.reset(token)
             self.make_hold = None
+        if isinstance(result, _UNBEGUN) and make_hold is not None:
+            close = getattr(result, "close", None)  # else Python warns that nobody awaited it
+            if close is not None:
+                close()
+            raise unbegun(task.name)
+        return result
 
     def _lease(self, engine: Engine, names: tuple[str, ...], stuck: tuple[str, ...]) -> Lease:
         """What is asked for."""

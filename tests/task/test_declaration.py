@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 from celery import Celery, Task
 
@@ -141,6 +143,52 @@ def test_what_is_declared_wrongly_is_told_when_the_app_is_finalized(app, options
     app.task(base=LockedTask, name="charge", **options)(charge)
     with pytest.raises(LockConfigError, match=message):
         app.finalize()
+
+
+async def charge_later(account):
+    raise AssertionError
+
+
+def charge_in_parts(account):
+    yield account
+
+
+async def charge_in_parts_later(account):
+    yield account
+
+
+@pytest.mark.parametrize("body", [charge_later, charge_in_parts, charge_in_parts_later])
+def test_a_body_whose_lines_would_run_after_the_release_is_refused(app, body):
+    app.task(base=LockedTask, name="unlocked", lock_key=False)(body)
+    app.task(base=LockedTask, name="charge", lock_key="account:{account}")(body)
+    with pytest.raises(LockConfigError, match=r"task charge: its body is a coroutine"):
+        app.finalize()
+
+
+@pytest.mark.parametrize("body", [charge_later, charge_in_parts_later])
+def test_one_that_hides_it_is_refused_before_a_line_of_it_runs(app, account, body):
+    @app.task(base=LockedTask, name="charge", lock_key="account:{account}")
+    def task(account):
+        return body(account)
+
+    app.finalize()
+    with pytest.raises(LockConfigError, match=r"task charge: its body is a coroutine"):
+        task(account)
+    with pytest.raises(LockConfigError, match=r"task charge: its body is a coroutine"):
+        task.apply((account,)).get()
+
+
+def test_an_option_that_is_patched_for_a_while_counts_again_as_it_was_declared(app, account):
+    options = {"lock_key": "account:{account}", "lock_ttl": 30}
+    task = app.task(base=LockedTask, bind=True, name="charge", **options)(charge_for)
+    app.finalize()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(task, "lock_ttl", 5)
+        assert 4 < task(account) <= 5
+    assert 25 < task(account) <= 30
+    with mock.patch.object(task, "lock_key", False), pytest.raises(RelockError):
+        task(account)
+    assert 25 < task(account) <= 30
 
 
 def test_a_worker_does_not_start_with_an_unknown_option(redis_url, namespace):
