@@ -191,7 +191,8 @@ class Stats(_Plain):
         held: how many locks are held.
         contended: how many locks are waited for.
         holders: how many executions hold a lock.
-        waiting: how many executions wait.
+        waiting: how many executions wait. The calls of an order (`lock_order`) count when their
+            message has come and waits for its turn.
         parked: how many of the waiting executions are parked.
         markers: dedup markers of calls that are queued or run.
         bursts: messages of `lock_debounce` that wait for further calls, or to be published. They
@@ -370,7 +371,7 @@ class Locks:
                 left the queue.
         """
         if self.app is None:
-            raise RelockError("Cancelling a task needs its app, which stores the state REVOKED")
+            raise LockConfigError("Cancelling a task needs its app, which stores the state REVOKED")
         found = self._parked(task_id)
         if found is None:
             return False
@@ -380,7 +381,8 @@ class Locks:
         is_out = found.place.state == "resumed"
         if not self._engine.parking.withdraw(found.place.execution_id):
             return False
-        self._tell("cancel", found.place.names, request.name, task_id)
+        names = [name.removeprefix(LINE) for name in found.place.names]
+        self._tell("cancel", names, request.name, task_id)
         _revoke(self.app, request, is_out)
         return True
 
@@ -390,11 +392,16 @@ class Locks:
         # Not if it runs: its message can come again.
         if found.place.state != "awaited" or any(of == each.execution_id for each in line.holders):
             return False
-        self.app.control.revoke(task_id)
+        _tell_workers(self.app, task_id, "nothing was changed")
         if not self._engine.parking.withdraw(of):
             return False
-        task = _waiter(found.place, found.name).task
-        self._tell("cancel", (found.name.removeprefix(LINE),), task, task_id, how="order")
+        from .worker.states import show_revoked
+
+        name = _waiter(found.place, found.name).task
+        self._tell("cancel", (found.name.removeprefix(LINE),), name, task_id, how="order")
+        if (task := self.app.tasks.get(name)) is not None:
+            # A worker that starts later knows of no revoke.
+            show_revoked(task, task_id, "cancelled")
         return True
 
     def why(self, task_id: str) -> Why:
@@ -452,13 +459,17 @@ class Locks:
             if lock.name.startswith(DEBOUNCE):
                 found["bursts"] += lock.waiting
                 continue
-            found["locks"] += 1
-            found["held"] += lock.held > 0
-            found["contended"] += lock.waiting > 0
-            found["holders"] += lock.held
-            found["waiting"] += lock.waiting
+            is_line = lock.name.startswith(LINE)
+            if not is_line:
+                found["locks"] += 1
+                found["held"] += lock.held > 0
+                found["contended"] += lock.waiting > 0
+                found["holders"] += lock.held
+            # The other places of a line are of calls that are still at the broker, or run.
+            found["waiting"] += lock.parked if is_line else lock.waiting
             found["parked"] += lock.parked
-            waits = lock.at - lock.waiters[0].since if lock.waiters else 0.0
+            first = next((each for each in lock.waiters if each.state != "awaited"), None)
+            waits = 0.0 if first is None else lock.at - first.since
             if waits > found["oldest_wait"]:
                 found["oldest_wait"], found["oldest_wait_lock"] = waits, lock.name
         return Stats(**found)
@@ -799,7 +810,20 @@ def _revoke(app: Any, request: Any, is_out: bool) -> None:
     _send_event(app, "task-revoked", request.id, fields)
     if is_out and stores_no_result(request.task):
         # No stored state tells its worker that it was cancelled.
-        app.control.revoke(request.id)
+        try:
+            _tell_workers(app, request.id, "it has left the queue of its lock all the same")
+        except RelockError as error:
+            logger.warning("%s", error)
+
+
+def _tell_workers(app: Any, task_id: str, what_was_done: str) -> None:
+    """Revoke a task in all workers that run. RelockError: the broker cannot be reached."""
+    try:
+        app.control.revoke(task_id)
+    except Exception as error:
+        raise RelockError(
+            f"Cannot tell the workers that {task_id} is revoked, {what_was_done}: {error!r}"
+        ) from error
 
 
 def _send_event(app: Any, kind: str, task_id: str, fields: dict[str, Any]) -> None:

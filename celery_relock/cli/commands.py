@@ -12,6 +12,7 @@ import click
 from ..admin import SHOWN, Holder, LockInfo, Waiter, Why
 from ..engine.events import duration
 from ..engine.protocol import LINE, MARKER
+from ..errors import LockConfigError, LockUnavailable, RelockError
 from .base import AT_LEAST_0, FOUND, NOT_FOUND, Here, command, echo, given, plain, shown, table
 
 _MANY = 1000
@@ -106,17 +107,25 @@ def cancel(here: Here, task_ids: tuple[str, ...]) -> int:
     """
     cancelled: list[str] = []
     others: list[Why] = []
+    failed: dict[str, str] = {}
     for task_id in task_ids:
-        if here.locks.cancel(task_id):
-            cancelled.append(task_id)
-        else:
-            others.append(here.locks.why(task_id))
+        try:
+            if here.locks.cancel(task_id):
+                cancelled.append(task_id)
+            else:
+                others.append(here.locks.why(task_id))
+        except (LockConfigError, LockUnavailable):
+            raise  # so it would be with the others
+        except RelockError as error:
+            failed[task_id] = str(error)
     lines = [f"cancelled: {task_id}" for task_id in cancelled]
     lines += [f"not parked: {plain(each.sentence)}." for each in others]
+    lines += [f"not cancelled: {task_id}: {plain(text)}" for task_id, text in failed.items()]
     if any(each.state in ("holds", "waits", "received", "runs") for each in others):
         lines.append("What a worker has is ended by: celery control revoke TASK_ID")
-    here.show({"cancelled": cancelled, "not_parked": [each.as_dict() for each in others]}, lines)
-    return NOT_FOUND if others else FOUND
+    not_parked = [each.as_dict() for each in others]
+    here.show({"cancelled": cancelled, "not_parked": not_parked, "failed": failed}, lines)
+    return NOT_FOUND if others or failed else FOUND
 
 
 @command

@@ -37,7 +37,7 @@ from ..worker.message import (
     running_request,
     telling,
 )
-from ..worker.states import Dropped, stores_no_result
+from ..worker.states import Dropped, show_revoked, stores_no_result
 from . import marker
 from .marker import Found, Marker, MarkerLease
 
@@ -224,21 +224,7 @@ def _revoke(call: Call, old: Found, task_id: str) -> None:
     engine = call.engine
     remember = max(old.remaining, engine.remember)
     end_unexecuted(engine, call.names, old.execution_id, remember)
-    show_replaced(call.task, old.task_id, f"replaced by {task_id}")
-
-
-def show_replaced(task: Any, task_id: str, reason: str) -> None:
-    """Store REVOKED for a call that was replaced, unless it has ended."""
-    if stores_no_result(task):
-        return
-    try:
-        if task.AsyncResult(task_id).state not in states.READY_STATES:
-            task.backend.mark_as_revoked(task_id, reason)
-            worker_events.show(task, task_id, states.REVOKED)
-    except Exception as error:
-        if events.is_thrown_in(error):
-            raise
-        logger.warning("Cannot store the state REVOKED of %s", task_id, exc_info=True)
+    show_revoked(call.task, old.task_id, f"replaced by {task_id}")
 
 
 def tell(call: Call, there: Found, task_id: str) -> None:

@@ -22,7 +22,7 @@ from ..worker.beside import HeldBeside
 from ..worker.conflict import end_unexecuted, ended_for_good
 from ..worker.events import BLOCKED
 from ..worker.message import header_of
-from ..worker.states import Aside, Late, SentAgain, end_dropped, is_requeued
+from ..worker.states import Aside, Late, SentAgain, end_dropped, is_requeued, show_revoked
 from . import client, marker
 from .client import Call, Running
 from .marker import Found, Marker, MarkerLease
@@ -184,7 +184,7 @@ class _Execution(HeldBeside):
         """
         task, task_id = self.call.task, self.message.id
         if self.replaced or client.state_of(task, task_id) == BLOCKED:
-            client.show_replaced(task, task_id, "replaced by a later call")
+            show_revoked(task, task_id, "replaced by a later call")
 
     def offer(self) -> None:
         self.running.set(Running(self.task, self.message, self.lease))

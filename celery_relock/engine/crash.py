@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import RelockError
 from . import events
-from .protocol import LINE, Backend, Successor
+from .protocol import LINE, MARKER, Backend, Successor
 
 if TYPE_CHECKING:
     from mmap import mmap
@@ -367,7 +367,8 @@ class Reaper:
                 continue
             if had:
                 freed += 1
-            if had and not entry.names[0].startswith(LINE):  # to people it is a part of the lock
+            # To people a line or a marker is a part of the lock.
+            if had and not entry.names[0].startswith((LINE, MARKER)):
                 _tell(entry, path.name.partition("-")[0])
         with contextlib.suppress(FileNotFoundError):  # another reaper was faster
             # What is foreign is for another backend's reaper, which may never come.

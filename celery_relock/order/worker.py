@@ -181,7 +181,7 @@ class _LineLease(Lease):
     __slots__ = ()
 
     def tell(self, kind: str, reason: str = "", since: float = 0.0, policy: str = "") -> None:
-        if kind in ("acquired", "released", "lost") or not events.wanted(kind):
+        if kind in ("acquired", "released", "lost", "unrenewed") or not events.wanted(kind):
             return
         of = self.claim
         names = tuple(name.removeprefix(LINE) for name in of.names)

@@ -13,7 +13,7 @@ from typing import Any
 
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry
-from celery.states import STARTED
+from celery.states import READY_STATES, REVOKED, STARTED
 
 from ..engine import events
 from ..engine.protocol import Conflict
@@ -30,7 +30,7 @@ _KIND = "relock"
 class Aside(Ignore):  # type: ignore[misc]  # Celery ships no types
     """This delivery does not run the body: its message is parked, or is a copy of another.
 
-    Celery writes out each frame of what it ignores, twice: `base` cuts those of the library off.
+    Celery writes out each frame of what it ignores, twice: `task.py` cuts those of the library off.
     """
 
 
@@ -122,6 +122,20 @@ def ignores_result(task: Any, message: Any) -> bool:
     """Whether an execution stores no result, by its message or else by its task."""
     told = vars(message).get("ignore_result")
     return bool(task.ignore_result if told is None else told)
+
+
+def show_revoked(task: Any, task_id: str, reason: str) -> None:
+    """Store REVOKED for a call that will not run, unless it has ended."""
+    if stores_no_result(task):
+        return
+    try:
+        if task.AsyncResult(task_id).state not in READY_STATES:
+            task.backend.mark_as_revoked(task_id, reason)
+            worker_events.show(task, task_id, REVOKED)
+    except Exception as error:
+        if events.is_thrown_in(error):
+            raise
+        logger.warning("Cannot store the state REVOKED of %s", task_id, exc_info=True)
 
 
 def stores_no_result(task: Any, message: Any = None) -> bool:

@@ -22,7 +22,7 @@ from celery_relock.engine.protocol import SHARED, Claim
 from tests.support import Worker, wait_for
 from tests.support.parked import lock_of
 from tests.support.tls import free_port
-from tests.support.worker import ROOT
+from tests.support.worker import ROOT, environment_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")
 
@@ -245,6 +245,45 @@ def test_release_frees_a_lock_and_cancel_withdraws_an_execution(
     worker.journal.wait_for(f"took {key}")
     wait_for(lambda: worker.module.app.AsyncResult(first).state == "SUCCESS", what="the next one")
     assert "has ended: SUCCESS" in run("why", first).stdout
+
+
+def test_a_cancelled_call_leaves_nothing_behind_in_a_process_that_runs_no_tasks(
+    worker: Worker, run: Run, key: str, held: Any
+) -> None:
+    """As the command is: nothing of a worker is loaded there before."""
+    parked = held.park(worker.module.once)
+    command = [sys.executable, "-m", "celery", "-A", "tests.admin.apps.desk"]
+
+    done = subprocess.run(
+        [*command, "relock", "cancel", parked],
+        cwd=ROOT,
+        env=environment_of(worker.settings),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout == f"cancelled: {parked}\n"
+    assert document(run("ls", "--dedup", f"*{key}", "--json", code=1))["locks"] == []
+    assert held.park(worker.module.once) != parked
+
+
+def test_one_that_cannot_be_cancelled_keeps_no_other_from_it(
+    worker: Worker, run: Run, key: str, held: Any
+) -> None:
+    parked = [held.park(), held.park(worker.module.once), held.park()]
+    app, unknown = worker.module.app, worker.module.once.name
+    known = app.tasks.pop(unknown)
+    try:
+        found = document(run("cancel", *parked, "--json", code=1))
+        told = run("cancel", parked[1], code=1).stdout
+    finally:
+        app.tasks[unknown] = known
+
+    assert found["cancelled"] == [parked[0], parked[2]]
+    assert unknown in found["failed"][parked[1]]
+    assert told.startswith(f"not cancelled: {parked[1]}: ")
+    run("cancel", parked[1])
 
 
 def test_a_dedup_marker_is_released_by_the_name_that_ls_shows(

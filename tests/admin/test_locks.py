@@ -256,6 +256,68 @@ def test_a_cancelled_call_whose_message_is_awaited_leaves_the_order_and_is_revok
     worker.module.app.control.cancel_consumer(f"late-{key}")
 
 
+def test_a_cancelled_call_that_reaches_a_worker_of_later_does_not_run(
+    worker: Worker, locks: Locks, key: str, redis_url: str
+) -> None:
+    """Which has not heard that it was revoked."""
+    lost = worker.module.in_order_again.apply_async((key, "call"), queue=f"late-{key}")
+
+    assert locks.cancel(lost.id)
+
+    assert lost.state == states.REVOKED
+    queue, namespace = ("-Q", f"late-{key}"), worker.module.app.conf.relock_namespace
+    later = Worker("tests.admin.apps.desk", redis_url, namespace, pool="threads", arguments=queue)
+    try:
+        later.wait_for_log(rf"in_order_again\[{lost.id}\] .*late copy")
+        assert f"call {key}" not in worker.journal.names()
+        assert lost.state == states.REVOKED
+    finally:
+        later.close()
+
+
+def test_a_call_whose_workers_cannot_be_told_is_not_cancelled(
+    locks: Locks, worker: Worker, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = worker.module.in_order.apply_async((key, "call"), queue=f"late-{key}")
+    away = f"redis://127.0.0.1:{free_port()}"
+    with Celery("away", broker=away, set_as_current=False) as app:
+        app.conf.update(
+            relock_url=worker.module.app.conf.relock_url,
+            relock_namespace=worker.module.app.conf.relock_namespace,
+            broker_transport_options={"retry_policy": {"max_retries": 0}},
+            task_publish_retry_policy={"max_retries": 0},
+        )
+        with pytest.raises(RelockError, match=f"{lost.id} is revoked, nothing was changed"):
+            Locks(app).cancel(lost.id)
+    assert locks.why(lost.id).state == "awaited"
+    assert locks.cancel(lost.id)
+
+
+def test_the_calls_of_an_order_are_counted_when_their_message_waits_for_its_turn(
+    worker: Worker, locks: Locks, key: str
+) -> None:
+    def counted() -> dict[str, float]:
+        found = locks.stats()
+        return {each: getattr(found, each) for each in ("locks", "holders", "waiting", "parked")}
+
+    before = counted()
+    calls = [
+        worker.module.in_order.apply_async((key, "call"), queue=f"late-{key}") for _ in range(3)
+    ]
+    assert counted() == before
+    behind = worker.module.in_order.delay(key, "second")
+    wait_for(lambda: locks.why(behind.id).state == "parked", what="the call behind them")
+    assert counted() == {**before, "waiting": before["waiting"] + 1, "parked": before["parked"] + 1}
+    for each in calls:
+        assert locks.cancel(each.id)
+    assert behind.get(timeout=20) is None
+    runs = worker.module.in_order_again.delay(key, "first")
+    worker.journal.wait_for(f"first {key}")
+    assert counted() == {**before, "locks": before["locks"] + 1, "holders": before["holders"] + 1}
+    worker.journal.add(f"go {key}")
+    runs.get(timeout=20)
+
+
 def test_a_call_that_runs_in_its_order_is_not_cancelled(
     worker: Worker, locks: Locks, key: str
 ) -> None:

@@ -198,6 +198,8 @@ def test_the_files_of_children_that_are_gone_become_one_and_the_sums_stay(measur
         samples = [sample for metric in collector.collect() for sample in metric.samples]
         return {(each.name, frozenset(each.labels.items())): each.value for each in samples}
 
+    with measured.held():  # the children that counted before may all be gone
+        pass
     real = [p for p in measured.folder.glob("*.db") if p.stem.rpartition("_")[2].isdigit()]
     for index, path in enumerate(real):
         kind = path.stem.rpartition("_")[0]

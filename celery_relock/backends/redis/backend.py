@@ -48,7 +48,7 @@ from ...errors import RelockError
 from .connections import Call, Effort, Transport
 from .errors import FAULTS, check_server, fields_of, translate, with_locks
 from .keys import SCHEMA, Keys
-from .replies import hold_info, taken_holds
+from .replies import as_text, hold_info, taken_holds
 from .scripts import scripts
 
 if TYPE_CHECKING:
@@ -365,7 +365,7 @@ class RedisBackend:
             layout = [str(SCHEMA), str(self.keys.buckets)]
             reply, *_ = self.transport.run(self._scripts["open"], [each], layout)
             if reply[0] != b"OK":
-                raise self.keys.other_layout(*map(int, reply[1:]))
+                raise self.keys.other_layout(*map(as_text, reply[1:]))
             if not self._agreed:
                 self._look_at_server(each)
             self._agreed.add(each)

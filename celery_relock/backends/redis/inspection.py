@@ -34,9 +34,9 @@ class Inspection(NamedTuple):
         found = self._ask(("HMGET", meta, "schema", "buckets"))
         if found == [None, None]:
             return False
-        schema, buckets = (int(each or 0) for each in found)
-        if (schema, buckets) != (SCHEMA, self.own_keys.buckets):
-            raise self.own_keys.other_layout(schema, buckets)
+        layout = [as_text(each or b"0") for each in found]
+        if layout != [str(SCHEMA), str(self.own_keys.buckets)]:
+            raise self.own_keys.other_layout(*layout)
         return True
 
     def keys(self, pattern: str) -> Iterator[list[str]]:

@@ -123,7 +123,7 @@ class Keys:
             self.due(bucket),
         ]
 
-    def other_layout(self, schema: int, buckets: int) -> LockConfigError:
+    def other_layout(self, schema: str, buckets: str) -> LockConfigError:
         """The error for a namespace in which another version keeps its locks."""
         return LockConfigError(
             f"relock_namespace={self.namespace!r} holds locks of another layout (schema {schema}, "
