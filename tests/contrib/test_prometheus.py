@@ -198,15 +198,16 @@ def test_the_files_of_children_that_are_gone_become_one_and_the_sums_stay(measur
         samples = [sample for metric in collector.collect() for sample in metric.samples]
         return {(each.name, frozenset(each.labels.items())): each.value for each in samples}
 
+    many = prometheus.Sums.FEW + 1
     with measured.held():  # the children that counted before may all be gone
         pass
     real = [p for p in measured.folder.glob("*.db") if p.stem.rpartition("_")[2].isdigit()]
     for index, path in enumerate(real):
         kind = path.stem.rpartition("_")[0]
-        for number in range(30):  # no process has such an id
-            shutil.copy(path, tmp_path / f"{kind}_{10**9 + 100 * index + number}.db")
+        for number in range(many):  # no process has such an id
+            shutil.copy(path, tmp_path / f"{kind}_{10**9 + 1000 * index + number}.db")
     before = values(MultiProcessCollector(CollectorRegistry(), path=str(tmp_path)))
-    assert max(before.values()) >= 30
+    assert max(before.values()) >= many
     (tmp_path / "counter_2000000000.db").touch()  # killed while it made the file
     sums = prometheus.Sums(CollectorRegistry(), path=str(tmp_path))
     assert values(sums) == pytest.approx(before)
