@@ -15,7 +15,7 @@ from .engine.engine import Engine
 from .engine.parking import Nobody
 from .errors import LockConfigError
 from .naming.callables import ByName
-from .naming.names import NameRule, signature_of
+from .naming.names import NameRule, seen, signature_of
 from .options import OPTION_NAMES, LockOptions
 from .settings import enabled, name_prefix, option_defaults, store_settings
 from .worker.parking import Outbox
@@ -73,7 +73,7 @@ class Declaration:
         if isinstance(options.limit, int) and options.mode == "exclusive":
             return (options.limit,) * len(names)
         if not isinstance(options.limit, list | Mapping) and not isinstance(options.mode, list):
-            return (options.limit_for(arguments),) * len(names)
+            return (options.limit_for(seen(arguments, self.rule.rest)),) * len(names)
         parts = self.rule.parts(arguments, self.prefix_now())
         return tuple(options.limit_of_parts(parts[name]) for name in names)
 
@@ -186,7 +186,8 @@ def _declare(cls: Any) -> Declaration:
     for name in ("lock_limit", "lock_mode"):
         if callable(function := written.get(name)):
             where = f"task {cls.name}: the callable in {name}"
-            ByName(function, where, signature.parameters)  # refuses what would always fail
+            # Refuses what would always fail.
+            ByName(function, where, None if rule.rest else signature.parameters)
     enters = getattr(cls, "enters_workflows", False)
     begins = enters or options.hold == "workflow"
     return Declaration(options, rule, app, enters, begins, name_prefix(app))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
+from inspect import iscoroutinefunction
 from typing import Any, TypeAlias
 
 from .engine.protocol import LONGEST, MODES, SHARED
@@ -64,7 +65,7 @@ def _flag(value: Any) -> bool:
 
 
 def _function(value: Any) -> Any:
-    if not callable(value):
+    if not callable(value) or iscoroutinefunction(value):
         raise ValueError(value)
     return value
 

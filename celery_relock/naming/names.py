@@ -127,11 +127,13 @@ class NameRule(NamedTuple):
         task: the task's name.
         makers: one for each part of lock_key.
         off: whether the task has no lock at all.
+        rest: the name of the task's `**parameter`, if it has one.
     """
 
     task: str
     makers: tuple[_Maker, ...]
     off: bool = False
+    rest: str | None = None
 
     @classmethod
     def compile(
@@ -151,15 +153,15 @@ class NameRule(NamedTuple):
         """
         if key is False:
             return cls(task_name, (), off=True)
+        against = _Task(task_name, signature, task)
         if key is None:
-            return cls(task_name, (_default(task_name),))
+            return cls(task_name, (_default(task_name),), rest=against.rest)
         parts = key if isinstance(key, (list, tuple)) else (key,)
         if not parts:
             raise LockConfigError(
                 f"task {task_name}: lock_key is empty. For a task without a lock it is False."
             )
-        against = _Task(task_name, signature, task)
-        return cls(task_name, tuple(against.maker(part) for part in parts))
+        return cls(task_name, tuple(map(against.maker, parts)), rest=against.rest)
 
     def names(self, arguments: _Arguments, prefix: str = "") -> tuple[str, ...]:
         """The lock names for these bound arguments: sorted, each once, none without a lock.
@@ -176,7 +178,9 @@ class NameRule(NamedTuple):
         for number, maker in enumerate(self.makers):
             found = maker(arguments)
             for each in (found,) if isinstance(found, str) else found:
-                name = check_name(prefix + each, f"task {self.task}")
+                # By itself: calls without a name would all share the prefix.
+                whole = prefix + each if each.strip() else each
+                name = check_name(whole, f"task {self.task}")
                 made[name] = (*made.get(name, ()), number)
         return made
 
@@ -248,12 +252,13 @@ class _Task:
         if (name := self.rest) is None:
             return maker
 
-        def seen(arguments: _Arguments) -> str | tuple[str, ...]:
-            rest = arguments.get(name)
-            both = {**rest, **arguments} if isinstance(rest, Mapping) and rest else arguments
-            return maker(both)
+        return lambda arguments: maker(seen(arguments, name))
 
-        return seen
+
+def seen(arguments: _Arguments, rest: str | None) -> _Arguments:
+    """The arguments, and what the task's `**rest` caught, by its own name too."""
+    caught = arguments.get(rest) if rest is not None else None
+    return {**caught, **arguments} if isinstance(caught, Mapping) and caught else arguments
 
 
 class _Call:

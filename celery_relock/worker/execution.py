@@ -175,6 +175,8 @@ class Execution:
         outer = reentrancy.covering(declared.engine.backend, self.names, limits)
         shares = [Share(name, lease, _fence(lease, name), True) for name, lease in outer.items()]
         run_body = reentrancy.relying(outer.values())(run_body)
+        for share in shares if declared.options.on_lost == "raise" else ():
+            run_body = _interrupted(run_body, share.lease, partial(Hold, "", [share]))
         missing = tuple(name for name in self.names if name not in outer)
         if missing:
             return self._acquire(run_body, missing, shares, reentrancy.stuck())
@@ -259,8 +261,8 @@ class Execution:
     def _watched(self, run_body: Body, lease: Lease, make_hold: MakeHold, may_keep: bool) -> Body:
         """A body that a lost lock ends, and whose retry gets the hold: what the options ask for."""
         options = self.declared.options
-        if options.on_lost == "raise":
-            run_body = Interruption(lease, lambda: make_hold().lost_error())(run_body)
+        if options.on_lost == "raise" and any(lease.fences):  # else there is no lock to lose
+            run_body = _interrupted(run_body, lease, make_hold)
         if may_keep:
             keeping = retry.keeping(self.task, self.message, self.declared.engine, options, lease)
             run_body = keeping(run_body)
@@ -306,6 +308,10 @@ class Execution:
         lease.work = Work(task, task.name, task_id, node)
         lease.parked_since = 0.0 if header is None else header.since
         return lease
+
+
+def _interrupted(run_body: Body, lease: Lease, make_hold: MakeHold) -> Body:
+    return Interruption(lease, lambda: make_hold().lost_error())(run_body)
 
 
 def _declared(declared: Declaration, request: Any, header: Header | None) -> Declaration:

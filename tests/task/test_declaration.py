@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import pytest
 from celery import Celery, Task
 
 from celery_relock import LockedTask
+from celery_relock.admin import Locks
 from celery_relock.declaration import declaration
-from celery_relock.errors import LockConfigError, LockConflict, RelockError
+from celery_relock.errors import LockConfigError, LockConflict, LockLost, RelockError
 from tests.support import Worker, make_app, wait_for
 from tests.support.parked import lock_of
 
@@ -30,6 +33,10 @@ def app(monkeypatch, redis_url, namespace):
 
 def charge(account):
     return account
+
+
+async def charge_later(account):
+    raise AssertionError
 
 
 def charge_for(self, account):
@@ -136,6 +143,10 @@ def test_a_worker_takes_a_task_with_an_option_set_afterwards_for_a_locked_one(wo
         ({"lock_limit": 0}, "task charge: lock_limit=0"),
         ({"lock_limit": lambda acount: 2}, "task charge: .*lock_limit wants 'acount'.*'account'"),
         ({"lock_mode": lambda acount: "shared"}, "task charge: .*lock_mode wants 'acount'"),
+        (
+            {"lock_on_conflict": charge_later},
+            "task charge: lock_on_conflict=<function charge_later",
+        ),
         ({"lock_limit": max}, "task charge: .*lock_limit does not tell which arguments"),
     ],
 )
@@ -143,10 +154,6 @@ def test_what_is_declared_wrongly_is_told_when_the_app_is_finalized(app, options
     app.task(base=LockedTask, name="charge", **options)(charge)
     with pytest.raises(LockConfigError, match=message):
         app.finalize()
-
-
-async def charge_later(account):
-    raise AssertionError
 
 
 def charge_in_parts(account):
@@ -189,6 +196,67 @@ def test_an_option_that_is_patched_for_a_while_counts_again_as_it_was_declared(a
     with mock.patch.object(task, "lock_key", False), pytest.raises(RelockError):
         task(account)
     assert 25 < task(account) <= 30
+
+
+def test_a_body_that_re_entered_its_lock_is_interrupted_when_that_is_lost(app, account):
+    options = {"lock_key": "account:{account}", "lock_ttl": 1}
+
+    @app.task(base=LockedTask, name="inner", lock_on_lost="raise", **options)
+    def inner(account, loses):
+        if loses:
+            assert Locks(app).release(f"account:{account}")
+            time.sleep(20)
+
+    @app.task(base=LockedTask, name="outer", **options)
+    def outer(account):
+        inner(account, False)
+        with pytest.raises(LockLost, match=f"'account:{account}'.*its last renewal was"):
+            inner(account, True)
+        with pytest.raises(LockLost, match="lost by a caller"):
+            inner(account, False)
+        return "went on"
+
+    app.finalize()
+    assert outer(account) == "went on"
+
+
+def test_without_locks_there_is_none_to_lose_in_whatever_thread(app, account):
+    app.conf.relock_enabled = False
+    options = {"lock_key": "account:{account}", "lock_on_lost": "raise"}
+    task = app.task(base=LockedTask, name="charge", **options)(charge)
+    app.finalize()
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(task, account).result() == account
+
+
+def test_what_a_double_star_catches_reaches_the_callables_of_limit_and_mode(app, account):
+    options = {"lock_limit": lambda n: n, "lock_key": "account:{account}"}
+
+    @app.task(base=LockedTask, name="limited", **options)
+    def limited(**given):
+        return Locks(app).get(f"account:{account}").held
+
+    @app.task(base=LockedTask, name="shared", lock_key=None, lock_mode=lambda how: how)
+    def shared(**given):
+        return given
+
+    app.finalize()
+    lock = limited.lock_for(account=account, n=2)
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(lock.acquire).result()
+        assert limited.apply(kwargs={"account": account, "n": 2}).get() == 2
+        with pytest.raises(LockConflict):
+            limited.apply(kwargs={"account": account, "n": 1}, lock_max_wait=0.1).get()
+        other.submit(lock.release).result()
+    assert shared(how="shared") == {"how": "shared"}
+
+
+def test_a_call_without_a_name_has_no_lock_of_the_prefix_alone(app):
+    app.conf.relock_prefix = "shop:"
+    task = app.task(base=LockedTask, name="charge", lock_key="{account}")(charge)
+    app.finalize()
+    with pytest.raises(LockConfigError, match="is empty"):
+        task("")
 
 
 def test_a_worker_does_not_start_with_an_unknown_option(redis_url, namespace):
