@@ -2,7 +2,7 @@
 
     RelockError
     ├── LockConflict       another execution held the lock for as long as this one waits
-    │   └── LockDeadlock   waiting would never end: two workflows wait for each other
+    │   └── LockDeadlock   waiting would never end: holders wait for each other, or for themselves
     ├── DuplicateTask      an equal call is queued or runs
     ├── LockLost           a hold ended before its work did; the work might be unprotected
     ├── LockUnavailable    Redis cannot be reached, or cannot take writes now; try again later

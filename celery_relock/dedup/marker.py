@@ -1,9 +1,9 @@
 """The dedup marker: a lease in Redis that belongs to a call which is queued or runs.
 
 It is the hold of a lock that is named after the task and its lock names. While the message is in a
-queue nobody renews it, so it says how long that may take (`QUEUED` and the others, here and nowhere
-else). The execution that the message becomes takes it over: from then on it is renewed like any
-lock, freed by a reaper when the process dies, and left to a retry or to the parked message.
+queue nobody renews it, so it says how long that may take (`QUEUED` and the others). The execution
+that the message becomes takes it over: from then on it is renewed like any lock, freed by a reaper
+when the process dies, and left to a retry or to the parked message.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class MarkerLease:
         LockUnavailable."""
         return self.held and isinstance(self._engine.backend.acquire(self._lease.claim), Ended)
 
-    def show_begun(self) -> None:
+    def begin(self) -> None:
         """For a marker that goes by the clock: a later call does not replace this one any more.
         Raises LockUnavailable."""
         hold = _hold_of(self._engine, self.marker.name, self._execution_id)

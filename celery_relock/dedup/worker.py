@@ -105,7 +105,7 @@ class _Execution(HeldBeside):
         super().__init__(call.task, message)
         self.call = call
         self.replaced = False
-        self.execution_id = header_of(message).call
+        self.execution_id = header_of(message).first_execution_id
         self.lease = MarkerLease(
             call.engine, call.marker, self.execution_id, message.id, call.options.ttl
         )
@@ -153,7 +153,7 @@ class _Execution(HeldBeside):
             self.offer()
         elif replaces:
             with suppress(LockUnavailable):
-                self.lease.show_begun()
+                self.lease.begin()
 
     def _free_before_the_body(self, replaces: bool) -> None:
         """Before its first line: a call from now on gets an execution of its own."""
@@ -223,7 +223,7 @@ def on_revoked(task: Any, request: Any, terminated: bool) -> None:
     if made is None or not made.name or (terminated and made.until == marker.TIME):
         return
     # Also for a retry that is revoked before the body that sent it has ended.
-    end_unexecuted(declared.engine, [made.name], marker.hold_id(header.call))
+    end_unexecuted(declared.engine, [made.name], marker.hold_id(header.first_execution_id))
 
 
 def _marker_by_name(task: Any, declared: Declaration, request: Any) -> Marker | None:

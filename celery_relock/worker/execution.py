@@ -2,15 +2,15 @@
 
     run         the workflow that it is a step of
     Execution   which message the call is for, and what it says instead of its task
-    named       which locks it needs; whether its call is a duplicate
-    locked      what a caller holds is re-entered, the rest is acquired
+    run_named   which locks it needs; whether its call is a duplicate
+    run_locked  what a caller holds is re-entered, the rest is acquired
     _acquire    acquire, body, release
     run_body    the state STARTED, `self.lock`, and the task's own code
     _after      what is left for when Celery has published what comes next
 
-`message` is Celery's request (its `Context`) if a message is behind the call, here and in all of
-`worker`. Its header is read once. It says, or else the task's declaration, which features the
-execution uses. It passes nothing of the others: of `workflow` if it is no step, of `dedup` without
+`message` is Celery's request (its `Context`) if a message is behind the call. Its header is read
+once. It says, or else the task's declaration, which features the execution uses. It passes nothing
+of the others: of `workflow` if it is no step and re-enters nothing, of `dedup` without
 `lock_dedup`, of `order` without `lock_order`, of `retry` without `lock_keep_on_retry`.
 """
 
@@ -96,8 +96,8 @@ def run(
     if header is None and execution.message is not None:
         raise Late("is the copy of another worker")
     if header is not None and (header.workflow_locks or declared.begins_workflows):
-        return steps.around(task, execution.message, execution.named)
-    return execution.named()
+        return steps.around(task, execution.message, execution.run_named)
+    return execution.run_named()
 
 
 class Execution:
@@ -139,7 +139,7 @@ class Execution:
         self.arguments: Mapping[str, object] = {}
         self.make_hold: MakeHold | None = None
 
-    def named(self) -> Any:
+    def run_named(self) -> Any:
         """Find the locks that the call needs, and run it unless it is a duplicate."""
         header = self.header
         if self.declared.rule.off:
@@ -157,7 +157,7 @@ class Execution:
                 revocation.clear_away(self.task, self.message)
             raise
         # From the inside out: the locks, the line, the marker.
-        locked = self.locked
+        locked = self.run_locked
         if header is not None and (header.order or declared.options.order):
             locked = partial(order.around, self.task, declared, self.message, self.names, locked)
         if header is not None and (header.dedup or declared.options.dedup is not None):
@@ -166,7 +166,7 @@ class Execution:
             )
         return locked(self.run_body)
 
-    def locked(self, run_body: Body) -> Any:
+    def run_locked(self, run_body: Body) -> Any:
         """Run the body under its locks: re-enter those that a caller holds, acquire the others."""
         if reentrancy.innermost() is None:
             return self._acquire(run_body, self.names, [])

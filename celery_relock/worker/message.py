@@ -179,7 +179,7 @@ class Header(NamedTuple):
         execution_id: anew at each publish.
         own: False if the id was made from the task id, as the message came without a header. Such
             an id cannot tell a copy from a task that somebody sends again on purpose.
-        attempts: how often its message was sent again because its lock was held.
+        attempts: how often its message was sent again because its lock was held, or Redis away.
         since: the sender's clock (s since the epoch) when that first happened; 0 before.
         ancestors: execution ids of the holds that its ancestors have.
         kept: lock names and fences of what the attempt before a retry left to it (see `retry`).
@@ -210,7 +210,7 @@ class Header(NamedTuple):
     v: int = VERSION
 
     @property
-    def call(self) -> str:
+    def first_execution_id(self) -> str:
         """The execution id that the first message of this execution had."""
         return self.first or self.execution_id
 

@@ -29,7 +29,7 @@ from .message import afterwards, header_of, is_retry, moment, prefix_here
 from .states import is_acknowledged, is_autoretried
 
 
-class _Legacy:
+class _LeftToRetry:
     """What a running body leaves to its retry.
 
     Attributes:
@@ -76,13 +76,13 @@ class _Legacy:
 
     def end(self) -> None:
         """The message is over: the retry of its error was sent, or there is none."""
-        _legacy.set(None)
+        _left.set(None)
         self.leave()
         over = is_acknowledged(self.task, self.error)
         release(self.engine, self.lease, ended=over and header_of(self.message).own)
 
 
-_legacy: ContextVar[_Legacy | None] = ContextVar("relock_legacy", default=None)
+_left: ContextVar[_LeftToRetry | None] = ContextVar("relock_left_to_retry", default=None)
 
 
 @contextmanager
@@ -90,28 +90,28 @@ def keeping(
     task: Any, message: Any, engine: Engine, options: LockOptions, lease: Lease
 ) -> Iterator[None]:
     """Around a body: if it ends with the retry that it sent, the lease is left to that."""
-    legacy = _Legacy(task, message, engine, lease, options.gap_ttl)
-    _legacy.set(legacy)
+    left = _LeftToRetry(task, message, engine, lease, options.gap_ttl)
+    _left.set(left)
     try:
         yield
     except Retry:
-        legacy.leave()
+        left.leave()
         raise
     except Exception as error:
-        legacy.error = error
+        left.error = error
         if is_autoretried(task, error):
-            afterwards(message, legacy.end)
-            legacy.open = True
+            afterwards(message, left.end)
+            left.open = True
         raise
     finally:
-        if not legacy.open:
-            _legacy.set(None)
+        if not left.open:
+            _left.set(None)
 
 
 def is_open(lease: Lease) -> bool:
     """Whether a lease waits for what Celery's autoretry makes of its body's error."""
-    legacy = _legacy.get()
-    return legacy is not None and legacy.open and legacy.lease is lease
+    left = _left.get()
+    return left is not None and left.open and left.lease is lease
 
 
 def unbroken(message: Any, lease: Lease) -> bool:
@@ -139,21 +139,21 @@ def unbroken(message: Any, lease: Lease) -> bool:
 
 def on_publish(fields: Mapping[str, Any], body: Any, header: dict[str, Any]) -> None:
     """A retry's header tells what is kept for it."""
-    legacy = _legacy.get()
-    if legacy is None or not is_retry(fields, legacy.message):
+    left = _left.get()
+    if left is None or not is_retry(fields, left.message):
         return
-    lease = legacy.lease
-    legacy.needed = _names_of(legacy.task, fields, body)
+    lease = left.lease
+    left.needed = _names_of(left.task, fields, body)
     kept = zip(lease.claim.names, lease.fences, strict=True)
-    header["kept"] = [[name, fence] for name, fence in kept if name in legacy.needed]
+    header["kept"] = [[name, fence] for name, fence in kept if name in left.needed]
 
 
 def on_published(fields: Mapping[str, Any], header: Mapping[str, Any]) -> None:
     """A message is published: the retry of the running execution gets its locks."""
-    legacy = _legacy.get()
-    if legacy is not None and is_retry(fields, legacy.message):
-        legacy.execution_id = header["execution_id"]
-        legacy.due = moment(fields.get("eta"), legacy.task.app)
+    left = _left.get()
+    if left is not None and is_retry(fields, left.message):
+        left.execution_id = header["execution_id"]
+        left.due = moment(fields.get("eta"), left.task.app)
 
 
 def _names_of(task: Any, fields: Any, body: Any) -> tuple[str, ...]:

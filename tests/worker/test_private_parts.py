@@ -8,7 +8,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from celery import Celery, Task, current_app
+from celery import VERSION, Celery, Task, current_app
 from celery._state import _get_active_apps, _task_stack
 from celery.app.task import Context
 from celery.app.trace import build_tracer
@@ -21,10 +21,15 @@ from celery.worker import control, state, strategy
 from celery.worker.consumer import Consumer
 from celery.worker.request import Request
 from kombu import Connection, compression, serialization
+from pydantic import BaseModel
 
 from tests.support.worker import ROOT
 
 CHECKS = {}
+
+
+class Model(BaseModel):
+    number: int
 
 
 def row(part):
@@ -326,11 +331,36 @@ def _():
     assert properties["correlation_id"] == "x"
 
 
-@row("`kombu.serialization.registry.type_to_name`, `kombu.compression.compress`")
+@row("`kombu.serialization.registry.type_to_name`, `kombu.compression.compress` and `get_encoder`")
 def _():
+    assert compression.get_encoder("gzip")[1] == "application/x-gzip"
     assert serialization.registry.type_to_name["application/json"] == "json"
     packed, kind = compression.compress(b"x" * 100, "application/x-gzip")
     assert compression.decompress(packed, kind) == b"x" * 100
+
+
+@row("`app.conf.maps`, `app.conf.prefix`")
+def _():
+    with Celery("part", namespace="shop_", set_as_current=False) as app:
+        app.conf.timezone = "Europe/Rome"
+        assert app.conf.timezone == "Europe/Rome"  # which loads the configuration
+        assert app.conf.maps[0]["timezone"] == "Europe/Rome"
+        assert app.conf.prefix == "shop_"
+
+
+@row("`Task._dump_pydantic_arguments` (Celery 5.7)")
+def _():
+    if VERSION < (5, 7):
+        return
+
+    app, plain = app_with_a_task()
+
+    @app.task(name="modelled", pydantic=True)
+    def modelled(model: Model):
+        raise AssertionError
+
+    assert plain._dump_pydantic_arguments is None
+    assert modelled._dump_pydantic_arguments((Model(number=1),), {}) == (({"number": 1},), {})
 
 
 @row("`Transport.driver_type`")
