@@ -733,17 +733,15 @@ def _asked(app: Any, question: str, *args: Any) -> dict[str, Any] | None:
 def _names(app: Any, info: dict[str, Any]) -> tuple[str, ...]:
     """The lock names of a call that a worker described."""
     from .declaration import declaration, is_locked
-    from .naming.names import bind
 
     app.loader.import_default_modules()
     task = app.tasks.get(info.get("name"))
     if task is None or not is_locked(type(task)):
         return ()
     try:
-        arguments = bind(task, info.get("args") or (), info.get("kwargs") or {})
         call = info.get("relock") or {}
         declared = declaration(type(task)).of_call(call.get("options") or {}, call.get("prefix"))
-        return () if arguments is None else declared.names(arguments)
+        return declared.names_of_call(task, info.get("args"), info.get("kwargs")) or ()
     except RelockError as error:
         logger.warning("Cannot determine the locks of %s: %s", info.get("name"), error)
         return ()
@@ -827,11 +825,11 @@ def _tell_workers(app: Any, task_id: str, what_was_done: str) -> None:
 
 
 def _send_event(app: Any, kind: str, task_id: str, fields: dict[str, Any]) -> None:
+    from .worker.events import dispatcher
+
     try:
-        with app.amqp.producer_pool.acquire(block=True) as producer:
-            producer.connection.ensure_connection(max_retries=1, interval_start=0)
-            dispatcher = app.events.Dispatcher(producer.connection, None, True, producer.channel)
-            dispatcher.send(kind, uuid=task_id, **fields)
+        with dispatcher(app, kind) as sender:
+            sender.send(kind, uuid=task_id, **fields)
     except Exception as error:  # noqa: BLE001  # whatever a broker's client raises
         logger.warning("Cannot send the event %s: %s", kind, error)
 

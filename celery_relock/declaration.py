@@ -15,7 +15,7 @@ from .engine.engine import Engine
 from .engine.parking import Nobody
 from .errors import LockConfigError
 from .naming.callables import ByName
-from .naming.names import NameRule, seen, signature_of
+from .naming.names import NameRule, bind, seen, signature_of
 from .options import OPTION_NAMES, LockOptions
 from .settings import enabled, name_prefix, option_defaults, store_settings
 from .worker.parking import Outbox
@@ -65,6 +65,12 @@ class Declaration:
     def names(self, arguments: Mapping[str, object]) -> tuple[str, ...]:
         """The lock names of a call with these bound arguments. Raises as `NameRule.names`."""
         return self.rule.names(arguments, self.prefix_now())
+
+    def names_of_call(self, task: Any, args: Any, kwargs: Any) -> tuple[str, ...] | None:
+        """The lock names of a call; None if it does not fit the body, which says so best. Raises as
+        `bind` and `names`."""
+        arguments = bind(task, args or (), kwargs or {})
+        return None if arguments is None else self.names(arguments)
 
     def limits(self, arguments: Mapping[str, object], names: tuple[str, ...]) -> tuple[int, ...]:
         """The limit of each of these names of a call, or `SHARED`. Raises as

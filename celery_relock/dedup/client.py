@@ -24,7 +24,7 @@ from ..engine import events, ids
 from ..engine.engine import Engine
 from ..engine.protocol import Claim, Conflict, lock_names
 from ..errors import DuplicateTask, LockUnavailable, RelockError
-from ..naming.names import bind, signature_of
+from ..naming.names import signature_of
 from ..options import LockOptions
 from ..worker import events as worker_events
 from ..worker.conflict import end_unexecuted
@@ -110,10 +110,9 @@ def call_of(
     task: Any, declared: Declaration, mode: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Call | None:
     """The call with its marker; None if it does not fit the body."""
-    arguments = bind(task, args, kwargs)
-    if arguments is None:
+    names = declared.names_of_call(task, args, kwargs)
+    if names is None:
         return None
-    names = declared.names(arguments)
     made = Marker(marker.name_for(task.name, names), marker.until(mode))
     return Call(task, declared.engine, declared.options, names, made)
 

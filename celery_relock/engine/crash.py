@@ -91,13 +91,9 @@ class Journal:
         self._free: list[int] = []
         self._slots: OrderedDict[str, int] = OrderedDict()  # its popitem is safe beside threads
 
-    def add(self, entry: Entry) -> None:
-        """Note a claim before it is sent: to free what was never granted does no harm."""
-        if self.on:
-            self.note(entry.attempt_id, entry)
-
     def note(self, key: str, entry: Entry) -> None:
-        """Note what is to be released if this process is killed, until `remove(key)`."""
+        """Note what is to be released if this process is killed, until `remove(key)`. A claim, by
+        its attempt, before it is sent: to free what was never granted does no harm."""
         if key in self._slots:
             return
         if not self._ready:

@@ -225,7 +225,7 @@ class Engine:
         if lease.state is State.NEW:
             lease.state = State.ASKED  # without the guard: no other thread looks after it yet
         if journal.on:
-            journal.add(lease.entry())
+            journal.note(lease.claim.attempt_id, lease.entry())
         sent = time.monotonic()
         if queue:
             # Before the command is sent: the message of a grant may overtake the answer "wait".

@@ -25,7 +25,6 @@ from ..engine.engine import Engine
 from ..engine.events import label_of
 from ..engine.protocol import KEPT, LINE, Claim, Conflict, PlaceRequest
 from ..errors import LockConfigError, LockUnavailable, RelockError
-from ..naming.names import bind
 from ..worker.conflict import end_unexecuted
 from ..worker.message import (
     PREFIX,
@@ -113,12 +112,9 @@ class Sender:
         declared = declaration(type(self._task))
         if self._task.app.conf.task_always_eager:
             return None
-        arguments = bind(self._task, args or (), kwargs or {})
-        if arguments is None:
-            return None  # it does not fit the body, and that is said there
         declared = declared.of_call(call_options(options), options.get(PREFIX))
-        name = name_of(declared, arguments)
-        return None if _is_kept(options, name) else (declared, name)
+        name = name_of(declared, self._task, args, kwargs)
+        return None if name is None or _is_kept(options, name) else (declared, name)
 
     def _take(
         self,
@@ -150,9 +146,11 @@ class Sender:
         return None
 
 
-def name_of(declared: Declaration, arguments: Mapping[str, object]) -> str:
-    """The one lock name of a call. Raises LockConfigError."""
-    names = declared.names(arguments)
+def name_of(declared: Declaration, task: Any, args: Any, kwargs: Any) -> str | None:
+    """The one lock name of a call; None if it does not fit the body. Raises LockConfigError."""
+    names = declared.names_of_call(task, args, kwargs)
+    if names is None:
+        return None
     if len(names) != 1:
         raise LockConfigError(
             f"task {declared.options.task}: lock_order='sent' is for calls with one lock name, and "

@@ -26,7 +26,6 @@ from ..engine.hold import Body, MakeHold
 from ..engine.lease import Lease
 from ..engine.protocol import COMES_AGAIN, LINE, Claim, Successor
 from ..errors import RelockError
-from ..naming.names import bind
 from ..worker.beside import HeldBeside
 from ..worker.conflict import Attempt, end_unexecuted, obtain, release
 from ..worker.events import work_for
@@ -204,5 +203,4 @@ def _name_by_arguments(task: Any, declared: Declaration, request: Any) -> str:
     if declared.options.order is None or not header.own:
         return ""  # an id made from the task id was parked under another one, if at all
     declared = declared.of_call(header.options, header.prefix)
-    arguments = bind(task, request.args or (), request.kwargs or {})
-    return "" if arguments is None else client.name_of(declared, arguments)
+    return client.name_of(declared, task, request.args, request.kwargs) or ""

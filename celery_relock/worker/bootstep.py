@@ -23,6 +23,7 @@ from ..errors import LockConfigError, RelockError
 from ..settings import enabled, store_settings
 from ..workflow import steps
 from . import company, conflict, control, execution, parking, revocation  # noqa: F401  # receivers
+from . import events as worker_events
 from .message import HEADER
 from .report import report
 from .resuming import Resumer
@@ -75,6 +76,8 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
 
     def start(self, w: Any) -> None:
         conflict.remember_consumer()
+        # Not in `stop`: the pool ends its tasks later.
+        worker_shutdown.connect(self._end, sender=w, dispatch_uid=(id(self), "shutdown"))
         if self._watchers is None:
             return
         if _locks_are_in_memory(w) and threading.current_thread() is threading.main_thread():
@@ -84,14 +87,22 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
             )
         for watcher in self._watchers:
             watcher.start()
-        # Not in `stop`: the pool ends its tasks later.
-        worker_shutdown.connect(self._end, sender=w, dispatch_uid=(id(self), "shutdown"))
+
+    def terminate(self, w: Any) -> None:
+        # Celery sends no `worker_shutdown` then. The test worker of celery.contrib ends like this,
+        # in a process that goes on.
+        threading.Thread(target=self._end_after, args=(w,), daemon=True).start()
 
     def info(self, w: Any) -> dict[str, Any]:
         """What `celery inspect stats` shows of the locks; the doctor compares the workers by it."""
         return {"relock": report(w.app)}
 
-    def _end(self, **_: Any) -> None:
+    def _end_after(self, w: Any) -> None:
+        w.blueprint.join()
+        self._end(w)
+
+    def _end(self, sender: Any, **_: Any) -> None:
+        worker_events.forget(sender)
         for watcher in self._watchers or ():
             watcher.stop()
 

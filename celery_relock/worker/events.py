@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.signals import worker_init
@@ -43,7 +44,7 @@ _SILENCE = 30.0
 
 _worker: Any = None
 _told: set[str] = set()
-_silent_until = 0.0
+_silent_until: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
 
 
 def work_for(task: Any, request: Any | None) -> Work:
@@ -89,9 +90,17 @@ def _remember(sender: Any = None, **_: Any) -> None:
         _told.update(_SENT)
 
 
+def forget(worker: Any) -> None:
+    """The worker has ended, perhaps in a thread of a process that goes on, as in tests."""
+    global _worker
+    if worker is _worker:
+        _worker = None
+        _told.clear()
+
+
 def _send(event: LockEvent) -> None:
     work = event.work
-    if work is None:
+    if work is None or _worker is None:
         return
     fields = {
         "name": work.name,
@@ -132,23 +141,24 @@ def show(task: Any, task_id: str, state: str, **told: Any) -> None:
 def _dispatch(
     app: Any, task: Any, kind: str, task_id: str, fields: dict[str, Any], node: str | None
 ) -> None:
-    global _silent_until
-    if not getattr(task, "send_events", True) or time.monotonic() < _silent_until:
+    silent = time.monotonic() < _silent_until.get(app, 0.0)
+    if silent or not getattr(task, "send_events", True):
         return
     try:
-        with _dispatcher(app, kind, node) as dispatcher:
+        with dispatcher(app, kind, node) as sender:
             name = kind if kind in _SHOWN else f"lock-{kind}"
-            dispatcher.send(name, uuid=task_id, **fields)
+            sender.send(name, uuid=task_id, **fields)
     except (SoftTimeLimitExceeded, LockLost):
         raise
     except Exception as error:  # noqa: BLE001 - whatever it is, the task goes on
-        _silent_until = time.monotonic() + _SILENCE
+        _silent_until[app] = time.monotonic() + _SILENCE
         text = "lock events cannot be sent, none are tried for the next %.0f s: %s"
         logger.warning(text, _SILENCE, error)
 
 
 @contextmanager
-def _dispatcher(app: Any, kind: str, node: str | None) -> Iterator[Any]:
+def dispatcher(app: Any, kind: str, node: str | None = None) -> Iterator[Any]:
+    """What sends an event to monitors; by a connection of its own where another thread sends."""
     if kind in _OTHER_THREADS:
         with app.connection_for_write() as connection:
             connection.ensure_connection(**_ONCE)

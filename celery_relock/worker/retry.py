@@ -22,7 +22,6 @@ from ..engine.engine import Engine
 from ..engine.lease import Lease
 from ..engine.protocol import Successor
 from ..errors import RelockError
-from ..naming.names import bind
 from ..options import LockOptions
 from .conflict import end_unexecuted, release
 from .message import afterwards, header_of, is_retry, moment, prefix_here
@@ -163,10 +162,8 @@ def _names_of(task: Any, fields: Any, body: Any) -> tuple[str, ...]:
     else:
         args, kwargs = fields.get("args"), fields.get("kwargs")
     try:
-        declared = declaration(type(task))
-        arguments = bind(task, args or (), kwargs or {})
-        declared = declared.of_call({}, prefix_here())
-        return () if arguments is None else declared.names(arguments)
+        declared = declaration(type(task)).of_call({}, prefix_here())
+        return declared.names_of_call(task, args, kwargs) or ()
     except (RelockError, TypeError):
         return ()  # it says so itself when it runs
 

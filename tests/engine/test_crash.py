@@ -12,6 +12,7 @@ import time
 import pytest
 
 from celery_relock.engine import crash as journals
+from celery_relock.engine import engine
 from celery_relock.engine.crash import Entry, Journal, Reaper
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.protocol import Released
@@ -32,6 +33,10 @@ def journal():
     return made
 
 
+def _note(journal: Journal, entry: Entry) -> None:
+    journal.note(entry.attempt_id, entry)
+
+
 def _entry(number: int = 1, names: tuple[str, ...] = ("account:42",)) -> Entry:
     return Entry("backend", f"execution{number}", f"attempt{number}", names)
 
@@ -41,8 +46,8 @@ def _written(folder) -> list[Entry]:
 
 
 def test_what_is_held_is_written_and_what_is_released_is_not(folder, journal):
-    journal.add(_entry(1, ("a", "ü {braces}")))
-    journal.add(_entry(2))
+    _note(journal, _entry(1, ("a", "ü {braces}")))
+    _note(journal, _entry(2))
     journal.remove("attempt2")
     journal.remove("never noted")
 
@@ -51,14 +56,14 @@ def test_what_is_held_is_written_and_what_is_released_is_not(folder, journal):
 
 def test_what_a_claim_was_for_is_written_with_it(folder, journal):
     told = Entry("backend", "execution", "attempt", ("a", "b"), "owner", "app.charge", "1234-5678")
-    journal.add(told)
+    _note(journal, told)
 
     assert _written(folder) == [told]
 
 
 def test_the_successor_of_a_claim_is_written_in_its_place(folder, journal):
-    journal.add(_entry(1))
-    journal.add(_entry(2))
+    _note(journal, _entry(1))
+    _note(journal, _entry(2))
     left = _entry(1)._replace(successors="next other", keep=300.5)
     journal.change(left)
     journal.change(_entry(3))  # never noted
@@ -71,7 +76,7 @@ def test_the_successor_of_a_claim_is_written_in_its_place(folder, journal):
 
 
 def test_an_entry_of_another_layout_is_passed_over(folder, journal):
-    journal.add(_entry())
+    _note(journal, _entry())
     path = folder / journals.process_name(os.getpid())
     short = b"backend\nexecution\nattempt\na"
     (folder / "other").write_bytes(len(short).to_bytes(2, "big") + short + path.read_bytes())
@@ -80,17 +85,24 @@ def test_an_entry_of_another_layout_is_passed_over(folder, journal):
 
 
 def test_the_same_claim_sent_again_is_noted_once(folder, journal):
-    journal.add(_entry())
-    journal.add(_entry())
+    _note(journal, _entry())
+    _note(journal, _entry())
     journal.remove("attempt1")
 
     assert _written(folder) == []
 
 
-def test_off_it_writes_nothing_and_makes_no_file(folder):
-    Journal().add(_entry())
+def test_off_it_writes_nothing_and_makes_no_file(folder, monkeypatch, runs):
+    off = Journal()
+    monkeypatch.setattr(engine, "journal", off)
+    process = runs()
+
+    process.release(process.held("a"))
 
     assert list(folder.iterdir()) == []
+    off.on = True
+    process.held("a")
+    assert len(_written(folder)) == 1
 
 
 def test_what_is_about_to_be_sent_is_noted_in_every_process_and_by_each_thread(folder):
@@ -113,7 +125,7 @@ def test_what_is_about_to_be_sent_is_noted_in_every_process_and_by_each_thread(f
 
 
 def test_a_process_that_ends_takes_its_journal_along_unless_something_is_noted(folder, journal):
-    journal.add(_entry())
+    _note(journal, _entry())
     journal.close()
     assert _written(folder) == [_entry()]
 
@@ -131,7 +143,7 @@ def test_who_opens_a_journal_throws_away_those_of_the_long_dead(folder, journal)
     for path in (old, alive):
         os.utime(path, (0, 0))
 
-    journal.add(_entry())
+    _note(journal, _entry())
 
     assert not old.exists()
     assert young.exists()
@@ -140,12 +152,12 @@ def test_who_opens_a_journal_throws_away_those_of_the_long_dead(folder, journal)
 
 def test_of_more_than_there_is_room_for_the_oldest_are_left_to_the_leases(folder, journal):
     for number in range(300):
-        journal.add(_entry(number))
-    journal.add(Entry("backend", "long", "long", ("x" * 4000,)))
+        _note(journal, _entry(number))
+    _note(journal, Entry("backend", "long", "long", ("x" * 4000,)))
     kept = _written(folder)
     for number in range(300):
         journal.remove(f"attempt{number}")
-    journal.add(_entry(1000))
+    _note(journal, _entry(1000))
 
     assert {entry.attempt_id for entry in kept} == {f"attempt{n}" for n in range(172, 300)}
     assert _written(folder) == [_entry(1000)]
@@ -154,7 +166,7 @@ def test_of_more_than_there_is_room_for_the_oldest_are_left_to_the_leases(folder
 def test_a_claim_that_changes_where_there_is_no_room_takes_none_from_another(folder, journal):
     entries = [_entry(number) for number in range(128)]
     for entry in entries:
-        journal.add(entry)
+        _note(journal, entry)
     entries[100] = entries[100]._replace(successors="next")
     journal.change(entries[100])
     assert sorted(_written(folder)) == sorted(entries)
@@ -165,10 +177,10 @@ def test_a_claim_that_changes_where_there_is_no_room_takes_none_from_another(fol
 
 
 def test_a_forked_child_begins_with_an_empty_journal(folder, journal):
-    journal.add(_entry())
+    _note(journal, _entry())
     journal._reset()  # what os.register_at_fork does in the child
 
-    journal.add(_entry(2))
+    _note(journal, _entry(2))
 
     assert journal.on
     assert _written(folder) == [_entry(2)]
@@ -177,12 +189,12 @@ def test_a_forked_child_begins_with_an_empty_journal(folder, journal):
 def test_without_a_place_to_write_it_goes_on_without(tmp_path, monkeypatch, journal):
     monkeypatch.setattr(journals.tempfile, "gettempdir", lambda: str(tmp_path / "none"))
 
-    journal.add(_entry())
+    _note(journal, _entry())
     journal.remove("attempt1")
 
 
 def test_a_journal_that_is_broken_off_is_read_as_far_as_it_goes(folder, journal):
-    journal.add(_entry())
+    _note(journal, _entry())
     path = folder / journals.process_name(os.getpid())
     data = path.read_bytes()
 
@@ -245,8 +257,8 @@ def _reaper(backend: _Backend) -> Reaper:
 
 
 def test_the_reaper_releases_only_what_the_dead_noted_for_its_own_backend(folder, journal):
-    journal.add(_entry(1))
-    journal.add(Entry("another", "execution2", "attempt2", ("b",)))
+    _note(journal, _entry(1))
+    _note(journal, Entry("another", "execution2", "attempt2", ("b",)))
     mine = folder / journals.process_name(os.getpid())
     dead = folder / "1-1"
     dead.write_bytes(mine.read_bytes())
@@ -259,8 +271,8 @@ def test_the_reaper_releases_only_what_the_dead_noted_for_its_own_backend(folder
 
 
 def test_the_journal_of_a_dead_process_that_names_another_backend_is_read_once(folder, journal):
-    journal.add(_entry(1))
-    journal.add(Entry("another", "execution2", "attempt2", ("b",)))
+    _note(journal, _entry(1))
+    _note(journal, Entry("another", "execution2", "attempt2", ("b",)))
     (folder / "1-1").write_bytes((folder / journals.process_name(os.getpid())).read_bytes())
     backend = _Backend("backend")
     reaper = _reaper(backend)
@@ -293,7 +305,7 @@ def test_what_cannot_be_freed_yet_is_tried_again(folder, journal):
             self.released.append(attempt_id)
             raise LockUnavailable("away")
 
-    journal.add(_entry(1))
+    _note(journal, _entry(1))
     (folder / "1-1").write_bytes((folder / journals.process_name(os.getpid())).read_bytes())
     backend = Away("backend")
     reaper = _reaper(backend)
@@ -304,7 +316,7 @@ def test_what_cannot_be_freed_yet_is_tried_again(folder, journal):
 
 
 def test_what_nobody_came_for_is_thrown_away_after_a_day(folder, journal):
-    journal.add(Entry("nobody's", "execution", "attempt", ("b",)))
+    _note(journal, Entry("nobody's", "execution", "attempt", ("b",)))
     dead = folder / "1-1"
     dead.write_bytes((folder / journals.process_name(os.getpid())).read_bytes())
     _reaper(_Backend("backend")).look(select.poll())
@@ -332,7 +344,7 @@ def test_the_dead_are_found_at_once_without_pidfds_too(folder, journal, monkeypa
     elif how == "not allowed":  # as in gVisor, or under seccomp
         monkeypatch.setattr(os, "pidfd_open", lambda pid: os.open("/none", os.O_RDONLY))
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    journal.add(_entry(1))
+    _note(journal, _entry(1))
     mine = folder / journals.process_name(os.getpid())
     of_child = folder / journals.process_name(child.pid)
     of_child.write_bytes(mine.read_bytes())

@@ -1,0 +1,35 @@
+"""What a worker starts beside Celery's own, and that it ends with the worker."""
+
+from __future__ import annotations
+
+import threading
+
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+
+from celery_relock import LockedTask
+from celery_relock.worker import events
+from tests.support import wait_for
+
+
+def test_a_worker_in_a_thread_leaves_no_thread_behind_and_its_process_is_none_any_more():
+    app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.update(
+        relock_url="memory://",
+        worker_hijack_root_logger=False,
+        broker_transport_options={"polling_interval": 0.01},
+    )
+
+    @app.task(base=LockedTask, lock_key="report", shared=False)
+    def report():
+        return "done"
+
+    before = set(threading.enumerate())
+    with start_worker(app, perform_ping_check=False, pool="solo", loglevel="WARNING"):
+        assert report.delay().get(timeout=20) == "done"
+        names = [each.name for each in threading.enumerate() if each not in before]
+        assert {"relock-reaper", "relock-resumer"} <= set(names)
+        assert events._worker is not None
+    wait_for(lambda: set(threading.enumerate()) <= before, what="the end of its threads")
+    assert events._worker is None
+    app.close()
