@@ -258,8 +258,11 @@ class LoopEngine:
             # The thread is late to notice that nobody wants to hear any more.
             _tell(loop, lambda: wanted and what(*args))
 
+        def is_wanted() -> bool:
+            return wanted and not loop.is_closed()  # a loop may be closed with its tasks unended
+
         calls = partial(pass_on, self._connected), partial(pass_on, self._noticed)
-        listen = partial(self.backend.listen, self._inbox, *calls, lambda: wanted)
+        listen = partial(self.backend.listen, self._inbox, *calls, is_wanted)
         try:
             while True:
                 try:
@@ -316,25 +319,29 @@ class Keeper(Registry):
         self._running = True
         self._used_at = time.monotonic()
         self._task = asyncio.ensure_future(self._live())
+        # Not a `finally`, which a task that is cancelled before it begins never comes to, and which
+        # one that is collected after its loop was closed comes to when nothing can be cancelled.
+        self._task.add_done_callback(self._ended)
 
     async def _live(self) -> None:
-        try:
-            while True:
-                try:
-                    until = await self._look()
-                except Exception:  # noqa: BLE001 - whatever it is, leases go on
-                    logger.exception("Renewing the locks of an event loop failed and goes on")
-                    until = time.monotonic() + 0.1
-                if not self._leases and time.monotonic() - self._used_at > _LINGER:
-                    return
-                await self._wait(min(until, time.monotonic() + _LINGER))
-        except asyncio.CancelledError:
+        while True:
+            try:
+                until = await self._look()
+            except Exception:  # noqa: BLE001 - whatever it is, leases go on
+                logger.exception("Renewing the locks of an event loop failed and goes on")
+                until = time.monotonic() + 0.1
+            if not self._leases and time.monotonic() - self._used_at > _LINGER:
+                return
+            await self._wait(min(until, time.monotonic() + _LINGER))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running = False
+        self._thread.end()
+        self._rest()
+        if task.cancelled():
             self._over = True  # only the end of the loop cancels it
-            raise
-        finally:
-            self._running = False
-            self._thread.end()
-            self._rest()
+        elif self._leases:
+            self._start()  # added since it returned
 
     async def _wait(self, until: float) -> None:
         self._wake_at = until

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +26,7 @@ from celery_relock.engine.protocol import LockState
 from celery_relock.errors import LockConfigError, LockUnavailable
 from celery_relock.lock import LockNeverFree, LockNotAcquired, LockNotOwned, LockNotTaken
 from tests.asyncio.conftest import run
-from tests.support import RedisServer
+from tests.support import RedisServer, wait_for
 from tests.support.proxy import Proxy
 from tests.support.redis_server import calls_of
 
@@ -97,6 +99,37 @@ def test_a_loop_that_is_closed_is_forgotten(redis_url: str, namespace: str) -> N
         run(main())
 
     assert len([loop for loop in engines._of_loops if loop.is_closed()]) <= 1
+
+
+def test_a_loop_that_is_closed_with_its_tasks_keeps_no_connection_and_no_thread(
+    lock: MakeLock, client: redis.Redis, namespace: str
+) -> None:
+    async def heard() -> weakref.ref[asyncio.AbstractEventLoop]:
+        async with lock() as one:
+            await lock().acquire(blocking_timeout=0.05)  # who waits has the inbox opened
+            while not one._engine._listening.hears:
+                await asyncio.sleep(0.01)
+            return weakref.ref(asyncio.get_running_loop())
+
+    loop = asyncio.new_event_loop()
+    closed = loop.run_until_complete(asyncio.wait_for(heard(), 60))
+    assert client.pubsub_channels(f"{namespace}:*")
+    loop.close()
+    del loop
+
+    wait_for(lambda: not client.pubsub_channels(f"{namespace}:*"))
+    run(lock().locked())  # the next loop that uses a lock forgets the closed one
+
+    def is_gone() -> bool:
+        gc.collect()
+        return closed() is None and not calling()
+
+    wait_for(is_gone)
+
+
+def calling() -> list[threading.Thread]:
+    """The threads that make the calls of loops."""
+    return [each for each in threading.enumerate() if each.name.startswith("relock_")]
 
 
 def test_one_object_excludes_the_tasks_that_use_it(lock: MakeLock) -> None:
