@@ -12,6 +12,7 @@ a task of its own, which that cancellation does not reach.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import weakref
 from collections.abc import Callable
@@ -36,6 +37,9 @@ _T = TypeVar("_T")
 MOST = 4
 # Threads and tasks that nobody needed for so many seconds end.
 _LINGER = 10.0
+# Seconds after which a loop whose tasks were all cancelled seems to go on: one that ends is closed
+# sooner, as a rule, and no lease should run out meanwhile.
+_GOES_ON = 0.05
 
 
 class _Threads:
@@ -108,7 +112,7 @@ class LoopEngine:
         self._ear: asyncio.Task[None] | None = None
         self._tried = asyncio.Event()
         self._listening = Listening(self._tried)
-        self._keeper = Keeper(backend, self._rest)
+        self._keeper = Keeper(backend, self._listen, self._rest)
         self._at_work: set[asyncio.Task[None]] = set()
 
     def lease(self, claim: Claim, task: asyncio.Task[Any] | None) -> TaskLease:
@@ -181,7 +185,7 @@ class LoopEngine:
             try:
                 await self.release(lease)
             except asyncio.CancelledError:
-                await self.release(lease)  # only the end of the loop cancels this, and only once
+                await self.release(lease)  # only who cancels every task of the loop cancels this
 
     async def extend(self, lease: TaskLease, length: float) -> bool:
         """As `engine.Engine.extend`."""
@@ -290,19 +294,32 @@ class LoopEngine:
 class Keeper(Registry):
     """The registry of a loop's leases at one backend, and the task that looks after the leases.
 
+    The task is cancelled with all tasks of the loop, as a rule because the loop ends: then nobody
+    would end a task that begins later. If there are leases a moment later, another task looks after
+    them, and ends with the last of them.
+
     Args:
+        listen: called when the loop goes on though its tasks were cancelled, and there are leases.
         rest: called at its end, which comes when nobody has needed it for a while.
     """
 
-    def __init__(self, backend: Backend, rest: Callable[[], None]) -> None:
+    def __init__(
+        self, backend: Backend, listen: Callable[[], None], rest: Callable[[], None]
+    ) -> None:
         super().__init__()
         self._backend = backend
         self._thread = _Threads(1)  # renewals do not wait behind other calls
+        self._listen = listen
         self._rest = rest
         self._bell = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._over = False
+        self._cancelled_at = -math.inf
         self._used_at = 0.0
+
+    def discard(self, lease: Lease) -> None:
+        super().discard(lease)
+        if self._may_end and not self._leases:
+            self._ring()
 
     def wake(self) -> None:
         """Somebody needs the backend."""
@@ -310,12 +327,17 @@ class Keeper(Registry):
         if not self._running:
             self._start()
 
+    @property
+    def _may_end(self) -> bool:
+        """Whether the loop may be about to end."""
+        return time.monotonic() - self._cancelled_at < _LINGER
+
     def _ring(self) -> None:
         self._bell.set()
 
     def _start(self) -> None:
-        if self._over:
-            return  # a task that begins while the loop ends is never cancelled
+        if self._may_end and not self._leases:
+            return
         self._running = True
         self._used_at = time.monotonic()
         self._task = asyncio.ensure_future(self._live())
@@ -330,7 +352,8 @@ class Keeper(Registry):
             except Exception:  # noqa: BLE001 - whatever it is, leases go on
                 logger.exception("Renewing the locks of an event loop failed and goes on")
                 until = time.monotonic() + 0.1
-            if not self._leases and time.monotonic() - self._used_at > _LINGER:
+            idle = time.monotonic() - self._used_at
+            if not self._leases and (self._may_end or idle > _LINGER):
                 return
             await self._wait(min(until, time.monotonic() + _LINGER))
 
@@ -339,9 +362,14 @@ class Keeper(Registry):
         self._thread.end()
         self._rest()
         if task.cancelled():
-            self._over = True  # only the end of the loop cancels it
-        elif self._leases:
-            self._start()  # added since it returned
+            self._cancelled_at = time.monotonic()
+            task.get_loop().call_later(_GOES_ON, self._go_on)
+        else:
+            self._go_on()  # a lease may have been added since the task returned
+
+    def _go_on(self) -> None:
+        if self._leases:
+            self._listen()  # which wakes this, too
 
     async def _wait(self, until: float) -> None:
         self._wake_at = until

@@ -4,6 +4,7 @@ somebody else."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from celery_relock import engines
 from celery_relock.asyncio import Lock
+from celery_relock.engine.asyncio import LoopEngine
 from celery_relock.engine.protocol import LockState
 from tests.asyncio.conftest import run
 from tests.support import RedisServer
@@ -184,3 +186,96 @@ def test_when_the_loop_ends_whoever_holds_releases(lock: MakeLock, state: State)
     assert (state().holds, state().waiting) == ((), 0)
     kept = [each._keeper._task for found in engines._of_loops.values() for each in found.values()]
     assert all(task.done() for task in kept if task), "a task that nobody will ever end"
+
+
+def cancel_all(*but: asyncio.Task[Any]) -> None:
+    """A usual clean-up, in a loop that goes on."""
+    for task in asyncio.all_tasks() - {asyncio.current_task(), *but}:
+        task.cancel()
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Not `wait_for` around it, which would be cancelled, too."""
+    latest = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < latest
+        await asyncio.sleep(0.01)
+
+
+async def until_it_is_renewed(one: Lock) -> None:
+    since = time.monotonic()
+    while one._lease.renewed < since:
+        one.check()
+        await asyncio.sleep(0.01)
+
+
+def test_a_short_lease_is_renewed_though_all_tasks_of_the_loop_are_cancelled(
+    lock: MakeLock,
+) -> None:
+    async def main() -> None:
+        async with lock(timeout=1) as one:
+            for _ in range(2):  # also the task that comes after the first one
+                cancel_all()
+                await until_it_is_renewed(one)
+
+    asyncio.run(main())
+
+
+def test_who_waits_hears_again_after_all_other_tasks_were_cancelled(
+    lock: MakeLock, state: State
+) -> None:
+    async def main() -> None:
+        async with lock() as one:
+            waiter = asyncio.create_task(lock().acquire())
+            listening = one._engine._listening
+            await until(lambda: listening.hears and state().waiting)
+            cancel_all(waiter)
+            while listening.hears:
+                await asyncio.sleep(0)
+            await until(lambda: listening.hears)
+        assert await waiter
+
+    asyncio.run(main())
+
+
+def test_a_renewing_task_that_was_cancelled_before_it_began_is_followed_by_another(
+    lock: MakeLock,
+) -> None:
+    async def hold(one: Lock) -> None:
+        async with one:
+            await until_it_is_renewed(one)
+
+    async def main() -> None:
+        one = lock(timeout=1)
+        holder = asyncio.create_task(hold(one))
+        while not one._engine._keeper._running:
+            await asyncio.sleep(0)
+        cancel_all(holder)
+        await holder
+
+    asyncio.run(main())
+
+
+def test_what_is_held_while_the_loop_ends_is_renewed_and_no_task_outlives_the_loop(
+    lock: MakeLock, state: State
+) -> None:
+    async def hold(one: Lock) -> None:
+        async with one:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await until_it_is_renewed(one)
+                async with lock("another"):
+                    pass
+
+    async def main() -> tuple[LoopEngine, asyncio.Task[None]]:
+        one = lock(timeout=1)
+        holder = asyncio.create_task(hold(one))
+        await until(lambda: state().holds)
+        return one._engine, holder
+
+    engine, holder = run(main())
+    assert holder.cancelled(), "it has lost the lock"
+    assert engine._keeper._task.done()
+    assert engine._ear is None
+    assert not state().holds
