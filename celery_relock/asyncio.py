@@ -33,6 +33,7 @@ from .named_lock import (
     LockNotOwned,
     LockNotTaken,
     NamedLock,
+    Shared,
     Token,
     has,
     logger,
@@ -64,6 +65,24 @@ class TaskGrip(Grip):
             return self
         task = self.task()
         return None if task is None or task.done() else self
+
+
+class _Own:
+    """What each asyncio task has of a `Lock`. As `Shared`."""
+
+    def __init__(self) -> None:
+        self._grips: weakref.WeakKeyDictionary[object, TaskGrip] = weakref.WeakKeyDictionary()
+
+    def of(self, caller: object) -> TaskGrip | None:
+        return self._grips.get(caller)
+
+    def acquired(self, caller: object, grip: TaskGrip) -> None:
+        self._grips[caller] = grip
+
+    def released(self, caller: object, grip: TaskGrip) -> None:
+        self._grips.pop(caller, None)
+
+    not_released = acquired
 
 
 class Lock(NamedLock):
@@ -132,11 +151,7 @@ class Lock(NamedLock):
             if isinstance(redis, Engine)
             else engines.engine_for(redis, namespace, replicas=(min_replicas, 1.0), loops=True)
         )
-        # The grip of each task. Without a task, and with thread_local=False, there is one grip.
-        self._grips: weakref.WeakKeyDictionary[asyncio.Task[Any], Grip] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._grip_of_all: Grip | None = None
+        self._grips: _Own | Shared[TaskGrip] = _Own() if thread_local else Shared()
 
     # These are not coroutine functions: a call belongs to the task that makes it, even if another
     # task awaits the result, as in `asyncio.wait_for` before Python 3.12.
@@ -277,7 +292,7 @@ class Lock(NamedLock):
         if outer is not None and outer.backend is self._locks.backend:
             self._still_ours(outer)
             outer.rely()
-            self._keep(task, TaskGrip(outer, task, borrowed=True))
+            self._grips.acquired(task or self, TaskGrip(outer, task, borrowed=True))
             outer.tell("reentered")
             return Held(outer.fences, outer.reentered)
         lease = engine.lease(self._claim(token, outer, wait), task)
@@ -289,7 +304,7 @@ class Lock(NamedLock):
             raise
         if isinstance(answer, Held):
             reentrancy.push(lease)
-            self._keep(task, TaskGrip(lease, task))
+            self._grips.acquired(task or self, TaskGrip(lease, task))
             return answer
         self._tell_conflict(lease, answer, wait)
         await engine.release(lease)
@@ -307,13 +322,15 @@ class Lock(NamedLock):
         return self._re_enter(grip)
 
     async def _release(self, task: _Task) -> None:
-        grip = self._grip_of(task) or self._grip("released")
+        grip = self._grip_of(task)
+        if grip is None:
+            raise self._not_taken("released")
         lease = grip.lease
         if grip.depth > 1:
             grip.depth -= 1
             return
         # Before the command is sent: another task can acquire the lock before this task continues.
-        self._keep(task, None)
+        self._grips.released(task or self, grip)
         if grip.borrowed or not isinstance(lease, TaskLease):
             lease.rely(-1)
             return  # the outer hold goes on
@@ -321,7 +338,7 @@ class Lock(NamedLock):
         try:
             kept = await self._engine.release(lease)
         except LockUnavailable:
-            self._keep(task, grip)  # the caller can try again
+            self._grips.not_released(task or self, grip)
             raise
         if not kept:
             raise self._not_owned("was lost before it was released")
@@ -350,18 +367,8 @@ class Lock(NamedLock):
         """The engine of the running event loop."""
         return engines.engine_of_loop(self._locks)
 
-    def _own_grip(self) -> Grip | None:
+    def _own_grip(self) -> TaskGrip | None:
         return self._grip_of(platform.coroutine())
 
-    def _grip_of(self, task: _Task) -> Grip | None:
-        if self._for_any_thread or task is None:
-            return self._grip_of_all
-        return self._grips.get(task)
-
-    def _keep(self, task: _Task, grip: Grip | None) -> None:
-        if self._for_any_thread or task is None:
-            self._grip_of_all = grip
-        elif grip is None:
-            self._grips.pop(task, None)
-        else:
-            self._grips[task] = grip
+    def _grip_of(self, task: _Task) -> TaskGrip | None:
+        return self._grips.of(task or self)

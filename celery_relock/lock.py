@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import weakref
 from contextlib import AbstractContextManager, suppress
-from types import SimpleNamespace, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import LockError
@@ -30,6 +30,7 @@ from .named_lock import (
     LockNotOwned,
     LockNotTaken,
     NamedLock,
+    Shared,
     Token,
     has,
     logger,
@@ -48,20 +49,41 @@ class ThreadGrip(Grip):
     lease has a weak reference to it. `__del__` would swallow the exception of a time limit's
     signal.)"""
 
-    __slots__ = ("thread",)
+    __slots__ = ("_thread",)
 
     def __init__(self, lease: Lease, borrowed: bool = False) -> None:
         super().__init__(lease, platform.coroutine(), borrowed)
-        #: The thread that acquired the lock, if other threads share the grip.
-        self.thread = threading.current_thread() if lease.for_any_thread else None
+        self._thread = weakref.ref(threading.current_thread())
         if not borrowed:
             lease.holder = weakref.ref(self)
+
+    @property
+    def holder(self) -> threading.Thread | None:
+        return self._thread()
 
     @property
     def of_another(self) -> bool:
         """Whether another coroutine of this thread acquired the lock, and has not ended."""
         task = None if self.task is None else self.task()
         return task is not None and not task.done() and task is not platform.coroutine()
+
+
+class _Own:
+    """What each thread has of a `Lock`. As `Shared`."""
+
+    def __init__(self) -> None:
+        self._here = threading.local()
+
+    def of(self, caller: object) -> ThreadGrip | None:
+        return getattr(self._here, "grip", None)
+
+    def acquired(self, caller: object, grip: ThreadGrip) -> None:
+        self._here.grip = grip
+
+    def released(self, caller: object, grip: ThreadGrip) -> None:
+        self._here.grip = None
+
+    not_released = acquired
 
 
 class Lock(NamedLock):
@@ -124,9 +146,7 @@ class Lock(NamedLock):
             if isinstance(redis, Engine)
             else engines.engine_for(redis, namespace, replicas=(min_replicas, 1.0))
         )
-        self.local: Any = threading.local() if thread_local else SimpleNamespace()
-        # Threads whose lost grip another thread has replaced: their release is not of its lock.
-        self._replaced: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self.local: _Own | Shared[ThreadGrip] = _Own() if thread_local else Shared()
 
     def acquire(
         self,
@@ -166,28 +186,22 @@ class Lock(NamedLock):
             LockUnavailable: Redis cannot be reached. The lock ends with its lease, or by another
                 `release`.
         """
-        if threading.current_thread() in self._replaced:
-            self._replaced.discard(threading.current_thread())
-            raise self._not_owned(
-                "was lost, and another thread has acquired it through this object"
-            )
         grip = self._grip("released")
         if grip.depth > 1:
             grip.depth -= 1
             return
         if grip.borrowed:
-            self.local.grip = None  # the outer hold goes on
+            self.local.released(threading.current_thread(), grip)  # the outer hold goes on
             grip.lease.rely(-1)
             return
         try:
             # Before the command is sent: with thread_local=False another thread may acquire the
             # lock before this call returns.
-            self.local.grip = None
+            self.local.released(threading.current_thread(), grip)
             reentrancy.pop(grip.lease)
             kept = self._engine.release(grip.lease)
         except BaseException:
-            if self._own_grip() is None:  # else another thread has acquired the lock meanwhile
-                self.local.grip = grip  # the caller can try again
+            self.local.not_released(threading.current_thread(), grip)
             raise
         if not kept:
             raise self._not_owned("was lost before it was released")
@@ -277,7 +291,7 @@ class Lock(NamedLock):
         if outer is not None and outer.backend is self._engine.backend:
             self._still_ours(outer)
             outer.rely()
-            self.local.grip = ThreadGrip(outer, borrowed=True)
+            self.local.acquired(threading.current_thread(), ThreadGrip(outer, borrowed=True))
             outer.tell("reentered")
             return Held(outer.fences, outer.reentered)
         lease = self._engine.lease(self._claim(token, outer, wait))
@@ -286,10 +300,7 @@ class Lock(NamedLock):
             answer = self._engine.acquire(lease, wait)
             if isinstance(answer, Held):
                 reentrancy.push(lease)
-                if grip is not None and grip.thread is not None and grip.lease.lost:
-                    self._replaced.add(grip.thread)
-                self._replaced.discard(threading.current_thread())
-                self.local.grip = ThreadGrip(lease)
+                self.local.acquired(threading.current_thread(), ThreadGrip(lease))
                 return answer
         except BaseException:
             # A signal's exception can strike on any line above.
@@ -345,7 +356,7 @@ class Lock(NamedLock):
             return None
         if lease.state is State.HELD and grip.of_another:
             return self._of_another(lease, wait)
-        if self._for_any_thread and grip.thread is not threading.current_thread():
+        if self._for_any_thread and grip.holder is not threading.current_thread():
             return None
         return self._re_enter(grip)
 
@@ -360,14 +371,16 @@ class Lock(NamedLock):
         of = lease.claim
         return Conflict(self.name, lease.remaining, lease.fences[0], of.owner, of.label, 0)
 
-    def _grip(self, verb: str) -> Grip:
-        if self._own_grip() is None and self._thread_grip() is not None:
+    def _grip(self, verb: str) -> ThreadGrip:
+        if (grip := self._own_grip()) is not None:
+            return grip
+        if self._thread_grip() is not None:
             raise LockNotTaken(
                 f"the lock {self.name!r} is held by another coroutine of this thread, so it cannot "
                 f"be {verb} here: use celery_relock.asyncio.Lock",
                 name=self.name,
             )
-        return super()._grip(verb)
+        raise self._not_taken(verb)
 
     def _own_grip(self) -> ThreadGrip | None:
         grip = self._thread_grip()
@@ -377,7 +390,7 @@ class Lock(NamedLock):
 
     def _thread_grip(self) -> ThreadGrip | None:
         """This thread's grip, or that of all threads; any of its coroutines may have it."""
-        grip: ThreadGrip | None = getattr(self.local, "grip", None)
+        grip = self.local.of(threading.current_thread())
         # A forked child does not hold what its parent holds.
         return None if grip is None or grip.lease.pid != platform.pid else grip
 

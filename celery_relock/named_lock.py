@@ -8,13 +8,14 @@ import logging
 import math
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from redis.exceptions import LockError, LockNotOwnedError
 
 from .engine import ids, reentrancy
 from .engine.events import describe_conflict, describe_deadlock, label_of
 from .engine.lease import Lease, State
+from .engine.platform import Guard
 from .engine.protocol import LONGEST, MODES, SHARED, Answer, Claim, Deadlocked, Held
 from .errors import LockConfigError, LockConflict, LockDeadlock, LockLost, RelockError
 from .naming.template import check_name
@@ -81,6 +82,57 @@ class Grip:
         self.depth = 1
         self.task = None if task is None else weakref.ref(task)
         self.borrowed = borrowed
+
+    @property
+    def holder(self) -> object:
+        """The thread or asyncio task that acquired the lock, None if it is gone."""
+        return None if self.task is None else self.task()
+
+
+_Grip = TypeVar("_Grip", bound=Grip)
+# Held for a few lines, by a thread that a signal's handler may interrupt there.
+_guard = Guard()
+
+
+class Shared(Generic[_Grip]):
+    """What all threads, or all asyncio tasks, have of a `Lock(thread_local=False)` together: the
+    grip of the last one who acquired the lock.
+
+    The holder before, who has lost the lock or has another of its permits, keeps its own grip until
+    it releases that. Else it would take the next one's hold for its own, and release it.
+    """
+
+    def __init__(self) -> None:
+        self._last: _Grip | None = None
+        self._replaced: weakref.WeakKeyDictionary[Any, _Grip] = weakref.WeakKeyDictionary()
+
+    def of(self, caller: object) -> _Grip | None:
+        """What a caller has of the lock."""
+        return self._replaced.get(caller) or self._last
+
+    def acquired(self, caller: object, grip: _Grip) -> None:
+        """A caller has acquired the lock."""
+        with _guard.lock:
+            last, self._last = self._last, grip
+            if last is not None and last.holder not in (None, caller):
+                self._replaced[last.holder] = last
+            self._replaced.pop(caller, None)
+
+    def released(self, caller: object, grip: _Grip) -> None:
+        """A caller is about to release what it has."""
+        with _guard.lock:
+            if self._last is grip:
+                self._last = None
+            elif self._replaced.get(caller) is grip:
+                del self._replaced[caller]
+
+    def not_released(self, caller: object, grip: _Grip) -> None:
+        """The release has failed: the caller can try again."""
+        with _guard.lock:
+            if self._last is None:
+                self._last = grip
+            elif self._last is not grip:  # another has acquired the lock meanwhile
+                self._replaced[caller] = grip
 
 
 class NamedLock:
@@ -156,8 +208,7 @@ class NamedLock:
     def _grip(self, verb: str) -> Grip:
         grip = self._own_grip()
         if grip is None:
-            text = f"the lock {self.name!r} is not held by {self._who}, so it cannot be {verb}"
-            raise LockNotTaken(text, name=self.name)
+            raise self._not_taken(verb)
         return grip
 
     @property
@@ -264,6 +315,10 @@ class NamedLock:
             raise self._not_owned(
                 "might be released already: Redis did not answer its release. Release it again"
             )
+
+    def _not_taken(self, verb: str) -> LockNotTaken:
+        text = f"the lock {self.name!r} is not held by {self._who}, so it cannot be {verb}"
+        return LockNotTaken(text, name=self.name)
 
     def _not_owned(self, what: str) -> LockNotOwned:
         return LockNotOwned(f"the lock {self.name!r} {what}", name=self.name)

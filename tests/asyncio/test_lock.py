@@ -381,6 +381,89 @@ def test_a_coroutine_cannot_use_what_another_holds_through_a_lock_of_threads(
     run(hand_over())
 
 
+async def as_another(call: Callable[[], Any]) -> Any:
+    """What a call returns in a task of its own."""
+
+    async def other() -> Any:
+        answer = call()
+        return await answer if inspect.isawaitable(answer) else answer
+
+    return await asyncio.create_task(other())
+
+
+def test_a_task_that_has_lost_the_lock_is_told_so_and_not_of_the_next_tasks(
+    lock: MakeLock,
+) -> None:
+    async def main() -> None:
+        one = lock(thread_local=False)
+        await one.acquire()
+        fence = one.fence
+        one._locks.backend.force_release("a")
+        while not one.lost:
+            await asyncio.sleep(0.01)
+        await as_another(one.acquire)
+        assert await as_another(lambda: one.fence) > fence
+        assert (one.lost, one.fence, one.remaining) == (True, fence, 0.0)
+        assert not await one.owned()
+        for use in (one.reacquire, lambda: one.extend(5), one.downgrade, one.acquire):
+            with pytest.raises(LockNotOwned):
+                await use()
+        with pytest.raises(LockNotOwned):
+            one.check()
+        with pytest.raises(LockNotOwned):
+            await one.release()
+        assert await one.owned()
+        await one.release()  # of this hold any task may release, once
+        assert not await one.locked()
+
+    run(main())
+
+
+def test_a_release_that_failed_is_tried_again_though_another_task_has_acquired_the_lock_since(
+    lock: MakeLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        one = lock(thread_local=False)
+        await one.acquire()
+        backend, loop = one._locks.backend, asyncio.get_running_loop()
+
+        def unanswered(*_: Any, **__: Any) -> None:
+            backend.force_release("a")
+            asyncio.run_coroutine_threadsafe(as_another(one.acquire), loop).result(30)
+            raise LockUnavailable("no answer")
+
+        with monkeypatch.context() as away:
+            away.setattr(backend, "release", unanswered)
+            with pytest.raises(LockUnavailable):
+                await one.release()
+        await one.release()
+        assert await one.locked(), "it is the other task's"
+        await as_another(one.release)
+        assert not await one.locked()
+
+    run(main())
+
+
+def test_tasks_share_a_lock_with_several_permits(lock: MakeLock) -> None:
+    one, fences = lock(thread_local=False, limit=2), set()
+    holds: list[Lock] = []
+
+    async def work() -> None:
+        async with one:
+            holds.append(one)
+            while len(holds) < 2:
+                await asyncio.sleep(0.01)
+            fences.add(one.fence)
+            await one.extend(60)
+
+    async def main() -> None:
+        await asyncio.gather(work(), work())
+        assert not await one.locked()
+
+    run(main())
+    assert len(fences) == 2
+
+
 def test_without_a_server_it_says_so_and_goes_on_when_one_is_there(
     own_redis: Callable[..., RedisServer], lock: MakeLock
 ) -> None:

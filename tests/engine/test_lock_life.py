@@ -159,12 +159,13 @@ def test_a_signal_may_strike_at_any_line_of_a_block(lock: MakeLock) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("thread_local", [True, False])
 @pytest.mark.parametrize("around", [0, 1])
 def test_a_signal_at_any_line_of_the_end_of_a_block_leaves_nothing_behind(
-    lock: MakeLock, around: int
+    lock: MakeLock, around: int, thread_local: bool
 ) -> None:
     """Nobody would come back for it, as the object lives on."""
-    one, two = lock(), lock()
+    one, two = lock(thread_local=thread_local), lock()
     line = struck = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Any:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import redis
 
 from celery_relock.engine import reentrancy
-from celery_relock.errors import LockConfigError
+from celery_relock.errors import LockConfigError, LockUnavailable
 from celery_relock.lock import Lock, LockNotOwned, LockNotTaken
 from tests.support import wait_for
 from tests.support.companion import running
@@ -240,16 +243,91 @@ def test_a_lock_in_a_task_excludes_other_workflows(
     assert task(body) == "False"
 
 
-def test_a_thread_that_has_lost_the_lock_does_not_release_the_one_of_the_next_thread(
+def test_a_thread_that_has_lost_the_lock_is_told_so_and_not_of_the_next_threads(
     lock: MakeLock, in_thread: Callable[..., Any]
 ) -> None:
     one = lock(thread_local=False)
     one.acquire()
+    fence = one.fence
     one._engine.backend.force_release("a")
     wait_for(lambda: one.lost, what="the news of it")
     assert in_thread(one.acquire)
-    with pytest.raises(LockNotOwned, match="another thread has acquired it"):
+    assert in_thread(lambda: one.fence) > fence, "any other thread has what the next one has"
+    assert (one.lost, one.fence, one.remaining, one.owned()) == (True, fence, 0.0, False)
+    for use in (one.check, one.reacquire, lambda: one.extend(5), one.downgrade, one.acquire):
+        with pytest.raises(LockNotOwned):
+            use()
+    with pytest.raises(LockNotOwned):
         one.release()
     assert one.owned()
     one.release()  # of this hold any thread may release, once
     assert not one.locked()
+
+
+def test_a_release_that_failed_is_tried_again_though_another_thread_has_acquired_the_lock_since(
+    lock: MakeLock, in_thread: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = lock(thread_local=False)
+    one.acquire()
+    backend = one._engine.backend
+
+    def unanswered(*_: Any, **__: Any) -> None:
+        backend.force_release("a")
+        in_thread(one.acquire)
+        raise LockUnavailable("no answer")
+
+    with monkeypatch.context() as away:
+        away.setattr(backend, "release", unanswered)
+        with pytest.raises(LockUnavailable):
+            one.release()
+    one.release()
+    assert one.locked(), "it is the other thread's"
+    in_thread(one.release)
+    assert not one.locked()
+
+
+def test_threads_share_a_lock_with_several_permits(
+    lock: MakeLock, in_thread: Callable[..., Any]
+) -> None:
+    one = lock(thread_local=False, limit=2)
+    with one:
+        fence = one.fence
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(one.acquire).result()
+            assert pool.submit(lambda: one.fence).result() > one.fence == fence
+            pool.submit(one.release).result()
+        assert one.owned()
+    assert not one.locked()
+
+
+def test_what_replaced_threads_had_goes_with_them(lock: MakeLock) -> None:
+    one, gone = lock(thread_local=False), []
+
+    def lose() -> None:
+        one.acquire()
+        gone.extend((weakref.ref(one._own_grip()), weakref.ref(threading.current_thread())))
+        one._engine.backend.force_release("a")
+
+    for _ in range(3):
+        thread = threading.Thread(target=lose)
+        thread.start()
+        thread.join(20)
+    del thread
+    one.acquire()
+
+    def are_gone() -> bool:
+        gc.collect()
+        return not any(each() for each in gone)
+
+    wait_for(are_gone)
+    one.release()
+
+
+def test_in_a_task_a_shared_lock_is_re_entered_as_often_as_it_is_released(
+    task: Callable[..., Any], lock: MakeLock, redis_url: str
+) -> None:
+    def body() -> None:
+        with lock(redis_url, thread_local=False) as one, one:
+            assert one.owned()
+
+    task(body)
