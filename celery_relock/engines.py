@@ -21,6 +21,7 @@ from .backends.redis.connections import Replicas, Transport
 from .backends.redis.keys import Keys
 from .backends.redis.urls import transport_for_client, transport_for_url
 from .engine.engine import Engine
+from .engine.platform import Guard
 from .errors import LockConfigError
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ MOST_URLS = 100
 # the function that returned the client, or one of its locks.
 _engines: WeakValueDictionary[str, Engine] = WeakValueDictionary()
 _by_url: dict[str, Engine] = {}
+# Each thread can have a loop: all of this is read and written under the guard.
+_guard = Guard()
 _of_loops: WeakKeyDictionary[Any, WeakKeyDictionary[Engine, LoopEngine]] = WeakKeyDictionary()
 _by_client: WeakKeyDictionary[Any, dict[tuple[Any, ...], Engine]] = WeakKeyDictionary()
 # By namespace. They live as long as the process, because the locks exist nowhere else.
@@ -76,15 +79,16 @@ def engine_for(
 
 def engine_of_loop(engine: Engine) -> LoopEngine:
     """The engine with the same locks for the running event loop."""
-    for loop in [each for each in _of_loops if each.is_closed()]:
-        del _of_loops[loop]  # its engines refer to the loop, so the weak key alone would stay
-    of_loop = _of_loops.setdefault(asyncio.get_running_loop(), WeakKeyDictionary())
-    found = of_loop.get(engine)
-    if found is None:
-        from .engine.asyncio import LoopEngine
+    from .engine.asyncio import LoopEngine
 
-        found = of_loop[engine] = LoopEngine(engine.backend)
-    return found
+    with _guard.lock:
+        for loop in [each for each in _of_loops if each.is_closed()]:
+            del _of_loops[loop]  # its engines refer to the loop, so the weak key alone would stay
+        of_loop = _of_loops.setdefault(asyncio.get_running_loop(), WeakKeyDictionary())
+        found = of_loop.get(engine)
+        if found is None:
+            found = of_loop[engine] = LoopEngine(engine.backend)
+        return found
 
 
 def engine_in_memory(url: str, namespace: str) -> Engine:
