@@ -22,6 +22,7 @@ from .backends.redis.keys import Keys
 from .backends.redis.urls import transport_for_client, transport_for_url
 from .engine.engine import Engine
 from .engine.platform import Guard
+from .engine.renewal import Registry, keepalive
 from .errors import LockConfigError
 
 if TYPE_CHECKING:
@@ -89,6 +90,13 @@ def engine_of_loop(engine: Engine) -> LoopEngine:
         if found is None:
             found = of_loop[engine] = LoopEngine(engine.backend)
         return found
+
+
+def registries() -> list[Registry]:
+    """All that look after leases in this process: the threads' keep-alive, and those of loops."""
+    with _guard.lock:
+        of_loops = [each.keeper for found in _of_loops.values() for each in found.values()]
+    return [keepalive, *of_loops]
 
 
 def engine_in_memory(url: str, namespace: str) -> Engine:

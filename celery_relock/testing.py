@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -76,8 +77,8 @@ class Relock:
             yield tokens[0]
 
     def expire(self, name: str) -> None:
-        """Let the lease of a lock's holder run out, as if nobody had renewed it: `self.lock` is
-        lost at once, and the next waiter gets the lock.
+        """Let the lease of a lock's holder run out, as if nobody had renewed it: `self.lock`, or a
+        `Lock`, is lost at once, and the next waiter gets the lock.
 
         Raises:
             LookupError: nobody holds the lock.
@@ -91,13 +92,14 @@ class Relock:
         ends.join()
 
     def _end(self, name: str, holds: Sequence[HoldInfo]) -> None:
-        from .engine.renewal import keepalive, lose
+        from .engine.renewal import lose
+        from .engines import registries
 
-        for hold in holds:
-            lease = keepalive.find(hold.execution_id, hold.attempt_id)
+        for hold, registry in product(holds, registries()):
+            lease = registry.find(hold.execution_id, hold.attempt_id)
             if lease is not None:
                 lose(lease, "the test let it expire")
-                keepalive.discard(lease)
+                registry.discard(lease)
         self._engine.backend.force_release(name)
 
     def sent(self, task: Any) -> list[Sent]:
@@ -231,11 +233,12 @@ def _is_in_memory(app: Any) -> bool:
 
 def _clear(engine: Engine) -> None:
     """Forget every lock. A lock that a test still holds is no longer renewed or re-entered."""
-    from .engine.renewal import keepalive
+    from .engines import registries
 
     backend: Any = engine.backend
-    for lease in keepalive.leases():
-        if lease.backend is backend:
-            keepalive.discard(lease)
-            lease.give_up()
+    for registry in registries():
+        for lease in registry.leases():
+            if lease.backend is backend:
+                registry.discard(lease)
+                lease.give_up()
     backend.clear()

@@ -112,7 +112,7 @@ class LoopEngine:
         self._ear: asyncio.Task[None] | None = None
         self._tried = asyncio.Event()
         self._listening = Listening(self._tried)
-        self._keeper = Keeper(backend, self._listen, self._rest)
+        self.keeper = Keeper(backend, self._listen, self._rest)
         self._at_work: set[asyncio.Task[None]] = set()
 
     def lease(self, claim: Claim, task: asyncio.Task[Any] | None) -> TaskLease:
@@ -159,7 +159,7 @@ class LoopEngine:
         if not lease.may_hold or not Lease.is_here(lease):
             return True
         before, lost = lease.give_up()
-        self._keeper.discard(lease)
+        self.keeper.discard(lease)
         try:
             doubtful = lease.repeated or before is State.ASKED
             had = await self._release(lease, "attempt" if doubtful else "")
@@ -200,9 +200,9 @@ class LoopEngine:
             lease.resize(before)
             if once:
                 lease.doubt(sent, length)
-            self._keeper.add(lease)
+            self.keeper.add(lease)
             raise
-        return self._keeper.found(lease, kept and lease.renew(sent, length))
+        return self.keeper.found(lease, kept and lease.renew(sent, length))
 
     async def downgrade(self, lease: TaskLease) -> bool:
         """As `engine.Engine.downgrade`."""
@@ -211,14 +211,14 @@ class LoopEngine:
         done = await self._asked(self.backend.downgrade, *ids_of)
         if done.joined:
             raise lease.joined(done, before)
-        return self._keeper.found(lease, done.held and not lease.lost)
+        return self.keeper.found(lease, done.held and not lease.lost)
 
     async def inspect(self, name: str) -> LockState:
         """Who holds a lock and who waits for the lock, by the server's clock."""
         return await self._asked(self.backend.inspect, name)
 
     async def _asked(self, verb: Callable[..., _T], *args: Any, **named: Any) -> _T:
-        self._keeper.wake()  # it ends the threads
+        self.keeper.wake()  # it ends the threads
         return await self._threads(verb, *args, **named)
 
     async def _ask(self, lease: TaskLease, wait: float) -> Answer:
@@ -226,17 +226,17 @@ class LoopEngine:
         sent = time.monotonic()
         if wait > 0:
             # Before the command is sent: the message of a grant may overtake the answer "wait".
-            self._keeper.add(lease)
+            self.keeper.add(lease)
         answer = await self._asked(self.backend.acquire, lease.claim, wait, self._inbox)
         if lease.answered(answer, sent):
-            self._keeper.add(lease)
+            self.keeper.add(lease)
         else:
-            self._keeper.discard(lease)
+            self.keeper.discard(lease)
         return answer
 
     async def _drop(self, lease: TaskLease) -> None:
         lease.switch(State.ASKED, State.HELD, State.LOST)
-        self._keeper.discard(lease)
+        self.keeper.discard(lease)
         await self._release(lease, "attempt" if lease.repeated else "")
         # A copy of that release may come late, so what follows is another attempt.
         lease.again(ids.new_attempt_id())
@@ -250,7 +250,7 @@ class LoopEngine:
 
     def _listen(self) -> None:
         """Begin to hear the inbox."""
-        self._keeper.wake()
+        self.keeper.wake()
         if self._ear is None or self._ear.done():
             self._tried.clear()
             self._ear = asyncio.ensure_future(self._hear())
@@ -278,10 +278,10 @@ class LoopEngine:
 
     def _connected(self) -> None:
         self._listening.begin()
-        self._keeper.look_now(self.backend)
+        self.keeper.look_now(self.backend)
 
     def _noticed(self, notice: Notice) -> None:
-        self._keeper.hear(self.backend, notice)
+        self.keeper.hear(self.backend, notice)
 
     def _rest(self) -> None:
         """Nobody needs anything any more, or the loop ends."""
@@ -318,8 +318,8 @@ class Keeper(Registry):
 
     def discard(self, lease: Lease) -> None:
         super().discard(lease)
-        if self._may_end and not self._leases:
-            self._ring()
+        if self._may_end and not self._leases and self._task is not None:
+            _tell(self._task.get_loop(), self._ring)  # any thread may be here
 
     def wake(self) -> None:
         """Somebody needs the backend."""

@@ -184,7 +184,7 @@ def test_when_the_loop_ends_whoever_holds_releases(lock: MakeLock, state: State)
 
     run(main())
     assert (state().holds, state().waiting) == ((), 0)
-    kept = [each._keeper._task for found in engines._of_loops.values() for each in found.values()]
+    kept = [each.keeper._task for found in engines._of_loops.values() for each in found.values()]
     assert all(task.done() for task in kept if task), "a task that nobody will ever end"
 
 
@@ -248,7 +248,7 @@ def test_a_renewing_task_that_was_cancelled_before_it_began_is_followed_by_anoth
     async def main() -> None:
         one = lock(timeout=1)
         holder = asyncio.create_task(hold(one))
-        while not one._engine._keeper._running:
+        while not one._engine.keeper._running:
             await asyncio.sleep(0)
         cancel_all(holder)
         await holder
@@ -276,6 +276,6 @@ def test_what_is_held_while_the_loop_ends_is_renewed_and_no_task_outlives_the_lo
 
     engine, holder = run(main())
     assert holder.cancelled(), "it has lost the lock"
-    assert engine._keeper._task.done()
+    assert engine.keeper._task.done()
     assert engine._ear is None
     assert not state().holds

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 import textwrap
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
+import celery_relock.asyncio
 from celery_relock import Lock, LockedTask
 from celery_relock.errors import LockConfigError, LockConflict, LockDeadlock, LockLost
 from celery_relock.testing import Relock
@@ -115,6 +118,70 @@ def test_a_lease_that_expires_is_lost_under_the_body_and_free_for_others(
         charge.delay(42)
     with pytest.raises(LookupError, match="account:42"):
         relock.expire("account:42")
+
+
+def test_a_lease_of_a_coroutine_expires_as_well(relock_app: Celery, relock: Relock) -> None:
+    charge = _charge(relock_app)
+
+    async def main() -> None:
+        async with charge.async_lock_for(42) as lock:
+            relock.expire("account:42")
+            assert lock.lost
+            assert not relock.held("account:42")
+            lock.check()
+
+    with pytest.raises(LockLost):
+        asyncio.run(main())
+
+
+def test_a_lease_of_another_threads_loop_expires_and_is_forgotten(
+    relock_app: Celery, relock: Relock
+) -> None:
+    charge, got, expired = _charge(relock_app), threading.Event(), threading.Event()
+
+    async def main() -> None:
+        lock = charge.async_lock_for(42)
+        await lock.acquire()
+        got.set()
+        await asyncio.to_thread(expired.wait, 30)
+        assert lock.lost
+        assert not lock._engine.keeper.leases()
+        with pytest.raises(LockLost):
+            await lock.release()
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(asyncio.run, main())
+        assert got.wait(30)
+        relock.expire("account:42")
+        expired.set()
+        done.result(30)
+
+
+@pytest.fixture(scope="module")
+def loop_of_all_tests() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+
+
+_kept: list[celery_relock.asyncio.Lock] = []
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_coroutines_lock_that_a_test_has_left_is_held_no_more(
+    relock_app: Celery,
+    relock: Relock,
+    loop_of_all_tests: asyncio.AbstractEventLoop,
+    number: int,
+) -> None:
+    assert not any(lock.fence or lock.lost for lock in _kept)
+    lock = _charge(relock_app).async_lock_for(42)
+    assert loop_of_all_tests.run_until_complete(lock.acquire(blocking=False))
+    assert lock.fence
+    _kept.append(lock)
 
 
 def test_who_waits_is_counted_and_gets_a_lock_that_expires(relock: Relock) -> None:

@@ -25,7 +25,7 @@ ARROWS: dict[str, set[str]] = {
         "declaration", "engine", "engines", "errors", "naming", "settings", "signals", "worker",
     },
     "doctor": {"declaration", "engine", "engines", "errors", "options", "settings", "worker"},
-    "testing": {"declaration", "engine", "errors", "settings"},
+    "testing": {"declaration", "engine", "engines", "errors", "settings"},
     "signals": {"engine"},
     "asyncio": {"contrib", "engine", "engines", "errors", "named_lock"},
     "lock": {"contrib", "engine", "engines", "errors", "named_lock"},
