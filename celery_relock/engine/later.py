@@ -1,4 +1,4 @@
-"""What failed because Redis was away is made up for when it is back."""
+"""What failed because Redis could not be reached is made up for when it can."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import platform
 
 logger = logging.getLogger("celery_relock")
 
-# How soon a backend that was away is asked again, in seconds; and how many calls are kept for that
+# How soon a backend that could not be reached is asked again, in seconds; and how many calls are kept for that
 # moment. What they would have freed ends by itself, only later.
 _AGAIN, _MOST = 0.5, 10_000
 

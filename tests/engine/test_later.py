@@ -1,4 +1,4 @@
-"""What failed because Redis was away is made up for when it is back."""
+"""What failed because Redis could not be reached is made up for when it can."""
 
 from __future__ import annotations
 
