@@ -239,9 +239,12 @@ class NamedLock:
 
     def _outer(self) -> Lease | None:
         """What the task that runs here has of the lock, through this client or another."""
-        if self._owner is not None or not in_task():
+        if self._owner is not None:
             return None
-        return reentrancy.holding(None, self.name, self._limit == SHARED)
+        lease = reentrancy.holding(None, self.name, self._limit == SHARED)
+        # By what a task has acquired, also where another thread runs with the task's context, as
+        # with asyncio.to_thread and asgiref.
+        return lease if lease is not None and (lease.work is not None or in_task()) else None
 
     def _claim(self, token: Token, outer: Lease | None, wait: float | None) -> Claim:
         execution_id = ids.new_id() if token is None else ids.short(as_text(token))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ..errors import LockConfigError, LockLost
 from . import ids
-from .lease import Lease
+from .lease import Lease, State
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -105,7 +105,11 @@ class Hold:
     @property
     def lost(self) -> bool:
         """Whether a lock was lost before the body ended. Never goes back to False."""
-        return any(share.lease.lost for share in self._shares)
+        return any(
+            # A caller may not have waited: the body runs in a thread of its own, say.
+            share.lease.lost or (share.reentered and share.lease.state is not State.HELD)
+            for share in self._shares
+        )
 
     @property
     def remaining(self) -> float:

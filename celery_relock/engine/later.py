@@ -12,8 +12,8 @@ from . import platform
 
 logger = logging.getLogger("celery_relock")
 
-# How soon a backend that could not be reached is asked again, in seconds; and how many calls are kept for that
-# moment. What they would have freed ends by itself, only later.
+# How soon a backend that could not be reached is asked again, in seconds; and how many calls are
+# kept for that moment. What they would have freed ends by itself, only later.
 _AGAIN, _MOST = 0.5, 10_000
 
 

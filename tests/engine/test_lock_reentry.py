@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import gc
 import os
 import threading
@@ -13,8 +15,10 @@ from typing import Any
 import pytest
 import redis
 
+from celery_relock import LockedTask
+from celery_relock.asyncio import Lock as CoroutineLock
 from celery_relock.engine import reentrancy
-from celery_relock.errors import LockConfigError, LockUnavailable
+from celery_relock.errors import LockConfigError, LockLost, LockUnavailable
 from celery_relock.lock import Lock, LockNotOwned, LockNotTaken
 from tests.support import wait_for
 from tests.support.companion import running
@@ -180,6 +184,60 @@ def test_a_lock_in_a_task_re_enters_what_the_task_holds_by_whatever_client(
     assert by_url[2] is by_client[2] is True
     assert after[0] is True  # its leaving did not free the task's
     assert not lock().locked()
+
+
+def test_it_re_enters_wherever_the_body_goes_on_with_the_context_of_the_task(
+    task: Callable[..., Any], lock: MakeLock, redis_url: str, namespace: str
+) -> None:
+    def acquired() -> bool:
+        with lock() as one:
+            return one.owned()
+
+    async def in_another_loop() -> bool:
+        async with CoroutineLock(redis_url, "a", namespace=namespace, blocking_timeout=5) as one:
+            return await one.owned()
+
+    def body() -> list[bool]:
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever)
+        thread.start()
+        try:
+            sent = asyncio.run_coroutine_threadsafe(in_another_loop(), loop)
+            return [asyncio.run(asyncio.to_thread(acquired)), sent.result(20)]
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
+
+    assert task(body) == [True, True]
+    assert not lock().locked()
+
+
+def test_what_goes_on_there_when_the_body_has_ended_is_told_that_the_lock_is_gone(
+    task: Callable[..., Any], lock: MakeLock
+) -> None:
+    ended, told = threading.Event(), list[Any]()
+
+    def inner(self: Any) -> None:
+        told.append(self.lock.lost)
+        assert ended.wait(20)
+        told.append(self.lock.lost)
+        with pytest.raises(LockLost):
+            self.lock.check()
+
+    def body(self: Any) -> threading.Thread:
+        made = self.app.task(inner, base=LockedTask, lock_key="a", shared=False, bind=True)
+        context = contextvars.copy_context()
+        thread = threading.Thread(target=context.run, args=(made,))
+        thread.start()
+        wait_for(lambda: told, what="the inner call")
+        return thread
+
+    thread = task(body, bind=True)
+    assert not lock().locked()
+    ended.set()
+    thread.join(20)
+    assert told == [False, True]
 
 
 @pytest.mark.parametrize("extend", [(2,), (2, True), (500,), (500, True)])
