@@ -1,6 +1,7 @@
 """The `relock_…` settings of a Celery app: where locks live, and the defaults of the options.
 
-They are read at each call and never written: `app.add_defaults` would override the user's values.
+They are read when a task is declared, or its engine first needed, and never written:
+`app.add_defaults` would override the user's values.
 """
 
 from __future__ import annotations
