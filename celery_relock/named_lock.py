@@ -114,8 +114,9 @@ class Shared(Generic[_Grip]):
         """A caller has acquired the lock."""
         with _guard.lock:
             last, self._last = self._last, grip
-            if last is not None and last.holder not in (None, caller):
-                self._replaced[last.holder] = last
+            before = None if last is None else last.holder
+            if last is not None and before is not None and before is not caller:
+                self._replaced[before] = last
             self._replaced.pop(caller, None)
 
     def released(self, caller: object, grip: _Grip) -> None:
