@@ -132,8 +132,8 @@ class LockInfo(_Plain):
 
     Attributes:
         name: the lock name. A name of more than 120 bytes is shortened in Redis and ends with a
-            digest. All functions here accept both forms; the order of a lock (`lock_order`) is found
-            by the whole name alone.
+            digest. All functions here accept both forms; a lock's order (`lock_order`) is found by
+            the whole name alone.
         at: the moment, in seconds since the epoch, by the server's clock.
         held: how many executions hold the lock.
         waiting: how many executions are in its queue.
