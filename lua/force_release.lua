@@ -1,4 +1,4 @@
--- force_release: Release a lock by force, notify its holders, and let the next waiters in; a line goes on without its first call.
+-- force_release: Release a lock by force, notify its holders, and let the next waiters in; a line goes on without the call it waits for.
 -- KEYS[1] meta: hash, the bucket's fencing token and layout
 -- KEYS[2] lock: hash, the holds of the lock
 -- ARGV[1] execution: id, only this execution's hold; empty releases all
@@ -33,12 +33,19 @@ local function leave_line(execution)
   return waiter
 end
 
+-- A line that waits for nothing stays as it is: the broker can simply be behind.
+local function is_waited_for(execution)
+  local waiter = Queue.waiter(lock, execution)
+  return waiter and (waiter.turn or redis.call('EXISTS', lock.messages) == 1)
+end
+
 for _, released in ipairs(reply) do
   Holds.drop(lock, released[1])
   leave_line(released[1])
 end
 local head = redis.call('ZRANGE', lock.queue, 0, 0)[1]
-if #reply == 0 and head and Holds.permits(lock) == 0 and (only == '' or only == head) then
+local is_meant = head and (only == head or only == '' and is_waited_for(head))
+if is_meant and #reply == 0 and Holds.permits(lock) == 0 then
   local waiter = leave_line(head)
   reply[1] = waiter and { head, waiter.line.ticket, Holds.KEPT, '- ' .. waiter.label }
 end

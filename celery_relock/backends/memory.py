@@ -1356,7 +1356,8 @@ class MemoryBackend:
                     released.append(HoldInfo(each, 0.0, hold.fence, "", hold.owner, hold.label))
                     _leave_line(command, lock, each)
             head = next(iter(lock.queue), "")
-            if not released and not lock.holds and execution_id in ("", head):
+            is_meant = execution_id == head or (not execution_id and _is_waited_for(lock, head))
+            if is_meant and not released and not lock.holds:
                 place = _leave_line(command, lock, head)
                 if place is not None:
                     released.append(HoldInfo(head, 0.0, place.ticket, "", KEPT, place.label))
@@ -1427,6 +1428,13 @@ def put(lock: _Lock, place: _Place, ticket: int) -> None:
     place.ticket = ticket
     by_ticket = {**lock.queue, place.execution_id: place}
     lock.queue = dict(sorted(by_ticket.items(), key=lambda item: item[1].ticket))
+
+
+def _is_waited_for(lock: _Lock, execution_id: str) -> bool:
+    """Whether the first place of a line keeps somebody waiting. If not, the broker can simply be
+    behind."""
+    place = lock.queue.get(execution_id)
+    return place is not None and (place.turn is not None or bool(lock.messages))
 
 
 def _leave_line(command: _Command, lock: _Lock, execution_id: str) -> _Place | None:

@@ -236,6 +236,27 @@ def test_by_force_a_line_goes_on_without_the_message_that_it_waits_for(desk, lin
     assert isinstance(arrive(desk, "r1"), Conflict), "it is not lost, it only comes late"
 
 
+def test_by_force_a_line_that_waits_for_nothing_stays_as_it_is(desk, line):
+    """No later call has come: the broker can simply be behind."""
+    assert desk.backend.force_release(A[0]) == ()
+    park(desk, "r2")
+    desk.withdraw("r2")
+    assert desk.backend.force_release(A[0]) == ()
+    assert arrive(desk, "r1") == line[0]
+
+
+def test_by_force_a_line_goes_on_for_a_call_that_waits_in_its_process(desk, line):
+    desk.queue("r2", names=A, owner=owner("r2", False), inbox="p", wait=60.0)
+    ears = desk.listen("p")
+    assert [each.execution_id for each in desk.backend.force_release(A[0])] == ["r1"]
+    assert ears.heard() == [f"granted r2 n {line[1]}"]
+
+
+def test_by_force_a_call_that_is_named_loses_its_place_though_nobody_is_behind(desk, line):
+    assert [each.execution_id for each in desk.backend.force_release(A[0], "r1")] == ["r1"]
+    assert desk.waiters(A[0]) == ["r2", "r3"]
+
+
 def test_by_force_a_line_goes_on_without_the_call_that_runs(desk, line):
     arrive(desk, "r1", again=True)
     park(desk, "r2")
