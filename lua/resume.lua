@@ -54,8 +54,7 @@ end
 -- A revoked call must hold up nobody while its message has not come.
 local function revoke(task)
   local execution = redis.call('HGET', call.prefix .. 'sent', '#' .. task)
-  local line = execution and Parked.awaited(call, execution)
-  if line and not line.holds[execution] then
+  if execution then
     Turns.withdraw(call, execution)
   end
 end

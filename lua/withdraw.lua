@@ -1,11 +1,11 @@
--- withdraw: Remove a parked message from its queues for good, and let the next waiters in.
+-- withdraw: Remove a parked message, or the place of one that is awaited, from its queues for good, and let the next waiters in.
 -- KEYS[1] meta: hash, the bucket's fencing token and layout
 -- KEYS[2] tombstone: string, how the execution ended
 -- ARGV[1] execution: id, the execution of one message
 -- ARGV[2] remember: ms, life of the tombstone
 -- ARGV[3] homes: ids with spaces between, the brokers that the caller can publish to; empty for none
 -- Reply {WITHDRAWN, execution, name, message, …}: it has left its queues; messages to resume
--- Reply {GONE}: it was not parked
+-- Reply {GONE}: it was not parked; or its execution has begun, and only its message can come again
 -- Keeps: a revoked or expired execution holds up nobody
 -- Uses: lib/publish, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns
 

@@ -438,9 +438,11 @@ class _Command:
         return place.parked and any(lock.has(place.execution_id) for lock in self.wanted(place))
 
     def withdraw(self, execution_id: str) -> bool:
-        """Remove a parked execution for good, and let the waiters behind it move up."""
+        """Remove a parked execution, or the place of a call whose message is awaited, for good, and
+        let the waiters behind it move up. False if there is none."""
         place = self.state.parked.get(execution_id) or self.state.sent.get(execution_id)
-        if place is None:
+        # Not if it runs: its message can come again.
+        if place is None or (place.awaited and self.wanted(place)[0].has(execution_id)):
             return False
         self.leave(place)
         for lock in self.wanted(place):
@@ -1243,10 +1245,9 @@ class MemoryBackend:
                     if place is not None and command.is_on_its_way(place):
                         command.hand_out(place)
             for task in tasks:
-                awaited = state.sent.get("#" + task)
                 if task in state.of_task:
                     _resume(command, state.of_task[task])
-                elif awaited and not command.wanted(awaited)[0].has(awaited.execution_id):
+                elif (awaited := state.sent.get("#" + task)) is not None:
                     command.withdraw(awaited.execution_id)
             for _, (kind, what) in sorted((at, key) for key, at in state.due.items() if at <= now):
                 if kind == "r":

@@ -340,14 +340,16 @@ function Turns.promote(call, lock, caller)
   return ahead
 end
 
--- Remove a parked execution for good, and let the waiters behind it move up. False if it is not parked.
+-- Remove a parked execution, or the place of a call whose message is awaited, for good, and let the waiters
+-- behind it move up. False if there is none.
 function Turns.withdraw(call, execution)
   local lock, waiter = Parked.find(call, execution)
   if not lock then
     lock, waiter = Parked.awaited(call, execution)
-  end
-  if not lock then
-    return false
+    -- Not if it runs: its message can come again.
+    if not lock or lock.holds[execution] then
+      return false
+    end
   end
   Queue.leave(call, lock, execution, waiter)
   for _, each in ipairs(Queue.wanted(call, lock, waiter)) do

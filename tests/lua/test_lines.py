@@ -218,6 +218,18 @@ def test_a_place_is_free_at_once_when_its_task_is_revoked(desk, line):
     assert desk.resume(tasks=("t-r1",)) == ["r2"]
 
 
+def test_a_call_that_has_begun_is_not_withdrawn_though_its_message_can_come_again(desk, line):
+    arrive(desk, "r1", again=True)
+    park(desk, "r2")
+    assert not desk.withdraw("r1", home="h")
+    assert desk.waiters(A[0]) == ["r1", "r2", "r3"]
+    desk.release("r1", names=A, ended="killed")
+    assert arrive(desk, "r1", "n2", again=True) == line[0], "it was not noted as ended"
+    desk.lapse("r1", A[0])
+    assert desk.withdraw("r1", home="h"), "it has died, and its message is awaited"
+    assert desk.out() == ["r2"]
+
+
 def test_a_revoke_of_a_task_that_runs_leaves_its_place(desk, line):
     arrive(desk, "r1", again=True)
     park(desk, "r2")

@@ -219,7 +219,7 @@ class LineMachine(RuleBasedStateMachine):
         if self.model.holder is None:
             self._come(next(iter(self.model.queue)))
         run, attempt_id, ticket = self.model.holder or ("", "", 0)
-        if not ticket or run in self.model.ended:  # withdrawn, while it holds the line
+        if not ticket:
             return
         assert isinstance(self.desk.leave(run, self._new_attempt(), names=(LOCK,)), Parked)
         to_itself = Successor(run, 1000.0)
@@ -262,8 +262,13 @@ class LineMachine(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 30))
     @precondition(lambda self: self.model.queue)
     def a_call_is_withdrawn(self, pick: int) -> None:
+        """Not if it runs, and only its message can come again."""
         run = list(self.model.queue)[pick % len(self.model.queue)]
-        assert self.desk.withdraw(run, home="h")
+        runs = self.model.holder is not None and self.model.holder[0] == run
+        assert self.desk.withdraw(run, home="h") is not runs
+        if runs:
+            self._compare()
+            return
         if self._is_at_lock(run):
             self.desk.release(run, self._new_attempt(), names=(NAME,), ended="execution")
         del self.model.queue[run]
