@@ -109,9 +109,10 @@ class _Place:
         untold: whether the message still has to be handed to a process that can publish it.
         call: the task id of a burst of debounced calls.
         ordered: in a line, the call that has this place; with its `ticket`, and with `turn`, when
-            its turn came while its message was awaited. The place of a retry is older than its
-            message, which was published at `published`; `seen` is the newest older ticket whose
-            message has come since.
+            its turn came while its message was awaited, and `later`, the ticket of a call behind it
+            that was here by then; it is late no earlier than `due`, and `ends` whatever becomes of
+            the call. The place of a retry is older than its message, which was published at
+            `published`; `seen` is the newest older ticket whose message has come since.
     """
 
     execution_id: str
@@ -136,8 +137,10 @@ class _Place:
     call: str = ""
     ordered: PlaceRequest | None = None
     due: float = 0.0
+    ends: float = 0.0
     ticket: int = 0
     turn: float | None = None
+    later: int = 0
     published: float = 0.0
     seen: int = 0
 
@@ -726,22 +729,43 @@ class _Command:
         self._mind_the_broker(lock, place, caller)
         is_waited_for = bool(caller or lock.messages)
         late = max(place.turn or self.now, place.due) + call.gap
-        ends, is_over = place.due + call.life, self.ended(place.execution_id) == "*"
+        is_over = self.ended(place.execution_id) == "*"
         if not is_over and place.execution_id in self.state.parked:
-            place.turn = None  # it came, and is parked for its lock
-            place.ordered = call._replace(life=max(call.life, self.now - place.due + 2 * _DAY))
+            # It came, and is parked for its lock.
+            place.turn, place.ends = None, max(place.ends, self.now + 2 * _DAY)
             return True
-        if ends <= self.now or is_over:
+        if place.ends <= self.now or is_over:
             self.leave(place)
             return False
         if is_waited_for and place.turn is not None and late <= self.now:
             waited = self.now - place.turn
             self.state.passed.append(Passed(lock.name, place.execution_id, place.label, waited))
             self.leave(place)
+            self._pass_on_turn(lock, place)
             return False
-        place.turn = (place.turn or self.now) if is_waited_for else None
-        ahead.look = min(ahead.look, ends, late if is_waited_for else ends)
+        if not is_waited_for:
+            place.turn = None
+        elif place.turn is None:
+            place.turn, place.later = self.now, self._ticket_of_later(lock, caller)
+        ahead.look = min(ahead.look, place.ends, late if is_waited_for else place.ends)
         return True
+
+    def _ticket_of_later(self, lock: _Lock, caller: str) -> int:
+        """The ticket of a call that is here while the first place in the line keeps it waiting."""
+        if not caller:
+            return next(lock.queue[each].ticket for each in lock.queue if each in lock.messages)
+        # Without a place it gets one behind all those that are due.
+        return lock.queue[caller].ticket if caller in lock.queue else int(self.now * 1e6)
+
+    def _pass_on_turn(self, lock: _Lock, passed: _Place) -> None:
+        """Messages that are missing side by side wait for one gap: the next one has been missing
+        for as long, if a call behind it was here by then. Not that of a retry, which has its own
+        time, nor one that had come: it comes again."""
+        place = next(iter(lock.queue.values()), None)
+        if place is None or place.attempt_id != KEPT or place.published:
+            return
+        if place.ticket < passed.later:
+            place.turn, place.later = passed.turn, passed.later
 
     def _mind_the_broker(self, lock: _Lock, place: _Place, caller: str) -> None:
         """Until messages have come that were sent before that of a retry, the broker can be behind.
@@ -1059,7 +1083,8 @@ class _Acquire(_Command):
         at a new place in front of those that are due later."""
         before = lock.queue.get(self.me)
         if before is not None:
-            place.ordered, place.due, place.ticket = before.ordered, before.due, before.ticket
+            place.ordered, place.ticket = before.ordered, before.ticket
+            place.due, place.ends = before.due, before.ends
             if before.ordered is not None:
                 self.state.sent[self.me] = self.state.sent["#" + before.ordered.task] = place
             lock.queue[self.me] = place
@@ -1275,10 +1300,10 @@ class MemoryBackend:
                     return marked
             due = max(command.now + request.delay, request.moment)
             place = _awaited(request)
-            place.due = due
+            place.due, place.ends = due if due > command.now else 0.0, due + request.life
             put(lock, place, int(due * 1e6) if due > command.now else command.next_fence())
             self.state.sent[me] = self.state.sent["#" + request.task] = place
-            self.state.due.setdefault(("l", lock.name), due + request.life)
+            self.state.due.setdefault(("l", lock.name), place.ends)
             return place.ticket
 
     def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
@@ -1464,13 +1489,13 @@ def _leave_place(
     """Leave a hold's place in a line to its successors: the calls behind it wait for their messages
     as for any other."""
     for each in _successors(command, execution_id, successor):
-        times = successor.keep, 0.0, 0.0, successor.keep + _DAY
         task = hold.owner.removeprefix(COMES_AGAIN)
-        call = PlaceRequest(lock.name, each, task, hold.label, *times)
+        call = PlaceRequest(lock.name, each, task, hold.label, successor.keep, 0.0, 0.0, 0.0)
         # The retry can have been quicker, and wait behind all others.
         place = lock.queue.pop(each, None) or _awaited(call)
         place.ordered = call
-        place.due, place.turn = command.now, None
+        place.due, place.ends = 0.0, command.now + successor.keep + _DAY
+        place.turn = None
         place.published, place.seen = command.now, 0
         put(lock, place, hold.fence)
         command.state.sent[each] = command.state.sent["#" + task] = place

@@ -220,14 +220,30 @@ end
 -- The most calls that were passed over to remember until somebody asks.
 local TOLD = 1000
 
+-- Messages that are missing side by side wait for one gap: the next one has been missing for as long, if a
+-- call behind it was here by then. Not that of a retry, which has its own time (mind_the_broker), nor one
+-- that had come: it comes again.
+local function pass_on_turn(call, lock, waiter)
+  local execution = redis.call('ZRANGE', lock.queue, 0, 0)[1]
+  local next_one = execution and Queue.waiter(lock, execution)
+  if not next_one or next_one.attempt ~= Holds.KEPT or next_one.line.sent then
+    return
+  end
+  if tonumber(next_one.line.ticket) < tonumber(waiter.later or 0) then
+    next_one.turn, next_one.later = waiter.turn, waiter.later
+    Queue.write(call, lock, execution, next_one)
+  end
+end
+
 local function pass_over(call, lock, execution, waiter)
   local told = { lock.name, execution, waiter.label, call.now - waiter.turn }
   local passed = call.prefix .. 'passed'
   if redis.call('ZCARD', passed) < TOLD then
-    redis.call('ZADD', passed, string.format('%.0f', call.now), cjson.encode(told))
+    redis.call('ZADD', passed, waiter.line.ticket, cjson.encode(told))
     redis.call('PEXPIRE', passed, Base.DAY)
   end
   Queue.leave(call, lock, execution, waiter)
+  pass_on_turn(call, lock, waiter)
 end
 
 -- Since when the first place in the line keeps others waiting; nil if it keeps nobody waiting. Until a
@@ -236,6 +252,23 @@ local function turn_of(call, lock, waiter, caller)
   local is_waited_for = caller or redis.call('EXISTS', lock.messages) == 1
   -- If the clock was set back, the time begins anew.
   return is_waited_for and math.min(waiter.turn or call.now, call.now) or nil
+end
+
+-- The ticket of a call that is here while the first place in the line keeps it waiting. Without a caller it
+-- is the first whose message is here, or one before that.
+local function ticket_of_later(call, lock, caller)
+  if caller then
+    -- Without a place it gets one behind all those that are due.
+    return redis.call('ZSCORE', lock.queue, caller) or string.format('%.0f', call.micros)
+  end
+  local places, ticket = redis.call('ZRANGE', lock.queue, 0, Queue.MOST - 1, 'WITHSCORES'), nil
+  for i = 1, #places, 2 do
+    ticket = places[i + 1]
+    if redis.call('HEXISTS', lock.messages, places[i]) == 1 then
+      break
+    end
+  end
+  return ticket
 end
 
 -- The place of a retry is older than its message. Until messages that were sent before have come, the
@@ -268,7 +301,7 @@ local function await(call, lock, execution, waiter, caller)
     return false
   end
   if turn ~= waiter.turn then
-    waiter.turn = turn
+    waiter.turn, waiter.later = turn, turn and ticket_of_later(call, lock, caller)
     Queue.write(call, lock, execution, waiter)
   end
   lock.look = math.min(lock.look, late or math.huge, waiter.line.ends + 1)

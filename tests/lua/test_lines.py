@@ -165,6 +165,114 @@ def test_a_later_call_waits_for_a_late_one_no_longer_than_its_gap(desk, line):
     assert passed(desk) == []
 
 
+def test_messages_that_are_missing_side_by_side_wait_for_one_gap(desk, line):
+    place(desk, "r4")
+    park(desk, "r4")
+    assert passed(desk) == []
+    desk.age_call("r1", A[0])
+    assert passed(desk) == ["r1", "r2", "r3"]
+    assert desk.out() == ["r4"]
+
+
+def test_messages_that_got_lost_while_a_call_ran_wait_for_one_gap(desk, line):
+    arrive(desk, "r1")
+    place(desk, "r4")
+    park(desk, "r4")
+    assert end(desk, "r1") == []
+    desk.age_call("r2", A[0])
+    assert passed(desk) == ["r2", "r3"]
+    assert desk.out() == ["r4"]
+
+
+def test_messages_that_are_missing_side_by_side_wait_for_one_gap_behind_a_call_without_a_place(
+    desk, line
+):
+    park(desk, "r9")
+    desk.age_call("r1", A[0])
+    assert passed(desk) == ["r1", "r2", "r3"]
+    assert desk.out() == ["r9"]
+
+
+def test_a_long_row_of_messages_that_are_missing_waits_for_one_gap(desk):
+    missing = [f"r{number}" for number in range(300)]
+    for run in [*missing, "last"]:
+        place(desk, run)
+    park(desk, "last")
+    desk.age_call("r0", A[0])
+    assert [*passed(desk), *passed(desk), *passed(desk)] == missing
+    assert desk.waiters(A[0]) == ["last"]
+
+
+def test_the_gap_of_the_next_counts_anew_if_only_calls_before_it_had_come(desk, line):
+    place(desk, "r4")
+    park(desk, "r2")
+    park(desk, "r4")
+    desk.withdraw("r2")
+    desk.age_call("r1", A[0])
+    assert passed(desk) == ["r1"], "r4 came later than r2"
+    desk.age_call("r3", A[0])
+    assert passed(desk) == ["r3"]
+    assert desk.out() == ["r4"]
+
+
+def test_the_gap_of_the_next_counts_anew_if_only_calls_before_it_had_come_while_another_ran(
+    desk, line
+):
+    for run in ("r4", "r5"):
+        place(desk, run)
+    arrive(desk, "r1")
+    park(desk, "r3")
+    assert end(desk, "r1") == []
+    park(desk, "r5")
+    desk.withdraw("r3")
+    desk.age_call("r2", A[0])
+    assert passed(desk) == ["r2"], "r5 came later than r3"
+    desk.age_call("r4", A[0])
+    assert passed(desk) == ["r4"]
+
+
+def test_a_message_that_came_and_is_sent_again_has_a_gap_of_its_own(desk, line):
+    """It is too large to be parked."""
+    park(desk, "r3")
+    assert isinstance(arrive(desk, "r2"), Conflict)
+    desk.age_call("r1", A[0])
+    assert passed(desk) == ["r1"]
+    assert arrive(desk, "r2", "n2") == line[1]
+
+
+def test_the_next_is_not_late_before_it_is_due_though_the_one_before_it_is(desk):
+    place(desk, "r1")
+    place(desk, "r2", delay=1000.0)
+    place(desk, "r3", delay=2000.0)
+    park(desk, "r3")
+    desk.age_call("r1", A[0])
+    assert passed(desk) == ["r1"]
+    assert desk.waiters(A[0]) == ["r2", "r3"]
+
+
+def test_the_next_is_late_by_its_own_gap(desk):
+    place(desk, "r1")
+    place(desk, "r2", gap=1e10)
+    place(desk, "r3")
+    park(desk, "r3")
+    desk.age_call("r1", A[0])
+    assert passed(desk) == ["r1"]
+    assert desk.waiters(A[0]) == ["r2", "r3"]
+
+
+def test_a_retry_behind_a_missing_message_has_a_gap_of_its_own(desk):
+    """A worker whose clock is ahead runs a call before it is due, and others are sent meanwhile."""
+    ticket = place(desk, "r1", delay=20.0)
+    arrive(desk, "r1")
+    place(desk, "r2")
+    leave_to(desk, "r1", "r1-retry")
+    place(desk, "r3", delay=30.0)
+    park(desk, "r3")
+    desk.age_call("r2", A[0])
+    assert passed(desk) == ["r2"]
+    assert arrive(desk, "r1-retry") == ticket
+
+
 def test_the_gap_counts_from_when_a_later_call_is_here(desk, line):
     desk.age_call("r1", A[0], waited_for=False)
     park(desk, "r2")
