@@ -388,21 +388,19 @@ class Locks:
         return True
 
     def _cancel_awaited(self, task_id: str, found: ParkedMessage) -> bool:
-        _, line = self._get(found.name, 1)
-        of = found.place.execution_id
-        # Not if it runs: its message can come again.
-        if found.place.state != "awaited" or any(of == each.execution_id for each in line.holders):
-            return False
-        _tell_workers(self.app, task_id, "nothing was changed")
-        if not self._engine.parking.withdraw(of):
-            return False
         from .worker.states import show_revoked
 
+        of = found.place.execution_id
+        # Not one that runs: its message can come again.
+        if found.place.state != "awaited" or not self._engine.parking.withdraw(of):
+            return False
         name = _waiter(found.place, found.name).task
         self._tell("cancel", (found.name.removeprefix(LINE),), name, task_id, how="order")
         if (task := self.app.tasks.get(name)) is not None:
             # A worker that starts later knows of no revoke.
             show_revoked(task, task_id, "cancelled")
+        # After that: a worker that hears of it withdraws the call itself.
+        _tell_workers(self.app, task_id)
         return True
 
     def why(self, task_id: str) -> Why:
@@ -809,20 +807,14 @@ def _revoke(app: Any, request: Any, is_out: bool) -> None:
     _send_event(app, "task-revoked", request.id, fields)
     if is_out and stores_no_result(request.task):
         # No stored state tells its worker that it was cancelled.
-        try:
-            _tell_workers(app, request.id, "it has left the queue of its lock all the same")
-        except RelockError as error:
-            logger.warning("%s", error)
+        _tell_workers(app, request.id)
 
 
-def _tell_workers(app: Any, task_id: str, what_was_done: str) -> None:
-    """Revoke a task in all workers that run. RelockError: the broker cannot be reached."""
+def _tell_workers(app: Any, task_id: str) -> None:
     try:
         app.control.revoke(task_id)
-    except Exception as error:
-        raise RelockError(
-            f"Cannot tell the workers that {task_id} is revoked, {what_was_done}: {error!r}"
-        ) from error
+    except Exception as error:  # noqa: BLE001  # whatever a broker's client raises
+        logger.warning("Cannot tell the workers that %s is revoked: %s", task_id, error)
 
 
 def _send_event(app: Any, kind: str, task_id: str, fields: dict[str, Any]) -> None:

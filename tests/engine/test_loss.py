@@ -119,8 +119,8 @@ def test_the_holder_never_believes_in_more_time_than_the_server_gives(
     runs: Callable[..., Any],
 ) -> None:
     process, other = runs(), runs()
-    lease = process.held("a", lease=2.0)
-    until = time.monotonic() + 2.5
+    lease = process.held("a", lease=4.0)
+    until = time.monotonic() + 4.5
     while time.monotonic() < until:
         renewed = lease.renewed
         [hold] = other.engine.inspect("a").holds

@@ -173,7 +173,7 @@ def test_wherever_a_time_limit_strikes_a_message_either_fails_or_is_parked(
         number, name = number + 1, uuid.uuid4().hex
         with Lock(redis_url, name, namespace=namespace):
             struck, state = Context().run(run_it)
-            wait_for(lambda: not subject.engine.parking._later, what="what is withdrawn")
+            wait_for(lambda: not subject.engine.later._calls, what="what is withdrawn")
             parked = subject.engine.inspect(name).waiting
         assert (state, parked) in (("IGNORED", 1), ("FAILURE", 0)), number
     assert number > 100

@@ -171,7 +171,7 @@ def test_nothing_is_thrown_at_a_greenlet_after_its_body(redis_url: str, namespac
 
         def shoot(interruption, pause):
             time.sleep(pause)
-            interruption.fire("for a test")
+            interruption.fire()
 
         for one in [spawn(body, f"lock {n}") for n in range(200)]:
             join(one)
