@@ -51,7 +51,6 @@ class Interruption(ContextDecorator):
         self._stage = _Stage.OUTSIDE
         self._thread = 0
         self._told: LockLost | None = None
-        self._outer: Callable[[], None] | None = None
         self._send_news: Callable[[], object]
 
     def __enter__(self) -> None:
@@ -59,7 +58,8 @@ class Interruption(ContextDecorator):
         self._send_news = _way_to(self)
         self._stage = _Stage.INSIDE
         _bodies.setdefault(self._thread, []).append(self)
-        self._outer, self._lease.on_lost = self._lease.on_lost, self.fire
+        # Not alone, if this body has re-entered the lock of another one.
+        self._lease.on_lost = (*self._lease.on_lost, self.fire)
         if self._lease.lost:  # found before there was anybody to tell
             self.__exit__(None, None, None)
             raise self._error()
@@ -82,7 +82,7 @@ class Interruption(ContextDecorator):
     def _leave(self) -> None:
         with _guard.lock:
             self._stage = _Stage.OUTSIDE
-        self._lease.on_lost = self._outer
+        self._lease.on_lost = tuple([each for each in self._lease.on_lost if each != self.fire])
         # What is on its way lands in the calls that follow, and is caught in `__exit__`.
         self._forget()
         for outer in _bodies.get(self._thread, ()):
@@ -103,8 +103,6 @@ class Interruption(ContextDecorator):
             if self._stage is _Stage.INSIDE:
                 self._stage = _Stage.FIRED
         self._send()
-        if self._outer is not None:  # of a caller, who holds the lock that this body re-entered
-            self._outer()
 
     def _send(self) -> None:
         with _guard.lock:

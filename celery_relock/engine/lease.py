@@ -72,7 +72,8 @@ class Lease:
         repeated: a command that acquires may have been sent more than once, so a copy of it may
             still come, and acquire the lock for nobody.
         renews: False lets the hold end by itself.
-        on_lost: called once when the hold is lost, from whatever thread finds out.
+        on_lost: each is called once when the hold is lost, from whatever thread finds out; the
+            last that was added first.
         open_inbox: called once when the hold is `LONG`; from then on the process hears of a loss.
         for_any_thread: another thread may release the lock.
         holder: returns who releases the lock; when it returns None, nothing renews the lease.
@@ -102,7 +103,7 @@ class Lease:
         self.claim = claim
         self.backend = backend
         self.waiter_lease = waiter_lease
-        self.on_lost: Callable[[], None] | None = None
+        self.on_lost: tuple[Callable[[], None], ...] = ()
         self.open_inbox = open_inbox
         self.state = State.NEW
         self.fences: tuple[int, ...] = ()

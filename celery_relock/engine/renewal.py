@@ -358,9 +358,9 @@ def lose(lease: Lease, reason: str, say: Say = lambda call: call()) -> bool:
     if not lease.switch(State.LOST, State.HELD):
         return False
     since = time.monotonic() - lease.renewed
-    if lease.on_lost is not None:
+    for hear in reversed(lease.on_lost):
         try:
-            lease.on_lost()
+            hear()
         except Exception as error:  # noqa: BLE001 - the loss is told all the same
             text = "the handler for the loss of %s failed"
             say(partial(logger.error, text, lease.claim.names, exc_info=error))

@@ -176,7 +176,8 @@ class Execution:
         shares = [Share(name, lease, _fence(lease, name), True) for name, lease in outer.items()]
         run_body = reentrancy.relying(outer.values())(run_body)
         for share in shares if declared.options.on_lost == "raise" else ():
-            run_body = _interrupted(run_body, share.lease, partial(Hold, "", [share]))
+            outer_hold = partial(Hold, share.lease.claim.owner, [share])
+            run_body = _interrupted(run_body, share.lease, outer_hold)
         missing = tuple(name for name in self.names if name not in outer)
         if missing:
             return self._acquire(run_body, missing, shares, reentrancy.stuck())

@@ -313,6 +313,24 @@ def test_news_for_the_outer_body_that_arrive_as_the_inner_one_ends_reach_the_out
     assert body() == "outer while the inner one ran"
 
 
+def test_each_body_under_one_lease_hears_of_its_loss_in_whatever_order_they_end(
+    runs: Callable[..., Any],
+) -> None:
+    lease = runs().held("a", lease=30.0)
+    first, second = (Interruption(lease, lambda: LockLost("lost")) for _ in range(2))
+
+    def body() -> None:
+        first.__enter__()
+        with second:
+            first.__exit__(None, None, None)
+            threading.Thread(target=lose, args=(lease, "for a test")).start()
+            compute(5.0)
+
+    with pytest.raises(LockLost):
+        body()
+    assert lease.on_lost == ()
+
+
 def test_the_handler_that_somebody_has_for_the_signal_is_still_called() -> None:
     heard: list[int] = []
     before = signal.signal(signal.SIGURG, lambda number, frame: heard.append(number))

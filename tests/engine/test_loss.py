@@ -252,7 +252,7 @@ def test_a_handler_that_fails_takes_nothing_from_the_news(
 
     process = runs()
     lease = process.held("a", lease=60.0)
-    lease.on_lost = fail
+    lease.on_lost = (fail,)
     other = process.held("b", lease=60.0)
     client.delete(f"{namespace}:{{0}}:l:a")
     keepalive.look_now(process.engine.backend)

@@ -285,7 +285,7 @@ def test_a_hold_whose_master_is_gone_for_good_is_lost_and_told(
 ) -> None:
     one, told = Runs(Engine(cluster.backend(namespace, patience=3.0))), threading.Event()
     lease = one.lease("a", lease=2.0)
-    lease.on_lost = told.set
+    lease.on_lost = (told.set,)
     one.engine.acquire(lease)
     master = master_of(cluster, "a", namespace)
     replicas = cluster.replicas_of(master)
