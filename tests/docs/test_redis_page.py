@@ -179,7 +179,7 @@ def test_a_port_without_tls_looks_like_a_silent_server(redis_server: RedisServer
     error, seconds = failing(f"rediss://127.0.0.1:{redis_server.port}/0?socket_timeout=0.5")
 
     assert type(error) is errors.LockUnavailable, error
-    assert seconds < 15
+    assert seconds < 5
 
 
 def assert_as_told(what: str, error: BaseException, seconds: float) -> None:
