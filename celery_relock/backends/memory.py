@@ -727,7 +727,9 @@ class _Command:
         call, ahead = place.ordered, self._ahead[lock.name]
         assert call is not None
         self._mind_the_broker(lock, place, caller)
-        is_waited_for = bool(caller or lock.messages)
+        is_waited_for = bool(caller or lock.messages) or (
+            place.turn is not None and self._one_has_come(lock)
+        )
         late = max(place.turn or self.now, place.due) + call.gap
         is_over = self.ended(place.execution_id) == "*"
         if not is_over and place.execution_id in self.state.parked:
@@ -749,6 +751,12 @@ class _Command:
             place.turn, place.later = self.now, self._ticket_of_later(lock, caller)
         ahead.look = min(ahead.look, place.ends, late if is_waited_for else place.ends)
         return True
+
+    def _one_has_come(self, lock: _Lock) -> bool:
+        """Whether a call behind the first place in the line waits in its process, or its message
+        comes again: it came, and is too large to be parked."""
+        behind = islice(lock.queue.values(), 1, None)
+        return any(each.attempt_id != KEPT and not self.is_gone(each) for each in behind)
 
     def _ticket_of_later(self, lock: _Lock, caller: str) -> int:
         """The ticket of a call that is here while the first place in the line keeps it waiting."""

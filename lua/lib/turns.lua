@@ -246,10 +246,24 @@ local function pass_over(call, lock, execution, waiter)
   pass_on_turn(call, lock, waiter)
 end
 
+-- Whether a call behind the first place in the line waits in its process, or its message comes again: it
+-- came, and is too large to be parked.
+local function one_has_come(call, lock)
+  for _, execution in ipairs(redis.call('ZRANGE', lock.queue, 1, Queue.MOST - 1)) do
+    local waiter = Queue.waiter(lock, execution)
+    if not Queue.gone(call, waiter) and waiter.attempt ~= Holds.KEPT then
+      return true
+    end
+  end
+  return false
+end
+
 -- Since when the first place in the line keeps others waiting; nil if it keeps nobody waiting. Until a
 -- later call is here, the broker can simply be behind.
 local function turn_of(call, lock, waiter, caller)
-  local is_waited_for = caller or redis.call('EXISTS', lock.messages) == 1
+  local is_waited_for = caller
+    or redis.call('EXISTS', lock.messages) == 1
+    or waiter.turn and one_has_come(call, lock)
   -- If the clock was set back, the time begins anew.
   return is_waited_for and math.min(waiter.turn or call.now, call.now) or nil
 end

@@ -17,6 +17,7 @@ from celery_relock.engine.protocol import (
     Held,
     Parked,
     PlaceRequest,
+    Queued,
     Successor,
 )
 from tests.support.desk import Desk
@@ -277,6 +278,23 @@ def test_the_gap_counts_from_when_a_later_call_is_here(desk, line):
     desk.age_call("r1", A[0], waited_for=False)
     park(desk, "r2")
     assert passed(desk) == []
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["is too large", "waits in its process"])
+def test_the_gap_goes_on_while_a_later_call_that_is_not_parked_is_to_come_again(desk, line, waits):
+    how = {"names": A, "owner": owner("r3", False), "wait": 60.0 * waits}
+    assert isinstance(desk.acquire("r3", "n", **how), Queued if waits else Conflict)
+    desk.age_call("r1", A[0])
+    assert passed(desk) == ["r1", "r2"]
+
+
+@pytest.mark.parametrize("how", ["withdrawn", "its process has died"])
+def test_the_gap_counts_anew_when_the_later_call_is_there_no_more(desk, line, how):
+    desk.acquire("r3", names=A, owner=owner("r3", False), wait=60.0)
+    desk.age_call("r1", A[0])
+    desk.withdraw("r3") if how == "withdrawn" else desk.lapse_place("r3", A[0])
+    assert passed(desk) == []
+    assert arrive(desk, "r1") == line[0]
 
 
 def test_a_backlog_that_moves_on_by_itself_passes_nobody_over(desk, line):

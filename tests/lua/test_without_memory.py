@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_relock.engine.protocol import Downgraded, Held, Queued, Renewal, Successor
+from celery_relock.engine.protocol import Downgraded, Ended, Held, Queued, Renewal, Successor
 from celery_relock.errors import LockUnavailable
 
 
@@ -30,6 +30,16 @@ def test_who_releases_frees_its_hold_and_the_next_one_gets_it(desk, full):
     assert desk.holders() == ["r3"]
     assert desk.release("r3")
     assert desk.holders() == []
+
+
+def test_the_end_of_who_has_lost_its_hold_is_remembered(desk, full):
+    desk.fence("r1")
+    desk.backend.force_release("a", "r1")
+    full()
+
+    assert not desk.release("r1", ended="execution")
+    desk.client.config_set("maxmemory", "0")
+    assert isinstance(desk.acquire("r1", "n2"), Ended)
 
 
 def test_holds_are_renewed_and_places_kept(desk, full):
