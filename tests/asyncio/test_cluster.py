@@ -122,16 +122,17 @@ def test_coroutines_and_threads_wait_in_one_queue_at_each_node(
 
 
 def test_clients_of_clusters(cluster: ClusterServers, lock: MakeLock) -> None:
+    url = f"redis://127.0.0.1:{cluster.nodes[0].port}"
+
     async def main() -> None:
-        client = redis.asyncio.RedisCluster.from_url(f"redis://127.0.0.1:{cluster.nodes[0].port}")
-        one = client.lock("a", timeout=5, lock_class=Lock)
-        assert isinstance(one, Lock)
-        async with one:
-            assert not await Lock(cluster.url, "a").acquire(blocking=False)
-        async with lock(redis=client), lock(redis=lambda: client, name="b"):
-            with cluster.client() as of_threads:
-                assert await lock(redis=of_threads).locked()
-        await client.aclose()
+        async with redis.asyncio.RedisCluster.from_url(url) as client:
+            one = client.lock("a", timeout=5, lock_class=Lock)
+            assert isinstance(one, Lock)
+            async with one:
+                assert not await Lock(cluster.url, "a").acquire(blocking=False)
+            async with lock(redis=client), lock(redis=lambda: client, name="b"):
+                with cluster.client() as of_threads:
+                    assert await lock(redis=of_threads).locked()
         with pytest.raises(LockConfigError, match=r"use celery_relock\.asyncio\.Lock"):
             celery_relock.Lock(client, "a")  # type: ignore[arg-type]
 
