@@ -54,11 +54,15 @@ def threads():
 """
 
 
+# What Python 3.12 and later say of a fork beside a thread: these programs fork on purpose.
+_FORKS = ("-W", "ignore:This process:DeprecationWarning")
+
+
 def start(program: str, url: str, namespace: str, *, first: str = "") -> subprocess.Popen[str]:
     """Start a program. `first` comes before everything: the place for monkey-patching."""
     source = "\n".join([textwrap.dedent(first), _START, textwrap.dedent(program)])
     process: subprocess.Popen[Any] = reaper.start(
-        [sys.executable, "-X", "faulthandler", "-c", source, url, namespace],
+        [sys.executable, "-X", "faulthandler", *_FORKS, "-c", source, url, namespace],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
