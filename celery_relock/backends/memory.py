@@ -763,7 +763,7 @@ class _Command:
         if not caller:
             return next(lock.queue[each].ticket for each in lock.queue if each in lock.messages)
         # Without a place it gets one behind all those that are due.
-        return lock.queue[caller].ticket if caller in lock.queue else int(self.now * 1e6)
+        return lock.queue[caller].ticket if caller in lock.queue else self.next_fence()
 
     def _pass_on_turn(self, lock: _Lock, passed: _Place) -> None:
         """Messages that are missing side by side wait for one gap: the next one has been missing

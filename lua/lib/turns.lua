@@ -273,7 +273,7 @@ end
 local function ticket_of_later(call, lock, caller)
   if caller then
     -- Without a place it gets one behind all those that are due.
-    return redis.call('ZSCORE', lock.queue, caller) or string.format('%.0f', call.micros)
+    return redis.call('ZSCORE', lock.queue, caller) or Base.next_fence(call.meta, call.micros)
   end
   local places, ticket = redis.call('ZRANGE', lock.queue, 0, Queue.MOST - 1, 'WITHSCORES'), nil
   for i = 1, #places, 2 do

@@ -194,6 +194,16 @@ def test_messages_that_are_missing_side_by_side_wait_for_one_gap_behind_a_call_w
     assert desk.out() == ["r9"]
 
 
+def test_messages_that_are_missing_wait_for_one_gap_after_the_clock_was_set_back(desk):
+    desk.fence("r0", names=("z",))
+    desk.client.hset(desk.keys.meta(), "fence", 4_000_000_000_000_000)
+    for run in ("r1", "r2", "r3"):
+        place(desk, run)
+    park(desk, "r9")
+    desk.age_call("r1", A[0])
+    assert passed(desk) == ["r1", "r2", "r3"]
+
+
 def test_a_long_row_of_messages_that_are_missing_waits_for_one_gap(desk):
     missing = [f"r{number}" for number in range(300)]
     for run in [*missing, "last"]:
