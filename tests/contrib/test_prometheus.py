@@ -4,6 +4,7 @@ those that are gone too; a real Prometheus scrapes it."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -255,9 +256,13 @@ def on_the_dashboard() -> list[str]:
     return [target["expr"] for panel in panels for target in panel["targets"]]
 
 
-def in_the_alerts() -> list[str]:
+def the_rules() -> list[dict]:
     [group] = yaml.safe_load((DOCS / "alerts.yml").read_text())["groups"]
-    return [rule["expr"] for rule in group["rules"]]
+    return group["rules"]
+
+
+def in_the_alerts() -> list[str]:
+    return [rule["expr"] for rule in the_rules()]
 
 
 def test_alerts_and_dashboard_ask_for_metrics_that_exist_and_the_page_names_each():
@@ -384,12 +389,88 @@ def test_a_prometheus_scrapes_all_of_it_and_takes_the_rules_and_the_dashboard(
     assert len(group["rules"]) == len(in_the_alerts())
 
 
-def test_promtool_finds_nothing_wrong_with_the_rules():
+def promtool(*arguments: str) -> None:
     if shutil.which("promtool") is None:
         pytest.skip("no promtool (on Debian: apt-get install prometheus)")
-    checked = subprocess.run(
-        ["promtool", "check", "rules", "--lint-fatal", str(DOCS / "alerts.yml")],
-        capture_output=True,
-        text=True,
-    )
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_promtool_finds_nothing_wrong_with_the_rules():
+    promtool("check", "rules", "--lint-fatal", str(DOCS / "alerts.yml"))
+
+
+LOST = 'relock_lost_total{task="pay", instance="a"}'
+RESUMED = 'relock_resumed_total{task="pay", instance="a"}'
+RECLAIMED = 'relock_reclaimed_total{task="%s", instance="a"}'
+FORCED = 'relock_forced_total{task="pay", action="release", instance="a"}'
+# What is scraped each minute, an alert, and whether it fires after so many minutes. `_` stands for
+# a scrape without the series: a counter is there from its first event on, and begins at 1.
+ALERTS = [
+    ({LOST: "_x20 1x40"}, "RelockLockLost", {19: 0, 20: 1, 21: 1, 29: 1, 32: 0}),
+    ({LOST: "3x20 4x40"}, "RelockLockLost", {19: 0, 23: 1, 35: 0}),
+    ({LOST: "7x20 _x5 1x40"}, "RelockLockLost", {19: 0, 27: 1, 45: 0}),  # its worker began anew
+    ({LOST: "1x40", LOST.replace('"a"', '"b"'): "_x20 1x20"}, "RelockLockLost", {19: 0, 22: 1}),
+    ({FORCED: "_x20 1x40"}, "RelockForced", {19: 0, 20: 1, 21: 1, 32: 0}),
+    ({FORCED: "1x20 2x40"}, "RelockForced", {19: 0, 23: 1, 35: 0}),
+    (
+        {RECLAIMED % task: "_x20 1x40" for task in "abcdef"},
+        "RelockWorkersAreKilled",
+        {19: 0, 21: 1, 40: 0},
+    ),
+    ({RECLAIMED % "a": "_x20 5x40"}, "RelockWorkersAreKilled", {21: 0, 25: 0}),
+    ({"relock_parked": "3x100"}, "RelockNobodyIsResumed", {29: 0, 31: 1}),
+    ({"relock_parked": "0x100"}, "RelockNobodyIsResumed", {90: 0}),
+    ({"relock_parked": "3x100", RESUMED: "4x100"}, "RelockNobodyIsResumed", {75: 1}),
+    ({"relock_parked": "3x100", RESUMED: "4+1x100"}, "RelockNobodyIsResumed", {75: 0}),
+    ({"relock_parked": "3x100", RESUMED: "_x20 1x80"}, "RelockNobodyIsResumed", {45: 0, 90: 1}),
+]
+
+
+@pytest.mark.parametrize(("series", "alert", "fires"), ALERTS)
+def test_an_alert_fires_also_for_what_is_counted_for_the_first_time(series, alert, fires, tmp_path):
+    rule = next(rule for rule in the_rules() if rule["alert"] == alert)
+    labels = {**rule["labels"], **({"task": "pay"} if "by (task)" in rule["expr"] else {})}
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "alert_rule_test": [
+            {
+                "eval_time": f"{minute}m",
+                "alertname": alert,
+                "exp_alerts": [{"exp_labels": labels, "exp_annotations": said(rule)}] * firing,
+            }
+            for minute, firing in fires.items()
+        ],
+    }
+    file = tmp_path / "test.yml"
+    tests = {"rule_files": [str(DOCS / "alerts.yml")], "tests": [test]}
+    file.write_text(yaml.safe_dump(tests))
+    promtool("test", "rules", str(file))
+
+
+def test_the_dashboard_shows_what_is_counted_for_the_first_time(tmp_path):
+    asked = [each.replace("$task", ".*") for each in on_the_dashboard() if "increase(" in each]
+    assert len(asked) == 5
+    counters = {name for expression in asked for name in asked_for(expression)}
+    test = {
+        "interval": "1m",
+        "input_series": [
+            {"series": f'{name}{{task="pay"}}', "values": "_x20 1x10"} for name in counters
+        ],
+        "promql_expr_test": [
+            {"expr": each, "eval_time": "22m", "exp_samples": [{"labels": "{}", "value": 1}]}
+            for each in asked
+        ],
+    }
+    file = tmp_path / "test.yml"
+    file.write_text(yaml.safe_dump({"rule_files": [], "tests": [test]}))
+    promtool("test", "rules", str(file))
+
+
+def said(rule):
+    values = {"{{ $labels.task }}": "pay", "{{ $value }}": "3"}
+    return {
+        key: functools.reduce(lambda text, each: text.replace(*each), values.items(), text)
+        for key, text in rule["annotations"].items()
+    }
