@@ -18,16 +18,16 @@ import logging
 import os
 import re
 import socket
-import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
 from . import engines
 from .engine import ids
 from .engine.events import OUTRANKED, duration
-from .engine.inspection import Inspectable, ParkedMessage, Place, Survey
+from .engine.inspection import Inspectable, Inspection, ParkedMessage, Place, Survey
 from .engine.protocol import COOLDOWN, DEBOUNCE, KEPT, LINE, MARKER, PAUSE, HoldInfo
 from .errors import LockConfigError, RelockError
 from .settings import store_settings
@@ -264,8 +264,7 @@ class Locks:
                 "the process that works with them. In tests the fixture `relock` shows them"
             )
         self.namespace = namespace if self.app is None else store_settings(self.app).namespace
-        self._ask = backend.inspection()
-        self._used = False
+        self._backend = backend
 
     def find(
         self, pattern: str = "*", limit: int | None = None, *, markers: bool = False
@@ -499,13 +498,14 @@ class Locks:
             fields = {"name": task, "locks": list(names), **facts}
             _send_event(self.app, "lock-forced", task_id, fields)
 
-    def _is_used(self) -> bool:
-        self._used = self._used or self._ask.is_used()
-        return self._used
+    @cached_property
+    def _ask(self) -> Inspection:
+        """Whom to ask. Raises LockConfigError if the layout there is not ours."""
+        asks = self._backend.inspection()
+        asks.has_layout()
+        return asks
 
     def _find(self, pattern: str, most: int = 1) -> Iterator[LockInfo]:
-        if not self._is_used():
-            return
         seen: set[str] = set()
         for keys in self._ask.keys(pattern):
             new = [key for key in dict.fromkeys(keys) if key not in seen]
@@ -522,8 +522,6 @@ class Locks:
     def _get_all(self, names: Sequence[str], most: int) -> list[tuple[str, LockInfo]]:
         """Some locks, each with its key."""
         keys = {name: self._ask.keys_of(name) for name in names}
-        if not self._is_used():
-            return [(keys[name][0], LockInfo(name, time.time())) for name in names]
         every = [key for of_name in keys.values() for key in of_name]
         locks = {each.key: _lock(each) for each in self._ask.survey(every, most)}
         found = []
@@ -533,9 +531,7 @@ class Locks:
         return found
 
     def _parked(self, task_id: str) -> ParkedMessage | None:
-        if not task_id or not self._is_used():
-            return None
-        return self._ask.parked(ids.short(task_id))
+        return self._ask.parked(ids.short(task_id)) if task_id else None
 
     def _why_parked(self, task_id: str, found: ParkedMessage) -> Why:
         waiter = _waiter(found.place, found.name)

@@ -273,9 +273,8 @@ def _backend(
         yield from _permissions(asks.refused())
         memory = asks.memory(_SAMPLE)
         yield from _memory(memory, facts)
-        if not engine.backend.inspection().is_used():
+        if not engine.backend.inspection().has_layout() and not (memory and memory.kinds):
             yield _unused(memory)
-            return
         parked = asks.parked(_PARKED)
         facts["parked_sample"] = [run._asdict() for run in parked]
         yield from _parked(app, engine, workers, parked)
@@ -470,20 +469,23 @@ _CURIOUS = ("+info", "+config|get", "+scan", "+dbsize", "+memory|usage")
 
 def _permissions(refused: list[str]) -> Iterator[Finding]:
     for what in refused:
+        # Some managed servers have renamed CONFIG, for everybody.
+        or_so = ", or the server has no such command" if what.startswith("+") else ""
+        lacks = f"the Redis user lacks {what}{or_so}"
         if what in _CURIOUS:
             yield Finding(
                 "permissions",
                 NOTICE,
-                f"the Redis user lacks {what}",
+                lacks,
                 "Locks do not need this permission. But `relock doctor`, `ls` and `stats` see less "
                 "without it, and a worker does not warn of a server that can lose parked tasks.",
-                f"ACL SETUSER … {what}",
+                f"ACL SETUSER … {what}; where the server has renamed the command, nothing.",
             )
         elif what in _SLOWER or what.startswith("&"):
             yield Finding(
                 "permissions",
                 WARNING,
-                f"the Redis user lacks {what}",
+                lacks,
                 "Waiters are not notified of grants: they find out by a heartbeat, seconds later. "
                 "A lost lock is noticed late."
                 if what != "+ping"
@@ -494,7 +496,7 @@ def _permissions(refused: list[str]) -> Iterator[Finding]:
             yield Finding(
                 "permissions",
                 ERROR,
-                f"the Redis user lacks {what}",
+                lacks,
                 "Tasks that need this permission fail with LockConfigError.",
                 f"ACL SETUSER … {what}; the docs list all, under 'A user and a password'.",
             )

@@ -70,8 +70,9 @@ class ParkedMessage(NamedTuple):
 class Inspection(Protocol):
     """The questions. All read only. They raise what `Backend` raises."""
 
-    def is_used(self) -> bool:
-        """Whether there ever was a lock in this namespace. Raises LockConfigError if its layout is
+    def has_layout(self) -> bool:
+        """Whether a process has begun to use this namespace since its server was last emptied.
+        Processes that had begun before go on without. Raises LockConfigError if its layout is
         another one."""
 
     def keys(self, pattern: str) -> Iterator[list[str]]:

@@ -679,6 +679,20 @@ def test_a_lock_with_an_index_is_released_of_all_its_holders(
     desk.close()
 
 
+def test_after_a_server_was_emptied_the_locks_of_processes_that_go_on_are_told(
+    own_redis: Any,
+) -> None:
+    server = own_redis()
+    with Lock(server.url, "first", namespace="shop"):
+        pass
+    server.client().flushall()
+    with Lock(server.url, "a", namespace="shop"):
+        locks = Locks(server.url, namespace="shop")
+        assert locks.get("a").held == 1
+        assert [each.name for each in locks.find()] == ["a"]
+        assert locks.stats().held == 1
+
+
 def test_bad_input_gets_a_clear_answer(redis_url: str, namespace: str, client: Any) -> None:
     desk = Desk(redis_url, namespace)
     locks = Locks(redis_url, namespace)

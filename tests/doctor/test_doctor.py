@@ -188,7 +188,7 @@ def test_a_namespace_that_nobody_uses_is_told_with_those_that_are_used(server):
 
 def test_what_a_user_may_not_do_by_how_much_it_hurts():
     told = {
-        finding.what.split()[-1]: finding.severity
+        finding.what.split()[4].strip(","): finding.severity
         for finding in doctor._permissions(["+hget", "&relock:*", "+publish", "+scan", "~relock:*"])
     }
     assert told == {
@@ -198,6 +198,28 @@ def test_what_a_user_may_not_do_by_how_much_it_hurts():
         "&relock:*": "warning",
         "+publish": "warning",
     }
+
+
+def test_a_server_that_hides_commands_is_no_server_on_which_locks_do_not_work(redis_binary):
+    hides = [word for name in ("CONFIG", "SCAN") for word in ("--rename-command", name, "")]
+    server = RedisServer(*hides, binary=redis_binary)
+    try:
+        with Lock(server.url, "a", namespace="shop"):
+            report = doctor.examine(place=server.url, namespace="shop")
+    finally:
+        server.stop()
+    said = [(each.severity, each.what.split()[4]) for each in found(report, "permissions")]
+    assert said == [("notice", "+config|get,"), ("notice", "+scan,")]
+    assert not [each for each in report.findings if each.severity == "error"]
+
+
+def test_a_namespace_whose_server_was_emptied_is_in_use_all_the_same(server):
+    with Lock(server.url, "a", namespace="shop"):
+        pass
+    server.client().flushall()
+    with Lock(server.url, "a", namespace="shop"):
+        report = doctor.examine(place=server.url, namespace="shop")
+    assert not found(report, "namespace")
 
 
 def test_locks_that_take_much_memory():

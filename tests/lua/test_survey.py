@@ -169,13 +169,13 @@ def test_a_long_name_is_found_by_what_is_kept_of_it(desk, ask):
 
 
 def test_a_namespace_is_not_begun_by_looking(desk, ask):
-    assert ask.is_used() is False
+    assert ask.has_layout() is False
     assert everything(desk) == {}
     desk.fence("r1")
-    assert ask.is_used() is True
+    assert ask.has_layout() is True
     desk.client.hset(desk.keys.meta(), "schema", 99)
     with pytest.raises(LockConfigError, match=r"another layout.*schema 99"):
-        ask.is_used()
+        ask.has_layout()
 
 
 def test_a_lock_is_released_by_its_key(desk, ask):

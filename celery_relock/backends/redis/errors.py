@@ -145,6 +145,7 @@ def _said(error: Exception) -> str:
         return said.removesuffix(".") + _SPEAKS_NO_TLS
     # A server that speaks TLS closes the connection when it reads anything else.
     closed = isinstance(error, errors.ConnectionError) and "connecting to" not in said
+    closed = closed and not _code(error)
     if is_tls is False and closed and not isinstance(error, errors.TimeoutError):
         return said.removesuffix(".") + _SPEAKS_TLS
     return said
@@ -183,8 +184,9 @@ def passes(error: Exception) -> bool:
 
 
 def forbids(error: Exception) -> bool:
-    """Whether an error says that the Redis user lacks a permission."""
-    return _code(error) == "NOPERM"
+    """Whether an error says that the Redis user lacks a permission, or that the server does not
+    have the command: a managed one may hide CONFIG."""
+    return _code(error) in ("NOPERM", "UNKNOWN")
 
 
 def check_server(info: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ class Inspection(NamedTuple):
     own_keys: Keys
     scripts: Mapping[str, Script]
 
-    def is_used(self) -> bool:
+    def has_layout(self) -> bool:
         # Not by `open`, which would create a namespace that somebody has misspelt.
         meta = self.own_keys.meta()
         found = self._ask(("HMGET", meta, "schema", "buckets"))

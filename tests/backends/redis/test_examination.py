@@ -65,7 +65,7 @@ def test_whoever_may_do_all_of_it_lacks_nothing_and_nothing_is_left_behind(
     asks = as_user(EVERYTHING)
     assert asks.refused() == []
     assert asks.memory(1000) is not None
-    assert not Inspection(*asks).is_used()
+    assert not Inspection(*asks).has_layout()
     assert server.client(db=1).dbsize() == 0
 
 
