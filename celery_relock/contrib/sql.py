@@ -48,7 +48,7 @@ DIALECTS = {
 }
 # By the package of the connection's class: the database, and its placeholder for parameters.
 _DRIVERS = {
-    "psycopg": ("postgresql", "%s"),
+    "psycopg": ("postgresql", "%s"),  # with a RawCursor: $1 and $2
     "psycopg2": ("postgresql", "%s"),
     "sqlite3": ("sqlite", "?"),
     "pymysql": ("mysql", "%s"),
@@ -90,8 +90,8 @@ def fence(connection: Any, name: str, token: int) -> None:
     Raises:
         LockLost: the database has seen a higher token, or the token is 0 because the lock is not
             held. Let the transaction roll back.
-        LockConfigError: the connection is of another kind, or not in a transaction; or the name is
-            not text, or the token not a number.
+        LockConfigError: the connection is of another kind, or not in a transaction; or it is a
+            Session for several databases; or the name is not text, or the token not a number.
     """
     given: tuple[object, object] = name, token
     if not (isinstance(given[0], str) and isinstance(given[1], int)):
@@ -146,7 +146,8 @@ def fenced(
     Raises:
         LockLost: as `fence`.
         LockConfigError: as `fence`; or a lock has several permits; or the transaction ended inside
-            the block.
+            the block and no other has begun. If another has begun, it is checked at the end of the
+            block.
     """
     _check_limit(tokens, limit)
     _begin(connection, tokens, check)
@@ -196,7 +197,7 @@ def _see(connection: Any, row: str, token: int) -> tuple[bool, Any]:
     if hasattr(connection, "run_sync"):
         raise _refused(connection, ": await connection.run_sync(fence, name, token)")
     if _is_session(connection):
-        connection = connection.connection()
+        connection = _connection_of(connection)
     if hasattr(connection, "exec_driver_sql"):
         from sqlalchemy import text
 
@@ -208,18 +209,49 @@ def _see(connection: Any, row: str, token: int) -> tuple[bool, Any]:
     statement = _statement(dialect)
     parameters = (row, token, token)[: statement.count("%s")]
     with closing(connection.cursor()) as cursor:
+        if dialect == "postgresql":
+            return _is_highest_in_postgres(cursor, statement, parameters), _driver_of(connection)
         cursor.execute(statement.replace("%s", mark), parameters)
         return _is_highest(cursor, statement, token), _driver_of(connection)
 
 
-def _is_highest(cursor: Any, statement: str, token: int) -> bool:
-    if statement is _ON_CONFLICT:
+def _is_highest_in_postgres(cursor: Any, statement: str, parameters: tuple[Any, ...]) -> bool:
+    if any(kind.__name__ == "RawCursor" for kind in cursor.__class__.__mro__):  # of psycopg
+        statement = statement.replace("%s", "$1", 1).replace("%s", "$2", 1)
+    cursor.execute(f"{statement} RETURNING 1", parameters)
+    if cursor.rowcount >= 0:
         return bool(cursor.rowcount == 1)
-    return bool(cursor.lastrowid == token)
+    # In a pipeline of psycopg, only who asks for a row waits for the answer.
+    cursor.row_factory = lambda _: tuple
+    return cursor.fetchone() is not None
+
+
+def _is_highest(cursor: Any, statement: str, token: int) -> bool:
+    if statement is _ON_DUPLICATE_KEY:
+        return bool(cursor.lastrowid == token)
+    if cursor.rowcount < 0:
+        raise LockConfigError(
+            "a fence needs to know how many rows its statement changed, and the driver does not "
+            "tell: inside a pipeline of psycopg, give the fence the connection of psycopg"
+        )
+    return bool(cursor.rowcount == 1)
 
 
 def _is_session(connection: Any) -> bool:
     return hasattr(connection, "get_bind") and hasattr(connection, "connection")
+
+
+def _connection_of(session: Any) -> Any:
+    from sqlalchemy.exc import UnboundExecutionError
+
+    try:
+        return session.connection()
+    except UnboundExecutionError as error:
+        raise LockConfigError(
+            "a fence needs the connection of the database that has the data, and this Session has "
+            "several databases and no default: give the fence "
+            'session.connection(bind_arguments={"mapper": Model})'
+        ) from error
 
 
 def _is_django(connection: Any) -> bool:
@@ -229,7 +261,7 @@ def _is_django(connection: Any) -> bool:
 def _driver_of(connection: Any) -> Any:
     """The connection of the database's driver."""
     if _is_session(connection):
-        connection = connection.connection()
+        connection = _connection_of(connection)
     if hasattr(connection, "exec_driver_sql"):
         return connection.connection.driver_connection
     return connection.connection if _is_django(connection) else connection

@@ -7,7 +7,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ import pytest
 import sqlalchemy
 from celery import Celery
 from psycopg import AsyncConnection
+from psycopg.rows import class_row
 from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from celery_relock import Lock, LockedTask
 from celery_relock.contrib.sql import create_table, fence
@@ -159,6 +160,26 @@ def test_a_commit_inside_the_block_is_refused(way: Way, lock: Callable[[], Lock]
         connection.commit()
 
 
+def test_a_transaction_that_began_inside_the_block_is_checked_at_its_end(
+    way: Way, lock: Callable[[], Lock]
+) -> None:
+    def write(held: Lock, first: int, newer_token: int = 0) -> None:
+        with way.transaction() as connection, held.fenced(connection):
+            pay(connection, first)
+            connection.commit()
+            if newer_token:
+                with way.transaction() as newer:
+                    fence(newer, "account:42", newer_token)
+            pay(connection, first + 1)
+
+    with lock() as held:
+        write(held, 1)
+        with pytest.raises(LockLost):
+            write(held, 3, held.fence + 1)
+
+    assert way.payments() == [1, 2, 3]
+
+
 @pytest.mark.parametrize("way", ["psycopg", "PyMySQL", "sqlite3"], indirect=True)
 def test_until_a_transaction_ends_nobody_with_another_token_goes_on(way: Way) -> None:
     busy = (
@@ -175,6 +196,76 @@ def test_until_a_transaction_ends_nobody_with_another_token_goes_on(way: Way) ->
         fence(new, "account:42", 2)
 
     assert way.payments() == [1]
+
+
+class Payment:
+    def __init__(self, amount: int) -> None:
+        self.amount = amount
+
+
+CURSORS = (psycopg.Cursor, psycopg.ClientCursor, *filter(None, [getattr(psycopg, "RawCursor", 0)]))
+
+
+@pytest.mark.parametrize("way", ["psycopg"], indirect=True)
+@pytest.mark.parametrize("in_a_pipeline", [False, True])
+@pytest.mark.parametrize("cursors", CURSORS)
+def test_whatever_cursors_and_rows_a_connection_of_psycopg_makes(
+    way: Way, postgres: Postgres, cursors: Any, in_a_pipeline: bool
+) -> None:
+    def see(token: int, *amounts: int, **options: Any) -> None:
+        with (
+            postgres.connect(
+                cursor_factory=cursors, row_factory=class_row(Payment), **options
+            ) as connection,
+            connection.pipeline() if in_a_pipeline else nullcontext(),
+        ):
+            for amount in amounts:
+                pay(connection, amount)
+            fence(connection, "account:42", token)
+
+    see(5, 1)
+    see(5, 2)
+    see(7)
+    with pytest.raises(LockLost):
+        see(6, 3, 4)
+    with pytest.raises(LockConfigError, match="autocommit"):
+        see(8, autocommit=True)
+
+    assert way.payments() == [1, 2]
+
+
+@pytest.mark.parametrize("way", ["SQLAlchemy on PostgreSQL"], indirect=True)
+def test_what_sqlalchemy_does_not_tell_in_a_pipeline_is_no_loss(way: Way) -> None:
+    with way.transaction() as connection:
+        driver = connection.connection.driver_connection
+        with driver.pipeline():
+            with pytest.raises(LockConfigError, match="the connection of psycopg"):
+                fence(connection, "account:42", 1)
+            fence(driver, "account:42", 1)
+
+
+def test_a_session_for_several_databases_is_told_to_give_the_connection(database: Way) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Payment(Base):
+        __tablename__ = "payments"
+        amount: Mapped[int] = mapped_column(primary_key=True)
+
+    engine = sqlalchemy.create_engine("sqlite://", creator=database._connect)
+    with Session(binds={Payment: engine}) as session:
+        with pytest.raises(LockConfigError, match=r"session\.connection\(bind_arguments="):
+            fence(session, "account:42", 2)
+        session.add(Payment(amount=1))
+        session.flush()
+        fence(session.connection(bind_arguments={"mapper": Payment}), "account:42", 2)
+        session.commit()
+        fence(session.connection(bind_arguments={"mapper": Payment}), "account:42", 2)
+        with pytest.raises(LockLost):
+            fence(session.connection(bind_arguments={"mapper": Payment}), "account:42", 1)
+        session.rollback()
+
+    assert database.payments() == [1]
 
 
 @pytest.fixture
