@@ -191,10 +191,11 @@ class Stats(_Plain):
         locks: how many locks are held or waited for.
         held: how many locks are held.
         contended: how many locks are waited for.
-        holders: how many executions hold a lock.
-        waiting: how many executions wait. The calls of an order (`lock_order`) count when their
-            message has come and waits for its turn.
-        parked: how many of the waiting executions are parked.
+        holders: how many holds there are. An execution with several locks has one for each.
+        waiting: how many places there are in the queues of locks. An execution that waits for
+            several has one in each. The calls of an order (`lock_order`) count when their message
+            has come and waits for its turn.
+        parked: how many of these places are of parked executions.
         markers: dedup markers of calls that are queued or run.
         bursts: messages of `lock_debounce` that wait for further calls, or to be published. They
             and their locks are not counted elsewhere.
@@ -406,8 +407,8 @@ class Locks:
         """Why a task does not run, or what it does.
 
         Asks Redis, then the result backend, then the workers, which have a second to answer: five
-        round trips at most. Without an app, or if no worker answers, all locks are searched for the
-        task, with at most `SHOWN` holders of each.
+        round trips at most. If nobody knows of the task, all locks are searched for it, with at
+        most `SHOWN` holders of each: its worker may not have answered.
 
         Args:
             task_id: the task's id.
@@ -422,7 +423,8 @@ class Locks:
         # A retry that runs has the state RETRY until it ends, unless `task_track_started` is set.
         if workers is not None and (told is None or workers[1] == "active"):
             return self._why_in_a_worker(task_id, *workers)
-        if not answered:
+        if workers is None and told is None and found is None:
+            # Also if some workers answer: one with a solo pool does not while it runs a task.
             for each in self._find("*", SHOWN):
                 if (known := self._why_there(task_id, (each,))) is not None:
                     return known
@@ -442,7 +444,7 @@ class Locks:
             "unknown",
             f"nothing is known of the task {task_id}: it is not parked, "
             + ("in no worker that answers, " if answered else "")
-            + "and no result of it is stored. It might wait in the broker, or was sent elsewhere, "
+            + "and no result of it was found. It might wait in the broker, or was sent elsewhere, "
             "or was never sent"
             + ("" if self.app else "; with an app, its result and its workers are asked, too"),
         )

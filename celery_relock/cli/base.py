@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 import shutil
 import sys
 import unicodedata
@@ -15,15 +16,15 @@ from typing import Any
 import click
 
 from ..admin import LockInfo, Locks
-from ..engine.protocol import DEBOUNCE, LINE, MARKER
+from ..engine.protocol import LINE
 from ..errors import LockConfigError, LockUnavailable, RelockError
 
 # Exit codes: found; not found; the command, its options or the settings are wrong; Redis cannot be
 # reached (EX_UNAVAILABLE, as in Celery's own commands).
 FOUND, NOT_FOUND, WRONG_USE, UNAVAILABLE = 0, 1, 2, 69
 
-#: For options that count. Below 0 there is nothing to count.
-AT_LEAST_0 = click.IntRange(min=0)
+#: For options that count. Lua writes larger numbers otherwise, and Redis refuses them.
+AT_LEAST_0 = click.IntRange(0, 1_000_000)
 
 
 class _Seconds(click.FloatRange):
@@ -56,6 +57,8 @@ _NO_APP = "default"
 _WIDTH, _GAP, _LEAST = 80, 2, 6
 # Before the name of a lock: its order (`lock_order`), which is a lock of an internal name.
 _ORDER = "order of "
+# What `plain` writes for what is not printable.
+_ESCAPE = re.compile(r"\\(?:[tnr]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
 
 
 class Here:
@@ -101,12 +104,10 @@ class Here:
         return chain.from_iterable(self.locks.find(each, markers=markers) for each in patterns)
 
     def meant(self, name: str) -> str:
-        """The lock that somebody typed. A lock that has the very name comes before the order of
-        another lock, for which `shown` has the same words."""
+        """The lock that somebody typed. A lock that has the very name comes before another one
+        that `shown` shows so."""
         meant = typed(name)
-        if meant == name or not name.startswith(_ORDER):
-            return meant
-        return meant if self.locks.get(name, 0).idle else name
+        return meant if meant == name or self.locks.get(name, 0).idle else name
 
     def show(self, document: Any, lines: Iterable[str]) -> None:
         """Print a JSON document, or lines of text."""
@@ -223,12 +224,10 @@ def shown(name: str) -> str:
 
 
 def typed(name: str) -> str:
-    """The lock name, or pattern, that somebody typed as `shown` shows it. The names of dedup
-    markers, bursts and orders contain tabs, which `plain` shows as `\\t`."""
+    """The lock name, or pattern, that somebody typed as `shown` shows it."""
     if name.startswith(_ORDER):
-        return LINE + name.removeprefix(_ORDER)
-    kinds = tuple(map(plain, (MARKER, DEBOUNCE, LINE)))
-    return name.replace("\\t", "\t") if name.startswith(kinds) else name
+        name = LINE + name.removeprefix(_ORDER)
+    return _ESCAPE.sub(lambda found: found[0].encode().decode("unicode_escape"), name)
 
 
 def _width(text: str) -> int:

@@ -90,10 +90,10 @@ def release(here: Here, name: str, task_id: str | None, yes: bool) -> int:
             return NOT_FOUND
     released = here.locks.release(name, task_id)
     by_whom = "nobody" if task_id is None else f"the task {task_id} does not hold it, or nobody"
-    lines = [f"released: {shown(name)}, of {holder}" for holder in released]
+    lines = [f"released: {shown(name)}, of {plain(str(holder))}" for holder in released]
     here.show(
         {"name": name, "released": [holder.as_dict() for holder in released]},
-        lines or [f"nothing to release: {by_whom} holds {shown(name)!r}"],
+        lines or [f"nothing to release: {by_whom} holds '{shown(name)}'"],
     )
     return FOUND if released else NOT_FOUND
 
@@ -108,23 +108,31 @@ def cancel(here: Here, task_ids: tuple[str, ...]) -> int:
     cancelled: list[str] = []
     others: list[Why] = []
     failed: dict[str, str] = {}
-    for task_id in task_ids:
+    stopped: RelockError | None = None
+    for number, task_id in enumerate(task_ids):
         try:
             if here.locks.cancel(task_id):
                 cancelled.append(task_id)
             else:
                 others.append(here.locks.why(task_id))
-        except (LockConfigError, LockUnavailable):
-            raise  # so it would be with the others
+        except (LockConfigError, LockUnavailable) as error:
+            if not number:
+                raise
+            # So it would be with the others. What was done is told first.
+            failed |= dict.fromkeys(task_ids[number:], str(error))
+            stopped = error
+            break
         except RelockError as error:
             failed[task_id] = str(error)
     lines = [f"cancelled: {task_id}" for task_id in cancelled]
     lines += [f"not parked: {plain(each.sentence)}." for each in others]
-    lines += [f"not cancelled: {task_id}: {plain(text)}" for task_id, text in failed.items()]
+    lines += [f"failed: {task_id}: {plain(text)}" for task_id, text in failed.items()]
     if any(each.state in ("holds", "waits", "received", "runs") for each in others):
         lines.append("What a worker has is ended by: celery control revoke TASK_ID")
     not_parked = [each.as_dict() for each in others]
     here.show({"cancelled": cancelled, "not_parked": not_parked, "failed": failed}, lines)
+    if stopped is not None:
+        raise stopped
     return NOT_FOUND if others or failed else FOUND
 
 
@@ -190,7 +198,7 @@ def _shown(lock: LockInfo) -> Iterator[str]:
         yield f"{name} is not a lock: the key of this name is in use for something else"
         return
     if lock.idle:
-        yield f"nobody holds {name!r} or waits for it"
+        yield f"nobody holds '{name}' or waits for it"
         return
     yield f"{name}: {lock.held} holding, {lock.waiting} waiting, {lock.parked} of them parked"
     if lock.holders:

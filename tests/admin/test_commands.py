@@ -13,9 +13,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery
 from click.testing import CliRunner, Result
 
 from celery_relock import Lock
+from celery_relock.admin import Locks
 from celery_relock.cli import relock
 from celery_relock.cli.base import table
 from celery_relock.engine.protocol import SHARED, Claim
@@ -172,6 +174,8 @@ def test_wrong_use_is_exit_code_2(run: Run, key: str, redis_url: str) -> None:
         ("doctor", "--timeout", "nan"),
         ("doctor", "--timeout", "inf"),
         ("exporter", "--port", "65536"),
+        ("ls", "--limit", "1000001"),
+        ("show", key, "--limit", "99999999999999999"),
     ):
         assert "is not in the range" in run(*below, code=2).output
     for unset in (
@@ -282,8 +286,42 @@ def test_one_that_cannot_be_cancelled_keeps_no_other_from_it(
 
     assert found["cancelled"] == [parked[0], parked[2]]
     assert unknown in found["failed"][parked[1]]
-    assert told.startswith(f"not cancelled: {parked[1]}: ")
+    assert told.startswith(f"failed: {parked[1]}: ")
     run("cancel", parked[1])
+
+
+def test_who_was_cancelled_before_redis_went_away_is_told(
+    run: Run, own_redis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = own_redis()
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.relock_url, why = f"{server.url}?socket_timeout=0.5", Locks.why
+
+    def then_it_goes(locks: Locks, task_id: str) -> Any:
+        found = why(locks, task_id)
+        server.stop()
+        return found
+
+    monkeypatch.setattr(Locks, "why", then_it_goes)
+    found = run("cancel", "first", "second", "third", "--json", app=app, code=69)
+    app.close()
+
+    assert "cannot be reached" in found.stderr
+    told = document(found)
+    assert [each["task_id"] for each in told["not_parked"]] == ["first"]
+    assert list(told["failed"]) == ["second", "third"]
+
+
+@pytest.mark.parametrize("name", ["a\u200cb", "a\xa0b", "\U0001f468\u200d\U0001f469", r"C:\temp"])
+def test_what_ls_shows_is_understood(run: Run, redis_url: str, namespace: str, name: str) -> None:
+    here = ("--redis", redis_url, "--namespace", namespace)
+    lock = Lock(redis_url, name, namespace=namespace)
+    lock.acquire()
+    shown = run("ls", *here).stdout.splitlines()[1].split("  ")[0]
+    assert shown.isprintable()
+
+    assert f"{shown}: 1 holding" in run("show", shown, *here).stdout
+    assert run("release", shown, "--yes", *here).stdout == f"released: {shown}, of Lock\n"
 
 
 def test_a_dedup_marker_is_released_by_the_name_that_ls_shows(

@@ -126,7 +126,7 @@ def test_why_says_it_in_a_sentence_within_five_round_trips(
 
         assert (why.state, why.lock) == wanted, why
         assert task_id in why.sentence
-        assert 1 <= len(trips) <= 5, trips
+        assert why.state == "unknown" or 1 <= len(trips) <= 5, trips
     holder = f"tests.admin.apps.desk.hold[{held.id}]"
     assert holder in locks.why(parked).sentence
     assert holder in locks.why(blocks).sentence
@@ -362,6 +362,20 @@ def test_without_an_app_a_task_is_found_by_what_is_in_redis(
     with pytest.raises(RelockError, match="needs its app"):
         locks.cancel(parked)
     assert locks.get(key).parked == 1
+
+
+def test_a_task_whose_worker_does_not_answer_while_others_do_is_found_by_what_is_in_redis(
+    worker: Worker, locks: Locks, key: str
+) -> None:
+    """A worker of the solo pool answers nobody while it runs a task."""
+    conf, task_id = worker.module.app.conf, str(uuid.uuid4())
+    desk = Desk(conf.relock_url, conf.relock_namespace)
+    try:
+        desk.fence("r1", names=(key,), label=label_of("my.task", task_id))
+        assert locks.why(task_id).state == "holds"
+    finally:
+        desk.release("r1", names=(key,))
+        desk.close()
 
 
 def test_a_forced_release_is_heard_by_the_holder_and_the_next_acquires(
