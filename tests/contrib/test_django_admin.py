@@ -139,6 +139,41 @@ def test_a_page_lists_locks_and_a_page_shows_one_to_whoever_may_see(site: Site, 
     assert "Nobody holds this lock" in viewer.text
 
 
+@pytest.mark.parametrize("name", ["order[1]", r"C:\[new]*", "order:" + "é" * 100, NAME[::-1]])
+def test_what_is_said_of_a_task_leads_to_its_lock_whatever_its_name(
+    worker: Worker, site: Site, name: str
+) -> None:
+    holder = worker.module.hold.delay(name)
+    worker.journal.wait_for(f"inside {name}")
+    viewer = Browser(site.port, "viewer")
+    viewer.get(f"{LOCKS}?task={holder.id}")
+    (link,) = re.findall(r'href="([^"]+)">Show the lock', viewer.text)
+    status, shown = viewer.get(link), viewer.text
+    worker.journal.add(f"go {name}")
+    holder.get(timeout=20)
+
+    assert status == 200
+    assert "Held by" in shown
+    assert holder.id in shown
+
+
+def test_a_part_of_a_name_is_no_pattern_unless_it_has_a_star_or_the_like(
+    worker: Worker, site: Site
+) -> None:
+    name = r"C:\new"
+    holder = worker.module.hold.delay(name)
+    worker.journal.wait_for(f"inside {name}")
+    viewer = Browser(site.port, "viewer")
+    found = []
+    for part in (r":\n", r"\new", "C:\\", "C:?*w", ":n"):
+        viewer.get(f"{LOCKS}?{urlencode({'q': part})}")
+        found.append(holder.id in viewer.text)
+    worker.journal.add(f"go {name}")
+    holder.get(timeout=20)
+
+    assert found == [True, True, True, True, False]
+
+
 def test_nobody_else_sees_or_frees(site: Site, held: Any) -> None:
     nobody, viewer = Browser(site.port, "nobody"), Browser(site.port, "viewer")
     assert nobody.status == 403

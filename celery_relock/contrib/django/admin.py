@@ -62,12 +62,13 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
         found: dict[str, Any] = {"q": wanted, "task": task_id}
         try:
             locks = self._locks(request)
-            pattern = wanted if set(wanted) & set("*?[") else f"*{wanted}*"
-            first = list(islice(locks.find(pattern), _SHOWN + 1))
+            first = list(islice(locks.find(_pattern(wanted)), _SHOWN + 1))
             found["cut"] = len(first) > _SHOWN
             by_waiters = sorted(first[:_SHOWN], key=lambda lock: (-lock.waiting, lock.name))
             found["rows"] = [_row(lock) for lock in by_waiters]
-            found["why"] = locks.why(task_id) if task_id else None
+            if task_id:
+                found["why"] = why = locks.why(task_id)
+                found["why_key"] = quote(why.lock)
         except RelockError as error:
             found["error"] = str(error)
         return self._page(request, "locks", "Locks", found)
@@ -148,6 +149,13 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
         request.current_app = self.admin_site.name
         status = 503 if "error" in found else 200
         return TemplateResponse(request, f"celery_relock/{template}.html", context, status=status)
+
+
+def _pattern(wanted: str) -> str:
+    if set(wanted) & set("*?["):
+        return wanted
+    part = wanted.replace("\\", r"\\")
+    return f"*{part}*"
 
 
 def _row(lock: LockInfo) -> dict[str, Any]:
