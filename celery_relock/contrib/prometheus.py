@@ -6,7 +6,8 @@
 
 Every process counts for itself, and in a prefork pool the children do the work. So set
 `PROMETHEUS_MULTIPROC_DIR` to an empty folder before the worker starts, as prometheus-client
-requires: the worker's main process then serves the sums of all processes.
+requires: the worker's main process then serves the sums of all processes. Each port needs a folder
+of its own: it serves all that the folder has.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def instrument(
 
     Args:
         port: the port on which a worker's main process serves its metrics; None does not serve
-            them. Two workers on one host need two ports.
+            them. Two workers on one host need two ports, and two folders.
         addr: the address to listen on.
         templates: whether to add a label `key`, the template of the task's `lock_key`.
         buckets: the upper bounds of the histograms' buckets, in seconds.
@@ -124,7 +125,7 @@ class Sums(MultiProcessCollector):
         self._folder = Path(self._path)
 
     def collect(self) -> Any:
-        """The metrics. Workers that share a folder, and concurrent scrapes, wait for each other."""
+        """The metrics. Concurrent scrapes wait for each other."""
         with (self._folder / "gone.lock").open("w") as guard:
             fcntl.flock(guard, fcntl.LOCK_EX)
             try:
