@@ -28,6 +28,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from ..errors import LockConfigError
 from . import metrics
 
 logger = logging.getLogger("celery_relock")
@@ -37,6 +38,8 @@ PREFIX = "relock_"
 _SECONDS = {"wait", "hold", "oldest_wait"}
 _FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 _ID = "celery_relock.prometheus"
+# The registry of the first call of `instrument`.
+_registries: list[CollectorRegistry] = []
 
 
 def instrument(
@@ -47,7 +50,8 @@ def instrument(
     buckets: Sequence[float] = metrics.BOUNDS,
     registry: CollectorRegistry = REGISTRY,
 ) -> None:
-    """Measure the locks of this process and of its children.
+    """Measure the locks of this process and of its children. A further call, as for a second app,
+    has no effect, except that it can give the port.
 
     Args:
         port: the port on which a worker's main process serves its metrics; None does not serve
@@ -56,7 +60,24 @@ def instrument(
         templates: whether to add a label `key`, the template of the task's `lock_key`.
         buckets: the upper bounds of the histograms' buckets, in seconds.
         registry: where to register the metrics.
+
+    Raises:
+        LockConfigError: an earlier call gave another registry.
     """
+    if not _registries:
+        _measure(templates, buckets, registry)
+        _registries.append(registry)
+    elif registry is not _registries[0]:
+        raise LockConfigError(
+            "the locks of this process are measured already, in another registry: give the same "
+            "one to each call of instrument()"
+        )
+    worker_ready.connect(_warn, weak=False, dispatch_uid=f"{_ID}.warn")
+    if port is not None:
+        _serve_from_worker(port, addr, registry)
+
+
+def _measure(templates: bool, buckets: Sequence[float], registry: CollectorRegistry) -> None:
     task = ("task", "key") if templates else ("task",)
     made: dict[str, Any] = {}
     for name, (about, labels) in metrics.COUNTERS.items():
@@ -73,9 +94,6 @@ def instrument(
             metric.inc(value)
 
     metrics.connect("prometheus", record, templates)
-    worker_ready.connect(_warn, weak=False, dispatch_uid=f"{_ID}.warn")
-    if port is not None:
-        _serve_from_worker(port, addr, registry)
 
 
 def metric_name(name: str) -> str:

@@ -220,6 +220,42 @@ def test_the_files_of_children_that_are_gone_become_one_and_the_sums_stay(measur
     assert alive != before
 
 
+TWICE = """
+import sys
+from prometheus_client import CollectorRegistry
+from celery_relock import Lock
+from celery_relock.contrib import prometheus
+from celery_relock.errors import LockConfigError
+
+registry = CollectorRegistry()
+prometheus.instrument(registry=registry)
+prometheus.instrument(registry=registry, templates=True)
+try:
+    prometheus.instrument()
+except LockConfigError as error:
+    print(error)
+with Lock(sys.argv[1], "a", namespace=sys.argv[2]):
+    pass
+print(registry.get_sample_value("relock_acquired_total", {"task": ""}))
+prometheus.instrument(port=int(sys.argv[3]), registry=registry)
+from celery.signals import worker_ready
+worker_ready.send(None)
+from urllib.request import urlopen
+print(urlopen(f"http://127.0.0.1:{sys.argv[3]}/metrics").read().decode())
+"""
+
+
+def test_a_second_call_in_a_process_measures_nothing_twice(redis_url, namespace):
+    command = [sys.executable, "-c", TWICE, redis_url, namespace, str(free_port())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+
+    assert done.returncode == 0, done.stderr
+    refused, acquired, *served = done.stdout.splitlines()
+    assert "another registry" in refused
+    assert acquired == "1.0"
+    assert 'relock_acquired_total{task=""} 1.0' in served
+
+
 def test_what_somebody_frees_by_force_is_counted_where_that_is_done(redis_url, namespace):
     told = []
     metrics.connect("this test", lambda name, value, labels: told.append((name, value, labels)))
