@@ -8,10 +8,10 @@ alone: your application sets up the SDK that exports them.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from typing import Any
+from weakref import WeakValueDictionary
 
 from opentelemetry import metrics as api
 from opentelemetry import trace
@@ -22,8 +22,6 @@ from . import metrics
 
 _NAME = "celery_relock"
 _ID = "celery_relock.otel"
-# Spans to keep, at most, in case their lock is lost.
-_MOST = 1000
 
 
 def instrument(
@@ -89,10 +87,11 @@ def observe(locks: Any, meter_provider: MeterProvider | None = None) -> None:
 
 class _Spans:
     """Annotates the current span, which is the task's: a lock's signals are sent where its task
-    runs. A loss is announced in another thread, so the span of each hold is kept."""
+    runs. A loss is announced in another thread, so the span of each hold is known until it ends."""
 
     def __init__(self) -> None:
-        self._of_execution: OrderedDict[str, trace.Span] = OrderedDict()
+        # Weak: of a step that leaves its lock to the next one, no release is announced.
+        self._of_execution: WeakValueDictionary[str, trace.Span] = WeakValueDictionary()
 
     def connect(self) -> None:
         for signal, receive in (
@@ -121,8 +120,6 @@ class _Spans:
                 "relock.acquired", {**_attributes(told), "relock.waited": told["waited"]}
             )
         self._of_execution[execution_id] = span
-        if len(self._of_execution) > _MOST:
-            self._of_execution.popitem(last=False)
 
     def _waits(self, signal: Any = None, **told: Any) -> None:
         kind = signal.name.removeprefix("lock_")

@@ -6,7 +6,9 @@ import json
 import uuid
 
 import pytest
+from celery import chain
 
+from celery_relock import locked
 from celery_relock.declaration import engine_of
 from tests.support import wait_for
 from tests.support.redis_server import free_port
@@ -56,6 +58,13 @@ def exported(module_worker, tmp_path_factory):
     env = {"TEST_OTEL_FILE": str(path), "TEST_METRICS_PORT": str(free_port())}
     arguments = ("-I", f"{apps}.with_otel,{apps}.with_prometheus")
     return Exported(module_worker(APP, env=env, arguments=arguments), path)
+
+
+@pytest.fixture
+def in_one_process(worker, tmp_path):
+    path = tmp_path / "lines"
+    env, arguments = {"TEST_OTEL_FILE": str(path)}, ("-I", "tests.contrib.apps.with_otel")
+    return Exported(worker(APP, pool="solo", env=env, arguments=arguments), path)
 
 
 def test_beside_it_prometheus_says_what_it_lacks_in_a_prefork_pool(exported):
@@ -115,3 +124,19 @@ def test_a_span_names_the_locks_of_the_task_and_of_what_it_calls(exported):
     account = uuid.uuid4().hex
     [span] = exported.spans(exported.tasks.nests.delay(account).id)
     assert span["attributes"]["relock.names"] == [f"account:{account}", f"stock:{account}"]
+
+
+def test_the_spans_of_a_workflow_end_with_their_steps(in_one_process):
+    tasks = in_one_process.tasks
+    for _ in range(2):
+        account = uuid.uuid4().hex
+        steps = chain(tasks.waits.si(account), tasks.waits.si(account), tasks.waits.si(account))
+        last = locked(steps, key=f"account:{account}").delay()
+        last.get(timeout=20)
+        [step] = in_one_process.spans(last.id)
+        assert step["attributes"]["relock.held"] > 0
+        [before] = in_one_process.spans(last.parent.id)
+        assert before["attributes"]["relock.names"] == [f"account:{account}"]
+        assert "relock.held" not in before["attributes"]
+
+    assert tasks.living_spans.delay().get(timeout=20) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 from celery_relock import LockedTask
@@ -59,3 +60,12 @@ def once(account: str) -> int:
 @app.task
 def plain() -> int:
     return 1
+
+
+@app.task
+def living_spans() -> int:
+    """How many spans this process keeps, among them that of this task."""
+    from opentelemetry.sdk.trace import Span
+
+    gc.collect()
+    return sum(isinstance(each, Span) for each in gc.get_objects())
