@@ -114,10 +114,19 @@ def _counts(name: str, **labels: str) -> Callable[..., _Measured]:
     return rule
 
 
-def _acquired(waited: float, reentered: bool, **_: Any) -> _Measured:
-    yield ("reentered" if reentered else "acquired"), 1, {}
-    if not reentered:
-        yield "wait", waited, {}
+# Without a fencing token there is no lock (`relock_enabled=False`), and nothing to count.
+
+
+def _acquired(fence: int, waited: float, reentered: bool, **_: Any) -> _Measured:
+    if fence:
+        yield ("reentered" if reentered else "acquired"), 1, {}
+        if not reentered:
+            yield "wait", waited, {}
+
+
+def _reentered(fence: int, **_: Any) -> _Measured:
+    if fence:
+        yield "reentered", 1, {}
 
 
 def _conflict(policy: str, waited: float, **_: Any) -> _Measured:
@@ -127,8 +136,8 @@ def _conflict(policy: str, waited: float, **_: Any) -> _Measured:
         yield "wait", waited, {}
 
 
-def _released(held: float, reentered: bool, **_: Any) -> _Measured:
-    if not reentered:
+def _released(fence: int, held: float, reentered: bool, **_: Any) -> _Measured:
+    if fence and not reentered:
         yield "hold", held, {}
 
 
@@ -144,7 +153,7 @@ def _forced(action: str, **_: Any) -> _Measured:
 
 _RULES: dict[Any, Callable[..., _Measured]] = {
     signals.lock_acquired: _acquired,
-    signals.lock_reentered: _counts("reentered"),
+    signals.lock_reentered: _reentered,
     signals.lock_conflict: _conflict,
     signals.lock_waiting: _counts("conflicts", policy="block"),
     signals.lock_parked: _counts("parked"),

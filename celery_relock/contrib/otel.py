@@ -106,7 +106,7 @@ class _Spans:
 
     def _acquired(self, execution_id: str = "", **told: Any) -> None:
         span = trace.get_current_span()
-        if not span.is_recording():
+        if not (told["fence"] and span.is_recording()):  # no token: relock_enabled=False
             return
         # Beside the locks that it names already: a task can call another inline. (The API's spans
         # cannot be read, those of the SDK can.)

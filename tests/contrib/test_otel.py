@@ -6,9 +6,11 @@ import json
 import uuid
 
 import pytest
-from celery import chain
+from celery import Celery, chain
+from opentelemetry.sdk.trace import TracerProvider
 
-from celery_relock import locked
+from celery_relock import LockedTask, locked, signals
+from celery_relock.contrib import otel
 from celery_relock.declaration import engine_of
 from tests.support import wait_for
 from tests.support.redis_server import free_port
@@ -140,3 +142,24 @@ def test_the_spans_of_a_workflow_end_with_their_steps(in_one_process):
         assert "relock.held" not in before["attributes"]
 
     assert tasks.living_spans.delay().get(timeout=20) == 1
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_task_without_a_lock_has_none_in_its_span(redis_url, namespace, enabled):
+    app = Celery("shop", set_as_current=False)
+    app.conf.update(relock_url=redis_url, relock_namespace=namespace, relock_enabled=enabled)
+
+    @app.task(shared=False, base=LockedTask, lock_key="a")
+    def locks():
+        pass
+
+    otel._Spans().connect()
+    try:
+        with TracerProvider().get_tracer(__name__).start_as_current_span("task") as span:
+            locks()
+    finally:
+        for name in signals.__all__:
+            getattr(signals, name).disconnect(dispatch_uid="celery_relock.otel")
+
+    assert bool(span.attributes) == enabled
+    assert ("relock.held" in span.attributes) == enabled

@@ -19,12 +19,13 @@ from urllib.parse import urlencode
 
 import pytest
 import yaml
+from celery import Celery
 from prometheus_client import CollectorRegistry
 from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
-from celery_relock import Lock
+from celery_relock import Lock, LockedTask
 from celery_relock.admin import Locks
 from celery_relock.contrib import metrics, prometheus
 from celery_relock.declaration import engine_of
@@ -256,19 +257,43 @@ def test_a_second_call_in_a_process_measures_nothing_twice(redis_url, namespace)
     assert 'relock_acquired_total{task=""} 1.0' in served
 
 
-def test_what_somebody_frees_by_force_is_counted_where_that_is_done(redis_url, namespace):
-    told = []
-    metrics.connect("this test", lambda name, value, labels: told.append((name, value, labels)))
-    try:
-        lock = Lock(redis_url, "a", namespace=namespace)
-        lock.acquire()
-        assert Locks(redis_url, namespace).release("a")
-    finally:
-        for signal_ in metrics._RULES:
-            signal_.disconnect(dispatch_uid="celery_relock.metrics.this test")
+@pytest.fixture
+def told():
+    """What is measured in this process: instrument, number, labels."""
+    found = []
+    metrics.connect("this test", lambda name, value, labels: found.append((name, value, labels)))
+    yield found
+    for signal_ in metrics._RULES:
+        signal_.disconnect(dispatch_uid="celery_relock.metrics.this test")
+
+
+def test_what_somebody_frees_by_force_is_counted_where_that_is_done(redis_url, namespace, told):
+    lock = Lock(redis_url, "a", namespace=namespace)
+    lock.acquire()
+    assert Locks(redis_url, namespace).release("a")
     [forced] = [each for each in told if each[0] == "forced"]
     assert forced[1:] == (1, {"task": "Lock", "action": "release"})
     assert ("acquired", 1, {"task": ""}) in told
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("mode", ["exclusive", "shared"])
+def test_what_is_not_acquired_is_not_counted(redis_url, namespace, told, enabled, mode):
+    app = Celery("shop", set_as_current=False)
+    app.conf.update(relock_url=redis_url, relock_namespace=namespace, relock_enabled=enabled)
+
+    @app.task(shared=False, base=LockedTask, lock_key="a", lock_mode=mode)
+    def inner():
+        pass
+
+    @app.task(shared=False, base=LockedTask, lock_key="a", lock_mode=mode)
+    def outer():
+        inner()
+
+    outer()
+
+    counted = [name for name, *_ in told]
+    assert counted == (["acquired", "wait", "reentered", "hold"] if enabled else [])
 
 
 # -- A real Prometheus, its rules, a dashboard
