@@ -23,8 +23,9 @@ from .worker.parking import Outbox
 _PREFIX = "lock_"
 _METHODS = ("lock_for",)  # of LockedTask, named like options
 _KEPT = "__relock__"
-# Celery's own tasks (chord_unlock, map …) never lock: `Celery(task_cls=LockedTask)` is safe.
-_BUILT_IN = "celery."
+# Where the bodies of Celery's own tasks (chord_unlock, map …) are from. These never lock, so that
+# `Celery(task_cls=LockedTask)` is safe. Not by the name, which anybody can give to a task.
+_OF_CELERY = "celery."
 # The name of each option as a setting of the app, for all its tasks.
 _SETTINGS = {f"relock_{name}": f"lock_{name}" for name in OPTION_NAMES}
 
@@ -185,7 +186,7 @@ def _declare(cls: Any) -> Declaration:
     app, task = cls._app, cls._app._tasks.get(cls.name) or cls()
     written, signature = _options(cls, task), signature_of(task)
     options = LockOptions.collect(written, option_defaults(app), cls.name)
-    key: Any = False if cls.name.startswith(_BUILT_IN) else options.key
+    key: Any = False if str(cls.__module__).startswith(_OF_CELERY) else options.key
     rule = NameRule.compile(key, cls.name, signature, task)
     if not rule.off:
         _refuse_coroutine(cls)

@@ -58,6 +58,30 @@ def test_the_lock_tells_its_name_owner_fence_and_what_is_left_of_it(worker, acco
     }
 
 
+def test_a_task_that_is_named_like_one_of_celery_has_its_lock(worker, account):
+    seen = worker.module.named_like_one_of_celery.delay(account).get(timeout=20)
+    assert seen["name"] == f"account:{account}"
+
+
+@pytest.mark.parametrize("base", [{}, {"lock_key": "account"}, {"lock_key": "account:{account}"}])
+def test_the_tasks_of_celery_lock_nothing_whatever_the_class_of_all_tasks_says(app, base):
+    app.task_cls = type("Base", (LockedTask,), {"abstract": True, **base})
+    app.finalize()
+    assert {"celery.map", "celery.chunks", "celery.chord_unlock"} <= set(app.tasks)
+    of_celery = [t for t in app.tasks.values() if type(t).__module__.startswith("celery.")]
+    assert len(of_celery) >= 9
+    for task in of_celery:
+        assert isinstance(task, LockedTask)
+        assert declaration(type(task)).rule.off
+
+
+def test_a_body_of_no_module_has_its_lock(app):
+    made = {}
+    exec("def charge(account): return account", {"__builtins__": {}}, made)
+    task = app.task(base=LockedTask, name="charge", lock_key="account:{account}")(made["charge"])
+    assert task.lock_for("7").name == "account:7"
+
+
 def test_two_locks_are_shown_as_one_hold(worker, account):
     seen = worker.module.shows_two.delay(account).get(timeout=20)
     assert seen["name"] == f"account:{account}, other:{account}"

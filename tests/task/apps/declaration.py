@@ -124,6 +124,11 @@ def set_afterwards(self, account):
     return self.lock.remaining
 
 
+@app.task(base=LockedTask, bind=True, name="celery.shows", lock_key=KEY)
+def named_like_one_of_celery(self, account):
+    return everything(self.lock)
+
+
 @app.on_after_finalize.connect
 def set_up(sender, **_):
     set_afterwards.lock_ttl = 5
