@@ -142,7 +142,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
             options.setdefault(PREFIX, prefix)
         publish: Callable[..., Any] = partial(_publish, super().apply_async)
         mark = None
-        if declared.options.order is not None:
+        if declared.options.order is not None and not declared.rule.off:
             publish = sender = order.Sender(self, publish)
             mark = sender.mark
         if declared.options.debounce or any(name.startswith("lock_debounce") for name in options):
