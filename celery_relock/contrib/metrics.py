@@ -64,9 +64,9 @@ HISTOGRAMS = {
 #: Read from Redis, by one process for all (`celery relock exporter`).
 GAUGES = {
     "held": "Locks that are held",
-    "holders": "Executions that hold a lock",
-    "waiting": "Executions that wait in a worker slot, or in another process",
-    "parked": "Executions that wait in Redis",
+    "holders": "Holds: an execution that holds several locks has one for each",
+    "waiting": "Places in queues of executions that wait in a worker slot, or in another process",
+    "parked": "Places in queues of executions that wait in Redis",
     "oldest_wait": "Seconds that the longest-waiting first execution of a queue has waited",
     "markers": "Calls that lock_dedup knows to be queued or running",
     "bursts": "Bursts of calls that lock_debounce keeps until no more calls come",

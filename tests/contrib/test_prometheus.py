@@ -381,6 +381,21 @@ def test_the_exporter_counts_what_is_in_redis(measured, exporter):
     assert parked.get(timeout=20) == blocked.get(timeout=20) == 1
 
 
+def test_an_execution_with_several_locks_has_a_hold_or_a_place_for_each(measured):
+    app = measured.tasks.app
+
+    @app.task(base=LockedTask, lock_key=["x", "y"])
+    def counted():
+        found = metrics.Figures(Locks(app)).read()
+        return [found[name] for name in ("held", "holders", "waiting", "parked")]
+
+    with measured.held() as account:
+        parked = measured.tasks.both.delay(account)
+        wait_for(lambda: counted() == [3, 3, 0, 2], what="two places of one parked message")
+    parked.get(timeout=20)
+    wait_for(lambda: counted() == [2, 2, 0, 0])
+
+
 def test_without_redis_the_exporter_says_so_and_tells_no_old_numbers():
     found = prometheus.Gauges(Locks("redis://127.0.0.1:1/0")).collect()
     told = {family.name: family.samples[0].value for family in found}
