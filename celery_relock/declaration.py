@@ -183,16 +183,17 @@ def declare_anew(cls: type) -> None:
 
 
 def _declare(cls: Any) -> Declaration:
-    app, task = cls._app, cls._app._tasks.get(cls.name) or cls()
-    written, signature = _options(cls, task), signature_of(task)
-    options = LockOptions.collect(written, option_defaults(app), cls.name)
+    app, task = cls._app, _task_of(cls)
+    name, signature = task.name, signature_of(task)
+    written = _options(cls, task)
+    options = LockOptions.collect(written, option_defaults(app), name)
     key: Any = False if str(cls.__module__).startswith(_OF_CELERY) else options.key
-    rule = NameRule.compile(key, cls.name, signature, task)
+    rule = NameRule.compile(key, name, signature, task)
     if not rule.off:
-        _refuse_coroutine(cls)
-    for name in ("lock_limit", "lock_mode"):
-        if callable(function := written.get(name)):
-            where = f"task {cls.name}: the callable in {name}"
+        _refuse_coroutine(cls, name)
+    for option in ("lock_limit", "lock_mode"):
+        if callable(function := written.get(option)):
+            where = f"task {name}: the callable in {option}"
             # Refuses what would always fail.
             ByName(function, where, None if rule.rest else signature.parameters)
     enters = getattr(cls, "enters_workflows", False)
@@ -200,11 +201,31 @@ def _declare(cls: Any) -> Declaration:
     return Declaration(options, rule, app, enters, begins, name_prefix(app))
 
 
-def _refuse_coroutine(cls: Any) -> None:
+def _task_of(cls: Any) -> Any:
+    """The task of a class. If the class has no name, Celery gives its task one."""
+    if cls.name:
+        return cls._app._tasks.get(cls.name) or cls()
+    own = [task for task in list(cls._app._tasks.values()) if type(task) is cls]
+    if len(own) == 1:
+        return own[0]
+    where = f"the task class {cls.__module__}.{cls.__qualname__}"
+    if not own:
+        raise LockConfigError(
+            f"{where} has no name, and is not registered: app.register_task({cls.__name__}()) "
+            "gives it one"
+        )
+    names = ", ".join(sorted(task.name for task in own))
+    raise LockConfigError(
+        f"{where} is registered as several tasks ({names}), and its options are those of one. "
+        "Make a subclass for each"
+    )
+
+
+def _refuse_coroutine(cls: Any, name: str) -> None:
     body = getattr(cls.run, "__wrapped__", None)  # what our own `run` calls
     kinds = inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction
     if any(is_one(body) for is_one in kinds):
-        raise unbegun(cls.name)
+        raise unbegun(name)
 
 
 def unbegun(task: str) -> LockConfigError:
@@ -233,7 +254,7 @@ def refuse_settings(has: Callable[[str], bool], where: str) -> None:
 
 def _options(cls: Any, task: Any) -> dict[str, object]:
     """Every `lock_*` attribute as it was written, on the class or, for this task alone, on it."""
-    refuse_settings(partial(hasattr, cls), f"task {cls.name}")
+    refuse_settings(partial(hasattr, cls), f"task {task.name}")
     names = [name for name in dir(cls) if name.startswith(_PREFIX) and name not in _METHODS]
     written = {name: _as_written(inspect.getattr_static(cls, name), task) for name in names}
     own = {name: value for name, value in vars(task).items() if name.startswith(_PREFIX)}

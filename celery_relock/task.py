@@ -260,6 +260,8 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         super().on_bound(app)
         _lock_run(cls)  # the setting task_annotations may have put something in its place
         if cls.run is not Task.run:
+            if not cls.name:
+                declare_anew(cls)  # it may be another task of the class that was registered now
             declaration(cls)
             defer_started(cls)
             # By name: a process that only sends loads nothing of a worker.

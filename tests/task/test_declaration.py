@@ -322,6 +322,64 @@ def test_a_task_that_is_bound_to_two_apps_is_declared_for_each(app, account):
     second.close()
 
 
+def test_a_class_without_a_name_is_declared_by_that_of_its_only_task(app, account):
+    class Base(LockedTask):
+        abstract = True
+        region = "north"
+        lock_key: object = "{self.region}:{account}"
+
+        def run(self, account):
+            return self.lock.name
+
+    class South(Base):
+        def __init__(self):
+            self.region = "south"
+
+    class ByTask(Base):
+        lock_key = "{task}"
+
+    class Both(ByTask):
+        lock_ttl = "soon"
+
+    where = f"{__name__}."
+    assert app.register_task(South())(account) == f"south:{account}"
+    assert app.register_task(ByTask())(account) == f"{where}ByTask"
+    assert declaration(ByTask).options.task == f"{where}ByTask"
+    with pytest.raises(LockConfigError, match=rf"task {where}Both: lock_ttl='soon'"):
+        app.register_task(Both())
+    second = Celery("second", broker="memory://", set_as_current=False)
+    second.conf.update(app.conf.changes)
+    assert second.register_task(ByTask())(account) == f"{where}ByTask"
+    assert declaration(ByTask).app is second
+    second.close()
+
+
+def test_a_class_without_a_name_is_one_task(app, account):
+    class Charge(LockedTask):
+        lock_key = "{self.region}:{account}"
+
+        def __init__(self, region="nowhere"):
+            self.name, self.region = f"charge.{region}", region
+
+        def run(self, account):
+            return self.lock.name
+
+    assert app.register_task(Charge("north"))(account) == f"north:{account}"
+    with pytest.raises(LockConfigError, match=r"Charge.*charge\.north, charge\.south.*a subclass"):
+        app.register_task(Charge("south"))
+
+
+def test_a_class_without_a_name_that_is_not_registered_says_so(account):
+    class Charge(LockedTask):
+        lock_key = "account:{account}"
+
+        def run(self, account):
+            raise AssertionError
+
+    with pytest.raises(LockConfigError, match=r"Charge has no name.*register_task"):
+        Charge().s(account)
+
+
 def test_a_subclass_of_a_task_has_options_of_its_own(app):
     class Charge(LockedTask):
         name = "charge"

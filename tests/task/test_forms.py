@@ -17,6 +17,7 @@ FORMS = [
     "annotated",
     "class_based",
     "inherited",
+    "Unnamed",
     "shared",
     "untyped",
     "key_from_a_callable",
@@ -62,6 +63,13 @@ def test_the_body_runs_under_the_lock_without_a_worker(forms, account, is_free, 
     assert (seen["name"], seen["holds"]) == (f"account:{account}", 1)
     assert seen.get("own", 0) == 0
     assert is_free(account)
+
+
+def test_a_class_without_a_name_is_retried_and_its_subclass_has_a_lock_of_its_own(forms, account):
+    module = forms.module
+    assert module.unnamed.delay(account, fails=True).get(timeout=20)["name"] == f"account:{account}"
+    name = module.unnamed_too.delay(account).get(timeout=20)
+    assert name.startswith("tests.task.apps.forms.UnnamedToo:")
 
 
 @pytest.mark.skipif(celery.VERSION < (5, 7), reason="Celery does not dump models before 5.7")

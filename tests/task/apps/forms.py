@@ -109,6 +109,34 @@ class Inherited(ClassBased):
 inherited = app.register_task(Inherited())
 
 
+class Unnamed(LockedTask):
+    """Celery gives it a name when it is registered."""
+
+    lock_key = KEY
+    autoretry_for = (ValueError,)
+    retry_kwargs = {"max_retries": 1, "countdown": 0}
+
+    def run(self, account, fails=False):
+        if fails and not self.request.retries:
+            raise ValueError(account)
+        return look(account)
+
+
+unnamed = app.register_task(Unnamed())
+
+
+class UnnamedToo(Unnamed):
+    """So is a subclass, which has a name of its own."""
+
+    lock_key = None
+
+    def run(self, account):
+        return self.lock.name
+
+
+unnamed_too = app.register_task(UnnamedToo())
+
+
 @shared_task(base=LockedTask, lock_key=KEY)
 def shared(account):
     return look(account)
