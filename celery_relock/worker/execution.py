@@ -58,6 +58,7 @@ from .states import (
     end_dropped,
     is_acknowledged,
     is_autoretried,
+    is_requeued,
     show_started,
 )
 
@@ -341,10 +342,19 @@ def _fence(lease: Lease, name: str) -> int:
     return lease.fences[lease.claim.names.index(name)]
 
 
-def _after(task_id: str = "", task: Any = None, state: str | None = None, **_: Any) -> None:
+def _after(
+    task_id: str = "", task: Any = None, retval: Any = None, state: str | None = None, **_: Any
+) -> None:
     """Celery has published what comes after the task, and stored its result."""
     finish(task_id)
-    if hasattr(task, "_relock_declares") and not has_begun(task.request_stack.top):
+    request = task.request_stack.top
+    if request is None or request.id != task_id or request.is_eager or has_begun(request):
+        return
+    # `run` was not reached (an error in `before_start`), so nothing took over what was left to it.
+    is_locked_task = hasattr(task, "_relock_declares")
+    if (is_locked_task or header_of(request).workflow_locks) and not is_requeued(task, retval):
+        revocation.clear_away(task, request)
+    if is_locked_task:
         company.on_postrun(task_id, task, state)
 
 

@@ -169,9 +169,10 @@ def _names_of(task: Any, fields: Any, body: Any) -> tuple[str, ...]:
 
 
 def on_revoked(task: Any, request: Any, terminated: bool) -> None:
-    """The retry was revoked, or has expired, before it ran: release what is kept for it."""
+    """The retry was revoked, or has expired, before it ran: release what is kept for it. A body
+    that has begun has it no more, and releases by itself."""
     header = header_of(request)
-    if terminated or not header.kept:
-        return  # a body that is ended releases by itself
+    if not header.kept:
+        return
     names = [name for name, _ in header.kept]
     end_unexecuted(declaration(type(task)).engine, names, header.execution_id)

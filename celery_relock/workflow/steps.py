@@ -44,6 +44,7 @@ from ..worker.message import (
     afterwards,
     begin_call,
     finish,
+    has_begun,
     header_of,
     is_retry,
     moment,
@@ -389,6 +390,10 @@ def _leave_all(message: Any, *, again: bool = False) -> None:
     active.set(())
 
 
+# An attribute of the request of a step whose own `__call__` has skipped its `run`: the executions
+# that go on from it.
+_GOES_TO = "relock_goes_to"
+
 # -- What goes on from a step --------------------------------------------------------------------
 
 
@@ -402,6 +407,9 @@ def on_publish(headers: Any, body: Any, header: Any) -> None:
     # not run without them.
     told = {lock.get("id"): lock for lock in header.get("workflow_locks") or ()}
     told |= {hold.lock.id: hold.told()._asdict() for hold in holds}
+    if not has_begun(running):
+        # A task's own `__call__` has skipped its `run`: what is left to it goes on (`on_revoked`).
+        told |= {lock.id: lock._asdict() for lock in workflow_locks(running)}
     if not told:
         return
     if _goes_on(headers, body, running):
@@ -414,10 +422,13 @@ def on_publish(headers: Any, body: Any, header: Any) -> None:
 
 def on_published(headers: Any, header: Any) -> None:
     """The message is published, so it is a successor. One that could not be sent is none."""
-    holds = active.get()
-    if not holds or not _is_new(headers, header):
+    holds, running = active.get(), running_request()
+    if running is None or not _is_new(headers, header):
         return
     told = {each["id"] for each in header.get("workflow_locks") or ()}
+    if told and not has_begun(running):
+        before = getattr(running, _GOES_TO, ())
+        setattr(running, _GOES_TO, (*before, header["execution_id"]))
     due = (moment(headers.get("eta"), current_app) or time.time()) if told else 0.0
     for hold in holds:
         if hold.lock.id in told:
@@ -444,12 +455,14 @@ def on_replace(message: Any, canvas: Any) -> None:
 
 
 def on_revoked(task: Any, request: Any, terminated: bool) -> None:
-    """A step was revoked, or has expired, before it began: release what was left to it."""
-    if terminated:
-        return  # it has begun, and releases what it has
+    """A step was revoked, or has expired, before it began: release what was left to it. One that
+    has begun has it no more, and releases by itself."""
+    goes_to = getattr(request, _GOES_TO, ())
     for lock in workflow_locks(request):
         own = hold_id(header_of(request).execution_id, lock.id)
-        end_unexecuted(engine_of(task.app), lock.names, own)
+        left_to = " ".join(hold_id(each, lock.id) for each in goes_to)
+        successor = Successor(left_to, lock.gap_ttl) if left_to else None
+        end_unexecuted(engine_of(task.app), lock.names, own, successor=successor)
 
 
 def _is_new(headers: Any, header: Any) -> bool:

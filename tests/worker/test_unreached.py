@@ -1,0 +1,87 @@
+"""Messages that end before the body is reached: in `before_start`, or in an own `__call__`."""
+
+from __future__ import annotations
+
+import pytest
+from celery import chain
+
+from celery_relock import locked
+from tests.support import wait_for
+from tests.support.parked import lock_of
+
+APP = "tests.worker.apps.unreached"
+ENDS = ["error", "ignore", "retry"]
+
+
+@pytest.fixture(scope="module")
+def worker(module_worker):
+    return module_worker(APP, concurrency=3)
+
+
+def entered(worker, account, count, timeout=20.0):
+    def found(events):
+        return [e["task"] for e in events if e.name == "inside" and e["account"] == account]
+
+    return found(worker.journal.wait_for(lambda events: len(found(events)) >= count, timeout))
+
+
+def is_freed(worker, name):
+    lock = lock_of(worker, name)
+    wait_for(lambda: not lock.locked(), 10, f"{name} to be free")
+
+
+@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize("name", ["once", "once_by_own_call"])
+def test_no_later_call_is_taken_for_a_duplicate(worker, account, name, how):
+    task = getattr(worker.module, name)
+    first = task.delay(account, how)
+    if how == "retry":
+        assert entered(worker, account, 1) == [name]
+    wait_for(lambda: task.marked(account, how) is None, 10, "the marker to be free")
+    assert task.delay(account, "").id != first.id
+    assert entered(worker, account, 1 + (how == "retry"))
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_the_next_in_its_order_goes_on(worker, account, how):
+    worker.module.in_order.delay(account, how)
+    worker.module.in_order.delay(account, "")
+    runs = ["in_order retry", "in_order "] if how == "retry" else ["in_order "]
+    assert sorted(entered(worker, account, len(runs))) == sorted(runs)
+
+
+@pytest.mark.parametrize("how", ["error", "ignore"])
+def test_the_lock_that_was_kept_for_a_retry_is_free(worker, account, how):
+    worker.module.keeps.delay(account, how)
+    entered(worker, account, 1)
+    is_freed(worker, f"account:{account}")
+
+
+@pytest.mark.parametrize("how", ["error", "ignore"])
+def test_the_lock_of_its_workflow_is_free(worker, account, how):
+    step, key = worker.module.step, f"workflow:{account}"
+    locked(chain(step.si(account, ""), step.si(account, how)), key=key).delay()
+    entered(worker, account, 1)
+    is_freed(worker, key)
+
+
+def test_what_is_left_to_a_task_that_is_terminated_before_its_body_is_free(worker, account):
+    step, key = worker.module.step, f"workflow:{account}"
+    result = locked(chain(step.si(account, ""), step.si(account, "stay")), key=key).delay()
+    retry = worker.module.keeps.delay(f"{account}-retry", "stay")
+    worker.journal.wait_for("stays", count=2)
+    worker.module.app.control.revoke([result.id, retry.id], terminate=True)
+    is_freed(worker, key)
+    is_freed(worker, f"account:{account}-retry")
+
+
+def test_the_steps_behind_one_that_skipped_its_body_run_under_the_lock(worker, account):
+    plain, last, key = worker.module.plain, worker.module.last, f"workflow:{account}"
+    for _ in range(2):
+        steps = plain.si(account, "run"), plain.si(account, "skip"), last.si(account, "run")
+        locked(chain(*steps), key=key).delay()
+    assert entered(worker, account, 2)[:2] == ["plain", "last"]
+    assert lock_of(worker, key).locked()
+    worker.journal.add(f"go {account}")
+    assert entered(worker, account, 4) == ["plain", "last", "plain", "last"]
+    is_freed(worker, key)
