@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from celery.exceptions import TaskPredicate
 from celery.local import Proxy
 
 from .engine.engine import Engine
@@ -68,10 +70,11 @@ class Declaration:
         return self.rule.names(arguments, self.prefix_now())
 
     def names_of_call(self, task: Any, args: Any, kwargs: Any) -> tuple[str, ...] | None:
-        """The lock names of a call; None if it does not fit the body, which says so best. Raises as
-        `bind` and `names`."""
+        """The lock names of a call that is not executed here; None if it does not fit the body,
+        which says so best. Raises as `bind` and `names`."""
         arguments = bind(task, args or (), kwargs or {})
-        return None if arguments is None else self.names(arguments)
+        with not_executed(task):
+            return None if arguments is None else self.names(arguments)
 
     def limits(self, arguments: Mapping[str, object], names: tuple[str, ...]) -> tuple[int, ...]:
         """The limit of each of these names of a call, or `SHARED`. Raises as
@@ -98,6 +101,23 @@ class Declaration:
         if self._engine is None:
             self._engine = engine_of(self.app)
         return self._engine
+
+
+@contextmanager
+def not_executed(task: Any) -> Iterator[None]:
+    """Around callables of a task that is not executed here: what ends a task would end the one that
+    runs.
+
+    Raises:
+        LockConfigError: one raised `Ignore`, `Reject` or `Retry`.
+    """
+    try:
+        yield
+    except TaskPredicate as error:
+        raise LockConfigError(
+            f"task {task.name}: a callable among its lock_… options raised {error!r}, which ends a "
+            "task, and this task does not run here"
+        ) from error
 
 
 _engines: WeakKeyDictionary[Any, Engine] = WeakKeyDictionary()

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from .engine.protocol import LONGEST, MODES, SHARED
 from .errors import LockConfigError
-from .naming.callables import ByName
+from .naming.callables import ByName, is_no_fault
 
 # Seconds an execution can wait in its worker slot if lock_max_wait is not set.
 _PATIENCE = 60.0
@@ -725,6 +725,8 @@ def fetch(feed): ...""",
         try:
             return check(ByName(function, where)(arguments))
         except Exception as error:
+            if is_no_fault(error):
+                raise
             raise LockConfigError(
                 f"{where} must return {allowed}, for the arguments that it names: {error!r}"
             ) from error

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from celery import Task
 
 from . import debounce
-from .declaration import declaration, declare_anew, refuse_settings
+from .declaration import declaration, declare_anew, not_executed, refuse_settings
 from .dedup import client as dedup
 from .engine import ids
 from .engine.hold import Hold
@@ -214,7 +214,8 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         if arguments is None:
             signature_of(self).bind(*args, **kwargs)
             raise TypeError(f"{self.name} cannot be called with {args}, {kwargs}")
-        names = declared.names(arguments)
+        with not_executed(self):
+            names = declared.names(arguments)
         if len(names) != 1:
             raise LockConfigError(
                 f"task {self.name}: this call has {len(names)} locks"
@@ -222,7 +223,8 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
                 + ", and lock_for() is for a task with one."
                 + (" Acquire a Lock for each name." if names else "")
             )
-        limit = declared.limits(arguments, names)[0]
+        with not_executed(self):
+            limit = declared.limits(arguments, names)[0]
         return {
             "redis": declared.engine,
             "name": names[0],

@@ -8,6 +8,9 @@ from functools import partial
 from itertools import takewhile
 from typing import Any
 
+from celery.exceptions import TaskPredicate
+
+from ..engine import events
 from ..errors import LockConfigError
 from .template import suggestion
 
@@ -15,6 +18,12 @@ _HOW_TO_GET_SELF = (
     " A staticmethod gets the arguments of the call alone: take 'self' away from it, or make it a "
     "method by taking the staticmethod away; then 'self' is the task."
 )
+
+
+def is_no_fault(error: Exception) -> bool:
+    """Whether what a callable raised is not an error of its own: it arrived from outside, as a time
+    limit's does, or says how the task ends (`Ignore`, `Reject`, `Retry`)."""
+    return isinstance(error, TaskPredicate) or events.is_thrown_in(error)
 
 
 class ByName:

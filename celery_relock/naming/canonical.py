@@ -22,7 +22,7 @@ from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 from uuid import UUID
 
-from ..engine import ids
+from ..engine import events, ids
 from ..errors import LockConfigError
 
 MAX_DEPTH = 100
@@ -112,6 +112,8 @@ def settle(value: object) -> object:
         try:
             plain = _plainer(value)
         except Exception as error:
+            if events.is_thrown_in(error):
+                raise
             raise Unstable(value, f"cannot be made plain: {error!r}") from error
         if plain is value or type(plain) in _ZONED:
             return plain
@@ -133,6 +135,8 @@ def described(value: object, show: Callable[[object], str] = repr) -> str:
     try:
         shown = show(value)
     except Exception as error:
+        if events.is_thrown_in(error):
+            raise
         raise Unstable(value, f"cannot be shown: {error!r}") from error
     if _ADDRESS.search(shown) or str(id(value)) in shown:
         raise Unstable(value, f"shows a memory address: {shown:.80}")

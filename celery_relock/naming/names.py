@@ -18,7 +18,7 @@ from kombu.utils.json import JSONEncoder
 
 from ..errors import LockConfigError
 from . import canonical
-from .callables import ByName
+from .callables import ByName, is_no_fault
 from .template import Template, check_name
 
 # Types that an application registered with kombu, and lazy texts of Django: as they are sent.
@@ -277,6 +277,8 @@ class _Call:
         try:
             made = self.call(arguments)
         except Exception as error:
+            if is_no_fault(error):
+                raise
             raise LockConfigError(f"{self.where} raised {error!r}{_hint(error)}") from error
         return self._checked(made)
 

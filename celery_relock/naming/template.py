@@ -18,6 +18,7 @@ from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any, NamedTuple
 
+from ..engine import events
 from ..errors import LockConfigError
 from . import canonical
 
@@ -250,6 +251,8 @@ def _attribute(value: object, name: str) -> object:
     try:
         return getattr(value, name, _MISSING)
     except Exception as error:
+        if events.is_thrown_in(error):
+            raise
         raise _Refused(f"could not be read: {error!r}") from error
 
 

@@ -45,6 +45,7 @@ from ..engine.protocol import (
     Successor,
 )
 from ..errors import LockConfigError, LockConflict, LockDeadlock, LockUnavailable, RelockError
+from ..naming.callables import is_no_fault
 from ..options import POLICIES, WAITS, LockOptions
 from .events import show
 from .message import header_of, moment, note, running_request
@@ -217,6 +218,8 @@ def _policy(options: LockOptions, answer: Conflict | Duplicate, error: LockConfl
     try:
         chosen = policy(error)
     except Exception as failure:
+        if is_no_fault(failure):
+            raise
         raise LockConfigError(
             f"task {options.task}: the callable in lock_on_conflict failed: {failure!r}"
         ) from failure

@@ -25,6 +25,7 @@ from celery.utils.time import maybe_iso8601
 
 from ..engine import ids, reentrancy
 from ..errors import LockConfigError
+from ..naming.callables import is_no_fault
 from ..settings import name_prefix
 
 logger = logging.getLogger("celery_relock")
@@ -585,6 +586,8 @@ def _asked(option: Any, request: Any, where: str) -> str:
     try:
         found = option(request)
     except Exception as error:
+        if is_no_fault(error):
+            raise
         raise LockConfigError(
             f"task {where}: the callable in lock_owner failed for request {request.id}: {error!r}"
         ) from error

@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 import pytest
+from celery.exceptions import Ignore, Reject, Retry
 
-from celery_relock.errors import LockConfigError
+from celery_relock.errors import LockConfigError, LockLost
 from celery_relock.naming.names import NameRule
 from celery_relock.naming.template import MAX_NAME_BYTES, check_name
 
@@ -207,6 +208,39 @@ def test_a_callable_that_raises_is_our_error_with_its_cause() -> None:
         names(key, 7)
 
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize(
+    "raised", [Ignore(), Reject(), Retry(), LockLost("gone")], ids=lambda each: type(each).__name__
+)
+def test_what_ends_the_task_is_no_error_of_its_callable(raised: Exception) -> None:
+    def key(account_id: int) -> str:
+        raise raised
+
+    with pytest.raises(type(raised)):
+        names(key, 1)
+
+
+@pytest.mark.parametrize("key", ["{account_id}", "{account_id.id}", None])
+def test_a_signal_that_strikes_while_a_value_is_read_is_no_fault_of_the_value(key: Any) -> None:
+    class Struck:
+        id = property(lambda self: self.__json__())
+
+        def __json__(self) -> None:
+            raise LockLost("gone")
+
+    class StruckLater(Struck):
+        __json__ = None  # type: ignore[assignment]
+
+        def __str__(self) -> str:
+            raise LockLost("gone")
+
+        __repr__ = __str__
+        id = property(__str__)
+
+    for struck in (Struck(), StruckLater()):
+        with pytest.raises(LockLost):
+            names(key, struck)
 
 
 def test_reading_an_attribute_of_a_model_that_came_as_a_mapping_is_explained() -> None:
