@@ -7,7 +7,9 @@ the time to wait is over. There is no leader and no beat: the first to look gets
 
 A message that is published to the queue that it came from stands behind that queue's backlog, and
 its lock idle. So a worker consumes, beside each of its queues, a resume queue (`ResumeQueues`), and
-the resumer announces that in the lock Redis: what is published meanwhile goes there.
+the resumer announces that in the lock Redis: what is published meanwhile goes there. A worker
+without a free slot soon gives back what it gets from there, and gets no more until a slot was free:
+so a message goes to whoever is free first.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from celery import bootsteps
+from celery.worker.state import active_requests, all_total_count, reserved_requests
 from kombu import common, entity, messaging
 
 from ..engine import ids
@@ -26,6 +30,7 @@ from ..engine.engine import Engine
 from ..engine.protocol import Notice
 from ..engine.renewal import Outage
 from ..errors import RelockError
+from .message import HEADER
 from .parking import SUFFIX, channel, come_back, home, resume_queue
 
 # They have no types.
@@ -45,8 +50,18 @@ FOLLOW_EVERY = 0.25
 LIVES = 6.0
 # Seconds between two such announcements.
 ANNOUNCE_EVERY = 2.0
-# Seconds for which a message is not published again after this worker has said that it has it.
+# Seconds for which a message is not published again after this worker has said that it has it. It
+# says so for as many seconds: another worker may have a slot by then.
 TRIP = 5.0
+# Seconds for which a worker without a free slot keeps a message before it gives it back. One of its
+# tasks may be about to end, such as the one that has just released the lock.
+KEEP = 0.1
+# Seconds between two looks for a slot, while a message is kept and while the queues are not
+# consumed. In the prefork pool the end of a task causes a look, too.
+SLOT_EVERY, AWAY_EVERY = 0.01, 0.1
+# Seconds for which a message that was given back counts as one that waits in its queue, unless it
+# is received before. Somebody else may have been killed with it.
+GIVEN_BACK = 60.0
 # After so many seconds without a turn of its main loop a worker counts as no consumer.
 STUCK = 3.0
 # Of a resume queue of RabbitMQ, in ms: a message that nobody took goes back to the queue that it
@@ -77,6 +92,8 @@ class Resumer:
         self._engine = engine
         self._all_revoked = revoked
         self._received = received
+        self._since: dict[str, float] = {}
+        self._given_back: dict[str, float] = {}
         self._bell = threading.Event()
         self._stopped = False
         self._revoked: set[str] = set()
@@ -102,6 +119,23 @@ class Resumer:
         if self._consumed[0] != before:
             self._bell.set()
 
+    def gave_back(self, executions: Iterable[str]) -> None:
+        """These executions wait in their resume queue, as no worker seems to have a free slot."""
+        now = time.monotonic()
+        known = {each: at for each, at in self._given_back.items() if now - at < GIVEN_BACK}
+        self._given_back = {**dict.fromkeys(executions, now), **known}
+
+    def has_slot(self) -> None:
+        """What was given back may come again, to this worker or another."""
+        self._given_back = {}
+
+    def _waiting(self) -> list[str]:
+        """The executions that are not to be published again for `TRIP` seconds."""
+        now = time.monotonic()
+        self._since = {each: self._since.get(each, now) for each in self._received()}
+        here = [each for each, since in self._since.items() if now - since < TRIP]
+        return here + [each for each, at in self._given_back.items() if now - at < GIVEN_BACK]
+
     def _live(self) -> None:
         for warning in self._warnings():
             logger.warning(warning)
@@ -110,7 +144,7 @@ class Resumer:
             pause = LOOK_EVERY * ids.chance.uniform(0.8, 1.2)  # not all workers at once
             with outage:
                 self._announce()
-                if waiting := list(self._received()):
+                if waiting := self._waiting():
                     self._engine.backend.arrived(waiting, TRIP)
                 due = self._look()
                 pause = pause if due is None else min(pause, due)
@@ -171,8 +205,11 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         self._consumer: Any = None
         self._timer: Any = None
         self._closing: Any = None  # the channel of a consumer that was cancelled
+        self._known: set[str] = set()
+        self._known_at = 0.0
         self._refused: set[str] = set()
-        self._handle: Callable[[Any], Any] | None = None
+        self._take: Callable[[Any], Any] | None = None
+        self._door: _Door | None = None
 
     def include_if(self, c: Any) -> bool:
         return resumer_of(c) is not None
@@ -180,7 +217,9 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
     def start(self, c: Any) -> None:
         if c.connection.transport.driver_type not in ("redis", "amqp"):
             return
-        self._handle = _handler(c)
+        self._take = _handler(c)
+        if c.hub:  # without one, looks would be late, and such a pool has hundreds of slots
+            self._door = _Door(c, self._take, self._close, self._reopen)
         self._open(c)
         # Not here: RabbitMQ would deliver before the pool is ready.
         c.call_soon(self._sync, c)
@@ -195,6 +234,9 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         if consumer is not None:
             self._closing = consumer.channel
             ignore_errors(c, consumer.cancel)
+        door, self._door = self._door, None
+        if door is not None:
+            ignore_errors(c, door.end)
         self._tell(c, ())
 
     def shutdown(self, c: Any) -> None:
@@ -205,17 +247,36 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
 
     def _open(self, c: Any) -> None:
         made = c.connection.channel()
-        # As wide as the worker's own; not by `initial_prefetch_count`, which is lowered for a while
-        # after a reconnect.
-        window = (c.pool.num_processes or 1) * c.prefetch_multiplier or 1
-        made.basic_qos(0, window, False)
+        made.basic_qos(0, _window(c), False)
         self._consumer = Consumer(
             made,
             [],
             accept=c.app.conf.accept_content,
             on_decode_error=c.on_decode_error,
-            on_message=self._handle,
+            on_message=self._door.receive if self._door else self._take,
         )
+
+    def _close(self) -> None:
+        """Consume nothing until the door is open again."""
+        for queue in self._consumer.queues:
+            self._consumer.cancel_by_queue(queue.name)
+
+    def _reopen(self, c: Any) -> None:
+        """A slot is free: take from the queues before the worker's own has filled it."""
+        try:
+            for name in self._known:
+                beside = _queue(name, _is_amqp(c))(self._consumer.channel)
+                if self._door and (message := beside.get(accept=self._consumer.accept)):
+                    self._door.receive(message)
+        except c.connection.channel_errors:  # somebody has deleted the queue
+            self._renew(c)
+        self._sync(c)
+
+    def _renew(self, c: Any) -> None:
+        """The broker has closed the channel."""
+        before = self._consumer
+        self._open(c)
+        ignore_errors(c, before.channel.close)
 
     def _sync(self, c: Any) -> None:
         """Follow the worker's own consumer. Called in the worker's main loop."""
@@ -223,30 +284,44 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
             return  # between two connections
         try:
             wanted = {queue.name for queue in c.task_consumer.queues} - self._refused
-            for queue in [each for each in self._consumer.queues if _origin(each) not in wanted]:
-                self._consumer.cancel_by_queue(queue.name)
-            for name in wanted:
-                if not self._consumer.consuming_from(resume_queue(name)):
-                    self._consume(c, name)
-            self._tell(c, [queue.name for queue in self._consumer.queues])
+            if self._door and self._door.closed:
+                self._keep_known(c)
+            else:
+                self._follow(c, wanted)
+            # A worker without a slot counts, too: else the message would go behind the backlog.
+            self._tell(c, map(resume_queue, self._known & wanted))
         except (*c.connection_errors, *c.channel_errors) as error:
             # The worker's own loop meets it too, and connects anew.
             logger.debug("the resume queues are not looked after: %s", error, exc_info=True)
 
+    def _follow(self, c: Any, wanted: set[str]) -> None:
+        for queue in [each for each in self._consumer.queues if _origin(each) not in wanted]:
+            self._consumer.cancel_by_queue(queue.name)
+            self._known.discard(_origin(queue))
+        for name in wanted:
+            if not self._consumer.consuming_from(resume_queue(name)):
+                self._consume(c, name)
+
+    def _keep_known(self, c: Any) -> None:
+        """RabbitMQ must not take the queues for unused."""
+        if time.monotonic() - self._known_at > EXPIRES / 1000 / 3:
+            self._known_at = time.monotonic()
+            for name in self._known:
+                _queue(name, _is_amqp(c))(self._consumer.channel).declare()
+
     def _consume(self, c: Any, name: str) -> None:
-        amqp = c.connection.transport.driver_type == "amqp"
         try:
-            self._consumer.add_queue(_queue(name, amqp))
+            self._consumer.add_queue(_queue(name, _is_amqp(c)))
             self._consumer.consume()
+            self._known.add(name)
+            self._known_at = time.monotonic()
         except c.connection.channel_errors as error:
             self._refused.add(name)
             logger.warning(
                 "no resume queue beside %r: a resumed task goes to the end of that queue (%s)",
                 *(name, error),
             )
-            before = self._consumer
-            self._open(c)  # the broker has closed the channel
-            ignore_errors(c, before.channel.close)
+            self._renew(c)
 
     def _tell(self, c: Any, queues: Iterable[str]) -> None:
         of = home(c.app)
@@ -256,6 +331,135 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
 def resumer_of(c: Any) -> Any:
     """The resumer of a worker, by its consumer; None if the worker has none."""
     return getattr(c.controller, "relock_resumer", None)
+
+
+class _Door:
+    """Lets resumed messages into a worker as it has slots for them, and gives others back.
+
+    A worker with a backlog shows no free slot: where a task ends, the next one that Celery has
+    received begins at once. So a message also comes in, behind those, once a task has ended since.
+
+    Args:
+        take: receives a message as any other.
+        close: ends the consuming of the resume queues.
+        reopen: begins it again, for a consumer of the worker.
+
+    Attributes:
+        closed: whether nothing is consumed until there is a slot.
+    """
+
+    def __init__(
+        self,
+        c: Any,
+        take: Callable[[Any], Any],
+        close: Callable[[], None],
+        reopen: Callable[[Any], None],
+    ) -> None:
+        self._worker, self._take, self._close, self._reopen = c, take, close, reopen
+        self.closed = False
+        self._kept: deque[Any] = deque()
+        self._until = 0.0
+        self._ended = 0
+        # Until then a task that ended while the door was closed counts for the next message.
+        self._counts_until = 0.0
+        self._timer: Any = None
+        c.hub.on_tick.add(self.look)
+
+    def receive(self, message: Any) -> None:
+        now = time.monotonic()
+        if not self._kept and not self.closed:
+            self._until = now + KEEP
+            if now > self._counts_until:
+                self._ended = _ended()
+        self._kept.append(message)
+        if not self.closed:  # else it comes while the consuming is being ended
+            self.look()
+            self._narrow(message.channel)
+            self._look_again()
+
+    def look(self) -> None:
+        """Take what there is a slot for. Called whenever the main loop begins anew."""
+        if not self._kept and not self.closed:
+            return
+        if self.closed and self._has_slot():
+            self.closed = False
+            self._counts_until = time.monotonic() + KEEP
+            resumer_of(self._worker).has_slot()
+            self._reopen(self._worker)
+        while self._kept and self._has_slot():
+            message = self._kept.popleft()
+            self._ended, self._until = _ended(), time.monotonic() + KEEP
+            if not self._kept:
+                self._widen(message.channel)
+            self._take(message)
+        if self._kept and time.monotonic() > self._until:
+            self._give_back()
+
+    def end(self) -> None:
+        """Give back what is kept; the consumer is cancelled."""
+        self._worker.hub.on_tick.discard(self.look)
+        if self._timer is not None:
+            self._worker.timer.cancel(self._timer)
+        self.closed = True
+        while self._kept:
+            self._kept.popleft().requeue()
+
+    def _has_slot(self) -> bool:
+        return _has_free_slot(self._worker) or _ended() > self._ended
+
+    def _give_back(self) -> None:
+        self.closed = True
+        self._close()
+        self._widen(self._kept[0].channel)
+        resumer_of(self._worker).gave_back(filter(None, map(_execution, self._kept)))
+        while self._kept:
+            self._kept.popleft().requeue()
+
+    def _look_again(self) -> None:
+        # What the timer does is to wake the main loop. It goes on by itself: what is scheduled in
+        # a look is not in time, as the loop knows by then how long it will sleep.
+        if self._timer is None and (self._kept or self.closed):
+            pause = AWAY_EVERY if self.closed else SLOT_EVERY
+            self._timer = self._worker.timer.call_after(pause, self._woken)
+
+    def _woken(self) -> None:
+        self._timer = None
+        self._look_again()
+
+    def _narrow(self, made: Any) -> None:
+        # On Redis the next message would leave the queue, and wait in the socket. RabbitMQ has this
+        # window for later consumers.
+        if self._kept and not _is_amqp(self._worker):
+            made.basic_qos(0, 1, False)
+
+    def _widen(self, made: Any) -> None:
+        if not _is_amqp(self._worker):
+            made.basic_qos(0, _window(self._worker), False)
+
+
+def _window(c: Any) -> int:
+    """As wide as the worker's own; not by `initial_prefetch_count`, which is lowered for a while
+    after a reconnect."""
+    return int((c.pool.num_processes or 1) * c.prefetch_multiplier or 1)
+
+
+def _has_free_slot(c: Any) -> bool:
+    most = max(getattr(c.controller, "max_concurrency", None) or 1, c.pool.num_processes or 1)
+    return len(reserved_requests) < most
+
+
+def _ended() -> int:
+    """How many tasks have ended in this worker."""
+    return int(all_total_count[0]) - len(active_requests)
+
+
+def _execution(message: Any) -> str:
+    header = message.headers.get(HEADER)
+    return ids.short(str(header.get("execution_id"))) if isinstance(header, dict) else ""
+
+
+def _is_amqp(c: Any) -> bool:
+    return bool(c.connection.transport.driver_type == "amqp")
 
 
 def _queue(name: str, amqp: bool) -> Any:
@@ -315,6 +519,8 @@ def _handler(c: Any) -> Callable[[Any], Any]:
 
     def handle(message: Any) -> Any:
         come_back(message.headers, message.delivery_info)
+        # Redis has written that on what was given back.
+        message.headers.pop("redelivered", None)
         return take(message)
 
     return handle

@@ -1,0 +1,155 @@
+"""What is resumed goes to a worker that has a slot for it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+
+import pytest
+
+from celery_relock.worker.parking import resume_queue
+from celery_relock.worker.resuming import TRIP
+from tests.support import Worker, wait_for
+from tests.support.parked import is_consumed, lock_of, wait_until_parked
+
+pytestmark = pytest.mark.slow
+
+APP = "tests.worker.apps.slots"
+brokers = pytest.mark.parametrize("broker", ["redis", "amqp"])
+
+
+@pytest.fixture
+def start(request, redis_server, namespace):
+    """Start workers of one slot for one queue: `start("amqp", 2)`."""
+    started = []
+
+    def begin(broker, count, pool="prefork", **env):
+        if broker == "amqp":
+            env["RELOCK_TEST_BROKER"] = request.getfixturevalue("rabbitmq").url
+        for _ in range(count):
+            node = ("-n", f"w{len(started)}@{namespace}")
+            options = {"pool": pool, "concurrency": 1, "arguments": node, "env": env}
+            started.append(Worker(APP, redis_server.url, namespace, **options))
+            wait_for(lambda: is_consumed(started[-1]), what="the announcement of the resume queue")
+        return started[-count:]
+
+    yield begin
+    for one in started:
+        one.close()
+        print(one.log())
+
+
+def events(worker, name, **facts):
+    every = worker.journal.events(name)
+    return [event for event in every if facts.items() <= event.data.items()]
+
+
+def busy(worker, seconds=0.0):
+    """A slot is busy for so many seconds, or until `open_gate`; returns the gate and the worker."""
+    gate = uuid.uuid4().hex
+    worker.module.stands.delay(gate, seconds)
+    worker.journal.wait_for(lambda _: events(worker, "stands", gate=gate))
+    return gate, events(worker, "stands", gate=gate)[0]["host"]
+
+
+def open_gate(worker, gate):
+    worker.journal.add(f"open {gate}")
+
+
+def in_resume_queue(worker):
+    """How many messages nobody keeps."""
+    app = worker.module.app
+    name, prefix = resume_queue(app.conf.task_default_queue), app.conf.broker_transport_options
+    with app.connection_for_read() as connection:
+        if prefix:
+            return connection.default_channel.client.llen(name)
+        return connection.default_channel.queue_declare(name, passive=True).message_count
+
+
+def parked(worker, account):
+    """A call that is parked until its lock is released."""
+    lock = lock_of(worker, f"account:{account}")
+    assert lock.acquire()
+    result = worker.module.takes.delay(account)
+    wait_until_parked(worker, lock.name)
+    return lock, result
+
+
+@pytest.mark.parametrize(
+    ("broker", "pool", "env"),
+    [
+        ("redis", "prefork", {}),
+        ("redis", "prefork", {"RELOCK_TEST_NO_PREFETCH": "1"}),
+        ("redis", "threads", {}),
+        ("amqp", "prefork", {}),
+    ],
+)
+def test_a_worker_without_a_free_slot_leaves_it_to_one_that_has_one(start, broker, pool, env):
+    worker, _ = start(broker, 2, pool, **env)
+    gate, host = busy(worker)
+    for _ in range(8):
+        lock, result = parked(worker, uuid.uuid4().hex)
+        lock.release()
+        assert result.get(timeout=3) == result.id
+    assert host not in {event["host"] for event in events(worker, "took")}
+    open_gate(worker, gate)
+
+
+@brokers
+def test_while_all_are_busy_it_waits_once_for_who_is_free_first(start, account, broker):
+    worker, _ = start(broker, 2)
+    gate, _ = busy(worker)
+    lock, result = parked(worker, account)
+    _, host = busy(worker, TRIP + 2)  # longer than a message may be on its way without a word
+    lock.release()
+    assert result.get(timeout=TRIP + 5) == result.id
+    assert [event["host"] for event in events(worker, "took", account=account)] == [host]
+    assert len(events(worker, "received", id=result.id)) == 2
+    open_gate(worker, gate)
+
+
+@brokers
+def test_one_that_waits_long_in_a_worker_is_run_by_another_that_has_a_slot(
+    start, account, namespace, broker
+):
+    prefetch = {"RELOCK_TEST_PREFETCH": "2"}
+    (worker,) = start(broker, 1, **prefetch)
+    lock, result = parked(worker, account)
+    (gate, _), behind = busy(worker), uuid.uuid4().hex
+    worker.module.stands.delay(behind)
+    worker.wait_for_log("(?s)(stands.*received.*){2}")
+    lock.release()
+    wait_for(lambda: in_resume_queue(worker) == 1, what="the message that was given back")
+    open_gate(worker, gate)  # there is no other worker, so it stands behind the second one
+    worker.journal.wait_for(lambda _: len(events(worker, "received", id=result.id)) == 2)
+    start(broker, 1, **prefetch)
+    assert result.get(timeout=3 * TRIP) == result.id
+    assert [event["host"] for event in events(worker, "took", account=account)] == [
+        f"w1@{namespace}"
+    ]
+    open_gate(worker, behind)
+
+
+@brokers
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_turns_follow_each_other_though_each_slot_is_taken_at_once(start, account, broker, pool):
+    (worker,) = start(broker, 1, pool)
+    m, turns = worker.module, 5
+    lock = lock_of(worker, f"account:{account}")
+    assert lock.acquire()
+    sent = [m.takes.delay(account, turn) for turn in range(turns)]
+    wait_until_parked(worker, lock.name, turns)
+    for _ in range(200):
+        m.filler.delay(0.2)
+    last = m.note.delay("the end of the backlog")
+    begun = time.time()
+    lock.release()
+    for each in sent:
+        assert each.get(timeout=20) == each.id
+    times = [begun, *(event.at for event in events(worker, "took", account=account))]
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    print(broker, pool, [round(gap, 3) for gap in gaps])
+    assert max(gaps) < 2, gaps
+    assert not last.ready()
+    m.app.control.purge()
