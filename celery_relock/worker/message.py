@@ -21,6 +21,8 @@ from weakref import WeakKeyDictionary
 
 from celery import current_app
 from celery._state import _get_active_apps, _task_stack
+from celery.canvas import Signature
+from celery.signals import before_task_publish
 from celery.utils.time import maybe_iso8601
 
 from ..engine import ids, reentrancy
@@ -40,6 +42,9 @@ _MAPS = ("celery.map", "celery.starmap")
 #: Stands for None among the options of a call on their way through Celery, whose router leaves out
 #: what is None.
 NOTHING = object()
+# Where a message, or the options of a signature, have further signatures; and where a canvas has.
+_SIGNATURES = ("chain", "chord", "callbacks", "errbacks", "link", "link_error")
+_CANVASES = {"chain": ("tasks",), "group": ("tasks",), "chord": ("header", "body")}
 # How many ancestors are passed on, the nearest first. Without a bound the message of a task that
 # sends itself would become longer each time.
 _MOST_ANCESTORS = 32
@@ -447,6 +452,42 @@ def call_options(options: Mapping[str, Any]) -> dict[str, Any]:
         elif value is NOTHING:
             said[name] = None
     return said
+
+
+def _write_seconds(body: Any = None, **_: Any) -> None:
+    """Write the times among the `lock_*` options of all signatures in a message as seconds, as
+    `call_options` does for the message itself: JSON has no timedelta."""
+    embedded = body if isinstance(body, dict) else {}
+    if isinstance(body, tuple):
+        args, kwargs, embedded = body
+    else:
+        args, kwargs = embedded.get("args") or (), embedded.get("kwargs") or {}
+    for each in (*args, *kwargs.values()):
+        if isinstance(each, Signature):
+            _write_seconds_of(each)
+    for name in _SIGNATURES:
+        _write_seconds_of(embedded.get(name))
+
+
+def _write_seconds_of(found: Any) -> None:
+    if isinstance(found, list | tuple):
+        for each in found:
+            _write_seconds_of(each)
+    if not isinstance(found, dict):
+        return
+    options = found.get("options") or {}
+    for name, value in options.items():
+        if name.startswith("lock_") and isinstance(value, timedelta):
+            options[name] = value.total_seconds()
+    for name in _SIGNATURES:
+        _write_seconds_of(options.get(name))
+    if found.get("subtask_type") in _CANVASES:
+        for name in _CANVASES[found["subtask_type"]]:
+            _write_seconds_of(found["kwargs"].get(name))
+
+
+# Not in `publishing`: nothing else of a message depends on it.
+before_task_publish.connect(_write_seconds, weak=False, dispatch_uid="celery_relock.seconds")
 
 
 def prefix_here() -> str | None:

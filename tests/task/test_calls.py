@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import celery
 import pytest
-from celery import chain
+from celery import chain, chord, group
 
 from celery_relock import Lock, LockedTask, is_dropped, locked
 from celery_relock.errors import LockConfigError, LockConflict
@@ -121,6 +121,53 @@ def test_it_goes_by_a_signature_in_a_canvas(m, account, held):
     ).apply_async()
 
     assert is_dropped(sent.get(timeout=20))
+
+
+LONG = timedelta(seconds=90)
+CANVASES = {
+    "chain": lambda m, long: chain(m.report.si("other"), long),
+    "chain of plain tasks": lambda m, long: chain(m.plain.si(), m.plain.si(), long),
+    "group": lambda m, long: group(long, long),
+    "group in a chain": lambda m, long: chain(m.plain.si(), group(long, long)),
+    "chord": lambda m, long: chord([m.report.si("other"), m.plain.si()], long),
+    "chord of plain tasks": lambda m, long: chord([m.plain.si(), m.plain.si()], long),
+    "chord in a chain": lambda m, long: chain(m.plain.si(), chord([long, m.plain.si()], long)),
+    "chain in a chord": lambda m, long: chord([m.plain.si()] * 2, chain(m.plain.si(), long)),
+    "locked": lambda m, long: locked(chain(m.plain.si(), long), key="canvas"),
+}
+
+
+def _all(found):
+    return found if isinstance(found[0], list) else [found]
+
+
+@pytest.mark.parametrize("canvas", CANVASES)
+def test_a_time_goes_as_a_timedelta_by_each_signature_of_a_canvas(m, account, canvas):
+    made = CANVASES[canvas](m, m.look.si(account).set(lock_ttl=LONG))
+    for name, remaining in _all(made.delay().get(timeout=20)):
+        assert name == f"account:{account}"
+        assert remaining > 60
+
+
+@pytest.mark.parametrize("canvas", ["chain of plain tasks", "group in a chain", "chord"])
+def test_it_does_so_in_protocol_1(m, account, canvas, monkeypatch):
+    monkeypatch.setitem(m.app.conf, "task_protocol", 1)
+    monkeypatch.setattr(m.app.amqp, "create_task_message", m.app.amqp.as_task_v1)
+    made = CANVASES[canvas](m, m.look.si(account).set(lock_ttl=LONG))
+    for _, remaining in _all(made.delay().get(timeout=20)):
+        assert remaining > 60
+
+
+def test_it_goes_as_a_timedelta_by_a_link_and_in_an_argument(m, account):
+    long, linked = m.look.si(account).set(lock_ttl=LONG), uuid.uuid4().hex
+    m.plain.apply_async(link=long.clone().set(task_id=linked))
+    given = m.sends.delay(long.clone().set(lock_ttl=LONG))
+    named = m.sends.apply_async(kwargs={"signature": long.clone().set(lock_ttl=LONG)})
+    for task_id in (linked, given.get(timeout=20), named.get(timeout=20)):
+        assert m.app.AsyncResult(task_id).get(timeout=20)[1] > 60
+    failed = m.cools.apply_async((account, "fails"), link_error=long.clone().set(lock_ttl=LONG))
+    with pytest.raises(ValueError, match="fails"):
+        failed.get(timeout=20)
 
 
 def test_it_goes_with_a_call_by_name(m, account, held):

@@ -45,6 +45,11 @@ def plain():
     """No locked task: what is behind it in a chain may be one."""
 
 
+@app.task
+def sends(signature):
+    return app.signature(signature).delay().id
+
+
 @app.task(bind=True, base=LockedTask, lock_key="account:{account}", max_retries=1)
 def retries(self, account, ttl=None):
     if not self.request.retries:
