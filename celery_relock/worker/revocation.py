@@ -1,5 +1,6 @@
-"""The receiver of `task_revoked`: it clears away what a message leaves that was revoked, or has
-expired, before it was executed. A task that is terminated releases by itself."""
+"""What a message leaves that does not come (again) is cleared away: one that was revoked, or has
+expired, before it was executed; and one that was lost with the process of its task. What a body
+itself holds is released by its process, or by the reaper."""
 
 from __future__ import annotations
 
@@ -7,8 +8,11 @@ import logging
 from contextlib import suppress
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
-from celery.signals import task_revoked
+from celery.app.task import Context
+from celery.exceptions import TimeLimitExceeded, WorkerLostError
+from celery.signals import task_failure, task_received, task_revoked
 from celery.states import REVOKED
 
 from ..declaration import engine_of
@@ -17,7 +21,7 @@ from ..errors import LockConfigError, RelockError
 from ..order import worker as order
 from ..workflow import steps
 from . import events, retry
-from .message import header_of
+from .message import HEADER, has_begun, header_of
 
 logger = logging.getLogger("celery_relock")
 
@@ -52,4 +56,27 @@ def clear_away(task: Any, request: Any, was_running: bool = False) -> None:
             logger.warning("Cannot release " + what + ": %s", request.id, error)
 
 
+# The requests that a worker has at this moment, by task id: who tells of a lost process has only
+# that.
+_received: WeakValueDictionary[str, Any] = WeakValueDictionary()
+
+
+def _note(sender: Any = None, request: Any = None, **_: Any) -> None:
+    if HEADER in request.request_dict or hasattr(request.task, "_relock_declares"):
+        _received[request.id] = request
+
+
+def _lost(sender: Any = None, task_id: str = "", exception: Any = None, **_: Any) -> None:
+    """A task's process is gone, and Celery has acknowledged the message for good: else it tells of
+    no failure."""
+    is_lost = isinstance(exception, WorkerLostError | TimeLimitExceeded)
+    if not is_lost or has_begun(sender.request_stack.top):  # a body raises what it likes
+        return
+    if (request := _received.get(task_id)) is not None:
+        told = Context(request.request_dict, args=request.args, kwargs=request.kwargs)
+        clear_away(sender, told)
+
+
 task_revoked.connect(_revoked, weak=False, dispatch_uid="celery_relock")
+task_received.connect(_note, weak=False, dispatch_uid="celery_relock.revocation")
+task_failure.connect(_lost, weak=False, dispatch_uid="celery_relock")

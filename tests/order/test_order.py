@@ -118,6 +118,26 @@ def test_a_call_that_comes_early_waits_for_those_that_were_sent_before(worker, m
 
 
 @ON_REDIS
+@pytest.mark.parametrize(
+    ("task", "how"), [("lost", "exits"), ("lost", "slow"), ("limited", "slow")]
+)
+def test_a_call_that_is_lost_with_its_process_for_good_holds_up_nobody(
+    worker, m, account, task, how
+):
+    """Celery acknowledges the message of a lost process, also with `acks_late`."""
+    lost = getattr(m, task)
+    lost.delay(account, 1, how)
+    first = began(worker, account, 1)[0]
+    lost.delay(account, 2)
+    if (task, how) == ("lost", "slow"):
+        waits(m, account)
+        os.kill(first.pid, signal.SIGKILL)
+    events = began(worker, account, 2)
+    assert numbers(events) == [1, 2]
+    assert events[1]["in_order"]
+
+
+@ON_REDIS
 def test_calls_of_two_apps_with_a_broker_each_run_in_the_order_in_which_they_were_sent(
     worker, m, account, late, module_worker, rabbitmq
 ):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 from celery import chain
 
@@ -23,6 +26,13 @@ def entered(worker, account, count, timeout=20.0):
         return [e["task"] for e in events if e.name == "inside" and e["account"] == account]
 
     return found(worker.journal.wait_for(lambda events: len(found(events)) >= count, timeout))
+
+
+def stay(worker, account, count):
+    def found(events):
+        return [e for e in events if e.name == "stays" and e["account"].startswith(account)]
+
+    return found(worker.journal.wait_for(lambda events: len(found(events)) >= count))
 
 
 def is_freed(worker, name):
@@ -69,10 +79,21 @@ def test_what_is_left_to_a_task_that_is_terminated_before_its_body_is_free(worke
     step, key = worker.module.step, f"workflow:{account}"
     result = locked(chain(step.si(account, ""), step.si(account, "stay")), key=key).delay()
     retry = worker.module.keeps.delay(f"{account}-retry", "stay")
-    worker.journal.wait_for("stays", count=2)
+    stay(worker, account, 2)
     worker.module.app.control.revoke([result.id, retry.id], terminate=True)
     is_freed(worker, key)
     is_freed(worker, f"account:{account}-retry")
+
+
+def test_what_is_left_to_a_task_whose_process_dies_before_its_body_is_free(worker, account):
+    step, once, key = worker.module.step, worker.module.once, f"workflow:{account}"
+    locked(chain(step.si(account, ""), step.si(account, "stay")), key=key).delay()
+    lost = once.delay(account, "stay")
+    for event in stay(worker, account, 2):
+        os.kill(event.pid, signal.SIGKILL)
+    is_freed(worker, key)
+    wait_for(lambda: once.marked(account, "") is None, 10, "the marker to be free")
+    assert once.delay(account, "").id != lost.id
 
 
 def test_the_steps_behind_one_that_skipped_its_body_run_under_the_lock(worker, account):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 from celery import current_task
 from celery.exceptions import Reject
@@ -44,6 +45,8 @@ def work(self, account, number, how):
         raise self.retry(countdown=3600)
     if how == "retry and go on" and self.request.retries < 1:
         self.retry(countdown=1, throw=False)
+    if how == "exits":
+        sys.exit()
     if how == "slow reject":
         raise Reject("not here", requeue=False)
     if how.endswith("fail") and self.request.retries < 1:
@@ -90,6 +93,16 @@ def hasty(self, account, number, how=""):
 
 @ordered(acks_late=True, reject_on_worker_lost=True)
 def careful(self, account, number, how=""):
+    return work(self, account, number, how)
+
+
+@ordered(acks_late=True)
+def lost(self, account, number, how=""):
+    return work(self, account, number, how)
+
+
+@ordered(acks_late=True, time_limit=1)
+def limited(self, account, number, how=""):
     return work(self, account, number, how)
 
 

@@ -16,7 +16,7 @@ app = make_app(__name__, worker_prefetch_multiplier=8)
 journal = Journal.from_env()
 
 
-def end_early(task: celery.Task, how: str) -> None:
+def end_early(task: celery.Task, account: str, how: str) -> None:
     if how == "error":
         raise ValueError("gone")
     if how == "ignore":
@@ -24,7 +24,7 @@ def end_early(task: celery.Task, how: str) -> None:
     if how == "retry" and not task.request.retries:
         raise task.retry(countdown=0.1)
     if how == "stay":
-        journal.add("stays", task=task.request.id)
+        journal.add("stays", account=account)
         journal.wait_for("never", 60)
 
 
@@ -34,7 +34,7 @@ class BeforeStart(LockedTask):
 
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
         if self.name != keeps.name or self.request.retries:
-            end_early(self, args[-1])
+            end_early(self, *args)
 
 
 class OwnCall(LockedTask):
@@ -42,7 +42,7 @@ class OwnCall(LockedTask):
     lock_key = KEY
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        end_early(self, args[-1])
+        end_early(self, *args)
         return super().__call__(*args, **kwargs)
 
 
