@@ -163,8 +163,8 @@ def keep_for(task: Any, options: Mapping[str, Any]) -> float:
     """Seconds for which a call counts that is sent with these options and then seen by nobody."""
     due = seconds_to(options.get("countdown") or options.get("eta"), task.app) or 0.0
     end = seconds_to(options.get("expires") or task.expires, task.app)
-    # A worker that gets it later only throws it away.
-    return due + QUEUED if end is None else min(due + QUEUED, end + 60.0)
+    # A worker that gets it later only throws it away, maybe much later.
+    return due + QUEUED if end is None else min(due + QUEUED, max(end, 1.0))
 
 
 class MarkerLease:
