@@ -48,7 +48,8 @@ logger = logging.getLogger("celery_relock")
 
 # A message of more bytes is not parked: it stays with the broker, which is made for it.
 LARGEST = 1_000_000
-#: On a message in a resume queue: [exchange, routing key, the broker's own marks] that it had.
+#: On a message that goes to a queue by its name: [exchange, routing key, the broker's own marks]
+#: that it had.
 ORIGIN = "relock_origin"
 #: What the name of a resume queue has behind the name of the queue that it stands beside.
 SUFFIX = ".resumed"
@@ -123,7 +124,8 @@ def keep(wanted: Callable[[Any], bool]) -> None:
 
 def _keep(consumer: Any, request: Any) -> None:
     message, told = request.message, request.request_dict
-    # It was in a resume queue that nobody consumed any more, and RabbitMQ brought it back.
+    # It was sent to this queue by its name, or RabbitMQ brought it back from a resume queue that
+    # nobody consumed any more.
     come_back(message.headers, told["delivery_info"])
     told.pop(ORIGIN, None)
     info, properties = told["delivery_info"], told["properties"]
@@ -143,8 +145,8 @@ def _keep(consumer: Any, request: Any) -> None:
 
 
 def come_back(headers: dict[str, Any], delivery_info: dict[str, Any]) -> None:
-    """A message that has come by way of a resume queue is to say that it came where it was sent to
-    first: else a retry of it would be sent to the resume queue."""
+    """A message that has come by way of a resume queue, or by the name of its queue, is to say that
+    it came where it was sent to first: else a retry of it would be sent there."""
     origin = headers.pop(ORIGIN, None)
     if not isinstance(origin, list | tuple) or len(origin) != 3:
         return
@@ -171,13 +173,21 @@ def _queue_of(consumer: Any, exchange: str, routing_key: str) -> str:
 def _delivers(queue: Any, exchange: str, routing_key: str) -> bool:
     if not exchange:
         return bool(queue.name == routing_key)
-    if queue.exchange is None or queue.exchange.name != exchange:
-        return False
-    if queue.exchange.type == "direct":
-        return bool(queue.routing_key == routing_key)
-    if queue.exchange.type == "topic":
-        return _fits(queue.routing_key.split("."), routing_key.split("."))
-    return True
+    return _exchange_of(queue, exchange, routing_key) is not None
+
+
+def _exchange_of(queue: Any, exchange: str, routing_key: str) -> Any:
+    """The exchange of this name, if it brings such messages to the queue; else None."""
+    for way in (queue, *(queue.bindings or ())):
+        if way.exchange is None or way.exchange.name != exchange:
+            continue
+        key, kind = way.routing_key or "", way.exchange.type
+        if kind == "direct" and key != routing_key:
+            continue
+        if kind == "topic" and not _fits(key.split("."), routing_key.split(".")):
+            continue
+        return way.exchange
+    return None
 
 
 def _fits(pattern: list[str], words: list[str]) -> bool:
@@ -356,7 +366,7 @@ def message_in(app: Celery, text: str) -> Any:
 def publish(
     app: Celery, text: str, *, queue: str | None = None, delay: float | None = None
 ) -> None:
-    """Publish a message that `parked_text` wrote, where it was published first.
+    """Publish a message that `parked_text` wrote, to where it came from.
 
     Args:
         app: whose message it is; the broker is its.
@@ -387,12 +397,13 @@ def publish(
 def _publish(app: Celery, found: dict[str, Any], queue: str | None, delay: float | None) -> None:
     headers, properties = found["headers"], found["properties"]
     body: bytes = b64decode(found["body"]) if found["binary"] else found["body"].encode()
-    exchange, routing_key, declare = found["exchange"], found["routing_key"], []
+    exchange, routing_key = found["exchange"], found["routing_key"]
+    declare: list[Any] = []
     if delay is not None:
         body = _delayed(app, found, body, delay)
     if queue is None:
-        declare = _queues_at(app, exchange, routing_key)
-    else:
+        queue, declare = _where(app, found["queue"], exchange, routing_key)
+    if queue is not None:
         marks = {name: headers.pop(name) for name in list(headers) if name.startswith(_DEATH)}
         headers[ORIGIN] = [exchange, routing_key, marks]
         exchange, routing_key = "", queue
@@ -435,18 +446,38 @@ def _delayed(app: Celery, found: dict[str, Any], body: bytes, delay: float) -> b
     return written if isinstance(written, bytes) else written.encode(encoding)
 
 
+def _where(app: Celery, name: str, exchange: str, routing_key: str) -> tuple[str | None, list[Any]]:
+    """Where a message goes that comes back, and what to declare first, as Celery does to send.
+
+    By its exchange it would come to every queue there, also to those of other apps.
+
+    Returns:
+        The queue that it was received from; None for its exchange.
+    """
+    queue = app.amqp.queues.get(name) if exchange else None
+    if queue is None or isinstance(queue, Broadcast):
+        return None, _queues_at(app, exchange, routing_key)
+    by = _exchange_of(queue, exchange, routing_key)
+    # Kombu's virtual transports keep no messages of a queue at such an exchange.
+    if by is None or by.type == "fanout":
+        return None, _queues_at(app, exchange, routing_key)
+    return name, [queue]
+
+
 def _queues_at(app: Celery, exchange: str, routing_key: str) -> list[Any]:
-    """What to declare first, as Celery does when it sends.
+    """What to declare for a message that goes to its exchange.
 
     Kombu's virtual transports (Redis, SQS …) take an exchange for a direct one until this process
     has declared it: by a topic exchange the message would reach no queue, and be lost.
     """
     for queue in app.amqp.queues.values():
-        if not _delivers(queue, exchange, routing_key):
-            continue
-        if exchange and queue.exchange.type != "direct":
-            return [queue.exchange]
-        return [] if isinstance(queue, Broadcast) else [queue]
+        if not exchange and queue.name == routing_key:
+            return [] if isinstance(queue, Broadcast) else [queue]
+        by = _exchange_of(queue, exchange, routing_key) if exchange else None
+        if by is not None and by.type != "direct":
+            return [by]
+        if by is not None:
+            return [] if isinstance(queue, Broadcast) else [queue]
     return []
 
 
@@ -543,8 +574,8 @@ class Outbox:
         self.home = " ".join(dict.fromkeys(map(home, self._living())))
 
     def send(self, message: Message) -> None:
-        """Publish a message to where it came from, or to the resume queue beside, if a live worker
-        consumes that.
+        """Publish a message to the queue that it came from, or to the resume queue beside, if a
+        live worker consumes that.
 
         Raises:
             RelockError: its app is not one of this process, so it stays parked.

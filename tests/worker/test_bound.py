@@ -1,0 +1,109 @@
+"""A message is resumed to the queue that it came from, whatever else its exchange delivers to."""
+
+from __future__ import annotations
+
+import pytest
+from kombu import Queue
+
+from tests.support import Worker, wait_for
+from tests.support.parked import is_consumed, wait_until_parked
+
+pytestmark = pytest.mark.slow
+
+APP = "tests.worker.apps.bound"
+both = pytest.mark.parametrize("kind", ["topic", "bindings"])
+
+
+@pytest.fixture(params=["redis", "amqp"])
+def start(request, redis_server, namespace):
+    started = []
+
+    def begin(kind):
+        env = {"RELOCK_TEST_QUEUES": kind}
+        if request.param == "amqp":
+            env["RELOCK_TEST_BROKER"] = request.getfixturevalue("rabbitmq").url
+        started.append(Worker(APP, redis_server.url, namespace, env=env))
+        wait_for(lambda: is_consumed(started[-1], started[-1].module.name), what="a consumer")
+        return started[-1]
+
+    yield begin
+    for one in started:
+        one.close()
+        print(one.log())
+
+
+class Audit:
+    """Another app's queue at the same exchange."""
+
+    def __init__(self, worker):
+        m = worker.module
+        self._connection = m.app.connection_for_read()
+        self._queue = Queue(f"{m.default}-audit", m.by_topic, routing_key="order.#")(
+            self._connection.default_channel
+        )
+        self._queue.declare()
+
+    def received(self):
+        """All that has come so far."""
+        found = []
+        while message := self._queue.get(no_ack=True):
+            found.append(message.headers["id"])
+        return found
+
+    def close(self):
+        self._connection.close()
+
+
+def send(worker, task, account):
+    m = worker.module
+    queue = m.app.amqp.queues[m.name]
+    return getattr(m, task).apply_async(
+        (account,), exchange=m.by_topic.name, routing_key="order.new", declare=[queue]
+    )
+
+
+@both
+def test_it_goes_to_its_queue_alone_while_the_worker_of_that_is_away(start, account, kind):
+    worker = start(kind)
+    m, audit = worker.module, Audit(worker)
+    lock = m.takes.lock_for(account)
+    assert lock.acquire()
+    result = send(worker, "takes", account)
+    wait_until_parked(worker, f"account:{account}")
+    worker.stop()
+    wait_for(lambda: not is_consumed(worker, m.name), what="the end of the announcement")
+    lock.release()
+    again = start(kind)
+    assert result.get(timeout=10)[:2] == [m.by_topic.name, "order.new"]
+    assert "relock_origin" not in result.get()
+    assert len([each for each in again.journal.events("received") if each["id"] == result.id]) == 2
+    assert audit.received() == [result.id]
+    audit.close()
+
+
+@both
+def test_what_is_sent_again_later_goes_to_its_queue_alone(start, account, kind):
+    worker = start(kind)
+    m, audit = worker.module, Audit(worker)
+    lock = m.asks_again.lock_for(account)
+    assert lock.acquire()
+    result = send(worker, "asks_again", account)
+    worker.journal.wait_for(
+        lambda events: [e["id"] for e in events if e.name == "received"].count(result.id) > 1
+    )
+    lock.release()
+    result.get(timeout=30)
+    assert audit.received() == [result.id]
+    audit.close()
+
+
+@both
+def test_one_after_the_other_is_resumed(start, account, kind):
+    worker = start(kind)
+    lock = worker.module.takes.lock_for(account)
+    assert lock.acquire()
+    results = [send(worker, "takes", account) for _ in range(3)]
+    wait_until_parked(worker, f"account:{account}", 3)
+    lock.release()
+    for each in results:
+        each.get(timeout=5)
