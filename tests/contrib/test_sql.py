@@ -337,23 +337,28 @@ def test_a_task_fences_all_its_locks(database: Way, redis_url: str, namespace: s
         fence(connection, "to:2", fences["to:2"] - 1)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have no notes")
-def test_without_the_table_the_error_says_how_to_make_it() -> None:
+@pytest.fixture
+def sqlite() -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(":memory:")) as connection:
-        connection.execute("BEGIN")
-        with pytest.raises(sqlite3.OperationalError) as missing:
-            fence(connection, "account:42", 1)
+        yield connection
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have no notes")
+def test_without_the_table_the_error_says_how_to_make_it(sqlite: sqlite3.Connection) -> None:
+    sqlite.execute("BEGIN")
+    with pytest.raises(sqlite3.OperationalError) as missing:
+        fence(sqlite, "account:42", 1)
     assert "manage.py migrate" in missing.value.__notes__[0]
 
 
-def test_who_goes_on_without_a_lock_fences_nothing() -> None:
+def test_who_goes_on_without_a_lock_fences_nothing(sqlite: sqlite3.Connection) -> None:
     with pytest.raises(LockLost, match="no lock is held"):
         Hold("somebody", ()).fenced(sqlite3)
     with pytest.raises(LockLost, match="relock_enabled=False"):
-        fence(sqlite3.connect(":memory:"), "account:42", 0)
+        fence(sqlite, "account:42", 0)
 
 
-def test_what_is_no_connection_is_told_what_would_be_one() -> None:
+def test_what_is_no_connection_is_told_what_would_be_one(sqlite: sqlite3.Connection) -> None:
     with pytest.raises(LockConfigError, match=r"SQLAlchemy.* not builtins\.object"):
         fence(object(), "account:42", 1)
     with pytest.raises(LockConfigError, match=r"not psycopg\.\S*AsyncConnection"):
@@ -361,7 +366,7 @@ def test_what_is_no_connection_is_told_what_would_be_one() -> None:
     with pytest.raises(LockConfigError, match=r"run_sync\(fence"):
         fence(create_async_engine("postgresql+psycopg://").connect(), "account:42", 1)
     with pytest.raises(LockConfigError, match=r"sqlite3\.Cursor, a cursor: give its connection"):
-        fence(sqlite3.connect(":memory:").cursor(), "account:42", 1)
+        fence(sqlite.cursor(), "account:42", 1)
     with pytest.raises(LockConfigError, match="oracle"):
         create_table("oracle")
 
@@ -369,9 +374,11 @@ def test_what_is_no_connection_is_told_what_would_be_one() -> None:
 @pytest.mark.parametrize(
     ("name", "token"), [("account:42", None), ("account:42", "7"), (b"account:42", 7), (7, "a")]
 )
-def test_what_is_no_name_or_no_token_is_refused(name: Any, token: Any) -> None:
+def test_what_is_no_name_or_no_token_is_refused(
+    sqlite: sqlite3.Connection, name: Any, token: Any
+) -> None:
     with pytest.raises(LockConfigError, match=r"lock\.name and lock\.fence") as refused:
-        fence(sqlite3.connect(":memory:"), name, token)
+        fence(sqlite, name, token)
     assert repr(name) in str(refused.value)
     assert repr(token) in str(refused.value)
 
