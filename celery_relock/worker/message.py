@@ -22,7 +22,6 @@ from weakref import WeakKeyDictionary
 from celery import current_app
 from celery._state import _get_active_apps, _task_stack
 from celery.canvas import Signature
-from celery.signals import before_task_publish
 from celery.utils.time import maybe_iso8601
 
 from ..engine import ids, reentrancy
@@ -454,7 +453,7 @@ def call_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return said
 
 
-def _write_seconds(body: Any = None, **_: Any) -> None:
+def write_seconds(body: Any) -> None:
     """Write the times among the `lock_*` options of all signatures in a message as seconds, as
     `call_options` does for the message itself: JSON has no timedelta."""
     embedded = body if isinstance(body, dict) else {}
@@ -484,10 +483,6 @@ def _write_seconds_of(found: Any) -> None:
     if found.get("subtask_type") in _CANVASES:
         for name in _CANVASES[found["subtask_type"]]:
             _write_seconds_of(found["kwargs"].get(name))
-
-
-# Not in `publishing`: nothing else of a message depends on it.
-before_task_publish.connect(_write_seconds, weak=False, dispatch_uid="celery_relock.seconds")
 
 
 def prefix_here() -> str | None:

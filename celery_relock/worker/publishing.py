@@ -15,7 +15,7 @@ from ..dedup import client as dedup
 from ..order import client as order
 from ..workflow import steps
 from . import company, retry
-from .message import HEADER, on_published, write_header
+from .message import HEADER, on_published, write_header, write_seconds
 
 
 def _before(
@@ -29,6 +29,7 @@ def _before(
     if not isinstance(headers, dict):
         return
     company.on_publish(sender)
+    write_seconds(body)
     fields = _fields(headers, body)
     header = write_header(headers, fields, {} if properties is None else properties, declare or ())
     # These two come first, as they may choose the execution id, which the others read. A retry with
