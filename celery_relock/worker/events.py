@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.signals import worker_init
+from kombu.exceptions import LimitExceeded
 
 from ..engine import events
 from ..engine.events import LockEvent, Work
@@ -41,6 +42,8 @@ _OTHER_THREADS = ("lost", "reclaimed")
 # Celery itself would try for ever to reach the broker.
 _ONCE = {"max_retries": 1, "interval_start": 0}
 _SILENCE = 30.0
+# Seconds to wait for a connection of the app's pool.
+_PATIENCE = 1.0
 
 _worker: Any = None
 _told: set[str] = set()
@@ -164,9 +167,24 @@ def dispatcher(app: Any, kind: str, node: str | None = None) -> Iterator[Any]:
             connection.ensure_connection(**_ONCE)
             yield app.events.Dispatcher(connection, hostname=node)
     else:
-        with app.amqp.producer_pool.acquire(block=True) as producer:
+        with producer_of(app) as producer:
             producer.connection.ensure_connection(**_ONCE)
             yield app.events.Dispatcher(producer.connection, node, True, producer.channel)
+
+
+@contextmanager
+def producer_of(app: Any) -> Iterator[Any]:
+    """A producer by a connection of the app's pool, or by one of its own if all are in use.
+
+    The caller may have them all: there can be a single one (`broker_pool_limit=1`), and a lock is
+    released, or a task sent, where it is held. Celery's pool of producers waits for ever for it.
+    """
+    try:
+        connection = app.pool.acquire(block=True, timeout=_PATIENCE)
+    except LimitExceeded:
+        connection = app.connection_for_write()
+    with connection:  # back to the pool, or closed
+        yield app.amqp.Producer(connection)
 
 
 events.let_through(SoftTimeLimitExceeded)

@@ -410,7 +410,7 @@ def _publish(app: Celery, found: dict[str, Any], queue: str | None, delay: float
     if headers.get("compression"):
         body, _ = compress(body, headers["compression"])  # kombu decompressed it
     expiration = properties.get("expiration")
-    with app.amqp.producer_pool.acquire(block=True) as producer:
+    with worker_events.producer_of(app) as producer:
         # RabbitMQ refuses a message in the name of another user than who sends it.
         if properties.get("user_id") != producer.connection.userid:
             properties.pop("user_id", None)
