@@ -19,6 +19,7 @@ from typing import Any
 
 from celery.utils import uuid
 from kombu import serialization as _serialization
+from kombu.common import maybe_declare as _maybe_declare
 from kombu.compression import get_encoder as _get_encoder
 
 from .declaration import Declaration, declaration
@@ -45,6 +46,7 @@ from .worker.parking import LARGEST, Kept, home, message_in, parked_text
 # They have no types.
 serialization: Any = _serialization
 get_encoder: Any = _get_encoder
+maybe_declare: Any = _maybe_declare
 
 logger = logging.getLogger("celery_relock")
 
@@ -160,8 +162,9 @@ class _Keeper:
             return self._producer.publish(body, **told)  # the event `task-sent`
         retry, policy = bool(told.pop("retry", False)), told.pop("retry_policy", None) or {}
         for entity in told.pop("declare", None) or ():
-            # Here, as whoever publishes it may not know the queue.
-            self._producer.maybe_declare(entity, retry, **policy)
+            # Here, as whoever publishes it may not know the queue. Bound first, as kombu 5.3 does
+            # not do that; and without a channel, as that of a try anew is another one.
+            maybe_declare(entity.bind(self._producer.channel), None, retry, **policy)
         exchange, routing_key = told.pop("exchange", None), told.pop("routing_key", None)
         headers, compression = told.pop("headers"), told.pop("compression", None)
         content_type, encoding, written = serialization.dumps(

@@ -9,6 +9,7 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from celery import Task
+from celery.app.task import Context
 
 from . import debounce
 from .declaration import declaration, declare_anew, not_executed, refuse_settings
@@ -96,6 +97,11 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         if not has_begun(self.request_stack.top):
             company.see_that_it_began(self)
         return result
+
+    def push_request(self, *args: Any, **kwargs: Any) -> None:
+        # What Celery does from 5.5 on. With the one of 5.4, a task that has a `__call__` sees a
+        # request without an id where no worker protects it: eager, and in a test's `start_worker`.
+        self.request_stack.push(Context(*args, **{**vars(self.request), **kwargs}))
 
     def apply_async(
         self,

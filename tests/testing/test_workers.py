@@ -44,6 +44,12 @@ def shop() -> Iterator[Shop]:
         app.seen.append(number)
         return int(self.lock.fence)
 
+    @app.task(bind=True, base=LockedTask, lock_key="told", max_retries=1, shared=False)
+    def told(self: Any) -> list[Any]:
+        if not self.request.retries:
+            raise self.retry(countdown=0)
+        return [self.request.id, self.request.is_eager, self.request.retries]
+
     @app.task(shared=False)
     def step(number: int) -> None:
         app.seen.append((number, app.held("workflow")))
@@ -139,6 +145,17 @@ def test_a_loss_interrupts_a_body_that_asks_for_it(relock_app: Shop, relock: Rel
 
     result = interrupted.apply(throw=False)
     assert "LockLost" in repr(result.result)
+
+
+def test_a_locked_task_knows_its_message_where_no_celery_worker_protects_it(
+    shop: Shop, relock: Relock, task: Callable[[str], Any]
+) -> None:
+    """As a task without a lock: eager, and in the thread of `start_worker`."""
+    told = [task("told").apply(), task("told").delay()]
+    assert [each.get(timeout=30) for each in told] == [
+        [told[0].id, True, 1],
+        [told[1].id, False, 1],
+    ]
 
 
 def test_a_worker_with_processes_is_told_that_they_share_no_memory(relock_app: Shop) -> None:
