@@ -431,8 +431,8 @@ def fetch(feed): ...""",
         _word("flag", "raise"),
         values={
             '"flag"': "`self.lock.lost` becomes True and a warning is logged",
-            '"raise"': "the body is interrupted with `LockLost` (main threads and greenlets; "
-            "refused in a threads pool)",
+            '"raise"': "the body is interrupted with `LockLost`, in prefork, solo and gevent "
+            "pools; refused in threads and eventlet pools",
         },
         when="If the body must not go on without its lock, and can be interrupted anywhere.",
         example=_CHARGE % ', lock_on_lost="raise"',

@@ -27,8 +27,8 @@ Every `lock_…` option has a default for all tasks of the app: the [setting](se
 
 A single call can have options of its own: `charge.apply_async((42, 5), lock_max_wait=5)`, or
 `charge.s(42, 5).set(lock_max_wait=5)` in a canvas. They travel in the message, through waits and
-retries. A call can have {}. It cannot have the other options: they belong to the task, because they
-decide which executions exclude each other. What `map()`, `starmap()` and `chunks()` send calls the
+retries. A call can have {}. It cannot have the other options: they belong to the task, because all
+calls of a lock name must agree on them. What `map()`, `starmap()` and `chunks()` send calls the
 task directly, so options of these calls are not used, and a warning says so.
 
 A default for the app gives way where it contradicts what a task says itself: with
