@@ -553,8 +553,8 @@ def fetch(feed): ...""",
             if name not in CALL_OPTIONS:
                 can = ", ".join(f"lock_{each}" for each in CALL_OPTIONS)
                 raise LockConfigError(
-                    f"{where}: lock_{name} belongs to the task, as it decides which executions "
-                    f"exclude each other. Declare it there. A single call can have {can}."
+                    f"{where}: lock_{name} belongs to the task, as all calls of a lock name "
+                    f"must agree on it. Declare it there. A single call can have {can}."
                 )
         new = {n: _checked(n, value, f"lock_{n}", where) for n, value in values.items()}
         options = replace(self, **new)
@@ -742,8 +742,8 @@ _NEEDS = {
     "order_retry": ("order", "'sent'"),
 }
 OPTION_NAMES = tuple(_DECLARED)
-#: The options that a single call can set: `apply_async(…, lock_max_wait=5)`. The others decide
-#: which executions exclude each other, or which calls belong together.
+#: The options that a single call can set: `apply_async(…, lock_max_wait=5)`. On the others
+#: all calls of a lock name must agree.
 CALL_OPTIONS = (
     *("on_conflict", "max_wait", "ttl", "dedup", "on_duplicate", "max_parked"),
     *("keep_on_retry", "on_lost", "on_unavailable", "cooldown"),

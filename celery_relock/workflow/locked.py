@@ -45,8 +45,8 @@ def locked(canvas: Signature, *, key: Any, **options: Any) -> Signature:
             arguments, as its signature has them.
         **options: `ttl`, `gap_ttl`, `max_wait` in seconds or as a timedelta, `on_gap`,
             `on_conflict`, `limit`, `mode`, `on_unavailable`: each as the option `lock_…` of a task.
-            The app's settings are the defaults. A callable is an error, as it cannot travel in a
-            message.
+            The settings of the worker's app are the defaults. A callable is an error, as it cannot
+            travel in a message.
 
     Returns:
         A chain to apply, to link, to put into a larger canvas, or to store as JSON. A canvas
