@@ -58,7 +58,7 @@ TRIP = 5.0
 KEEP = 0.1
 # Seconds between two looks for a slot, while a message is kept and while the queues are not
 # consumed. In the prefork pool the end of a task causes a look, too.
-SLOT_EVERY, AWAY_EVERY = 0.01, 0.1
+SLOT_EVERY, AWAY_EVERY = 0.003, 0.1
 # Seconds for which a message that was given back counts as one that waits in its queue, unless it
 # is received before. Somebody else may have been killed with it.
 GIVEN_BACK = 60.0
@@ -363,7 +363,7 @@ class _Door:
         # Until then a task that ended while the door was closed counts for the next message.
         self._counts_until = 0.0
         self._timer: Any = None
-        c.hub.on_tick.add(self.look)
+        c.hub.on_tick.add(self._tick)
 
     def receive(self, message: Any) -> None:
         now = time.monotonic()
@@ -373,31 +373,42 @@ class _Door:
                 self._ended = _ended()
         self._kept.append(message)
         if not self.closed:  # else it comes while the consuming is being ended
-            self.look()
+            self._look()
             self._narrow(message.channel)
             self._look_again()
 
-    def look(self) -> None:
-        """Take what there is a slot for. Called whenever the main loop begins anew."""
+    def _tick(self) -> None:
+        """Called whenever the main loop begins anew, before it sleeps."""
         if not self._kept and not self.closed:
             return
+        if self._look():
+            # The pool and the broker's client may have prepared for the sleep before this: what
+            # has been handed to them since would wait until it ends.
+            for prepare in list(self._worker.hub.on_tick):
+                if prepare != self._tick:
+                    prepare()
+
+    def _look(self) -> bool:
+        """Take what there is a slot for. Whether there was one."""
+        found = False
         if self.closed and self._has_slot():
-            self.closed = False
+            self.closed, found = False, True
             self._counts_until = time.monotonic() + KEEP
             resumer_of(self._worker).has_slot()
             self._reopen(self._worker)
         while self._kept and self._has_slot():
-            message = self._kept.popleft()
+            message, found = self._kept.popleft(), True
             self._ended, self._until = _ended(), time.monotonic() + KEEP
             if not self._kept:
                 self._widen(message.channel)
             self._take(message)
         if self._kept and time.monotonic() > self._until:
             self._give_back()
+        return found
 
     def end(self) -> None:
         """Give back what is kept; the consumer is cancelled."""
-        self._worker.hub.on_tick.discard(self.look)
+        self._worker.hub.on_tick.discard(self._tick)
         if self._timer is not None:
             self._worker.timer.cancel(self._timer)
         self.closed = True
