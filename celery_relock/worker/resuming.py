@@ -8,8 +8,8 @@ the time to wait is over. There is no leader and no beat: the first to look gets
 A message that is published to the queue that it came from stands behind that queue's backlog, and
 its lock idle. So a worker consumes, beside each of its queues, a resume queue (`ResumeQueues`), and
 the resumer announces that in the lock Redis: what is published meanwhile goes there. A worker
-without a free slot soon gives back what it gets from there, and gets no more until a slot was free:
-so a message goes to whoever is free first.
+without a free slot soon requeues what it gets from there, and gets no more until a slot was free:
+so a message goes to the first that is free.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ ANNOUNCE_EVERY = 2.0
 # Seconds for which a message is not published again after this worker has said that it has it. It
 # says so for as many seconds: another worker may have a slot by then.
 TRIP = 5.0
-# Seconds for which a worker without a free slot keeps a message before it gives it back. One of its
+# Seconds for which a worker without a free slot keeps a message before it requeues it. One of its
 # tasks may be about to end, such as the one that has just released the lock.
 KEEP = 0.1
 # Seconds between two looks for a slot, while a message is kept and while the queues are not
 # consumed. In the prefork pool the end of a task causes a look, too.
 SLOT_EVERY, AWAY_EVERY = 0.003, 0.1
-# Seconds for which a message that was given back counts as one that waits in its queue, unless it
+# Seconds for which a message that was requeued counts as one that waits in its queue, unless it
 # is received before. Somebody else may have been killed with it.
-GIVEN_BACK = 60.0
+REQUEUED = 60.0
 # After so many seconds without a turn of its main loop a worker counts as no consumer.
 STUCK = 3.0
 # Of a resume queue of RabbitMQ, in ms: a message that nobody took goes back to the queue that it
@@ -93,7 +93,7 @@ class Resumer:
         self._all_revoked = revoked
         self._received = received
         self._since: dict[str, float] = {}
-        self._given_back: dict[str, float] = {}
+        self._requeued: dict[str, float] = {}
         self._bell = threading.Event()
         self._stopped = False
         self._revoked: set[str] = set()
@@ -119,22 +119,22 @@ class Resumer:
         if self._consumed[0] != before:
             self._bell.set()
 
-    def gave_back(self, executions: Iterable[str]) -> None:
+    def requeued(self, executions: Iterable[str]) -> None:
         """These executions wait in their resume queue, as no worker seems to have a free slot."""
         now = time.monotonic()
-        known = {each: at for each, at in self._given_back.items() if now - at < GIVEN_BACK}
-        self._given_back = {**dict.fromkeys(executions, now), **known}
+        known = {each: at for each, at in self._requeued.items() if now - at < REQUEUED}
+        self._requeued = {**dict.fromkeys(executions, now), **known}
 
     def has_slot(self) -> None:
-        """What was given back may come again, to this worker or another."""
-        self._given_back = {}
+        """What was requeued may come again, to this worker or another."""
+        self._requeued = {}
 
     def _waiting(self) -> list[str]:
         """The executions that are not to be published again for `TRIP` seconds."""
         now = time.monotonic()
         self._since = {each: self._since.get(each, now) for each in self._received()}
         here = [each for each, since in self._since.items() if now - since < TRIP]
-        return here + [each for each, at in self._given_back.items() if now - at < GIVEN_BACK]
+        return here + [each for each, at in self._requeued.items() if now - at < REQUEUED]
 
     def _live(self) -> None:
         for warning in self._warnings():
@@ -334,7 +334,7 @@ def resumer_of(c: Any) -> Any:
 
 
 class _Door:
-    """Lets resumed messages into a worker as it has slots for them, and gives others back.
+    """Lets resumed messages into a worker as it has slots for them, and requeues others.
 
     A worker with a backlog shows no free slot: where a task ends, the next one that Celery has
     received begins at once. So a message also comes in, behind those, once a task has ended since.
@@ -403,11 +403,11 @@ class _Door:
                 self._widen(message.channel)
             self._take(message)
         if self._kept and time.monotonic() > self._until:
-            self._give_back()
+            self._requeue()
         return found
 
     def end(self) -> None:
-        """Give back what is kept; the consumer is cancelled."""
+        """Requeue what is kept; the consumer is cancelled."""
         self._worker.hub.on_tick.discard(self._tick)
         if self._timer is not None:
             self._worker.timer.cancel(self._timer)
@@ -418,11 +418,11 @@ class _Door:
     def _has_slot(self) -> bool:
         return _has_free_slot(self._worker) or _ended() > self._ended
 
-    def _give_back(self) -> None:
+    def _requeue(self) -> None:
         self.closed = True
         self._close()
         self._widen(self._kept[0].channel)
-        resumer_of(self._worker).gave_back(filter(None, map(_execution, self._kept)))
+        resumer_of(self._worker).requeued(filter(None, map(_execution, self._kept)))
         while self._kept:
             self._kept.popleft().requeue()
 
@@ -530,7 +530,7 @@ def _handler(c: Any) -> Callable[[Any], Any]:
 
     def handle(message: Any) -> Any:
         come_back(message.headers, message.delivery_info)
-        # Redis has written that on what was given back.
+        # Redis has written that on what was requeued.
         message.headers.pop("redelivered", None)
         return take(message)
 

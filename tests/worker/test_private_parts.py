@@ -21,6 +21,7 @@ from celery.worker import control, state, strategy
 from celery.worker.consumer import Consumer
 from celery.worker.request import Request
 from kombu import Connection, compression, serialization
+from kombu.asynchronous import Hub
 from pydantic import BaseModel
 
 from tests.support.worker import ROOT
@@ -231,8 +232,8 @@ def _():
 
 
 @row(
-    "`Consumer.task_consumer`, `call_soon`, `timer`, `pool.num_processes`, `prefetch_multiplier`, "
-    "`on_decode_error`, `controller`"
+    "`Consumer.task_consumer`, `call_soon`, `timer`, `hub.on_tick`, `pool.num_processes`, "
+    "`prefetch_multiplier`, `on_decode_error`, `controller`"
 )
 def _():
     app, _ = app_with_a_task()
@@ -241,18 +242,25 @@ def _():
         passes(member, consumer)
     passes("on_decode_error", consumer)
     passes("controller", consumer)
+    passes("hub", consumer)
+    assert isinstance(Hub().on_tick, set)
     passes("call_repeatedly", consumer.timer)
     passes("num_processes", consumer.pool)
 
 
-@row("`celery.worker.state`: `revoked`, `revoked_stamps`, `active_requests`, `reserved_requests`")
+@row(
+    "`celery.worker.state`: `revoked`, `revoked_stamps`, `active_requests`, `reserved_requests`, "
+    "`all_total_count`"
+)
 def _():
     _, task = app_with_a_task()
     _, request = received(task)
     state.task_reserved(request)
     assert request in state.reserved_requests
+    before = state.all_total_count[0]
     state.task_accepted(request)
     assert request in state.active_requests
+    assert state.all_total_count[0] == before + 1
     state.task_ready(request)
     assert request not in {*state.active_requests, *state.reserved_requests}
     assert "x" not in state.revoked

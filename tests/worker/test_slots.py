@@ -120,7 +120,7 @@ def test_one_that_waits_long_in_a_worker_is_run_by_another_that_has_a_slot(
     worker.module.stands.delay(behind)
     worker.wait_for_log("(?s)(stands.*received.*){2}")
     lock.release()
-    wait_for(lambda: in_resume_queue(worker) == 1, what="the message that was given back")
+    wait_for(lambda: in_resume_queue(worker) == 1, what="the message that was requeued")
     open_gate(worker, gate)  # there is no other worker, so it stands behind the second one
     worker.journal.wait_for(lambda _: len(events(worker, "received", id=result.id)) == 2)
     start(broker, 1, **prefetch)
