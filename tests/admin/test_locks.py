@@ -565,26 +565,30 @@ def test_a_cancelled_execution_whose_message_is_with_a_worker_already_never_runs
     ignore_result: bool, worker: Worker, locks: Locks, key: str, redis_url: str
 ) -> None:
     module = worker.module
+    ask = module.app.control.inspect(timeout=1.0).query_task
+
+    def states_in_workers(task_id: str) -> list[str]:
+        return [told[task_id][0] for told in (ask(task_id) or {}).values() if task_id in told]
+
     with Lock(redis_url, key, namespace=module.app.conf.relock_namespace):
         sent = module.take.apply_async((key,), ignore_result=ignore_result)
         wait_for(lambda: locks.get(key).parked, what="the run to be parked")
-        # Every slot is taken, so the message comes to the worker, and no further.
+        # Every slot is taken, and one more task waits for a slot.
         others = [module.bare.delay(f"{key} {number}") for number in range(6)]
         for number in range(6):
             worker.journal.wait_for(f"inside {key} {number}")
+        others.append(module.bare.delay(f"{key} 6"))
+        wait_for(lambda: states_in_workers(others[6].id) == ["reserved"], what="the seventh")
     wait_for(lambda: locks.why(sent.id).state == "resumed", what="its turn")
-    ask = module.app.control.inspect(timeout=1.0).query_task
-
-    def states_in_workers() -> list[str]:
-        return [told[sent.id][0] for told in (ask(sent.id) or {}).values() if sent.id in told]
-
-    wait_for(lambda: states_in_workers() == ["reserved"], what="its arrival")
+    # As a task has ended the message comes to the worker, and no further: it is the seventh's turn.
+    worker.journal.add(f"go {key} 0")
+    wait_for(lambda: states_in_workers(sent.id) == ["reserved"], what="its arrival")
     assert locks.cancel(sent.id)
-    for number in range(6):
+    for number in range(1, 7):
         worker.journal.add(f"go {key} {number}")
     for each in others:
         each.get(timeout=20)
-    wait_for(lambda: not states_in_workers(), what="the end of the message")
+    wait_for(lambda: not states_in_workers(sent.id), what="the end of the message")
     assert f"took {key}" not in worker.journal.names()
     assert locks.get(key).idle
     if not ignore_result:

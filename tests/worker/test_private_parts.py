@@ -232,8 +232,8 @@ def _():
 
 
 @row(
-    "`Consumer.task_consumer`, `call_soon`, `timer`, `hub.on_tick`, `pool.num_processes`, "
-    "`prefetch_multiplier`, `on_decode_error`, `controller`"
+    "`Consumer.task_consumer`, `call_soon`, `timer`, `pool.num_processes`, `prefetch_multiplier`, "
+    "`on_decode_error`, `controller`"
 )
 def _():
     app, _ = app_with_a_task()
@@ -242,10 +242,15 @@ def _():
         passes(member, consumer)
     passes("on_decode_error", consumer)
     passes("controller", consumer)
-    passes("hub", consumer)
-    assert isinstance(Hub().on_tick, set)
     passes("call_repeatedly", consumer.timer)
     passes("num_processes", consumer.pool)
+
+
+@row("`Consumer.hub`, `Hub.on_tick`")
+def _():
+    app, _ = app_with_a_task()
+    passes("hub", worker_of(app).consumer)
+    assert isinstance(Hub().on_tick, set)
 
 
 @row(
