@@ -22,10 +22,10 @@ from kombu import serialization as _serialization
 from kombu.common import maybe_declare as _maybe_declare
 from kombu.compression import get_encoder as _get_encoder
 
-from .declaration import Declaration, declaration
+from .declaration import Declaration, declaration, not_executed
 from .dedup import client as dedup
 from .dedup import marker
-from .engine import ids
+from .engine import events, ids
 from .engine.events import label_of
 from .engine.protocol import (
     DEBOUNCE,
@@ -79,7 +79,8 @@ def send(
         arguments = bind(task, args or (), kwargs or {})
     if arguments is None:  # or it does not fit the body, and that is said there
         return dedup.send(task, publish, args, kwargs, options)
-    names = declared.names(arguments)
+    with not_executed(task):
+        names = declared.names(arguments)
     try:
         return _merge(task, declared, names, publish, (args or (), kwargs or {}), options)
     except LockUnavailable as error:
@@ -253,6 +254,8 @@ def _reduced(
     try:
         found = dict(reduce(earlier, later))
     except Exception as error:
+        if events.is_thrown_in(error):
+            raise
         raise _refused(declared.options, f"failed: {error!r}") from error
     made = inspect.BoundArguments(signature_of(task), found)
     try:
@@ -264,7 +267,9 @@ def _reduced(
         text = f"has to return the arguments of {task.name}{signature_of(task)} by name"
         raise _refused(declared.options, f"{text}; it returned {found!r:.200}")
     arguments = bind(task, made.args, made.kwargs)
-    if arguments is None or declared.names(arguments) != names:
+    with not_executed(task):
+        same = arguments is not None and declared.names(arguments) == names
+    if not same:
         locks = ", ".join(map(repr, names))
         raise _refused(declared.options, f"returned the arguments of another lock than {locks}")
     return made.args, made.kwargs

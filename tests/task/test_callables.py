@@ -69,7 +69,8 @@ def test_where_a_task_is_sent_nothing_ends_it(worker, account):
     """Else what a callable raises would end the task that sends it."""
     task = worker.module.ends_by_key_where_it_is_sent
     says = rf"task {task.name}: .*Ignore\(\).* does not run here"
-    for call in (task.delay, task.lock_for, task.marked):
+    merged = partial(task.apply_async, lock_debounce=1)
+    for call in (task.delay, task.lock_for, task.marked, lambda *args: merged(args)):
         with pytest.raises(LockConfigError, match=says):
             call(account, "ignore_here")
 
