@@ -42,7 +42,6 @@ from ..engine.protocol import (
     Full,
     Held,
     Parked,
-    Successor,
 )
 from ..errors import LockConfigError, LockConflict, LockDeadlock, LockUnavailable, RelockError
 from ..naming.callables import is_no_fault
@@ -436,26 +435,20 @@ def call_off(attempt: Attempt) -> None:
 
 
 def end_unexecuted(
-    engine: Engine,
-    names: Sequence[str],
-    execution_id: str,
-    remember: float | None = None,
-    successor: Successor | None = None,
+    engine: Engine, names: Sequence[str], execution_id: str, remember: float | None = None
 ) -> None:
     """Release what is kept for an execution that will not come.
 
     Args:
         remember: for how many seconds copies of it are told that it has ended; by default the
             engine's.
-        successor: to whom it is left instead.
 
     Raises:
         RelockError: from the backend.
     """
     home, remember = engine.parking.sender.home, engine.remember if remember is None else remember
     # As an execution that has ended: the hold may not have been left to it yet.
-    as_ended = "execution", remember, home, successor
-    back = engine.backend.release(names, execution_id, KEPT, *as_ended)
+    back = engine.backend.release(names, execution_id, KEPT, "execution", remember, home)
     engine.parking.publish(back.messages)
 
 

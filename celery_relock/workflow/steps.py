@@ -23,6 +23,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial, wraps
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ from ..engine.crash import journal
 from ..engine.engine import Engine
 from ..engine.events import label_of
 from ..engine.lease import Lease
-from ..engine.protocol import Claim, Successor
+from ..engine.protocol import Claim, Held, Successor
 from ..errors import LockConflict, LockLost, RelockError
 from ..options import LockOptions
 from ..worker.conflict import Attempt, end_unexecuted, obtain, release
@@ -390,10 +391,6 @@ def _leave_all(message: Any, *, again: bool = False) -> None:
     active.set(())
 
 
-# An attribute of the request of a step whose own `__call__` has skipped its `run`: the executions
-# that go on from it.
-_GOES_TO = "relock_goes_to"
-
 # -- What goes on from a step --------------------------------------------------------------------
 
 
@@ -402,17 +399,20 @@ def on_publish(headers: Any, body: Any, header: Any) -> None:
     running = running_request()
     if running is None or not _is_new(headers, header):
         return
+    goes_on = _goes_on(headers, body, running)
+    untaken: dict[Any, Any] = {}
+    if not (has_begun(running) or active.get()):
+        untaken = {lock.id: lock._asdict() for lock in workflow_locks(running)}
+    if untaken and (goes_on or untaken.keys() & stamped(headers.get("stamps"))):
+        _take_over(running)
     holds = [hold for hold in active.get() if hold.message.id == running.id]
     # A retry's header has those of the attempt before, also what that could not acquire: it must
     # not run without them.
-    told = {lock.get("id"): lock for lock in header.get("workflow_locks") or ()}
+    told = untaken | {lock.get("id"): lock for lock in header.get("workflow_locks") or ()}
     told |= {hold.lock.id: hold.told()._asdict() for hold in holds}
-    if not has_begun(running):
-        # A task's own `__call__` has skipped its `run`: what is left to it goes on (`on_revoked`).
-        told |= {lock.id: lock._asdict() for lock in workflow_locks(running)}
     if not told:
         return
-    if _goes_on(headers, body, running):
+    if goes_on:
         stamps = headers["stamps"] = dict(headers.get("stamps") or {})
         _write_stamp(headers, stamps, list(told))
     named = stamped(headers.get("stamps"))
@@ -420,15 +420,27 @@ def on_publish(headers: Any, body: Any, header: Any) -> None:
         header["workflow_locks"] = locks
 
 
+def _take_over(running: Any) -> None:
+    """A step goes on though its own `__call__` has skipped its `run`: what was left to it goes on,
+    too. What cannot be had, the next step acquires as `on_gap` says."""
+    task = current_app.tasks[running.task]
+    for lock in workflow_locks(running):
+        hold = _hold_for(task, running, lock)
+        with suppress(RelockError):
+            held = hold.engine.acquire(hold.lease, 0.0)
+            if isinstance(held, Held) and held.fences == lock.fences:
+                reentrancy.push(hold.lease)
+                _activate(hold)
+            else:
+                release(hold.engine, hold.lease, ended=False)
+
+
 def on_published(headers: Any, header: Any) -> None:
     """The message is published, so it is a successor. One that could not be sent is none."""
-    holds, running = active.get(), running_request()
-    if running is None or not _is_new(headers, header):
+    holds = active.get()
+    if not holds or not _is_new(headers, header):
         return
     told = {each["id"] for each in header.get("workflow_locks") or ()}
-    if told and not has_begun(running):
-        before = getattr(running, _GOES_TO, ())
-        setattr(running, _GOES_TO, (*before, header["execution_id"]))
     due = (moment(headers.get("eta"), current_app) or time.time()) if told else 0.0
     for hold in holds:
         if hold.lock.id in told:
@@ -457,12 +469,9 @@ def on_replace(message: Any, canvas: Any) -> None:
 def on_revoked(task: Any, request: Any, terminated: bool) -> None:
     """A step was revoked, or has expired, before it began: release what was left to it. One that
     has begun has it no more, and releases by itself."""
-    goes_to = getattr(request, _GOES_TO, ())
     for lock in workflow_locks(request):
         own = hold_id(header_of(request).execution_id, lock.id)
-        left_to = " ".join(hold_id(each, lock.id) for each in goes_to)
-        successor = Successor(left_to, lock.gap_ttl) if left_to else None
-        end_unexecuted(engine_of(task.app), lock.names, own, successor=successor)
+        end_unexecuted(engine_of(task.app), lock.names, own)
 
 
 def _is_new(headers: Any, header: Any) -> bool:

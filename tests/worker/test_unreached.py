@@ -8,7 +8,8 @@ import signal
 import pytest
 from celery import chain
 
-from celery_relock import locked
+from celery_relock import engines, locked
+from celery_relock.admin import Locks
 from tests.support import wait_for
 from tests.support.parked import lock_of
 
@@ -33,6 +34,11 @@ def stay(worker, account, count):
         return [e for e in events if e.name == "stays" and e["account"].startswith(account)]
 
     return found(worker.journal.wait_for(lambda events: len(found(events)) >= count))
+
+
+def others_wait(app, name):
+    engine = engines.engine_for_url(app.conf.relock_url, app.conf.relock_namespace)
+    wait_for(lambda: engine.inspect(name).waiting == 1, what="a waiter")
 
 
 def is_freed(worker, name):
@@ -97,12 +103,28 @@ def test_what_is_left_to_a_task_whose_process_dies_before_its_body_is_free(worke
 
 
 def test_the_steps_behind_one_that_skipped_its_body_run_under_the_lock(worker, account):
-    plain, last, key = worker.module.plain, worker.module.last, f"workflow:{account}"
+    app, plain, last = worker.module.app, worker.module.plain, worker.module.last
+    key = f"workflow:{account}"
     for _ in range(2):
         steps = plain.si(account, "run"), plain.si(account, "skip"), last.si(account, "run")
         locked(chain(*steps), key=key).delay()
-    assert entered(worker, account, 2)[:2] == ["plain", "last"]
-    assert lock_of(worker, key).locked()
+    assert entered(worker, account, 2) == ["plain", "last"]
+    others_wait(app, key)
     worker.journal.add(f"go {account}")
     assert entered(worker, account, 4) == ["plain", "last", "plain", "last"]
+    is_freed(worker, key)
+
+
+def test_the_step_behind_one_that_skipped_its_body_waits_if_the_lock_was_lost(worker, account):
+    app, plain, last = worker.module.app, worker.module.plain, worker.module.last
+    key = f"workflow:{account}"
+    steps = plain.si(account, "run"), plain.si(account, "skip later"), last.si(account, "run")
+    locked(chain(*steps), key=key).delay()
+    stay(worker, account, 1)
+    assert Locks(app).release(key)
+    with lock_of(worker, key):
+        worker.journal.add(f"skip {account}")
+        others_wait(app, key)
+    worker.journal.add(f"go {account}")
+    assert entered(worker, account, 2) == ["plain", "last"]
     is_freed(worker, key)

@@ -49,8 +49,11 @@ class OwnCall(LockedTask):
 class PlainOwnCall(celery.Task):
     abstract = True
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return super().__call__(*args, **kwargs) if args[-1] != "skip" else "skipped"
+    def __call__(self, account: str, how: str) -> Any:
+        if how == "skip later":
+            journal.add("stays", account=account)
+            journal.wait_for(f"skip {account}", 30)
+        return "skipped" if how.startswith("skip") else super().__call__(account, how)
 
 
 def enter(task: celery.Task, account: str) -> None:
