@@ -6,7 +6,7 @@ import argparse
 import importlib
 import threading
 
-from celery.contrib.testing.worker import start_worker
+from celery.contrib.testing import worker
 
 
 def main() -> None:
@@ -17,8 +17,9 @@ def main() -> None:
     parser.add_argument("-n", dest="hostname")
     given, _ = parser.parse_known_args()
     app = importlib.import_module(given.module).app
-    options = {"concurrency": given.concurrency, "pool": given.pool, "hostname": given.hostname}
-    with start_worker(app, loglevel="INFO", perform_ping_check=False, **options):
+    options = {"concurrency": given.concurrency, "pool": given.pool}
+    worker.anon_nodename = lambda: given.hostname  # that of Celery 5.4 cannot be told a name
+    with worker.start_worker(app, loglevel="INFO", perform_ping_check=False, **options):
         print(f"{given.hostname} ready.", flush=True)
         threading.Event().wait()
 

@@ -11,6 +11,9 @@ from tests.docs import pages
 from tests.docs.apps.migrating import examples, installed
 from tests.support.worker import ROOT, _import_afresh
 
+# Told when celery-once is compiled, which pip need not have done.
+pytestmark = pytest.mark.filterwarnings("ignore:.*invalid escape sequence")
+
 UNIQUE = ["celery-once", "celery-singleton", "celery-heimdall"]
 BY_HAND = ["the cookbook's recipe", "a `redis.lock` by hand"]
 

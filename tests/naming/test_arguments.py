@@ -12,7 +12,7 @@ from typing import Any
 
 import pydantic
 import pytest
-from celery import Celery, Task, _state, shared_task
+from celery import VERSION, Celery, Task, _state, shared_task
 from kombu.utils import json
 
 from celery_relock.errors import LockConfigError
@@ -279,6 +279,7 @@ def test_the_signature_is_read_once_per_task(app: Celery) -> None:
     "key", [None, "order:{order.id}", "order:{order[id]}", lambda order: f"order:{order['id']}"]
 )
 @pytest.mark.parametrize("bound", [True, False])
+@pytest.mark.skipif(VERSION < (5, 5), reason="Celery 5.4 makes no models of arguments")
 def test_a_model_has_one_name_inline_and_in_the_worker(app: Celery, key: Any, bound: bool) -> None:
     got = []
 
@@ -397,13 +398,16 @@ def test_types_that_the_application_registered_are_named_as_they_are_sent(
     monkeypatch.setattr(json, "_encoders", dict(json._encoders))
     monkeypatch.setattr(json, "_decoders", dict(json._decoders))
     json.register_type(Money, "money", lambda money: money.cents, Money)
-    json.register_type(Amount, None, lambda amount: {"cents": amount.cents})
+    kinds = [Money]
+    if inspect.signature(json.register_type).parameters["decoder"].default is None:
+        json.register_type(Amount, None, lambda amount: {"cents": amount.cents})
+        kinds.append(Amount)  # without a marker: that of kombu 5.3 needs one
 
     @app.task(base=Recording)
     def pay(money):
         pass
 
-    for given in ([Money(5)], [Amount(5)]):
+    for given in ([kind(5)] for kind in kinds):
         pay.seen.clear()
         pay(given)
         through_worker(pay, given)

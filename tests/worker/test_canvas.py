@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pytest
@@ -58,6 +59,8 @@ def test_the_built_in_tasks_are_locked_tasks_that_lock_nothing(worker):
 def test_a_built_in_task_takes_no_lock(worker, locks):
     app, server = worker.module.app, locks.client()
     with server.monitor() as monitor:
+        # That of redis-py 5.0 loses a command with a bracket in its arguments.
+        monitor.monitor_re = re.compile(r"\[(\d+) (.*?)\] (.*)")
         assert app.tasks["celery.backend_cleanup"].delay().get(timeout=20) is None
         assert worker.module.plain[0].map([1, 2]).apply_async().get(timeout=20) == [1, 2]
         assert worker.module.locked[0].delay(1).get(timeout=20) is not None

@@ -11,7 +11,7 @@ from decimal import Decimal
 from types import SimpleNamespace
 
 import pytest
-from celery import Celery, chain, chord, group
+from celery import VERSION, Celery, chain, chord, group
 from celery.app.task import Context
 from kombu.exceptions import EncodeError
 
@@ -20,6 +20,9 @@ from celery_relock.worker.parking import Kept, kept, parked_text, publish
 from tests.support import wait_for
 
 pytestmark = pytest.mark.slow
+
+# Celery 5.4 can read no certificate: it compares its time, which has no zone, with one that has.
+CAN_SIGN = VERSION >= (5, 5)
 
 
 def _soon():
@@ -53,7 +56,7 @@ PLACES = [("redis", "prefork"), ("redis", "threads"), ("amqp", "prefork"), ("amq
 @pytest.fixture(scope="module", params=PLACES, ids="-".join)
 def worker(request, module_worker, certificates):
     broker, pool = request.param
-    env = {"RELOCK_TEST_CERTIFICATES": str(certificates.folder)}
+    env = {"RELOCK_TEST_CERTIFICATES": str(certificates.folder)} if CAN_SIGN else {}
     if broker == "amqp":
         env["RELOCK_TEST_BROKER"] = request.getfixturevalue("rabbitmq").url
     namespace = f"ns{uuid.uuid4().hex[:12]}"
@@ -63,6 +66,8 @@ def worker(request, module_worker, certificates):
 @pytest.fixture
 def signed(certificates):
     """The test can sign: what the worker cannot."""
+    if not CAN_SIGN:
+        pytest.skip("Celery 5.4 can read no certificate")
     from celery.security.serialization import register_auth
     from kombu.serialization import registry
 

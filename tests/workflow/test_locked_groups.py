@@ -6,7 +6,7 @@ import time
 
 import pytest
 from billiard.exceptions import WorkerLostError
-from celery import chain, chord, group
+from celery import VERSION, chain, chord, group
 from celery.exceptions import TaskRevokedError
 
 from celery_relock import locked
@@ -119,6 +119,9 @@ def test_nothing_runs_and_nothing_waits_where_the_task_that_acquires_is_revoked(
     assert flow.entered() == {}
 
 
+@pytest.mark.skipif(
+    VERSION < (5, 5), reason="Celery 5.4 hangs: chains that end in groups, in a group"
+)
 def test_the_same_locked_group_twice_in_a_group_takes_turns(flow):
     twice = flow.locked(flow.step("1", "slow"), flow.step("2"))
     assert group(twice, twice).delay().get(timeout=30) == [[["1"], ["2"]]] * 2
@@ -142,6 +145,10 @@ def test_a_nested_group_that_has_to_wait_keeps_the_lock_around_it(flow):
     assert flow.is_free()
 
 
+@pytest.mark.skipif(
+    VERSION < (5, 5),
+    reason="Celery 5.4 hangs: replaced by a chain that ends in a group",
+)
 def test_a_task_may_be_replaced_by_a_locked_group(flow):
     sent = flow.step("1", "replace by a locked group").delay()
     assert sent.get(timeout=30) == [["1'"], ['1"']]
