@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery.worker import state
 from click.testing import CliRunner
 
 from celery_relock import Lock
@@ -234,6 +235,8 @@ def test_each_command_prints_what_the_page_shows(own_redis: Callable[..., RedisS
     seen: list[tuple[str, str, str]] = []
     try:
         for heading, situation in SITUATIONS.items():
+            if situation is Shop.never and not hasattr(state, "task_scheduled"):
+                continue  # before 5.7, a worker does not tell of a message that waits for its ETA
             with situation(shop):
                 seen += [(command, shown, shop.run(command)) for command, shown in steps(heading)]
         with shop.as_a_cache():
