@@ -18,7 +18,6 @@ from celery.states import SUCCESS
 
 from ..errors import LockConfigError
 from ..options import OPTION_NAMES
-from .message import has_begun
 
 logger = logging.getLogger("celery_relock")
 
@@ -89,22 +88,18 @@ def see_that_it_began(task: Any) -> None:
         raise _error_of(task, request)
 
 
-def on_postrun(task_id: str, task: Any, state: str | None) -> None:
-    """Fail a locked task that Celery has ended although nothing called it.
+def on_unreached(task: Any, request: Any, state: str | None) -> None:
+    """Fail a locked task that Celery has ended although its `run` was not reached.
 
     This is the last check: somebody who waits for the result may have the success already.
     """
-    declares = getattr(task, "_relock_declares", None)
-    request = getattr(task, "request", None)
-    if declares is None or state != SUCCESS or request is None or request.is_eager:
-        return
-    if request.id != task_id or has_begun(request) or not declares():
+    if state != SUCCESS or not task._relock_declares():
         return
     error = _error_of(task, request)
     logger.critical("%s", error)
     # Celery keeps the result of a success against any later state.
-    task.backend.forget(task_id)
-    task.backend.mark_as_failure(task_id, error, request=request)
+    task.backend.forget(request.id)
+    task.backend.mark_as_failure(request.id, error, request=request)
 
 
 def _error_of(task: Any, request: Any) -> LockConfigError:

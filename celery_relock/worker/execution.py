@@ -355,7 +355,7 @@ def _after(
     if (is_locked_task or header_of(request).workflow_locks) and not is_requeued(task, retval):
         revocation.clear_away(task, request)
     if is_locked_task:
-        company.on_postrun(task_id, task, state)
+        company.on_unreached(task, request, state)
 
 
 task_postrun.connect(_after, weak=False, dispatch_uid="celery_relock")

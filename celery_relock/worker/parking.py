@@ -471,13 +471,12 @@ def _queues_at(app: Celery, exchange: str, routing_key: str) -> list[Any]:
     has declared it: by a topic exchange the message would reach no queue, and be lost.
     """
     for queue in app.amqp.queues.values():
-        if not exchange and queue.name == routing_key:
-            return [] if isinstance(queue, Broadcast) else [queue]
+        if not _delivers(queue, exchange, routing_key):
+            continue
         by = _exchange_of(queue, exchange, routing_key) if exchange else None
         if by is not None and by.type != "direct":
             return [by]
-        if by is not None:
-            return [] if isinstance(queue, Broadcast) else [queue]
+        return [] if isinstance(queue, Broadcast) else [queue]
     return []
 
 

@@ -399,11 +399,11 @@ def on_publish(headers: Any, body: Any, header: Any) -> None:
     running = running_request()
     if running is None or not _is_new(headers, header):
         return
-    goes_on = _goes_on(headers, body, running)
     untaken: dict[Any, Any] = {}
     if not (has_begun(running) or active.get()):
         untaken = {lock.id: lock._asdict() for lock in workflow_locks(running)}
-    if untaken and (goes_on or untaken.keys() & stamped(headers.get("stamps"))):
+    is_next = untaken.keys() & stamped(headers.get("stamps"))
+    if is_next or (untaken and _goes_on(headers, body, running)):
         _take_over(running)
     holds = [hold for hold in active.get() if hold.message.id == running.id]
     # A retry's header has those of the attempt before, also what that could not acquire: it must
@@ -412,7 +412,7 @@ def on_publish(headers: Any, body: Any, header: Any) -> None:
     told |= {hold.lock.id: hold.told()._asdict() for hold in holds}
     if not told:
         return
-    if goes_on:
+    if _goes_on(headers, body, running):
         stamps = headers["stamps"] = dict(headers.get("stamps") or {})
         _write_stamp(headers, stamps, list(told))
     named = stamped(headers.get("stamps"))
@@ -426,13 +426,14 @@ def _take_over(running: Any) -> None:
     task = current_app.tasks[running.task]
     for lock in workflow_locks(running):
         hold = _hold_for(task, running, lock)
+        held = None
         with suppress(RelockError):
             held = hold.engine.acquire(hold.lease, 0.0)
-            if isinstance(held, Held) and held.fences == lock.fences:
-                reentrancy.push(hold.lease)
-                _activate(hold)
-            else:
-                release(hold.engine, hold.lease, ended=False)
+        if isinstance(held, Held) and held.fences == lock.fences:
+            reentrancy.push(hold.lease)
+            _activate(hold)
+        else:
+            release(hold.engine, hold.lease, ended=False)
 
 
 def on_published(headers: Any, header: Any) -> None:

@@ -144,8 +144,8 @@ def _said(error: Exception) -> str:
     if is_tls and (isinstance(error, errors.TimeoutError) or "WRONG_VERSION_NUMBER" in said):
         return said.removesuffix(".") + _SPEAKS_NO_TLS
     # A server that speaks TLS closes the connection when it reads anything else.
-    closed = isinstance(error, errors.ConnectionError) and "connecting to" not in said
-    closed = closed and not _code(error)
+    closed = isinstance(error, errors.ConnectionError) and not _code(error)
+    closed = closed and "connecting to" not in said
     if is_tls is False and closed and not isinstance(error, errors.TimeoutError):
         return said.removesuffix(".") + _SPEAKS_TLS
     return said
