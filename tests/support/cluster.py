@@ -42,7 +42,7 @@ class ClusterServers:
         replicas: bool = True,
         authority: Authority | None = None,
     ) -> None:
-        config = plain = (
+        config = (
             *("--cluster-enabled", "yes", "--cluster-node-timeout", str(NODE_TIMEOUT)),
             *("--repl-diskless-sync-delay", "0", "--repl-diskless-sync", "yes"),
             *("--cluster-replica-validity-factor", "0", "--repl-ping-replica-period", "1"),
@@ -53,15 +53,28 @@ class ClusterServers:
         self._tls: list[int] = []
         try:
             for _ in range(count):
-                if authority is not None:
-                    self._tls.append(free_port(bus=True))
-                    secure = authority.server_config(port=self._tls[-1])
-                    config = (*plain, *secure, "--tls-cluster", "yes")
-                self.nodes.append(RedisServer(*config, binary=binary, bus=True))
+                if authority is None:
+                    self.nodes.append(RedisServer(*config, binary=binary, bus=True))
+                else:
+                    self._start_with_tls(config, binary, authority)
             self._join(masters)
         except BaseException:
             self.stop()
             raise
+
+    def _start_with_tls(self, config: Sequence[str], binary: str, authority: Authority) -> None:
+        for is_last in (False, False, True):
+            port = free_port(bus=True)
+            secure = (*authority.server_config(port=port), "--tls-cluster", "yes")
+            try:
+                node = RedisServer(*config, *secure, binary=binary, bus=True)
+            except RuntimeError:  # another process took this port, or that of its bus, first
+                if is_last:
+                    raise
+                continue
+            self.nodes.append(node)
+            self._tls.append(port)
+            return
 
     @property
     def url(self) -> str:
