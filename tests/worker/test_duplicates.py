@@ -69,6 +69,12 @@ class Message:
     def let_go(self):
         self.worker.journal.add(f"free {self.account}")
 
+    def wait_until_settled(self, client):
+        """The worker's main process is done with it: it has acknowledged or rejected it."""
+        prefix = self.app.conf.broker_transport_options["global_keyprefix"]
+        mine = self.id.encode()
+        wait_for(lambda: not any(mine in one for one in client.hvals(f"{prefix}unacked")))
+
     @property
     def result(self):
         return self.app.AsyncResult(self.id)
@@ -207,7 +213,7 @@ def test_a_copy_that_comes_after_the_end_is_discarded(worker, message, name):
     "name", ["rejects", "fails_unacknowledged", "autoretries_in_vain_unacknowledged"]
 )
 def test_a_message_that_was_not_acknowledged_runs_each_time_a_redrive_brings_it_back(
-    worker, message, name
+    worker, message, client, name
 ):
     # As SQS does it from its dead-letter queue: byte for byte the same message.
     dead = message(name)
@@ -215,6 +221,8 @@ def test_a_message_that_was_not_acknowledged_runs_each_time_a_redrive_brings_it_
     for number in (1, 2, 3):
         dead.deliver()
         assert len(dead.events("over", count=number)) == number
+        # The main process stores the failure of a rejected one, after the child's end of it.
+        dead.wait_until_settled(client)
 
     assert dead.result.get(timeout=20) == "run 3"
     assert len(dead.permits()) == 3
