@@ -4,6 +4,7 @@ dropped one."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import sys
@@ -105,14 +106,22 @@ def is_autoretried(task: Any, error: BaseException) -> bool:
 
     It lies around the `run` of a task: it sends the retry when the error has left our code.
     """
-    never = (Ignore, Retry, *getattr(task, "dont_autoretry_for", ()))
-    fits = isinstance(error, tuple(getattr(task, "autoretry_for", ())))
+    never = (Ignore, Retry, *_of_autoretry(task, "dont_autoretry_for", ()))
+    fits = isinstance(error, tuple(_of_autoretry(task, "autoretry_for", ())))
     return fits and not isinstance(error, never) and _has_retries_left(task)
+
+
+def _of_autoretry(task: Any, option: str, default: Any) -> Any:
+    """What Celery's autoretry has for an option: `register_task(task, autoretry_for=…)` tells it to
+    nothing but the function that it puts around `run`."""
+    around = vars(task).get("run")
+    told = inspect.getclosurevars(around).nonlocals if inspect.isfunction(around) else {}
+    return told.get(option, getattr(task, option, default))
 
 
 def _has_retries_left(task: Any) -> bool:
     """As `celery.app.autoretry` and `Task.retry` count them."""
-    most = getattr(task, "retry_kwargs", {}).get("max_retries")
+    most = _of_autoretry(task, "retry_kwargs", {}).get("max_retries")
     most = getattr(task, "override_max_retries", most)
     most = task.max_retries if most is None else most
     return most is None or bool(task.request.retries < most)

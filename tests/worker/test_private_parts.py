@@ -3,6 +3,7 @@ under which docs/architecture.md lists them. A test fails when a new release has
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 from types import SimpleNamespace
@@ -189,6 +190,27 @@ def _():
 def _():
     names = Request.on_failure.__code__.co_names
     assert "acks_on_failure_or_timeout" in names or "acks_on_failure" in names, names
+
+
+@row("the function that autoretry puts around `run` closes over its options")
+def _():
+    class Registered(Task):
+        name = "registered"
+
+        def run(self):
+            pass
+
+    app = Celery(set_as_current=False)
+    task = app.register_task(
+        Registered(),
+        autoretry_for=(KeyError,),
+        dont_autoretry_for=(IndexError,),
+        retry_kwargs={"max_retries": 5},
+    )
+    told = inspect.getclosurevars(task.run).nonlocals
+    assert told["autoretry_for"] == (KeyError,)
+    assert told["dont_autoretry_for"] == (IndexError,)
+    assert told["retry_kwargs"] == {"max_retries": 5}
 
 
 @row("`Task.override_max_retries`, which autoretry counts by before `retry_kwargs`")

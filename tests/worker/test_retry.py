@@ -76,8 +76,9 @@ def test_it_is_kept_from_retry_to_retry(worker, account):
     assert not lock_of(worker, f"account:{account}").locked()
 
 
-def test_autoretry_keeps_it_too(worker, account):
-    worker.module.keeps_by_itself.delay(account).get(timeout=20)
+@pytest.mark.parametrize("name", ["keeps_by_itself", "keeps_as_registered"])
+def test_autoretry_keeps_it_too(worker, account, name):
+    getattr(worker.module, name).delay(account).get(timeout=20)
     first, second = _inside(worker, account, 2)
     assert first["fence"] == second["fence"]
     assert second["continuous"]

@@ -65,6 +65,20 @@ def keeps_by_itself(self, account):
         raise ValueError(account)
 
 
+class KeepsAsRegistered(Keeps):
+    name = "keeps_as_registered"
+
+    def run(self, account):
+        enter(self, account)
+        if not self.request.retries:
+            raise ValueError(account)
+
+
+keeps_as_registered = app.register_task(
+    KeepsAsRegistered(), autoretry_for=(ValueError,), retry_kwargs={"countdown": 0.2}
+)
+
+
 class Tells(Keeps):
     def on_failure(self, exc, task_id, args, kwargs, einfo):
         is_free = self.lock_for(*args).acquire(blocking=False)
