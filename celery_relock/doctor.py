@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from . import engines
 from .declaration import declaration, engine_of, is_locked, locked_tasks
 from .engine.events import duration
-from .engine.examination import Examinable, Memory, ParkedRun, Server
+from .engine.examination import Memory, ParkedRun, Server
+from .engine.inspection import Inspectable
 from .engine.protocol import DEBOUNCE
 from .errors import LockConfigError, LockUnavailable, RelockError
 from .options import OPTION_NAMES
@@ -132,7 +133,7 @@ def quick(app: Any) -> tuple[Finding, ...]:
     """
     findings = list(_settings(app))
     engine = _engine(app, None, "", findings)
-    if engine is not None and isinstance(engine.backend, Examinable):
+    if engine is not None and isinstance(engine.backend, Inspectable):
         try:
             findings += _of_servers(engine.backend.examination().servers(), {})
         except RelockError as error:
@@ -265,7 +266,7 @@ def _engine(app: Any, place: Any, namespace: str, findings: list[Finding]) -> En
 def _backend(
     app: Any, engine: Engine, workers: _Workers | None, facts: dict[str, Any]
 ) -> Iterator[Finding]:
-    if not isinstance(engine.backend, Examinable):
+    if not isinstance(engine.backend, Inspectable):
         return
     asks = engine.backend.examination()
     try:

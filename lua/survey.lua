@@ -3,37 +3,19 @@
 -- ARGV[1] most: count, holds and waiters to return, for each lock
 -- Reply {ms, {held, waiting, parked, holds, waiters}, …}: server's time; per lock how many, and the first; empty for a foreign key
 -- Keeps: reads only, and of a lock with many holds or waiters no more than it returns
--- Uses: lib/base
+-- Uses: lib/base, lib/facts
 
 local locks, most = KEYS, tonumber(ARGV[1])
 local now = math.floor(Base.micros() / 1000)
 -- A lock has an index long before it is so large (lib/holds), so a larger key is foreign.
 local LARGEST = 1000
 
--- The facts about a hold; nil if it has lapsed.
-local function facts(execution, record, label)
-  local hold = Base.parse(record) or error('foreign')
-  if hold.expiry > now then
-    local left = math.min(hold.expiry - now, Base.longest(hold.bound))
-    local shared = hold.shared and 1 or 0
-    return { execution, left, hold.fence, hold.attempt, hold.owner, label or '', shared }
-  end
-end
-
 local function by_fence(one, other)
   return tonumber(one[3]) < tonumber(other[3])
 end
 
 local function few_holds(key)
-  local fields, records, found = redis.call('HGETALL', key), {}, {}
-  for i = 1, #fields, 2 do
-    records[fields[i]] = fields[i + 1]
-  end
-  for execution, record in pairs(records) do
-    if string.sub(execution, 1, 1) ~= '@' then
-      found[#found + 1] = facts(execution, record, records['@' .. execution])
-    end
-  end
+  local found = Facts.every(key, now)
   table.sort(found, by_fence)
   return #found, { unpack(found, 1, math.min(#found, most)) }
 end
@@ -42,7 +24,7 @@ local function many_holds(key, ends, fences)
   local found = {}
   for _, execution in ipairs(redis.call('ZRANGEBYSCORE', fences, '-inf', '+inf', 'LIMIT', 0, most)) do
     local told = redis.call('HMGET', key, execution, '@' .. execution)
-    found[#found + 1] = facts(execution, told[1], told[2])
+    found[#found + 1] = Facts.of(key, now, execution, told[1], told[2])
   end
   return redis.call('ZCOUNT', ends, string.format('(%.0f', now), '+inf'), found
 end

@@ -17,7 +17,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from threading import Event
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -48,6 +48,7 @@ from ..engine.protocol import (
     LockState,
     Message,
     Notice,
+    ParkAnswer,
     Parked,
     ParkRequest,
     Passed,
@@ -193,16 +194,12 @@ class _Lock:
         is_shared = promised.shared > 0 or self.readers is not None
         return is_shared or self.permits + promised.exclusive >= limit
 
-    def hold(
-        self, execution_id: str, attempt_id: str, owner: str, fence: int, expiry: float,
-        inbox: str, label: str, shared: bool,
-    ) -> None:  # fmt: skip
+    def write(self, execution_id: str, hold: _Hold) -> None:
         """Write a hold. A hold that joins a permit gets the permit's mode: a shared claim that
         re-enters is as exclusive as its caller."""
-        if any(each.fence == fence for each in self.holds.values()):
-            shared = shared and self.readers is not None
-        of = attempt_id, owner, fence, expiry, inbox, label, shared
-        self.holds[execution_id] = _Hold(*of)
+        if any(each.fence == hold.fence for each in self.holds.values()):
+            hold.shared = hold.shared and self.readers is not None
+        self.holds[execution_id] = hold
 
     def kept(self, execution_id: str) -> _Hold | None:
         """The hold that is kept for an execution that has not come yet."""
@@ -595,10 +592,13 @@ class _Command:
         self.leave(place)
         self._note_others(place)
         for lock, fence in zip(self.wanted(place), told, strict=True):
-            expiry = self.now + place.lease
-            of = place.attempt_id, place.owner, fence, expiry, place.inbox, place.label
-            lock.hold(execution_id, *of, limits[lock.name] == SHARED)
+            lock.write(execution_id, self.hold_of(place, fence, limits[lock.name] == SHARED))
         return True
+
+    def hold_of(self, place: _Place, fence: int, shared: bool) -> _Hold:
+        """What a place becomes when its turn comes."""
+        of, expiry = (place.attempt_id, place.owner, fence), self.now + place.lease
+        return _Hold(*of, expiry, place.inbox, place.label, shared)
 
     def enter_or_send(
         self, place: _Place, fences: dict[str, int | None] | None, caller: str
@@ -712,8 +712,7 @@ class _Command:
         granted = ("granted", place.execution_id, place.attempt_id, (fence,))
         if place.execution_id != caller and not self.tell(place.inbox, granted):
             return  # its next heartbeat asks
-        of = place.attempt_id, place.owner, fence, self.now + place.lease
-        lock.hold(place.execution_id, *of, place.inbox, place.label, shared=False)
+        lock.write(place.execution_id, self.hold_of(place, fence, shared=False))
         if place.ordered is None or not place.owner.startswith(COMES_AGAIN):
             self.leave(place)
             return
@@ -1028,8 +1027,8 @@ class _Acquire(_Command):
 
     def _hold(self, lock: _Lock, fence: int) -> None:
         claim, expiry = self.claim, self.now + self.claim.lease
-        of = claim.attempt_id, claim.owner, fence, expiry, self.inbox, claim.label
-        lock.hold(self.me, *of, self.limits[lock.name] == SHARED)
+        of, shared = (claim.attempt_id, claim.owner, fence), self.limits[lock.name] == SHARED
+        lock.write(self.me, _Hold(*of, expiry, self.inbox, claim.label, shared))
 
     def _busy(self, lock: _Lock) -> Conflict:
         is_parked, waiting = self.me in lock.messages, len(lock.queue)
@@ -1152,8 +1151,7 @@ class _Acquire(_Command):
             fence = pause.fence if pause is not None and place is not None else self.next_fence()
             first = now if place is None else fence / 1e6
             expiry = min(now + call.pause, first + call.most)
-            of = KEPT, PAUSE, fence, expiry, "-", "a burst of calls"
-            lock.hold(PAUSE, *of, shared=False)
+            lock.write(PAUSE, _Hold(KEPT, PAUSE, fence, expiry, "-", "a burst of calls", False))
         self._park(self.limits, lock)
         lock.queue[self.me].call = call.task_id if place is None else place.call
         self.remember(call.call_id, "*", REMEMBER_CALL)
@@ -1200,9 +1198,7 @@ class MemoryBackend:
             assert not isinstance(answer, Parked | Full), answer
             return answer
 
-    def park(
-        self, claim: Claim, park_request: ParkRequest, inbox: str = "-"
-    ) -> Held | Parked | Full | Duplicate | Deadlocked | Ended:
+    def park(self, claim: Claim, park_request: ParkRequest, inbox: str = "-") -> ParkAnswer:
         with self._executes(_Acquire, claim, inbox, 0.0, park_request) as command:
             answer = command.answer()
             assert not isinstance(answer, Queued | Conflict), answer
@@ -1517,9 +1513,9 @@ def _leave_to(
         if each not in lock.holds:
             # A cooldown keeps everybody out, its own workflow too: nobody else has such an owner.
             owner = each if each.startswith(COOLDOWN) else hold.owner
-            expiry = command.now + successor.keep
-            of = KEPT, owner, hold.fence, expiry, hold.inbox, hold.label
-            lock.hold(each, *of, hold.shared)
+            kept_until = command.now + successor.keep
+            kept = replace(hold, attempt_id=KEPT, owner=owner, expiry=kept_until)
+            lock.write(each, kept)
 
 
 def _takes_back(place: _Place, attempt_id: str, ended: str) -> bool:

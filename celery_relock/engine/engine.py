@@ -34,10 +34,10 @@ from .protocol import (
     Deadlocked,
     Duplicate,
     Ended,
-    Full,
     Held,
     LockState,
     Outcome,
+    ParkAnswer,
     Parked,
     ParkRequest,
     Queued,
@@ -53,7 +53,7 @@ TRIES = 3
 # How many messages, of how many bytes, may be parked at all locks. An app may say otherwise.
 MOST_PARKED = 1_000_000, 1_000_000_000
 
-_A = TypeVar("_A", bound="Answer | Parked | Full")
+_A = TypeVar("_A", bound="Answer | ParkAnswer")
 _T = TypeVar("_T")
 
 
@@ -195,9 +195,7 @@ class Engine:
             raise lease.joined(done, before)
         return keepalive.found(lease, done.held and not lease.lost)
 
-    def park(
-        self, lease: Lease, park_request: ParkRequest
-    ) -> Held | Parked | Full | Duplicate | Deadlocked | Ended:
+    def park(self, lease: Lease, park_request: ParkRequest) -> ParkAnswer:
         """Acquire the locks of a lease, or park a message for them, which `release` takes back.
         Raises as `acquire` does."""
         most, size = self.most_parked

@@ -4,9 +4,7 @@ there, what takes up memory, what is parked. Facts alone; `celery_relock.doctor`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol, runtime_checkable
-
-from .inspection import Inspectable
+from typing import NamedTuple, Protocol
 
 
 class Server(NamedTuple):
@@ -87,11 +85,3 @@ class Examination(Protocol):
 
     def owed(self, homes: set[str]) -> list[Owed]:
         """What is owed to these homes."""
-
-
-@runtime_checkable
-class Examinable(Inspectable, Protocol):
-    """A backend that can be examined."""
-
-    def examination(self) -> Examination:
-        """Whom to ask."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from .examination import Examination
 from .protocol import HoldInfo
 
 
@@ -98,7 +99,10 @@ class Inspection(Protocol):
 
 @runtime_checkable
 class Inspectable(Protocol):
-    """A backend that can be asked."""
+    """A backend that people and the doctor can ask."""
 
     def inspection(self) -> Inspection:
-        """Whom to ask."""
+        """Whom people ask."""
+
+    def examination(self) -> Examination:
+        """Whom the doctor asks; see `examination`."""

@@ -188,6 +188,10 @@ class Full(NamedTuple):
     repeated: bool = False
 
 
+#: What `Backend.park` answers.
+ParkAnswer: TypeAlias = Held | Parked | Full | Duplicate | Deadlocked | Ended
+
+
 class Successor(NamedTuple):
     """The executions that a hold is left to: kept for them, in the same permit, as attempt `KEPT`.
 
@@ -409,9 +413,7 @@ class Backend(Protocol):
         place lives for so many seconds without a heartbeat, and `inbox` hears of the grant, and
         later of a forced release."""
 
-    def park(
-        self, claim: Claim, park_request: ParkRequest, inbox: str = "-"
-    ) -> Held | Parked | Full | Duplicate | Deadlocked | Ended:
+    def park(self, claim: Claim, park_request: ParkRequest, inbox: str = "-") -> ParkAnswer:
         """As `acquire`, but leave a message in the queue. A copy of an execution that holds the
         lock is parked behind that execution."""
 

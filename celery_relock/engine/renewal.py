@@ -262,9 +262,7 @@ class Registry:
         self, lease: Lease, attempt_id: str, fences: tuple[int, ...], *, sent: float | None = None
     ) -> None:
         """The server granted a waiter its lock: told by a message, or by a heartbeat of `sent`."""
-        names = lease.claim.names
-        with_all = fences if len(fences) == len(names) else fences * len(names)
-        if lease.granted(attempt_id, with_all, sent):
+        if lease.granted(attempt_id, fences, sent):
             lease.ring()
             self.add(lease)  # it may be due sooner
 

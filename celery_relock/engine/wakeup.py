@@ -12,9 +12,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import LockConfigError
 from . import ids
@@ -112,8 +111,9 @@ class Inbox:
             first, self.started = not self.started, True
         if not first:
             return
+        of = self._backend, self.name, self.listening
         try:
-            start_native_thread(partial(_listen, weakref.ref(self), self._backend, self.name))
+            start_native_thread(partial(_listen, weakref.ref(self), *of))
         except BaseException:
             self.started = False
             raise
@@ -124,30 +124,14 @@ class Inbox:
         self.start()
         self._tried.wait(max(min(timeout, OPENING), 0.0))
 
-    def connected(self) -> None:
-        """The subscription is there, for the first time or again."""
-        self.listening.begin()
-        keepalive.look_now(self._backend)
 
-    def failed(self, error: Exception) -> float:
-        """It is not there, or no longer. Returns in how many seconds to try again."""
-        return self.listening.fail(error)
-
-    def ended(self) -> None:
-        """An exception from outside ended the thread: the next waiter starts another thread."""
-        self.started = self.listening.hears = False
-
-
-def _listen(ref: weakref.ref[Inbox], backend: Backend, name: str) -> None:
-    """The thread. It lends itself the inbox for each call alone: else a thread that never ends
-    would keep an engine that nobody uses any more, and its connections."""
-
-    def tell(method: Callable[..., float | None], *args: Any) -> float:
-        inbox = ref()
-        return 0.0 if inbox is None else method(inbox, *args) or 0.0
+def _listen(ref: weakref.ref[Inbox], backend: Backend, name: str, listening: Listening) -> None:
+    """The thread. It has no inbox of its own: else a thread that never ends would keep an engine
+    that nobody uses any more, and its connections."""
 
     def connected() -> None:
-        tell(Inbox.connected)
+        listening.begin()
+        keepalive.look_now(backend)
 
     def wanted() -> bool:
         return ref() is not None
@@ -157,9 +141,12 @@ def _listen(ref: weakref.ref[Inbox], backend: Backend, name: str) -> None:
             try:
                 backend.listen(name, connected, partial(keepalive.hear, backend), wanted)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
-                time.sleep(tell(Inbox.failed, error))
+                time.sleep(listening.fail(error))
     finally:
-        tell(Inbox.ended)
+        # An exception from outside ended it, perhaps: the next waiter starts another thread.
+        listening.hears = False
+        if (inbox := ref()) is not None:
+            inbox.started = False
 
 
 def _forked() -> None:

@@ -34,6 +34,7 @@ from ...engine.protocol import (
     LockState,
     Message,
     Notice,
+    ParkAnswer,
     Parked,
     ParkRequest,
     Passed,
@@ -45,8 +46,8 @@ from ...engine.protocol import (
     Successor,
 )
 from ...errors import RelockError
-from .connections import Call, Effort, Transport
-from .errors import FAULTS, check_server, fields_of, translate, with_locks
+from .connections import Call, Transport
+from .errors import check_server, fields_of, reply_of, translate, with_locks
 from .keys import SCHEMA, Keys
 from .replies import as_text, hold_info, taken_holds
 from .scripts import scripts
@@ -105,9 +106,7 @@ class RedisBackend:
         called = self._claim(claim, place, inbox)
         return _answer(claim, *self._run("acquire", *called, claim.names))
 
-    def park(
-        self, claim: Claim, park_request: ParkRequest, inbox: str = "-"
-    ) -> Held | Parked | Full | Duplicate | Deadlocked | Ended:
+    def park(self, claim: Claim, park_request: ParkRequest, inbox: str = "-") -> ParkAnswer:
         place = _to_park(park_request)
         if park_request.patience is not None:
             place["patience"] = max(round(park_request.patience * 1000), 0)
@@ -314,11 +313,10 @@ class RedisBackend:
         self.transport.listen(lambda bucket: self.keys.inbox(inbox, bucket), ready, heard, wanted)
 
     def dangers(self) -> list[str]:
-        try:
-            found = [_dangers_of(links.ask(_ASKED, Effort()), self.transport.replicas.needed)
-                     for links, _ in self.transport.masters()]  # fmt: skip
-        except FAULTS as error:
-            raise translate(error) from error
+        needed = self.transport.replicas.needed
+        found = [
+            _dangers_of(links.answers(*_ASKED), needed) for links, _ in self.transport.masters()
+        ]
         return list(dict.fromkeys(text for texts in found for text in texts))
 
     def close(self) -> None:
@@ -373,10 +371,7 @@ class RedisBackend:
     def _look_at_server(self, key: str) -> None:
         # Scripts ignore a PUBLISH that is forbidden, so only this command reveals it.
         asked = [("INFO", "server"), ("PUBLISH", self.keys.inbox("-"), "")]
-        try:
-            info, heard = self.transport.at(key).ask(asked, Effort())
-        except FAULTS as error:
-            raise translate(error) from error
+        info, heard = self.transport.at(key).answers(*asked)
         check_server(fields_of(info))
         if isinstance(heard, Exception):
             logger.warning(
@@ -413,10 +408,10 @@ class RedisBackend:
                 # While a slot moves, its keys are at two nodes, so each key needs its own call.
                 single = [call([renewals[index]]) for index in part]
                 replies = self.transport.run_each(script, single, within, once)
-                lines = [_reply(each)[0] for each in replies]
+                lines = [reply_of(each)[0] for each in replies]
             elif isinstance(outcome, Exception) and within is None:
                 lines, *_ = self.transport.run(script, *its_call)  # with the transport's patience
-            for index, line in zip(part, _reply(lines), strict=True):
+            for index, line in zip(part, reply_of(lines), strict=True):
                 found[index] = line
         return found
 
@@ -455,13 +450,6 @@ def _to_park(of: ParkRequest) -> dict[str, Any]:
         "most_in_all": of.most_in_all,
         "most_bytes": of.most_bytes,
     }
-
-
-def _reply(outcome: Any) -> Any:
-    """The reply in an outcome. Raises a RelockError if the outcome is an error."""
-    if isinstance(outcome, Exception):
-        raise translate(outcome) from outcome
-    return outcome
 
 
 def _answer(claim: Claim, reply: list[Any], repeated: bool, sent: float) -> Answer:

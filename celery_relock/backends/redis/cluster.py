@@ -30,7 +30,7 @@ from .connections import (
     Transport,
     Wanted,
 )
-from .errors import FAULTS, TooFewReplicas
+from .errors import FAULTS, TooFewReplicas, translate
 from .keys import CLUSTER_BUCKETS, absent, bucket_of
 from .scripts import Script
 from .subscription import ClusterInbox
@@ -247,10 +247,16 @@ class Cluster(Transport):
         return outcomes
 
     def at(self, key: str) -> Connections:
-        return self._at(self.map.serving(bucket_of(key)))
+        try:
+            return self._at(self.map.serving(bucket_of(key)))
+        except FAULTS as error:
+            raise translate(error) from error
 
     def masters(self) -> list[tuple[Connections, list[int]]]:
-        return [(self._at(node), buckets) for node, buckets in self.map.masters().items()]
+        try:
+            return [(self._at(node), buckets) for node, buckets in self.map.masters().items()]
+        except FAULTS as error:
+            raise translate(error) from error
 
     def route(self, bucket: int) -> object:
         return self.map.known(bucket)

@@ -211,6 +211,13 @@ class Connections:
                 self._keep(link, idle is None, effort.within)
                 return answers
 
+    def answers(self, *commands: Command) -> list[Any]:
+        """As `ask`, and raises a RelockError if a command was not answered."""
+        try:
+            return self.ask(commands, Effort())
+        except FAULTS as error:
+            raise translate(error) from error
+
     def make(self, within: float | None = None) -> Any:
         """A new connection, outside of the list. It connects when it is used. `within`: seconds for
         its connect and each answer, if fewer than its own timeouts."""
@@ -383,7 +390,7 @@ class Transport:
             return [error] * len(calls)
 
     def at(self, key: str) -> Connections:
-        """The connections to the server of a key. Raises RedisError if no server is known."""
+        """The connections to the server of a key. Raises a RelockError if no server is known."""
         return self._work
 
     def masters(self) -> list[tuple[Connections, list[int]]]:

@@ -163,6 +163,13 @@ def translate(error: Exception) -> RelockError:
     return LockConfigError(f"Redis refused the command ({error!r}: {error})")
 
 
+def reply_of(outcome: Any) -> Any:
+    """The reply in an outcome. Raises a RelockError if the outcome is an error."""
+    if isinstance(outcome, Exception):
+        raise translate(outcome) from outcome
+    return outcome
+
+
 def with_locks(error: RelockError, verb: str, names: Sequence[str]) -> RelockError:
     """The error, with what was to be done with which locks."""
     if not names or error.name is not None:

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from redis.exceptions import ResponseError
 
 from ...engine.examination import Kind, Memory, Owed, ParkedRun, Server
-from .connections import Command, Connections, Effort, Transport
-from .errors import FAULTS, fields_of, forbids, translate
-from .inspection import masters
+from .connections import Command, Connections, Transport
+from .errors import FAULTS, fields_of, forbids, reply_of
+from .inspection import ask
 from .keys import Keys
 from .scripts import Script
 
@@ -110,18 +110,18 @@ class Examination(NamedTuple):
 
     def servers(self) -> list[Server]:
         needed = self.transport.replicas.needed
-        return [_server(links)._replace(needed=needed) for links, _ in masters(self.transport)]
+        return [_server(links)._replace(needed=needed) for links, _ in self.transport.masters()]
 
     def refused(self) -> list[str]:
         every = [
             what
-            for links, buckets in masters(self.transport)
+            for links, buckets in self.transport.masters()
             for what in self._at(links, buckets[0])
         ]
         return list(dict.fromkeys(every))
 
     def memory(self, most: int) -> Memory | None:
-        found = [_sampled(links, most) for links, _ in masters(self.transport)]
+        found = [_sampled(links, most) for links, _ in self.transport.masters()]
         if any(each is None for each in found):
             return None
         total, sample = 0, _Sample()
@@ -135,10 +135,9 @@ class Examination(NamedTuple):
 
     def parked(self, most: int) -> list[ParkedRun]:
         found: list[ParkedRun] = []
-        for links, buckets in masters(self.transport):
-            due = _ask(
-                links, [("ZRANGE", self.own_keys.due(b), "0", str(most - 1)) for b in buckets]
-            )
+        for links, buckets in self.transport.masters():
+            looks = [("ZRANGE", self.own_keys.due(b), "0", str(most - 1)) for b in buckets]
+            due = ask(links, *looks)
             for bucket, members in zip(buckets, due, strict=True):
                 names = [member[2:] for member in members if member[:2] == b"l "]
                 for name in names[: most - len(found)]:
@@ -147,16 +146,14 @@ class Examination(NamedTuple):
 
     def owed(self, homes: set[str]) -> list[Owed]:
         found = []
-        for links, buckets in masters(self.transport):
+        for links, buckets in self.transport.masters():
             for home in sorted(homes):
                 keys = [f"{self.own_keys.prefix(bucket)}owed:{home}" for bucket in buckets]
-                answers = _ask(
+                answers = ask(
                     links,
-                    [
-                        *[("ZCARD", key) for key in keys],
-                        *[("ZRANGE", key, "0", "0", "WITHSCORES") for key in keys],
-                        ("TIME",),
-                    ],
+                    *[("ZCARD", key) for key in keys],
+                    *[("ZRANGE", key, "0", "0", "WITHSCORES") for key in keys],
+                    ("TIME",),
                 )
                 now = _seconds(answers.pop())
                 counts, firsts = answers[: len(keys)], answers[len(keys) :]
@@ -169,9 +166,9 @@ class Examination(NamedTuple):
         prefix, name = self.own_keys.prefix(bucket), raw.decode(errors="surrogateescape")
         with suppress(UnicodeEncodeError):
             queue, messages = f"{prefix}q:{name}", f"{prefix}m:{name}"
-            (ids,) = _ask(links, [("ZRANGE", queue, "0", str(_PARKED_EACH - 1))])
+            (ids,) = ask(links, ("ZRANGE", queue, "0", str(_PARKED_EACH - 1)))
             asked = [("HGET", messages, each.decode()) for each in ids]
-            for text in filter(None, _ask(links, asked) if asked else ()):
+            for text in filter(None, ask(links, *asked)):
                 with suppress(ValueError, TypeError, AttributeError):  # not of ours
                     message = json.loads(text)
                     headers = message.get("headers") or {}
@@ -205,7 +202,7 @@ class Examination(NamedTuple):
         if self.transport.variant == "cluster":
             tried += [("CLUSTER", "SLOTS"), ("ASKING",)]
         rules = [_rule(command) for command in tried]
-        said: list[tuple[str, Any]] = list(zip(rules, _answers(links, tried), strict=True))
+        said: list[tuple[str, Any]] = list(zip(rules, links.answers(*tried), strict=True))
         inner = said[0][1]
         if isinstance(inner, list):
             said += [
@@ -261,8 +258,8 @@ def _sampled(links: Connections, most: int) -> tuple[int, list[bytes], Any] | No
     size, cursor = 0, "0"
     names: list[bytes] = []
     while len(names) < most:
-        asked = [("DBSIZE",), ("SCAN", cursor, "COUNT", str(_SCANNED))]
-        size, page = _allowed(_answers(links, asked))
+        scan = ("SCAN", cursor, "COUNT", str(_SCANNED))
+        size, page = _allowed(links.answers(("DBSIZE",), scan))
         if isinstance(size, Exception) or isinstance(page, Exception):
             return None
         names += page[1]
@@ -271,7 +268,7 @@ def _sampled(links: Connections, most: int) -> tuple[int, list[bytes], Any] | No
             break
 
     def measure(keys: Sequence[str]) -> list[int]:
-        answers = _answers(links, [("MEMORY", "USAGE", key) for key in keys])
+        answers = links.answers(*[("MEMORY", "USAGE", key) for key in keys])
         return [each for each in answers if isinstance(each, int)]
 
     return size, names, measure
@@ -279,14 +276,14 @@ def _sampled(links: Connections, most: int) -> tuple[int, list[bytes], Any] | No
 
 def _server(links: Connections) -> Server:
     asked: list[Command] = [("INFO", section) for section in _SECTIONS]
-    *info, saves = _allowed(_answers(links, [*asked, ("CONFIG", "GET", "save")]))
+    *info, saves = _allowed(links.answers(*asked, ("CONFIG", "GET", "save")))
     fields: dict[str, str] = {}
     for part in info:
         fields |= fields_of(part)
     trips, clocks = [], []
     for _ in range(_TRIPS):
         sent, began = time.time(), time.monotonic()
-        (told,) = _allowed(_answers(links, [("TIME",)]))
+        (told,) = _allowed(links.answers(("TIME",)))
         took = time.monotonic() - began
         trips.append(took)
         if isinstance(told, list):
@@ -296,29 +293,12 @@ def _server(links: Connections) -> Server:
     return Server(fields, told, (clock, took / 2), tuple(sorted(trips)))
 
 
-def _answers(links: Connections, commands: Sequence[Command]) -> list[Any]:
-    """The answer to each command. An error of the server is an answer."""
-    try:
-        return links.ask(commands, Effort())
-    except FAULTS as error:
-        raise translate(error) from error
-
-
 def _allowed(answers: Sequence[Any]) -> Sequence[Any]:
     """The answers. Raises an error among them, unless it is about a permission."""
-    for answer in answers:
-        if isinstance(answer, Exception) and not forbids(answer):
-            raise translate(answer) from answer
-    return answers
-
-
-def _ask(links: Connections, commands: Sequence[Command]) -> list[Any]:
-    """The answers. Raises an error among them."""
-    answers = _answers(links, commands)
-    for answer in answers:
-        if isinstance(answer, Exception):
-            raise translate(answer) from answer
-    return answers
+    return [
+        each if isinstance(each, Exception) and forbids(each) else reply_of(each)
+        for each in answers
+    ]
 
 
 def _subscribed(links: Connections, command: str, channel: str) -> Exception | None:

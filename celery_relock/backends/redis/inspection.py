@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from ...engine.inspection import ParkedMessage, Place, Survey
 from ...engine.protocol import KEPT, SHARED, HoldInfo
-from .connections import Command, Connections, Effort, Transport
-from .errors import FAULTS, translate
+from .connections import Command, Connections, Transport
+from .errors import reply_of
 from .keys import SCHEMA, Keys, bucket_of
 from .replies import as_text, hold_info, taken_holds
 from .scripts import Script
@@ -31,7 +31,7 @@ class Inspection(NamedTuple):
     def has_layout(self) -> bool:
         # Not by `open`, which would create a namespace that somebody has misspelt.
         meta = self.own_keys.meta()
-        found = self._ask(("HMGET", meta, "schema", "buckets"))
+        (found,) = ask(self.transport.at(meta), ("HMGET", meta, "schema", "buckets"))
         if found == [None, None]:
             return False
         layout = [as_text(each or b"0") for each in found]
@@ -44,11 +44,11 @@ class Inspection(NamedTuple):
         bucket = "0" if self.own_keys.buckets == 1 else "*"
         match = f"{start}:{{{bucket}}}:[lq]:{pattern}"
         keys: list[str] = []
-        for server, _ in masters(self.transport):
+        for server, _ in self.transport.masters():
             cursor = "0"
             while True:
                 scan = ("SCAN", cursor, "MATCH", match, "COUNT", str(_SCANNED))
-                following, found = self._ask(scan, server)
+                ((following, found),) = ask(server, scan)
                 keys += [key for raw in found if (key := self._lock_key(raw))]
                 if len(keys) >= _SURVEYED:
                     yield keys
@@ -101,13 +101,13 @@ class Inspection(NamedTuple):
             server = self.transport.at(key)
             while True:
                 scan = ("HSCAN", key, cursor, "COUNT", str(_SURVEYED))
-                following, fields = self._ask(scan, server)
+                ((following, fields),) = ask(server, scan)
                 commands = [
                     ("HGET", self.own_keys.message(as_text(name), bucket), as_text(execution_id))
                     for execution_id, name in zip(fields[::2], fields[1::2], strict=True)
                     if not execution_id.startswith(b"#")
                 ]
-                yield [as_text(text) for text in self._ask_each(commands, server) if text]
+                yield [as_text(text) for text in ask(server, *commands) if text]
                 cursor = following.decode()
                 if cursor == "0":
                     break
@@ -123,17 +123,14 @@ class Inspection(NamedTuple):
             return [0]
         together: dict[Connections, list[tuple[int, str]]] = {}
         found: dict[int, None] = {}
-        try:
-            for bucket in range(self.own_keys.buckets):
-                keys = self._indexes(bucket)
-                asked = together.setdefault(self.transport.at(keys[0]), [])
-                asked += [(bucket, key) for key in keys]
-            for server, part in together.items():
-                answers = server.ask([("HGET", key, f"#{task}") for _, key in part], Effort())
-                # An error counts as found, and a script asks again: the slot can have moved.
-                found |= {of: None for (of, _), told in zip(part, answers, strict=True) if told}
-        except FAULTS as error:
-            raise translate(error) from error
+        for bucket in range(self.own_keys.buckets):
+            keys = self._indexes(bucket)
+            asked = together.setdefault(self.transport.at(keys[0]), [])
+            asked += [(bucket, key) for key in keys]
+        for server, part in together.items():
+            answers = server.answers(*[("HGET", key, f"#{task}") for _, key in part])
+            # An error counts as found, and a script asks again: the slot can have moved.
+            found |= {of: None for (of, _), told in zip(part, answers, strict=True) if told}
         return list(found)
 
     def force_release(self, key: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
@@ -158,34 +155,12 @@ class Inspection(NamedTuple):
         if len(calls) == 1:
             return [self.transport.run(script, calls[0], args)[0]]
         outcomes = self.transport.run_each(script, [(keys, args) for keys in calls])
-        for outcome in outcomes:
-            if isinstance(outcome, Exception):
-                raise translate(outcome) from outcome
-        return outcomes
-
-    def _ask(self, command: Command, server: Connections | None = None) -> Any:
-        """The answer to a plain command, by default from the server of the layout's key."""
-        (answer,) = self._ask_each([command], server)
-        return answer
-
-    def _ask_each(self, commands: Sequence[Command], server: Connections | None) -> list[Any]:
-        try:
-            asked = server or self.transport.at(self.own_keys.meta())
-            answers = asked.ask(commands, Effort()) if commands else []
-            for answer in answers:
-                if isinstance(answer, Exception):
-                    raise answer
-        except FAULTS as error:
-            raise translate(error) from error
-        return answers
+        return list(map(reply_of, outcomes))
 
 
-def masters(transport: Transport) -> list[tuple[Connections, list[int]]]:
-    """Each server that has keys, with its buckets."""
-    try:
-        return transport.masters()
-    except FAULTS as error:
-        raise translate(error) from error
+def ask(server: Connections, *commands: Command) -> list[Any]:
+    """The answers. Raises an error among them."""
+    return list(map(reply_of, server.answers(*commands)))
 
 
 def _survey(key: str, name: str, at: float, row: Sequence[Any]) -> Survey:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from celery_relock import Lock
 from celery_relock.admin import Locks
 from celery_relock.backends.redis.connections import Connections
 from celery_relock.engine.protocol import LINE, Claim, ParkRequest, PlaceRequest
+from celery_relock.errors import LockUnavailable
 from tests.support.backends import backend_of
 from tests.support.cluster import ClusterServers
+from tests.support.redis_server import free_port
 
 
 def test_locks_are_found_shown_and_freed_on_every_node(
@@ -50,3 +54,19 @@ def test_locks_are_found_shown_and_freed_on_every_node(
     assert locks.why("nobody").state == "unknown"
     for lock in held[:3] + held[4:]:
         lock.release()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda asks: list(asks.messages()),
+        lambda asks: asks.has_layout(),
+        lambda asks: list(asks.keys("*")),
+        lambda asks: asks.parked("t1"),
+    ],
+    ids=["messages", "has_layout", "keys", "parked"],
+)
+def test_a_cluster_of_which_no_node_answers_is_unavailable(namespace: str, ask: Any) -> None:
+    nobody = backend_of(f"redis+cluster://127.0.0.1:{free_port()}/0", namespace)
+    with pytest.raises(LockUnavailable):
+        ask(nobody.inspection())
