@@ -295,7 +295,7 @@ class Locks:
             name: the lock name.
             most: how many holders and how many waiters to return.
         """
-        return self._get(name, most)[1]
+        return self._get(name, most, most)[1]
 
     def release(self, name: str, task_id: str | None = None) -> tuple[Holder, ...]:
         """Release a lock, and its order (`lock_order`), by force. Its holders notice at once:
@@ -328,7 +328,7 @@ class Locks:
     ) -> tuple[Holder, ...]:
         """`known`: the executions whose release was already announced."""
         # The task can be any of the holders, so ask for all of them.
-        key, lock = self._get(name, SHOWN if task_id is None else 1_000_000)
+        key, lock = self._get(name, SHOWN if task_id is None else 1_000_000, 1)
         if lock.foreign:
             raise LockConfigError(
                 f"the key of {name!r} is in use for something else; nothing was changed", name=name
@@ -429,7 +429,7 @@ class Locks:
                 if (known := self._why_there(task_id, (each,))) is not None:
                     return known
         if found is not None and told is None:  # its message is awaited, or can come again
-            _, lock = self._get(found.name, SHOWN)
+            _, lock = self._get(found.name, SHOWN, SHOWN)
             waits = self._why_waiting(task_id, _waiter(found.place, found.name), lock)
             return self._why_there(task_id, (lock,)) or waits
         if (told := _result(self.app, task_id)) is not None:
@@ -512,20 +512,22 @@ class Locks:
         for keys in self._ask.keys(pattern):
             new = [key for key in dict.fromkeys(keys) if key not in seen]
             seen.update(new)
-            for survey in self._ask.survey(new, most) if new else ():
+            for survey in self._ask.survey(new, most, most) if new else ():
                 lock = _lock(survey)
                 if not lock.idle:
                     yield lock
 
-    def _get(self, name: str, most: int) -> tuple[str, LockInfo]:
-        """A lock, and its key."""
-        return self._get_all((name,), most)[0]
+    def _get(self, name: str, holders: int, waiters: int) -> tuple[str, LockInfo]:
+        """A lock, with so many of its holders and waiters, and its key."""
+        return self._get_all((name,), holders, waiters)[0]
 
-    def _get_all(self, names: Sequence[str], most: int) -> list[tuple[str, LockInfo]]:
+    def _get_all(
+        self, names: Sequence[str], holders: int, waiters: int
+    ) -> list[tuple[str, LockInfo]]:
         """Some locks, each with its key."""
         keys = {name: self._ask.keys_of(name) for name in names}
         every = [key for of_name in keys.values() for key in of_name]
-        locks = {each.key: _lock(each) for each in self._ask.survey(every, most)}
+        locks = {each.key: _lock(each) for each in self._ask.survey(every, holders, waiters)}
         found = []
         for name in names:
             key = next((each for each in keys[name] if not locks[each].idle), keys[name][0])
@@ -537,7 +539,7 @@ class Locks:
 
     def _why_parked(self, task_id: str, found: ParkedMessage) -> Why:
         waiter = _waiter(found.place, found.name)
-        _, lock = self._get(found.name, 1)
+        _, lock = self._get(found.name, 1, 1)
         waits = duration(found.at - waiter.since)
         ahead = waiter.position - 1
         work = _work(waiter.task, task_id)
@@ -581,7 +583,7 @@ class Locks:
             when = " until its ETA" if state == "scheduled" else ", which has no free slot for it"
             return Why(task_id, "received", f"{work} waits in {where}{when}")
         names = _names(self.app, info)
-        locks = [lock for _, lock in self._get_all(names, SHOWN)] if names else []
+        locks = [lock for _, lock in self._get_all(names, SHOWN, SHOWN)] if names else []
         if (known := self._why_there(task_id, locks)) is not None:
             return known
         pid = info.get("worker_pid")
@@ -624,7 +626,7 @@ class Locks:
         if len(waiter.names) == 1:
             shares = bool(lock.holders) and lock.holders[0].shared and waiter.shared
             return _held_by(lock, waiter, "it") + (OUTRANKED if shares else "")
-        locks = [each for _, each in self._get_all(waiter.names, 1)]
+        locks = [each for _, each in self._get_all(waiter.names, 1, 1)]
         held = [_held_by(each, waiter, repr(each.name)) for each in locks if each.holders]
         return "; ".join(held) or "nobody holds them at this moment"
 

@@ -278,8 +278,7 @@ class Lock(NamedLock):
         """
         from .contrib.sql import fenced_async
 
-        limits = self._grip("relied on").lease.claim.limits
-        return fenced_async(connection, {self.name: self.fence}, max(limits), self.check)
+        return fenced_async(connection, *self._to_fence())
 
     async def _acquire(self, wait: float | None, token: Token, task: _Task) -> bool:
         return isinstance(await self._take(wait, token, task), Held)

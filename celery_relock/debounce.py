@@ -18,9 +18,9 @@ from functools import partial
 from typing import Any
 
 from celery.utils import uuid
-from kombu import serialization as _serialization
-from kombu.common import maybe_declare as _maybe_declare
-from kombu.compression import get_encoder as _get_encoder
+from kombu import serialization
+from kombu.common import maybe_declare
+from kombu.compression import get_encoder
 
 from .declaration import Declaration, declaration, not_executed
 from .dedup import client as dedup
@@ -42,11 +42,6 @@ from .options import LockOptions
 from .settings import enabled
 from .worker.message import HEADER, PREFIX, call_options
 from .worker.parking import LARGEST, Kept, home, message_in, parked_text
-
-# They have no types.
-serialization: Any = _serialization
-get_encoder: Any = _get_encoder
-maybe_declare: Any = _maybe_declare
 
 logger = logging.getLogger("celery_relock")
 

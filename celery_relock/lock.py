@@ -345,8 +345,7 @@ class Lock(NamedLock):
         """
         from .contrib.sql import fenced
 
-        limits = self._grip("relied on").lease.claim.limits
-        return fenced(connection, {self.name: self.fence}, max(limits), self.check)
+        return fenced(connection, *self._to_fence())
 
     def _with(self, grip: ThreadGrip, wait: float | None) -> Held | Conflict | None:
         """What this thread's grip says of another acquire, if that need not be asked for."""

@@ -21,6 +21,8 @@ from .errors import LockConfigError, LockConflict, LockDeadlock, LockLost, Reloc
 from .naming.template import check_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .engine.events import Work
     from .engine.protocol import LockState
 
@@ -192,6 +194,12 @@ class NamedLock:
         """Seconds for which the hold is certain; 0 if the caller does not hold the lock."""
         lease = self._lease
         return 0.0 if lease is None else lease.remaining
+
+    def _to_fence(self) -> tuple[dict[str, int], int, Callable[[], None]]:
+        """The token, how many permits the lock has, and what tells a loss, for `contrib.sql`."""
+        lease = self._grip("relied on").lease
+        at = lease.claim.names.index(self.name)
+        return {self.name: lease.fences[at]}, lease.claim.limits[at], self.check
 
     def check(self) -> None:
         """Make sure that the lock is not lost. Call it before anything that needs the lock.

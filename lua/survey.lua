@@ -1,11 +1,12 @@
 -- survey: Return of some locks the first few holders and waiters, and change nothing.
 -- KEYS[1..] lock: hash, the holds of a lock; one key per lock
--- ARGV[1] most: count, holds and waiters to return, for each lock
+-- ARGV[1] most_holds: count, holds to return, for each lock
+-- ARGV[2] most_waiters: count, waiters to return, for each lock
 -- Reply {ms, {held, waiting, parked, holds, waiters}, …}: server's time; per lock how many, and the first; empty for a foreign key
 -- Keeps: reads only, and of a lock with many holds or waiters no more than it returns
 -- Uses: lib/base, lib/facts
 
-local locks, most = KEYS, tonumber(ARGV[1])
+local locks, most_holds, most_waiters = KEYS, tonumber(ARGV[1]), tonumber(ARGV[2])
 local now = math.floor(Base.micros() / 1000)
 -- A lock has an index long before it is so large (lib/holds), so a larger key is foreign.
 local LARGEST = 1000
@@ -17,12 +18,13 @@ end
 local function few_holds(key)
   local found = Facts.every(key, now)
   table.sort(found, by_fence)
-  return #found, { unpack(found, 1, math.min(#found, most)) }
+  return #found, { unpack(found, 1, math.min(#found, most_holds)) }
 end
 
 local function many_holds(key, ends, fences)
   local found = {}
-  for _, execution in ipairs(redis.call('ZRANGEBYSCORE', fences, '-inf', '+inf', 'LIMIT', 0, most)) do
+  local first = redis.call('ZRANGEBYSCORE', fences, '-inf', '+inf', 'LIMIT', 0, most_holds)
+  for _, execution in ipairs(first) do
     local told = redis.call('HMGET', key, execution, '@' .. execution)
     found[#found + 1] = Facts.of(key, now, execution, told[1], told[2])
   end
@@ -32,7 +34,7 @@ end
 -- The places of the first waiters, as they are stored, without the lapsed ones.
 local function first_waiters(queue, waiters)
   local found = {}
-  local places = redis.call('ZRANGEBYSCORE', queue, '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, most)
+  local places = redis.call('ZRANGEBYSCORE', queue, '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, most_waiters)
   for i = 1, #places, 2 do
     local record = redis.call('HGET', waiters, places[i])
     local waiter = Base.decoded(record)

@@ -83,8 +83,8 @@ class Inspection(Protocol):
     def keys_of(self, name: str) -> list[str]:
         """Where a lock of this name is, if there is one."""
 
-    def survey(self, keys: Sequence[str], most: int) -> list[Survey]:
-        """What there is at some keys, with the first `most` holds and places of each."""
+    def survey(self, keys: Sequence[str], holds: int, places: int) -> list[Survey]:
+        """What there is at some keys, with so many of the first holds and places of each."""
 
     def parked(self, task: str) -> ParkedMessage | None:
         """The message of a task that is parked, or awaited in a line, by the task's short id."""

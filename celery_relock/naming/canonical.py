@@ -52,7 +52,7 @@ def register_plain(form: Callable[[Any], object]) -> None:
     """Add a function that gives the plain form in which a serializer sends a value.
 
     It is asked about types that this module does not know, and raises TypeError for those that it
-    does not know either.
+    does not know either. Registered, not imported here: a `Lock` outside of tasks loads no kombu.
     """
     _plain_forms.append(form)
 

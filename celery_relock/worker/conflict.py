@@ -41,6 +41,7 @@ from ..engine.protocol import (
     Ended,
     Full,
     Held,
+    ParkAnswer,
     Parked,
 )
 from ..errors import LockConfigError, LockConflict, LockDeadlock, LockUnavailable, RelockError
@@ -295,9 +296,7 @@ def _park(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -
     return _send_again(attempt, answer, error) if found is None else None
 
 
-def _parked(
-    attempt: Attempt, left: float | None
-) -> Held | Parked | Full | Duplicate | Deadlocked | Ended | None:
+def _parked(attempt: Attempt, left: float | None) -> ParkAnswer | None:
     """Park the message. None: it cannot be parked."""
     task, engine, lease, options, message = attempt
     bounds = {"patience": look_after(left, message, task.app), "most": options.max_parked}

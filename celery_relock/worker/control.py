@@ -71,7 +71,7 @@ def _where(ask: Inspection, task_id: str) -> tuple[str, dict[str, Any]] | None:
     found = ask.parked(short(task_id))
     if found is None or not found.text:
         return None
-    locks = ask.survey(ask.keys_of(found.name), _MOST)
+    locks = ask.survey(ask.keys_of(found.name), _MOST, 0)
     return found.place.state, {
         "id": task_id,
         "lock": found.name,

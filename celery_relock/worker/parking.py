@@ -25,24 +25,18 @@ from weakref import WeakKeyDictionary, ref
 from celery import Celery
 from celery.local import Proxy
 from celery.signals import task_received
-from kombu import serialization as _serialization
+from kombu import serialization
 from kombu.common import Broadcast
-from kombu.compression import compress as _compress
+from kombu.compression import compress
 from kombu.exceptions import EncodeError
-from kombu.message import Message as _Received
-from kombu.utils import json as _json
+from kombu.message import Message as Received
+from kombu.utils import json
 
 from ..engine import events, ids
 from ..engine.protocol import DEBOUNCE, Message, ParkRequest
 from ..errors import RelockError
 from . import events as worker_events
 from .message import HEADER, Header, header_of
-
-# They have types, and not for all of it.
-serialization: Any = _serialization
-json: Any = _json
-Received: Any = _Received
-compress: Any = _compress
 
 logger = logging.getLogger("celery_relock")
 

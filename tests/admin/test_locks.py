@@ -686,6 +686,21 @@ def test_looking_costs_a_scan_and_a_script_for_fifty_locks(
         desk.close()
 
 
+def test_a_task_is_released_by_name_without_a_look_at_all_who_wait(own_redis: Any) -> None:
+    server = own_redis()
+    desk, locks = Desk(server.url, "shop"), Locks(server.url, "shop")
+    desk.fence("h", label="pay[holder] web:1")
+    for number in range(300):
+        desk.park(f"w{number}")
+    desk.client.config_resetstat()
+
+    assert [each.execution_id for each in locks.release("a", "holder")] == ["h"]
+
+    reads = desk.client.info("commandstats")["cmdstat_hget"]["calls"]
+    assert reads < 30
+    desk.close()
+
+
 def test_a_lock_with_an_index_is_released_of_all_its_holders(
     redis_url: str, namespace: str
 ) -> None:

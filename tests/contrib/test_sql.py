@@ -337,6 +337,29 @@ def test_a_task_fences_all_its_locks(database: Way, redis_url: str, namespace: s
         fence(connection, "to:2", fences["to:2"] - 1)
 
 
+def test_a_lock_in_a_task_fences_its_own_name_whatever_the_limit_of_the_others(
+    database: Way, redis_url: str, namespace: str
+) -> None:
+    app, names = make_app(redis_url, namespace), ["account:{a}", "pool:{a}"]
+
+    @app.task(shared=False, base=LockedTask, lock_key=names, lock_limit=[1, 5])
+    def charge(a: int) -> None:
+        def fenced(name: str) -> None:
+            with (
+                Lock(redis_url, f"{name}:{a}", namespace=namespace) as lock,
+                database.transaction() as connection,
+                lock.fenced(connection),
+            ):
+                pay(connection, a)
+
+        fenced("account")
+        with pytest.raises(LockConfigError, match="pool:1: a lock with 5 permits"):
+            fenced("pool")
+
+    charge(1)
+    assert database.payments() == [1]
+
+
 @pytest.fixture
 def sqlite() -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(":memory:")) as connection:

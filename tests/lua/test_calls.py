@@ -106,7 +106,7 @@ def _use_every_verb(backend: RedisBackend) -> None:
     backend.debounce("d", call._replace(call_id="c2"), park_request)  # BURST
     backend.debounce("e", call._replace(call_id="c3"), park_request._replace(most_in_all=1))  # FULL
     backend.inspection().parked("task")
-    backend.inspection().survey(backend.inspection().keys_of("p"), 9)
+    backend.inspection().survey(backend.inspection().keys_of("p"), 9, 9)
     backend.resume("home", "by", ["task"])
     backend.withdraw("r5", 9.0, "home")  # WITHDRAWN
     backend.withdraw("r5", 9.0)  # GONE

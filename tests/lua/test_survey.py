@@ -23,7 +23,7 @@ def everything(desk):
 
 def survey(desk, name="a", most=100):
     ask = desk.backend.inspection()
-    (found,) = ask.survey(ask.keys_of(name), most)
+    (found,) = ask.survey(ask.keys_of(name), most, most)
     return found
 
 
@@ -150,7 +150,7 @@ def test_foreign_keys_are_told_of_and_hide_no_other(desk, ask):
 
     desk.client.config_resetstat()
 
-    found = {each.name: each.foreign for keys in ask.keys("*") for each in ask.survey(keys, 9)}
+    found = {each.name: each.foreign for keys in ask.keys("*") for each in ask.survey(keys, 9, 9)}
 
     ours = {"a": False}
     assert found == {**ours, **dict.fromkeys(("text", "hash", "large", "queue", "\\xff\x00"), True)}
@@ -164,8 +164,8 @@ def test_a_long_name_is_found_by_what_is_kept_of_it(desk, ask):
     (kept,) = names(ask)
 
     assert len(kept) < 130
-    assert [each.held for each in ask.survey(ask.keys_of(kept), 1)] == [0, 1]
-    assert [each.held for each in ask.survey(ask.keys_of(name), 1)] == [1]
+    assert [each.held for each in ask.survey(ask.keys_of(kept), 1, 1)] == [0, 1]
+    assert [each.held for each in ask.survey(ask.keys_of(name), 1, 1)] == [1]
 
 
 def test_a_namespace_is_not_begun_by_looking(desk, ask):

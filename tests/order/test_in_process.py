@@ -174,7 +174,7 @@ def test_a_call_that_was_not_sent_leaves_no_place_though_it_had_one(redis_url, n
     with pytest.raises(LockUnavailable, match="replicas"):
         update.delay()
     line = [backend.keys.lock(f"{LINE}a")]
-    wait_for(lambda: not backend.inspection().survey(line, 0)[0].waiting, what="its place to go")
+    wait_for(lambda: not backend.inspection().survey(line, 0, 0)[0].waiting, what="its place to go")
     wait_for(lambda: update.marked() is None, what="its marker to go")
 
 

@@ -13,7 +13,7 @@ from tests.support.waiting import wait_for
 def survey_of(engine: Any, name: str) -> Survey:
     """A lock, with its holders and waiters."""
     ask = engine.backend.inspection()
-    return ask.survey(ask.keys_of(name), 1000)[0]
+    return ask.survey(ask.keys_of(name), 1000, 1000)[0]
 
 
 def state_of(worker: Any, name: str) -> Survey:

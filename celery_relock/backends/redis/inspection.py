@@ -67,7 +67,7 @@ class Inspection(NamedTuple):
             ]
         return keys
 
-    def survey(self, keys: Sequence[str], most: int) -> list[Survey]:
+    def survey(self, keys: Sequence[str], holds: int, places: int) -> list[Survey]:
         found: dict[str, Survey] = {}
         together: dict[int, list[str]] = {}
         for key in keys:
@@ -80,7 +80,8 @@ class Inspection(NamedTuple):
             for part in together.values()
             for start in range(0, len(part), _SURVEYED)
         ]
-        for part, reply in zip(parts, self._run("survey", parts, [str(most)]), strict=True):
+        replies = self._run("survey", parts, [str(holds), str(places)])
+        for part, reply in zip(parts, replies, strict=True):
             at, rows = reply[0] / 1000, reply[1:]
             for key, row in zip(part, rows, strict=True):
                 found[key] = _survey(key, self._name(key), at, row)
