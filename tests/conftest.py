@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import signal
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 from celery import _state
-from celery.result import AsyncResult, ResultSet
+from celery.result import ResultSet
 
 import celery_relock.workflow.enter  # noqa: F401  # its shared task stays for all modules
 from tests.support import Journal, RedisServer, Worker, find_redis_server, programs
@@ -56,12 +57,18 @@ def results_of_groups_are_looked_for_often() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def a_result_that_is_collected_sends_nothing() -> Iterator[None]:
-    """The `__del__` of Celery's results sends a command. Where the garbage collector calls it amid
-    another command, redis-py 5.0 waits for a lock of its own for ever."""
+def a_result_that_is_collected_can_unsubscribe() -> Iterator[None]:
+    """The `__del__` of Celery's results sends a command. Where the garbage collector calls it while
+    redis-py 5.0 makes a connection, that waits for a lock of its own for ever."""
+    reset = redis.ConnectionPool.reset
+
+    def reset_as_later(self: Any) -> None:
+        reset(self)
+        self._lock = threading.RLock()
+
     with pytest.MonkeyPatch.context() as patch:
         if redis.VERSION < (5, 1):
-            patch.delattr(AsyncResult, "__del__")
+            patch.setattr(redis.ConnectionPool, "reset", reset_as_later)
         yield
 
 

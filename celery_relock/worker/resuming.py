@@ -23,7 +23,8 @@ from typing import Any
 
 from celery import bootsteps
 from celery.worker.state import active_requests, all_total_count, reserved_requests
-from kombu import common, entity, messaging
+from kombu import Consumer, Exchange, Queue
+from kombu.common import ignore_errors
 
 from ..engine import ids
 from ..engine.engine import Engine
@@ -32,12 +33,6 @@ from ..engine.renewal import Outage
 from ..errors import RelockError
 from .message import HEADER
 from .parking import SUFFIX, channel, come_back, home, resume_queue
-
-# They have no types.
-Consumer: Any = messaging.Consumer
-Exchange: Any = entity.Exchange
-Queue: Any = entity.Queue
-ignore_errors: Any = common.ignore_errors
 
 logger = logging.getLogger("celery_relock")
 
