@@ -39,7 +39,7 @@ from ..worker.message import (
 )
 from ..worker.states import Dropped, show_revoked, stores_no_result
 from . import marker
-from .marker import Found, Marker, MarkerLease
+from .marker import Found, Marker
 
 logger = logging.getLogger("celery_relock")
 
@@ -297,9 +297,8 @@ def _call_asked_about(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 class Running(NamedTuple):
     """The execution on this call stack that has a marker which goes on to a retry."""
 
-    task: Any
     message: Any
-    lease: MarkerLease
+    marker: Marker
 
 
 #: Set by worker.py while a body runs.
@@ -315,16 +314,9 @@ def on_publish(fields: Mapping[str, Any], header: dict[str, Any]) -> None:
     """
     retried = running.get()
     if retried is not None and is_retry(fields, retried.message):
-        header["dedup"] = list(retried.lease.marker)
+        header["dedup"] = list(retried.marker)
     elif "dedup" not in header and _is_celerys_own(fields):
         header["dedup"] = ["", marker.OWN]
-
-
-def on_published(fields: Mapping[str, Any], header: Mapping[str, Any]) -> None:
-    """A message is published: the retry of the running execution gets its marker."""
-    retried = running.get()
-    if retried is not None and is_retry(fields, retried.message):
-        retried.lease.leave_to(header["execution_id"], marker.keep_for(retried.task, fields))
 
 
 def _is_celerys_own(fields: Mapping[str, Any]) -> bool:

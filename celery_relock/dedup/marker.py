@@ -172,14 +172,12 @@ class MarkerLease:
 
     Attributes:
         marker: which one.
-        successor: the retry that gets the marker when this execution has ended.
     """
 
     def __init__(
         self, engine: Engine, marker: Marker, execution_id: str, task_id: str, seconds: float
     ) -> None:
         self.marker = marker
-        self.successor: Successor | None = None
         self._engine = engine
         self._execution_id = execution_id
         claim = _claim(marker, execution_id, task_id, seconds, ids.new_attempt_id())
@@ -219,10 +217,6 @@ class MarkerLease:
             self._engine.release(self._lease, ended=True)
         if before not in (State.HELD, State.LOST, State.RELEASED):
             drop(self._engine, self.marker.name, self._execution_id, ended=True)
-
-    def leave_to(self, execution_id: str, seconds: float) -> None:
-        """The marker goes on to a retry that was just published."""
-        self.successor = Successor(hold_id(execution_id), seconds)
 
     def end(self, successor: Successor | None) -> None:
         """The execution is over. Never raises: its outcome stands."""

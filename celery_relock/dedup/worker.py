@@ -21,8 +21,8 @@ from ..errors import LockUnavailable
 from ..worker.beside import HeldBeside
 from ..worker.conflict import end_unexecuted, ended_for_good
 from ..worker.events import BLOCKED
-from ..worker.message import header_of
-from ..worker.states import Aside, Late, SentAgain, end_dropped, is_requeued, show_revoked
+from ..worker.message import header_of, retry_of
+from ..worker.states import Late, SentAgain, Waits, end_dropped, is_requeued, show_revoked
 from . import client, marker
 from .client import Call, Running
 from .marker import Found, Marker, MarkerLease
@@ -187,7 +187,7 @@ class _Execution(HeldBeside):
             show_revoked(task, task_id, "replaced by a later call")
 
     def offer(self) -> None:
-        self.running.set(Running(self.task, self.message, self.lease))
+        self.running.set(Running(self.message, self.call.marker))
 
     def end(self, error: BaseException | None) -> None:
         # A marker of some seconds is left as it is.
@@ -197,10 +197,13 @@ class _Execution(HeldBeside):
     def _successor(self, error: BaseException | None) -> Successor | None:
         if isinstance(error, SentAgain) or is_requeued(self.task, error):
             return self.lease.kept(marker.QUEUED)
-        is_parked = isinstance(error, Aside) and not isinstance(error, Late)
-        if is_parked and not self.begun:
+        if isinstance(error, Waits) and not self.begun:
             return self.lease.kept(marker.PARKED)
-        return self.lease.successor  # the retry that was sent
+        sent = retry_of(self.message) if self.is_for_retries else None
+        if sent is None:
+            return None
+        keep = marker.keep_for(self.task, sent.fields)
+        return Successor(marker.hold_id(sent.execution_id), keep)
 
 
 def _is_called_by_name(message: Any) -> bool:

@@ -14,14 +14,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery.utils import uuid
 
 from ..declaration import Declaration, declaration
 from ..engine import ids
 from ..engine.crash import Entry, journal
-from ..engine.engine import Engine
 from ..engine.events import label_of
 from ..engine.protocol import KEPT, LINE, Claim, Conflict, PlaceRequest
 from ..errors import LockConfigError, LockUnavailable, RelockError
@@ -42,17 +41,12 @@ logger = logging.getLogger("celery_relock")
 QUEUED = 86_400.0
 
 
-class Running:
-    """The execution on this call stack that holds a line, and what it leaves the line to: its
-    retry, which is due at a time."""
+class Running(NamedTuple):
+    """The execution on this call stack that holds a line and leaves it to its retry."""
 
-    def __init__(self, app: Any, message: Any, name: str, ticket: int) -> None:
-        self.app = app
-        self.message = message
-        self.name = name
-        self.ticket = ticket
-        self.retry = ""
-        self.due: float | None = None
+    message: Any
+    name: str
+    ticket: int
 
 
 #: Set by worker.py while a body runs whose retry keeps its place.
@@ -102,7 +96,7 @@ class Sender:
             journal.remove(own)
             # Not as one that has ended: the message may be out all the same.
             with suppress(RelockError):
-                leave(declared.engine, name, own)
+                end_unexecuted(declared.engine, [LINE + name], own, 0)
             raise
 
     def _line_of(
@@ -159,13 +153,6 @@ def name_of(declared: Declaration, task: Any, args: Any, kwargs: Any) -> str | N
     return names[0]
 
 
-def leave(engine: Engine, name: str, execution_id: str) -> None:
-    """Give up the place of a call whose message does not come. Raises RelockError."""
-    home = engine.parking.sender.home
-    back = engine.backend.release([LINE + name], execution_id, KEPT, home=home)
-    engine.parking.publish(back.messages)
-
-
 def _request(
     task: Any, declared: Declaration, name: str, execution_id: str, options: Mapping[str, Any]
 ) -> PlaceRequest:
@@ -207,11 +194,3 @@ def on_publish(fields: Mapping[str, Any], header: dict[str, Any]) -> None:
         journal.remove(header["execution_id"])  # from now on nobody knows whether it is out
     elif now is not None and is_retry(fields, now.message):
         header["order"] = [now.name, now.ticket]
-
-
-def on_published(fields: Mapping[str, Any], header: Mapping[str, Any]) -> None:
-    """A message is published: the retry of the running execution gets its place."""
-    now = running.get()
-    if now is not None and is_retry(fields, now.message):
-        now.retry = header["execution_id"]
-        now.due = moment(fields.get("eta"), now.app)

@@ -9,7 +9,6 @@ fencing token is the ticket of the place, if nobody has overtaken it.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -29,8 +28,8 @@ from ..errors import RelockError
 from ..worker.beside import HeldBeside
 from ..worker.conflict import Attempt, end_unexecuted, obtain, release
 from ..worker.events import work_for
-from ..worker.message import Header, header_of
-from ..worker.states import Aside, Late, SentAgain, is_acknowledged, is_requeued
+from ..worker.message import Header, header_of, retry_of, seconds_to
+from ..worker.states import Aside, SentAgain, Waits, is_acknowledged, is_requeued
 from . import client
 
 logger = logging.getLogger("celery_relock")
@@ -54,7 +53,7 @@ def around(
     if reentrancy.holding(declared.engine.backend, name) is not None:
         # The step of a workflow lock: the line would wait for the workflow, and it for the line.
         with suppress(RelockError):
-            client.leave(declared.engine, name, header.execution_id)
+            end_unexecuted(declared.engine, [LINE + name], header.execution_id, 0)
         return locked(_telling(body, False))
     execution = _Execution(task, declared, message, header, name)
     return execution.around(lambda: locked(execution.ordered(body, execution.arrive())))
@@ -111,7 +110,7 @@ class _Execution(HeldBeside):
         in_order = told is not None and told[1] == ticket
         if self.options.order_retry == "keep":
             ticket = ticket if in_order else 0
-            self.to_retry = client.Running(self.task.app, self.message, self.name, ticket)
+            self.to_retry = client.Running(self.message, self.name, ticket)
         if not in_order:
             logger.warning(
                 "%s[%s] does not run in the order of %r: %s",
@@ -150,19 +149,18 @@ class _Execution(HeldBeside):
         if is_fine and not over and not is_requeued(self.task, error) and to is None:
             # Its message is rejected. If the broker brings it back, it is to run, and comes late.
             with suppress(RelockError):
-                client.leave(self.engine, self.name, header.execution_id)
+                end_unexecuted(self.engine, [LINE + self.name], header.execution_id, 0)
 
     def _successor(self, error: BaseException | None) -> Successor | None:
         me, gap = self.lease.claim.execution_id, self.options.order_gap
         if isinstance(error, SentAgain):
             pause = error.when if isinstance(error.when, int | float) else 0.0
             return Successor(me, pause + gap)
-        to = self.to_retry
-        if to is not None and to.retry:
-            ahead = 0.0 if to.due is None else max(0.0, to.due - time.time())
-            return Successor(to.retry, ahead + gap)
-        is_parked = isinstance(error, Aside) and not isinstance(error, Late)
-        if not is_parked or self.begun:
+        sent = retry_of(self.message) if self.is_for_retries else None
+        if sent is not None:
+            ahead = seconds_to(sent.fields.get("eta"), self.task.app) or 0.0
+            return Successor(sent.execution_id, ahead + gap)
+        if not isinstance(error, Waits) or self.begun:
             return None
         # Under this id it comes back: a message without our header was given one of its own.
         return Successor(header_of(self.message).execution_id, gap)

@@ -50,7 +50,7 @@ from ..options import POLICIES, WAITS, LockOptions
 from .events import show
 from .message import header_of, moment, note, running_request
 from .parking import park_request, sent_again
-from .states import Aside, Dropped, Late, SentAgain, show_blocked, stores_no_result
+from .states import Dropped, Late, SentAgain, Waits, show_blocked, stores_no_result
 
 logger = logging.getLogger("celery_relock")
 
@@ -96,7 +96,8 @@ def obtain(attempt: Attempt) -> Held | None:
             over.
         Dropped: somebody else holds a lock, and the policy is to drop the call.
         SentAgain: the message was sent again, to be executed later.
-        Aside: the message is parked, or is a copy of one that has ended or lives elsewhere.
+        Waits: the message is parked, or is a copy of one that lives elsewhere.
+        Late: it is a copy of one that has ended.
         LockUnavailable, LockConfigError: from the backend.
     """
     task, engine, lease, options, message = attempt
@@ -257,7 +258,7 @@ def _wait_behind(attempt: Attempt, answer: Duplicate, error: LockConflict) -> He
         return None
     pause = min(max(answer.remaining, FIRST_PAUSE), LONGEST_PAUSE)
     if isinstance(found, Parked) or sent_again(attempt.task, message, pause):
-        raise Aside(f"waits: {error}")
+        raise Waits(f"waits: {error}")
     return _stay(attempt, None, error)
 
 
@@ -292,7 +293,7 @@ def _park(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -
         _leave(attempt, answer)
         raise deadlock(attempt, found)
     if isinstance(found, Parked):
-        raise Aside(f"parked: {describe_wait(attempt.lease.claim.names[0], answer, found.rank)}")
+        raise Waits(f"parked: {describe_wait(attempt.lease.claim.names[0], answer, found.rank)}")
     return _send_again(attempt, answer, error) if found is None else None
 
 
@@ -440,14 +441,15 @@ def end_unexecuted(
 
     Args:
         remember: for how many seconds copies of it are told that it has ended; by default the
-            engine's.
+            engine's. With 0 it may come all the same.
 
     Raises:
         RelockError: from the backend.
     """
     home, remember = engine.parking.sender.home, engine.remember if remember is None else remember
     # As an execution that has ended: the hold may not have been left to it yet.
-    back = engine.backend.release(names, execution_id, KEPT, "execution", remember, home)
+    ended = "execution" if remember else ""
+    back = engine.backend.release(names, execution_id, KEPT, ended, remember, home)
     engine.parking.publish(back.messages)
 
 

@@ -543,16 +543,27 @@ def is_retry(fields: Mapping[str, Any], request: Any) -> bool:
     return same and nesting == (request.replaced_task_nesting or 0)
 
 
-def on_published(fields: Mapping[str, Any]) -> None:
+class Retried(NamedTuple):
+    """The retry that an execution has sent: its execution id, and where its ETA and expiry are."""
+
+    execution_id: str
+    fields: Mapping[str, Any]
+
+
+def on_published(fields: Mapping[str, Any], header: Mapping[str, Any]) -> None:
     """A message is published: note it if it is the retry of the running one."""
-    request = running_request()
-    if request is not None and is_retry(fields, request):
-        setattr(request, _RETRIED, True)
+    running = running_request()
+    if running is not None and is_retry(fields, running):
+        for task in _task_stack.stack:
+            for request in task.request_stack.stack:
+                if request.id == running.id:  # all copies, as in `begin_call`
+                    setattr(request, _RETRIED, Retried(header["execution_id"], fields))
 
 
-def has_sent_retry(request: Any) -> bool:
-    """Whether the retry of this request was sent. One that no broker took was not."""
-    return bool(getattr(request, _RETRIED, False))
+def retry_of(request: Any) -> Retried | None:
+    """The retry of this request that was sent. One that no broker took was not."""
+    found: Retried | None = getattr(request, _RETRIED, None)
+    return found
 
 
 # -- Ancestors -----------------------------------------------------------------------------------

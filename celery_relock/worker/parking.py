@@ -18,6 +18,7 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from contextvars import Context
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -59,6 +60,7 @@ _ARGUMENTS = ("content_type", "content_encoding", "priority", "delivery_mode", "
 _DEATH = ("x-death", "x-first-death-", "x-last-death-")
 
 
+@dataclass(slots=True, repr=False)
 class Kept:
     """A message as it was received. Not a tuple: Celery's `saferepr` would look inside.
 
@@ -71,30 +73,14 @@ class Kept:
         queue: where it was received, "" if that cannot be told.
     """
 
-    __slots__ = (
-        "body", "content_encoding", "content_type", "exchange", "headers", "properties", "queue",
-        "routing_key",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        body: bytes | str,
-        content_type: str,
-        content_encoding: str,
-        headers: Mapping[str, Any],
-        properties: Mapping[str, Any],
-        exchange: str,
-        routing_key: str,
-        queue: str = "",
-    ) -> None:
-        self.body = body
-        self.content_type = content_type
-        self.content_encoding = content_encoding
-        self.headers = headers
-        self.properties = properties
-        self.exchange = exchange
-        self.routing_key = routing_key
-        self.queue = queue
+    body: bytes | str
+    content_type: str
+    content_encoding: str
+    headers: Mapping[str, Any]
+    properties: Mapping[str, Any]
+    exchange: str
+    routing_key: str
+    queue: str = ""
 
     def __repr__(self) -> str:
         return f"<message of {len(self.body)} bytes>"  # masked arguments must not get into logs

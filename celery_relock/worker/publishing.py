@@ -45,10 +45,7 @@ def _after(headers: Any = None, body: Any = None, **_: Any) -> None:
     header = headers.get(HEADER) if isinstance(headers, dict) else None
     if header:
         fields = _fields(headers, body)
-        on_published(fields)
-        order.on_published(fields, header)
-        dedup.on_published(fields, header)
-        retry.on_published(fields, header)
+        on_published(fields, header)
         steps.on_published(headers, header)
 
 

@@ -8,7 +8,7 @@ the time to wait is over. There is no leader and no beat: the first to look gets
 A message that is published to the queue that it came from stands behind that queue's backlog, and
 its lock idle. So a worker consumes, beside each of its queues, a resume queue (`ResumeQueues`), and
 the resumer announces that in the lock Redis: what is published meanwhile goes there. A worker
-without a free slot soon requeues what it gets from there, and gets no more until a slot was free:
+without a free slot requeues what it gets from there, and gets no more until a slot was free:
 so a message goes to the first that is free.
 """
 
@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -48,12 +47,8 @@ ANNOUNCE_EVERY = 2.0
 # Seconds for which a message is not published again after this worker has said that it has it. It
 # says so for as many seconds: another worker may have a slot by then.
 TRIP = 5.0
-# Seconds for which a worker without a free slot keeps a message before it requeues it. One of its
-# tasks may be about to end, such as the one that has just released the lock.
-KEEP = 0.1
-# Seconds between two looks for a slot, while a message is kept and while the queues are not
-# consumed. In the prefork pool the end of a task causes a look, too.
-SLOT_EVERY, AWAY_EVERY = 0.003, 0.1
+# Seconds between two looks for a slot, while the resume queues are not consumed.
+LOOK_FOR_SLOT = 0.02
 # Seconds for which a message that was requeued counts as one that waits in its queue, unless it
 # is received before. Somebody else may have been killed with it.
 REQUEUED = 60.0
@@ -261,8 +256,9 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         try:
             for name in self._known:
                 beside = _queue(name, _is_amqp(c))(self._consumer.channel)
-                if self._door and (message := beside.get(accept=self._consumer.accept)):
-                    self._door.receive(message)
+                if self._take and (message := beside.get(accept=self._consumer.accept)):
+                    self._take(message)
+                    break
         except c.connection.channel_errors:  # somebody has deleted the queue
             self._renew(c)
         self._sync(c)
@@ -329,10 +325,11 @@ def resumer_of(c: Any) -> Any:
 
 
 class _Door:
-    """Lets resumed messages into a worker as it has slots for them, and requeues others.
+    """Lets a resumed message into a worker if there is a slot for it, else closes, and requeues it.
 
     A worker with a backlog shows no free slot: where a task ends, the next one that Celery has
-    received begins at once. So a message also comes in, behind those, once a task has ended since.
+    received begins at once. So a closed door also opens for one message, behind those, once a task
+    has ended.
 
     Args:
         take: receives a message as any other.
@@ -352,95 +349,41 @@ class _Door:
     ) -> None:
         self._worker, self._take, self._close, self._reopen = c, take, close, reopen
         self.closed = False
-        self._kept: deque[Any] = deque()
-        self._until = 0.0
         self._ended = 0
-        # Until then a task that ended while the door was closed counts for the next message.
-        self._counts_until = 0.0
         self._timer: Any = None
         c.hub.on_tick.add(self._tick)
 
     def receive(self, message: Any) -> None:
-        now = time.monotonic()
-        if not self._kept and not self.closed:
-            self._until = now + KEEP
-            if now > self._counts_until:
-                self._ended = _ended()
-        self._kept.append(message)
+        if not self.closed and _has_free_slot(self._worker):
+            self._take(message)
+            return
         if not self.closed:  # else it comes while the consuming is being ended
-            self._look()
-            self._narrow(message.channel)
-            self._look_again()
+            self.closed, self._ended = True, _ended()
+            self._close()
+            # In the prefork pool the end of a task wakes the main loop, too.
+            self._timer = self._worker.timer.call_repeatedly(LOOK_FOR_SLOT, lambda: None)
+        resumer_of(self._worker).requeued([_execution(message)])
+        message.requeue()
 
     def _tick(self) -> None:
         """Called whenever the main loop begins anew, before it sleeps."""
-        if not self._kept and not self.closed:
+        if not self.closed or not (_has_free_slot(self._worker) or _ended() > self._ended):
             return
-        if self._look():
-            # The pool and the broker's client may have prepared for the sleep before this: what
-            # has been handed to them since would wait until it ends.
-            for prepare in list(self._worker.hub.on_tick):
-                if prepare != self._tick:
-                    prepare()
-
-    def _look(self) -> bool:
-        """Take what there is a slot for. Whether there was one."""
-        found = False
-        if self.closed and self._has_slot():
-            self.closed, found = False, True
-            self._counts_until = time.monotonic() + KEEP
-            resumer_of(self._worker).has_slot()
-            self._reopen(self._worker)
-        while self._kept and self._has_slot():
-            message, found = self._kept.popleft(), True
-            self._ended, self._until = _ended(), time.monotonic() + KEEP
-            if not self._kept:
-                self._widen(message.channel)
-            self._take(message)
-        if self._kept and time.monotonic() > self._until:
-            self._requeue()
-        return found
+        self._worker.timer.cancel(self._timer)
+        self.closed = False
+        resumer_of(self._worker).has_slot()
+        self._reopen(self._worker)
+        # The pool and the broker's client may have prepared for the sleep before this: what has
+        # been handed to them since would wait until it ends.
+        for prepare in list(self._worker.hub.on_tick):
+            if prepare != self._tick:
+                prepare()
 
     def end(self) -> None:
-        """Requeue what is kept; the consumer is cancelled."""
         self._worker.hub.on_tick.discard(self._tick)
-        if self._timer is not None:
+        if self.closed:
             self._worker.timer.cancel(self._timer)
         self.closed = True
-        while self._kept:
-            self._kept.popleft().requeue()
-
-    def _has_slot(self) -> bool:
-        return _has_free_slot(self._worker) or _ended() > self._ended
-
-    def _requeue(self) -> None:
-        self.closed = True
-        self._close()
-        self._widen(self._kept[0].channel)
-        resumer_of(self._worker).requeued(filter(None, map(_execution, self._kept)))
-        while self._kept:
-            self._kept.popleft().requeue()
-
-    def _look_again(self) -> None:
-        # What the timer does is to wake the main loop. It goes on by itself: what is scheduled in
-        # a look is not in time, as the loop knows by then how long it will sleep.
-        if self._timer is None and (self._kept or self.closed):
-            pause = AWAY_EVERY if self.closed else SLOT_EVERY
-            self._timer = self._worker.timer.call_after(pause, self._woken)
-
-    def _woken(self) -> None:
-        self._timer = None
-        self._look_again()
-
-    def _narrow(self, made: Any) -> None:
-        # On Redis the next message would leave the queue, and wait in the socket. RabbitMQ has this
-        # window for later consumers.
-        if self._kept and not _is_amqp(self._worker):
-            made.basic_qos(0, 1, False)
-
-    def _widen(self, made: Any) -> None:
-        if not _is_amqp(self._worker):
-            made.basic_qos(0, _window(self._worker), False)
 
 
 def _window(c: Any) -> int:

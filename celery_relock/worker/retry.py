@@ -8,10 +8,10 @@ the lease ends the lock.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from celery.exceptions import Retry
@@ -24,39 +24,34 @@ from ..engine.protocol import Successor
 from ..errors import RelockError
 from ..options import LockOptions
 from .conflict import end_unexecuted, release
-from .message import afterwards, header_of, is_retry, moment, prefix_here
+from .message import afterwards, header_of, is_retry, prefix_here, retry_of, seconds_to
 from .states import is_acknowledged, is_autoretried
 
 
+@dataclass(slots=True)
 class _LeftToRetry:
     """What a running body leaves to its retry.
 
     Attributes:
-        execution_id: of the retry, "" until it is published.
-        due: when the retry is due, in seconds since the epoch; None without a countdown.
-        margin: for how many seconds after that the hold is kept.
+        margin: for how many seconds after the retry is due the hold is kept.
         needed: the lock names that the retry needs.
         open: whether the body has ended, and the retry is not published yet.
         error: that the body ended with.
     """
 
-    def __init__(
-        self, task: Any, message: Any, engine: Engine, lease: Lease, margin: float
-    ) -> None:
-        self.task = task
-        self.message = message
-        self.engine = engine
-        self.lease = lease
-        self.margin = margin
-        self.execution_id = ""
-        self.due: float | None = None
-        self.needed: tuple[str, ...] = ()
-        self.open = False
-        self.error: Exception | None = None
+    task: Any
+    message: Any
+    engine: Engine
+    lease: Lease
+    margin: float
+    needed: tuple[str, ...] = ()
+    open: bool = False
+    error: Exception | None = None
 
     def leave(self) -> None:
         """Leave the lease to the retry, if there is one; release what the retry does not need."""
-        if not self.execution_id:
+        sent = retry_of(self.message)
+        if sent is None:
             return
         claim = self.lease.claim
         kept = tuple(name in self.needed for name in claim.names)
@@ -70,8 +65,8 @@ class _LeftToRetry:
                 )
                 self.engine.parking.publish(back.messages)
         if any(kept):
-            ahead = 0.0 if self.due is None else max(0.0, self.due - time.time())
-            self.lease.successor = Successor(self.execution_id, ahead + self.margin)
+            ahead = seconds_to(sent.fields.get("eta"), self.task.app) or 0.0
+            self.lease.successor = Successor(sent.execution_id, ahead + self.margin)
 
     def end(self) -> None:
         """The message is over: the retry of its error was sent, or there is none."""
@@ -145,14 +140,6 @@ def on_publish(fields: Mapping[str, Any], body: Any, header: dict[str, Any]) -> 
     left.needed = _names_of(left.task, fields, body)
     kept = zip(lease.claim.names, lease.fences, strict=True)
     header["kept"] = [[name, fence] for name, fence in kept if name in left.needed]
-
-
-def on_published(fields: Mapping[str, Any], header: Mapping[str, Any]) -> None:
-    """A message is published: the retry of the running execution gets its locks."""
-    left = _left.get()
-    if left is not None and is_retry(fields, left.message):
-        left.execution_id = header["execution_id"]
-        left.due = moment(fields.get("eta"), left.task.app)
 
 
 def _names_of(task: Any, fields: Any, body: Any) -> tuple[str, ...]:

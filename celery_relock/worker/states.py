@@ -21,7 +21,7 @@ from ..engine.protocol import Conflict
 from ..errors import LockConflict, RelockError
 from . import events as worker_events
 from .events import BLOCKED
-from .message import has_sent_retry, header_of
+from .message import header_of, retry_of
 
 logger = logging.getLogger("celery_relock")
 
@@ -44,6 +44,10 @@ def _say_why(record: logging.LogRecord) -> bool:
 
 
 logging.getLogger("celery.app.trace").addFilter(_say_why)
+
+
+class Waits(Aside):
+    """This delivery does not run the body: its message comes again, as the same execution."""
 
 
 class Late(Aside):
@@ -90,7 +94,7 @@ def is_acknowledged(task: Any, error: BaseException | None) -> bool:
     flag = task.acks_on_failure_or_timeout if flag is None else flag
     if flag and not isinstance(error, Reject):
         return True
-    return has_sent_retry(task.request) and is_autoretried(task, error)
+    return retry_of(task.request) is not None and is_autoretried(task, error)
 
 
 def is_requeued(task: Any, error: BaseException | None) -> bool:

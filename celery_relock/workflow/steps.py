@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any, NamedTuple
 
@@ -52,9 +53,8 @@ from ..worker.message import (
     running_request,
 )
 from ..worker.states import (
-    Aside,
-    Late,
     SentAgain,
+    Waits,
     is_acknowledged,
     is_autoretried,
     is_requeued,
@@ -184,6 +184,7 @@ def hold_id(execution_id: str, lock: str) -> str:
 # -- The holds of the running step ---------------------------------------------------------------
 
 
+@dataclass(slots=True)
 class StepHold:
     """The running message's hold of a workflow lock, and to whom it is left.
 
@@ -191,15 +192,14 @@ class StepHold:
         acknowledged: whether its message is acknowledged for good.
     """
 
-    def __init__(self, lock: WorkflowLock, engine: Engine, lease: Lease, message: Any) -> None:
-        self.lock = lock
-        self.engine = engine
-        self.lease = lease
-        self.message = message
-        self.acknowledged = True
-        self.successors: list[str] = []
-        #: When the last of the successors is to begin, on this machine's clock.
-        self.due = 0.0
+    lock: WorkflowLock
+    engine: Engine
+    lease: Lease
+    message: Any
+    acknowledged: bool = True
+    successors: list[str] = field(default_factory=list)
+    #: When the last of the successors is to begin, on this machine's clock.
+    due: float = 0.0
 
     def told(self) -> WorkflowLock:
         """What the next step is told. The body may have downgraded the lock."""
@@ -297,8 +297,7 @@ def _end(task: Any, message: Any, error: BaseException) -> None:
 
 def _comes_again(task: Any, error: BaseException) -> bool:
     """Whether the same execution comes back: its message is parked, sent again or requeued."""
-    is_aside = isinstance(error, Aside | SentAgain) and not isinstance(error, Late)
-    return is_aside or is_requeued(task, error)
+    return isinstance(error, Waits | SentAgain) or is_requeued(task, error)
 
 
 def _acquire_all(task: Any, message: Any) -> None:
