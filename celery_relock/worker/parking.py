@@ -60,7 +60,7 @@ _ARGUMENTS = ("content_type", "content_encoding", "priority", "delivery_mode", "
 _DEATH = ("x-death", "x-first-death-", "x-last-death-")
 
 
-@dataclass(slots=True, repr=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Kept:
     """A message as it was received. Not a tuple: Celery's `saferepr` would look inside.
 

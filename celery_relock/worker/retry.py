@@ -28,7 +28,7 @@ from .message import afterwards, header_of, is_retry, prefix_here, retry_of, sec
 from .states import is_acknowledged, is_autoretried
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _LeftToRetry:
     """What a running body leaves to its retry.
 

@@ -184,7 +184,7 @@ def hold_id(execution_id: str, lock: str) -> str:
 # -- The holds of the running step ---------------------------------------------------------------
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class StepHold:
     """The running message's hold of a workflow lock, and to whom it is left.
 
