@@ -109,11 +109,11 @@ class Resumer:
         if self._consumed[0] != before:
             self._bell.set()
 
-    def requeued(self, executions: Iterable[str]) -> None:
-        """These executions wait in their resume queue, as no worker seems to have a free slot."""
+    def requeued(self, execution: str) -> None:
+        """This execution waits in its resume queue, as no worker seems to have a free slot."""
         now = time.monotonic()
         known = {each: at for each, at in self._requeued.items() if now - at < REQUEUED}
-        self._requeued = {**dict.fromkeys(executions, now), **known}
+        self._requeued = {execution: now, **known}
 
     def has_slot(self) -> None:
         """What was requeued may come again, to this worker or another."""
@@ -362,7 +362,8 @@ class _Door:
             self._close()
             # In the prefork pool the end of a task wakes the main loop, too.
             self._timer = self._worker.timer.call_repeatedly(LOOK_FOR_SLOT, lambda: None)
-        resumer_of(self._worker).requeued([_execution(message)])
+        if execution := _execution(message):  # else somebody else has put it there
+            resumer_of(self._worker).requeued(execution)
         message.requeue()
 
     def _tick(self) -> None:
@@ -380,6 +381,7 @@ class _Door:
                 prepare()
 
     def end(self) -> None:
+        """The consumer is cancelled: what still comes is requeued."""
         self._worker.hub.on_tick.discard(self._tick)
         if self.closed:
             self._worker.timer.cancel(self._timer)

@@ -138,7 +138,8 @@ def test_why_says_of_a_message_with_an_eta_that_a_worker_has_it(
     worker: Worker, locks: Locks, key: str, trips: list[str], monkeypatch: Any
 ) -> None:
     later = worker.module.bare.apply_async((key,), countdown=60)
-    monkeypatch.setattr(Inspect, "query_task", counted(Inspect.query_task, "query_task", trips))
+    for owner, name in ((worker.module.app.backend, "get_task_meta"), (Inspect, "query_task")):
+        monkeypatch.setattr(owner, name, counted(getattr(owner, name), name, trips))
     wait_for(lambda: locks.why(later.id).state == "received", what="the message with an ETA")
     trips.clear()
 
@@ -146,7 +147,7 @@ def test_why_says_of_a_message_with_an_eta_that_a_worker_has_it(
 
     assert why.lock == ""
     assert later.id in why.sentence
-    assert len(trips) <= 5
+    assert 1 <= len(trips) <= 5
     worker.module.app.control.revoke(later.id)
 
 
