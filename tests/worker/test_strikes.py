@@ -134,7 +134,10 @@ def striking(number: int, error: type[Exception]) -> Iterator[list[int]]:
 
 
 # Thrown into a generator that ends, an exception is told of and goes no further.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+ends_a_generator = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@ends_a_generator
 @pytest.mark.parametrize(
     ("is_message", "options"), [(False, PLAIN), *((True, each) for each in OPTIONS)], ids=str
 )
@@ -159,6 +162,7 @@ def test_wherever_a_signal_strikes_no_lock_is_left_that_somebody_renews(
     assert number > 50
 
 
+@ends_a_generator
 @pytest.mark.parametrize("options", [OPTIONS[1], OPTIONS[3]], ids=str)
 def test_wherever_a_time_limit_strikes_a_message_either_fails_or_is_parked(
     make: Make, redis_url: str, namespace: str, options: dict[str, Any]
