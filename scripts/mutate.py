@@ -126,10 +126,10 @@ def run_suite(suite: str, where: Path, test: str = "") -> str:
     done = subprocess.run(command, cwd=where, env=env, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return ""
-    if done.returncode != 1:
-        raise RuntimeError(f"pytest {suite} did not run:\n{done.stdout}\n{done.stderr}")
     checks = re.findall(r"tests/property/\w+\.py:\d+: in (\w+)", done.stdout)
     tests = re.findall(r"^(?:FAILED|ERROR) \S+::(\w+)", done.stdout, re.MULTILINE)
+    if done.returncode != 1 or not tests:
+        raise RuntimeError(f"pytest {suite} did not run:\n{done.stdout}\n{done.stderr}")
     return [*tests, *checks][-1]
 
 
