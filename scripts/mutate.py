@@ -128,8 +128,11 @@ def run_suite(suite: str, where: Path, test: str = "") -> str:
         return ""
     checks = re.findall(r"tests/property/\w+\.py:\d+: in (\w+)", done.stdout)
     tests = re.findall(r"^(?:FAILED|ERROR) \S+::(\w+)", done.stdout, re.MULTILINE)
-    if done.returncode != 1 or not tests:
-        raise RuntimeError(f"pytest {suite} did not run:\n{done.stdout}\n{done.stderr}")
+    if done.returncode != 1 or not tests:  # such as an error after the last test
+        raise RuntimeError(
+            f"pytest {suite} ended with {done.returncode} and no failed test:\n"
+            f"{done.stdout}\n{done.stderr}"
+        )
     return [*tests, *checks][-1]
 
 
