@@ -23,6 +23,7 @@ from celery_relock.engine.protocol import LINE, Debounce, ParkRequest
 from celery_relock.errors import LockConfigError, LockUnavailable, RelockError
 from tests.support import Worker, wait_for
 from tests.support.desk import Desk
+from tests.support.parked import wait_until_requeued
 from tests.support.tls import free_port
 
 # Celery's own, where a state is stored; in a worker nobody is told.
@@ -594,7 +595,7 @@ def test_a_cancelled_execution_whose_message_is_with_a_worker_already_never_runs
             worker.journal.wait_for(f"inside {key} {number}")
         others.append(module.bare.delay(f"{key} 6"))
         wait_for(lambda: states_in_workers(others[6].id) == ["reserved"], what="the seventh")
-    wait_for(lambda: locks.why(sent.id).state == "resumed", what="its turn")
+    wait_until_requeued(worker)
     # As a task has ended the message comes to the worker, and no further: it is the seventh's turn.
     worker.journal.add(f"go {key} 0")
     wait_for(lambda: states_in_workers(sent.id) == ["reserved"], what="its arrival")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from celery_relock import Lock, engines
@@ -33,6 +34,25 @@ def is_consumed(worker: Any, queue: str = "") -> bool:
 def wait_until_parked(worker: Any, name: str, count: int = 1) -> None:
     """Wait until so many messages are parked for a lock, none of them on its way."""
     wait_for(lambda: state_of(worker, name).parked == count, what=f"{count} parked for {name}")
+
+
+def wait_until_requeued(worker: Any) -> None:
+    """Wait until the only worker has no slot for the one message that was resumed: that waits in
+    its queue, for a task to end from now on."""
+    app = worker.module.app
+    name = parking.resume_queue(app.conf.task_default_queue)
+    prefix = app.conf.broker_transport_options.get("global_keyprefix")
+
+    def is_requeued() -> bool:
+        if prefix:
+            waiting = channel.client.execute_command("LRANGE", prefix + name, 0, -1)
+            return [json.loads(each)["headers"].get("redelivered") for each in waiting] == [True]
+        queue = channel.queue_declare(name, passive=True)
+        return (queue.message_count, queue.consumer_count) == (1, 0)
+
+    with app.connection_for_read() as connection:
+        channel = connection.default_channel
+        wait_for(is_requeued, what=f"a message that waits in {name} for a slot")
 
 
 def lock_of(worker: Any, name: str, **options: Any) -> Lock:

@@ -8,10 +8,9 @@ import uuid
 
 import pytest
 
-from celery_relock.worker.parking import resume_queue
 from celery_relock.worker.resuming import TRIP
 from tests.support import Worker, wait_for
-from tests.support.parked import is_consumed, lock_of, wait_until_parked
+from tests.support.parked import is_consumed, lock_of, wait_until_parked, wait_until_requeued
 
 pytestmark = pytest.mark.slow
 
@@ -55,16 +54,6 @@ def busy(worker, seconds=0.0):
 
 def open_gate(worker, gate):
     worker.journal.add(f"open {gate}")
-
-
-def in_resume_queue(worker):
-    """How many messages nobody keeps."""
-    app = worker.module.app
-    name, prefix = resume_queue(app.conf.task_default_queue), app.conf.broker_transport_options
-    with app.connection_for_read() as connection:
-        if prefix:
-            return connection.default_channel.client.llen(name)
-        return connection.default_channel.queue_declare(name, passive=True).message_count
 
 
 def parked(worker, account):
@@ -120,7 +109,7 @@ def test_one_that_waits_long_in_a_worker_is_run_by_another_that_has_a_slot(
     worker.module.stands.delay(behind)
     worker.wait_for_log("(?s)(stands.*received.*){2}")
     lock.release()
-    wait_for(lambda: in_resume_queue(worker) == 1, what="the message that was requeued")
+    wait_until_requeued(worker)
     open_gate(worker, gate)  # there is no other worker, so it stands behind the second one
     worker.journal.wait_for(lambda _: len(events(worker, "received", id=result.id)) == 2)
     start(broker, 1, **prefetch)
