@@ -19,7 +19,6 @@ local words, homes, left = ARGV[1], ARGV[2], ARGV[3] or '0 '
 local keys = KEYS
 local execution, attempt, remember, ended = string.match(words, '^(%S+) (%S+) (%d+) ?(%S*)$')
 local keep, successors = string.match(left, '^(%d+) (.*)$')
-remember, keep = tonumber(remember), tonumber(keep)
 
 local prefix = string.sub(meta, 1, -5)
 local name = string.sub(first, string.len(prefix) + 3)
@@ -28,7 +27,7 @@ local name = string.sub(first, string.len(prefix) + 3)
 -- lapsed unseen: the holder's own clock does that.
 local alone = #keys == 3 and successors == '' and (ended == '' or ended == 'execution')
 local record = alone and redis.call('HGET', first, execution)
-local fence, by, its_owner = string.match(record or '', '^%d+ (%d+) (%S+) (%S+) ')
+local by = record and string.match(record, '^%d+ %d+ (%S+) ')
 local queue, ends = prefix .. 'q:' .. name, prefix .. 'e:' .. name
 local there = by == attempt and redis.call('EXISTS', queue, ends)
 if there == 0 or there and redis.call('EXISTS', queue) == 0 then
@@ -36,6 +35,7 @@ if there == 0 or there and redis.call('EXISTS', queue) == 0 then
   if there == 1 then
     redis.call('ZREM', ends, execution)
     local fences, owners = prefix .. 'f:' .. name, prefix .. 'o:' .. name
+    local fence, its_owner = string.match(record, '^%d+ (%d+) %S+ (%S+) ')
     local is_last = redis.call('ZCOUNT', fences, fence, fence) == 1
     redis.call('ZREM', fences, execution)
     local text = its_owner .. ' ' .. fence .. ' ' .. execution
@@ -51,6 +51,7 @@ end
 
 local call = Call.begin(meta)
 call.home, call.by = homes, execution .. ' ' .. attempt
+keep = tonumber(keep)
 Base.write_without_memory(prefix)
 
 -- A successor can have been quicker: it has joined the permit as a descendant, or has ended, or was
