@@ -6,10 +6,9 @@ whether the tests notice.
     python scripts/mutate.py --only fence    those with this text in rule or file
 
 Works on copies in a temporary folder, one per job: the tree itself is never changed. The test that
-noticed a rule the last time, as the page says, is asked first. build/mutations.json keeps what was
-seen, so a run that was stopped goes on where it was. A rule is asked about again when the code of
-its file or of its test has changed. docs/mutations.md tells of all of them. Ends with status 1 if a
-broken rule goes unnoticed, or no longer applies.
+noticed a rule the last time is asked first. docs/mutations.md keeps what was seen, so a run that
+was stopped goes on where it was. A rule is asked about again when the code of its file or of its
+test has changed. Ends with status 1 if a broken rule goes unnoticed, or no longer applies.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from __future__ import annotations
 import argparse
 import ast
 import hashlib
-import json
 import os
 import queue
 import re
@@ -29,14 +27,13 @@ import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 ROOT = Path(__file__).resolve().parent.parent
 SUITES = ("tests/lua", "tests/property")
 COPIED = ("celery_relock", "lua", "tests", "docs", "pyproject.toml", "README.md")
 TABLE = ROOT / "scripts" / "mutants.txt"
 REPORT = ROOT / "docs" / "mutations.md"
-SEEN = ROOT / "build" / "mutations.json"
 
 INTRODUCTION = """\
 # Does a test notice when a rule is broken?
@@ -48,12 +45,17 @@ histories against a plain model); for a rule of the worker the tests that stand 
 `scripts/mutants.txt`. A rule whose breaking no test notices is a missing test; the command then
 ends with status 1. This page is its output.
 
-The examples name what they check; of the property test the check that failed first is named.
+The examples name what they check; of the property test the check that failed first is named. The
+last column changes with the code of the rule's file and of the test.
 
 `RELOCK_LONG=1 python -m pytest tests/property` runs the property test for 20,000 histories of up to
 60 steps instead of 200 of up to 30.
 
 """
+
+
+# File and rule -> the test that noticed it the last time, "" for none, and the state then.
+Seen: TypeAlias = "dict[tuple[str, str], tuple[str, str]]"
 
 
 class Mutant(NamedTuple):
@@ -69,10 +71,6 @@ class Mutant(NamedTuple):
     def path(self, tree: Path) -> Path:
         """Where the file is in a tree."""
         return tree / self.file if self.file.endswith(".py") else tree / "lua" / self.file
-
-    def key(self, tree: Path) -> str:
-        """Changes with the rule and with the code of its file."""
-        return _digest(_code(self.path(tree)), self.old, self.new)
 
 
 def _code(path: Path) -> str:
@@ -136,10 +134,12 @@ def run_suite(suite: str, where: Path, test: str = "") -> str:
     return [*tests, *checks][-1]
 
 
-def noticed_before() -> dict[tuple[str, str], str]:
-    """File and rule -> the test that noticed it the last time, as the page says."""
-    rows = re.findall(r"^\| (\S+) \| (.+) \| `(\w+)`", REPORT.read_text("utf-8"), re.MULTILINE)
-    return {(file, rule): test for file, rule, test in rows}
+def seen_before() -> Seen:
+    """What the page says of the rules that were noticed."""
+    rows = re.findall(
+        r"^\| (\S+) \| (.+) \| `(\w+)` \| (\w+) \|$", REPORT.read_text("utf-8"), re.MULTILINE
+    )
+    return {(file, rule): (test, state) for file, rule, test, state in rows}
 
 
 def find_test(name: str, suites: tuple[str, ...], where: Path) -> str:
@@ -152,11 +152,13 @@ def find_test(name: str, suites: tuple[str, ...], where: Path) -> str:
     return ""
 
 
-def state_of(test: str, suites: tuple[str, ...], where: Path) -> str:
-    """Changes with the code in the file of a test, or in the suite of a check."""
-    place = where / (find_test(test, suites, where) or "-")
+def state_of(mutant: Mutant, test: str, where: Path) -> str:
+    """Changes with the rule and the code of its file, and of the file of a test or the suite of a
+    check."""
+    place = where / (find_test(test, mutant.suites, where) or "-")
     files = sorted(place.rglob("*.py")) if place.is_dir() else [place] if place.exists() else []
-    return _digest(*map(_code, files))
+    texts = map(_code, (mutant.path(where), *files))
+    return hashlib.sha256("\0".join([mutant.old, mutant.new, *texts]).encode()).hexdigest()[:8]
 
 
 def ask_test(name: str, suites: tuple[str, ...], where: Path) -> str:
@@ -178,29 +180,23 @@ def judge(mutant: Mutant, where: Path, before: str) -> str:
         path.write_text(text, "utf-8")
 
 
-def table(red: dict[Mutant, str | None], before: dict[tuple[str, str], str]) -> str:
-    """The page's table.
-
-    Args:
-        red: the test that notices each rule, "" if none does, None if it was not asked about since
-            its file changed.
-        before: as `noticed_before`.
-    """
-    lines = ["| file | rule | goes red |", "|---|---|---|"]
-    for mutant, test in red.items():
-        cell = f"`{test}`" if test else "nothing"
-        if test is None:
-            last = before.get((mutant.file, mutant.rule))
-            cell = f"`{last}` before the file changed" if last else "not asked yet"
-        lines.append(f"| {mutant.file} | {mutant.rule} | {cell} |")
-    asked = [test for test in red.values() if test is not None]
-    ending = f"{len(list(filter(None, asked)))} of {len(asked)} broken rules are noticed."
-    if len(asked) < len(red):
-        ending += (
-            f" The other {len(red) - len(asked)} have not been asked about since their file, or the"
-            " file of their test, changed; the next run asks about them."
+def report(every: list[Mutant], seen: Seen, known: set[Mutant]) -> str:
+    """The page. `known`: the rules that were asked about since their file or test changed."""
+    lines = ["| file | rule | goes red | asked at |", "|---|---|---|---|"]
+    for mutant in every:
+        test, state = seen.get(mutant[:2], (None, ""))
+        cell = (
+            "not asked yet | " if test is None else f"`{test}` | {state}" if test else "nothing | "
         )
-    return "\n".join([*lines, "", *textwrap.wrap(ending, 100)]) + "\n"
+        lines.append(f"| {mutant.file} | {mutant.rule} | {cell} |")
+    noticed = [mutant for mutant in known if seen[mutant[:2]][0]]
+    ending = f"{len(noticed)} of {len(known)} broken rules are noticed."
+    if others := len(every) - len(known):
+        ending += (
+            f" The other {others} have not been asked about since their file, or the file of their"
+            " test, changed; the next run asks about them."
+        )
+    return INTRODUCTION + "\n".join([*lines, "", *textwrap.wrap(ending, 100)]) + "\n"
 
 
 def main() -> int:
@@ -212,9 +208,7 @@ def main() -> int:
     options = parser.parse_args()
     every = mutants()
     chosen = [m for m in every if options.only in f"{m.file}: {m.rule}"]
-    before = noticed_before()
-    # By the key of a rule: the test that noticed it, and how the file of the test was then.
-    seen: dict[str, list[str]] = json.loads(SEEN.read_text("utf-8")) if SEEN.exists() else {}
+    seen = seen_before()
 
     with tempfile.TemporaryDirectory(prefix="relock-mutants-") as temporary:
         folders: queue.Queue[Path] = queue.Queue()
@@ -225,20 +219,21 @@ def main() -> int:
             if mutant.path(whole).read_text("utf-8").count(mutant.old) != 1:
                 print(f"the text to change is not there once: {mutant.file}: {mutant.rule}")
                 return 1
-        keys = {mutant: mutant.key(whole) for mutant in every}
 
         def is_known(mutant: Mutant) -> bool:
-            test, state = seen.get(keys[mutant], ("", ""))
-            return bool(test) and state == state_of(test, mutant.suites, whole)
+            test, state = seen.get(mutant[:2], ("", ""))
+            return bool(test) and state == state_of(mutant, test, whole)
 
-        asked = [mutant for mutant in chosen if not is_known(mutant)]
+        known = {mutant for mutant in every if is_known(mutant)}
+        asked = [mutant for mutant in chosen if mutant not in known]
         sound: set[str] = set()
         started = time.monotonic()
 
         def ask(mutant: Mutant) -> tuple[Mutant, str]:
             where = folders.get()
             try:
-                red = judge(mutant, where, before.get((mutant.file, mutant.rule), ""))
+                before, _ = seen.get(mutant[:2], ("", ""))
+                red = judge(mutant, where, before)
                 if red and red not in sound:
                     if ask_test(red, mutant.suites, where):
                         raise RuntimeError(f"{red} fails though nothing is broken")
@@ -247,17 +242,16 @@ def main() -> int:
             finally:
                 folders.put(where)
 
-        SEEN.parent.mkdir(exist_ok=True)
         with ThreadPoolExecutor(options.jobs) as pool:
             for mutant, red in pool.map(ask, asked):
-                seen[keys[mutant]] = [red, state_of(red, mutant.suites, whole)]
-                SEEN.write_text(json.dumps(seen, indent=0), "utf-8")
+                seen[mutant[:2]] = red, state_of(mutant, red, whole)
+                known.add(mutant)
+                REPORT.write_text(report(every, seen, known), "utf-8")
                 passed = time.monotonic() - started
                 state = f"noticed by {red}" if red else "NOT NOTICED"
                 print(f"{passed:5.0f} s  {mutant.file}: {mutant.rule}: {state}", flush=True)
-        red = {m: seen[keys[m]][0] if is_known(m) or m in asked else None for m in every}
-    REPORT.write_text(INTRODUCTION + table(red, before), "utf-8")
-    return 0 if all(red[mutant] for mutant in chosen) else 1
+    REPORT.write_text(report(every, seen, known), "utf-8")
+    return 0 if all(seen[mutant[:2]][0] for mutant in chosen) else 1
 
 
 if __name__ == "__main__":

@@ -47,14 +47,15 @@ def test_the_text_that_a_rule_breaks_is_there_exactly_once() -> None:
 def test_a_rule_is_asked_about_again_when_code_changes_and_not_for_a_comment(
     tmp_path: Path, name: str, comment: str, code: str
 ) -> None:
-    rule = _script("mutate").Mutant(name, "a rule", "1", "2")
+    mutate = _script("mutate")
+    rule = mutate.Mutant(name, "a rule", "1", "2")
     file = rule.path(tmp_path)
     file.parent.mkdir(exist_ok=True)
-    keys = []
+    states = []
     for text in ("return 1\n" if name.endswith("lua") else "x = 1\n", comment, code):
         file.write_text(text, "utf-8")
-        keys.append(rule.key(tmp_path))
-    assert keys[0] == keys[1] != keys[2]
+        states.append(mutate.state_of(rule, "test_that_notices", tmp_path))
+    assert states[0] == states[1] != states[2]
 
 
 def test_the_text_of_a_fault_that_is_put_back_is_there_exactly_once(
