@@ -200,8 +200,11 @@ def _kind(options: Mapping[str, Any]) -> tuple[type[Any], dict[str, Any]]:
     protocol 2, which is the same in every version and needs no HELLO, which some proxies lack."""
     kwargs = {**options, "protocol": 2, "retry": Retry(NoBackoff(), 0), "encoding": "utf-8"}
     kind = kwargs.pop("connection_class")
-    if hasattr(redis, "DriverInfo"):
-        kwargs["driver_info"] = None  # redis-py 8 reads its version from a file for each connection
+    # No CLIENT SETINFO: it takes two round trips, redis-py 8 reads its version from a file for each
+    # connection, and in redis-py 5.0 the error of an older Redis keeps the caller's frames alive,
+    # with a `Lock` that was dropped, until the garbage collector comes.
+    names = ("driver_info",) if hasattr(redis, "DriverInfo") else ("lib_name", "lib_version")
+    kwargs |= dict.fromkeys(names)
     kwargs["db"] = str(options["db"]) if options.get("db") else 0  # 0 is not sent
     return kind, kwargs
 
