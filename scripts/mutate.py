@@ -81,10 +81,6 @@ def _code(path: Path) -> str:
     return re.sub(r"^ *--(?! Uses:).*\n", "", text, flags=re.MULTILINE)
 
 
-def _digest(*texts: str) -> str:
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
-
-
 def mutants() -> list[Mutant]:
     blocks = TABLE.read_text("utf-8").split("\n\n")[1:]
     return [_mutant(*block.strip("\n").splitlines()) for block in blocks]
@@ -158,7 +154,8 @@ def state_of(mutant: Mutant, test: str, where: Path) -> str:
     place = where / (find_test(test, mutant.suites, where) or "-")
     files = sorted(place.rglob("*.py")) if place.is_dir() else [place] if place.exists() else []
     texts = map(_code, (mutant.path(where), *files))
-    return hashlib.sha256("\0".join([mutant.old, mutant.new, *texts]).encode()).hexdigest()[:8]
+    whole = "\0".join((mutant.old, mutant.new, *texts))
+    return hashlib.sha256(whole.encode()).hexdigest()[:8]
 
 
 def ask_test(name: str, suites: tuple[str, ...], where: Path) -> str:
@@ -182,13 +179,12 @@ def judge(mutant: Mutant, where: Path, before: str) -> str:
 
 def report(every: list[Mutant], seen: Seen, known: set[Mutant]) -> str:
     """The page. `known`: the rules that were asked about since their file or test changed."""
-    lines = ["| file | rule | goes red | asked at |", "|---|---|---|---|"]
+    lines = ["| file | rule | goes red | code |", "|---|---|---|---|"]
     for mutant in every:
-        test, state = seen.get(mutant[:2], (None, ""))
-        cell = (
-            "not asked yet | " if test is None else f"`{test}` | {state}" if test else "nothing | "
-        )
-        lines.append(f"| {mutant.file} | {mutant.rule} | {cell} |")
+        test, state = seen.get(mutant[:2], ("", ""))
+        nothing = "nothing" if mutant in known else "not asked yet"
+        cell = f"`{test}`" if test else nothing
+        lines.append(f"| {mutant.file} | {mutant.rule} | {cell} | {state} |")
     noticed = [mutant for mutant in known if seen[mutant[:2]][0]]
     ending = f"{len(noticed)} of {len(known)} broken rules are noticed."
     if others := len(every) - len(known):
@@ -214,7 +210,8 @@ def main() -> int:
         folders: queue.Queue[Path] = queue.Queue()
         for number in range(options.jobs):
             folders.put(copy_tree(Path(temporary) / str(number)))
-        whole = Path(temporary) / "0"
+        # The tree may change meanwhile, and in the others a rule is broken.
+        whole = copy_tree(Path(temporary) / "whole")
         for mutant in chosen:
             if mutant.path(whole).read_text("utf-8").count(mutant.old) != 1:
                 print(f"the text to change is not there once: {mutant.file}: {mutant.rule}")
