@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import celery
@@ -17,7 +17,7 @@ from celery import _state
 from celery.result import AsyncResult, ResultSet
 
 import celery_relock.workflow.enter  # noqa: F401  # its shared task stays for all modules
-from tests.support import Journal, RedisServer, Worker, find_redis_server, programs
+from tests.support import Journal, RedisServer, Worker, find_redis_server, pauses, programs
 from tests.support.rabbitmq import find_rabbitmq_server
 from tests.support.sentinel import Watched
 from tests.support.shared_rabbitmq import SharedRabbit
@@ -32,6 +32,17 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell ignores Ctrl-C for what it starts in the background, so all that tests start would.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    pauses.watch()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    call: pytest.CallInfo[None],
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and (seen := pauses.since(call.start)):
+        report.sections.append(("This process", "\n".join(seen)))
+    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -232,21 +232,22 @@ def test_a_wait_has_an_end(lock: MakeLock, state: State) -> None:
 
 
 def test_the_lease_is_renewed_until_the_task_ends(lock: MakeLock) -> None:
-    async def holder(release: bool) -> None:
-        one = lock(timeout=1.2)
+    async def holder(name: str, release: bool) -> None:
+        one = lock(name, timeout=2.4)  # a busy machine may not run this process for a second
         await one.acquire()
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(2.8)
         assert await one.owned()
         if release:
             await one.release()
 
     async def main() -> None:
-        await asyncio.create_task(holder(release=True))
-        # It is kept, so nothing is garbage.
-        ended = asyncio.create_task(holder(release=False))
-        await ended
-        assert await lock().locked()
-        async with lock(blocking_timeout=30):  # by the end of the lease
+        # Both are kept, so nothing is garbage.
+        released = asyncio.create_task(holder("a", release=True))
+        left = asyncio.create_task(holder("b", release=False))
+        await asyncio.gather(released, left)
+        assert not await lock("a").locked()
+        assert await lock("b").locked()
+        async with lock("b", blocking_timeout=30):  # by the end of the lease
             pass
 
     run(main())
