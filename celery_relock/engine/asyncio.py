@@ -319,7 +319,7 @@ class Keeper(Registry):
     def discard(self, lease: Lease) -> None:
         super().discard(lease)
         if self._may_end and not self._leases and self._task is not None:
-            _tell(self._task.get_loop(), self._ring)  # any thread may be here
+            _tell(self._task.get_loop(), self._dismiss)  # any thread may be here
 
     def wake(self) -> None:
         """Somebody needs the backend."""
@@ -331,6 +331,13 @@ class Keeper(Registry):
     def _may_end(self) -> bool:
         """Whether the loop may be about to end."""
         return time.monotonic() - self._cancelled_at < _LINGER
+
+    def _dismiss(self) -> None:
+        """End the task of a loop that may be about to end, also while it waits for the server."""
+        task = self._task
+        if task is not None and not self._leases:
+            self._task = None
+            task.cancel()
 
     def _ring(self) -> None:
         self._bell.set()
@@ -361,7 +368,7 @@ class Keeper(Registry):
         self._running = False
         self._thread.end()
         self._rest()
-        if task.cancelled():
+        if task.cancelled() and task is self._task:  # not dismissed
             self._cancelled_at = time.monotonic()
             task.get_loop().call_later(_GOES_ON, self._go_on)
         else:

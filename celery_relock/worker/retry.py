@@ -49,12 +49,15 @@ class _LeftToRetry:
     error: Exception | None = None
 
     def leave(self) -> None:
-        """Leave the lease to the retry, if there is one; release what the retry does not need."""
+        """Leave the lease to the retry, if there is one that needs any of it; release what the
+        retry does not need."""
         sent = retry_of(self.message)
         if sent is None:
             return
         claim = self.lease.claim
         kept = tuple(name in self.needed for name in claim.names)
+        if not any(kept):
+            return
         if not all(kept):
             rest = [name for name, is_kept in zip(claim.names, kept, strict=True) if not is_kept]
             # Before they are released: a renewal on its way that does not find them tells no loss.
@@ -64,9 +67,8 @@ class _LeftToRetry:
                     rest, claim.execution_id, claim.attempt_id, home=self.engine.parking.sender.home
                 )
                 self.engine.parking.publish(back.messages)
-        if any(kept):
-            ahead = seconds_to(sent.fields.get("eta"), self.task.app) or 0.0
-            self.lease.successor = Successor(sent.execution_id, ahead + self.margin)
+        ahead = seconds_to(sent.fields.get("eta"), self.task.app) or 0.0
+        self.lease.successor = Successor(sent.execution_id, ahead + self.margin)
 
     def end(self) -> None:
         """The message is over: the retry of its error was sent, or there is none."""

@@ -4,6 +4,7 @@ somebody else."""
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
@@ -11,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from celery_relock import engines
 from celery_relock.asyncio import Lock
 from celery_relock.engine.asyncio import LoopEngine
 from celery_relock.engine.protocol import LockState
@@ -176,16 +176,16 @@ def test_when_the_loop_ends_whoever_holds_releases(lock: MakeLock, state: State)
         async with lock(), lock("b"):
             await asyncio.sleep(60)
 
-    async def main() -> None:
+    async def main() -> asyncio.AbstractEventLoop:
         waiting = asyncio.create_task(hold()), asyncio.create_task(hold())
         while not state().waiting:
             await asyncio.sleep(0.01)
         del waiting  # both are cancelled with the loop
+        return asyncio.get_running_loop()
 
-    run(main())
+    loop = run(main())
     assert (state().holds, state().waiting) == ((), 0)
-    kept = [each.keeper._task for found in engines._of_loops.values() for each in found.values()]
-    assert all(task.done() for task in kept if task), "a task that nobody will ever end"
+    assert not asyncio.all_tasks(loop), "a task that nobody will ever end"
 
 
 def cancel_all(*but: asyncio.Task[Any]) -> None:
@@ -268,14 +268,49 @@ def test_what_is_held_while_the_loop_ends_is_renewed_and_no_task_outlives_the_lo
                 async with lock("another"):
                     pass
 
-    async def main() -> tuple[LoopEngine, asyncio.Task[None]]:
+    async def main() -> tuple[asyncio.AbstractEventLoop, LoopEngine, asyncio.Task[None]]:
         one = lock(timeout=1)
         holder = asyncio.create_task(hold(one))
         await until(lambda: state().holds)
-        return one._engine, holder
+        return asyncio.get_running_loop(), one._engine, holder
 
-    engine, holder = run(main())
+    loop, engine, holder = run(main())
     assert holder.cancelled(), "it has lost the lock"
-    assert engine.keeper._task.done()
+    assert not asyncio.all_tasks(loop)
     assert engine._ear is None
     assert not state().holds
+
+
+def test_a_renewal_on_its_way_keeps_no_task_from_ending_with_the_loop(
+    lock: MakeLock, state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrived, answered = threading.Event(), threading.Event()
+
+    async def hold(one: Lock) -> None:
+        async with one:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await until(arrived.is_set)
+
+    async def main() -> asyncio.AbstractEventLoop:
+        one = lock(timeout=1.5)
+        backend = one._engine.backend
+        renew = backend.renew
+
+        def slow(*args: Any, **named: Any) -> list[bool]:
+            arrived.set()
+            answered.wait(30)
+            return renew(*args, **named)
+
+        monkeypatch.setattr(backend, "renew", slow)
+        holder = asyncio.create_task(hold(one))
+        await until(lambda: state().holds)
+        del holder  # it is cancelled with the loop
+        return asyncio.get_running_loop()
+
+    loop = run(main())
+    try:
+        assert not asyncio.all_tasks(loop), "a task that nobody will ever end"
+    finally:
+        answered.set()

@@ -181,6 +181,16 @@ def test_a_retry_with_other_arguments_keeps_only_the_names_that_it_needs(worker,
     assert not lock_of(worker, f"account:{third}").locked()
 
 
+def test_a_retry_that_needs_none_of_its_names_keeps_none(worker, account):
+    third, fourth = f"{account}-third", f"{account}-fourth"
+    sent = worker.module.moves_on.delay(account, f"{account}-second", third, fourth)
+    wait_for(lambda: sent.state != "PENDING")
+    assert sent.state == "RETRY"
+    for each in (account, f"{account}-second", third, fourth):
+        assert not lock_of(worker, f"account:{each}").locked(), each
+    assert {*sent.get(timeout=20)} == {f"account:{third}", f"account:{fourth}"}
+
+
 @pytest.mark.skipif(celery.VERSION < (5, 7), reason="Celery has this option since 5.7")
 def test_the_retry_of_a_killed_child_has_the_lock_name_and_the_options_of_its_call(worker, account):
     sent = worker.module.is_killed_at_first.apply_async(

@@ -162,11 +162,13 @@ def stranger(self, account):
     lock_key=["account:{account}", "account:{second}"],
     lock_keep_on_retry=True,
 )
-def moves_on(self, account, second, third):
-    """Its retry needs other locks than it has."""
+def moves_on(self, account, second, third, fourth=""):
+    """Its retry needs other locks than it has: the last two."""
     journal.add("moves", account=account, names=list(self.lock.names), retries=self.request.retries)
     if not self.request.retries:
-        raise self.retry(args=(second, third, ""), kwargs={}, countdown=2, max_retries=1)
+        args = (third, fourth, "") if fourth else (second, third, "")
+        raise self.retry(args=args, kwargs={}, countdown=2, max_retries=1)
+    return list(self.lock.names)
 
 
 @app.task(
