@@ -204,7 +204,7 @@ def _message(
             "`producer` that it was given. If an apply_async or a send_task of your own publishes "
             "it, it has been sent. With lock_debounce=False in apply_async it is sent by itself."
         )
-    header = dict(kept.headers[HEADER])
+    header = {**kept.headers[HEADER], "parked": True}
     if header.get("dedup") == ["", marker.OWN]:
         del header["dedup"]  # it is a call of a program, whichever task that runs in
     text = parked_text(task.app, kept, header)

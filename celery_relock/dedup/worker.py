@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..declaration import Declaration, declaration
+from ..engine.engine import Engine
 from ..engine.hold import Body, MakeHold
 from ..engine.protocol import Successor
 from ..errors import LockUnavailable
@@ -218,20 +219,28 @@ def _is_called_by_name(message: Any) -> bool:
     return not any((*canvas, message.retries, message.replaced_task_nesting))
 
 
-def on_revoked(task: Any, request: Any, terminated: bool) -> None:
+def on_revoked(
+    engine: Engine,
+    request: Any,
+    remember: float | None,
+    task: Any = None,
+    terminated: bool = False,
+) -> None:
     """The call was revoked, or has expired, before it ran: another one may be sent."""
     header = header_of(request)
-    declared = declaration(type(task))
-    made = Marker(*header.dedup) if header.dedup else _marker_by_name(task, declared, request)
+    made = Marker(*header.dedup) if header.dedup else _marker_by_name(task, request)
     if made is None or not made.name or (terminated and made.until == marker.TIME):
         return
     # Also for a retry that is revoked before the body that sent it has ended.
-    end_unexecuted(declared.engine, [made.name], marker.hold_id(header.first_execution_id))
+    own = marker.hold_id(header.first_execution_id)
+    end_unexecuted(engine, [made.name], own, remember)
 
 
-def _marker_by_name(task: Any, declared: Declaration, request: Any) -> Marker | None:
+def _marker_by_name(task: Any, request: Any) -> Marker | None:
+    if task is None:
+        return None
     header = header_of(request)
-    declared = declared.of_call(header.options, header.prefix)
+    declared = declaration(type(task)).of_call(header.options, header.prefix)
     mode = declared.options.dedup
     if mode is None or declared.rule.off:
         return None

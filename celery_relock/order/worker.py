@@ -19,7 +19,7 @@ from celery.exceptions import Reject, Retry
 
 from ..declaration import Declaration, declaration
 from ..engine import events, ids, reentrancy
-from ..engine.engine import WAITER_LEASE
+from ..engine.engine import WAITER_LEASE, Engine
 from ..engine.events import LockEvent, label_of
 from ..engine.hold import Body, MakeHold
 from ..engine.lease import Lease
@@ -186,18 +186,22 @@ class _LineLease(Lease):
         events.tell(LockEvent(kind, *told, self._waited(), policy=policy))
 
 
-def on_revoked(task: Any, request: Any, terminated: bool) -> None:
+def on_revoked(
+    engine: Engine, request: Any, remember: float | None, task: Any = None, **_: Any
+) -> None:
     """The call was revoked, or has expired: nobody waits for it."""
     header = header_of(request)
-    declared = declaration(type(task))
-    name = header.order[0] if header.order else _name_by_arguments(task, declared, request)
+    name = header.order[0] if header.order else _name_by_arguments(task, request)
     if name:
-        end_unexecuted(declared.engine, [LINE + name], header.execution_id)
+        end_unexecuted(engine, [LINE + name], header.execution_id, remember)
 
 
-def _name_by_arguments(task: Any, declared: Declaration, request: Any) -> str:
+def _name_by_arguments(task: Any, request: Any) -> str:
     """The lock name of a call that took its place when it arrived, "" if it has none."""
     header = header_of(request)
+    if task is None:
+        return ""
+    declared = declaration(type(task))
     if declared.options.order is None or not header.own:
         return ""  # an id made from the task id was parked under another one, if at all
     declared = declared.of_call(header.options, header.prefix)

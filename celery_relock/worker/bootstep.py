@@ -21,8 +21,7 @@ from ..engine import ids
 from ..engine.crash import Reaper, journal
 from ..errors import LockConfigError, RelockError
 from ..settings import enabled, store_settings
-from ..workflow import steps
-from . import company, conflict, control, execution, parking, revocation  # noqa: F401  # receivers
+from . import company, conflict, control, execution, parking, revocation, unlocked  # noqa: F401  # receivers
 from . import events as worker_events
 from .message import HEADER
 from .report import report
@@ -50,7 +49,7 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
         company.tell(w.app)
         if not locked_tasks(w.app):
             return False
-        steps.keep_permits(w.app)
+        unlocked.prepare(w.app)
         return True
 
     def create(self, w: Any) -> None:

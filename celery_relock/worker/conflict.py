@@ -302,7 +302,7 @@ def _parked(attempt: Attempt, left: float | None) -> ParkAnswer | None:
     task, engine, lease, options, message = attempt
     bounds = {"patience": look_after(left, message, task.app), "most": options.max_parked}
     header = header_of(message).made_own()
-    request = park_request(task, message, header.again(), **bounds)
+    request = park_request(task, message, header.again()._replace(parked=True), **bounds)
     if request is None:
         return None
     if header.first:

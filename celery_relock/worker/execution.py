@@ -35,7 +35,7 @@ from ..engine.protocol import COOLDOWN, Claim, Successor
 from ..naming.names import bind
 from ..order import worker as order
 from ..workflow import steps
-from . import company, events, retry, revocation
+from . import company, events, retry, revocation, unlocked
 from .conflict import Attempt, call_off, obtain, release
 from .message import (
     Header,
@@ -108,13 +108,13 @@ class Execution:
         request: Celery's, None for a direct call; `message` is the same if a message is behind it,
             which an eager or direct call has not, and so can be neither parked nor sent again.
             `header` is the message's.
-        names, arguments: of this call.
+        names, limits, owner: what this call asks for; limits by name.
         make_hold: makes what `self.lock` shows; None before there is a hold.
     """
 
     __slots__ = (
-        "args", "arguments", "body", "by", "declared", "header", "kwargs", "make_hold",
-        "message", "names", "request", "task",
+        "args", "body", "by", "declared", "header", "kwargs", "limits", "make_hold",
+        "message", "names", "owner", "request", "task",
     )  # fmt: skip
 
     def __init__(
@@ -137,13 +137,16 @@ class Execution:
             self.header = begin_message(task.app, self.message)
         self.declared = declaration(type(task))
         self.names: tuple[str, ...] = ()
-        self.arguments: Mapping[str, object] = {}
+        self.limits: Mapping[str, int] = {}
+        self.owner = ""
         self.make_hold: MakeHold | None = None
 
     def run_named(self) -> Any:
         """Find the locks that the call needs, and run it unless it is a duplicate."""
         header = self.header
         if self.declared.rule.off:
+            if self.message is not None:
+                unlocked.forget(self.task.app, self.message)
             return self.run_body(None)
         arguments = bind(self.task, self.args, self.kwargs)
         try:
@@ -151,20 +154,19 @@ class Execution:
                 # The call does not fit the body, whose own TypeError says so best.
                 return self.body(*self.args, **self.kwargs)
             self.declared = declared = _declared(self.declared, self.request, header)
-            self.arguments, self.names = arguments, declared.names(arguments)
+            self.names = names = declared.names(arguments)
+            self.limits = dict(zip(names, declared.limits(arguments, names), strict=True))
+            self.owner = owner(declared.options.owner, self.request, self.task.name)
         except Exception as error:
-            kept = header and (header.kept or header.dedup or header.order)
-            if kept and is_acknowledged(self.task, error):
-                revocation.clear_away(self.task, self.message)
+            if header and header.is_awaited and is_acknowledged(self.task, error):
+                revocation.clear_away(self.task.app, self.message, self.task)
             raise
         # From the inside out: the locks, the line, the marker.
         locked = self.run_locked
         if header is not None and (header.order or declared.options.order):
-            locked = partial(order.around, self.task, declared, self.message, self.names, locked)
+            locked = partial(order.around, self.task, declared, self.message, names, locked)
         if header is not None and (header.dedup or declared.options.dedup is not None):
-            return dedup.around(
-                self.task, declared, self.message, self.names, locked, self.run_body
-            )
+            return dedup.around(self.task, declared, self.message, names, locked, self.run_body)
         return locked(self.run_body)
 
     def run_locked(self, run_body: Body) -> Any:
@@ -172,7 +174,7 @@ class Execution:
         if reentrancy.innermost() is None:
             return self._acquire(run_body, self.names, [])
         declared = self.declared
-        limits = declared.limits(self.arguments, self.names)
+        limits = [*self.limits.values()]
         outer = reentrancy.covering(declared.engine.backend, self.names, limits)
         shares = [Share(name, lease, _fence(lease, name), True) for name, lease in outer.items()]
         run_body = reentrancy.relying(outer.values())(run_body)
@@ -297,9 +299,9 @@ class Execution:
         claim = Claim(
             execution_id=ids.new_id() if header is None else header.execution_id,
             attempt_id=ids.new_attempt_id(),
-            owner=owner(options.owner, self.request, task.name),
+            owner=self.owner,
             names=names,
-            limits=self.declared.limits(self.arguments, names),
+            limits=tuple(map(self.limits.__getitem__, names)),
             lease=options.ttl,
             label=label_of(task.name, task_id),
             by_owner=options.reentrant == "workflow",
@@ -351,9 +353,10 @@ def _after(
     if request is None or request.id != task_id or request.is_eager or has_begun(request):
         return
     # `run` was not reached (an error in `before_start`), so nothing took over what was left to it.
-    is_locked_task = hasattr(task, "_relock_declares")
-    if (is_locked_task or header_of(request).workflow_locks) and not is_requeued(task, retval):
-        revocation.clear_away(task, request)
+    is_locked_task, header = hasattr(task, "_relock_declares"), header_of(request)
+    is_ours = is_locked_task or header.workflow_locks or header.is_awaited
+    if is_ours and not is_requeued(task, retval):
+        revocation.clear_away(task.app, request, task if is_locked_task else None)
     if is_locked_task:
         company.on_unreached(task, request, state)
 

@@ -193,6 +193,7 @@ class Header(NamedTuple):
         order: the line in which the call has a place, and its ticket (see `order`); 0 if another
             call may have overtaken it already.
         receiver: the worker whose copy of a broadcast message it is.
+        parked: whether it was parked, so that Redis publishes it again until it has come.
         options: what the call says instead of its task's options (`LockOptions.of_call`).
         prefix: of the lock names, as the sender's `relock_prefix` had it; None if it has none.
         first: the id made from the task id, if it was given one of its own since.
@@ -210,6 +211,7 @@ class Header(NamedTuple):
     order: tuple[str, int] | None = None
     first: str = ""
     receiver: str = ""
+    parked: bool = False
     options: Mapping[str, Any] = {}  # never changed
     prefix: str | None = None
     v: int = VERSION
@@ -218,6 +220,12 @@ class Header(NamedTuple):
     def first_execution_id(self) -> str:
         """The execution id that the first message of this execution had."""
         return self.first or self.execution_id
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether something in Redis that belongs to its task's locks waits for it."""
+        marker = self.dedup and self.dedup[0]
+        return bool(self.parked or self.kept or self.order or marker)
 
     def made_own(self) -> Header:
         """The header with an id of its own, by which copies of the message are recognised."""
@@ -341,6 +349,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "attempts": _is(int),
     "since": lambda value: float(_is(int, float)(value)),
     "own": lambda value: value is not False,
+    "parked": lambda value: value is True,
     "first": _or("", lambda value: _id(value) if value else ""),
     "receiver": _or("", _is(str)),
     "options": _or({}, _is(Mapping)),

@@ -157,11 +157,11 @@ def _names_of(task: Any, fields: Any, body: Any) -> tuple[str, ...]:
         return ()  # it says so itself when it runs
 
 
-def on_revoked(task: Any, request: Any, terminated: bool) -> None:
+def on_revoked(engine: Engine, request: Any, remember: float | None, **_: Any) -> None:
     """The retry was revoked, or has expired, before it ran: release what is kept for it. A body
     that has begun has it no more, and releases by itself."""
     header = header_of(request)
     if not header.kept:
         return
     names = [name for name, _ in header.kept]
-    end_unexecuted(declaration(type(task)).engine, names, header.execution_id)
+    end_unexecuted(engine, names, header.execution_id, remember)

@@ -17,6 +17,7 @@ from celery.states import REVOKED
 
 from ..declaration import engine_of
 from ..dedup import worker as dedup
+from ..engine.engine import Engine
 from ..errors import LockConfigError, RelockError
 from ..order import worker as order
 from ..workflow import steps
@@ -25,33 +26,57 @@ from .message import HEADER, has_begun, header_of
 
 logger = logging.getLogger("celery_relock")
 
+
+def _withdraw(engine: Engine, request: Any, remember: float | None, **_: Any) -> None:
+    header = header_of(request)
+    if header.parked:
+        engine.parking.withdraw(header.execution_id, remember)
+
+
 # Who clears away what, and what becomes of that if Redis cannot be reached.
-_ROOMS = (
+OF_ITS_LOCKS = (
+    (_withdraw, "the place of %s in the queue of its lock, its message will come again"),
     (retry.on_revoked, "the lock kept for %s, its lease ends it"),
     (order.on_revoked, "the place of %s in its order, it will be passed over"),
     (dedup.on_revoked, "the dedup marker of %s, it ends by itself"),
-    (steps.on_revoked, "the hold left to %s, it ends after its gap"),
 )
+_ALL = (*OF_ITS_LOCKS, (steps.on_revoked, "the hold left to %s, it ends after its gap"))
 
 
 def _revoked(sender: Any = None, request: Any = None, terminated: Any = None, **_: Any) -> None:
-    if not (hasattr(sender, "_relock_declares") or header_of(request).workflow_locks):
+    header, is_locked = header_of(request), hasattr(sender, "_relock_declares")
+    if not (is_locked or header.workflow_locks or header.is_awaited):
         return
     was_running = bool(terminated)
-    if header_of(request).attempts and not was_running:
+    if header.attempts and not was_running:
         events.show(sender, request.id, REVOKED)
     with suppress(LockConfigError):  # told when the worker began
         engine = engine_of(sender.app)
-        # It may be parked. Not here, in the worker's loop.
-        engine.later.add(partial(engine.parking.withdraw, header_of(request).execution_id))
-    clear_away(sender, request, was_running)
+        # Another copy of it may be parked. Not here, in the worker's loop.
+        engine.later.add(partial(engine.parking.withdraw, header.execution_id))
+    clear_away(sender.app, request, sender if is_locked else None, terminated=was_running)
 
 
-def clear_away(task: Any, request: Any, was_running: bool = False) -> None:
-    """Free what a message leaves that is not executed."""
-    for on_revoked, what in _ROOMS:
+def clear_away(
+    app: Any,
+    request: Any,
+    task: Any = None,
+    rooms: Any = _ALL,
+    remember: float | None = None,
+    terminated: bool = False,
+) -> None:
+    """Free what Redis has for a message that is not executed, or not under its locks.
+
+    Args:
+        task: a locked task, which tells more than the message.
+        rooms: all, or `OF_ITS_LOCKS`.
+        remember: see `end_unexecuted`.
+        terminated: it was revoked while its body ran.
+    """
+    for on_revoked, what in rooms:
         try:
-            on_revoked(task, request, was_running)
+            engine = engine_of(app)
+            on_revoked(engine, request, remember, task=task, terminated=terminated)
         except RelockError as error:
             logger.warning("Cannot release " + what + ": %s", request.id, error)
 
@@ -74,7 +99,7 @@ def _lost(sender: Any = None, task_id: str = "", exception: Any = None, **_: Any
         return
     if (request := _received.get(task_id)) is not None:
         told = Context(request.request_dict, args=request.args, kwargs=request.kwargs)
-        clear_away(sender, told)
+        clear_away(sender.app, told, sender if hasattr(sender, "_relock_declares") else None)
 
 
 task_revoked.connect(_revoked, weak=False, dispatch_uid="celery_relock")

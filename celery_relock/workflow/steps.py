@@ -15,7 +15,7 @@ The hold of a step has an id of its own, made of the execution and the workflow 
 declare the very same lock name for itself, and re-enters it then.
 
 From top to bottom: the stamps; what the header carries; the holds of the running step; what is done
-around a step; what is done when a message is published or revoked; steps that are no LockedTask.
+around a step; what is done when a message is published or revoked.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial, wraps
+from functools import partial
 from typing import Any, NamedTuple
 
 from celery import current_app
 
-from ..declaration import engine_of, is_locked, locked_tasks
+from ..declaration import engine_of, is_locked
 from ..engine import events, ids, reentrancy
 from ..engine.crash import journal
 from ..engine.engine import Engine
@@ -44,7 +44,6 @@ from ..worker.conflict import Attempt, end_unexecuted, obtain, release
 from ..worker.events import work_for
 from ..worker.message import (
     afterwards,
-    begin_call,
     finish,
     has_begun,
     header_of,
@@ -466,12 +465,12 @@ def on_replace(message: Any, canvas: Any) -> None:
         stamp(canvas, hold.lock.id, is_new)
 
 
-def on_revoked(task: Any, request: Any, terminated: bool) -> None:
+def on_revoked(engine: Engine, request: Any, remember: float | None, **_: Any) -> None:
     """A step was revoked, or has expired, before it began: release what was left to it. One that
     has begun has it no more, and releases by itself."""
     for lock in workflow_locks(request):
         own = hold_id(header_of(request).execution_id, lock.id)
-        end_unexecuted(engine_of(task.app), lock.names, own)
+        end_unexecuted(engine, lock.names, own, remember)
 
 
 def _is_new(headers: Any, header: Any) -> bool:
@@ -500,42 +499,3 @@ def _goes_on(headers: Mapping[str, Any], body: Any, message: Any) -> bool:
 
 def _has_stamp(signature: Mapping[str, Any]) -> bool:
     return any(stamped(step.get("options")) for step in steps_of(dict(signature)))
-
-
-# -- Steps that are no LockedTask ----------------------------------------------------------------
-
-_KEEPS = "_relock_keeps_permits"
-
-
-def keep_permits(app: Any) -> None:
-    """Let the tasks of a worker that are no LockedTask keep the permits of their workflows.
-
-    Celery executes a task's `run`, and only from inside of it a body can be refused. So each such
-    task gets a `run` of its own, as for Celery's autoretry. It just calls the body if the message
-    names no workflow lock. Call this when the app is finalized and before the pool starts; a second
-    call does nothing.
-    """
-    if not locked_tasks(app):
-        return  # nothing of ours is in use here
-    for task in app.tasks.values():
-        if not is_locked(type(task)) and _KEEPS not in vars(task):
-            _keep_permits_of(task)
-
-
-def _keep_permits_of(task: Any) -> None:
-    body, replace = task.run, task.on_replace
-
-    @wraps(body)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        message = begin_call(task)
-        if message is None or message.is_eager or not header_of(message).workflow_locks:
-            return body(*args, **kwargs)
-        return around(task, message, partial(body, *args, **kwargs))
-
-    @wraps(replace)
-    def replaced(sig: Any) -> Any:
-        on_replace(task.request, sig)
-        return replace(sig)
-
-    task.run, task.on_replace = run, replaced
-    setattr(task, _KEEPS, True)

@@ -1,0 +1,91 @@
+"""Messages for tasks that have no lock, in a worker where others have one.
+
+A step of a workflow keeps the workflow's locks, whether it is a `LockedTask` or not. And a message
+can have been sent, and parked, for a lock that its task has no more, as a deploy has taken it away.
+It is executed without, or discarded by Celery if the task is gone, too. What Redis has of it is
+cleared away then: else it would be published again and again, as one that was lost on its way.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import wraps
+from typing import Any
+
+from celery.app.task import Context
+from celery.signals import task_unknown
+
+from ..declaration import is_locked, locked_tasks
+from ..workflow import steps
+from . import revocation
+from .message import HEADER, begin_call, header_of
+
+logger = logging.getLogger("celery_relock")
+
+_PREPARED = "_relock_unlocked"
+
+
+def prepare(app: Any) -> None:
+    """Prepare the tasks of a worker that are no `LockedTask`.
+
+    Celery executes a task's `run`, and only from inside of it a body can be refused. So each such
+    task gets a `run` of its own, as for Celery's autoretry. It just calls the body if the message
+    has nothing to do with locks. Call this when the app is finalized and before the pool starts; a
+    second call does nothing.
+    """
+    if not locked_tasks(app):
+        return  # nothing of ours is in use here
+    for task in app.tasks.values():
+        if not is_locked(type(task)) and _PREPARED not in vars(task):
+            _prepare(task)
+
+
+def _prepare(task: Any) -> None:
+    body, replace = task.run, task.on_replace
+
+    @wraps(body)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        message = begin_call(task)
+        if message is None or message.is_eager:
+            return body(*args, **kwargs)
+        header = header_of(message)
+        if not header.workflow_locks:
+            forget(task.app, message)
+            return body(*args, **kwargs)
+
+        def step() -> Any:
+            forget(task.app, message)
+            return body(*args, **kwargs)
+
+        return steps.around(task, message, step)
+
+    @wraps(replace)
+    def replaced(sig: Any) -> Any:
+        steps.on_replace(task.request, sig)
+        return replace(sig)
+
+    task.run, task.on_replace = run, replaced
+    setattr(task, _PREPARED, True)
+
+
+def forget(app: Any, message: Any) -> None:
+    """A message is executed without the locks for which it was sent: clear away what Redis has of
+    it. If its process dies, it comes again, perhaps where its task has a lock."""
+    header = header_of(message)
+    if header.is_awaited:
+        if not header.workflow_locks:  # else it may have been parked for them
+            text = "Task %s[%s] was sent for a lock that its code declares no more: it runs without"
+            logger.warning(text, message.task, message.id)
+        revocation.clear_away(app, message, rooms=revocation.OF_ITS_LOCKS, remember=0.0)
+
+
+def _unknown(sender: Any = None, message: Any = None, **_: Any) -> None:
+    """Celery discards a message whose task it does not know."""
+    headers = message.headers or {}
+    if HEADER in headers:
+        told = Context(headers)
+        if header_of(told).is_awaited or header_of(told).workflow_locks:
+            revocation.clear_away(sender.app, told)
+
+
+task_unknown.connect(_unknown, weak=False, dispatch_uid="celery_relock")

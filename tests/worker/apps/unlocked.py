@@ -1,0 +1,66 @@
+"""Tasks whose locks a deploy takes away, or whose parked messages fail after it."""
+
+from __future__ import annotations
+
+import os
+
+from celery_relock import LockedTask
+from tests.support import Journal, make_app
+
+# The code after the deploy.
+deployed = bool(os.environ.get("RELOCK_TEST_DEPLOYED"))
+
+app = make_app(__name__, worker_prefetch_multiplier=8)
+journal = Journal.from_env()
+
+
+def body(self, account):
+    journal.add("inside", task=self.request.id)
+    return "after" if deployed else "before"
+
+
+def fails(*_, **__):
+    raise LookupError("after the deploy")
+
+
+def fits_no_more(self, account, country):
+    return body(self, account)
+
+
+class NotStarted(LockedTask):
+    def before_start(self, task_id, args, kwargs):
+        if deployed:
+            fails()
+
+
+LOCK = {"base": LockedTask, "lock_key": "{account}"}
+OFF = {"base": LockedTask, "lock_key": False}
+
+
+def declare(name, after, do=body, base=LockedTask, **options):
+    how = {**LOCK, **options, "base": base}
+    app.task(name=name, bind=True, **(after if deployed else how))(do)
+
+
+declare("off", OFF)
+declare("plain", {})
+if not deployed:
+    declare("gone", {})
+declare("names nothing", {**LOCK, "lock_key": fails})
+declare("has no limit", {**LOCK, "lock_limit": fails})
+declare("has no owner", {**LOCK, "lock_owner": fails})
+declare("is not started", {**LOCK, "base": NotStarted}, base=NotStarted)
+declare("fits no more", LOCK, fits_no_more if deployed else body)
+declare("debounced", {}, lock_debounce=5)
+declare("ordered", OFF, lock_order="sent", lock_order_gap=600)
+declare("dedup", OFF, lock_dedup="until_done")
+declare("still locked", LOCK)
+
+
+def retried(self, account):
+    if not self.request.retries:
+        raise self.retry(countdown=5)
+    return body(self, account)
+
+
+declare("kept", {}, retried, lock_keep_on_retry=True)

@@ -1,0 +1,76 @@
+"""A deploy takes locks away, or makes messages fail before their bodies, while they are parked."""
+
+from __future__ import annotations
+
+import pytest
+from celery.exceptions import NotRegistered
+
+from celery_relock.admin import Locks
+from celery_relock.errors import LockConfigError
+from tests.support import leftovers, wait_for
+from tests.support.parked import lock_of, wait_until_parked
+
+APP = "tests.worker.apps.unlocked"
+# What becomes of a parked message of each task.
+WITHOUT_LOCK = "off", "plain", "ordered", "dedup"
+FAILS = "gone", "names nothing", "has no limit", "has no owner", "is not started", "fits no more"
+#: These wait for no lock.
+DELAYED = "debounced", "kept"
+
+
+@pytest.fixture(scope="module")
+def deployed(module_worker):
+    """The worker after the deploy, and the results of what was sent before it: of each task, and of
+    a locked task behind it."""
+    before = module_worker(APP)
+    tasks, results = before.module.app.tasks, {}
+    held = [lock_of(before, name) for name in (*WITHOUT_LOCK, *FAILS)]
+    for lock in held:
+        lock.acquire()
+        results[lock.name] = [tasks[lock.name].delay(lock.name)]
+        wait_until_parked(before, lock.name)
+        results[lock.name].append(tasks["still locked"].delay(lock.name))
+        wait_until_parked(before, lock.name, 2)
+    for name in DELAYED:
+        results[name] = [tasks[name].delay(name)]
+    wait_for(lambda: results["kept"][0].state == "RETRY")
+    before.stop()
+    before.close()
+    after = module_worker(
+        APP, namespace=before.settings["RELOCK_TEST_NAMESPACE"], env={"RELOCK_TEST_DEPLOYED": "1"}
+    )
+    for lock in held:
+        lock.release()
+    results["kept"].append(tasks["still locked"].delay("kept"))
+    return after, results
+
+
+@pytest.mark.parametrize("name", [*WITHOUT_LOCK, *DELAYED])
+def test_a_message_whose_task_has_no_lock_any_more_runs_without(deployed, name):
+    after, results = deployed
+    assert results[name][0].get(timeout=30) == "after"
+    warning = rf"{name}\[{results[name][0].id}\] was sent for a lock that its code declares no more"
+    after.wait_for_log(warning)
+
+
+@pytest.mark.parametrize("name", FAILS)
+def test_a_message_that_fails_before_its_body_fails(deployed, name):
+    errors = {"gone": NotRegistered, "fits no more": TypeError, "is not started": LookupError}
+    with pytest.raises(errors.get(name, LockConfigError)):
+        deployed[1][name][0].get(timeout=30)
+
+
+@pytest.mark.parametrize("name", [*WITHOUT_LOCK, *FAILS, "kept"])
+def test_what_waits_behind_it_follows_at_once(deployed, name):
+    assert deployed[1][name][1].get(timeout=30) == "after"
+
+
+def test_nothing_is_left_and_nothing_runs_twice(deployed, client):
+    after, results = deployed
+    every = [result for each in results.values() for result in each]
+    wait_for(lambda: all(result.ready() for result in every))
+    wait_for(lambda: [*Locks(after.module.app).find()] == [])
+    keys = leftovers(client, after.settings["RELOCK_TEST_NAMESPACE"])
+    assert [key for key in keys if client.ttl(key) == -1 and not key.endswith(":meta")] == []
+    entered = [event["task"] for event in after.journal.events("inside")]
+    assert len(entered) == len({*entered})
