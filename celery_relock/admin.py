@@ -391,6 +391,7 @@ class Locks:
         from .worker.states import show_revoked
 
         of = found.place.execution_id
+        self.app.loader.import_default_modules()
         # Not one that runs: its message can come again.
         if found.place.state != "awaited" or not self._engine.parking.withdraw(of):
             return False
@@ -689,6 +690,7 @@ def _result(app: Any, task_id: str) -> Why | None:
     from celery.states import READY_STATES, RETRY
 
     try:
+        app.loader.import_default_modules()  # in a Django project it sets up the backend, too
         meta = app.backend.get_task_meta(task_id)
     except NotImplementedError:
         return None  # no result backend

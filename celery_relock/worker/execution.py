@@ -53,8 +53,10 @@ from .message import (
 )
 from .states import (
     LATER,
+    Aside,
     Dropped,
     Late,
+    SentAgain,
     end_dropped,
     is_acknowledged,
     is_autoretried,
@@ -93,12 +95,20 @@ def run(
     if outer and outer[-1].task is task and outer[-1].by is not by:
         return body(*args, **kwargs)
     execution = Execution(task, by, body, args, kwargs)
-    header, declared = execution.header, execution.declared
-    if header is None and execution.message is not None:
-        raise Late("is the copy of another worker")
-    if header is not None and (header.workflow_locks or declared.begins_workflows):
-        return steps.around(task, execution.message, execution.run_named)
-    return execution.run_named()
+    error = None
+    try:
+        header, declared = execution.header, execution.declared
+        if header is None and execution.message is not None:
+            raise Late("is the copy of another worker")
+        if header is not None and (header.workflow_locks or declared.begins_workflows):
+            return steps.around(task, execution.message, execution.run_named)
+        return execution.run_named()
+    except Exception as failed:
+        error = failed
+        raise
+    finally:
+        if not execution.asked:
+            execution.end_unasked(error)
 
 
 class Execution:
@@ -109,11 +119,12 @@ class Execution:
             which an eager or direct call has not, and so can be neither parked nor sent again.
             `header` is the message's.
         names, limits, owner: what this call asks for; limits by name.
+        asked: whether its locks were asked for. If not, what waits for it there is in the way.
         make_hold: makes what `self.lock` shows; None before there is a hold.
     """
 
     __slots__ = (
-        "args", "body", "by", "declared", "header", "kwargs", "limits", "make_hold",
+        "args", "asked", "body", "by", "declared", "header", "kwargs", "limits", "make_hold",
         "message", "names", "owner", "request", "task",
     )  # fmt: skip
 
@@ -139,28 +150,25 @@ class Execution:
         self.names: tuple[str, ...] = ()
         self.limits: Mapping[str, int] = {}
         self.owner = ""
+        self.asked = False
         self.make_hold: MakeHold | None = None
 
     def run_named(self) -> Any:
         """Find the locks that the call needs, and run it unless it is a duplicate."""
         header = self.header
         if self.declared.rule.off:
+            self.asked = True
             if self.message is not None:
                 unlocked.forget(self.task.app, self.message)
             return self.run_body(None)
         arguments = bind(self.task, self.args, self.kwargs)
-        try:
-            if arguments is None:
-                # The call does not fit the body, whose own TypeError says so best.
-                return self.body(*self.args, **self.kwargs)
-            self.declared = declared = _declared(self.declared, self.request, header)
-            self.names = names = declared.names(arguments)
-            self.limits = dict(zip(names, declared.limits(arguments, names), strict=True))
-            self.owner = owner(declared.options.owner, self.request, self.task.name)
-        except Exception as error:
-            if header and header.is_awaited and is_acknowledged(self.task, error):
-                revocation.clear_away(self.task.app, self.message, self.task)
-            raise
+        if arguments is None:
+            # The call does not fit the body, whose own TypeError says so best.
+            return self.body(*self.args, **self.kwargs)
+        self.declared = declared = _declared(self.declared, self.request, header)
+        self.names = names = declared.names(arguments)
+        self.limits = dict(zip(names, declared.limits(arguments, names), strict=True))
+        self.owner = owner(declared.options.owner, self.request, self.task.name)
         # From the inside out: the locks, the line, the marker.
         locked = self.run_locked
         if header is not None and (header.order or declared.options.order):
@@ -185,6 +193,7 @@ class Execution:
         if missing:
             return self._acquire(run_body, missing, shares, reentrancy.stuck())
         unbroken = all(map(steps.is_unbroken, outer.values()))
+        self.asked = True
         events.tell_reentered(self.task, self.request, outer)
         return run_body(partial(Hold, shares[0].lease.claim.owner, shares, unbroken=unbroken))
 
@@ -205,6 +214,7 @@ class Execution:
         task, message, options = self.task, self.message, self.declared.options
         engine = self.declared.engine
         lease = self._lease(engine, names, stuck)
+        self.asked = True
         may_keep = options.keep_on_retry and message is not None
         over = False  # whether the message is acknowledged for good
         attempt = Attempt(task, engine, lease, options, message)
@@ -261,6 +271,17 @@ class Execution:
                     if not is_left and lease.state in (State.HELD, State.LOST):
                         reentrancy.pop(lease)
                         release(engine, lease, ended=ended)
+
+    def end_unasked(self, error: Exception | None) -> None:
+        """It is over, and its locks were not asked for: clear away what waits for it there, unless
+        its message comes again or is that of another execution."""
+        header = self.header
+        if header is None or not header.is_awaited or isinstance(error, Aside | SentAgain):
+            return
+        rooms, remember = revocation.OF_ITS_LOCKS, None
+        if not is_acknowledged(self.task, error):  # the broker may bring it back
+            rooms, remember = revocation.PARKED, 0.0
+        revocation.clear_away(self.task.app, self.message, self.task, rooms, remember)
 
     def _watched(self, run_body: Body, lease: Lease, make_hold: MakeHold, may_keep: bool) -> Body:
         """A body that a lost lock ends, and whose retry gets the hold: what the options ask for."""

@@ -5,9 +5,10 @@ itself holds is released by its process, or by the reaper."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 from celery.app.task import Context
@@ -33,14 +34,16 @@ def _withdraw(engine: Engine, request: Any, remember: float | None, **_: Any) ->
         engine.parking.withdraw(header.execution_id, remember)
 
 
+Rooms: TypeAlias = tuple[tuple[Callable[..., None], str], ...]
 # Who clears away what, and what becomes of that if Redis cannot be reached.
-OF_ITS_LOCKS = (
-    (_withdraw, "the place of %s in the queue of its lock, its message will come again"),
+PARKED: Rooms = ((_withdraw, "the place of %s in its queue, its message will come again"),)
+OF_ITS_LOCKS: Rooms = (
+    *PARKED,
     (retry.on_revoked, "the lock kept for %s, its lease ends it"),
     (order.on_revoked, "the place of %s in its order, it will be passed over"),
     (dedup.on_revoked, "the dedup marker of %s, it ends by itself"),
 )
-_ALL = (*OF_ITS_LOCKS, (steps.on_revoked, "the hold left to %s, it ends after its gap"))
+_ALL: Rooms = (*OF_ITS_LOCKS, (steps.on_revoked, "the hold left to %s, it ends after its gap"))
 
 
 def _revoked(sender: Any = None, request: Any = None, terminated: Any = None, **_: Any) -> None:
@@ -61,7 +64,7 @@ def clear_away(
     app: Any,
     request: Any,
     task: Any = None,
-    rooms: Any = _ALL,
+    rooms: Rooms = _ALL,
     remember: float | None = None,
     terminated: bool = False,
 ) -> None:
@@ -69,7 +72,7 @@ def clear_away(
 
     Args:
         task: a locked task, which tells more than the message.
-        rooms: all, or `OF_ITS_LOCKS`.
+        rooms: all, or `OF_ITS_LOCKS`, or `PARKED`.
         remember: see `end_unexecuted`.
         terminated: it was revoked while its body ran.
     """

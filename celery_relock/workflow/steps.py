@@ -52,8 +52,10 @@ from ..worker.message import (
     running_request,
 )
 from ..worker.states import (
+    Dropped,
     SentAgain,
     Waits,
+    end_dropped,
     is_acknowledged,
     is_autoretried,
     is_requeued,
@@ -275,6 +277,9 @@ def around(task: Any, message: Any, call: Callable[[], Any]) -> Any:
     try:
         _acquire_all(task, message)
         result = call()
+    except Dropped as dropped:  # by `on_conflict` of a workflow lock that was not kept for it
+        _leave_all(message)
+        return end_dropped(task, message, dropped)
     except BaseException as error:
         if active.get():
             _end(task, message, error)

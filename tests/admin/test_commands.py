@@ -83,6 +83,23 @@ def test_no_worker_and_no_client_loads_what_only_people_need(worker: Worker, key
         assert [name for name in loaded if any(each in name for each in people)] == []
 
 
+def test_why_reads_a_result_that_needs_what_the_apps_modules_set_up(
+    worker: Worker,
+) -> None:
+    own = worker.settings
+    task_id = "of-a-django-project"
+    worker.module.app.backend.mark_as_done(task_id, "done")
+    command = ["celery", "-A", "tests.admin.apps.in_django", "relock", "why", task_id]
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=ROOT,
+        env=environment_of(own),
+        capture_output=True,
+        text=True,
+    )
+    assert "has ended: SUCCESS" in done.stdout, done.stderr
+
+
 def test_ls_and_show_tell_of_a_lock(run: Run, key: str, held: Any, trips: list[str]) -> None:
     parked = held.park()
 

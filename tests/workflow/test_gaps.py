@@ -7,10 +7,11 @@ import time
 import pytest
 from celery import chain
 
-from celery_relock import locked
+from celery_relock import is_dropped, locked
 from celery_relock.errors import LockLost
 from tests.support import wait_for
 from tests.support.apps import LOOK_EVERY
+from tests.support.parked import state_of, wait_until_parked
 from tests.workflow import flow as flows
 from tests.workflow.flow import wait_for_state
 
@@ -111,6 +112,34 @@ def test_a_step_may_fail_when_its_permit_is_gone(flow, gone, task):
     assert [e["step"] for e in flow.events("enter")] == ["0"]
     if gone == "held":
         stranger.release()
+
+
+def test_a_step_that_waited_for_its_own_lock_until_its_permit_was_gone_leaves_no_place(
+    flow,
+):
+    own = flow.lock(f"account:{flow.later}")
+    own.acquire()
+    step = flow.module.locking.s(account=flow.later, name="1")
+    key = flow.key
+    sent = locked(chain(flow.step("0"), step), key=key, gap_ttl=GAP, on_gap="raise").delay()
+    wait_until_parked(flow.worker, own.name)
+    assert flow.is_free(), "the gap has ended"
+    own.release()
+    with pytest.raises(LockLost, match=f"{flow.key}.*lock_on_gap='raise'"):
+        sent.get(timeout=30)
+    wait_for(lambda: state_of(flow.worker, own.name).waiting == 0)
+
+
+@pytest.mark.parametrize("task", ["plain", "locking"])
+def test_a_step_is_dropped_when_its_permit_is_gone_and_the_lock_is_held(flow, task):
+    sent = flow.interrupted(task, on_conflict="drop")
+    flow.wait_for("0", event="leave")
+    with flow.lock():
+        flow.consume_later()
+        assert is_dropped(sent.get(timeout=30))
+    assert sent.parent.state == "SUCCESS"
+    assert is_dropped(sent.parent.result)
+    assert flow.check_exclusion() == ["0"]
 
 
 def test_a_step_that_finds_a_stranger_in_its_lock_waits_for_its_turn(flow):
