@@ -17,7 +17,8 @@ BANNED = re.compile(
     re.IGNORECASE,
 )
 GENERATED = re.compile(
-    r"<!-- (figures|parked figures|ordered figures|measured) -->.*?<!-- /\1 -->", re.DOTALL
+    r"<!-- (figures|parked figures|ordered figures|mixed figures|measured) -->.*?<!-- /\1 -->",
+    re.DOTALL,
 )
 PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md")),

@@ -1,5 +1,5 @@
-"""An app in a Django project, as Celery's guide has it: Django is set up with the app's modules. Its
-results can be read only then, as those of django-celery-results."""
+"""An app in a Django project: Celery sets Django up with the app's modules. The results can be read
+only then, as those of django-celery-results."""
 
 from __future__ import annotations
 
