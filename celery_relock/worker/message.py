@@ -553,10 +553,14 @@ def is_retry(fields: Mapping[str, Any], request: Any) -> bool:
 
 
 class Retried(NamedTuple):
-    """The retry that an execution has sent: its execution id, and where its ETA and expiry are."""
+    """The retry that an execution has sent: our header in it, and where its ETA and expiry are."""
 
-    execution_id: str
+    header: Mapping[str, Any]
     fields: Mapping[str, Any]
+
+    @property
+    def execution_id(self) -> str:
+        return str(self.header["execution_id"])
 
 
 def on_published(fields: Mapping[str, Any], header: Mapping[str, Any]) -> None:
@@ -566,7 +570,7 @@ def on_published(fields: Mapping[str, Any], header: Mapping[str, Any]) -> None:
         for task in _task_stack.stack:
             for request in task.request_stack.stack:
                 if request.id == running.id:  # all copies, as in `begin_call`
-                    setattr(request, _RETRIED, Retried(header["execution_id"], fields))
+                    setattr(request, _RETRIED, Retried(header, fields))
 
 
 def retry_of(request: Any) -> Retried | None:

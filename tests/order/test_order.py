@@ -236,6 +236,16 @@ def test_a_retry_keeps_its_place_or_goes_to_the_end(worker, m, account, task, ho
 
 
 @ON_REDIS
+def test_a_retry_with_another_lock_name_leaves_its_place(worker, m, account):
+    m.careful.delay(account, 1, "retry elsewhere")
+    m.careful.delay(account, 2)
+    began(worker, f"{account}-else", 1)
+    assert numbers(began(worker, account, 2)) == [1, 2]
+    worker.journal.add(f"free {account}-else")
+    assert [event["in_order"] for event in began(worker, f"{account}-else", 1)] == [True]
+
+
+@ON_REDIS
 def test_a_retry_that_celery_makes_of_a_conflict_keeps_its_place(worker, m, account):
     with lock_of(worker, f"account:{account}"):
         first = m.raises.delay(account, 1)
