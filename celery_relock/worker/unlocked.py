@@ -2,8 +2,9 @@
 
 A step of a workflow keeps the workflow's locks, whether it is a `LockedTask` or not. And a message
 can have been sent, and parked, for a lock that its task has no more, as a deploy has taken it away.
-It is executed without, or discarded by Celery if the task is gone, too. What Redis has of it is
-cleared away then: else it would be published again and again, as one that was lost on its way.
+It is executed without. Or Celery discards it, as it cannot read it, or does not know its task. What
+Redis has of it is cleared away then: else it would be published again and again, as one that was
+lost on its way.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import wraps
 from typing import Any
 
 from celery.app.task import Context
-from celery.signals import task_unknown
+from celery.signals import task_rejected, task_unknown
 
 from ..declaration import is_locked, locked_tasks
 from ..workflow import steps
@@ -79,8 +80,8 @@ def forget(app: Any, message: Any) -> None:
         revocation.clear_away(app, message, rooms=revocation.OF_ITS_LOCKS, remember=0.0)
 
 
-def _unknown(sender: Any = None, message: Any = None, **_: Any) -> None:
-    """Celery discards a message whose task it does not know."""
+def _discarded(sender: Any = None, message: Any = None, **_: Any) -> None:
+    """Celery discards a message whose task it does not know, or that it cannot read."""
     headers = message.headers or {}
     if HEADER in headers:
         told = Context(headers)
@@ -88,4 +89,5 @@ def _unknown(sender: Any = None, message: Any = None, **_: Any) -> None:
             revocation.clear_away(sender.app, told)
 
 
-task_unknown.connect(_unknown, weak=False, dispatch_uid="celery_relock")
+task_unknown.connect(_discarded, weak=False, dispatch_uid="celery_relock")
+task_rejected.connect(_discarded, weak=False, dispatch_uid="celery_relock")

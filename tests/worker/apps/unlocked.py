@@ -11,6 +11,7 @@ from tests.support import Journal, make_app
 deployed = bool(os.environ.get("RELOCK_TEST_DEPLOYED"))
 
 app = make_app(__name__, worker_prefetch_multiplier=8)
+app.conf.accept_content = ["json"] if deployed else ["json", "pickle"]
 journal = Journal.from_env()
 
 
@@ -54,7 +55,8 @@ declare("fits no more", LOCK, fits_no_more if deployed else body)
 declare("debounced", {}, lock_debounce=5)
 declare("ordered", OFF, lock_order="sent", lock_order_gap=600)
 declare("dedup", OFF, lock_dedup="until_done")
-declare("still locked", LOCK)
+declare("unreadable", LOCK, serializer="pickle")
+declare("still locked", LOCK, serializer="json")
 
 
 def retried(self, account):
