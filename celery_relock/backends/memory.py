@@ -1313,7 +1313,7 @@ class MemoryBackend:
     def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
         with self._executes(_Command, home, execution_id) as command:
             had = command.withdraw(execution_id)
-            if had:
+            if had and remember > 0:
                 command.remember(execution_id, "*", remember)
             return Released(had, tuple(command.messages))
 

@@ -456,7 +456,7 @@ class Backend(Protocol):
 
     def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
         """Take a parked message, or the place of a call whose message has not come, out of its
-        queues for good; the execution counts as ended."""
+        queues for good; the execution counts as ended, unless `remember` is 0."""
 
     def arrived(self, execution_ids: Sequence[str], seconds: float) -> None:
         """A worker has received these messages, which were parked, and has no slot for them yet:

@@ -158,7 +158,7 @@ class Execution:
         header = self.header
         if self.declared.rule.off:
             self.asked = True
-            if self.message is not None:
+            if self.message is not None and not self.declared.enters_workflows:
                 unlocked.forget(self.task.app, self.message)
             return self.run_body(None)
         arguments = bind(self.task, self.args, self.kwargs)

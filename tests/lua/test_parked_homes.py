@@ -185,6 +185,19 @@ def test_a_withdrawn_execution_frees_its_place_and_does_not_run_any_more(two):
     assert two.out() == []
 
 
+def test_a_withdrawn_execution_whose_message_may_come_again_runs_then(two):
+    two.park("r3")
+    two.release("r1")
+    two.out()
+
+    assert two.withdraw("r2", home="h", remember=0)
+
+    assert two.out() == ["r3"]
+    two.fence("r3")
+    two.release("r3")
+    assert two.fence("r2", "later")
+
+
 def test_when_a_message_is_withdrawn_the_waiting_one_behind_it_acquires(two):
     two.listen("p")
     two.release("r1")

@@ -74,5 +74,6 @@ def test_nothing_is_left_and_nothing_runs_twice(deployed, client):
     wait_for(lambda: [*Locks(after.module.app).find()] == [])
     keys = leftovers(client, after.settings["RELOCK_TEST_NAMESPACE"])
     assert [key for key in keys if client.ttl(key) == -1 and not key.endswith(":meta")] == []
+    assert "Cannot release" not in after.log()
     entered = [event["task"] for event in after.journal.events("inside")]
     assert len(entered) == len({*entered})

@@ -426,6 +426,20 @@ def test_a_key_over_arguments_that_come_later_is_refused_with_the_reason(worker)
         locked(worker.module.adds.s(), key="x:{x}")
 
 
+def test_those_that_are_parked_enter_in_their_order(worker, account, step):
+    key, sent = f"account:{account}", []
+    with lock_of(worker, key):
+        for number in (1, 2, 3):
+            sent.append(locked(step(str(number)), key=key).delay())
+            wait_until_parked(worker, key, number)
+    for each in sent:
+        each.get(timeout=30)
+    fences = fences_of(worker, account)
+    assert fences == sorted(fences)
+    entered = [e["step"] for e in events_of(worker, account) if e.name == "enter"]
+    assert entered == ["1", "2", "3"]
+
+
 def test_one_that_is_revoked_while_it_is_parked_leaves_the_queue(worker, account, step):
     key = f"account:{account}"
     with lock_of(worker, key):
