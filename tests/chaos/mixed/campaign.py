@@ -1,0 +1,204 @@
+"""A campaign with all kinds of calls at once: workers, a sender, faults, and a verdict."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from celery_relock.admin import Locks
+from tests.chaos.mixed import judge
+from tests.chaos.parked.brokers import BROKERS, Broker
+from tests.chaos.parked.campaign import plain_environment
+from tests.chaos.parked.settings import Settings
+from tests.support import Journal, RedisServer, leftovers, reaper
+from tests.support.journal import Event
+
+ROOT = Path(__file__).parents[3]
+_DURABLE = ("--appendonly", "yes", "--appendfsync", "no")
+WORKERS, CHILDREN = 2, 3
+#: As in the workers' app.
+COOLDOWN, LIMIT = 0.2, 2
+#: Nothing has happened for so long, in seconds: what has not ended by then is lost. Longer than the
+#: gap of a workflow.
+STALLED = 45.0
+#: Between two faults, in seconds.
+PAUSE = 0.3, 1.2
+#: Between two faults that end a whole worker, in seconds: the next one is to come to work.
+APART = 6.0
+
+
+class Campaign:
+    """Runs one campaign; see `run`.
+
+    Args:
+        calls: so many, of every kind in turns.
+        broker: of `BROKERS`.
+        seed: of the calls and of the faults.
+        pause: seconds between two calls, on average.
+    """
+
+    def __init__(
+        self, calls: int, broker: str = "rabbitmq", seed: int = 1, pause: float = 0.1
+    ) -> None:
+        self._calls, self._make_broker = calls, BROKERS[broker]
+        self._seed, self._pause = seed, pause
+        self._random = random.Random(seed)
+        self._folder = Path(tempfile.mkdtemp(prefix="relock-mixed-"))
+        self._workers: list[subprocess.Popen[Any]] = []
+        self._started = 0
+        self._laid: Counter[str] = Counter()
+        self._ended_at = 0.0
+
+    def run(self) -> judge.Report:
+        """Start everything, lay faults while calls are sent, wait for the end, and judge."""
+        self._locks, resource = RedisServer(*_DURABLE), RedisServer()
+        self._broker: Broker = self._make_broker()
+        self._settings = Settings(
+            broker=self._broker.url,
+            transport=self._broker.options,
+            locks=self._locks.url,
+            resource=resource.url,
+            namespace=f"mixed{uuid.uuid4().hex[:8]}",
+            late=True,
+            lease=10.0,
+        )
+        self._client, self._app = self._locks.client(), self._settings.app()
+        self._journal = Journal(resource.url, self._settings.namespace)
+        began = time.monotonic()
+        sender = None
+        try:
+            for _ in range(WORKERS):
+                self._start_worker()
+            arguments = map(str, (self._calls, self._seed, self._pause))
+            sender = self._start(["tests.chaos.mixed.sender", *arguments], "sender")
+            self._lay_faults(sender)
+            self._wait_for_the_end()
+            events = self._journal.events()
+            report = judge.report(events, self._states(events), LIMIT, COOLDOWN)
+            report.violations += [f"hygiene: {key} is left" for key in self._left()]
+            if "all sent" not in self._journal.names():
+                report.violations.append(f"the sender failed, see {self._folder}/sender.log")
+            report.faults, report.seconds = self._laid, time.monotonic() - began
+        finally:
+            for process in (*self._workers, sender):
+                if process is not None:
+                    reaper.end(process)
+            self._app.close()
+            self._journal.close()
+            for server in (self._broker, self._locks, resource):
+                server.stop()
+        if report.violations:
+            (self._folder / "journal").write_text("\n".join(map(str, events)))
+            report.violations.append(f"the journal and the logs are kept in {self._folder}")
+        else:
+            for path in self._folder.iterdir():
+                path.unlink()
+            self._folder.rmdir()
+        return report
+
+    def _start(self, arguments: list[str], log: str) -> subprocess.Popen[Any]:
+        with (self._folder / f"{log}.log").open("w") as file:
+            return reaper.start(
+                [sys.executable, "-m", *arguments],
+                cwd=ROOT,
+                env={**plain_environment(), **self._settings.environment()},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+            )
+
+    def _start_worker(self) -> None:
+        self._started += 1
+        name = f"w{self._started}"
+        command = ["celery", "-A", "tests.chaos.mixed.app", "worker", "-c", str(CHILDREN)]
+        command += ["-l", "INFO", "-n", f"{name}@127.0.0.1", "--without-gossip"]
+        self._workers.append(self._start([*command, "--without-mingle"], name))
+
+    def _lay_faults(self, sender: subprocess.Popen[Any]) -> None:
+        acts: list[Callable[[], None]] = []
+        while sender.poll() is None:
+            time.sleep(self._random.uniform(*PAUSE))
+            if not acts:
+                acts = [self._kill_child] * 6
+                acts += [partial(self._end_worker, how) for how in ("kill", "terminate")]
+                acts += [partial(self._cut_locks, kind) for kind in ("normal", "pubsub")]
+                acts += [self._freeze_locks, self._restart_locks]
+                self._random.shuffle(acts)
+            acts.pop()()
+
+    def _kill_child(self) -> None:
+        worker = self._random.choice(self._workers)
+        with suppress(psutil.Error):
+            if children := psutil.Process(worker.pid).children():
+                self._random.choice(children).kill()
+                self._laid["pool processes killed"] += 1
+
+    def _end_worker(self, how: str) -> None:
+        """Kill a whole worker, or let it end what it is about; and start another one."""
+        if (left := self._ended_at + APART - time.monotonic()) > 0:
+            time.sleep(left)
+        worker = self._workers.pop(0)
+        if how == "kill":
+            os.killpg(worker.pid, signal.SIGKILL)
+            self._laid["workers killed"] += 1
+        else:
+            worker.terminate()
+            self._laid["workers ended"] += 1
+        worker.wait(60)
+        reaper.end(worker)
+        self._start_worker()
+        self._ended_at = time.monotonic()
+
+    def _cut_locks(self, kind: str) -> None:
+        self._client.client_kill_filter(_type=kind, skipme=True)
+        self._laid[f"locks: CLIENT KILL {kind}"] += 1
+
+    def _freeze_locks(self) -> None:
+        self._locks.pause()
+        time.sleep(self._random.uniform(0.5, 4))
+        self._locks.resume()
+        self._laid["locks: SIGSTOP"] += 1
+
+    def _restart_locks(self) -> None:
+        self._locks.kill()
+        self._locks.restart(keep_data=True)
+        self._laid["locks: kill -9 and started again"] += 1
+
+    def _wait_for_the_end(self) -> None:
+        """Until every task has ended and nothing is left, or nothing has happened for long."""
+        seen, changed = 0, time.monotonic()
+        while time.monotonic() - changed < STALLED:
+            events = self._journal.events()
+            if len(events) != seen:
+                seen, changed = len(events), time.monotonic()
+            states = self._states(events)
+            if all(judge.ended(task, states, events) for task in states) and not self._left():
+                return
+            time.sleep(0.5)
+
+    def _states(self, events: list[Event]) -> dict[str, str]:
+        sent = [event["task"] for event in events if event.name == "sent"]
+        return {task: self._app.AsyncResult(task).state for task in sent}
+
+    def _left(self) -> list[str]:
+        """Locks that are held or waited for, keys that no TTL ends, and messages that the broker
+        has."""
+        found = [str(lock) for lock in Locks(self._app).find()]
+        names = leftovers(self._client, self._settings.namespace)
+        kept = [name for name in names if not name.endswith(":meta")]
+        found += [name for name in kept if self._client.pttl(name) == -1]
+        return found + self._broker.left(self._app.conf.task_default_queue)

@@ -1,0 +1,159 @@
+"""Whether what happened while all kinds of calls wanted the same locks keeps the promises. Pure: no
+Redis, no clock.
+
+- overlap: while somebody is inside, nobody comes in who has another fencing token, unless both
+  share the lock, or the lock has permits enough.
+- order of tokens: whoever comes in alone has a token that is not lower than all before.
+- cooldown: a lock that cools down is not acquired meanwhile.
+- order of calls: a body that begins after that of a later call was told so.
+- twice: no call is completed again once its result was stored. (A step of a canvas can be: its
+  message is sent again if the step before is run again.)
+- lost, state: what a worker has received comes to an end, in one of the states that it may end in.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from tests.support.journal import Event
+
+
+@dataclass
+class Report:
+    """What a campaign found.
+
+    Attributes:
+        sent: tasks, by the kind of their call.
+        bodies: that entered a lock.
+        beside: entries while somebody with another token was inside, as the lock is shared.
+        unreceived: tasks that no worker has received, and that have not ended.
+    """
+
+    sent: Counter[str]
+    bodies: int
+    beside: int
+    unreceived: int
+    violations: list[str]
+    faults: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+
+def report(
+    events: Sequence[Event], states: Mapping[str, str], limit: int, cooldown: float
+) -> Report:
+    """Judge a journal.
+
+    Args:
+        states: of the results of the tasks that were sent.
+        limit: of the locks that have permits.
+        cooldown: in seconds.
+    """
+    beside, wrong = overlaps(events, limit)
+    received = {event["task"] for event in events if event.name == "received"}
+    sent = {event["task"]: event for event in events if event.name == "sent"}
+    alone = {task for task, event in sent.items() if event["alone"]}
+    open_ = {task for task in sent if not ended(task, states, events)}
+    lost = [f"lost: {task} ({sent[task]['kind']})" for task in sorted(open_ & received)]
+    states_wrong = [
+        f"state: {task} ({sent[task]['kind']}) is {states[task]}"
+        for task in sorted(sent.keys() - open_)
+        if states[task] not in (*sent[task]["ends"], "RETRY")
+    ]
+    return Report(
+        sent=Counter(event["kind"] for event in sent.values()),
+        bodies=sum(event.name == "enter" for event in events),
+        beside=beside,
+        unreceived=len(open_ - received),
+        violations=[
+            *wrong,
+            *too_soon(events, cooldown),
+            *out_of_order(events),
+            *completed_again(events, alone),
+            *lost,
+            *states_wrong,
+        ],
+    )
+
+
+def completed_again(events: Iterable[Event], alone: AbstractSet[str]) -> list[str]:
+    """Bodies of these tasks that ended after the result of their task had been stored."""
+    found = []
+    stored: set[str] = set()
+    for event in events:
+        if event.name == "over" and event["state"] == "SUCCESS":
+            stored.add(event["task"])
+        elif event.name == "leave" and event["task"] in stored & alone:
+            found.append(f"twice: {event.data} came after its result was stored")
+    return found
+
+
+def ended(task: str, states: Mapping[str, str], events: Iterable[Event]) -> bool:
+    """Whether a task has come to its end. Celery may store that a task is retried after the retry
+    has ended."""
+    if states[task] not in ("PENDING", "STARTED", "RECEIVED", "RETRY"):
+        return True
+    return any(
+        event.name == "over" and event["task"] == task and event["state"] in ("SUCCESS", "FAILURE")
+        for event in events
+    )
+
+
+def overlaps(events: Sequence[Event], limit: int) -> tuple[int, list[str]]:
+    """How often two were rightly inside, and breaches of exclusion and of the order of tokens, by
+    the journal's order."""
+    found: list[str] = []
+    beside = 0
+    # Who was killed says nothing more: then its entry is only the moment of it.
+    last = {event["entry"]: number for number, event in enumerate(events) if "entry" in event.data}
+    inside: dict[str, list[Event]] = defaultdict(list)
+    highest: dict[str, int] = defaultdict(int)
+    for number, event in enumerate(events):
+        if event.name != "enter":
+            continue
+        lock, fence, mode = event["lock"], event["fence"], event["mode"]
+        inside[lock] = [each for each in inside[lock] if last[each["entry"]] > number]
+        others = [each for each in inside[lock] if each["fence"] != fence]
+        at_most = limit if mode == "limited" else len(others) + 1
+        together = all({mode, each["mode"]} in ({"shared"}, {"limited"}) for each in others)
+        if not together or len({fence, *(each["fence"] for each in others)}) > at_most:
+            found.append(f"overlap: {event.data} while these were in: {others}")
+        beside += bool(others)
+        if mode not in ("shared", "limited"):
+            if fence < highest[lock]:
+                found.append(f"token: {event.data} came in after {highest[lock]}")
+            highest[lock] = max(highest[lock], fence)
+        inside[lock].append(event)
+    return beside, found
+
+
+def too_soon(events: Iterable[Event], cooldown: float) -> list[str]:
+    """Entries while the lock should have cooled down."""
+    by_lock: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        if event.name in ("enter", "leave") and event["mode"] == "cooled":
+            by_lock[event["lock"]].append(event)
+    return [
+        f"cooldown: {after.data} came {after.at - before.at:.3f} s after {before.data}"
+        for each in by_lock.values()
+        for before, after in pairwise(each)
+        # A body that was killed, or whose process was before the release, is run again.
+        if (before.name, after.name) == ("leave", "enter")
+        if before["task"] != after["task"]
+        if after.at - before.at < cooldown - 0.001  # the journal counts milliseconds
+    ]
+
+
+def out_of_order(events: Iterable[Event]) -> list[str]:
+    """Bodies of ordered calls that began after that of a later call, and were not told so."""
+    found = []
+    latest: dict[str, int] = defaultdict(lambda: -1)
+    for event in events:
+        if event.name == "begun":
+            if event["number"] < latest[event["lock"]] and event["in_order"]:
+                found.append(f"order: {event.data} came after {latest[event['lock']]}")
+            latest[event["lock"]] = max(latest[event["lock"]], event["number"])
+    return found
