@@ -2,7 +2,7 @@
 -- KEYS[1] meta: hash, the bucket's fencing token and layout
 -- KEYS[2] tombstone: string, how the execution ended
 -- ARGV[1] execution: id, the execution of one message
--- ARGV[2] remember: ms, life of the tombstone
+-- ARGV[2] remember: ms, life of the tombstone; 0 for none, if its message may come again
 -- ARGV[3] homes: ids with spaces between, the brokers that the caller can publish to; empty for none
 -- Reply {WITHDRAWN, execution, name, message, …}: it has left its queues; messages to resume
 -- Reply {GONE}: it was not parked; or its execution has begun, and only its message can come again
@@ -18,5 +18,7 @@ Base.write_without_memory(call.prefix)
 if not Turns.withdraw(call, execution) then
   return { 'GONE' }
 end
-redis.call('SET', tombstone, '*', 'PX', remember)
+if remember > 0 then
+  redis.call('SET', tombstone, '*', 'PX', remember)
+end
 return { 'WITHDRAWN', unpack(call.messages) }

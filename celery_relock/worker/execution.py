@@ -95,20 +95,21 @@ def run(
     if outer and outer[-1].task is task and outer[-1].by is not by:
         return body(*args, **kwargs)
     execution = Execution(task, by, body, args, kwargs)
-    error = None
+    header, declared = execution.header, execution.declared
+    if header is None and execution.message is not None:
+        raise Late("is the copy of another worker")
     try:
-        header, declared = execution.header, execution.declared
-        if header is None and execution.message is not None:
-            raise Late("is the copy of another worker")
         if header is not None and (header.workflow_locks or declared.begins_workflows):
-            return steps.around(task, execution.message, execution.run_named)
-        return execution.run_named()
-    except Exception as failed:
-        error = failed
-        raise
-    finally:
+            result = steps.around(task, execution.message, execution.run_named)
+        else:
+            result = execution.run_named()
+    except Exception as error:
         if not execution.asked:
             execution.end_unasked(error)
+        raise
+    if not execution.asked:
+        execution.end_unasked(None)
+    return result
 
 
 class Execution:
@@ -273,12 +274,13 @@ class Execution:
                         release(engine, lease, ended=ended)
 
     def end_unasked(self, error: Exception | None) -> None:
-        """It is over, and its locks were not asked for: clear away what waits for it there, unless
-        its message comes again or is that of another execution."""
+        """It is over, and its locks were not asked for: clear away what waits for it, unless its
+        message comes again or is that of another execution."""
         header = self.header
         if header is None or not header.is_awaited or isinstance(error, Aside | SentAgain):
             return
-        rooms, remember = revocation.OF_ITS_LOCKS, None
+        # What it came by has ended what it has there.
+        rooms, remember = revocation.PARKED if self.names else revocation.OF_ITS_LOCKS, None
         if not is_acknowledged(self.task, error):  # the broker may bring it back
             rooms, remember = revocation.PARKED, 0.0
         revocation.clear_away(self.task.app, self.message, self.task, rooms, remember)
