@@ -6,6 +6,7 @@
     run_locked  what a caller holds is re-entered, the rest is acquired
     _acquire    acquire, body, release
     run_body    the state STARTED, `self.lock`, and the task's own code
+    end_unasked what waits for a message that has not come to ask for its locks
     _after      what is left for when Celery has published what comes next
 
 `message` is Celery's request (its `Context`) if a message is behind the call. Its header is read
