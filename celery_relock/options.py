@@ -580,6 +580,12 @@ def fetch(feed): ...""",
                 "lock_hold='workflow' keeps the lock for the next step. Give the cooldown to the "
                 "last step."
             )
+        if callable(self.on_conflict) and self.hold == "workflow":
+            yield (
+                f"lock_on_conflict={self.on_conflict!r:.80} is a function, and lock_hold='workflow' "
+                "tells the next steps in their messages what to do if the lock is theirs no more. "
+                "Use one of the words."
+            )
         if self.key is False and said.get("lock_dedup") is not None:
             yield (
                 f"lock_dedup={self.dedup!r} needs a lock name to recognise duplicates, and "

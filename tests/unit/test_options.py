@@ -242,6 +242,11 @@ def test_a_bound_of_what_is_parked_is_refused_where_nothing_is(policy: str) -> N
         assert declare(lock_on_conflict=parks, lock_max_parked=5).max_parked == 5
 
 
+def test_a_function_is_refused_where_it_would_have_to_travel_in_messages() -> None:
+    written = {"lock_on_conflict": lambda conflict: "wait", "lock_hold": "workflow"}
+    assert "tells the next steps in their messages" in refusal(**written)
+
+
 @pytest.mark.parametrize("max_wait", [None, 0])
 def test_raising_at_once_may_be_written_down_as_no_wait(max_wait: float | None) -> None:
     assert declare(lock_on_conflict="raise", lock_max_wait=max_wait).max_wait == max_wait
@@ -278,6 +283,7 @@ def test_an_app_wide_wait_does_not_forbid_a_task_to_raise_at_once() -> None:
         ({"limit": 3}, {"lock_mode": str}),
         ({"limit": {"account:{n}": 3}}, {"lock_key": "shop:{n}"}),
         ({"cooldown": 5}, {"lock_hold": "workflow"}),
+        ({"on_conflict": str}, {"lock_hold": "workflow"}),
         ({"on_conflict": "drop"}, {"lock_max_wait": 5}),
         ({"debounce": 5}, {"lock_order": "sent"}),
     ],
