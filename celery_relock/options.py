@@ -582,9 +582,9 @@ def fetch(feed): ...""",
             )
         if callable(self.on_conflict) and self.hold == "workflow":
             yield (
-                f"lock_on_conflict={self.on_conflict!r:.80} is a function, and lock_hold='workflow' "
-                "tells the next steps in their messages what to do if the lock is theirs no more. "
-                "Use one of the words."
+                f"lock_on_conflict={self.on_conflict!r:.80} is a function, and "
+                "lock_hold='workflow' tells the next steps in their messages what to do if the "
+                "lock is theirs no more. Use one of the words."
             )
         if self.key is False and said.get("lock_dedup") is not None:
             yield (

@@ -48,7 +48,8 @@ def _work(task: Any, mode: str = "exclusive") -> None:
 
     def within(number: int) -> None:
         if number == len(fences):
-            time.sleep(random.choice((0, 0, 0.005, 0.02, 0.05)))
+            short = (0, 0, 0.005, 0.02, 0.05)
+            time.sleep(random.choice(short) if mode in ("exclusive", "cooled") else 0.05)
             return
         with _inside(task, *fences[number], mode):
             within(number + 1)
@@ -220,7 +221,7 @@ CALLS = {
     "by hand": Call(lambda key, other, n: by_hand.si(key)),
     "single": Call(lambda key, other, n: single.si(key)),
     "pair": Call(lambda key, other, n: pair.si(key, other)),
-    "limited": Call(lambda key, other, n: limited.si(key), times=LIMIT + 1),
+    "limited": Call(lambda key, other, n: limited.si(key), times=LIMIT + 2),
     "reader": Call(lambda key, other, n: reader.si(key), times=3),
     "downgraded": Call(lambda key, other, n: downgraded.si(key)),
     "kept by a retry": Call(lambda key, other, n: keeper.si(key)),
