@@ -219,7 +219,7 @@ _EITHER = "SUCCESS", "FAILURE"
 CALLS = {
     "plain": Call(lambda key, other, n: plain.si()),
     "by hand": Call(lambda key, other, n: by_hand.si(key)),
-    "single": Call(lambda key, other, n: single.si(key)),
+    "single": Call(lambda key, other, n: single.si(key), times=2),
     "pair": Call(lambda key, other, n: pair.si(key, other)),
     "limited": Call(lambda key, other, n: limited.si(key), times=LIMIT + 2),
     "reader": Call(lambda key, other, n: reader.si(key), times=3),
@@ -232,10 +232,10 @@ CALLS = {
     "dropped": Call(lambda key, other, n: drop.si(key)),
     "lock_on_conflict='retry'": Call(lambda key, other, n: patient.si(key)),
     "lock_max_wait": Call(lambda key, other, n: impatient.si(key), _EITHER),
-    "dedup": Call(lambda key, other, n: dedup.si(key)),
-    "debounce": Call(lambda key, other, n: burst.si(key)),
-    "cooldown": Call(lambda key, other, n: cooled.si(key)),
-    "ordered": Call(lambda key, other, n: ordered.si(key, n)),
+    "dedup": Call(lambda key, other, n: dedup.si(key), times=2),
+    "debounce": Call(lambda key, other, n: burst.si(key), times=2),
+    "cooldown": Call(lambda key, other, n: cooled.si(key), times=2),
+    "ordered": Call(lambda key, other, n: ordered.si(key, n), times=2),
     "failed": Call(lambda key, other, n: broken.si(key), ("FAILURE",)),
     "countdown": Call(
         lambda key, other, n: single.si(key),
