@@ -26,7 +26,7 @@ def _told(name: str, at: float = 0.0, **data: Any) -> Event:
 
 def _body(entry: str, fence: int, *between: Event, at: float = 0.0, **data: Any) -> list[Event]:
     """Somebody comes in, what is told meanwhile, and that he leaves."""
-    of = {"task": entry, **data, "entry": entry, "fence": fence}
+    of = {"task": entry, "owner": entry, **data, "entry": entry, "fence": fence}
     return [_told("enter", at, **of), *between, _told("leave", at, **of)]
 
 
@@ -42,8 +42,10 @@ def test_one_after_the_other_is_fine_and_one_beside_the_other_is_not() -> None:
     assert _breaches(_body("a", 1, *_body("b", 2, lock="another"))) == []
 
 
-def test_who_has_the_same_token_has_re_entered() -> None:
-    assert _breaches(_body("a", 1, *_body("b", 1))) == []
+def test_who_is_of_the_same_workflow_and_has_the_same_token_has_re_entered() -> None:
+    assert _breaches(_body("a", 1, *_body("b", 1, owner="a"))) == []
+    assert _breaches(_body("a", 1, *_body("b", 1))) == ["overlap"]
+    assert _breaches(_body("a", 1, *_body("b", 2, owner="a"))) == ["overlap"]
 
 
 def test_who_was_killed_is_not_inside_any_more() -> None:
@@ -97,6 +99,7 @@ def test_what_was_received_is_to_come_to_an_end_that_it_may_have() -> None:
     # Celery stores that it is retried after the retry has ended.
     assert _verdict(received, over, state="RETRY") == []
     assert _verdict(received, state="RETRY") == ["lost"]
+    assert _verdict(received, state="BLOCKED") == ["lost"]
 
 
 def test_nothing_is_completed_once_more_but_a_step_of_a_canvas() -> None:

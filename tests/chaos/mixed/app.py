@@ -36,11 +36,12 @@ def tell(what: str, **told: Any) -> None:
 
 
 @contextmanager
-def _inside(task: Any, lock: str, fence: int, mode: str) -> Iterator[None]:
-    told = {"entry": uuid.uuid4().hex, "task": task.request.id, "lock": lock, "fence": fence}
-    tell("enter", **told, mode=mode)
+def _inside(task: Any, lock: str, fence: int, owner: str, mode: str) -> Iterator[None]:
+    told = {"entry": uuid.uuid4().hex, "task": task.request.id, "lock": lock}
+    told |= {"fence": fence, "owner": owner, "mode": mode}
+    tell("enter", **told)
     yield
-    tell("leave", **told, mode=mode)
+    tell("leave", **told)
 
 
 def _work(task: Any, mode: str = "exclusive") -> None:
@@ -51,7 +52,7 @@ def _work(task: Any, mode: str = "exclusive") -> None:
             short = (0, 0, 0.005, 0.02, 0.05)
             time.sleep(random.choice(short) if mode in ("exclusive", "cooled") else 0.05)
             return
-        with _inside(task, *fences[number], mode):
+        with _inside(task, *fences[number], task.lock.owner, mode):
             within(number + 1)
 
     within(0)
@@ -187,9 +188,11 @@ def by_hand(self: Any, key: str) -> None:
     lock = Lock(settings.locks, key, namespace=settings.namespace)
     # It waits in its slot, which those before it in the queue may need.
     if lock.acquire(blocking_timeout=0.3):
-        with _inside(self, key, lock.fence, "exclusive"):
-            time.sleep(0.005)
-        lock.release()
+        try:
+            with _inside(self, key, lock.fence, self.request.id, "exclusive"):
+                time.sleep(0.005)
+        finally:
+            lock.release()
 
 
 @app.task(name="plain")

@@ -1,8 +1,8 @@
 """Whether what happened while all kinds of calls wanted the same locks keeps the promises. Pure: no
 Redis, no clock.
 
-- overlap: while somebody is inside, nobody comes in who has another fencing token, unless both
-  share the lock, or the lock has permits enough.
+- overlap: while somebody is inside, nobody comes in who is of another workflow, or has another
+  fencing token, unless both share the lock, or the lock has permits enough.
 - order of tokens: whoever comes in alone has a token that is not lower than all before.
 - cooldown: a lock that cools down is not acquired meanwhile.
 - order of calls: a body that begins after that of a later call was told so.
@@ -19,6 +19,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from celery.states import READY_STATES
+
 from tests.support.journal import Event
 
 
@@ -29,7 +31,7 @@ class Report:
     Attributes:
         sent: tasks, by the kind of their call.
         bodies: that entered a lock.
-        beside: entries while somebody with another token was inside, as the lock is shared.
+        beside: entries while somebody else was inside, as the lock is shared or has more permits.
         unreceived: tasks that no worker has received, and that have not ended.
     """
 
@@ -94,7 +96,7 @@ def completed_again(events: Iterable[Event], alone: AbstractSet[str]) -> list[st
 def ended(task: str, states: Mapping[str, str], events: Iterable[Event]) -> bool:
     """Whether a task has come to its end. Celery may store that a task is retried after the retry
     has ended."""
-    if states[task] not in ("PENDING", "STARTED", "RECEIVED", "RETRY"):
+    if states[task] in READY_STATES:
         return True
     return any(
         event.name == "over" and event["task"] == task and event["state"] in ("SUCCESS", "FAILURE")
@@ -116,7 +118,7 @@ def overlaps(events: Sequence[Event], limit: int) -> tuple[int, list[str]]:
             continue
         lock, fence, mode = event["lock"], event["fence"], event["mode"]
         inside[lock] = [each for each in inside[lock] if last[each["entry"]] > number]
-        others = [each for each in inside[lock] if each["fence"] != fence]
+        others = [each for each in inside[lock] if not _re_enters(event, each)]
         at_most = limit if mode == "limited" else len(others) + 1
         together = all({mode, each["mode"]} in ({"shared"}, {"limited"}) for each in others)
         if not together or len({fence, *(each["fence"] for each in others)}) > at_most:
@@ -128,6 +130,10 @@ def overlaps(events: Sequence[Event], limit: int) -> tuple[int, list[str]]:
             highest[lock] = max(highest[lock], fence)
         inside[lock].append(event)
     return beside, found
+
+
+def _re_enters(event: Event, other: Event) -> bool:
+    return (event["fence"], event["owner"]) == (other["fence"], other["owner"])
 
 
 def too_soon(events: Iterable[Event], cooldown: float) -> list[str]:
