@@ -10,6 +10,7 @@ import pytest
 from celery_relock import LockedTask
 from celery_relock.backends.redis.scripts import scripts
 from celery_relock.declaration import declaration
+from tests.support import wait_for
 from tests.support.redis_server import calls_of
 
 CANVASES = [
@@ -35,8 +36,12 @@ def worker(module_worker, locks):
 
 
 def _outcome(signature):
+    result = signature.apply_async()
+    # Of a chord that fails, `get` raises its own error or that of the member, depending on whether
+    # the member has failed when `get` begins.
+    wait_for(result.ready)
     try:
-        return signature.apply_async().get(timeout=30)
+        return result.get(timeout=30)
     except Exception as error:
         return type(error).__name__, str(error).partition("(")[0].partition(" ")[0]
 
