@@ -191,18 +191,28 @@ def claim(
         if call.options.on_duplicate == "replace" and not is_own:
             if marker.take_away(call.engine, call.marker, there):
                 _revoke(call, there, task_id)
-        elif is_own or is_over(call, there):
+        elif is_own:
             marker.drop(call.engine, call.marker.name, there.execution_id)
+        elif is_over(call, there):
+            _free(call, there)
         else:
             return there
 
 
+def _free(call: Call, there: Found) -> None:
+    """Free the marker of a call that is over: its message went to a worker that has other locks, or
+    none. Or its process was killed, and the marker would be freed in a moment."""
+    engine, name = call.engine, call.marker.name
+    dropped = marker.drop(engine, name, there.execution_id)
+    if not dropped and is_over(call, there._replace(begun=True)):
+        marker.drop_begun(engine, name, there)
+
+
 def is_over(call: Call, there: Found) -> bool:
-    """Whether a call that has a marker has reached a final state all the same: its message went to
-    a worker that has other locks, or none. Asked for duplicates alone: it reads the result."""
-    if there.timed or there.begun:
-        return False
-    return state_of(call.task, there.task_id) in states.READY_STATES
+    """Whether a call that has a marker has reached a final state all the same. Of one that has
+    begun, SUCCESS can be that of an earlier message with its id."""
+    final = states.PROPAGATE_STATES if there.begun else states.READY_STATES
+    return not there.timed and state_of(call.task, there.task_id) in final
 
 
 def state_of(task: Any, task_id: str) -> str:

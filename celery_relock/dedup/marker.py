@@ -144,6 +144,14 @@ def drop(engine: Engine, name: str, execution_id: str, *, ended: bool = False) -
     return engine.backend.release([name], hold_id(execution_id), KEPT, *how).had
 
 
+def drop_begun(engine: Engine, name: str, there: Found) -> None:
+    """Free the marker of a call whose execution has taken it over."""
+    for hold in engine.inspect(name).holds:
+        own = _found(hold.label, hold.remaining, hold.fence)
+        if own is not None and own.execution_id == there.execution_id:
+            engine.backend.release([name], hold.execution_id, hold.attempt_id)
+
+
 def take_away(engine: Engine, marker: Marker, there: Found) -> bool:
     """Take the marker for good from a call that has not begun. False if it has, or has none."""
     while True:

@@ -99,6 +99,19 @@ def test_when_the_time_is_over(m, worker, account):
     _counts_no_longer(m.ends, account)
 
 
+@pytest.mark.parametrize("how", ["time limit", "revoked", "killed"])
+def test_when_the_failure_of_a_killed_one_can_be_seen(m, worker, account, how):
+    limit = 1 if how == "time limit" else None
+    first = m.ends.apply_async((account, "limit"), time_limit=limit)
+    [began] = _began(worker, account)
+    if how == "revoked":
+        first.revoke(terminate=True, signal="SIGKILL")
+    elif how == "killed":
+        worker.kill(signal.SIGKILL, pid=began.pid)
+    wait_for(first.ready)
+    assert m.ends.delay(account, "").id != first.id
+
+
 @ON_RABBITMQ
 def test_when_it_is_terminated(m, worker, account):
     first = m.ends.delay(account, "revoke")
