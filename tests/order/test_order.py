@@ -429,15 +429,25 @@ class Retry:
     """The message of a call's first retry, as often as it is to come. When its body has ended with
     another retry, the state RETRY does not tell whose it is: a copy may be owed."""
 
-    def __init__(self, m, task, *args):
+    def __init__(self, m, task, *args, **header):
         self._app, self.id = m.app, uuid.uuid4().hex
         self._sent = m.app.amqp.as_task_v2(self.id, task.name, args, retries=1)
-        self._sent.headers["relock"] = {"v": 2, "execution_id": ids.new_id()}
+        self._sent.headers["relock"] = {"v": 2, "execution_id": ids.new_id(), **header}
 
     def comes(self):
         sent, where = self._sent, self._app.conf.task_default_queue
         with self._app.producer_or_acquire() as producer:
             producer.publish(sent.body, where, headers=dict(sent.headers), **sent.properties)
+
+
+@ON_REDIS
+def test_a_message_that_was_parked_and_has_to_wait_for_its_turn_again_waits(worker, m, account):
+    m.careful.delay(account, 1, "slow")
+    began(worker, account, 1)
+    Retry(m, m.careful, account, 2, parked=True, attempts=1).comes()
+    waits(m, account)
+    worker.journal.add(f"free {account}")
+    assert numbers(began(worker, account, 2)) == [1, 2]
 
 
 @ON_REDIS

@@ -44,7 +44,8 @@ def deployed(module_worker):
     for lock in held:
         lock.release()
     results["kept"].append(tasks["still locked"].delay("kept"))
-    return after, results
+    yield after, results
+    results.clear()  # collected later, they would look for a server that has ended
 
 
 @pytest.mark.parametrize("name", [*WITHOUT_LOCK, *DELAYED])
