@@ -380,7 +380,7 @@ def _after(
     is_locked_task, header = hasattr(task, "_relock_declares"), header_of(request)
     is_ours = is_locked_task or header.workflow_locks or header.is_awaited
     if is_ours and not is_requeued(task, retval):
-        revocation.clear_away(task.app, request, task if is_locked_task else None)
+        revocation.clear_away(task.app, request, task)
     if is_locked_task:
         company.on_unreached(task, request, state)
 

@@ -37,45 +37,47 @@ def _withdraw(engine: Engine, request: Any, remember: float | None, **_: Any) ->
 Rooms: TypeAlias = tuple[tuple[Callable[..., None], str], ...]
 # Who clears away what, and what becomes of that if Redis cannot be reached.
 PARKED: Rooms = ((_withdraw, "the place of %s in its queue, its message will come again"),)
-OF_ITS_LOCKS: Rooms = (
-    *PARKED,
+_LEFT: Rooms = (
     (retry.on_revoked, "the lock kept for %s, its lease ends it"),
     (order.on_revoked, "the place of %s in its order, it will be passed over"),
     (dedup.on_revoked, "the dedup marker of %s, it ends by itself"),
 )
-_ALL: Rooms = (*OF_ITS_LOCKS, (steps.on_revoked, "the hold left to %s, it ends after its gap"))
+OF_ITS_LOCKS: Rooms = (*PARKED, *_LEFT)
+_BUT_PARKED: Rooms = (*_LEFT, (steps.on_revoked, "the hold left to %s, it ends after its gap"))
 
 
 def _revoked(sender: Any = None, request: Any = None, terminated: Any = None, **_: Any) -> None:
-    header, is_locked = header_of(request), hasattr(sender, "_relock_declares")
-    if not (is_locked or header.workflow_locks or header.is_awaited):
+    header = header_of(request)
+    if not (hasattr(sender, "_relock_declares") or header.workflow_locks or header.is_awaited):
         return
     was_running = bool(terminated)
     if header.attempts and not was_running:
         events.show(sender, request.id, REVOKED)
     with suppress(LockConfigError):  # told when the worker began
         engine = engine_of(sender.app)
-        # Another copy of it may be parked. Not here, in the worker's loop.
+        # It may be parked. Not here, in the worker's loop.
         engine.later.add(partial(engine.parking.withdraw, header.execution_id))
-    clear_away(sender.app, request, sender if is_locked else None, terminated=was_running)
+    clear_away(sender.app, request, sender, _BUT_PARKED, terminated=was_running)
 
 
 def clear_away(
     app: Any,
     request: Any,
     task: Any = None,
-    rooms: Rooms = _ALL,
+    rooms: Rooms = (*PARKED, *_BUT_PARKED),
     remember: float | None = None,
     terminated: bool = False,
 ) -> None:
     """Free what Redis has for a message that is not executed, or not under its locks.
 
     Args:
-        task: a locked task, which tells more than the message.
+        task: its task, if that is known: a locked one tells more than the message.
         rooms: all, or `OF_ITS_LOCKS`, or `PARKED`.
         remember: see `end_unexecuted`.
         terminated: it was revoked while its body ran.
     """
+    if not hasattr(task, "_relock_declares"):
+        task = None
     for on_revoked, what in rooms:
         try:
             engine = engine_of(app)
@@ -102,7 +104,7 @@ def _lost(sender: Any = None, task_id: str = "", exception: Any = None, **_: Any
         return
     if (request := _received.get(task_id)) is not None:
         told = Context(request.request_dict, args=request.args, kwargs=request.kwargs)
-        clear_away(sender.app, told, sender if hasattr(sender, "_relock_declares") else None)
+        clear_away(sender.app, told, sender)
 
 
 task_revoked.connect(_revoked, weak=False, dispatch_uid="celery_relock")

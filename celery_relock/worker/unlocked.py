@@ -49,16 +49,14 @@ def _prepare(task: Any) -> None:
         message = begin_call(task)
         if message is None or message.is_eager:
             return body(*args, **kwargs)
-        header = header_of(message)
-        if not header.workflow_locks:
+
+        def execute() -> Any:
             forget(task.app, message)
             return body(*args, **kwargs)
 
-        def step() -> Any:
-            forget(task.app, message)
-            return body(*args, **kwargs)
-
-        return steps.around(task, message, step)
+        if header_of(message).workflow_locks:
+            return steps.around(task, message, execute)
+        return execute()
 
     @wraps(replace)
     def replaced(sig: Any) -> Any:
