@@ -31,7 +31,7 @@ def _body(entry: str, fence: int, *between: Event, at: float = 0.0, **data: Any)
 
 
 def _breaches(events: list[Event]) -> list[str]:
-    found = judge.overlaps(events, 2)[1] + judge.too_soon(events, 0.2) + judge.out_of_order(events)
+    found = judge.overlaps(events)[1] + judge.too_soon(events) + judge.out_of_order(events)
     return [violation.partition(":")[0] for violation in found]
 
 
@@ -59,7 +59,7 @@ def test_a_token_never_goes_back() -> None:
 def test_those_who_share_a_lock_are_inside_together() -> None:
     inner = _body("b", 2, mode="shared")
     assert _breaches(_body("a", 1, *inner, mode="shared")) == []
-    assert judge.overlaps(_body("a", 1, *inner, mode="shared"), 2)[0] == 1
+    assert judge.overlaps(_body("a", 1, *inner, mode="shared"))[0] == 1
 
 
 def test_there_are_never_more_inside_than_permits() -> None:
@@ -86,7 +86,7 @@ def test_a_body_that_begins_after_a_later_one_is_told_so() -> None:
 
 def _verdict(*events: Event, state: str, alone: bool = True) -> list[str]:
     sent = _told("sent", kind="single", ends=["SUCCESS"], alone=alone)
-    found = judge.report([sent, *events], {"a": state}, 2, 0.2).violations
+    found = judge.report([sent, *events], {"a": state}).violations
     return [violation.partition(":")[0] for violation in found]
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
 import click
 
+from tests.chaos import page
 from tests.chaos.mixed.campaign import Campaign
 from tests.chaos.mixed.judge import Report
 from tests.chaos.parked.brokers import BROKERS
-
-_BLOCK = re.compile(r"(<!-- mixed figures -->\n).*?(<!-- /mixed figures -->)", re.DOTALL)
 
 
 @click.command()
@@ -33,9 +31,7 @@ def main(calls: int, seed: int, brokers: tuple[str, ...], write: Path | None) ->
         click.echo(f"{table({broker: report})}\n")
         for violation in report.violations:
             click.echo(f"VIOLATION {violation}", err=True)
-    if write is not None:
-        text = f"    scripts/mixed {' '.join(sys.argv[1:])}\n\n{table(reports)}\n"
-        write.write_text(_BLOCK.sub(lambda m: m[1] + text + m[2], write.read_text()))
+    page.write(write, "mixed", table(reports))
     sys.exit(any(report.violations for report in reports.values()))
 
 
@@ -53,11 +49,9 @@ def table(reports: dict[str, Report]) -> str:
         rows.append((kind, [report.faults[kind] for report in every]))
     rows += [
         ("tasks lost on the way to the first worker", [report.unreceived for report in every]),
-        ("**violations**", [f"**{len(report.violations)}**" for report in every]),
+        ("**violations**", page.bold(len(report.violations) for report in every)),
     ]
-    lines = [["", *reports], ["---"] * (len(reports) + 1)]
-    lines += [[label, *map(str, cells)] for label, cells in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return page.table(reports, rows)
 
 
 if __name__ == "__main__":

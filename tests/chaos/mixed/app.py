@@ -15,11 +15,10 @@ from celery import chain, chord, group
 from celery.signals import task_postrun, task_received
 
 from celery_relock import Lock, LockedTask, locked
+from tests.chaos.mixed.judge import COOLDOWN, LIMIT
 from tests.chaos.parked.settings import Settings
 from tests.support import Journal
 
-COOLDOWN = 0.2
-LIMIT = 2
 KEYS = "account:0", "account:1", "account:2"
 
 settings = Settings.from_environment()

@@ -6,15 +6,12 @@ import os
 import random
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -22,16 +19,13 @@ import psutil
 from celery_relock.admin import Locks
 from tests.chaos.mixed import judge
 from tests.chaos.parked.brokers import BROKERS, Broker
-from tests.chaos.parked.campaign import plain_environment
 from tests.chaos.parked.settings import Settings
+from tests.chaos.processes import Processes
 from tests.support import Journal, RedisServer, leftovers, reaper
 from tests.support.journal import Event
 
-ROOT = Path(__file__).parents[3]
 _DURABLE = ("--appendonly", "yes", "--appendfsync", "no")
 WORKERS, CHILDREN = 2, 3
-#: As in the workers' app.
-COOLDOWN, LIMIT = 0.2, 2
 #: Nothing has happened for so long, in seconds: what has not ended by then is lost. Longer than the
 #: gap of a workflow.
 STALLED = 45.0
@@ -57,9 +51,7 @@ class Campaign:
         self._calls, self._make_broker = calls, BROKERS[broker]
         self._seed, self._pause = seed, pause
         self._random = random.Random(seed)
-        self._folder = Path(tempfile.mkdtemp(prefix="relock-mixed-"))
         self._workers: list[subprocess.Popen[Any]] = []
-        self._started = 0
         self._laid: Counter[str] = Counter()
         self._ended_at = 0.0
 
@@ -78,55 +70,27 @@ class Campaign:
         )
         self._client, self._app = self._locks.client(), self._settings.app()
         self._journal = Journal(resource.url, self._settings.namespace)
+        self._processes = Processes("mixed", self._settings.environment())
         began = time.monotonic()
-        sender = None
         try:
-            for _ in range(WORKERS):
-                self._start_worker()
-            arguments = map(str, (self._calls, self._seed, self._pause))
-            sender = self._start(["tests.chaos.mixed.sender", *arguments], "sender")
-            self._lay_faults(sender)
+            self._revive()
+            sender = ("tests.chaos.mixed.sender", self._calls, self._seed, self._pause)
+            self._lay_faults(self._processes.start(sender, "sender"))
             self._wait_for_the_end()
             events = self._journal.events()
-            report = judge.report(events, self._states(events), LIMIT, COOLDOWN)
+            report = judge.report(events, self._states(events))
             report.violations += [f"hygiene: {key} is left" for key in self._left()]
             if "all sent" not in self._journal.names():
-                report.violations.append(f"the sender failed, see {self._folder}/sender.log")
+                report.violations.append("the sender failed, see sender.log")
             report.faults, report.seconds = self._laid, time.monotonic() - began
         finally:
-            for process in (*self._workers, sender):
-                if process is not None:
-                    reaper.end(process)
+            self._processes.end()
             self._app.close()
             self._journal.close()
             for server in (self._broker, self._locks, resource):
                 server.stop()
-        if report.violations:
-            (self._folder / "journal").write_text("\n".join(map(str, events)))
-            report.violations.append(f"the journal and the logs are kept in {self._folder}")
-        else:
-            for path in self._folder.iterdir():
-                path.unlink()
-            self._folder.rmdir()
+        self._processes.tidy(report.violations, events)
         return report
-
-    def _start(self, arguments: list[str], log: str) -> subprocess.Popen[Any]:
-        with (self._folder / f"{log}.log").open("w") as file:
-            return reaper.start(
-                [sys.executable, "-m", *arguments],
-                cwd=ROOT,
-                env={**plain_environment(), **self._settings.environment()},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-            )
-
-    def _start_worker(self) -> None:
-        self._started += 1
-        name = f"w{self._started}"
-        command = ["celery", "-A", "tests.chaos.mixed.app", "worker", "-c", str(CHILDREN)]
-        command += ["-l", "INFO", "-n", f"{name}@127.0.0.1", "--without-gossip"]
-        self._workers.append(self._start([*command, "--without-mingle"], name))
 
     def _lay_faults(self, sender: subprocess.Popen[Any]) -> None:
         acts: list[Callable[[], None]] = []
@@ -139,11 +103,21 @@ class Campaign:
                 acts += [self._freeze_locks, self._restart_locks]
                 self._random.shuffle(acts)
             acts.pop()()
+            self._revive()
+
+    def _revive(self) -> None:
+        """Celery ends a worker that has lost a child before it began to work."""
+        self._workers = [worker for worker in self._workers if worker.poll() is None]
+        while len(self._workers) < WORKERS:
+            self._workers.append(self._processes.start_worker(CHILDREN))
 
     def _kill_child(self) -> None:
-        worker = self._random.choice(self._workers)
+        at_work = {event.pid for event in self._journal.events("received")}
+        victims = [worker.pid for worker in self._workers if worker.pid in at_work]
+        if not victims:
+            return
         with suppress(psutil.Error):
-            if children := psutil.Process(worker.pid).children():
+            if children := psutil.Process(self._random.choice(victims)).children():
                 self._random.choice(children).kill()
                 self._laid["pool processes killed"] += 1
 
@@ -160,7 +134,7 @@ class Campaign:
             self._laid["workers ended"] += 1
         worker.wait(60)
         reaper.end(worker)
-        self._start_worker()
+        self._revive()
         self._ended_at = time.monotonic()
 
     def _cut_locks(self, kind: str) -> None:
@@ -185,6 +159,7 @@ class Campaign:
             events = self._journal.events()
             if len(events) != seen:
                 seen, changed = len(events), time.monotonic()
+            self._revive()
             states = self._states(events)
             if all(judge.ended(task, states, events) for task in states) and not self._left():
                 return

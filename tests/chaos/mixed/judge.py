@@ -23,6 +23,9 @@ from celery.states import READY_STATES
 
 from tests.support.journal import Event
 
+#: What the locks of the campaign's tasks have: seconds, and permits.
+COOLDOWN, LIMIT = 0.2, 2
+
 
 @dataclass
 class Report:
@@ -44,17 +47,13 @@ class Report:
     seconds: float = 0.0
 
 
-def report(
-    events: Sequence[Event], states: Mapping[str, str], limit: int, cooldown: float
-) -> Report:
+def report(events: Sequence[Event], states: Mapping[str, str]) -> Report:
     """Judge a journal.
 
     Args:
         states: of the results of the tasks that were sent.
-        limit: of the locks that have permits.
-        cooldown: in seconds.
     """
-    beside, wrong = overlaps(events, limit)
+    beside, wrong = overlaps(events)
     received = {event["task"] for event in events if event.name == "received"}
     sent = {event["task"]: event for event in events if event.name == "sent"}
     alone = {task for task, event in sent.items() if event["alone"]}
@@ -72,7 +71,7 @@ def report(
         unreceived=len(open_ - received),
         violations=[
             *wrong,
-            *too_soon(events, cooldown),
+            *too_soon(events),
             *out_of_order(events),
             *completed_again(events, alone),
             *lost,
@@ -104,7 +103,7 @@ def ended(task: str, states: Mapping[str, str], events: Iterable[Event]) -> bool
     )
 
 
-def overlaps(events: Sequence[Event], limit: int) -> tuple[int, list[str]]:
+def overlaps(events: Sequence[Event]) -> tuple[int, list[str]]:
     """How often two were rightly inside, and breaches of exclusion and of the order of tokens, by
     the journal's order."""
     found: list[str] = []
@@ -119,7 +118,7 @@ def overlaps(events: Sequence[Event], limit: int) -> tuple[int, list[str]]:
         lock, fence, mode = event["lock"], event["fence"], event["mode"]
         inside[lock] = [each for each in inside[lock] if last[each["entry"]] > number]
         others = [each for each in inside[lock] if not _re_enters(event, each)]
-        at_most = limit if mode == "limited" else len(others) + 1
+        at_most = LIMIT if mode == "limited" else len(others) + 1
         together = all({mode, each["mode"]} in ({"shared"}, {"limited"}) for each in others)
         if not together or len({fence, *(each["fence"] for each in others)}) > at_most:
             found.append(f"overlap: {event.data} while these were in: {others}")
@@ -136,7 +135,7 @@ def _re_enters(event: Event, other: Event) -> bool:
     return (event["fence"], event["owner"]) == (other["fence"], other["owner"])
 
 
-def too_soon(events: Iterable[Event], cooldown: float) -> list[str]:
+def too_soon(events: Iterable[Event]) -> list[str]:
     """Entries while the lock should have cooled down."""
     by_lock: dict[str, list[Event]] = defaultdict(list)
     for event in events:
@@ -149,7 +148,7 @@ def too_soon(events: Iterable[Event], cooldown: float) -> list[str]:
         # A body that was killed, or whose process was before the release, is run again.
         if (before.name, after.name) == ("leave", "enter")
         if before["task"] != after["task"]
-        if after.at - before.at < cooldown - 0.001  # the journal counts milliseconds
+        if after.at - before.at < COOLDOWN - 0.001  # the journal counts milliseconds
     ]
 
 

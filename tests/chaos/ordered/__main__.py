@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
 import click
 
+from tests.chaos import page
 from tests.chaos.ordered.campaign import Campaign
 from tests.chaos.ordered.judge import Report
 from tests.chaos.parked.brokers import BROKERS
-
-_BLOCK = re.compile(r"(<!-- ordered figures -->\n).*?(<!-- /ordered figures -->)", re.DOTALL)
 
 
 @click.command()
@@ -46,9 +44,7 @@ def main(
         click.echo(f"{table({broker: report})}\n")
         for violation in report.violations:
             click.echo(f"VIOLATION {violation}", err=True)
-    if write is not None:
-        text = f"    scripts/ordered {' '.join(sys.argv[1:])}\n\n{table(reports)}\n"
-        write.write_text(_BLOCK.sub(lambda m: m[1] + text + m[2], write.read_text()))
+    page.write(write, "ordered", table(reports))
     sys.exit(any(report.violations for report in reports.values()))
 
 
@@ -68,11 +64,9 @@ def table(reports: dict[str, Report]) -> str:
         ("lost with a worker by Celery's Redis transport", [report.unreceived for report in every]),
         ("begun again, as their process was killed", [report.again for report in every]),
         ("begun and told to be out of order", [report.early for report in every]),
-        ("**violations**", [f"**{len(report.violations)}**" for report in every]),
+        ("**violations**", page.bold(len(report.violations) for report in every)),
     ]
-    lines = [["", *reports], ["---"] * (len(reports) + 1)]
-    lines += [[label, *map(str, cells)] for label, cells in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return page.table(reports, rows)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 import uuid
 from collections import Counter
@@ -22,9 +20,9 @@ import psutil
 
 from tests.chaos.ordered import judge
 from tests.chaos.parked.brokers import BROKERS, Broker
-from tests.chaos.parked.campaign import plain_environment
 from tests.chaos.parked.settings import Settings
-from tests.support import RedisServer, reaper
+from tests.chaos.processes import Processes
+from tests.support import RedisServer
 
 ROOT = Path(__file__).parents[3]
 _DURABLE = ("--appendonly", "yes", "--appendfsync", "no")
@@ -67,9 +65,7 @@ class Campaign:
         self._senders: list[subprocess.Popen[Any] | None] = [None] * senders
         self._count, self._make_broker, self._seed = workers, BROKERS[broker], seed
         self._random = random.Random(seed)
-        self._folder = Path(tempfile.mkdtemp(prefix="relock-ordered-"))
         self._workers: list[subprocess.Popen[Any]] = []
-        self._started = 0
         self._killed: set[int] = set()
         self._taken: set[str] = set()
         self._laid: Counter[str] = Counter()
@@ -89,49 +85,22 @@ class Campaign:
         )
         self._broker, self._locks = broker, locks.client()
         self._app, self._truth = self._settings.app(), resource.client()
+        environment = {**self._settings.environment(), "RELOCK_CHAOS_GAP": str(self._gap)}
+        self._processes = Processes("ordered", environment)
         began = time.monotonic()
         try:
             for _ in range(self._count):
-                self._start_worker()
+                self._workers.append(self._processes.start_worker(2))
             self._work()
             report = self._judge()
             report.seconds = time.monotonic() - began
         finally:
-            for each in (*self._workers, *self._senders):
-                if each is not None:
-                    reaper.end(each)
+            self._processes.end()
             self._app.close()
             for server in (broker, locks, resource):
                 server.stop()
-        if report.violations:
-            report.violations.append(f"the journals and the logs are kept in {self._folder}")
-        else:
-            for path in self._folder.iterdir():
-                path.unlink()
-            self._folder.rmdir()
+        self._processes.tidy(report.violations)
         return report
-
-    def _start(self, arguments: list[str], log: str) -> subprocess.Popen[Any]:
-        with (self._folder / f"{log}.log").open("a") as file:
-            return reaper.start(
-                [sys.executable, "-m", *arguments],
-                cwd=ROOT,
-                env={
-                    **plain_environment(),
-                    **self._settings.environment(),
-                    "RELOCK_CHAOS_GAP": str(self._gap),
-                },
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-            )
-
-    def _start_worker(self) -> None:
-        self._started += 1
-        name = f"w{self._started}"
-        command = ["celery", "-A", "tests.chaos.ordered.app", "worker", "-c", "2", "-l", "INFO"]
-        command += ["-n", f"{name}@127.0.0.1", "--without-gossip", "--without-mingle"]
-        self._workers.append(self._start(command, name))
 
     def _work(self) -> None:
         acts: list[Callable[[], bool]] = []
@@ -167,7 +136,7 @@ class Campaign:
     def _revive(self) -> None:
         alive = [each for each in self._workers if each.poll() is None]
         for _ in range(self._count - len(alive)):
-            self._start_worker()
+            self._workers.append(self._processes.start_worker(2))
         self._workers = [each for each in self._workers if each.poll() is None]
         share = self._calls // len(self._senders)
         for number, sender in enumerate(self._senders):
@@ -175,7 +144,7 @@ class Campaign:
                 arguments = [str(self._journal(number)), str(share), str(self._keys)]
                 module = "tests.chaos.ordered.sender"
                 command = [module, *arguments, str(self._seed * 1000 + number)]
-                self._senders[number] = self._start(command, f"s{number}")
+                self._senders[number] = self._processes.start(command, f"s{number}")
 
     # Each kills or takes something, and says whether there was anything.
 
@@ -242,7 +211,7 @@ class Campaign:
         return []
 
     def _journal(self, number: int) -> Path:
-        return self._folder / f"sender-{number}"
+        return self._processes.folder / f"sender-{number}"
 
     def _journals(self) -> list[str]:
         paths = map(self._journal, range(len(self._senders)))
@@ -258,5 +227,5 @@ class Campaign:
         report = judge.report(calls, begins, self._taken, self._killed, received)
         report.faults = self._laid
         if report.violations:
-            (self._folder / "begins").write_text("\n".join(map(str, begins)))
+            (self._processes.folder / "begins").write_text("\n".join(map(str, begins)))
         return report

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -11,11 +10,10 @@ from pathlib import Path
 
 import click
 
+from tests.chaos import page
 from tests.chaos.parked.brokers import BROKERS
 from tests.chaos.parked.campaign import Campaign
 from tests.chaos.parked.judge import Report
-
-_BLOCK = re.compile(r"(<!-- parked figures -->\n).*?(<!-- /parked figures -->)", re.DOTALL)
 
 
 @click.command()
@@ -53,9 +51,7 @@ def main(
             click.echo(f"seed {number}:\n{table({name: [report]})}\n")
             for violation in report.violations:
                 click.echo(f"VIOLATION {violation}", err=True)
-    if write is not None:
-        text = f"    scripts/parked {' '.join(sys.argv[1:])}\n\n{table(reports)}\n"
-        write.write_text(_BLOCK.sub(lambda m: m[1] + text + m[2], write.read_text()))
+    page.write(write, "parked", table(reports))
     sys.exit(any(report.violations for each in reports.values() for report in each))
 
 
@@ -80,20 +76,14 @@ def table(reports: dict[str, list[Report]]) -> str:
         ("pool processes killed", total(lambda report: report.killed)),
         ("run again, as the result was not stored", total(lambda report: report.again)),
         ("tasks lost on the way to the first worker", total(lambda report: report.unreceived)),
-        ("**tasks lost**", _bold(total(lambda report: len(report.lost)))),
-        ("**violations**", _bold(total(lambda report: len(report.violations)))),
+        ("**tasks lost**", page.bold(total(lambda report: len(report.lost)))),
+        ("**violations**", page.bold(total(lambda report: len(report.violations)))),
     ]
-    lines = [["", *reports], ["---"] * (len(reports) + 1)]
-    lines += [[label, *map(str, cells)] for label, cells in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return page.table(reports, rows)
 
 
 def _count(kind: str, report: Report) -> int:
     return report.faults[kind]
-
-
-def _bold(cells: list[object]) -> list[object]:
-    return [f"**{cell}**" for cell in cells]
 
 
 if __name__ == "__main__":

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import subprocess
-import sys
-import tempfile
 import time
 import uuid
 from collections import Counter
@@ -21,8 +18,9 @@ from tests.chaos.parked import judge
 from tests.chaos.parked.brokers import BROKERS, Broker
 from tests.chaos.parked.settings import TASK, Settings
 from tests.chaos.parked.steps import BEFORE_SEND, CHILD, MAIN, MESSAGE, STEPS, WORKER, fault_key
+from tests.chaos.processes import Processes
 from tests.chaos.register import Register
-from tests.support import Journal, RedisServer, leftovers, reaper
+from tests.support import Journal, RedisServer, leftovers
 from tests.support.journal import Event
 
 RECEIVED = re.compile(r"\[([-0-9a-f]+)\] received")
@@ -67,9 +65,7 @@ class Campaign:
         self._count, self._late = workers, late
         self._make_broker, self._cut_broker = BROKERS[broker], cut_broker
         self._random = random.Random(seed)
-        self._folder = Path(tempfile.mkdtemp(prefix="relock-parked-"))
         self._workers: list[subprocess.Popen[Any]] = []
-        self._started = 0
         self._sent: list[str] = []
         self._laid: list[str] = []
         self._cuts: Counter[str] = Counter()
@@ -91,10 +87,11 @@ class Campaign:
         self._client, self._marks = self._locks.client(), self._resource.client()
         self._app = self._settings.app()
         self._register = Register(self._resource.url)
+        self._processes = Processes("parked", self._settings.environment())
         began = time.monotonic()
         try:
             for _ in range(self._count):
-                self._start_worker()
+                self._workers.append(self._processes.start_worker(CHILDREN))
             self._work()
             seconds = time.monotonic() - began
             left = self._left_behind()
@@ -103,39 +100,14 @@ class Campaign:
             report.seconds = seconds
             report.violations += left
         finally:
-            for worker in self._workers:
-                reaper.end(worker)
+            self._processes.end()
             self._app.close()
             self._register.close()
             self._journal.close()
             for server in (self._broker, self._locks, self._resource):
                 server.stop()
-        if report.violations:
-            history = "\n".join(map(str, events))
-            (self._folder / "journal").write_text(history)
-            report.violations.append(f"the journal and the logs are kept in {self._folder}")
-        else:
-            for path in self._folder.iterdir():
-                path.unlink()
-            self._folder.rmdir()
+        self._processes.tidy(report.violations, events)
         return report
-
-    def _start_worker(self) -> None:
-        self._started += 1
-        command = [sys.executable, "-m", "celery", "-A", "tests.chaos.parked.app", "worker"]
-        command += ["-c", str(CHILDREN), "-n", f"w{self._started}@127.0.0.1", "-l", "INFO"]
-        command += ["--without-gossip", "--without-mingle"]
-        with (self._folder / f"w{self._started}.log").open("w") as log:
-            self._workers.append(
-                reaper.start(
-                    command,
-                    cwd=ROOT,
-                    env={**plain_environment(), **self._settings.environment()},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                )
-            )
 
     def _work(self) -> None:
         faults = self._sequence()
@@ -172,7 +144,7 @@ class Campaign:
     def _revive(self) -> None:
         living = [worker for worker in self._workers if worker.poll() is None]
         for _ in range(self._count - len(living)):
-            self._start_worker()
+            self._workers.append(self._processes.start_worker(CHILDREN))
 
     def _sequence(self) -> Iterator[Callable[[], None]]:
         cuts: list[Callable[[], None]] = [partial(self._cut_locks, each) for each in _KINDS]
@@ -241,10 +213,5 @@ class Campaign:
         return [f"state: {task} is {wrong[task]}" for task in wrong if task not in but]
 
     def _received(self) -> set[str]:
-        logs = (path.read_text() for path in self._folder.glob("*.log"))
+        logs = (path.read_text() for path in self._processes.folder.glob("*.log"))
         return {task for log in logs for task in RECEIVED.findall(log)}
-
-
-def plain_environment() -> dict[str, str]:
-    plain = {k: v for k, v in os.environ.items() if not k.startswith(("CELERY", "RELOCK"))}
-    return {**plain, "PYTHONPATH": str(ROOT), "C_FORCE_ROOT": "1"}
