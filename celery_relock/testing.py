@@ -144,7 +144,7 @@ class Relock:
         # On the call stack, so that a call that would wait here raises LockDeadlock; as a lost
         # lease without a lock, so that no call re-enters it.
         nobody = claim._replace(names=(), limits=(), owner=ids.new_id())
-        on_the_stack = Lease(nobody, self._engine.backend, 0.0)
+        on_the_stack = Lease(nobody, self._engine.backend)
         on_the_stack.switch(State.LOST, State.NEW)
         reentrancy.push(on_the_stack)
         try:

@@ -189,7 +189,7 @@ class MarkerLease:
         self._engine = engine
         self._execution_id = execution_id
         claim = _claim(marker, execution_id, task_id, seconds, ids.new_attempt_id())
-        self._lease = _Quiet(claim, engine.backend, 0.0)
+        self._lease = _Quiet(claim, engine.backend)
 
     @property
     def held(self) -> bool:

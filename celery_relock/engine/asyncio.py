@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from ..errors import RelockError
 from . import ids, platform
-from .engine import WAITER_LEASE, Step, acquiring
+from .engine import Step, acquiring
 from .events import logger
 from .lease import Lease, State
 from .protocol import REMEMBER_ATTEMPT, Answer, Backend, Claim, LockState, Notice, Outcome
@@ -77,7 +77,7 @@ class TaskLease(Lease):
         task: asyncio.Task[Any] | None,
         open_inbox: Callable[[], None] | None,
     ) -> None:
-        super().__init__(claim, backend, min(claim.lease, WAITER_LEASE), open_inbox)
+        super().__init__(claim, backend, open_inbox)
         self._ringing: asyncio.Future[None] | None = None
         self._task = None if task is None else weakref.ref(task)
 

@@ -45,9 +45,6 @@ from .protocol import (
 from .renewal import keepalive
 from .wakeup import Inbox
 
-# A place in the queue lives so long without a heartbeat, in seconds. A dead waiter holds up those
-# behind it for no longer.
-WAITER_LEASE = 6.0
 # How often a lock is asked for if each answer comes after its lease has ended, without a bound.
 TRIES = 3
 # How many messages, of how many bytes, may be parked at all locks. An app may say otherwise.
@@ -87,9 +84,8 @@ class Engine:
 
     def lease(self, claim: Claim) -> Lease:
         """A lease for the claim; nothing is sent."""
-        wait = min(claim.lease, WAITER_LEASE)
         inbox = self._inbox
-        return Lease(claim, self.backend, wait, None if inbox.started else inbox.start)
+        return Lease(claim, self.backend, None if inbox.started else inbox.start)
 
     def acquire(self, lease: Lease, wait: float | None = 0.0) -> Outcome:
         """Acquire the locks of a lease, waiting in the queue for at most `wait` seconds (None:

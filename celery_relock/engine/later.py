@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 from ..errors import LockUnavailable
-from . import platform
-
-logger = logging.getLogger("celery_relock")
+from .events import logger
 
 # How soon a backend that could not be reached is asked again, in seconds; and how many calls are
 # kept for that moment. What they would have freed ends by itself, only later.
@@ -22,17 +21,15 @@ class Later:
 
     def __init__(self) -> None:
         self._reset()
+        _all.add(self)
 
     def _reset(self) -> None:
         self._calls: list[Callable[[], object]] = []
         self._is_running = False
         self._guard = threading.Lock()
-        self._pid = platform.pid
 
     def add(self, call: Callable[[], object]) -> None:
         """Make a call as soon as the backend can be asked again, in another thread."""
-        if self._pid != platform.pid:
-            self._reset()  # the parent's thread makes the calls that a forked child has copies of
         with self._guard:
             if len(self._calls) < _MOST:
                 self._calls.append(call)
@@ -49,15 +46,28 @@ class Later:
 
     def _run(self) -> None:
         while True:
+            call, again = self._calls[0], False
             try:
-                self._calls[0]()
+                call()
             except LockUnavailable:
+                again = True
                 time.sleep(_AGAIN)
-                continue
-            except Exception:
+            except Exception:  # noqa: BLE001 - whatever it is, the others are made
                 logger.exception("what failed cannot be made up for")
             with self._guard:
                 del self._calls[0]
+                if again:
+                    self._calls.append(call)  # the others may be for another node of a cluster
                 if not self._calls:
                     self._is_running = False
                     return
+
+
+def _forked() -> None:
+    # The parent's thread makes the calls that a forked child has copies of.
+    for each in list(_all):
+        each._reset()
+
+
+_all: weakref.WeakSet[Later] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_forked)

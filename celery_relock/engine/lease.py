@@ -42,6 +42,9 @@ MARGIN = 0.05
 LONG = 1.0
 # The longest wait for the answer to a command that is sent only once, in seconds.
 ANSWER = 2.0
+# For how many seconds a place in the queue lives without a heartbeat, unless the lease is shorter: a
+# dead waiter holds up those behind it for no longer.
+WAITER_LEASE = 6.0
 
 # One for all leases of the process: held for two lines, and only where threads may meet.
 _guard = Guard()
@@ -97,12 +100,11 @@ class Lease:
         self,
         claim: Claim,
         backend: Backend,
-        waiter_lease: float,
         open_inbox: Callable[[], None] | None = None,
     ) -> None:
         self.claim = claim
         self.backend = backend
-        self.waiter_lease = waiter_lease
+        self.waiter_lease = min(claim.lease, WAITER_LEASE)
         self.on_lost: tuple[Callable[[], None], ...] = ()
         self.open_inbox = open_inbox
         self.state = State.NEW

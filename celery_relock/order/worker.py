@@ -19,7 +19,7 @@ from celery.exceptions import Reject, Retry
 
 from ..declaration import Declaration, declaration
 from ..engine import events, ids, reentrancy
-from ..engine.engine import WAITER_LEASE, Engine
+from ..engine.engine import Engine
 from ..engine.events import LockEvent, label_of
 from ..engine.hold import Body, MakeHold
 from ..engine.lease import Lease
@@ -90,7 +90,7 @@ class _Execution(HeldBeside):
             lease=self.options.ttl,
             label=label_of(task.name, message.id),
         )
-        self.lease = _LineLease(claim, self.engine.backend, min(claim.lease, WAITER_LEASE))
+        self.lease = _LineLease(claim, self.engine.backend)
         self.lease.work = work_for(task, message)
         self.lease.parked_since = header.since
 

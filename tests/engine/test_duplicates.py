@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_relock.engine import engine as engine_module
+from celery_relock.engine import lease as lease_module
 from celery_relock.engine.protocol import Duplicate, Ended, Held
 from tests.engine.conftest import Runs
 from tests.support import wait_for
@@ -77,7 +77,7 @@ def test_a_duplicate_acquires_after_a_first_attempt_that_shall_run_again(
 def test_a_duplicate_takes_over_when_the_first_attempt_was_killed(
     runs: Callable[..., Runs], redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "WAITER_LEASE", 60.0)  # else it looks again after 10 s
+    monkeypatch.setattr(lease_module, "WAITER_LEASE", 60.0)  # else it looks again after 10 s
     here = runs()
     with running(HOLD.format(lease=1.0), redis_url, namespace) as first:
         assert first.line() == "held"

@@ -138,9 +138,15 @@ def test_the_body_may_catch_it_and_is_not_interrupted_again(
 def bare_lease() -> Lease:
     """A hold that no server knows, for what only matters on this side."""
     claim = Claim("execution", "attempt", "owner", ("a",), (1,), 30.0)
-    lease = Lease(claim, backend=None, waiter_lease=6.0)  # type: ignore[arg-type]
+    lease = Lease(claim, backend=None)  # type: ignore[arg-type]
     lease.state, lease.deadline = State.HELD, time.monotonic() + 30
     return lease
+
+
+def spin() -> None:
+    until = time.perf_counter() + random.uniform(0, 0.0005)
+    while time.perf_counter() < until:
+        pass
 
 
 def fired_at_random(rounds: int) -> tuple[int, int, list[BaseException]]:
@@ -156,9 +162,7 @@ def fired_at_random(rounds: int) -> tuple[int, int, list[BaseException]]:
             ready.acquire()
             if (interruption := todo.pop()) is None:
                 return
-            until = time.perf_counter() + random.uniform(0, 0.0005)
-            while time.perf_counter() < until:
-                pass
+            spin()
             interruption.fire()
             done.release()
 
@@ -171,8 +175,7 @@ def fired_at_random(rounds: int) -> tuple[int, int, list[BaseException]]:
         try:
             try:
                 with interruption:
-                    for _ in range(random.randrange(1, 6000)):
-                        pass
+                    spin()
                 unheard += 1
             except LockLost:
                 heard += 1

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import redis
 
-from celery_relock.engine import engine as engine_module
 from celery_relock.engine import events
+from celery_relock.engine import lease as lease_module
 from celery_relock.engine.events import LockEvent
 from celery_relock.engine.lease import Lease
 from celery_relock.engine.protocol import Conflict, Held
@@ -93,7 +93,7 @@ def test_waiters_ride_along_so_a_sweep_is_two_calls_however_many_they_are(
     own_redis: Callable[..., RedisServer],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(engine_module, "WAITER_LEASE", 60.0)
+    monkeypatch.setattr(lease_module, "WAITER_LEASE", 60.0)
     server = own_redis()
     process, client = runs(server.url), server.client()
     process.ready()

@@ -13,6 +13,7 @@ import redis
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.later import Later
 from celery_relock.engine.protocol import Parked, ParkRequest
+from celery_relock.errors import LockUnavailable
 from tests.support import programs, wait_for
 from tests.support.proxy import Proxy
 
@@ -53,6 +54,22 @@ def test_a_call_that_fails_for_another_reason_does_not_keep_back_those_behind_it
     withdraw_later(process.engine, lease.claim.execution_id)
     wait_for(lambda: other.engine.inspect("a").waiting == 0, what="an empty line")
     other.release(holder)
+
+
+def test_a_call_that_fails_again_and_again_does_not_keep_back_one_for_another_node() -> None:
+    later, is_away, made = Later(), threading.Event(), list[str]()
+    is_away.set()
+
+    def ask_the_dead_node() -> None:
+        if is_away.is_set():
+            raise LockUnavailable("it is away")
+        made.append("late")
+
+    later.add(ask_the_dead_node)
+    later.add(partial(made.append, "at once"))
+    wait_for(lambda: made == ["at once"])
+    is_away.clear()
+    wait_for(lambda: made == ["at once", "late"])
 
 
 def test_a_call_for_which_no_thread_was_left_is_made_with_the_next(

@@ -19,7 +19,7 @@ import pytest
 import redis
 
 from celery_relock.backends.redis import connections as connections_of_redis
-from celery_relock.engine import engine as engine_module
+from celery_relock.engine import lease as lease_module
 from celery_relock.engine import reentrancy
 from celery_relock.engine.lease import State
 from celery_relock.engine.renewal import keepalive
@@ -39,7 +39,7 @@ def test_it_is_renewed_while_it_is_held(lock: MakeLock) -> None:
 def test_without_renewal_it_ends_as_redis_pys_does(
     lock: MakeLock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "WAITER_LEASE", 60.0)  # a heartbeat comes after 10 s
+    monkeypatch.setattr(lease_module, "WAITER_LEASE", 60.0)  # a heartbeat comes after 10 s
     one, two = lock(timeout=0.4, renew=False), lock(timeout=30)
     started = time.monotonic()
     one.acquire()

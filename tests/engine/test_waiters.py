@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 import redis
 
-from celery_relock.engine import engine as engine_module
+from celery_relock.engine import lease as lease_module
 from celery_relock.engine import wakeup
 from celery_relock.engine.lease import Lease, State
 from celery_relock.engine.protocol import Conflict, Held
@@ -23,8 +23,8 @@ from tests.support.companion import Companion, running
 from tests.support.proxy import Proxy
 
 WAITERS = """
-from celery_relock.engine import engine as engine_module
-engine_module.WAITER_LEASE = {place}
+from celery_relock.engine import lease as lease_module
+lease_module.WAITER_LEASE = {place}
 here = engine()
 here._inbox.open()
 def wait():
@@ -80,7 +80,7 @@ def waiting(
     count: int,
     lease: float,
     each: int = 1,
-    place: float = engine_module.WAITER_LEASE,
+    place: float = lease_module.WAITER_LEASE,
 ) -> Iterator[list[Companion]]:
     """So many processes, each with so many threads that want the lock."""
     program = WAITERS.format(lease=lease, each=each, place=place)
@@ -92,7 +92,7 @@ def waiting(
 def rare_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     """A waiter with a lease of 30 s looks for itself after 10 s: what it finds sooner, it has been
     told."""
-    monkeypatch.setattr(engine_module, "WAITER_LEASE", 60.0)
+    monkeypatch.setattr(lease_module, "WAITER_LEASE", 60.0)
 
 
 def queued(runs: Runs, count: int) -> None:
@@ -416,7 +416,7 @@ def test_a_waiter_that_was_frozen_asks_again_and_keeps_nothing_it_lost(
 def test_a_lost_wake_up_is_found_by_the_next_heartbeat(
     proxy: Proxy, runs: Callable[..., Runs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "WAITER_LEASE", 1.2)  # a heartbeat every 0.4 s
+    monkeypatch.setattr(lease_module, "WAITER_LEASE", 1.2)  # a heartbeat every 0.4 s
     near, far = runs(proxy.url), runs()
     holder = far.held("a")
     waiter = Waiter(near, lease=60.0).start()
@@ -571,8 +571,8 @@ def test_a_forked_child_waits_with_an_inbox_of_its_own(
     runs: Callable[..., Runs], redis_url: str, namespace: str
 ) -> None:
     program = """
-    from celery_relock.engine import engine as engine_module
-    engine_module.WAITER_LEASE = 60.0
+    from celery_relock.engine import lease as lease_module
+    lease_module.WAITER_LEASE = 60.0
     here = engine()
     here._inbox.open()
     child = os.fork()
@@ -609,4 +609,4 @@ def test_a_waiter_acquires_when_a_holder_was_killed(
 
 
 def test_a_waiters_lease_is_bounded_however_long_the_lock_is_held() -> None:
-    assert engine_module.WAITER_LEASE <= 10
+    assert lease_module.WAITER_LEASE <= 10

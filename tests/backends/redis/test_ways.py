@@ -13,7 +13,7 @@ from urllib.parse import quote
 import pytest
 import redis
 
-from celery_relock.engine import engine as engine_module
+from celery_relock.engine import lease as lease_module
 from celery_relock.engine.protocol import Held
 from celery_relock.engine.renewal import keepalive
 from celery_relock.engines import engine_for
@@ -75,7 +75,7 @@ def _tls(own_redis: Start, folder: Path, port: int, login: str) -> Any:
 def test_a_waiter_hears_of_its_turn_and_a_hold_is_renewed(
     way: Any, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "WAITER_LEASE", 60.0)
+    monkeypatch.setattr(lease_module, "WAITER_LEASE", 60.0)
     runs = Runs(engine_for(way.place, namespace))
     runs.ready()
     holder, waiter = runs.held("a", lease=60.0), runs.lease("a", lease=60.0)
