@@ -42,7 +42,7 @@ MARGIN = 0.05
 LONG = 1.0
 # The longest wait for the answer to a command that is sent only once, in seconds.
 ANSWER = 2.0
-# For how many seconds a place in the queue lives without a heartbeat, unless the lease is shorter: a
+# Seconds for which a place in the queue lives without a heartbeat, unless the lease is shorter. A
 # dead waiter holds up those behind it for no longer.
 WAITER_LEASE = 6.0
 
