@@ -120,41 +120,19 @@ def _makes_names(part: Any) -> bool:
     return isinstance(part, str | staticmethod) or callable(part)
 
 
-def _option(
-    default: Any,
-    doc: str,
-    check: Check,
-    *,
-    allowed: str = "",
-    values: Mapping[str, str] | None = None,
-    when: str,
-    example: str,
-) -> Any:
-    """Declare an option, with its texts for errors and for `docs/options.md`.
+def _option(default: Any, check: Check, allowed: str) -> Any:
+    """Declare an option.
 
     Args:
-        doc: what the option does, one sentence.
         check: converts a declared value into the value that the library uses.
-        allowed: the values in words; by default the names in `values`.
-        values: each value that needs an explanation, as code, with what it means.
-        when: when to change it.
-        example: lines of code.
+        allowed: the values in words, for errors.
     """
-    values = values or {}
-    says = {
-        "doc": doc,
-        "check": check,
-        "allowed": allowed or ", ".join(each.replace('"', "'") for each in values),
-        "values": values,
-        "when": when,
-        "example": example,
-    }
-    return field(default=default, metadata=says)
+    return field(default=default, metadata={"check": check, "allowed": allowed})
 
 
-_CHARGE = """\
-@app.task(base=LockedTask, lock_key="account:{account_id}"%s)
-def charge(account_id, amount): ..."""
+def _one_of(default: str, *others: str) -> Any:
+    words = (default, *others)
+    return _option(default, _word(*words), ", ".join(map(repr, words)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,337 +140,103 @@ class LockOptions:
     """The options of a task, declared with `lock_<option>`, or on its app with `relock_<option>`.
 
     Times are in seconds. `collect` builds and checks the options of a task. `docs/options.md` is
-    generated from these fields.
+    the reference.
     """
 
+    # The name of the lock: tasks with equal names exclude each other.
     key: Any = _option(
         None,
-        "The name of the lock: tasks with equal names exclude each other.",
         _key,
-        allowed='a template such as "account:{account_id}", a callable, a list of these, None, '
-        "False",
-        values={
-            '"account:{account_id}"': "a template over the arguments of the task; "
-            "`{order.id}`, `{rows[0]}` and `{task}` work",
-            "a callable": "called with the arguments that it names; returns the name",
-            "a list of these": "several locks: the task acquires all of them or none",
-            "None": "the name of the task and all its arguments",
-            "False": "no lock",
-        },
-        when="Always. Name the resource, not the task. See [lock names](lock-names.md).",
-        example=_CHARGE % "",
+        'a template such as "account:{account_id}", a callable, a list of these, None, False',
     )
+    # What an execution does while another execution holds its lock.
     on_conflict: Any = _option(
         "wait",
-        "What an execution does while another execution holds its lock.",
         _either(_word(*POLICIES), _function),
-        allowed="'wait', 'block', 'retry', 'drop', 'raise', or a callable",
-        values={
-            '"wait"': "parks the message in Redis; the first to come is the first to run",
-            '"block"': "waits in its worker slot, in the same queue",
-            '"retry"': "sends the message again after a pause that grows from 0.25 s to 10 s",
-            '"drop"': "ends without running; the result says so",
-            '"raise"': "fails with `LockConflict`",
-            "a callable": "gets the `LockConflict` and returns one of these words",
-        },
-        when='Use `"drop"` for periodic work that the next execution repeats anyway, `"block"` '
-        "for bodies of milliseconds. See [what each answer means in a canvas](conflicts.md).",
-        example="""\
-@app.task(base=LockedTask, lock_key="index", lock_on_conflict="drop")
-def rebuild_index(): ...""",
+        "'wait', 'block', 'retry', 'drop', 'raise', or a callable",
     )
+    # Seconds an execution waits for its lock before it fails with `LockConflict`.
     max_wait: float | None = _option(
-        None,
-        "Seconds an execution waits for its lock before it fails with `LockConflict`.",
-        _either(_none, _seconds(0)),
-        allowed="None, seconds from 0, or a timedelta, at most ten years",
-        values={
-            "None": "no limit for a task that is sent; 60 s in a worker slot",
-            "seconds": "counted from the first delivery",
-        },
-        when="If a late execution is worse than a failed one.",
-        example=_CHARGE % ", lock_max_wait=60",
+        None, _either(_none, _seconds(0)), "None, seconds from 0, or a timedelta, at most ten years"
     )
-    ttl: float = _option(
-        30.0,
-        "The lease: seconds for which a lock outlives a holder whose machine is gone.",
-        _seconds(0.5),
-        allowed="seconds from 0.5, or a timedelta, at most ten years",
-        when="Rarely. The worker renews the lease after every third of it, so a task can run "
-        "for hours. Make it longer than a failover of your Redis takes.",
-        example=_CHARGE % ", lock_ttl=60",
-    )
+    # The lease: seconds for which a lock outlives a holder whose machine is gone.
+    ttl: float = _option(30.0, _seconds(0.5), "seconds from 0.5, or a timedelta, at most ten years")
+    # When a second call for the same lock name is a duplicate, which is not sent.
     dedup: Any = _option(
         None,
-        "When a second call for the same lock name is a duplicate, which is not sent.",
         _either(_off, _word("until_start", "until_done"), _seconds(0, above=True)),
-        allowed="None, 'until_start', 'until_done', or seconds above 0, at most ten years",
-        values={
-            "None": "never; `False` for a single call",
-            '"until_start"': "while an equal call is queued",
-            '"until_done"': "while an equal call is queued or runs",
-            "seconds": "for that long after an equal call was sent",
-        },
-        when="If callers send the same call more often than it has to run. See "
-        "[duplicates](dedup.md).",
-        example="""\
-@app.task(base=LockedTask, lock_key="report:{customer_id}", lock_dedup="until_start")
-def build_report(customer_id): ...""",
+        "None, 'until_start', 'until_done', or seconds above 0, at most ten years",
     )
-    on_duplicate: str = _option(
-        "existing",
-        "What the caller of a duplicate gets.",
-        _word("existing", "raise", "drop", "replace"),
-        values={
-            '"existing"': "the `AsyncResult` of the first call",
-            '"raise"': "the error `DuplicateTask`, with the `task_id` of the first call",
-            '"drop"': "an `EagerResult` that says that the call was dropped",
-            '"replace"': "its own `AsyncResult`: the queued call is revoked, the new call is sent",
-        },
-        when='`"replace"` if the newest arguments must win.',
-        example="""\
-@app.task(base=LockedTask, lock_key="report:{customer_id}",
-          lock_dedup="until_start", lock_on_duplicate="replace")
-def build_report(customer_id, style): ...""",
-    )
+    # What the caller of a duplicate gets.
+    on_duplicate: str = _one_of("existing", "raise", "drop", "replace")
+    # Seconds without a call for the same lock name after which a burst of calls is sent as one.
     debounce: float | None = _option(
         None,
-        "Seconds without a call for the same lock name after which a burst of calls is sent as "
-        "one.",
         _either(_off, _seconds(0, above=True)),
-        allowed="None, seconds above 0, or a timedelta, at most ten years",
-        values={
-            "None": "each call is sent when it is made; `False` for a single call",
-            "seconds": "calls wait in Redis; then the message of the last call is sent",
-        },
-        when="If calls come in bursts and one execution after the burst is enough. See "
-        "[bursts](debounce.md).",
-        example="""\
-@app.task(base=LockedTask, lock_key="index:{shop}", lock_debounce=5, lock_debounce_max=60)
-def rebuild(shop): ...""",
+        "None, seconds above 0, or a timedelta, at most ten years",
     )
+    # Seconds after its first call at which a burst is sent, even if calls still come.
     debounce_max: float | None = _option(
         None,
-        "Seconds after its first call at which a burst is sent, even if calls still come.",
         _either(_none, _seconds(0, above=True)),
-        allowed="None, seconds from lock_debounce, or a timedelta, at most ten years",
-        values={"None": "ten times `lock_debounce`"},
-        when="To limit how long a change waits for an execution while calls keep coming.",
-        example="""\
-@app.task(base=LockedTask, lock_key="index:{shop}", lock_debounce=5, lock_debounce_max=60)
-def rebuild(shop): ...""",
+        "None, seconds from lock_debounce, or a timedelta, at most ten years",
     )
+    # Merges the arguments of a call with those of the calls before it in the burst.
     debounce_reduce: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] | None = _option(
-        None,
-        "Merges the arguments of a call with those of the calls before it in the burst.",
-        _either(_none, _function),
-        allowed="None, or a callable of two dicts",
-        values={
-            "None": "the arguments of the last call",
-            "a callable": "gets two dicts of arguments by name, of the calls so far and of "
-            "this call; returns such a dict",
-        },
-        when="If an execution needs something of each call. See "
-        "[all arguments](debounce.md#the-arguments-of-all-calls).",
-        example="""\
-def both(earlier, later):
-    return {**later, "ids": sorted({*earlier["ids"], *later["ids"]})}
-
-@app.task(base=LockedTask, lock_key="index:{shop}", lock_debounce=5, lock_debounce_reduce=both)
-def reindex(shop, ids): ...""",
+        None, _either(_none, _function), "None, or a callable of two dicts"
     )
+    # How many permits the lock has: how many executions hold it at the same time.
     limit: int | Callable[..., int] | list[int] | Mapping[Any, int] = _option(
         1,
-        "How many permits the lock has: how many executions hold it at the same time.",
         _either(_count, _function, _limits),
-        allowed="a whole number from 1, a callable of the arguments, a list with a number for "
-        "each part of lock_key, or a dict of numbers by template",
-        values={
-            "a number": "for every name",
-            "a callable": "called with the arguments that it names; returns the number",
-            "a list": "a number for each part of `lock_key`, in its order",
-            "a dict": "numbers by template; 1 for a template that it does not have",
-        },
-        when="To run at most N calls of an API, or N jobs of a tenant.",
-        example="""\
-@app.task(base=LockedTask, lock_key="api:{tenant}", lock_limit=5)
-def call_api(tenant, path): ...""",
+        "a whole number from 1, a callable of the arguments, a list with a number for each part of "
+        "lock_key, or a dict of numbers by template",
     )
+    # Whether an execution holds its lock alone or beside others that share it.
     mode: Any = _option(
         "exclusive",
-        "Whether an execution holds its lock alone or beside others that share it.",
         _either(_word(*MODES), _modes, _function),
-        allowed="'exclusive', 'shared', a callable of the arguments, or a list with one of "
-        "these words for each part of lock_key",
-        values={
-            '"exclusive"': "alone",
-            '"shared"': "beside every other execution that shares the lock, but no exclusive "
-            "execution; all that share it have one fencing token",
-            "a callable": "called with the arguments that it names; returns one of these words",
-            "a list": "a word for each part of `lock_key`, in its order",
-        },
-        when="If some tasks only read what others write. Both run in the order in which they "
-        "asked, so neither starves. See [sharing a lock](conflicts.md#sharing-a-lock).",
-        example="""\
-@app.task(base=LockedTask, lock_key="account:{account_id}", lock_mode="shared")
-def statement(account_id, month): ...""",
+        "'exclusive', 'shared', a callable of the arguments, or a list with one of these words for "
+        "each part of lock_key",
     )
+    # Seconds for which the lock stays held after the task has succeeded.
     cooldown: float | None = _option(
         None,
-        "Seconds for which the lock stays held after the task has succeeded.",
         _either(_none, _seconds(0, above=True)),
-        allowed="None, seconds above 0, or a timedelta, at most ten years",
-        when="If the work must not be repeated too soon. A failed, retried or revoked "
-        "execution releases its lock at once. A call inside of a task that holds the lock has "
-        "no cooldown of its own. For an execution that comes during the cooldown, "
-        '`lock_on_conflict` decides: `"drop"` ends it, `"wait"` lets it run afterwards.',
-        example="""\
-@app.task(base=LockedTask, lock_key="feed:{url}", lock_cooldown=3600, lock_on_conflict="drop")
-def fetch(url): ...""",
+        "None, seconds above 0, or a timedelta, at most ten years",
     )
-    reentrant: str = _option(
-        "inline",
-        "Who can re-enter a lock that is held.",
-        _word("inline", "descendants", "workflow"),
-        values={
-            '"inline"': "what the holder calls on its own call stack",
-            '"descendants"': "also what a live holder has sent, at any depth; it runs beside "
-            "the holder",
-            '"workflow"': "every task of the same owner",
-        },
-        when="If a holder waits for the result of a task that it sends and that needs the same "
-        "lock. See [re-entry](workflows.md).",
-        example=_CHARGE % ', lock_reentrant="descendants"',
-    )
+    # Who can re-enter a lock that is held.
+    reentrant: str = _one_of("inline", "descendants", "workflow")
+    # Who owns the lock while the task holds it.
     owner: Any = _option(
         "root",
-        "Who owns the lock while the task holds it.",
         _either(_word("root", "task"), _function),
-        allowed="'root', 'task', or a callable of the request",
-        values={
-            '"root"': "the workflow, by its `root_id`",
-            '"task"': "the task, by its id",
-            "a callable": "gets the request and returns the owner, a string",
-        },
-        when='Rarely. The owner decides who re-enters with `lock_reentrant="workflow"` or '
-        '`"descendants"`.',
-        example=_CHARGE % ', lock_owner="task"',
+        "'root', 'task', or a callable of the request",
     )
-    hold: str = _option(
-        "task",
-        "When the lock is released.",
-        _word("task", "workflow"),
-        values={
-            '"task"': "when the task ends",
-            '"workflow"': "when the chain of the task ends",
-        },
-        when="To hold a lock from one step of a chain to its end. For a whole canvas use "
-        "[`locked`](workflows.md).",
-        example="""\
-@app.task(base=LockedTask, lock_key="account:{account_id}", lock_hold="workflow")
-def reserve(account_id): ...""",
-    )
-    keep_on_retry: bool = _option(
-        False,
-        "Keep the lock through the countdown of `self.retry()`.",
-        _flag,
-        allowed="True or False",
-        when="If no other task must run between two tries.",
-        example="""\
-@app.task(bind=True, base=LockedTask, lock_key="account:{account_id}", lock_keep_on_retry=True)
-def settle(self, account_id): ...""",
-    )
+    # When the lock is released.
+    hold: str = _one_of("task", "workflow")
+    # Keep the lock through the countdown of `self.retry()`.
+    keep_on_retry: bool = _option(False, _flag, "True or False")
+    # Seconds a workflow keeps its lock between two steps, or after a retry is due.
     gap_ttl: float = _option(
-        300.0,
-        "Seconds a workflow keeps its lock between two steps, or after a retry is due.",
-        _seconds(0, above=True),
-        allowed="seconds above 0, or a timedelta, at most ten years",
-        when="If the next step can stand in its queue for longer than five minutes.",
-        example="""\
-@app.task(base=LockedTask, lock_key="import", lock_hold="workflow", lock_gap_ttl=3600)
-def fetch(feed): ...""",
+        300.0, _seconds(0, above=True), "seconds above 0, or a timedelta, at most ten years"
     )
-    on_gap: str = _option(
-        "tell",
-        "What a step does if the lock of its workflow has ended.",
-        _word("tell", "raise"),
-        values={
-            '"tell"': "logs a warning and acquires the lock anew; `self.lock.continuous` is False",
-            '"raise"': "fails with `LockLost`",
-        },
-        when="If a workflow that was interrupted must not go on.",
-        example="""\
-@app.task(base=LockedTask, lock_key="import", lock_hold="workflow", lock_on_gap="raise")
-def fetch(feed): ...""",
-    )
-    on_lost: str = _option(
-        "flag",
-        "What happens if the lease ends while the body still runs.",
-        _word("flag", "raise"),
-        values={
-            '"flag"': "`self.lock.lost` becomes True and a warning is logged",
-            '"raise"': "the body is interrupted with `LockLost`, in prefork, solo and gevent "
-            "pools; refused in threads and eventlet pools",
-        },
-        when="If the body must not go on without its lock, and can be interrupted anywhere.",
-        example=_CHARGE % ', lock_on_lost="raise"',
-    )
-    on_unavailable: str = _option(
-        "raise",
-        "What an execution does if Redis cannot be reached.",
-        _word("raise", "retry", "run"),
-        values={
-            '"raise"': "fails with `LockUnavailable`",
-            '"retry"': "is sent again later",
-            '"run"': "runs without a lock, and logs an error",
-        },
-        when="If the work can wait for Redis, or matters more than the lock.",
-        example=_CHARGE % ', lock_on_unavailable="retry"',
-    )
-    order: str | None = _option(
-        None,
-        "In which order the calls of one lock name run.",
-        _either(_none, _word("sent")),
-        allowed="None or 'sent'",
-        values={
-            "None": "in the order in which they reach a worker",
-            '"sent"': "in the order in which they were sent; calls with a countdown or an ETA "
-            "by when they are due",
-        },
-        when="If an update must not overtake the one before it. See [ordered processing per "
-        "key](ordered.md).",
-        example=_CHARGE % ', lock_order="sent"',
-    )
+    # What a step does if the lock of its workflow has ended.
+    on_gap: str = _one_of("tell", "raise")
+    # What happens if the lease ends while the body still runs.
+    on_lost: str = _one_of("flag", "raise")
+    # What an execution does if Redis cannot be reached.
+    on_unavailable: str = _one_of("raise", "retry", "run")
+    # In which order the calls of one lock name run.
+    order: str | None = _option(None, _either(_none, _word("sent")), "None or 'sent'")
+    # Seconds for which `lock_order="sent"` waits for a message that is late.
     order_gap: float = _option(
-        60.0,
-        'Seconds for which `lock_order="sent"` waits for a message that is late.',
-        _seconds(0, above=True),
-        allowed="seconds above 0, or a timedelta, at most ten years",
-        when="Longer, if a worker that prefetches can keep a message behind another task for "
-        "more than a minute. Shorter, if a lost message must not hold up later calls for so "
-        "long. The time counts from when the message has its turn and a later call has come; for a "
-        "retry, anew with each message that was sent before the retry.",
-        example=_CHARGE % ', lock_order="sent", lock_order_gap=600',
+        60.0, _seconds(0, above=True), "seconds above 0, or a timedelta, at most ten years"
     )
-    order_retry: str = _option(
-        "keep",
-        "Which place a retry has in the order.",
-        _word("keep", "end"),
-        values={
-            '"keep"': "the place of its call: the calls behind it wait for the retry",
-            '"end"': "behind the calls that were sent before the retry",
-        },
-        when="If a call that fails must not hold up the calls behind it.",
-        example=_CHARGE % ', lock_order="sent", lock_order_retry="end"',
-    )
-    max_parked: int = _option(
-        10_000,
-        "How many messages can be parked for one lock. The next fails with `LockConflict`.",
-        _count,
-        allowed="a whole number from 1",
-        when="To notice early that calls come faster than the lock lets them run.",
-        example=_CHARGE % ", lock_max_parked=500",
-    )
+    # Which place a retry has in the order.
+    order_retry: str = _one_of("keep", "end")
+    # How many messages can be parked for one lock. The next fails with `LockConflict`.
+    max_parked: int = _option(10_000, _count, "a whole number from 1")
     #: The task's name, for messages.
     task: str = ""
 
