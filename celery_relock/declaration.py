@@ -15,6 +15,7 @@ from celery.local import Proxy
 
 from .engine.engine import Engine
 from .engine.parking import Nobody
+from .engine.platform import Guard
 from .errors import LockConfigError
 from .naming.callables import ByName
 from .naming.names import NameRule, bind, seen, signature_of
@@ -121,6 +122,7 @@ def not_executed(task: Any) -> Iterator[None]:
 
 
 _engines: WeakKeyDictionary[Any, Engine] = WeakKeyDictionary()
+_guard = Guard()
 
 
 def engine_of(app: Any) -> Engine:
@@ -128,9 +130,10 @@ def engine_of(app: Any) -> Engine:
     app = app._get_current_object() if isinstance(app, Proxy) else app
     if app not in _engines:
         engine = _engine_of(app)
-        if isinstance(engine.parking.sender, Nobody):
-            engine.parking.sender = Outbox(engine.backend.consumed)
-        engine.parking.sender.add(app)
+        with _guard.lock:  # another app may come to the same engine in another thread
+            if isinstance(engine.parking.sender, Nobody):
+                engine.parking.sender = Outbox(engine.backend.consumed)
+            engine.parking.sender.add(app)
         _engines[app] = engine
     return _engines[app]
 

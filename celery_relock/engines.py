@@ -241,8 +241,9 @@ def _of(what: Any) -> dict[tuple[Any, ...], Engine]:
 
 def _engine(made: Transport, namespace: str) -> Engine:
     # An engine connects later: if two threads create it at the same time, one engine is discarded.
-    key = _digest(made.fingerprint, namespace)
-    return _engines.setdefault(key, Engine(RedisBackend(made, namespace)))
+    key, engine = _digest(made.fingerprint, namespace), Engine(RedisBackend(made, namespace))
+    with _guard.lock:  # `setdefault` of this dictionary is not one step
+        return _engines.setdefault(key, engine)
 
 
 def _digest(*parts: object) -> str:

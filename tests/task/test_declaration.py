@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from unittest import mock
 
 import pytest
@@ -11,8 +13,9 @@ from celery import Celery, Task
 
 from celery_relock import LockedTask
 from celery_relock.admin import Locks
-from celery_relock.declaration import declaration
+from celery_relock.declaration import declaration, engine_of
 from celery_relock.errors import LockConfigError, LockConflict, LockLost, RelockError
+from celery_relock.worker.parking import home
 from tests.support import Worker, make_app, wait_for
 from tests.support.parked import lock_of
 
@@ -404,3 +407,25 @@ def test_a_plain_task_of_the_same_app_is_left_alone(app):
     app.finalize()
     assert type(plain._get_current_object()).__call__ is Task.__call__
     assert not hasattr(plain, "__relock__")
+
+
+def test_two_apps_that_come_to_one_redis_in_two_threads_at_once_both_resume_messages(redis_url):
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            for number in range(300):
+                apps = [
+                    Celery(f"{name}{number}", broker="memory://", set_as_current=False)
+                    for name in ("one", "two")
+                ]
+                for each in apps:
+                    each.conf.update(relock_url=redis_url, relock_namespace=f"race{number}")
+                together = Barrier(2)
+                engine, other = threads.map(
+                    lambda app, together=together: (together.wait(), engine_of(app))[1], apps
+                )
+                assert engine is other
+                assert {home(app) for app in apps} == set(engine.parking.sender.home.split())
+    finally:
+        sys.setswitchinterval(before)
