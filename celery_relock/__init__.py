@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .lock import Lock as Lock
     from .task import LockedTask as LockedTask
+    from .version import __version__ as __version__
     from .worker.states import is_dropped as is_dropped
     from .workflow.locked import locked as locked
 
@@ -19,6 +20,7 @@ _HOMES = {
     "LockedTask": ".workflow.locked",
     "is_dropped": ".worker.states",
     "locked": ".workflow.locked",
+    "__version__": ".version",
 }
 
 
@@ -26,10 +28,6 @@ def __getattr__(name: str) -> Any:
     # Loaded when first asked for: a client that only publishes needs neither redis-py nor scripts.
     if name in _HOMES:
         return getattr(import_module(_HOMES[name], __name__), name)
-    if name == "__version__":
-        from importlib.metadata import version
-
-        return version("celery-relock")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

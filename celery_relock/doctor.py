@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from importlib import metadata
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -28,6 +27,7 @@ from .engine.protocol import DEBOUNCE
 from .errors import LockConfigError, LockUnavailable, RelockError
 from .options import OPTION_NAMES
 from .settings import SETTINGS, enabled, option_defaults, store_settings
+from .version import __version__
 from .worker import company, parking
 from .worker.report import key_of
 
@@ -107,7 +107,7 @@ def examine(
         timeout: seconds in which workers can answer.
     """
     findings: list[Finding] = []
-    facts: dict[str, Any] = {"version": metadata.version("celery-relock")}
+    facts: dict[str, Any] = {"version": __version__}
     if app is not None:
         findings += _settings(app)
     engine = _engine(app, place, namespace, findings)
@@ -631,11 +631,11 @@ class _Workers:
         for name, told in sorted(self.told.items()):
             yield from _compared(name, told, app, engine)
         versions = {str(told.get("version")) for told in self.told.values()}
-        if versions - {metadata.version("celery-relock")}:
+        if versions - {__version__}:
             yield Finding(
                 "workers",
                 WARNING,
-                f"celery-relock is {metadata.version('celery-relock')} here, and "
+                f"celery-relock is {__version__} here, and "
                 f"{', '.join(sorted(versions))} in the workers",
                 "Versions with the same layout of keys work together; others refuse to start.",
                 "Finish the deploy.",

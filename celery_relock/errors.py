@@ -14,8 +14,11 @@ exception that cannot be unpickled stops the worker's main process (celery-singl
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
+
+from .version import __version__
+
+_SITE = f"https://celery-relock.readthedocs.io/en/{__version__}/"
 
 
 class RelockError(Exception):
@@ -53,18 +56,11 @@ class RelockError(Exception):
         # Only our own classes have a page: users define subclasses.
         documented = (kind.__name__ for kind in type(self).__mro__ if kind.__module__ == __name__)
         name = next(documented)
-        return f"{_site()}errors/{'index' if name == 'RelockError' else name}.html"
+        return f"{_SITE}errors/{'index' if name == 'RelockError' else name}.html"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Bypass the constructor: a user's subclass may have changed its arguments.
         return _rebuild, (type(self), self.args, self.__dict__.copy())
-
-
-@cache
-def _site() -> str:
-    from importlib.metadata import version  # slow, and seldom needed
-
-    return f"https://celery-relock.readthedocs.io/en/{version('celery-relock')}/"
 
 
 def _rebuild(kind: type[RelockError], args: tuple[Any, ...], state: dict[str, Any]) -> RelockError:

@@ -9,7 +9,6 @@ alone: your application sets up the SDK that exports them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from importlib import metadata
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -18,6 +17,7 @@ from opentelemetry import trace
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 
 from .. import signals
+from ..version import __version__
 from . import metrics
 
 _NAME = "celery_relock"
@@ -36,7 +36,7 @@ def instrument(
         spans: whether to add attributes `relock.*` to the span of an execution that acquires a
             lock, and an event for each wait and each loss.
     """
-    meter = api.get_meter(_NAME, metadata.version("celery-relock"), meter_provider)
+    meter = api.get_meter(_NAME, __version__, meter_provider)
     made: dict[str, Any] = {
         name: meter.create_counter(f"relock.{name}", description=each.about)
         for name, each in metrics.COUNTERS.items()
@@ -69,7 +69,7 @@ def observe(locks: Any, meter_provider: MeterProvider | None = None) -> None:
         locks: a `celery_relock.admin.Locks`.
         meter_provider: the meter provider; None for the global provider.
     """
-    meter = api.get_meter(_NAME, metadata.version("celery-relock"), meter_provider)
+    meter = api.get_meter(_NAME, __version__, meter_provider)
     figures = metrics.Figures(locks)
 
     def values(name: str) -> Callable[[CallbackOptions], Iterator[Observation]]:

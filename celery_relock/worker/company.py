@@ -37,7 +37,14 @@ _looked_at: set[str] = set()
 def tracers() -> list[str]:
     """The libraries in this process that trace tasks, each with its version."""
     found = [name for module, name in _TRACERS.items() if module in sys.modules]
-    return [f"{name} {metadata.version(name)}" for name in found]
+    return [f"{name} {_version(name)}" for name in found]
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # in a frozen program
+        return "of an unknown version"
 
 
 def tell(app: Any) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import Any
+
+import redis
 
 from ..declaration import locked_tasks
 from ..errors import RelockError
 from ..settings import store_settings
+from ..version import __version__
 from . import company, parking
 
 
@@ -16,8 +18,8 @@ def report(app: Any) -> dict[str, Any]:
     Nothing is asked of Redis."""
     declared = [each for each in locked_tasks(app) if not each.enters_workflows]
     told: dict[str, Any] = {
-        "version": metadata.version("celery-relock"),
-        "redis-py": metadata.version("redis"),
+        "version": __version__,
+        "redis-py": redis.__version__,
         "tasks": {each.options.task: key_of(each.options.key) for each in declared},
         "beside": company.tracers(),
         "home": parking.home(app),

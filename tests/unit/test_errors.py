@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import subprocess
 import sys
 
 import pytest
@@ -123,3 +124,24 @@ def test_a_subclass_with_arguments_of_its_own_pickles_too():
 
     assert _same(pickle.loads(pickle.dumps(error)), error)
     assert error.account == 42
+
+
+_FROZEN = """
+import importlib.metadata
+importlib.metadata.MetadataPathFinder.find_distributions = classmethod(lambda *_, **__: iter(()))
+import sys
+sys.modules["sentry_sdk.integrations.celery"] = sys  # as if it were loaded
+from celery_relock.errors import LockConflict
+from celery_relock.worker import company
+print(LockConflict("it is held").page)
+print(*company.tracers())
+"""
+
+
+def test_a_frozen_program_that_has_no_metadata_of_its_packages_can_show_an_error():
+    said = subprocess.run(
+        [sys.executable, "-c", _FROZEN], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout
+    page, tracer = said.splitlines()
+    assert page == LockConflict("it is held").page
+    assert tracer == "sentry-sdk of an unknown version"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import celery_relock
 from celery_relock import Lock
 from tests.docs.pages import URL, blocks
 from tests.support import leftovers, reaper, wait_for
@@ -22,7 +23,7 @@ from tests.support.worker import ROOT
 
 pytestmark = pytest.mark.slow
 
-(VERSION,) = re.findall('^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+VERSION = celery_relock.__version__
 NEEDED = {
     "celery_relock/__init__.py",
     "celery_relock/py.typed",
