@@ -209,27 +209,6 @@ def label_of(work: str, task_id: str = "") -> str:
     )
 
 
-def describe_wait(name: str, answer: Answer, ahead: int) -> str:
-    """`waits for … held by … since …`, of an execution that waits with others ahead of it."""
-    if name.startswith(LINE):
-        text = f"waits for its turn in the order of {name.removeprefix(LINE)!r}"
-        return f"{text}, {ahead} ahead" if ahead else text
-    text = f"waits for {name!r}"
-    if isinstance(answer, Conflict) and answer.owner.startswith(COOLDOWN):
-        text += f", which cools down for {answer.remaining:.1f} s more after {answer.label}"
-    elif isinstance(answer, Conflict) and answer.fence:
-        begun = answer.fence / 1e6
-        held = time.time() - begun
-        clock = time.strftime("%F %T" if held > 86400 else "%T", time.localtime(begun))
-        holder = answer.label or "an unnamed holder"
-        if answer.shared:
-            text += f", shared by {holder}, without a break since {clock} ({duration(held)})"
-        else:
-            text += f", held by {holder} since {clock} ({duration(held)})"
-        text += OUTRANKED if answer.outranked else ""
-    return f"{text}, {ahead} ahead" if ahead else text
-
-
 def describe_conflict(name: str, answer: Answer) -> str:
     """`the lock … is held by … for …`, from what the backend answered."""
     if isinstance(answer, Conflict) and answer.name.startswith(LINE):

@@ -29,7 +29,6 @@ from ..engine.events import (
     describe_conflict,
     describe_deadlock,
     describe_own_share,
-    describe_wait,
 )
 from ..engine.lease import Lease, State
 from ..engine.protocol import (
@@ -258,7 +257,7 @@ def _wait_behind(attempt: Attempt, answer: Duplicate, error: LockConflict) -> He
         return None
     pause = min(max(answer.remaining, FIRST_PAUSE), LONGEST_PAUSE)
     if isinstance(found, Parked) or sent_again(attempt.task, message, pause):
-        raise Waits(f"waits: {error}")
+        raise Waits(f"waits: {error.reason}")
     return _stay(attempt, None, error)
 
 
@@ -293,7 +292,7 @@ def _park(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -
         _leave(attempt, answer)
         raise deadlock(attempt, found)
     if isinstance(found, Parked):
-        raise Waits(f"parked: {describe_wait(attempt.lease.claim.names[0], answer, found.rank)}")
+        raise Waits(f"parked: {error.reason}")
     return _send_again(attempt, answer, error) if found is None else None
 
 

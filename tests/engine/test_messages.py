@@ -10,7 +10,7 @@ import time
 import pytest
 
 from celery_relock.engine import ids
-from celery_relock.engine.events import describe_conflict, describe_wait, duration, label_of
+from celery_relock.engine.events import describe_conflict, duration, label_of
 from celery_relock.engine.protocol import LINE, Conflict, Duplicate
 
 TASK_ID = "0f8fad5b-d9cb-469f-a165-70867728950e"
@@ -49,22 +49,9 @@ def test_a_lock_that_nobody_has_but_others_were_first() -> None:
     assert text == "the lock 'a' is free, but 2 waiters are ahead"
 
 
-def test_what_is_parked_says_what_it_waits_for_who_has_that_since_when_and_who_is_ahead() -> None:
-    begun = time.time() - 90
-    answer = Conflict("a", 12.4, int(begun * 1e6), "w", f"shop.pay[{TASK_ID}] web:7", 3)
-    clock = time.strftime("%H:%M:%S", time.localtime(begun))
-    held = f"waits for 'a', held by shop.pay[{TASK_ID}] web:7 since {clock} (1m30s)"
-    assert describe_wait("a", answer, 3) == f"{held}, 3 ahead"
-    assert describe_wait("a", answer, 0) == held
-    assert describe_wait("a", Conflict("a", 0, 0, "", "", 2), 2) == "waits for 'a', 2 ahead"
-
-
 def test_who_shares_a_lock_is_not_said_to_have_shared_it_all_the_time() -> None:
     begun = time.time() - 90
-    clock = time.strftime("%H:%M:%S", time.localtime(begun))
     answer = Conflict("a", 12.4, int(begun * 1e6), "w", "shop.report web:7", 3, shared=True)
-    shared = f"waits for 'a', shared by shop.report web:7, without a break since {clock} (1m30s)"
-    assert describe_wait("a", answer, 0) == shared
     assert "is shared by shop.report web:7 (workflow w) without a break for 1m30s, its" in (
         describe_conflict("a", answer)
     )
@@ -73,15 +60,7 @@ def test_who_shares_a_lock_is_not_said_to_have_shared_it_all_the_time() -> None:
 def test_a_claim_that_could_share_a_lock_is_told_that_an_exclusive_one_waits_ahead() -> None:
     fence = int(time.time() * 1e6)
     answer = Conflict("a", 12.4, fence, "w", "x", 3, shared=True, outranked=True)
-    for text in (describe_conflict("a", answer), describe_wait("a", answer, 0)):
-        assert ", and an exclusive execution waits ahead" in text
-
-
-def test_of_a_lock_that_is_held_for_days_the_day_is_told() -> None:
-    answer = Conflict("a", 12.4, int((time.time() - 200_000) * 1e6), "w", "x", 0)
-    assert re.search(
-        r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d \(55h33m\)", describe_wait("a", answer, 0)
-    )
+    assert ", and an exclusive execution waits ahead" in describe_conflict("a", answer)
 
 
 def test_a_duplicate_is_told_as_another_copy_of_the_execution() -> None:

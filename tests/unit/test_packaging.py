@@ -196,9 +196,7 @@ def test_what_the_readme_says_works_from_the_wheel_in_an_empty_folder(
             calls = reaper.start(
                 [str(clean_python), "shop.py"], **start | {"stdout": subprocess.PIPE}
             )
-            wait_for(
-                lambda: log.read_text().count("parked: waits for") == 2, 60, "two to be parked"
-            )
+            wait_for(lambda: log.read_text().count("parked: the lock") == 2, 60, "two to be parked")
             locks = _run([*celery, *["-A", "shop", "relock", "ls"]], folder)
         said = calls.communicate(timeout=60)[0].decode()
     finally:

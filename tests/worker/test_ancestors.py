@@ -266,7 +266,7 @@ def test_children_that_do_not_wait_for_the_holder_are_not_warned_of(family, acco
 @pytest.mark.parametrize("by_a_chain", [False, True])
 def test_a_task_that_replaced_the_holder_is_not_warned_of_it(family, account, by_a_chain):
     replaced = family.module.replaces_itself.delay(account, by_a_chain)
-    family.wait_for_log(rf"counts\[\S{{36}}\] parked: waits for 'account:{account}'")
+    family.wait_for_log(rf"counts\[\S{{36}}\] parked: the lock 'account:{account}' is held by")
     family.journal.add(f"go {account}")
     replaced.get(timeout=20)
     assert f"waits for the lock 'account:{account}'" not in family.log()

@@ -127,8 +127,8 @@ def test_the_log_says_what_a_parked_task_waits_for_with_ids_to_be_pasted(worker,
     sent = worker.module.works.delay(account)
     of = APP
     worker.wait_for_log(
-        rf"Task {of}\.works\[{sent.id}\] parked: waits for 'account:{account}', "
-        rf"held by {of}\.holds\[{held.id}\] \S+:\d+ since \d\d:\d\d:\d\d \(.*\)"
+        rf"Task {of}\.works\[{sent.id}\] parked: the lock 'account:{account}' is "
+        rf"held by {of}\.holds\[{held.id}\] \S+:\d+ \(workflow {held.id}\) for \d"
     )
     assert f"{sent.id}] ignored" not in worker.log()
 
