@@ -91,6 +91,15 @@ def store_settings(app: Any) -> StoreSettings:
     )
 
 
+def in_memory(app: Any) -> bool:
+    """Whether the locks are in the memory of this process. False if the settings are wrong, which
+    is told where the engine is asked for."""
+    try:
+        return enabled(app) and store_settings(app).in_memory
+    except LockConfigError:
+        return False
+
+
 def enabled(app: Any) -> bool:
     """`relock_enabled`, True by default.
 

@@ -195,9 +195,10 @@ def relock(request: pytest.FixtureRequest, relock_app: Any) -> Iterator[Relock]:
 @contextmanager
 def _in_memory(app: Any, request: pytest.FixtureRequest) -> Iterator[None]:
     from .declaration import forget_engine
+    from .settings import in_memory
 
     wanted = {"relock_url": "memory://", "relock_enabled": True}
-    if _is_in_memory(app):
+    if in_memory(app):
         yield
         return
     asked = request.fixturenames
@@ -219,16 +220,6 @@ def _in_memory(app: Any, request: pytest.FixtureRequest) -> Iterator[None]:
             del changes[name]
         changes.update(before)
         forget_engine(app)
-
-
-def _is_in_memory(app: Any) -> bool:
-    from .errors import LockConfigError
-    from .settings import enabled, store_settings
-
-    try:
-        return enabled(app) and store_settings(app).in_memory
-    except LockConfigError:  # no setting names a Redis
-        return False
 
 
 def _clear(engine: Engine) -> None:

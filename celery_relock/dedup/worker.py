@@ -31,11 +31,6 @@ from .marker import Found, Marker, MarkerLease
 logger = logging.getLogger("celery_relock")
 
 
-def _has_marker(message: Any, declared: Declaration) -> bool:
-    told = header_of(message).dedup
-    return bool(told and told[0]) or declared.options.dedup is not None
-
-
 def around(
     task: Any,
     declared: Declaration,
@@ -50,8 +45,6 @@ def around(
     Args:
         locked: acquires the locks of these names, calls the body that it is given, and releases.
     """
-    if not _has_marker(message, declared):
-        return locked(body)
     call = _call(task, declared, message, names)
     execution = _Execution(call, message)
     replaces = call.options.on_duplicate == "replace"
@@ -85,7 +78,7 @@ def _call(task: Any, declared: Declaration, message: Any, names: tuple[str, ...]
         made = Marker(*told)
     else:
         mode = declared.options.dedup
-        assert mode is not None, "see `_has_marker`"
+        assert mode is not None, "else its header names a marker, see `execution.py`"
         made = Marker(marker.name_for(task.name, names), marker.until(mode))
     return Call(task, declared.engine, declared.options, names, made)
 

@@ -20,7 +20,7 @@ from ..declaration import locked_tasks
 from ..engine import ids
 from ..engine.crash import Reaper, journal
 from ..errors import LockConfigError, RelockError
-from ..settings import enabled, store_settings
+from ..settings import in_memory
 from . import company, conflict, control, execution, parking, revocation, unlocked  # noqa: F401  # receivers
 from . import events as worker_events
 from .message import HEADER
@@ -53,7 +53,7 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
         return True
 
     def create(self, w: Any) -> None:
-        if issubclass(w.pool_cls, PreforkPool) and _locks_are_in_memory(w):
+        if issubclass(w.pool_cls, PreforkPool) and in_memory(w.app):
             raise _not_shared(
                 "the prefork pool of this worker runs tasks in other processes",
                 "Use the threads or the solo pool",
@@ -79,7 +79,7 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
         worker_shutdown.connect(self._end, sender=w, dispatch_uid=(id(self), "shutdown"))
         if self._watchers is None:
             return
-        if _locks_are_in_memory(w) and threading.current_thread() is threading.main_thread():
+        if in_memory(w.app) and threading.current_thread() is threading.main_thread():
             raise _not_shared(
                 "this worker is a process of its own",
                 "Start the worker in a thread of the tests (the fixture celery_worker)",
@@ -104,13 +104,6 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
         worker_events.forget(sender)
         for watcher in self._watchers or ():
             watcher.stop()
-
-
-def _locks_are_in_memory(w: Any) -> bool:
-    try:
-        return enabled(w.app) and store_settings(w.app).in_memory
-    except LockConfigError:
-        return False  # what is wrong is told where the engine is asked for
 
 
 def _not_shared(where: str, what: str) -> LockConfigError:

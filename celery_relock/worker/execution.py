@@ -175,7 +175,7 @@ class Execution:
         locked = self.run_locked
         if header is not None and (header.order or declared.options.order):
             locked = partial(order.around, self.task, declared, self.message, names, locked)
-        if header is not None and (header.dedup or declared.options.dedup is not None):
+        if header is not None and (header.marker or declared.options.dedup is not None):
             return dedup.around(self.task, declared, self.message, names, locked, self.run_body)
         return locked(self.run_body)
 

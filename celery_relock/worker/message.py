@@ -222,10 +222,14 @@ class Header(NamedTuple):
         return self.first or self.execution_id
 
     @property
+    def marker(self) -> str:
+        """The name of its dedup marker, "" for none."""
+        return self.dedup[0] if self.dedup else ""
+
+    @property
     def is_awaited(self) -> bool:
         """Whether something in Redis that belongs to its task's locks waits for it."""
-        marker = self.dedup and self.dedup[0]
-        return bool(self.parked or self.kept or self.order or marker)
+        return bool(self.parked or self.kept or self.order or self.marker)
 
     def made_own(self) -> Header:
         """The header with an id of its own, by which copies of the message are recognised."""

@@ -428,26 +428,6 @@ def _origin(queue: Any) -> str:
     return str(queue.name.removesuffix(SUFFIX))
 
 
-class _Strategies(dict[str, Any]):
-    """How each task is received, found when a message comes.
-
-    An app may get tasks, or other tasks of the same names, while its worker runs.
-    """
-
-    def __init__(self, app: Any, consumer: Any) -> None:
-        super().__init__()
-        self._app = app
-        self._consumer = consumer
-
-    def __getitem__(self, name: str) -> Any:
-        task = self._app.tasks[name]
-        made_for, strategy = self.get(name, (None, None))
-        if made_for is not task:
-            strategy = task.start_strategy(self._app, self._consumer)
-            self[name] = task, strategy
-        return strategy
-
-
 class _Unlimited:
     """A worker's consumer without rate limits.
 
@@ -458,7 +438,12 @@ class _Unlimited:
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
-        self.strategies = _Strategies(consumer.app, self)
+        self.strategies = self
+
+    def __getitem__(self, name: str) -> Any:
+        """How a task is received, made for each message: an app may get tasks, or other tasks of
+        the same names, while its worker runs."""
+        return self.app.tasks[name].start_strategy(self.app, self)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._consumer, name)
