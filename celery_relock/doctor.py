@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from statistics import median
@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from . import engines
 from .declaration import declaration, engine_of, is_locked, locked_tasks
+from .engine import diagnosis
+from .engine.diagnosis import ERROR, NOTICE, SEVERITIES, WARNING, Finding
 from .engine.events import duration
 from .engine.examination import Memory, ParkedRun, Server
 from .engine.inspection import Inspectable
@@ -34,36 +36,12 @@ from .worker.report import key_of
 if TYPE_CHECKING:
     from .engine.engine import Engine
 
-ERROR, WARNING, NOTICE = SEVERITIES = ("error", "warning", "notice")
-
-# Above these there is a finding: seconds of a usual and of the longest round trip, seconds between
-# two clocks; the used share of memory or connections, and bytes of our keys.
-_SLOW, _VERY_SLOW, _APART = 0.02, 1.0, 1.0
-_FULL, _LARGE = 0.9, 256 * 2**20
+# Bytes of our keys from which there is a finding.
+_LARGE = 256 * 2**20
 # Keys of each server to look at, and parked tasks.
 _SAMPLE, _PARKED = 20_000, 200
 # Seconds for which a message can be owed: for longer, no process publishes it.
 _OWED = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A problem that hurts, or will.
-
-    Attributes:
-        check: what was looked at, a word for programs.
-        severity: "error", locks do not work, or parked tasks can be lost; "warning", it will hurt
-            one day; "notice", good to know.
-        what: what is wrong, a sentence.
-        why: why it matters.
-        do: what to do about it.
-    """
-
-    check: str
-    severity: str
-    what: str
-    why: str
-    do: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,149 +296,7 @@ def _of_servers(servers: list[Server], facts: dict[str, Any]) -> Iterator[Findin
         }
         for server in servers
     ]
-    for server in servers:
-        for check in _CHECKS:
-            yield from check(server)
-    clocks = [server.clock[0] for server in servers]
-    if clocks and max(clocks) - min(clocks) > _APART:
-        yield Finding(
-            "clock",
-            WARNING,
-            f"the clocks of the servers are {max(clocks) - min(clocks):.1f} s apart",
-            "After a failover to a server whose clock is behind, fencing tokens can repeat.",
-            "Keep all clocks right with NTP.",
-        )
-
-
-def _version(server: Server) -> Iterator[Finding]:
-    version = server.info.get("redis_version", "")
-    parts = version.split(".")
-    if len(parts) > 1 and tuple(map(int, parts[:2])) < (6, 2):
-        yield Finding(
-            "version",
-            ERROR,
-            f"the server is Redis {version}",
-            "It lacks commands that locks need.",
-            "Use Redis 6.2 or newer, or Valkey.",
-        )
-
-
-def _role(server: Server) -> Iterator[Finding]:
-    if server.info.get("role") == "slave":
-        yield Finding(
-            "role",
-            ERROR,
-            "relock_url leads to a replica",
-            "A replica accepts no writes, so no lock can be acquired.",
-            "Set relock_url to the master, or to the Sentinels.",
-        )
-
-
-def _eviction(server: Server) -> Iterator[Finding]:
-    policy = server.info.get("maxmemory_policy", "noeviction")
-    bounded = server.info.get("maxmemory", "0") != "0"
-    if policy != "noeviction":
-        yield Finding(
-            "eviction",
-            ERROR if bounded else WARNING,
-            f"maxmemory-policy is {policy}"
-            + ("" if bounded else ", though maxmemory is not set so far"),
-            "When its memory is full, Redis deletes locks that are held, and parked tasks.",
-            "Set maxmemory-policy noeviction, by CONFIG SET and in redis.conf. A cache needs a "
-            "Redis of its own.",
-        )
-
-
-def _full(server: Server) -> Iterator[Finding]:
-    most, used = (int(server.info.get(name, 0)) for name in ("maxmemory", "used_memory"))
-    if most and used > _FULL * most:
-        yield Finding(
-            "memory",
-            WARNING,
-            f"{used * 100 // most} % of maxmemory ({most // 2**20} MB) are in use",
-            "When the memory is full, no lock can be acquired, and no task can be parked.",
-            "Raise maxmemory, or see below which keys use the memory.",
-        )
-
-
-def _persistence(server: Server) -> Iterator[Finding]:
-    if server.info.get("aof_enabled") == "0" and server.saves == "":
-        yield Finding(
-            "persistence",
-            WARNING,
-            "the server keeps nothing on disk",
-            "Parked tasks are lost when the server restarts: their messages are nowhere else.",
-            "Turn appendonly on, or use lock_on_conflict='retry', which leaves messages to the "
-            "broker.",
-        )
-    for name, what in (("rdb_last_bgsave_status", "save"), ("aof_last_write_status", "append")):
-        if server.info.get(name, "ok") != "ok":
-            yield Finding(
-                "persistence",
-                ERROR,
-                f"the server could not {what} to its disk ({name} is not ok)",
-                "By default it then accepts no writes, so no lock can be acquired.",
-                "Read its log: the disk is full, or the server cannot write to its folder.",
-            )
-
-
-def _clock(server: Server) -> Iterator[Finding]:
-    ahead, about = server.clock
-    if abs(ahead) - about > _APART:
-        side = "ahead of" if ahead > 0 else "behind"
-        yield Finding(
-            "clock",
-            WARNING,
-            f"the server's clock is {abs(ahead):.1f} s {side} this machine's",
-            "Locks go by the server's clock alone. But displayed times, lock_max_wait of parked "
-            "tasks and the countdowns of retries go by both clocks.",
-            "Keep both clocks right with NTP.",
-        )
-
-
-def _latency(server: Server) -> Iterator[Finding]:
-    if not server.trips:
-        return
-    usual, longest = median(server.trips), server.trips[-1]
-    if usual > _SLOW or longest > _VERY_SLOW:
-        yield Finding(
-            "latency",
-            WARNING,
-            f"a round trip takes {usual * 1000:.0f} ms, the longest of {len(server.trips)} took "
-            f"{longest * 1000:.0f} ms",
-            "An uncontended lock costs two round trips, and a renewal must succeed within two "
-            "thirds of lock_ttl.",
-            "Move Redis closer to the workers; see SLOWLOG and LATENCY DOCTOR.",
-        )
-
-
-def _connections(server: Server) -> Iterator[Finding]:
-    used, most = (int(server.info.get(name, 0)) for name in ("connected_clients", "maxclients"))
-    if most and used > _FULL * most:
-        yield Finding(
-            "connections",
-            WARNING,
-            f"{used} of {most} connections (maxclients) are in use",
-            "Without a free connection, no lock can be acquired.",
-            "Raise maxclients. A worker process needs three connections.",
-        )
-
-
-def _replicas(server: Server) -> Iterator[Finding]:
-    there = int(server.info.get("connected_slaves", server.needed))
-    if there < server.needed:
-        yield Finding(
-            "replicas",
-            ERROR,
-            f"the server has {there} replicas, and relock_min_replicas is {server.needed}",
-            "Until it has enough replicas, no lock can be acquired.",
-            "Bring the replicas back, or lower relock_min_replicas.",
-        )
-
-
-_CHECKS: tuple[Callable[[Server], Iterator[Finding]], ...] = (
-    *(_version, _role, _eviction, _full, _persistence, _clock, _latency, _connections, _replicas),
-)
+    yield from diagnosis.of_servers(servers)
 
 
 # Permissions without which locks work, more slowly; and permissions that only the doctor needs.

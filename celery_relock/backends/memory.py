@@ -1394,9 +1394,6 @@ class MemoryBackend:
             command.promote(lock)
             return tuple(released)
 
-    def dangers(self) -> list[str]:
-        return []
-
     def listen(
         self,
         inbox: str,

@@ -79,9 +79,6 @@ class NoLocks:
     def force_release(self, *_: Any, **__: Any) -> tuple[HoldInfo, ...]:
         return ()
 
-    def dangers(self) -> list[str]:
-        return ["relock_enabled=False: the tasks of this worker run without their locks"]
-
     def listen(
         self,
         inbox: str,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ..doctor import ERROR, NOTICE, SEVERITIES, WARNING, describe, examine
+from ..doctor import describe, examine
+from ..engine.diagnosis import ERROR, NOTICE, SEVERITIES, WARNING
 from .base import FOUND, NOT_FOUND, SECONDS, Here, command, plain
 
 

@@ -501,9 +501,6 @@ class Backend(Protocol):
         their holds. A line that nobody holds goes on without the message that it waits for: the
         place is returned, as a hold of the owner `KEPT`."""
 
-    def dangers(self) -> list[str]:
-        """What of the server's settings could lose parked messages, a sentence each."""
-
     def listen(
         self,
         inbox: str,

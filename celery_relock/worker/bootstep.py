@@ -20,7 +20,7 @@ from ..declaration import locked_tasks
 from ..engine import ids
 from ..engine.crash import Reaper, journal
 from ..errors import LockConfigError, RelockError
-from ..settings import in_memory
+from ..settings import enabled, in_memory
 from . import company, conflict, control, execution, parking, revocation, unlocked  # noqa: F401  # receivers
 from . import events as worker_events
 from .message import HEADER
@@ -84,6 +84,8 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
                 "this worker is a process of its own",
                 "Start the worker in a thread of the tests (the fixture celery_worker)",
             )
+        if not enabled(w.app):
+            logger.warning("relock_enabled=False: the tasks of this worker run without their locks")
         for watcher in self._watchers:
             watcher.start()
 

@@ -18,6 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from celery import bootsteps
@@ -26,7 +27,9 @@ from kombu import Consumer, Exchange, Queue
 from kombu.common import ignore_errors
 
 from ..engine import ids
+from ..engine.diagnosis import serious
 from ..engine.engine import Engine
+from ..engine.inspection import Inspectable
 from ..engine.protocol import Notice
 from ..engine.renewal import Outage
 from ..errors import RelockError
@@ -127,8 +130,7 @@ class Resumer:
         return here + [each for each, at in self._requeued.items() if now - at < REQUEUED]
 
     def _live(self) -> None:
-        for warning in self._warnings():
-            logger.warning(warning)
+        self._warn()
         outage = Outage("looking for parked tasks")
         while not self._stopped:
             pause = LOOK_EVERY * ids.chance.uniform(0.8, 1.2)  # not all workers at once
@@ -174,11 +176,13 @@ class Resumer:
         if notice.attempt_id in self._engine.parking.sender.home.split():
             self._bell.set()
 
-    def _warnings(self) -> list[str]:
-        try:
-            return self._engine.backend.dangers()
-        except RelockError:
-            return []  # who cannot reach it hears of that soon enough
+    def _warn(self) -> None:
+        backend = self._engine.backend
+        if not isinstance(backend, Inspectable):
+            return
+        with suppress(RelockError):  # who cannot reach it hears of that soon enough
+            for found in dict.fromkeys(serious(backend.examination().servers())):
+                logger.warning("the Redis of the locks: %s. %s %s", found.what, found.why, found.do)
 
 
 class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no types

@@ -155,7 +155,9 @@ def nothing_is_left(locks: RedisServer, worker: Worker) -> bool:
 
 
 def test_a_worker_warns_of_a_server_that_keeps_nothing(worker: Worker) -> None:
-    worker.wait_for_log("keeps nothing on disk: parked tasks are gone when it restarts")
+    worker.wait_for_log(
+        "the server keeps nothing on disk. Parked tasks are lost when the server restarts"
+    )
 
 
 def test_a_restart_that_loses_its_data_loses_what_is_parked_and_nothing_else(

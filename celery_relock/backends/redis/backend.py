@@ -312,13 +312,6 @@ class RedisBackend:
 
         self.transport.listen(lambda bucket: self.keys.inbox(inbox, bucket), ready, heard, wanted)
 
-    def dangers(self) -> list[str]:
-        needed = self.transport.replicas.needed
-        found = [
-            _dangers_of(links.answers(*_ASKED), needed) for links, _ in self.transport.masters()
-        ]
-        return list(dict.fromkeys(text for texts in found for text in texts))
-
     def close(self) -> None:
         """Close the idle connections. The backend can still be used."""
         self.transport.close()
@@ -499,32 +492,3 @@ def _place(line: bytes) -> Held | Queued | None:
 def _label(text: bytes) -> str:
     """The part of a stored label that is for people. Its first word is the holder's inbox."""
     return text.decode(errors="replace").partition(" ")[2]
-
-
-_ASKED = [("INFO", "memory"), ("INFO", "persistence"), ("INFO", "replication"),
-          ("CONFIG", "GET", "save")]  # fmt: skip
-
-
-def _dangers_of(answers: Sequence[Any], needed: int) -> list[str]:
-    """The settings of a server that can lose parked messages or keep locks from being acquired.
-    A setting that the server does not tell counts as good."""
-    memory, persistence, replication = map(fields_of, answers[:3])
-    found = []
-    policy = memory.get("maxmemory_policy", "noeviction")
-    if policy != "noeviction":
-        found.append(
-            "the Redis of the locks can throw away locks and parked tasks when its memory is full: "
-            f"maxmemory-policy is {policy}, and should be noeviction"
-        )
-    if persistence.get("aof_enabled") == "0" and answers[3] == [b"save", b""]:
-        found.append(
-            "the Redis of the locks keeps nothing on disk: parked tasks are gone when it restarts. "
-            "Turn appendonly on, or use lock_on_conflict='retry', which leaves them to the broker"
-        )
-    replicas = int(replication.get("connected_slaves", needed))
-    if replicas < needed:
-        found.append(
-            f"the Redis of the locks has {replicas} replicas, and relock_min_replicas is {needed}: "
-            "while that is so, no lock can be acquired"
-        )
-    return found

@@ -12,8 +12,9 @@ from django.core import checks
 def check_locks(**_: Any) -> list[Any]:
     """The quick checks of `celery relock doctor`, which do not ask the workers."""
     from ... import doctor
+    from ...engine.diagnosis import ERROR, WARNING
 
-    levels = {doctor.ERROR: checks.Error, doctor.WARNING: checks.Warning}
+    levels = {ERROR: checks.Error, WARNING: checks.Warning}
     return [
         levels.get(finding.severity, checks.Info)(
             f"{finding.what}. {finding.why}", hint=finding.do, id=f"relock.{finding.check}"

@@ -18,6 +18,7 @@ from celery_relock.backends.redis.keys import CLUSTER_BUCKETS as BUCKETS
 from celery_relock.backends.redis.keys import Keys
 from celery_relock.dedup import marker
 from celery_relock.engine import ids
+from celery_relock.engine.diagnosis import serious
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.lease import Lease, State
 from celery_relock.engine.protocol import (
@@ -293,11 +294,12 @@ def test_the_dangers_of_all_nodes_are_told(
     node = cluster.admin(cluster.nodes[1])
     node.config_set("maxmemory-policy", "allkeys-lru")
     try:
-        found = runs().engine.backend.dangers()
+        servers = runs().engine.backend.examination().servers()
     finally:
         node.config_set("maxmemory-policy", "noeviction")
-    assert any("allkeys-lru" in text for text in found)
-    assert sum("appendonly" in text for text in found) == 1
+    found = set(serious(servers))
+    assert any("allkeys-lru" in each.what for each in found)
+    assert sum("appendonly" in each.do for each in found) == 1
 
 
 def test_a_hold_and_a_waiter_live_through_every_phase_of_a_move(

@@ -1,27 +1,32 @@
-"""What of a server's settings could lose parked executions is told, and nothing else."""
+"""What of a server's settings can lose parked messages, or stops every lock: nothing else."""
 
 from __future__ import annotations
 
 import pytest
 
 from celery_relock.backends.redis.connections import Replicas
+from celery_relock.engine.diagnosis import serious
 from tests.support import wait_for
 from tests.support.backends import backend_of
 
 
+def dangers_of(url, **options):
+    backend = backend_of(url, "ns", **options)
+    found = [f"{each.what}. {each.do}" for each in serious(backend.examination().servers())]
+    backend.close()
+    return found
+
+
 @pytest.fixture
 def dangers(own_redis):
-    """What a store says of a server with these settings."""
+    """What is said of a server with these settings."""
 
     def ask(*config, user=None):
         server = own_redis(*config)
         if user:
             server.client().execute_command("ACL", "SETUSER", *user)
         url = server.url if not user else server.url.replace("redis://", f"redis://{user[0]}:pw@")
-        backend = backend_of(url, "ns")
-        found = backend.dangers()
-        backend.close()
-        return found
+        return dangers_of(url)
 
     return ask
 
@@ -49,10 +54,7 @@ def test_a_server_that_may_throw_keys_away_is_told(dangers):
 
 def test_a_server_with_too_few_replicas_is_told(own_redis):
     def ask(server, needed):
-        backend = backend_of(server.url, "ns", replicas=Replicas(needed))
-        found = backend.dangers()
-        backend.close()
-        return found
+        return dangers_of(server.url, replicas=Replicas(needed))
 
     master, replica = own_redis("--appendonly", "yes"), own_redis()
     replica.client().replicaof("127.0.0.1", master.port)
