@@ -141,8 +141,8 @@ def _of_server(client: redis.Redis) -> float:
 
 def _costs(found: dict[str, list[Cost]]) -> str:
     """The cost beyond that of a plain task, round by round."""
-    head = ["", "extra time, µs", "to `Lock`", "extra processor time, µs", "to `Lock`"]
-    head += ["of it the main process", "Redis"]
+    head = ["", "extra time, µs", "to `Lock`", "extra processor time of the child, µs", "to `Lock`"]
+    head += ["of the main process", "of Redis"]
     parts: dict[str, Callable[[Cost], float]] = {
         "clock": lambda cost: cost.clock,
         "cpu": lambda cost: cost.child,

@@ -23,6 +23,7 @@ from celery import Celery
 from celery.app.trace import build_tracer, setup_worker_optimizations
 
 from celery_relock import LockedTask
+from celery_relock.worker.parking import Kept
 from tests.support import RedisServer
 
 PACKAGE = Path(__file__).resolve().parents[1] / "celery_relock"
@@ -72,7 +73,10 @@ def main(url: str, shows: bool) -> None:
                 str(uuid.uuid4()), charge.name, (42,), {}
             ).headers
             headers["relock"] = {"v": 2, "execution_id": uuid.uuid4().hex[:22]}
+        # As a worker's main process hands it on.
+        received = Kept(b"[[42], {}, {}]", "application/json", "utf-8", headers, {}, "", "celery")
         more = {"delivery_info": {"routing_key": "celery"}, "hostname": "traced"}
+        more |= {"properties": {"relock_kept": received}}
         trace(headers["id"], (42,), {}, {**headers, **more})
 
     def resumed() -> dict[str, Any]:

@@ -29,7 +29,6 @@ from celery.signals import task_received
 from kombu import serialization
 from kombu.common import Broadcast
 from kombu.compression import compress
-from kombu.exceptions import EncodeError
 from kombu.message import Message as Received
 from kombu.utils import json
 
@@ -184,77 +183,6 @@ def kept(request: Any) -> Kept | None:
     not kept: a call without a message, or a `Task.Strategy` that sends no `task_received`."""
     found = (request.properties or {}).get(_KEY)
     return found if isinstance(found, Kept) else None
-
-
-def rebuilt(task: Any, request: Any) -> Kept:
-    """A message like the one that a task's request was made from, for when it was not kept: the
-    same task, arguments and options, in protocol 2 and by a serializer of our choice.
-
-    Raises:
-        EncodeError: no serializer that the app accepts can write the arguments.
-    """
-    app, info = task.app, request.delivery_info or {}
-    hard, soft = request.timelimit or (None, None)
-    stamps = {name: (request.stamps or {}).get(name) for name in request.stamped_headers or ()}
-    headers, _, body, _ = app.amqp.as_task_v2(
-        request.id,
-        task.name,
-        request.args,
-        request.kwargs,
-        eta=request.eta,
-        group_id=request.group,
-        group_index=request.group_index,
-        expires=request.expires,
-        retries=request.retries,
-        chord=request.chord,
-        callbacks=request.callbacks,
-        errbacks=request.errbacks,
-        reply_to=request.reply_to,
-        time_limit=hard,
-        soft_time_limit=soft,
-        root_id=request.root_id,
-        parent_id=request.parent_id,
-        shadow=request.shadow,
-        chain=request.chain,
-        origin=request.origin,
-        ignore_result=vars(request).get("ignore_result"),
-        argsrepr=request.get("argsrepr"),
-        kwargsrepr=request.get("kwargsrepr"),
-        stamped_headers=request.stamped_headers,
-        replaced_task_nesting=request.replaced_task_nesting,
-        **stamps,
-    )
-    headers.update(request.headers or {})
-    content_type, content_encoding, written = _written(task, request, body)
-    return Kept(
-        written,
-        content_type,
-        content_encoding,
-        headers,
-        {
-            "correlation_id": request.correlation_id or request.id,
-            "reply_to": request.reply_to or "",
-            "priority": info.get("priority"),
-            **(request.properties or {}),
-        },
-        info.get("exchange") or "",
-        info.get("routing_key") or "",
-    )
-
-
-def _written(task: Any, request: Any, body: Any) -> tuple[str, str, bytes | str]:
-    """The body by the serializer that the message names, or else that of the task or its app."""
-    conf, known = task.app.conf, serialization.registry.type_to_name
-    first = (request.properties or {}).get("content_type"), task.serializer, conf.task_serializer
-    names = [known.get(name, name) for name in (*first, *(conf.accept_content or ())) if name]
-    problem: Exception | None = None
-    for name in dict.fromkeys(names):
-        try:
-            written: tuple[str, str, bytes | str] = serialization.dumps(body, serializer=name)
-            return written
-        except EncodeError as error:
-            problem = error
-    raise problem or EncodeError("the app accepts no serializer")
 
 
 def parked_text(
@@ -484,9 +412,7 @@ def sent_again(task: Any, message: Any, pause: float) -> bool:
         False if that failed, which is logged.
     """
     try:
-        was = kept(message) or rebuilt(task, message)
-        header = header_of(message).again()._asdict()
-        text = parked_text(task.app, was, header, largest=None)
+        text = _text_of(task, message, header_of(message).again(), largest=None)
         if text is None:
             return False
         publish(task.app, text, delay=pause)
@@ -508,17 +434,22 @@ def park_request(task: Any, message: Any, header: Header, **bounds: Any) -> Park
     Returns:
         None if the message has to stay with the broker, which is logged.
     """
-    try:
-        was = kept(message) or rebuilt(task, message)
-    except EncodeError as error:
-        logger.warning(
-            "a message of %s cannot be written (%s), so it is not parked", task.name, error
-        )
-        return None
-    text = parked_text(task.app, was, header._asdict())
+    text = _text_of(task, message, header)
     if text is None:
         return None
     return ParkRequest(text, home(task.app), ids.short(message.id), **bounds)
+
+
+def _text_of(task: Any, message: Any, header: Header, **bounds: Any) -> str | None:
+    was = kept(message)
+    if was is None:
+        logger.warning(
+            "a message of %s came by a way of its own, without the signal task_received, so it is "
+            "not parked: it stays in its slot",
+            task.name,
+        )
+        return None
+    return parked_text(task.app, was, header._asdict(), **bounds)
 
 
 class Outbox:

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 from celery import VERSION, Celery, chain, chord, group
 from celery.app.task import Context
-from kombu.exceptions import EncodeError
 
 from celery_relock.worker import parking
+from celery_relock.worker.message import Header
 from celery_relock.worker.parking import Kept, kept, parked_text, publish
 from tests.support import wait_for
 
@@ -194,31 +194,6 @@ def test_no_publish_handler_no_override_and_no_context_has_a_part_in_it(worker):
     assert "overridden" not in worker.journal.names()
 
 
-@pytest.mark.parametrize(
-    "kind", ["json", "pickle", "priority", "masked", "expires", "stamps", "limits", "shadow"]
-)
-def test_a_message_that_was_not_kept_is_built_from_the_request(worker, request, kind):
-    options = KINDS[kind]
-    result = worker.module.plain.apply_async(("ä€😀", 1.5), {"b": [None, True]}, **options)
-    first, second = deliveries(worker, result.id)
-    for each in (first, second):
-        each["body"] = _read(each)
-        each["headers"] = {k: v for k, v in each["headers"].items() if v is not None}
-        if "redis" in request.node.name:  # where a request is not told how it was written
-            del each["types"]
-    assert second == first
-    assert result.get(timeout=30)[0] == "('ä€😀', 1.5)"
-    assert "handled" not in worker.journal.names()
-
-
-def _read(raw):
-    if raw["types"][0] == "application/x-python-serialize":
-        args, kwargs, embedded = pickle.loads(raw["body"])
-    else:
-        args, kwargs, embedded = json.loads(raw["body"])
-    return list(args), kwargs, embedded
-
-
 # --- without a worker
 
 
@@ -254,6 +229,17 @@ def published(app, queue):
 def test_a_request_without_a_message_has_none_kept():
     assert kept(SimpleNamespace(properties=None, delivery_info=None)) is None
     assert kept(SimpleNamespace(properties={"relock_kept": "?"}, delivery_info=None)) is None
+
+
+def test_a_message_that_came_without_task_received_stays_with_its_worker_which_says_so(app, caplog):
+    @app.task(bind=True)
+    def task(self):
+        return None
+
+    request = Context(id="i", args=(), kwargs={})
+    assert parking.park_request(task, request, Header(execution_id="e")) is None
+    assert not parking.sent_again(task, request, 1.0)
+    assert caplog.text.count("without the signal task_received") == 2
 
 
 def test_what_is_too_large_is_refused_and_the_log_says_so(app, caplog):
@@ -361,16 +347,6 @@ def test_topics_fit_as_amqp_says(pattern, key, fits):
 def test_the_repr_of_what_is_kept_shows_no_argument():
     secret = message(b'[["4111 1111"], {}, {}]')
     assert "4111" not in repr(secret)
-
-
-def test_what_cannot_be_written_from_a_request_says_so(app):
-    @app.task(bind=True)
-    def task(self, *args):
-        return None
-
-    request = Context(id="i", args=(object(),), kwargs={})
-    with pytest.raises(EncodeError):
-        parking.rebuilt(task, request)
 
 
 def test_homes_differ_by_app_and_broker_and_tell_nothing(app, redis_url):

@@ -357,15 +357,6 @@ def _():
     assert text == "Task part[x] parked"
 
 
-@row("`app.amqp.as_task_v2`")
-def _():
-    app, _ = app_with_a_task()
-    headers, properties, body, _ = app.amqp.as_task_v2("x", "part", (1,), {"b": 2}, retries=3)
-    assert (headers["id"], headers["task"], headers["retries"]) == ("x", "part", 3)
-    assert body[:2] == ((1,), {"b": 2})
-    assert properties["correlation_id"] == "x"
-
-
 @row("`kombu.serialization.registry.type_to_name`, `kombu.compression.compress` and `get_encoder`")
 def _():
     assert compression.get_encoder("gzip")[1] == "application/x-gzip"

@@ -50,11 +50,7 @@ def record(request: Any, **_: Any) -> None:
     journal.add("received", id=request.id, raw=written)
 
 
-def wanted(request: Any) -> bool:
-    return "plain" not in request.name
-
-
-parking.keep(wanted)
+parking.keep(lambda request: True)
 
 
 @before_task_publish.connect(weak=False)
@@ -66,7 +62,8 @@ def handler(headers: Any = None, **_: Any) -> None:
 
 def again(self: Any) -> None:
     """The first time, publish the message again and end."""
-    message = parking.kept(self.request) or parking.rebuilt(self, self.request)
+    message = parking.kept(self.request)
+    assert message is not None
     if (message.headers.get("relock") or {}).get("again"):
         return
     tenant.set("holder")
@@ -98,13 +95,6 @@ def retries(self: Any, *args: Any) -> Any:
     if self.request.retries < 3:
         raise self.retry(countdown=0)
     return self.request.retries
-
-
-@app.task(bind=True, base=Overridden)
-def plain(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Its message is not kept."""
-    again(self)
-    return [repr(args), repr(kwargs)]
 
 
 @app.task
