@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 import uuid
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from threading import Thread
@@ -23,7 +24,7 @@ from celery import Celery
 from celery.app.trace import build_tracer, setup_worker_optimizations
 
 from celery_relock import LockedTask
-from celery_relock.worker.parking import Kept
+from celery_relock.worker.parking import CARRIED, Carried, Kept
 from tests.support import RedisServer
 
 PACKAGE = Path(__file__).resolve().parents[1] / "celery_relock"
@@ -67,17 +68,17 @@ def main(url: str, shows: bool) -> None:
     setup_worker_optimizations(app, "traced@localhost")
     trace = build_tracer(charge.name, charge, app=app)
 
-    def execute(headers: dict[str, Any] | None = None) -> None:
+    def received(headers: dict[str, Any] | None = None) -> Callable[[], object]:
+        """A message, as a worker's main process hands it on; what executes it."""
         if headers is None:
             headers = app.amqp.create_task_message(
                 str(uuid.uuid4()), charge.name, (42,), {}
             ).headers
             headers["relock"] = {"v": 2, "execution_id": uuid.uuid4().hex[:22]}
-        # As a worker's main process hands it on.
-        received = Kept(b"[[42], {}, {}]", "application/json", "utf-8", headers, {}, "", "celery")
+        kept = Kept(b"[[42], {}, {}]", "application/json", "utf-8", headers, {}, "", "celery")
         more = {"delivery_info": {"routing_key": "celery"}, "hostname": "traced"}
-        more |= {"properties": {"relock_kept": received}}
-        trace(headers["id"], (42,), {}, {**headers, **more})
+        more |= {"properties": {CARRIED: Carried(kept)}}
+        return partial(trace, headers["id"], (42,), {}, {**headers, **more})
 
     def resumed() -> dict[str, Any]:
         with app.connection_for_read() as connection:
@@ -86,17 +87,16 @@ def main(url: str, shows: bool) -> None:
             return dict(message.headers)
 
     def is_parked() -> None:
-        waiter = Thread(target=traced, args=("a task that is parked", execute, shows))
+        waiter = Thread(target=traced, args=("a task that is parked", received(), shows))
         waiter.start()
         waiter.join()
 
-    execute()
-    execute()
-    traced("an uncontended task", execute, shows)
+    received()()
+    received()()
+    traced("an uncontended task", received(), shows)
     within.append(is_parked)
-    traced("the holder, which publishes it again", execute, shows)
-    headers = resumed()
-    traced("the task that was parked, when it runs", lambda: execute(headers), shows)
+    traced("the holder, which publishes it again", received(), shows)
+    traced("the task that was parked, when it runs", received(resumed()), shows)
 
 
 if __name__ == "__main__":

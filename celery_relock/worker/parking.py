@@ -18,9 +18,8 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from contextvars import Context
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 from celery import Celery
@@ -48,20 +47,19 @@ ORIGIN = "relock_origin"
 #: What the name of a resume queue has behind the name of the queue that it stands beside.
 SUFFIX = ".resumed"
 
-# In the properties of a request: Celery sends those nowhere. A key of the request itself would
-# become a header of each retry.
-_KEY = "relock_kept"
+#: The property of a request that is its message. Celery sends these nowhere; a key of the request
+#: itself would become a header of each retry.
+CARRIED = "relock_message"
 # Properties of a received message that the broker's client writes anew, or takes as arguments.
-_WRITTEN_ANEW = ("delivery_info", "delivery_tag", "body_encoding", "application_headers", _KEY)
+_WRITTEN_ANEW = ("delivery_info", "delivery_tag", "body_encoding", "application_headers", CARRIED)
 _ARGUMENTS = ("content_type", "content_encoding", "priority", "delivery_mode", "expiration")
 # What RabbitMQ notes on a message that it has dead-lettered. It drops one that is to go to a queue
 # named there, without a word.
 _DEATH = ("x-death", "x-first-death-", "x-last-death-")
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class Kept:
-    """A message as it was received. Not a tuple: Celery's `saferepr` would look inside.
+class Kept(NamedTuple):
+    """A message as it was received.
 
     Attributes:
         body: as the sender's serializer wrote it; decompressed.
@@ -81,8 +79,22 @@ class Kept:
     routing_key: str
     queue: str = ""
 
-    def __repr__(self) -> str:
-        return f"<message of {len(self.body)} bytes>"  # masked arguments must not get into logs
+
+class Carried(str):
+    """A message in the properties of a request. Whoever writes these, into a log or as JSON, writes
+    a text without the arguments.
+    """
+
+    __slots__ = ("message",)
+    message: Kept
+
+    def __new__(cls, message: Kept) -> Carried:
+        self = super().__new__(cls, f"<message of {len(message.body)} bytes>")
+        self.message = message
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Carried, (self.message,)
 
 
 def keep(wanted: Callable[[Any], bool]) -> None:
@@ -120,7 +132,7 @@ def _keep(consumer: Any, request: Any) -> None:
         _queue_of(consumer, exchange, routing_key),
     )
     # A copy: the dict is kombu's.
-    told["properties"] = {**properties, _KEY: kept}
+    told["properties"] = {**properties, CARRIED: Carried(kept)}
 
 
 def come_back(headers: dict[str, Any], delivery_info: dict[str, Any]) -> None:
@@ -181,8 +193,8 @@ def _fits(pattern: list[str], words: list[str]) -> bool:
 def kept(request: Any) -> Kept | None:
     """The message that a task's request (`celery.app.task.Context`) was made from; None if it was
     not kept: a call without a message, or a `Task.Strategy` that sends no `task_received`."""
-    found = (request.properties or {}).get(_KEY)
-    return found if isinstance(found, Kept) else None
+    found = (request.properties or {}).get(CARRIED)
+    return found.message if isinstance(found, Carried) else None
 
 
 def parked_text(

@@ -13,10 +13,11 @@ from types import SimpleNamespace
 import pytest
 from celery import VERSION, Celery, chain, chord, group
 from celery.app.task import Context
+from kombu.utils.json import dumps
 
 from celery_relock.worker import parking
 from celery_relock.worker.message import Header
-from celery_relock.worker.parking import Kept, kept, parked_text, publish
+from celery_relock.worker.parking import CARRIED, Carried, Kept, kept, parked_text, publish
 from tests.support import wait_for
 
 pytestmark = pytest.mark.slow
@@ -228,7 +229,7 @@ def published(app, queue):
 
 def test_a_request_without_a_message_has_none_kept():
     assert kept(SimpleNamespace(properties=None, delivery_info=None)) is None
-    assert kept(SimpleNamespace(properties={"relock_kept": "?"}, delivery_info=None)) is None
+    assert kept(SimpleNamespace(properties={CARRIED: "?"}, delivery_info=None)) is None
 
 
 def test_a_message_that_came_without_task_received_stays_with_its_worker_which_says_so(app, caplog):
@@ -344,9 +345,13 @@ def test_topics_fit_as_amqp_says(pattern, key, fits):
     assert parking._fits(pattern.split("."), key.split(".")) is fits
 
 
-def test_the_repr_of_what_is_kept_shows_no_argument():
-    secret = message(b'[["4111 1111"], {}, {}]')
-    assert "4111" not in repr(secret)
+def test_what_is_kept_is_a_text_without_arguments_for_whoever_writes_a_request():
+    secret = Carried(message(b'[["4111 1111"], {}, {}]', headers={"a": 1}, queue="q"))
+    for written in (repr(secret), str(secret), json.dumps({"kept": secret}), dumps([secret])):
+        assert "<message of 23 bytes>" in written
+        assert "4111" not in written
+    again = pickle.loads(pickle.dumps(secret))
+    assert kept(SimpleNamespace(properties={CARRIED: again})) == secret.message
 
 
 def test_homes_differ_by_app_and_broker_and_tell_nothing(app, redis_url):
