@@ -26,7 +26,7 @@ from typing import Any
 
 from . import engines
 from .engine import ids
-from .engine.events import OUTRANKED, duration
+from .engine.events import OUTRANKED, duration, extra
 from .engine.inspection import Inspectable, Inspection, ParkedMessage, Place, Survey
 from .engine.protocol import COOLDOWN, DEBOUNCE, KEPT, LINE, MARKER, PAUSE, HoldInfo
 from .errors import LockConfigError, RelockError
@@ -489,12 +489,13 @@ class Locks:
         and by the event `lock-forced`."""
         from . import signals
 
+        facts = {"action": action, "by": self.by, "origin": self.origin, "fence": token}
         logger.warning(
             _DONE[how or action],
             *(", ".join(map(repr, names)), self.by, self.origin),
             _work(task, task_id) or "unnamed",
+            extra=extra("forced", names, task, task_id, **facts),
         )
-        facts = {"action": action, "by": self.by, "origin": self.origin, "fence": token}
         known = None if self.app is None else self.app.tasks.get(task)
         signals.send_forced(known, names=tuple(names), task_id=task_id, task_name=task, **facts)
         if self.app is not None:

@@ -109,6 +109,13 @@ class Here:
         meant = typed(name)
         return meant if meant == name or self.locks.get(name, 0).idle else name
 
+    def meant_task(self, task_id: str) -> str:
+        """The id of the task that somebody typed, or pasted from the log: `shop.charge[…]`."""
+        named = re.fullmatch(r"(?P<name>[^\s\[]+)\[(?P<id>.+)\]", task_id.strip())
+        # An id may look so, too.
+        is_task = named is not None and (self.app is None or named["name"] in self.app.tasks)
+        return named["id"] if named is not None and is_task else task_id.strip()
+
     def show(self, document: Any, lines: Iterable[str]) -> None:
         """Print a JSON document, or lines of text."""
         if self.json:

@@ -240,14 +240,15 @@ def tell(call: Call, there: Found, task_id: str) -> None:
     """A call is swallowed: a line in the log, the signal `lock_duplicate`, the event
     `lock-duplicate`."""
     names = lock_names(call.marker.name)
+    facts = {"duplicate_of": there.task_id, "since": there.since}
     logger.info(
         "%s[%s] is a duplicate of %s[%s], which has the dedup marker of %s since %s",
         *(call.task.name, task_id, call.task.name, there.task_id),
         *(", ".join(map(repr, names)), _clock(there.since)),
+        extra=events.extra("duplicate", names, call.task.name, task_id, **facts),
     )
     signals.send_duplicate(call.task, task_id, there.task_id, names, there.since)
-    fields = {"locks": list(names), "duplicate_of": there.task_id, "since": there.since}
-    worker_events.send(call.task, task_id, "duplicate", fields)
+    worker_events.send(call.task, task_id, "duplicate", {"locks": list(names), **facts})
 
 
 def _clock(seconds: float) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -176,20 +176,20 @@ def sentence(event: LockEvent) -> str:
 
 
 def _facts(event: LockEvent) -> dict[str, object]:
-    """For the log record: plain values, so that any formatter can write them."""
-    facts: dict[str, object] = {
-        "lock_event": event.kind,
-        "lock_names": list(event.names),
-        "lock_execution": event.execution_id,
-        "lock_owner": event.owner,
-        "lock_fence": event.fence,
-        "lock_reason": event.reason,
-        "lock_since": event.since,
-    }
-    if event.work is not None:
-        # By the names under which Celery's own formatter for tasks has them.
-        facts |= {"task_id": event.work.id, "task_name": event.work.name}
-    return facts
+    work = event.work or NO_TASK
+    told = ("owner", "fence", "reason", "since", "waited", "held", "reentered", "policy")
+    facts = {name: getattr(event, name) for name in told}
+    return extra(event.kind, event.names, work.name, work.id, execution=event.execution_id, **facts)
+
+
+def extra(
+    kind: str, names: Iterable[str], task_name: str, task_id: str, **facts: object
+) -> dict[str, object]:
+    """The fields of a log record: plain values, so that any formatter can write them."""
+    told = {"event": kind, "names": list(names), **facts}
+    # A task's by the names under which Celery's own formatter for tasks has them.
+    of_task = {"task_name": task_name, "task_id": task_id} if task_name else {}
+    return {**{f"lock_{name}": fact for name, fact in told.items()}, **of_task}
 
 
 # Why a claim that shares a lock has to wait while others share it.

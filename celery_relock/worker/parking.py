@@ -81,8 +81,8 @@ class Kept(NamedTuple):
 
 
 class Carried(str):
-    """A message in the properties of a request. Whoever writes these, into a log or as JSON, writes
-    a text without the arguments.
+    """A message in the properties of a request: a text without the arguments, for who writes these
+    into a log, or as JSON.
     """
 
     __slots__ = ("message",)

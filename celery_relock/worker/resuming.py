@@ -27,9 +27,7 @@ from kombu import Consumer, Exchange, Queue
 from kombu.common import ignore_errors
 
 from ..engine import ids
-from ..engine.diagnosis import serious
 from ..engine.engine import Engine
-from ..engine.inspection import Inspectable
 from ..engine.protocol import Notice
 from ..engine.renewal import Outage
 from ..errors import RelockError
@@ -177,6 +175,10 @@ class Resumer:
             self._bell.set()
 
     def _warn(self) -> None:
+        # Here, after the pool has forked: no child needs them.
+        from ..engine.diagnosis import serious
+        from ..engine.inspection import Inspectable
+
         backend = self._engine.backend
         if not isinstance(backend, Inspectable):
             return

@@ -407,7 +407,13 @@ def test_a_forced_release_is_heard_by_the_holder_and_the_next_acquires(
 
     assert held.result.get(timeout=30) is True, "the holder knows that its lock is lost"
     assert forced == [("release", (key,), held.id, "alice", "desk 3")]
-    (line,) = [record.message for record in caplog.records if "by force" in record.message]
+    (record,) = [each for each in caplog.records if "by force" in each.message]
+    assert (record.lock_event, record.lock_action, record.lock_names) == (
+        "forced",
+        "release",
+        [key],
+    )
+    line = record.message
     assert f"'{key}': released by force by alice from desk 3" in line
     assert held.id in line
     wait_for(lambda: locks.why(parked).state == "ended", what="the parked execution to end")

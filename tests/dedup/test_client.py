@@ -449,7 +449,9 @@ def test_a_swallowed_call_is_told(m, account, task, heard, caplog):
     assert told["duplicate_of"] == first.id != told["task_id"]
     assert told["names"] == (f"account:{account}",)
     assert before - 1 < told["since"] < time.time() + 1
-    [line] = [each.getMessage() for each in caplog.records if account in each.getMessage()]
+    [record] = [each for each in caplog.records if account in each.getMessage()]
+    assert (record.lock_event, record.lock_duplicate_of) == ("duplicate", first.id)
+    line = record.getMessage()
     assert f"{task.name}[{told['task_id']}] is a duplicate of {task.name}[{first.id}]" in line
     first.get(timeout=20)
 

@@ -136,6 +136,10 @@ def test_a_log_record_has_every_fact_as_a_plain_value_of_its_own(
         "lock_fence": 17,
         "lock_reason": "it was taken",
         "lock_since": 12.5,
+        "lock_waited": 0.0,
+        "lock_held": 0.0,
+        "lock_reentered": False,
+        "lock_policy": "",
         "task_id": "1234-5678",
         "task_name": "app.charge",
     }
