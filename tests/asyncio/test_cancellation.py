@@ -7,6 +7,7 @@ import asyncio
 import gc
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from celery_relock.asyncio import Lock
-from celery_relock.engine import crash
+from celery_relock.engine import crash, events
 from celery_relock.engine.crash import journal
 from celery_relock.engine.engine import MOST_CALLS, Engine
 from celery_relock.engine.protocol import LockState
@@ -147,6 +148,8 @@ async def wherever_it_is_cancelled(
     scenario: Scenario, how: str, lock: MakeLock, state: State
 ) -> None:
     """Cancel it at each `await`, and see that nothing is left."""
+    told: dict[str, list[str]] = defaultdict(list)
+    end = events.subscribe(lambda event: told[event.execution_id].append(event.kind))
 
     async def at(number: int, fresh: bool) -> int:
         engine = lock()._engine._engine
@@ -176,6 +179,8 @@ async def wherever_it_is_cancelled(
         while await at(number, fresh) >= number:
             number += 1
         assert number > 2  # fewer where another task is slow
+    end()
+    assert not [kinds for kinds in told.values() if "released" in kinds and "acquired" not in kinds]
 
 
 def until_it_has_made_its_calls(engine: Engine) -> None:

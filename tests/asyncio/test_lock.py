@@ -289,8 +289,7 @@ def test_a_wait_has_an_end(lock: MakeLock, state: State) -> None:
 
 
 def test_the_lease_is_renewed_until_the_task_ends(lock: MakeLock) -> None:
-    async def holder(name: str, release: bool) -> None:
-        one = lock(name, timeout=2.4)  # a busy machine may not run this process for a second
+    async def holder(one: Lock, release: bool) -> None:
         await one.acquire()
         await asyncio.sleep(2.8)
         assert await one.owned()
@@ -298,9 +297,10 @@ def test_the_lease_is_renewed_until_the_task_ends(lock: MakeLock) -> None:
             await one.release()
 
     async def main() -> None:
-        # Both are kept, so nothing is garbage.
-        released = asyncio.create_task(holder("a", release=True))
-        left = asyncio.create_task(holder("b", release=False))
+        # All are kept, so nothing is garbage.
+        locks = [lock(name, timeout=2.4) for name in "ab"]  # a busy machine may stop for a second
+        released = asyncio.create_task(holder(locks[0], release=True))
+        left = asyncio.create_task(holder(locks[1], release=False))
         await asyncio.gather(released, left)
         assert not await lock("a").locked()
         assert await lock("b").locked()
@@ -339,6 +339,21 @@ def test_a_lock_that_was_lost_while_the_loop_was_blocked_is_lost_at_once(lock: M
             await one.release()
         async with lock():
             pass
+
+    run(main())
+
+
+def test_a_task_that_waits_for_one_that_has_ended_waits_no_longer_than_others(
+    lock: MakeLock, state: State
+) -> None:
+    async def main() -> None:
+        one = lock(timeout=1)
+        async with lock():
+            [waits] = await as_another(lambda: [asyncio.ensure_future(one.acquire())])
+            while not state().waiting:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(1.5)  # longer than its place would live
+        assert await waits
 
     run(main())
 
