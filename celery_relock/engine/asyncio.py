@@ -31,10 +31,10 @@ class TaskLease(Lease):
     """A lease that an asyncio task (None: who drives the loop) waits for and holds.
 
     Attributes:
-        given_up: the task was cancelled while it acquired. Whatever is heard later, nobody holds.
+        unwanted: the acquire was cancelled, or failed. Whatever is heard later, nobody holds.
     """
 
-    __slots__ = ("_loop", "_ringing", "_task", "given_up")
+    __slots__ = ("_loop", "_ringing", "_task", "unwanted")
 
     def __init__(self, claim: Claim, engine: Engine, task: asyncio.Task[Any] | None) -> None:
         inbox = engine.inbox
@@ -42,7 +42,7 @@ class TaskLease(Lease):
         self._loop = weakref.ref(asyncio.get_running_loop())
         self._task = None if task is None else weakref.ref(task)
         self._ringing: asyncio.Future[None] | None = None
-        self.given_up = False
+        self.unwanted = False
 
     def is_here(self) -> bool:
         # A task that was begun in the block has a copy of its context, and is not in the block.
@@ -52,7 +52,7 @@ class TaskLease(Lease):
     @property
     def left(self) -> bool:
         loop = self._loop()
-        if self.given_up or loop is None or loop.is_closed():
+        if self.unwanted or loop is None or loop.is_closed():
             return True
         # Another task may wait for the lock, for one that has ended since: that one is told then.
         if self.state is State.HELD and self._task is not None and not self.for_any_thread:
@@ -62,8 +62,8 @@ class TaskLease(Lease):
         return super().left
 
     def tell_release(self, before: State, *, lost: bool, had: bool) -> bool:
-        # Of what was given up nobody was told that it was acquired.
-        return self.given_up or super().tell_release(before, lost=lost, had=had)
+        # Nobody was told that it was acquired.
+        return self.unwanted or super().tell_release(before, lost=lost, had=had)
 
     def ring(self) -> None:
         if (ringing := self._ringing) is not None:
@@ -101,7 +101,7 @@ class AsyncEngine:
         try:
             return await self._acquire(lease, wait)
         except BaseException as error:
-            lease.given_up = True
+            lease.unwanted = True
             if lease.may_hold and not isinstance(error, GeneratorExit):  # as of a closed loop
                 await asyncio.wait([self._begin_release(lease)])
             raise

@@ -121,7 +121,8 @@ class Pool:
                 # gevent's are greenlets of the main thread, which is to have its signals.
                 begin = None if green() else block_signals
                 self._threads, self._pid = ThreadPoolExecutor(self._most, "relock", begin), pid
-            return self._threads.submit(call, *args)
+            threads = self._threads
+        return threads.submit(call, *args)
 
 
 _guard = Guard()

@@ -461,11 +461,11 @@ def test_what_a_signal_raises_in_the_wait_for_the_subscription_is_not_lost(
         signal.signal(signal.SIGALRM, strike)
         until = time.monotonic() + 2.0
         while time.monotonic() < until:
-            flag = wakeup._Flag()
+            listening = wakeup.Listening()
             try:
                 signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 9e-5))
                 while True:
-                    flag.wait(1e-6)
+                    listening.wait(1e-6)
             except Strike:
                 pass
         say("none lost")
