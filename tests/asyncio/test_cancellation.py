@@ -291,9 +291,14 @@ def test_what_no_thread_has_begun_to_ask_for_is_not_asked(
     run(main())
 
 
+@pytest.mark.parametrize("loop_ends", [True, False])
 @pytest.mark.parametrize("verb", ["acquire", "release"])
-def test_nothing_is_logged_of_a_call_that_fails_when_its_loop_has_ended(
-    verb: str, lock: MakeLock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_nothing_is_logged_of_a_call_that_fails_when_its_task_or_loop_has_ended(
+    verb: str,
+    loop_ends: bool,
+    lock: MakeLock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def use(one: Lock) -> None:
         async with one:
@@ -310,10 +315,14 @@ def test_nothing_is_logged_of_a_call_that_fails_when_its_loop_has_ended(
             await asyncio.sleep(0)
         with pytest.raises(asyncio.CancelledError):
             await using
+        if not loop_ends:
+            await asyncio.to_thread(deliver, slow)
         return slow
 
-    slow = run(main())
-    slow.deliver()
-    until_it_has_made_its_calls(lock()._engine._engine)
+    def deliver(slow: Slow) -> None:
+        slow.deliver()
+        until_it_has_made_its_calls(lock()._engine._engine)
+
+    deliver(run(main()))
     gc.collect()
     assert [each for each in caplog.records if each.levelno >= 30] == []

@@ -24,7 +24,9 @@ import celery_relock
 from celery_relock import LockedTask
 from celery_relock.asyncio import Lock
 from celery_relock.engine import events
+from celery_relock.engine.asyncio import TaskLease
 from celery_relock.engine.engine import MOST_CALLS
+from celery_relock.engine.lease import WAITER_LEASE
 from celery_relock.engine.protocol import LockState
 from celery_relock.engine.renewal import keepalive
 from celery_relock.errors import LockConfigError, LockUnavailable
@@ -276,6 +278,28 @@ def test_waiters_of_threads_and_of_tasks_are_served_in_turn(
     assert order == ["first", "thread", "last"]
 
 
+def test_a_grant_that_comes_before_the_waiter_sleeps_is_not_missed(
+    lock: MakeLock, state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doze = TaskLease.doze
+
+    async def late(lease: TaskLease, seconds: float, over: Callable[[], bool]) -> None:
+        while not over():
+            await asyncio.sleep(0.01)
+        await doze(lease, seconds, over)
+
+    monkeypatch.setattr(TaskLease, "doze", late)
+
+    async def main() -> None:
+        async with lock():
+            waits = asyncio.create_task(lock().acquire())
+            while not state().waiting:
+                await asyncio.sleep(0.01)
+        assert await asyncio.wait_for(waits, WAITER_LEASE - 1)
+
+    run(main())
+
+
 def test_a_wait_has_an_end(lock: MakeLock, state: State) -> None:
     async def main() -> None:
         async with lock():
@@ -339,6 +363,19 @@ def test_a_lock_that_was_lost_while_the_loop_was_blocked_is_lost_at_once(lock: M
             await one.release()
         async with lock():
             pass
+
+    run(main())
+
+
+def test_a_lock_that_is_shared_outlives_the_task_that_acquired_it(lock: MakeLock) -> None:
+    async def main() -> None:
+        one = lock(thread_local=False)
+        await as_another(one.acquire)
+        ended = time.monotonic()
+        keepalive.look_now(one._engine.backend)
+        await asyncio.to_thread(wait_for, lambda: one._lease.renewed > ended)
+        assert await one.owned()
+        await one.release()
 
     run(main())
 
