@@ -23,6 +23,7 @@ from redis.asyncio.lock import Lock as RedisLock
 import celery_relock
 from celery_relock import LockedTask
 from celery_relock.asyncio import Lock
+from celery_relock.engine import asyncio as coroutines
 from celery_relock.engine import events
 from celery_relock.engine.asyncio import TaskLease
 from celery_relock.engine.engine import MOST_CALLS
@@ -698,6 +699,21 @@ def test_a_server_that_does_not_answer_is_named() -> None:
         named = rf"\((Timeout reading from {where}\)|{where}: )"
         with pytest.raises(LockUnavailable, match=named):
             run(main())
+
+
+def test_who_waits_first_waits_for_the_subscription_and_no_longer(
+    lock: MakeLock, state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coroutines, "OPENING", 3600.0)
+
+    async def main() -> None:
+        async with lock():
+            waits = asyncio.create_task(lock().acquire())
+            while not state().waiting:
+                await asyncio.sleep(0.01)
+        assert await waits
+
+    run(main())
 
 
 def test_the_first_subscription_takes_no_longer_than_the_wait_itself(
