@@ -21,7 +21,7 @@ from redis.exceptions import LockError
 
 from . import engines
 from .engine import platform, reentrancy
-from .engine.asyncio import LoopEngine, TaskLease
+from .engine.asyncio import AsyncEngine, TaskLease
 from .engine.engine import Engine
 from .engine.lease import Lease, State
 from .engine.protocol import Answer, Held
@@ -48,38 +48,19 @@ if TYPE_CHECKING:
 __all__ = ["Lock", "LockNeverFree", "LockNotAcquired", "LockNotOwned", "LockNotTaken"]
 
 
-class TaskGrip(Grip):
-    """Once its task or its `Lock` ends, nothing renews the lease."""
-
-    __slots__ = ()
-
-    def __init__(self, lease: Lease, task: _Task, borrowed: bool = False) -> None:
-        super().__init__(lease, task, borrowed)
-        if not borrowed:
-            grip = weakref.ref(self)
-            lease.holder = lambda: (held := grip()) and held.still()
-
-    def still(self) -> object:
-        """This grip; None if its task has ended."""
-        if self.task is None or self.lease.for_any_thread:
-            return self
-        task = self.task()
-        return None if task is None or task.done() else self
-
-
 class _Own:
     """What each asyncio task has of a `Lock`. As `Shared`."""
 
     def __init__(self) -> None:
-        self._grips: weakref.WeakKeyDictionary[object, TaskGrip] = weakref.WeakKeyDictionary()
+        self._grips: weakref.WeakKeyDictionary[object, Grip] = weakref.WeakKeyDictionary()
 
-    def of(self, caller: object) -> TaskGrip | None:
+    def of(self, caller: object) -> Grip | None:
         return self._grips.get(caller)
 
-    def acquired(self, caller: object, grip: TaskGrip) -> None:
+    def acquired(self, caller: object, grip: Grip) -> None:
         self._grips[caller] = grip
 
-    def released(self, caller: object, grip: TaskGrip) -> None:
+    def released(self, caller: object, grip: Grip) -> None:
         self._grips.pop(caller, None)
 
     not_released = acquired
@@ -97,8 +78,8 @@ class Lock(NamedLock):
 
     A task that is cancelled while it acquires, waits or releases leaves nothing behind.
 
-    The lease is renewed by a task of the event loop: code that blocks the loop for longer than the
-    lease loses the lock. You can use a `Lock` in one event loop after another.
+    The lease is renewed until the task ends, or its event loop is closed. You can use a `Lock` in
+    one event loop after another.
 
     Args:
         redis: a client of redis.asyncio or redis-py, the URL of a Redis, or a function that returns
@@ -146,12 +127,12 @@ class Lock(NamedLock):
         waits = blocking, blocking_timeout
         super().__init__(name, timeout, waits, owner, limit, mode, renew, not thread_local)
         self.raise_on_release_error = raise_on_release_error
-        self._locks = (
+        self._engine = AsyncEngine(
             redis
             if isinstance(redis, Engine)
             else engines.engine_for(redis, namespace, replicas=(min_replicas, 1.0), loops=True)
         )
-        self._grips: _Own | Shared[TaskGrip] = _Own() if thread_local else Shared()
+        self._grips: _Own | Shared[Grip] = _Own() if thread_local else Shared()
 
     # These are not coroutine functions: a call belongs to the task that makes it, even if another
     # task awaits the result, as in `asyncio.wait_for` before Python 3.12.
@@ -288,22 +269,18 @@ class Lock(NamedLock):
         if grip is not None and (again := await self._with(grip, task)) is not None:
             return again
         outer = self._outer()
-        if outer is not None and outer.backend is self._locks.backend:
+        if outer is not None and outer.backend is self._engine.backend:
             self._still_ours(outer)
             outer.rely()
-            self._grips.acquired(task or self, TaskGrip(outer, task, borrowed=True))
+            self._grips.acquired(task or self, Grip(outer, task, borrowed=True))
             outer.tell("reentered")
             return Held(outer.fences, outer.reentered)
         lease = engine.lease(self._claim(token, outer, wait), task)
         self._set_up(lease)
-        try:
-            answer = await engine.acquire(lease, wait)
-        except BaseException:
-            await engine.let_go(lease)
-            raise
+        answer = await engine.acquire(lease, wait)
         if isinstance(answer, Held):
             reentrancy.push(lease)
-            self._grips.acquired(task or self, TaskGrip(lease, task))
+            self._grips.acquired(task or self, Grip(lease, task))
             return answer
         self._tell_conflict(lease, answer, wait)
         await engine.release(lease)
@@ -361,13 +338,8 @@ class Lock(NamedLock):
             return False
         return has(await self._engine.inspect(self.name), lease)
 
-    @property
-    def _engine(self) -> LoopEngine:
-        """The engine of the running event loop."""
-        return engines.engine_of_loop(self._locks)
-
-    def _own_grip(self) -> TaskGrip | None:
+    def _own_grip(self) -> Grip | None:
         return self._grip_of(platform.coroutine())
 
-    def _grip_of(self, task: _Task) -> TaskGrip | None:
+    def _grip_of(self, task: _Task) -> Grip | None:
         return self._grips.of(task or self)

@@ -6,11 +6,10 @@ No other module outside of `backends` imports both the engine and a backend.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import redis
@@ -21,12 +20,7 @@ from .backends.redis.connections import Replicas, Transport
 from .backends.redis.keys import Keys
 from .backends.redis.urls import transport_for_client, transport_for_url
 from .engine.engine import Engine
-from .engine.platform import Guard
-from .engine.renewal import Registry, keepalive
 from .errors import LockConfigError
-
-if TYPE_CHECKING:
-    from .engine.asyncio import LoopEngine
 
 NAMESPACE = "relock"
 #: The URL of locks in the memory of this process, for tests.
@@ -38,9 +32,6 @@ MOST_URLS = 100
 # the function that returned the client, or one of its locks.
 _engines: WeakValueDictionary[str, Engine] = WeakValueDictionary()
 _by_url: dict[str, Engine] = {}
-# Each thread can have a loop: all of this is read and written under the guard.
-_guard = Guard()
-_of_loops: WeakKeyDictionary[Any, WeakKeyDictionary[Engine, LoopEngine]] = WeakKeyDictionary()
 _by_client: WeakKeyDictionary[Any, dict[tuple[Any, ...], Engine]] = WeakKeyDictionary()
 # By namespace. They live as long as the process, because the locks exist nowhere else.
 _in_memory: dict[str, Engine] = {}
@@ -76,27 +67,6 @@ def engine_for(
     if callable(address) and not isinstance(address, type) and not _is_task(address):
         return engine_for_factory(address, namespace, replicas, loops)
     return engine_for_client(address, namespace, replicas, loops)
-
-
-def engine_of_loop(engine: Engine) -> LoopEngine:
-    """The engine with the same locks for the running event loop."""
-    from .engine.asyncio import LoopEngine
-
-    with _guard.lock:
-        for loop in [each for each in _of_loops if each.is_closed()]:
-            del _of_loops[loop]  # its engines refer to the loop, so the weak key alone would stay
-        of_loop = _of_loops.setdefault(asyncio.get_running_loop(), WeakKeyDictionary())
-        found = of_loop.get(engine)
-        if found is None:
-            found = of_loop[engine] = LoopEngine(engine.backend)
-        return found
-
-
-def registries() -> list[Registry]:
-    """All that look after leases in this process: the threads' keep-alive, and those of loops."""
-    with _guard.lock:
-        of_loops = [each.keeper for found in _of_loops.values() for each in found.values()]
-    return [keepalive, *of_loops]
 
 
 def engine_in_memory(url: str, namespace: str) -> Engine:

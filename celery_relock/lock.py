@@ -45,17 +45,13 @@ __all__ = ["Lock", "LockNeverFree", "LockNotAcquired", "LockNotOwned", "LockNotT
 
 
 class ThreadGrip(Grip):
-    """The grip disappears with its thread or its `Lock`, and then nothing renews the lease. (The
-    lease has a weak reference to it. `__del__` would swallow the exception of a time limit's
-    signal.)"""
+    """What a thread has of a `Lock`."""
 
     __slots__ = ("_thread",)
 
     def __init__(self, lease: Lease, borrowed: bool = False) -> None:
         super().__init__(lease, platform.coroutine(), borrowed)
         self._thread = weakref.ref(threading.current_thread())
-        if not borrowed:
-            lease.holder = weakref.ref(self)
 
     @property
     def holder(self) -> threading.Thread | None:

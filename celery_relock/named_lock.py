@@ -67,7 +67,9 @@ class LockNotOwned(_AsInRedisPy, LockLost, LockNotOwnedError):
 
 
 class Grip:
-    """What a thread, or an asyncio task, has of a `Lock`.
+    """What a thread, or an asyncio task, has of a `Lock`. The grip disappears with the thread, the
+    task or the `Lock`, and then nothing renews the lease. (The lease has a weak reference to it.
+    `__del__` would swallow the exception of a time limit's signal.)
 
     Attributes:
         length: seconds of a whole lease, as it was acquired.
@@ -78,12 +80,16 @@ class Grip:
 
     __slots__ = ("__weakref__", "borrowed", "depth", "lease", "length", "task")
 
-    def __init__(self, lease: Lease, task: asyncio.Task[Any] | None, borrowed: bool) -> None:
+    def __init__(
+        self, lease: Lease, task: asyncio.Task[Any] | None, borrowed: bool = False
+    ) -> None:
         self.lease = lease
         self.length = lease.claim.lease
         self.depth = 1
         self.task = None if task is None else weakref.ref(task)
         self.borrowed = borrowed
+        if not borrowed:
+            lease.holder = weakref.ref(self)
 
     @property
     def holder(self) -> object:

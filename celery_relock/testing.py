@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import product
 from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -92,14 +91,13 @@ class Relock:
         ends.join()
 
     def _end(self, name: str, holds: Sequence[HoldInfo]) -> None:
-        from .engine.renewal import lose
-        from .engines import registries
+        from .engine.renewal import keepalive, lose
 
-        for hold, registry in product(holds, registries()):
-            lease = registry.find(hold.execution_id, hold.attempt_id)
+        for hold in holds:
+            lease = keepalive.find(hold.execution_id, hold.attempt_id)
             if lease is not None:
                 lose(lease, "the test let it expire")
-                registry.discard(lease)
+                keepalive.discard(lease)
         self._engine.backend.force_release(name)
 
     def sent(self, task: Any) -> list[Sent]:
@@ -224,12 +222,11 @@ def _in_memory(app: Any, request: pytest.FixtureRequest) -> Iterator[None]:
 
 def _clear(engine: Engine) -> None:
     """Forget every lock. A lock that a test still holds is no longer renewed or re-entered."""
-    from .engines import registries
+    from .engine.renewal import keepalive
 
     backend: Any = engine.backend
-    for registry in registries():
-        for lease in registry.leases():
-            if lease.backend is backend:
-                registry.discard(lease)
-                lease.give_up()
+    for lease in keepalive.leases():
+        if lease.backend is backend:
+            lease.give_up()
+            keepalive.discard(lease)
     backend.clear()

@@ -49,6 +49,8 @@ from .wakeup import Inbox
 TRIES = 3
 # How many messages, of how many bytes, may be parked at all locks. An app may say otherwise.
 MOST_PARKED = 1_000_000, 1_000_000_000
+# Calls for coroutines on their way at the same time. As many as connections are kept.
+MOST_CALLS = 4
 
 _A = TypeVar("_A", bound="Answer | ParkAnswer")
 _T = TypeVar("_T")
@@ -61,6 +63,7 @@ class Engine:
         remember: for how many seconds an execution that has ended is remembered (a tombstone in the
             backend), so that a late copy of its message is told that there is nothing to do.
         most_parked: how many messages, of how many bytes, may be parked at all locks together.
+        calls: threads that make the calls of coroutines (see `engine.asyncio`).
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -70,7 +73,8 @@ class Engine:
         self._is_kept = False
         self.parking = Parking(backend)
         self.later = Later()
-        self._inbox = Inbox(backend)
+        self.inbox = Inbox(backend)
+        self.calls = platform.Pool(MOST_CALLS)
 
     def keep(self, remember: float, most_parked: tuple[int, int]) -> None:
         """What an app asks for. Of several apps that share the engine the most counts."""
@@ -84,7 +88,7 @@ class Engine:
 
     def lease(self, claim: Claim) -> Lease:
         """A lease for the claim; nothing is sent."""
-        inbox = self._inbox
+        inbox = self.inbox
         return Lease(claim, self.backend, None if inbox.started else inbox.start)
 
     def acquire(self, lease: Lease, wait: float | None = 0.0) -> Outcome:
@@ -98,7 +102,7 @@ class Engine:
         Raises:
             LockUnavailable, LockConfigError: see `Backend`. Nothing is held then.
         """
-        steps = acquiring(lease, wait, self._inbox.listening.hears, self.backend.replicated)
+        steps = acquiring(lease, wait, self.inbox.listening.hears, self.backend.replicated)
         result: Answer | None = None
         while True:
             try:
@@ -106,20 +110,23 @@ class Engine:
             except StopIteration as end:
                 outcome: Outcome = end.value
                 return outcome
-            if step is Step.ASK:
-                ask = partial(self.backend.acquire, lease.claim, number, self._inbox.name)
-                result = self._ask(lease, ask, queue=number > 0)
-            elif step is Step.ASK_AGAIN:
-                result = self.backend.acquire(lease.claim, number, self._inbox.name)
-            elif step is Step.DOZE:
+            if step is Step.DOZE:
                 # In slices: a missed ring delays by one heartbeat and hangs nobody.
                 lease.sleep(min(number, lease.waiter_lease / 3))
             elif step is Step.SLEEP:
                 time.sleep(number)
             elif step is Step.LISTEN:
-                self._inbox.open(number)
+                self.inbox.open(number)
             else:
-                self._drop(lease)
+                result = self.call(lease, step, number)
+
+    def call(self, lease: Lease, step: Step, number: float) -> Answer | None:
+        """Do one of the steps for which the backend is called."""
+        if step is Step.DROP:
+            self._drop(lease)
+            return None
+        ask = partial(self.backend.acquire, lease.claim, number, self.inbox.name)
+        return ask() if step is Step.ASK_AGAIN else self._ask(lease, ask, queue=number > 0)
 
     def release(self, lease: Lease, *, ended: bool = False) -> bool:
         """Release what the lease has, or leave the hold to its successor. May be called in any
@@ -197,7 +204,7 @@ class Engine:
         most, size = self.most_parked
         park_request = park_request._replace(most_in_all=most, most_bytes=size)
         for _ in range(TRIES):
-            park = partial(self.backend.park, lease.claim, park_request, self._inbox.name)
+            park = partial(self.backend.park, lease.claim, park_request, self.inbox.name)
             answer = self._ask(lease, park)
             if not isinstance(answer, Held) or lease.state is not State.ASKED:
                 break
@@ -229,7 +236,7 @@ class Engine:
             keepalive.add(lease)
         else:
             keepalive.discard(lease)
-            if lease.state is State.NEW:
+            if not lease.may_hold:
                 journal.remove(lease.claim.attempt_id)
         return answer
 
@@ -273,8 +280,8 @@ def acquiring(
 ) -> _Steps[Outcome]:
     """The decisions of `Engine.acquire`: yields each step, and takes the backend's answer to it.
 
-    Here nothing is sent and nobody waits: that is done by the engine, which is that of threads or
-    that of coroutines.
+    Here nothing is sent and nobody waits: that is done by who drives it, for a thread or for a
+    coroutine.
     """
     until = math.inf if wait is None else time.monotonic() + wait
     queue = (wait is None or wait > 0) and listening
@@ -305,6 +312,7 @@ def acquiring(
             yield Step.SLEEP, min(max(answer.remaining, 0.05), lease.waiter_lease / 3, left)
         else:
             yield Step.LISTEN, left
+            lease.open_inbox = None  # else each grant would wake the keep-alive for it
             queue = True
 
 

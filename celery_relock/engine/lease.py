@@ -143,6 +143,11 @@ class Lease:
         """Whether the server has something of it, or may have: an answer can be on its way."""
         return self.state not in (State.NEW, State.RELEASED)
 
+    @property
+    def left(self) -> bool:
+        """Whether nobody is there any more who would release it."""
+        return self.holder is not None and self.holder() is None
+
     def switch(self, to: State, *allowed: State) -> bool:
         """Go to a state if the present one is among those allowed. True if it did."""
         with _guard.lock:
@@ -250,8 +255,7 @@ class Lease:
                 return self.state is State.ASKED and self._hold(answer.sent or sent)
         if isinstance(answer, Queued):
             self.reentered = (False,) * len(self.claim.names)
-            self.queued(sent, answer.recheck)
-            return True
+            return self.queued(sent, answer.recheck)
         # A parked message is no longer this process's. Else the state stays "asked" while a copy of
         # the command may still come, and acquire the lock for nobody.
         if isinstance(answer, Parked) or not self.repeated:

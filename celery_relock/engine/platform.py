@@ -12,7 +12,12 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+_T = TypeVar("_T")
 
 #: The id of this process, also in a forked child, without a question to the kernel at each look.
 pid = os.getpid()
@@ -92,6 +97,35 @@ class Guard:
 
     def _reset(self) -> None:
         self.lock = _original("RLock")()
+
+
+class Pool:
+    """A few threads that make calls: at most so many at the same time; other calls wait for their
+    turn. Begins with the first call, and anew in a forked child."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._pid = pid
+        self._threads: ThreadPoolExecutor | None = None
+
+    def submit(self, call: Callable[..., _T], *args: Any) -> Future[_T]:
+        """Let a thread make a call as soon as one is free.
+
+        Raises:
+            RuntimeError: the process is ending or has no thread to spare.
+        """
+        with _guard.lock:  # each thread may have a loop
+            if self._threads is None or self._pid != pid:
+                from concurrent.futures import ThreadPoolExecutor  # few processes need it
+
+                # gevent's are greenlets of the main thread, which is to have its signals.
+                begin = None if green() else block_signals
+                self._threads, self._pid = ThreadPoolExecutor(self._most, "relock", begin), pid
+            threads = self._threads
+        return threads.submit(call, *args)
+
+
+_guard = Guard()
 
 
 class SideThread:

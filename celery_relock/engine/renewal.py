@@ -101,19 +101,22 @@ _Asked: TypeAlias = list[tuple[Lease, list[Renewal]]]
 _aside = SideThread()
 
 
-class Registry:
-    """The leases that are looked after together, and what is to be done for them. Who does it, and
-    how it waits for the server, is the subclass's: a thread, or a task of an event loop."""
+class KeepAlive:
+    """The registry of this process's leases and the thread that looks after the leases."""
 
     def __init__(self) -> None:
         self._reset()
 
     def _reset(self) -> None:
+        # In a forked child: the parent's leases are not ours, and its thread did not come along.
         self._leases: dict[tuple[str, str], Lease] = {}
         self._running = False
         self._wake_at = 0.0
         self._used = False
         self._outages: WeakKeyDictionary[Backend, dict[object, Outage]] = WeakKeyDictionary()
+        self._starting = native_lock()
+        self._bell = native_lock()
+        self._bell.acquire()
 
     def add(self, lease: Lease) -> None:
         """Look after a lease from now on. Call again after a change that makes the lease due
@@ -166,13 +169,53 @@ class Registry:
             lease.taken_from()
             self._ring()
 
-    def _start(self) -> None:
-        """Begin to look after them."""
-        raise NotImplementedError
-
     def _ring(self) -> None:
-        """Look now: something is due sooner than it was."""
-        raise NotImplementedError
+        with suppress(RuntimeError):  # it rings already
+            self._bell.release()
+
+    def _start(self) -> None:
+        with self._starting:
+            if not self._running:
+                self._running = True
+                self._wake_at = 0.0
+                try:
+                    start_native_thread(self._live)
+                except BaseException:
+                    self._running = False
+                    raise
+
+    def _live(self) -> None:
+        """The thread. Only the end of the process ends it: no error does, and no exception that
+        somebody throws in from outside, which may even land in the handler of another exception."""
+        try:
+            while True:
+                try:
+                    self._wait(self._pass())
+                except BaseException as error:  # noqa: BLE001 - whatever it is, leases go on
+                    _aside(partial(logger.error, "Renewal failed and goes on", exc_info=error))
+                    self._bell.acquire(timeout=0.1)
+        finally:
+            self._running = False
+            if self._leases:
+                self._start()
+
+    def _wait(self, until: float) -> None:
+        self._wake_at = until
+        # A lease added since the pass looked found the old `_wake_at` and rang nobody.
+        if all(lease.next_look >= until for lease in self.leases()):
+            pause = until - time.monotonic()
+            if pause > 0:
+                self._bell.acquire(timeout=min(pause, 3600.0))
+        self._wake_at = 0.0
+
+    def _pass(self) -> float:
+        """Look after everything that is due. Returns when the next look is due."""
+        now = time.monotonic()
+        self._tell_losses()
+        for route, (held, waiting) in self._due(now).items():
+            self._guarded("renew", route, held)
+            self._guarded("heartbeat", route, waiting)
+        return self._next(now)
 
     def _next(self, now: float) -> float:
         """When the next look is due."""
@@ -180,6 +223,18 @@ class Registry:
         used, self._used = self._used, False
         idle = now + LONG if used else math.inf
         return min((lease.next_look for lease in self.leases()), default=idle)
+
+    def _guarded(self, verb: str, route: _Route, leases: list[Lease]) -> None:
+        if not leases:
+            return
+        backend = leases[0].backend
+        outage = self._outage(backend, (verb, route))
+        with outage:  # whatever it is, it is tried again until the deadline
+            sent, asked, every = ask_for(leases)
+            found = getattr(backend, verb)(every, within=self._patience(sent))
+            (self._renewed if verb == "renew" else self._beaten)(sent, asked, found)
+            return
+        self._put_off(leases, outage)
 
     def _outage(self, backend: Backend, what: object) -> Outage:
         tries = self._outages.setdefault(backend, {})
@@ -207,7 +262,7 @@ class Registry:
         for lease in self.leases():
             if lease.state is State.HELD and lease.lost:
                 self._lose(lease, "no renewal came through before the lease ran out")
-            elif lease.holder is not None and lease.holder() is None:
+            elif lease.left:
                 self._lose(lease, "it was dropped without being released")
 
     def _put_off(self, leases: list[Lease], outage: Outage) -> None:
@@ -277,77 +332,6 @@ class Registry:
     def _lose(self, lease: Lease, reason: str) -> None:
         lose(lease, reason, say=_aside)
         self.discard(lease)
-
-
-class KeepAlive(Registry):
-    """The registry of this process's leases and the thread that looks after the leases."""
-
-    def _reset(self) -> None:
-        # In a forked child: the parent's leases are not ours, and its thread did not come along.
-        super()._reset()
-        self._starting = native_lock()
-        self._bell = native_lock()
-        self._bell.acquire()
-
-    def _ring(self) -> None:
-        with suppress(RuntimeError):  # it rings already
-            self._bell.release()
-
-    def _start(self) -> None:
-        with self._starting:
-            if not self._running:
-                self._running = True
-                self._wake_at = 0.0
-                try:
-                    start_native_thread(self._live)
-                except BaseException:
-                    self._running = False
-                    raise
-
-    def _live(self) -> None:
-        """The thread. Only the end of the process ends it: no error does, and no exception that
-        somebody throws in from outside, which may even land in the handler of another exception."""
-        try:
-            while True:
-                try:
-                    self._wait(self._pass())
-                except BaseException as error:  # noqa: BLE001 - whatever it is, leases go on
-                    _aside(partial(logger.error, "Renewal failed and goes on", exc_info=error))
-                    self._bell.acquire(timeout=0.1)
-        finally:
-            self._running = False
-            if self._leases:
-                self._start()
-
-    def _wait(self, until: float) -> None:
-        self._wake_at = until
-        # A lease added since the pass looked found the old `_wake_at` and rang nobody.
-        if all(lease.next_look >= until for lease in self.leases()):
-            pause = until - time.monotonic()
-            if pause > 0:
-                self._bell.acquire(timeout=min(pause, 3600.0))
-        self._wake_at = 0.0
-
-    def _pass(self) -> float:
-        """Look after everything that is due. Returns when the next look is due."""
-        now = time.monotonic()
-        self._tell_losses()
-        for route, (held, waiting) in self._due(now).items():
-            self._guarded("renew", route, held)
-            self._guarded("heartbeat", route, waiting)
-        return self._next(now)
-
-    def _guarded(self, verb: str, route: _Route, leases: list[Lease]) -> None:
-        if not leases:
-            return
-        backend = leases[0].backend
-        outage = self._outage(backend, (verb, route))
-        with outage:  # whatever it is, it is tried again until the deadline
-            sent, asked, every = ask_for(leases)
-            found = getattr(backend, verb)(every, within=self._patience(sent))
-            (self._renewed if verb == "renew" else self._beaten)(sent, asked, found)
-            return
-        self._put_off(leases, outage)
 
 
 def lose(lease: Lease, reason: str, say: Say = lambda call: call()) -> bool:

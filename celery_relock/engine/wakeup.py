@@ -12,8 +12,8 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ..errors import LockConfigError
 from . import ids
@@ -22,57 +22,48 @@ from .platform import native_lock, start_native_thread
 from .protocol import Backend
 from .renewal import keepalive
 
-if TYPE_CHECKING:
-    import asyncio
-
 # How long a waiter waits for the subscription to be there, in seconds.
 OPENING = 2.0
-
-
-class _Flag:
-    """An event for threads. Not `threading.Event`: an exception that a signal throws into its
-    `wait` can get lost."""
-
-    def __init__(self) -> None:
-        self._is_set = False
-        self._gate = threading.Lock()
-        self._gate.acquire()
-
-    def is_set(self) -> bool:
-        return self._is_set
-
-    def set(self) -> None:
-        first, self._is_set = not self._is_set, True
-        if first:
-            self._gate.release()
-
-    def wait(self, timeout: float) -> None:
-        if not self._is_set and self._gate.acquire(timeout=timeout):
-            self._gate.release()  # the next one may go through
 
 
 class Listening:
     """Whether an inbox hears at this moment, and in how many seconds to try again if not.
 
-    Args:
-        tried: set when it hears, or when a first try to has failed.
+    Attributes:
+        tried: whether it has heard, or a first try to has failed.
+        rings: each is called when it has been tried.
     """
 
-    def __init__(self, tried: _Flag | asyncio.Event) -> None:
-        self.tried = tried
-        self.hears = self._refused = False
+    def __init__(self) -> None:
+        self.hears = self.tried = self._refused = False
+        self.rings: set[Callable[[], None]] = set()
         self._pause = 0.1
+        # Not `threading.Event`: an exception that a signal throws into its `wait` can get lost.
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def wait(self, timeout: float) -> None:
+        """Wait until it has been tried, for so many seconds at the most."""
+        if not self.tried and self._gate.acquire(timeout=timeout):
+            self._gate.release()  # the next one may go through
+
+    def _set_tried(self) -> None:
+        first, self.tried = not self.tried, True
+        if first:
+            self._gate.release()
+            for ring in list(self.rings):
+                ring()
 
     def begin(self) -> None:
         """The subscription is there, for the first time or again."""
         self.hears = True
-        self.tried.set()
+        self._set_tried()
 
     def fail(self, error: Exception) -> float:
         """It is not there, or no longer. Returns in how many seconds to try again."""
         self._pause = 0.1 if self.hears else min(self._pause * 2, 5.0)
         self.hears = False
-        self.tried.set()
+        self._set_tried()
         if isinstance(error, LockConfigError) and not self._refused:
             self._refused = True
             logger.warning(
@@ -101,8 +92,7 @@ class Inbox:
     def _reset(self) -> None:
         self.name = ids.new_attempt_id()
         self.started = False
-        self._tried = _Flag()
-        self.listening = Listening(self._tried)
+        self.listening = Listening()
         self._starting = native_lock()
 
     def start(self) -> None:
@@ -122,7 +112,7 @@ class Inbox:
         """Begin to listen, and wait for the subscription, or for the failure of a first try, for
         `OPENING` seconds at the most."""
         self.start()
-        self._tried.wait(max(min(timeout, OPENING), 0.0))
+        self.listening.wait(max(min(timeout, OPENING), 0.0))
 
 
 def _listen(ref: weakref.ref[Inbox], backend: Backend, name: str, listening: Listening) -> None:

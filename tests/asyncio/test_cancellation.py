@@ -4,19 +4,27 @@ somebody else."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from celery_relock.asyncio import Lock
-from celery_relock.engine.asyncio import LoopEngine
+from celery_relock.engine import crash, events
+from celery_relock.engine.crash import journal
+from celery_relock.engine.engine import MOST_CALLS, Engine
 from celery_relock.engine.protocol import LockState
+from celery_relock.engine.renewal import keepalive
+from celery_relock.engine.wakeup import Inbox
+from celery_relock.errors import LockUnavailable
 from tests.asyncio.conftest import run
-from tests.support import RedisServer
+from tests.support import RedisServer, wait_for
 from tests.support.proxy import Proxy
 
 MakeLock = Callable[..., Lock]
@@ -114,15 +122,39 @@ def test_nothing_is_left_wherever_a_task_is_cancelled(
     run(wherever_it_is_cancelled(scenario, how, lock, state))
 
 
+@pytest.mark.parametrize("scenario", [free, held, by_owner])
+def test_nothing_is_left_though_a_thread_asks_after_the_release(
+    scenario: Scenario,
+    lock: MakeLock,
+    state: State,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(crash.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(journal, "on", True)
+    engine = lock()._engine._engine
+    call = engine.call
+
+    def late(*args: Any) -> Any:
+        time.sleep(0.01)
+        return call(*args)
+
+    monkeypatch.setattr(engine, "call", late)
+    run(wherever_it_is_cancelled(scenario, "early", lock, state))
+    assert not journal._slots
+
+
 async def wherever_it_is_cancelled(
     scenario: Scenario, how: str, lock: MakeLock, state: State
 ) -> None:
     """Cancel it at each `await`, and see that nothing is left."""
+    told: dict[str, list[str]] = defaultdict(list)
+    end = events.subscribe(lambda event: told[event.execution_id].append(event.kind))
 
     async def at(number: int, fresh: bool) -> int:
-        if fresh:  # also while the connection is made, and while the inbox is opened
-            lock()._engine._rest()
-            await asyncio.sleep(0)
+        engine = lock()._engine._engine
+        if fresh:  # also while the inbox is opened
+            engine.inbox = Inbox(engine.backend)
         cancelled = CancelledAt(scenario(lock), number, how)
 
         async def main() -> None:
@@ -133,10 +165,8 @@ async def wherever_it_is_cancelled(
             await task
             assert cancelled.count < number, f"cancellation {number} was swallowed"
         await asyncio.gather(*_others)
-        # The second one leaves the rest to be done by itself. A command that a thread sends only
-        # after that finds that its attempt has ended.
-        while lock()._engine._at_work:
-            await asyncio.sleep(0.005)
+        if how == "twice":  # the second one leaves the rest to be done by itself
+            await asyncio.to_thread(until_it_has_made_its_calls, engine)
         assert (state().holds, state().waiting) == ((), 0), number
         # The connections are good: no answer of a cancelled command is left in one.
         assert not await lock().locked()
@@ -149,6 +179,15 @@ async def wherever_it_is_cancelled(
         while await at(number, fresh) >= number:
             number += 1
         assert number > 2  # fewer where another task is slow
+    end()
+    assert not [kinds for kinds in told.values() if "released" in kinds and "acquired" not in kinds]
+
+
+def until_it_has_made_its_calls(engine: Engine) -> None:
+    """Each of its threads has nothing left but this."""
+    all_of_them = threading.Barrier(MOST_CALLS)
+    for done in [engine.calls.submit(all_of_them.wait, 30) for _ in range(MOST_CALLS)]:
+        done.result()
 
 
 def test_a_confirmation_that_was_cancelled_and_comes_late_holds_the_lock_for_nobody(
@@ -188,129 +227,102 @@ def test_when_the_loop_ends_whoever_holds_releases(lock: MakeLock, state: State)
     assert not asyncio.all_tasks(loop), "a task that nobody will ever end"
 
 
-def cancel_all(*but: asyncio.Task[Any]) -> None:
-    """A usual clean-up, in a loop that goes on."""
-    for task in asyncio.all_tasks() - {asyncio.current_task(), *but}:
-        task.cancel()
+class Slow:
+    """The backend's answers to a verb, which come when `deliver` is called."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, backend: Any, verb: str) -> None:
+        self.begun, self._answered = threading.Event(), threading.Event()
+        self._ask = getattr(backend, verb)
+        patch.setattr(backend, verb, self._answer)
+
+    def _answer(self, *args: Any, **named: Any) -> Any:
+        self.begun.set()
+        assert self._answered.wait(30)
+        return self._ask(*args, **named)
+
+    def deliver(self) -> None:
+        self._answered.set()
 
 
-async def until(holds: Callable[[], object]) -> None:
-    """Not `wait_for` around it, which would be cancelled, too."""
-    latest = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < latest
-        await asyncio.sleep(0.01)
+def unreachable(*_: Any, **__: Any) -> None:
+    raise LockUnavailable("no answer")
 
 
-async def until_it_is_renewed(one: Lock) -> None:
-    since = time.monotonic()
-    while one._lease.renewed < since:
-        one.check()
-        await asyncio.sleep(0.01)
-
-
-def test_a_short_lease_is_renewed_though_all_tasks_of_the_loop_are_cancelled(
-    lock: MakeLock,
-) -> None:
-    async def main() -> None:
-        async with lock(timeout=1) as one:
-            for _ in range(2):  # also the task that comes after the first one
-                cancel_all()
-                await until_it_is_renewed(one)
-
-    asyncio.run(main())
-
-
-def test_who_waits_hears_again_after_all_other_tasks_were_cancelled(
-    lock: MakeLock, state: State
-) -> None:
-    async def main() -> None:
-        async with lock() as one:
-            waiter = asyncio.create_task(lock().acquire())
-            listening = one._engine._listening
-            await until(lambda: listening.hears and state().waiting)
-            cancel_all(waiter)
-            while listening.hears:
-                await asyncio.sleep(0)
-            await until(lambda: listening.hears)
-        assert await waiter
-
-    asyncio.run(main())
-
-
-def test_a_renewing_task_that_was_cancelled_before_it_began_is_followed_by_another(
-    lock: MakeLock,
-) -> None:
-    async def hold(one: Lock) -> None:
-        async with one:
-            await until_it_is_renewed(one)
-
-    async def main() -> None:
-        one = lock(timeout=1)
-        holder = asyncio.create_task(hold(one))
-        while not one._engine.keeper._running:
-            await asyncio.sleep(0)
-        cancel_all(holder)
-        await holder
-
-    asyncio.run(main())
-
-
-def test_what_is_held_while_the_loop_ends_is_renewed_and_no_task_outlives_the_loop(
-    lock: MakeLock, state: State
-) -> None:
-    async def hold(one: Lock) -> None:
-        async with one:
-            try:
-                await asyncio.sleep(60)
-            finally:
-                await until_it_is_renewed(one)
-                async with lock("another"):
-                    pass
-
-    async def main() -> tuple[asyncio.AbstractEventLoop, LoopEngine, asyncio.Task[None]]:
-        one = lock(timeout=1)
-        holder = asyncio.create_task(hold(one))
-        await until(lambda: state().holds)
-        return asyncio.get_running_loop(), one._engine, holder
-
-    loop, engine, holder = run(main())
-    assert holder.cancelled(), "it has lost the lock"
-    assert not asyncio.all_tasks(loop)
-    assert engine._ear is None
-    assert not state().holds
-
-
-def test_a_renewal_on_its_way_keeps_no_task_from_ending_with_the_loop(
+def test_an_answer_that_comes_when_the_release_has_failed_is_not_renewed(
     lock: MakeLock, state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arrived, answered = threading.Event(), threading.Event()
+    async def main() -> None:
+        one = lock()
+        with monkeypatch.context() as away:
+            slow = Slow(away, one._engine.backend, "acquire")
+            away.setattr(one._engine.backend, "release", unreachable)
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(one.acquire(), 0.1)
+            slow.deliver()
+            await asyncio.to_thread(until_it_has_made_its_calls, one._engine._engine)
+        assert state().holds
+        keepalive.look_now(one._engine.backend)
+        await asyncio.to_thread(wait_for, lambda: not of(one))
 
-    async def hold(one: Lock) -> None:
+    def of(one: Lock) -> list[Any]:
+        return [each for each in keepalive.leases() if each.backend is one._engine.backend]
+
+    run(main())
+
+
+def test_what_no_thread_has_begun_to_ask_for_is_not_asked(
+    lock: MakeLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        slow = Slow(monkeypatch, lock()._engine.backend, "inspect")
+        busy = [asyncio.create_task(lock().locked()) for _ in range(MOST_CALLS)]
+        await asyncio.sleep(0)
+        acquire = Slow(monkeypatch, lock()._engine.backend, "acquire")
+        waiter = asyncio.create_task(lock().acquire())
+        await asyncio.sleep(0)
+        waiter.cancel()
+        await asyncio.sleep(0)
+        slow.deliver()
+        await asyncio.gather(*busy)
+        with suppress(asyncio.CancelledError):
+            await waiter
+        assert not acquire.begun.is_set()
+
+    run(main())
+
+
+@pytest.mark.parametrize("loop_ends", [True, False])
+@pytest.mark.parametrize("verb", ["acquire", "release"])
+def test_nothing_is_logged_of_a_call_that_fails_when_its_task_or_loop_has_ended(
+    verb: str,
+    loop_ends: bool,
+    lock: MakeLock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def use(one: Lock) -> None:
         async with one:
-            try:
-                await asyncio.sleep(60)
-            finally:
-                await until(arrived.is_set)
+            pass
 
-    async def main() -> asyncio.AbstractEventLoop:
-        one = lock(timeout=1.5)
-        backend = one._engine.backend
-        renew = backend.renew
+    async def main() -> Slow:
+        one = lock()
+        monkeypatch.setattr(one._engine.backend, verb, unreachable)
+        slow = Slow(monkeypatch, one._engine.backend, verb)
+        using = asyncio.create_task(use(one))
+        await asyncio.to_thread(slow.begun.wait, 30)
+        for _ in "12":  # the second time nobody waits any more
+            using.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await using
+        if not loop_ends:
+            await asyncio.to_thread(deliver, slow)
+        return slow
 
-        def slow(*args: Any, **named: Any) -> list[bool]:
-            arrived.set()
-            answered.wait(30)
-            return renew(*args, **named)
+    def deliver(slow: Slow) -> None:
+        slow.deliver()
+        until_it_has_made_its_calls(lock()._engine._engine)
 
-        monkeypatch.setattr(backend, "renew", slow)
-        holder = asyncio.create_task(hold(one))
-        await until(lambda: state().holds)
-        del holder  # it is cancelled with the loop
-        return asyncio.get_running_loop()
-
-    loop = run(main())
-    try:
-        assert not asyncio.all_tasks(loop), "a task that nobody will ever end"
-    finally:
-        answered.set()
+    deliver(run(main()))
+    gc.collect()
+    assert [each for each in caplog.records if each.levelno >= 30] == []

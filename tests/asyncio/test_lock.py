@@ -10,6 +10,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -19,14 +21,19 @@ from celery import Celery
 from redis.asyncio.lock import Lock as RedisLock
 
 import celery_relock
-from celery_relock import LockedTask, engines
+from celery_relock import LockedTask
 from celery_relock.asyncio import Lock
-from celery_relock.engine.asyncio import MOST
+from celery_relock.engine import asyncio as coroutines
+from celery_relock.engine import events
+from celery_relock.engine.asyncio import TaskLease
+from celery_relock.engine.engine import MOST_CALLS
+from celery_relock.engine.lease import WAITER_LEASE
 from celery_relock.engine.protocol import LockState
+from celery_relock.engine.renewal import keepalive
 from celery_relock.errors import LockConfigError, LockUnavailable
 from celery_relock.lock import LockNeverFree, LockNotAcquired, LockNotOwned, LockNotTaken
 from tests.asyncio.conftest import run
-from tests.support import RedisServer, wait_for
+from tests.support import RedisServer, programs, wait_for
 from tests.support.proxy import Proxy
 from tests.support.redis_server import calls_of
 
@@ -90,46 +97,97 @@ def test_with_replicas_looking_asks_none_of_them(redis_url: str, namespace: str)
     run(main())
 
 
-def test_a_loop_that_is_closed_is_forgotten(redis_url: str, namespace: str) -> None:
-    async def main() -> None:
-        async with Lock(redis_url, "account:42", namespace=namespace):
-            pass
-
-    for _ in range(3):
-        run(main())
-
-    assert len([loop for loop in engines._of_loops if loop.is_closed()]) <= 1
-
-
-def test_a_loop_that_is_closed_with_its_tasks_keeps_no_connection_and_no_thread(
-    lock: MakeLock, client: redis.Redis, namespace: str
+def test_a_loop_that_is_closed_with_its_tasks_is_forgotten_and_so_is_what_they_have(
+    lock: MakeLock, state: State
 ) -> None:
-    async def heard() -> weakref.ref[asyncio.AbstractEventLoop]:
-        async with lock() as one:
-            await lock().acquire(blocking_timeout=0.05)  # who waits has the inbox opened
-            while not one._engine._listening.hears:
-                await asyncio.sleep(0.01)
-            return weakref.ref(asyncio.get_running_loop())
+    locks = lock(thread_local=False), lock()
+
+    async def use() -> weakref.ref[asyncio.AbstractEventLoop]:
+        await locks[0].acquire()
+        _left.append(asyncio.ensure_future(locks[1].acquire()))
+        while state().waiting == 0:
+            await asyncio.sleep(0.01)
+        return weakref.ref(asyncio.get_running_loop())
 
     loop = asyncio.new_event_loop()
-    closed = loop.run_until_complete(asyncio.wait_for(heard(), 60))
-    assert client.pubsub_channels(f"{namespace}:*")
+    closed = loop.run_until_complete(asyncio.wait_for(use(), 60))
     loop.close()
     del loop
-
-    wait_for(lambda: not client.pubsub_channels(f"{namespace}:*"))
-    run(lock().locked())  # the next loop that uses a lock forgets the closed one
-
-    def is_gone() -> bool:
-        gc.collect()
-        return closed() is None and not calling()
-
-    wait_for(is_gone)
+    keepalive.look_now(locks[0]._engine.backend)
+    wait_for(lambda: not [e for e in keepalive.leases() if e.backend is locks[0]._engine.backend])
+    _left.clear()
+    gc.collect()
+    assert closed() is None
 
 
-def calling() -> list[threading.Thread]:
-    """The threads that make the calls of loops."""
-    return [each for each in threading.enumerate() if each.name.startswith("relock_")]
+_left: list[asyncio.Future[bool]] = []
+
+
+def test_loops_of_several_threads_share_an_inbox_and_a_few_threads(
+    lock: MakeLock, client: redis.Redis, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, most, inside = 0, 0, 0
+    backend = lock()._engine.backend
+    acquire = backend.acquire
+
+    def counted(*args: Any) -> Any:
+        nonlocal calls, most
+        calls += 1
+        most = max(most, calls)
+        try:
+            return acquire(*args)
+        finally:
+            calls -= 1
+
+    monkeypatch.setattr(backend, "acquire", counted)
+
+    async def work() -> None:
+        nonlocal inside
+        async with lock():
+            inside += 1
+            assert inside == 1
+            await asyncio.sleep(0)
+            inside -= 1
+
+    async def main() -> None:
+        await asyncio.gather(*(work() for _ in range(30)))
+
+    for _ in "12":  # and then loops that come later
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(lambda _: run(main()), range(3)))
+    assert most <= MOST_CALLS
+    assert len(client.pubsub_channels(f"{namespace}:*")) == 1
+
+
+def test_a_forked_child_has_threads_and_an_inbox_of_its_own(redis_url: str, namespace: str) -> None:
+    said = programs.run(
+        """
+        import asyncio
+        from celery_relock.asyncio import Lock
+
+        def lock(name="a"):
+            return Lock(URL, name, namespace=NAMESPACE)
+
+        async def work():
+            async with lock():
+                await asyncio.sleep(0)
+
+        async def main():
+            await asyncio.gather(work(), work())
+
+        asyncio.run(main())
+        child = os.fork()
+        if child == 0:
+            assert threads() == 1
+            asyncio.run(main())
+            os._exit(7)
+        asyncio.run(main())
+        say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """,
+        redis_url,
+        namespace,
+    )
+    assert said == ["7"]
 
 
 def test_one_object_excludes_the_tasks_that_use_it(lock: MakeLock) -> None:
@@ -145,11 +203,13 @@ def test_one_object_excludes_the_tasks_that_use_it(lock: MakeLock) -> None:
             return shared.fence
 
     async def main() -> None:
-        threads = set(threading.enumerate())
+        threads, ours = set(threading.enumerate()), asyncio.all_tasks()
         fences = await asyncio.gather(*map(work, range(100)))
         assert len(set(fences)) == 100
-        # A few that make the calls, and one that renews, however many wait.
-        assert len(set(threading.enumerate()) - threads) <= MOST + 1
+        # However many wait.
+        assert len(set(threading.enumerate()) - threads) <= MOST_CALLS
+        async with shared:
+            assert asyncio.all_tasks() == ours, "somebody may cancel it"
 
     run(main())
 
@@ -219,6 +279,28 @@ def test_waiters_of_threads_and_of_tasks_are_served_in_turn(
     assert order == ["first", "thread", "last"]
 
 
+def test_a_grant_that_comes_before_the_waiter_sleeps_is_not_missed(
+    lock: MakeLock, state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doze = TaskLease.doze
+
+    async def late(lease: TaskLease, seconds: float, over: Callable[[], bool]) -> None:
+        while not over():
+            await asyncio.sleep(0.01)
+        await doze(lease, seconds, over)
+
+    monkeypatch.setattr(TaskLease, "doze", late)
+
+    async def main() -> None:
+        async with lock():
+            waits = asyncio.create_task(lock().acquire())
+            while not state().waiting:
+                await asyncio.sleep(0.01)
+        assert await asyncio.wait_for(waits, WAITER_LEASE - 1)
+
+    run(main())
+
+
 def test_a_wait_has_an_end(lock: MakeLock, state: State) -> None:
     async def main() -> None:
         async with lock():
@@ -232,8 +314,7 @@ def test_a_wait_has_an_end(lock: MakeLock, state: State) -> None:
 
 
 def test_the_lease_is_renewed_until_the_task_ends(lock: MakeLock) -> None:
-    async def holder(name: str, release: bool) -> None:
-        one = lock(name, timeout=2.4)  # a busy machine may not run this process for a second
+    async def holder(one: Lock, release: bool) -> None:
         await one.acquire()
         await asyncio.sleep(2.8)
         assert await one.owned()
@@ -241,9 +322,10 @@ def test_the_lease_is_renewed_until_the_task_ends(lock: MakeLock) -> None:
             await one.release()
 
     async def main() -> None:
-        # Both are kept, so nothing is garbage.
-        released = asyncio.create_task(holder("a", release=True))
-        left = asyncio.create_task(holder("b", release=False))
+        # All are kept, so nothing is garbage.
+        locks = [lock(name, timeout=2.4) for name in "ab"]  # a busy machine may stop for a second
+        released = asyncio.create_task(holder(locks[0], release=True))
+        left = asyncio.create_task(holder(locks[1], release=False))
         await asyncio.gather(released, left)
         assert not await lock("a").locked()
         assert await lock("b").locked()
@@ -253,9 +335,26 @@ def test_the_lease_is_renewed_until_the_task_ends(lock: MakeLock) -> None:
     run(main())
 
 
-def test_a_loop_that_was_blocked_for_too_long_has_lost_its_lock(lock: MakeLock) -> None:
+def test_a_loop_that_is_blocked_for_longer_than_the_lease_keeps_its_lock_and_its_place(
+    lock: MakeLock, state: State
+) -> None:
     async def main() -> None:
-        one = lock(timeout=0.2)
+        async with lock(timeout=2) as one:
+            waits = asyncio.create_task(lock(timeout=2).acquire())
+            while not state().waiting:
+                await asyncio.sleep(0.01)
+            time.sleep(3)
+            one.check()
+            assert await one.owned()
+            assert state().waiting
+        assert await waits
+
+    run(main())
+
+
+def test_a_lock_that_was_lost_while_the_loop_was_blocked_is_lost_at_once(lock: MakeLock) -> None:
+    async def main() -> None:
+        one = lock(timeout=0.2, renew=False)
         await one.acquire()
         time.sleep(0.3)
         assert one.lost
@@ -269,13 +368,73 @@ def test_a_loop_that_was_blocked_for_too_long_has_lost_its_lock(lock: MakeLock) 
     run(main())
 
 
+def test_a_lock_that_is_shared_outlives_the_task_that_acquired_it(lock: MakeLock) -> None:
+    async def main() -> None:
+        one = lock(thread_local=False)
+        await as_another(one.acquire)
+        ended = time.monotonic()
+        keepalive.look_now(one._engine.backend)
+        await asyncio.to_thread(wait_for, lambda: one._lease.renewed > ended)
+        assert await one.owned()
+        await one.release()
+
+    run(main())
+
+
+def test_a_task_that_waits_for_one_that_has_ended_waits_no_longer_than_others(
+    lock: MakeLock, state: State
+) -> None:
+    async def main() -> None:
+        one = lock(timeout=1)
+        async with lock():
+            [waits] = await as_another(lambda: [asyncio.ensure_future(one.acquire())])
+            while not state().waiting:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(1.5)  # longer than its place would live
+        assert await waits
+
+    run(main())
+
+
+def test_a_lock_that_is_dropped_while_held_is_told_and_not_renewed(
+    lock: MakeLock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        one = lock(timeout=0.6)
+        await one.acquire()
+        del one
+        gc.collect()
+        async with lock(blocking_timeout=30):
+            pass
+
+    run(main())
+    wait_for(lambda: "it was dropped without being released" in caplog.text)
+
+
+def test_who_is_told_of_a_lock_finds_the_context_of_its_coroutine(lock: MakeLock) -> None:
+    request: ContextVar[int] = ContextVar("request")
+    found: list[tuple[str, int]] = []
+
+    async def main() -> None:
+        request.set(42)
+        async with lock():
+            pass
+
+    end = events.subscribe(lambda event: found.append((event.kind, request.get())))
+    try:
+        run(main())
+    finally:
+        end()
+    assert found == [("acquired", 42), ("released", 42)]
+
+
 def test_a_forced_release_is_told_at_once(lock: MakeLock, redis_url: str, namespace: str) -> None:
     async def main() -> None:
         one = lock(timeout=60)
         await one.acquire()
-        while not one._engine._listening.hears:  # a hold that is a second old listens
+        while not one._engine._engine.inbox.listening.hears:  # a hold that is a second old listens
             await asyncio.sleep(0.05)
-        one._locks.backend.force_release("a")
+        one._engine.backend.force_release("a")
         while not one.lost:
             await asyncio.sleep(0.01)
 
@@ -286,8 +445,8 @@ def test_what_was_forced_before_the_loop_listens_is_told_as_soon_as_it_does(lock
     async def main() -> None:
         one = lock(timeout=600)  # the first renewal is 200 s away
         await one.acquire()
-        one._locks.backend.force_release("a")
-        assert not one._engine._listening.hears, "nobody told the holder"
+        one._engine.backend.force_release("a")
+        assert not one._engine._engine.inbox.listening.hears, "nobody told the holder"
         while not one.lost:
             await asyncio.sleep(0.01)
 
@@ -399,7 +558,7 @@ def test_a_task_that_has_lost_the_lock_is_told_so_and_not_of_the_next_tasks(
         one = lock(thread_local=False)
         await one.acquire()
         fence = one.fence
-        one._locks.backend.force_release("a")
+        one._engine.backend.force_release("a")
         while not one.lost:
             await asyncio.sleep(0.01)
         await as_another(one.acquire)
@@ -426,7 +585,7 @@ def test_a_release_that_failed_is_tried_again_though_another_task_has_acquired_t
     async def main() -> None:
         one = lock(thread_local=False)
         await one.acquire()
-        backend, loop = one._locks.backend, asyncio.get_running_loop()
+        backend, loop = one._engine.backend, asyncio.get_running_loop()
 
         def unanswered(*_: Any, **__: Any) -> None:
             backend.force_release("a")
@@ -542,15 +701,36 @@ def test_a_server_that_does_not_answer_is_named() -> None:
             run(main())
 
 
+def test_who_waits_first_waits_for_the_subscription_and_no_longer(
+    lock: MakeLock, state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coroutines, "OPENING", 3600.0)
+
+    async def main() -> None:
+        async with lock():
+            waits = asyncio.create_task(lock().acquire())
+            while not state().waiting:
+                await asyncio.sleep(0.01)
+        assert await waits
+
+    run(main())
+
+
 def test_the_first_subscription_takes_no_longer_than_the_wait_itself(
     lock: Callable[..., Lock], redis_server: RedisServer
 ) -> None:
     async def main() -> None:
         async with lock():
             proxy.hold("SUBSCRIBE")
-            waiter = lock(redis=proxy.url)
-            assert not await waiter.acquire(blocking_timeout=0.1)
-            assert not waiter._engine._tried.is_set(), "the subscription was given up first"
+            waiters = [lock(redis=proxy.url) for _ in range(MOST_CALLS + 1)]
+            waiting = asyncio.gather(*(one.acquire(blocking_timeout=0.4) for one in waiters))
+            began = time.monotonic()
+            async with lock("another", redis=proxy.url):
+                assert time.monotonic() < began + 0.4, "threads wait for the subscription"
+            assert not any(await waiting)
+            inbox = waiters[0]._engine._engine.inbox
+            assert not inbox.listening.tried, "the subscription was given up first"
+            assert not inbox.listening.rings
 
     with Proxy(redis_server.port) as proxy:
         run(main())

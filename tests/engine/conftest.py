@@ -89,7 +89,7 @@ class Runs:
 
     def ready(self) -> None:
         """See that the next wait asks for a place at once."""
-        self.engine._inbox.open()
+        self.engine.inbox.open()
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def test_a_forced_release_is_heard_at_once_however_the_lock_was_acquired(
     else:
         assert isinstance(two.engine.acquire(lease), Held)
     # What is held for so long is worth a connection on which its process hears.
-    wait_for(lambda: two.engine._inbox.listening.hears, what="the inbox")
+    wait_for(lambda: two.engine.inbox.listening.hears, what="the inbox")
     began = time.monotonic()
     one.engine.backend.force_release(names[0])
     wait_for(lambda: lease.lost, what="the news")

@@ -26,7 +26,7 @@ WAITERS = """
 from celery_relock.engine import lease as lease_module
 lease_module.WAITER_LEASE = {place}
 here = engine()
-here._inbox.open()
+here.inbox.open()
 def wait():
     held(here, "a", wait=None, seconds={lease})
     say("in")
@@ -183,7 +183,7 @@ def test_the_next_waiter_hears_before_the_holder_that_waited_too(
     one, other = runs(server.url), runs(server.url)
     for each in (one, other):
         each.ready()
-    inbox = one.engine.backend.keys.inbox(other.engine._inbox.name, 0)  # type: ignore[attr-defined]
+    inbox = one.engine.backend.keys.inbox(other.engine.inbox.name, 0)  # type: ignore[attr-defined]
     with server.client() as client, client.pubsub(ignore_subscribe_messages=True) as ear:
         ear.subscribe(inbox)
         ear.get_message(timeout=10)
@@ -461,11 +461,11 @@ def test_what_a_signal_raises_in_the_wait_for_the_subscription_is_not_lost(
         signal.signal(signal.SIGALRM, strike)
         until = time.monotonic() + 2.0
         while time.monotonic() < until:
-            flag = wakeup._Flag()
+            listening = wakeup.Listening()
             try:
                 signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 9e-5))
                 while True:
-                    flag.wait(1e-6)
+                    listening.wait(1e-6)
             except Strike:
                 pass
         say("none lost")
@@ -484,7 +484,7 @@ def test_the_first_subscription_takes_no_longer_than_the_wait_itself(
     waiter.thread.start()
     waiter.thread.join(30)
     assert isinstance(waiter.answer, Conflict)
-    assert not near.engine._inbox._tried.is_set(), "the subscription was given up first"
+    assert not near.engine.inbox.listening.tried, "the subscription was given up first"
     far.release(holder)
 
 
@@ -574,10 +574,10 @@ def test_a_forked_child_waits_with_an_inbox_of_its_own(
     from celery_relock.engine import lease as lease_module
     lease_module.WAITER_LEASE = 60.0
     here = engine()
-    here._inbox.open()
+    here.inbox.open()
     child = os.fork()
     if child == 0:
-        here._inbox.open()
+        here.inbox.open()
         held(here, "a", wait=30.0, seconds=30.0)
         say("in")
         os._exit(0)

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import weakref
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from threading import Barrier, BrokenBarrierError
-from weakref import WeakKeyDictionary
 
 import pytest
 import redis
@@ -17,7 +12,7 @@ from celery import Celery
 import celery_relock
 import celery_relock.asyncio
 from celery_relock import LockedTask, engines
-from celery_relock.engines import MOST_URLS, engine_for, engine_of_loop
+from celery_relock.engines import MOST_URLS, engine_for
 from celery_relock.errors import LockConfigError
 
 
@@ -55,26 +50,6 @@ def test_the_engines_of_urls_have_a_bound() -> None:
         engine_for(f"redis://h{number}")
         assert engine_for("redis://first") is first, "what is in use is kept"
     assert len(engines._by_url) == MOST_URLS
-
-
-def test_two_threads_forget_a_closed_loop_at_once() -> None:
-    together = Barrier(2)
-
-    class Closed:
-        def is_closed(self) -> bool:
-            with suppress(BrokenBarrierError):  # only one of them looks
-                together.wait(0.5)
-            return True
-
-    async def ask() -> None:
-        engine_of_loop(engine_for("redis://h"))
-
-    closed = Closed()
-    engines._of_loops[closed] = WeakKeyDictionary()
-    with ThreadPoolExecutor(2) as pool:
-        for done in [pool.submit(asyncio.run, ask()) for _ in "12"]:
-            done.result()
-    assert closed not in engines._of_loops
 
 
 @pytest.mark.parametrize("place", ["redis://:s3cret@h", redis.Redis(host="h", password="s3cret")])

@@ -71,7 +71,7 @@ def key_of(name: str, namespace: str) -> str:
 def hears(cluster: ClusterServers, runs: Runs, node: RedisServer, name: str) -> bool:
     """Whether an engine listens at a node for the bucket of a lock."""
     keys: Keys = runs.engine.backend.keys  # type: ignore[attr-defined]
-    channel = keys.inbox(runs.engine._inbox.name, keys.bucket(name))
+    channel = keys.inbox(runs.engine.inbox.name, keys.bucket(name))
     sharded = cluster.admin(node).info("server")["redis_version"] >= "7"
     kind = "SHARDCHANNELS" if sharded else "CHANNELS"
     return bool(cluster.admin(node).execute_command("PUBSUB", kind, channel))

@@ -233,3 +233,33 @@ def test_gevent_that_is_loaded_but_not_at_work_changes_nothing(
         namespace,
     )
     assert said == ["it is lost"]
+
+
+def test_coroutines_wait_for_a_lock_and_renew_it_where_threads_are_greenlets(
+    redis_url: str, namespace: str
+) -> None:
+    said = programs.run(
+        """
+        import asyncio
+        from celery_relock.asyncio import Lock
+
+        order = []
+
+        async def work(number):
+            async with Lock(URL, "a", 1.5, namespace=NAMESPACE) as one:
+                order.append(number)
+                if number == 0:
+                    await asyncio.sleep(2)
+                one.check()
+
+        async def main():
+            await asyncio.gather(*map(work, range(10)))
+
+        asyncio.run(main())
+        say(sorted(order) == list(range(10)))
+        """,
+        redis_url,
+        namespace,
+        first=GEVENT,
+    )
+    assert said == ["True"]

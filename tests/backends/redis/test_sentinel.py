@@ -227,7 +227,7 @@ def test_the_inbox_follows_so_that_a_waiter_hears_of_its_turn_by_message(
     waiter, thread, answers = waiting(two, "a", lease=60.0)
     old = take_away(service, how)
     new = service.moved_from(old)
-    channel = f"{namespace}:{{0}}:i:{two.engine._inbox.name}".encode()
+    channel = f"{namespace}:{{0}}:i:{two.engine.inbox.name}".encode()
     # Within less than the silence after which a connection is given up.
     wait_for(lambda: channel in new.client().pubsub_channels(), 30, what="the inbox's move")
     wait_for(lambda: two.engine.inspect("a").waiting == 1, what="the waiter")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
 from celery_relock import Lock, LockedTask
+from celery_relock.asyncio import Lock as CoroutineLock
 from tests.support import Journal, make_app
 
 app = make_app(__name__)
@@ -14,14 +16,19 @@ LONG = 120
 
 @app.task(bind=True, base=LockedTask, lock_key="account:{account}", lock_ttl=LONG)
 def hold(self: Any, account: str, inner: str = "") -> None:
-    """Hold the lock, and an inner one if asked, until the process is killed."""
+    """Hold the lock, and if asked an inner one and a coroutine's, until the process is killed."""
     journal = Journal.from_env()
     journal.add("holding", account=account, fence=self.lock.fence)
     if inner:
-        conf = app.conf
-        with Lock(conf.relock_url, inner, timeout=LONG, namespace=conf.relock_namespace):
-            journal.add("inner")
-            time.sleep(60)
+        url, options = app.conf.relock_url, {"namespace": app.conf.relock_namespace}
+
+        async def in_a_coroutine() -> None:
+            async with CoroutineLock(url, f"{inner} coroutine", timeout=LONG, **options):
+                journal.add("inner")
+                time.sleep(60)
+
+        with Lock(url, inner, timeout=LONG, **options):
+            asyncio.run(in_a_coroutine())
     time.sleep(60)
 
 
