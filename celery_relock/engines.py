@@ -20,6 +20,7 @@ from .backends.redis.connections import Replicas, Transport
 from .backends.redis.keys import Keys
 from .backends.redis.urls import transport_for_client, transport_for_url
 from .engine.engine import Engine
+from .engine.platform import Guard
 from .errors import LockConfigError
 
 NAMESPACE = "relock"
@@ -32,6 +33,7 @@ MOST_URLS = 100
 # the function that returned the client, or one of its locks.
 _engines: WeakValueDictionary[str, Engine] = WeakValueDictionary()
 _by_url: dict[str, Engine] = {}
+_guard = Guard()
 _by_client: WeakKeyDictionary[Any, dict[tuple[Any, ...], Engine]] = WeakKeyDictionary()
 # By namespace. They live as long as the process, because the locks exist nowhere else.
 _in_memory: dict[str, Engine] = {}
