@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..errors import LockConfigError
+
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -46,6 +48,16 @@ def coroutine() -> Any:
         return None
 
 
+def refuse_eventlet() -> None:
+    """Raise LockConfigError where eventlet has replaced threads by greenlets, these too."""
+    patcher = sys.modules.get("eventlet.patcher")
+    if patcher is not None and patcher.is_monkey_patched("thread"):
+        raise LockConfigError(
+            "a lock cannot be held under eventlet, which leaves no thread to renew it while a body "
+            "computes. Use the gevent pool (celery worker -P gevent), or prefork or threads"
+        )
+
+
 def _original(name: str) -> Any:
     """An attribute of `_thread` from before gevent replaced it."""
     if "gevent.monkey" in sys.modules:
@@ -58,7 +70,9 @@ def start_native_thread(target: Callable[[], None]) -> None:
 
     Raises:
         RuntimeError: the process is ending or has no thread to spare.
+        LockConfigError: see `refuse_eventlet`.
     """
+    refuse_eventlet()
     _original("start_new_thread")(_without_signals, (target,))
 
 

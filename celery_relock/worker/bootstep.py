@@ -17,7 +17,7 @@ from celery.signals import worker_shutdown
 from celery.worker.state import active_requests, reserved_requests
 
 from ..declaration import locked_tasks
-from ..engine import ids
+from ..engine import ids, platform
 from ..engine.crash import Reaper, journal
 from ..errors import LockConfigError, RelockError
 from ..settings import enabled, in_memory
@@ -53,6 +53,7 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
         return True
 
     def create(self, w: Any) -> None:
+        platform.refuse_eventlet()
         if issubclass(w.pool_cls, PreforkPool) and in_memory(w.app):
             raise _not_shared(
                 "the prefork pool of this worker runs tasks in other processes",

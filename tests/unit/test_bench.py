@@ -91,10 +91,9 @@ def test_the_journal_keeps_order_and_wakes_who_waits(journal, redis_url, namespa
     other.close()
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet", "solo"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 def test_a_worker_of_every_pool_runs_a_task_to_its_gate_and_through(pool, worker):
-    # Not by importing them: eventlet then warns of every fork of this process.
-    if pool in ("gevent", "eventlet") and find_spec(pool) is None:
+    if pool == "gevent" and find_spec(pool) is None:
         pytest.skip(f"{pool} is not installed")
     running = worker("tests.support.sample_app", pool=pool)
     result = running.module.stand_at_the_gate.delay("Ann")

@@ -116,7 +116,7 @@ def test_a_copy_waits_behind_the_execution_and_is_discarded_after_its_clean_end(
     assert len(twin.permits()) == 1
 
 
-@pytest.fixture(scope="module", params=["threads", "gevent", "eventlet"])
+@pytest.fixture(scope="module", params=["threads", "gevent"])
 def pool(request, module_worker):
     if request.param != "threads":
         pytest.importorskip(request.param)

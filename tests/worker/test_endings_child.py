@@ -19,18 +19,16 @@ pytestmark = pytest.mark.slow
 
 APP = "tests.worker.apps.endings"
 WHOLE = LONG or RECORD in os.environ
-# The short form leaves out eventlet, some of whose endings are in test_endings_pools.
-_EVENTLET = ("eventlet",) if WHOLE else ()
 # Celery notices five seconds later that a child has ended; until then nothing becomes of its task.
 # That the lock does not wait for this is seen by test_reaping.
 SOON = {} if RECORD in os.environ else {LOOK_EVERY: "0.3"}
-POOLS = ("prefork", "threads", "gevent", *_EVENTLET, "solo")
+POOLS = ("prefork", "threads", "gevent", "solo")
 
 
 @pytest.fixture(scope="module", params=POOLS)
 def pool(request, module_worker, redis_server):
-    if request.param in ("gevent", "eventlet"):
-        pytest.importorskip(request.param)
+    if request.param == "gevent":
+        pytest.importorskip("gevent")
     namespace = f"ns-{request.param}-{uuid.uuid4().hex[:8]}"
     started = module_worker(APP, pool=request.param, concurrency=8, namespace=namespace)
     started.pool = request.param

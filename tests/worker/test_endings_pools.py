@@ -15,15 +15,14 @@ from tests.support.proofs import cases, nothing_lasts, prove
 pytestmark = pytest.mark.slow
 
 APP = "tests.worker.apps.endings"
-GREEN = ("gevent", "eventlet")
-POOLS = ("threads", *GREEN, "solo")
+POOLS = ("threads", "gevent", "solo")
 _BY_POOL = Outcome("another in each pool, see below", "-", "-")
 
 
 @pytest.fixture(scope="module", params=POOLS)
 def pool(request, module_worker, redis_server):
-    if request.param in GREEN:
-        pytest.importorskip(request.param)
+    if request.param == "gevent":
+        pytest.importorskip("gevent")
     namespace = f"ns-{request.param}-{uuid.uuid4().hex[:8]}"
     started = module_worker(APP, pool=request.param, concurrency=8, namespace=namespace)
     started.pool = request.param
@@ -56,9 +55,9 @@ def test_the_lock_of_a_body_beyond_its_limit_is_free_at_once(pool, row, ack, red
     _is_free_at_once(pool, row, ack, redis_url, client, lambda case: case.events("inside"))
 
 
-@_in(*GREEN)
+@_in("gevent")
 @pytest.mark.parametrize("ack", ACKS)
-@row("gevent, eventlet: revoke with terminate")
+@row("gevent: revoke with terminate")
 def test_the_lock_of_a_killed_greenlet_is_free_at_once(pool, row, ack, redis_url, client):
     if row.since > celery.VERSION:
         pytest.skip("the greenlets of Celery 5.4 go on")
@@ -69,16 +68,16 @@ def test_the_lock_of_a_killed_greenlet_is_free_at_once(pool, row, ack, redis_url
     _is_free_at_once(pool, row, ack, redis_url, client, revoke)
 
 
-@_in("threads", *GREEN)
+@_in("threads", "gevent")
 @pytest.mark.parametrize("ack", ACKS)
-@row("threads, gevent, eventlet: `MemoryError`")
+@row("threads, gevent: `MemoryError`")
 def test_the_lock_of_a_body_out_of_memory_is_free_at_once(pool, row, ack, redis_url, client):
     _is_free_at_once(pool, row, ack, redis_url, client)
 
 
-@_in("threads", "eventlet", "solo")
+@_in("threads", "solo")
 @pytest.mark.parametrize("ack", ACKS)
-@row("threads, eventlet, solo: a time limit, which they do not have")
+@row("threads, solo: a time limit, which they do not have")
 def test_a_limit_that_a_pool_does_not_have_ends_no_lock(pool, row, ack, redis_url, client):
     for group in _groups(pool, redis_url, "overruns_in_its_pool", ack):
         for case in group:
@@ -125,7 +124,7 @@ def _go_on_until_the_end(pool, row, group, client):
 
 
 # The last one for each worker: it is the end of it.
-@row("threads, gevent, eventlet, solo: SIGQUIT to the worker")
+@row("threads, gevent, solo: SIGQUIT to the worker")
 def test_a_worker_without_processes_releases_its_locks_when_it_is_told_to_quit(
     pool, row, redis_url, client
 ):
@@ -147,7 +146,7 @@ def test_a_worker_without_processes_releases_its_locks_when_it_is_told_to_quit(
         pool.wait_for_log("will terminate all running tasks" if is_new else "Cold shutdown")
         assert all(case.state_of_lock().holds for case in sent)
     if lets_end or pool.pool != "solo":
-        # Celery's own handler fails in the middle of gevent's and eventlet's loop: which bodies it
+        # Celery's own handler fails in the middle of gevent's loop: which bodies it
         # breaks off before is chance. The others end by themselves.
         for case in sent:
             case.register.let_go(case.account)

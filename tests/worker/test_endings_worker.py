@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 
 import celery
@@ -10,15 +9,13 @@ import psutil
 import pytest
 
 from tests.support import wait_for
-from tests.support.endings import ACKS, RECORD, Outcome, record, row
-from tests.support.long import LONG
+from tests.support.endings import ACKS, Outcome, record, row
 from tests.support.proofs import Case
 
 pytestmark = pytest.mark.slow
 
 APP = "tests.worker.apps.endings"
 SETTINGS = "RELOCK_TEST_SETTINGS"
-_EVENTLET = ["eventlet"] if LONG or RECORD in os.environ else []
 SOON = {"RELOCK_TEST_TRANSPORT": '{"visibility_timeout": 1}'}
 
 
@@ -138,12 +135,12 @@ def another(module_worker):
     return module_worker(APP, concurrency=1, env={SETTINGS: '{"task_default_queue": "elsewhere"}'})
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo", *_EVENTLET])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 @row("SIGKILL to the worker, another one on the host")
 def test_it_is_enough_that_the_main_process_is_killed_in_every_pool(
     module_worker, another, row, pool, redis_url, client
 ):
-    if pool in ("gevent", "eventlet"):
+    if pool == "gevent":
         pytest.importorskip(pool)
     doomed = module_worker(APP, pool=pool, concurrency=2)
     (case,) = _sent(doomed, redis_url, kinds=(True,), acks=("early",))

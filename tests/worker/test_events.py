@@ -266,7 +266,7 @@ def test_where_no_events_are_wanted_none_are_sent(module_worker):
     monitor.close()
 
 
-@pytest.mark.parametrize("pool", ["threads", "gevent", "eventlet"])
+@pytest.mark.parametrize("pool", ["threads", "gevent"])
 def test_other_pools_tell_the_same(module_worker, account, pool):
     if pool != "threads":
         pytest.importorskip(pool)

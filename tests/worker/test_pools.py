@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from tests.support.parked import lock_of
 from tests.support.permits import permits
+from tests.support.worker import ROOT
 
 
-@pytest.fixture(scope="module", params=["prefork", "threads", "gevent", "eventlet", "solo"])
+@pytest.fixture(scope="module", params=["prefork", "threads", "gevent", "solo"])
 def worker(request, module_worker):
-    if request.param in ("gevent", "eventlet"):
-        pytest.importorskip(request.param)
+    if request.param == "gevent":
+        pytest.importorskip("gevent")
     namespace = f"ns-pool-{request.param}-{id(request)}"
     return module_worker(
         "tests.worker.apps.reentry", pool=request.param, concurrency=4, namespace=namespace
@@ -36,3 +40,43 @@ def test_executions_for_one_account_take_turns_and_others_run_beside_them(worker
     events = worker.journal.events()
     assert len(permits(events, "account:a")) == 3
     assert len(permits(events, "account:b")) == 1
+
+
+def test_the_eventlet_pool_is_refused_when_the_worker_starts(tmp_path, redis_url):
+    pytest.importorskip("eventlet")
+    (tmp_path / "shop.py").write_text(
+        "from celery import Celery\n"
+        "from celery_relock import LockedTask\n"
+        f"app = Celery('shop', broker={redis_url!r})\n"
+        "@app.task(base=LockedTask, lock_key='a')\n"
+        "def charge(): ...\n"
+    )
+    command = [sys.executable, "-m", "celery", "-A", "shop", "worker", "-P", "eventlet"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode
+    assert "a lock cannot be held under eventlet" in done.stderr
+
+
+def test_a_lock_is_refused_where_eventlet_has_replaced_threads(redis_url, namespace):
+    pytest.importorskip("eventlet")
+    code = (
+        "import sys, warnings; warnings.simplefilter('ignore'); import eventlet\n"
+        "eventlet.monkey_patch()\n"
+        "from celery_relock import Lock\n"
+        "from celery_relock.errors import LockConfigError\n"
+        "lock = Lock(sys.argv[1], 'a', namespace=sys.argv[2])\n"
+        "try:\n"
+        "    lock.acquire()\n"
+        "except LockConfigError as error:\n"
+        "    print(error, lock.locked(), sep=';')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, redis_url, namespace],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "Use the gevent pool" in done.stdout
+    assert done.stdout.rstrip().endswith(";False")
