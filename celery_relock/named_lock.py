@@ -392,16 +392,7 @@ def as_text(value: str | bytes) -> str:
 def in_task() -> bool:
     """Whether a Celery task runs here, called directly or by a worker. Does not load Celery."""
     celery = sys.modules.get("celery._state")
-    if celery is None:
-        return False
-    try:
-        local = celery._task_stack._local
-        found = local.__storage__.get(local.__ident_func__())
-    except AttributeError:
-        return bool(celery._task_stack.stack)
-    # `_task_stack.stack`, without the exception that it raises and catches, which takes longer than
-    # everything else before the request to Redis.
-    return bool(found and found.get("stack"))
+    return celery is not None and celery._task_stack.top is not None
 
 
 def workflow() -> str | None:

@@ -114,15 +114,6 @@ def _():
     assert requests[-1].id == "x"
 
 
-@row("`_task_stack._local.__storage__`, `__ident_func__`")
-def _():
-    _, task = app_with_a_task()
-    local, seen = _task_stack._local, []
-    task.run = lambda: seen.append(local.__storage__[local.__ident_func__()]["stack"][-1])
-    task.apply()
-    assert seen == [task]
-
-
 @row("`app._tasks`, `Task._app`, `Proxy._get_current_object`")
 def _():
     app, task = app_with_a_task()

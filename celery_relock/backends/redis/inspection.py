@@ -88,8 +88,11 @@ class Inspection(NamedTuple):
         return [found[key] for key in keys]
 
     def parked(self, task: str) -> ParkedMessage | None:
-        calls = [self._indexes(bucket) for bucket in self._with(task)]
-        for at, *rest in self._run("where", calls, [task]) if calls else ():
+        calls = [
+            [self.own_keys.parked(bucket), self.own_keys.sent(bucket)]
+            for bucket in range(self.own_keys.buckets)
+        ]
+        for at, *rest in self._run("where", calls, [task]):
             if rest:
                 execution_id, name, position, ticket, place, text = rest
                 waiter = _place(at / 1000, as_text(name), execution_id, position, ticket, place)
@@ -112,27 +115,6 @@ class Inspection(NamedTuple):
                 cursor = following.decode()
                 if cursor == "0":
                     break
-
-    def _indexes(self, bucket: int) -> list[str]:
-        """The keys that tell where the message of a task is."""
-        return [self.own_keys.parked(bucket), self.own_keys.sent(bucket)]
-
-    def _with(self, task: str) -> list[int]:
-        """The buckets in which the message of a task can be. In a cluster they are asked first, all
-        buckets of a node together."""
-        if self.own_keys.buckets == 1:
-            return [0]
-        together: dict[Connections, list[tuple[int, str]]] = {}
-        found: dict[int, None] = {}
-        for bucket in range(self.own_keys.buckets):
-            keys = self._indexes(bucket)
-            asked = together.setdefault(self.transport.at(keys[0]), [])
-            asked += [(bucket, key) for key in keys]
-        for server, part in together.items():
-            answers = server.answers(*[("HGET", key, f"#{task}") for _, key in part])
-            # An error counts as found, and a script asks again: the slot can have moved.
-            found |= {of: None for (of, _), told in zip(part, answers, strict=True) if told}
-        return list(found)
 
     def force_release(self, key: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
         meta = self.own_keys.meta(bucket_of(key))
