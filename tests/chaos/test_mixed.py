@@ -107,3 +107,13 @@ def test_nothing_is_completed_once_more_but_a_step_of_a_canvas() -> None:
     every = [event for each in events for event in each]
     assert _verdict(*every, state="SUCCESS") == ["twice"]
     assert _verdict(*every, state="SUCCESS", alone=False) == []
+
+
+def test_a_process_that_is_killed_when_it_has_sent_a_retry_lets_a_call_be_completed_twice() -> None:
+    killed, retried = _body("a", 1), _told("over", state="RETRY")
+    events = [*_body("again", 2, task="a"), retried, *_body("third", 3, task="a")]
+    over = _told("over", state="SUCCESS")
+    events += [over, *_body("fourth", 4, task="a"), over]
+    by = Event("leave", 2, 0.0, killed[1].data)  # of another process
+    assert _verdict(killed[0], by, *events, state="SUCCESS") == []
+    assert _verdict(*events, state="SUCCESS") == ["twice"]

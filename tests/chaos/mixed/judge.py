@@ -7,7 +7,8 @@ Redis, no clock.
 - cooldown: a lock that cools down is not acquired meanwhile.
 - order of calls: a body that begins after that of a later call was told so.
 - twice: no call is completed again once its result was stored. (A step of a canvas can be: its
-  message is sent again if the step before is run again.)
+  message is sent again if the step before is run again. So can a call whose process was killed when
+  it had sent a retry: its message comes again, and sends another.)
 - lost, state: what a worker has received comes to an end, in one of the states that it may end in.
 """
 
@@ -80,16 +81,31 @@ def report(events: Sequence[Event], states: Mapping[str, str]) -> Report:
     )
 
 
-def completed_again(events: Iterable[Event], alone: AbstractSet[str]) -> list[str]:
+def completed_again(events: Sequence[Event], alone: AbstractSet[str]) -> list[str]:
     """Bodies of these tasks that ended after the result of their task had been stored."""
     found = []
     stored: set[str] = set()
+    alone = alone - _with_two_retries(events)
     for event in events:
         if event.name == "over" and event["state"] == "SUCCESS":
             stored.add(event["task"])
         elif event.name == "leave" and event["task"] in stored & alone:
             found.append(f"twice: {event.data} came after its result was stored")
     return found
+
+
+def _with_two_retries(events: Iterable[Event]) -> set[str]:
+    """The tasks that retry and had a process that was killed between a body and its end."""
+    open_: Counter[tuple[str, int]] = Counter()
+    retried = set()
+    for event in events:
+        if event.name == "leave":
+            open_[event["task"], event.pid] += 1
+        elif event.name == "over":
+            open_[event["task"], event.pid] = 0
+            if event["state"] == "RETRY":
+                retried.add(event["task"])
+    return {task for (task, _), bodies in open_.items() if bodies} & retried
 
 
 def ended(task: str, states: Mapping[str, str], events: Iterable[Event]) -> bool:
