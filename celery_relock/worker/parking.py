@@ -41,8 +41,7 @@ logger = logging.getLogger("celery_relock")
 
 # A message of more bytes is not parked: it stays with the broker, which is made for it.
 LARGEST = 1_000_000
-#: On a message that goes to a queue by its name: [exchange, routing key, the broker's own marks]
-#: that it had.
+#: On a message that goes to a queue by its name: the exchange and the routing key that it had.
 ORIGIN = "relock_origin"
 #: What the name of a resume queue has behind the name of the queue that it stands beside.
 SUFFIX = ".resumed"
@@ -53,9 +52,6 @@ CARRIED = "relock_message"
 # Properties of a received message that the broker's client writes anew, or takes as arguments.
 _WRITTEN_ANEW = ("delivery_info", "delivery_tag", "body_encoding", "application_headers", CARRIED)
 _ARGUMENTS = ("content_type", "content_encoding", "priority", "delivery_mode", "expiration")
-# What RabbitMQ notes on a message that it has dead-lettered. It drops one that is to go to a queue
-# named there, without a word.
-_DEATH = ("x-death", "x-first-death-", "x-last-death-")
 
 
 class Kept(NamedTuple):
@@ -115,8 +111,7 @@ def keep(wanted: Callable[[Any], bool]) -> None:
 
 def _keep(consumer: Any, request: Any) -> None:
     message, told = request.message, request.request_dict
-    # It was sent to this queue by its name, or RabbitMQ brought it back from a resume queue that
-    # nobody consumed any more.
+    # It was sent to this queue by its name.
     come_back(message.headers, told["delivery_info"])
     told.pop(ORIGIN, None)
     info, properties = told["delivery_info"], told["properties"]
@@ -139,12 +134,8 @@ def come_back(headers: dict[str, Any], delivery_info: dict[str, Any]) -> None:
     """A message that has come by way of a resume queue, or by the name of its queue, is to say that
     it came where it was sent to first: else a retry of it would be sent there."""
     origin = headers.pop(ORIGIN, None)
-    if not isinstance(origin, list | tuple) or len(origin) != 3:
-        return
-    exchange, routing_key, marks = origin
-    delivery_info.update(exchange=exchange, routing_key=routing_key)
-    if isinstance(marks, Mapping):
-        headers.update(marks)
+    if isinstance(origin, list | tuple) and len(origin) == 2:
+        delivery_info.update(exchange=origin[0], routing_key=origin[1])
 
 
 def _queue_of(consumer: Any, exchange: str, routing_key: str) -> str:
@@ -211,7 +202,9 @@ def parked_text(
         None, and a warning is logged, if it is too large for Redis, or has a header or property
         that no broker would have sent.
     """
-    headers = {name: value for name, value in kept.headers.items() if name != ORIGIN}
+    # RabbitMQ's count of deliveries is not for the next message.
+    not_there = ORIGIN, "x-delivery-count"
+    headers = {name: value for name, value in kept.headers.items() if name not in not_there}
     headers[HEADER] = dict(header)
     properties = {k: v for k, v in kept.properties.items() if k not in _WRITTEN_ANEW}
     body, binary = _as_text(kept.body, kept.content_encoding)
@@ -222,7 +215,7 @@ def parked_text(
         "binary": binary,
         "type": kept.content_type,
         "encoding": kept.content_encoding,
-        "headers": _without_our_deaths(headers),
+        "headers": headers,
         "properties": properties,
         "exchange": kept.exchange,
         "routing_key": kept.routing_key,
@@ -247,25 +240,6 @@ def _as_text(body: bytes | str, encoding: str) -> tuple[str, bool]:
         return raw.decode(), False
     except UnicodeDecodeError:
         return b64encode(raw).decode(), True
-
-
-def _without_our_deaths(headers: dict[str, Any]) -> dict[str, Any]:
-    """The headers without RabbitMQ's count of deliveries and its notes of our resume queues.
-
-    RabbitMQ makes these notes when it brings a message back from there.
-    """
-    headers.pop("x-delivery-count", None)
-    deaths = headers.get("x-death")
-    if not isinstance(deaths, list):
-        return headers
-    theirs = [each for each in deaths if not _is_ours(each)]
-    if theirs:
-        return {**headers, "x-death": theirs}
-    return {name: value for name, value in headers.items() if not name.startswith(_DEATH)}
-
-
-def _is_ours(death: Any) -> bool:
-    return isinstance(death, Mapping) and str(death.get("queue", "")).endswith(SUFFIX)
 
 
 def message_in(app: Celery, text: str) -> Any:
@@ -324,8 +298,7 @@ def _publish(app: Celery, found: dict[str, Any], queue: str | None, delay: float
     if queue is None:
         queue, declare = _where(app, found["queue"], exchange, routing_key)
     if queue is not None:
-        marks = {name: headers.pop(name) for name in list(headers) if name.startswith(_DEATH)}
-        headers[ORIGIN] = [exchange, routing_key, marks]
+        headers[ORIGIN] = [exchange, routing_key]
         exchange, routing_key = "", queue
     if headers.get("compression"):
         body, _ = compress(body, headers["compression"])  # kombu decompressed it
@@ -508,10 +481,12 @@ class Outbox:
         app = next((app for app in self._living() if home(app) == found["home"]), None)
         if app is None:
             raise RelockError("its app is not one of this process")
-        beside = found["queue"] and resume_queue(found["queue"])
+        # A burst's message is the broker's from now on, and its own queue's alone lasts for ever.
+        is_burst = message.name.startswith(DEBOUNCE)
+        beside = "" if is_burst or not found["queue"] else resume_queue(found["queue"])
         taken = beside and self._is_consumed(channel(found["home"], beside))
         publish(app, message.text, queue=beside if taken else None)
-        if not message.name.startswith(DEBOUNCE):
+        if not is_burst:
             worker_events.tell_resumed(app, message, found["headers"])
 
     def _living(self) -> list[Celery]:

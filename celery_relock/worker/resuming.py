@@ -55,10 +55,10 @@ LOOK_FOR_SLOT = 0.02
 REQUEUED = 60.0
 # After so many seconds without a turn of its main loop a worker counts as no consumer.
 STUCK = 3.0
-# Of a resume queue of RabbitMQ, in ms: a message that nobody took goes back to the queue that it
-# came from; later the queue itself goes. They can never change: RabbitMQ refuses to declare a queue
-# that exists with other arguments.
-MESSAGE_TTL, EXPIRES = 600_000, 1_800_000
+# Milliseconds after which RabbitMQ deletes a resume queue that nobody consumes. (What is in it was
+# published again by then, as Redis has not heard of it.) They can never change: RabbitMQ refuses to
+# declare a queue that exists with other arguments.
+EXPIRES = 1_800_000
 
 
 class Resumer:
@@ -420,14 +420,8 @@ def _is_amqp(c: Any) -> bool:
 
 
 def _queue(name: str, amqp: bool) -> Any:
-    arguments = {
-        "x-message-ttl": MESSAGE_TTL,
-        "x-expires": EXPIRES,
-        "x-dead-letter-exchange": "",
-        "x-dead-letter-routing-key": name,
-    }
-    beside = resume_queue(name)
-    return Queue(beside, Exchange(""), beside, queue_arguments=arguments if amqp else None)
+    beside, arguments = resume_queue(name), {"x-expires": EXPIRES} if amqp else None
+    return Queue(beside, Exchange(""), beside, queue_arguments=arguments)
 
 
 def _origin(queue: Any) -> str:
