@@ -41,7 +41,7 @@ from .naming.names import bind, dumped, signature_of
 from .options import LockOptions
 from .settings import enabled
 from .worker.message import HEADER, PREFIX, call_options
-from .worker.parking import LARGEST, Kept, home, message_in, parked_text
+from .worker.parking import LARGEST, RawMessage, home, message_in, parked_text
 
 logger = logging.getLogger("celery_relock")
 
@@ -148,13 +148,13 @@ class _Keeper:
 
     def __init__(self, producer: Any) -> None:
         self._producer = producer
-        self.kept: Kept | None = None
+        self.raw: RawMessage | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._producer, name)
 
     def publish(self, body: Any, **told: Any) -> Any:
-        if self.kept is not None:
+        if self.raw is not None:
             return self._producer.publish(body, **told)  # the event `task-sent`
         retry, policy = bool(told.pop("retry", False)), told.pop("retry_policy", None) or {}
         for entity in told.pop("declare", None) or ():
@@ -171,7 +171,7 @@ class _Keeper:
         if told.get("expiration") is not None:
             told["expiration"] = str(int(float(told["expiration"]) * 1000))
         properties = {name: value for name, value in told.items() if value is not None}
-        self.kept = Kept(
+        self.raw = RawMessage(
             written,
             content_type,
             encoding,
@@ -197,17 +197,17 @@ def _message(
     with task.app.producer_or_acquire(given) as producer:
         keeper = _Keeper(producer)
         result = publish(args, kwargs, **{**options, "producer": keeper, "connection": None})
-    kept = keeper.kept
-    if kept is None:
+    raw = keeper.raw
+    if raw is None:
         raise LockConfigError(
             f"a call of {task.name} cannot be kept for lock_debounce: it was not published by the "
             "`producer` that it was given. If an apply_async or a send_task of your own publishes "
             "it, it has been sent. With lock_debounce=False in apply_async it is sent by itself."
         )
-    header = {**kept.headers[HEADER], "parked": True}
+    header = {**raw.headers[HEADER], "parked": True}
     if header.get("dedup") == ["", marker.OWN]:
         del header["dedup"]  # it is a call of a program, whichever task that runs in
-    text = parked_text(task.app, kept, header)
+    text = parked_text(task.app, raw, header)
     if text is None:
         raise LockConfigError(
             f"a call of {task.name} cannot be kept for lock_debounce: its message is larger than "

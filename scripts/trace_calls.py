@@ -24,7 +24,7 @@ from celery import Celery
 from celery.app.trace import build_tracer, setup_worker_optimizations
 
 from celery_relock import LockedTask
-from celery_relock.worker.parking import CARRIED, Carried, Kept
+from celery_relock.worker.parking import CARRIED, Carried, RawMessage
 from tests.support import RedisServer
 
 PACKAGE = Path(__file__).resolve().parents[1] / "celery_relock"
@@ -75,9 +75,9 @@ def main(url: str, shows: bool) -> None:
                 str(uuid.uuid4()), charge.name, (42,), {}
             ).headers
             headers["relock"] = {"v": 2, "execution_id": uuid.uuid4().hex[:22]}
-        kept = Kept(b"[[42], {}, {}]", "application/json", "utf-8", headers, {}, "", "celery")
+        raw = RawMessage(b"[[42], {}, {}]", "application/json", "utf-8", headers, {}, "", "celery")
         more = {"delivery_info": {"routing_key": "celery"}, "hostname": "traced"}
-        more |= {"properties": {CARRIED: Carried(kept)}}
+        more |= {"properties": {CARRIED: Carried(raw)}}
         return partial(trace, headers["id"], (42,), {}, {**headers, **more})
 
     def resumed() -> dict[str, Any]:

@@ -70,7 +70,7 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
             return
         # Before the pool forks, so that its children have it.
         journal.on = True
-        parking.keep(_may_be_parked)
+        parking.carry(_may_be_parked)
         w.relock_resumer = Resumer(engine, control.Revoked(engine.backend), _resumed_here)
         self._watchers = Reaper(engine.backend, engine.parking), w.relock_resumer
 

@@ -1,8 +1,8 @@
-"""A message that has to wait for its lock: kept as it was received, written down, and published
+"""A message that has to wait for its lock: carried as it was received, written down, and published
 again to the broker of its own app.
 
-    task_received (main process)        keep: the raw message travels along in the task's request
-    a child, its lock is held           parked_text(app, kept(request), header), stored in Redis
+    task_received (main process)        carry: the raw message travels along in the task's request
+    a child, its lock is held           parked_text(app, carried(request), header), stored in Redis
     the release that grants its lock    Outbox.send: publish(app, text, queue=…)
 
 What is published is what was received, to the byte, but for our own header. No task, signature,
@@ -54,7 +54,7 @@ _WRITTEN_ANEW = ("delivery_info", "delivery_tag", "body_encoding", "application_
 _ARGUMENTS = ("content_type", "content_encoding", "priority", "delivery_mode", "expiration")
 
 
-class Kept(NamedTuple):
+class RawMessage(NamedTuple):
     """A message as it was received.
 
     Attributes:
@@ -82,9 +82,9 @@ class Carried(str):
     """
 
     __slots__ = ("message",)
-    message: Kept
+    message: RawMessage
 
-    def __new__(cls, message: Kept) -> Carried:
+    def __new__(cls, message: RawMessage) -> Carried:
         self = super().__new__(cls, f"<message of {len(message.body)} bytes>")
         self.message = message
         return self
@@ -93,8 +93,9 @@ class Carried(str):
         return Carried, (self.message,)
 
 
-def keep(wanted: Callable[[Any], bool]) -> None:
-    """Keep messages from now on, in this process: a worker's main process, before its pool.
+def carry(wanted: Callable[[Any], bool]) -> None:
+    """Let requests carry their messages, from now on and in this process: the main process of a
+    worker, before it has its pool.
 
     Args:
         wanted: of a `celery.worker.request.Request`, whether its message may be parked. It is
@@ -103,20 +104,20 @@ def keep(wanted: Callable[[Any], bool]) -> None:
 
     def receive(sender: Any, request: Any, **_: Any) -> None:
         if wanted(request):
-            _keep(sender, request)
+            _carry(sender, request)
 
-    task_received.disconnect(dispatch_uid="celery_relock.keep")
-    task_received.connect(receive, weak=False, dispatch_uid="celery_relock.keep")
+    task_received.disconnect(dispatch_uid="celery_relock.carry")
+    task_received.connect(receive, weak=False, dispatch_uid="celery_relock.carry")
 
 
-def _keep(consumer: Any, request: Any) -> None:
+def _carry(consumer: Any, request: Any) -> None:
     message, told = request.message, request.request_dict
     # It was sent to this queue by its name.
     come_back(message.headers, told["delivery_info"])
     told.pop(ORIGIN, None)
     info, properties = told["delivery_info"], told["properties"]
     exchange, routing_key = info.get("exchange") or "", info.get("routing_key") or ""
-    kept = Kept(
+    raw = RawMessage(
         message.body,
         message.content_type,
         message.content_encoding,
@@ -127,7 +128,7 @@ def _keep(consumer: Any, request: Any) -> None:
         _queue_of(consumer, exchange, routing_key),
     )
     # A copy: the dict is kombu's.
-    told["properties"] = {**properties, CARRIED: Carried(kept)}
+    told["properties"] = {**properties, CARRIED: Carried(raw)}
 
 
 def come_back(headers: dict[str, Any], delivery_info: dict[str, Any]) -> None:
@@ -181,15 +182,15 @@ def _fits(pattern: list[str], words: list[str]) -> bool:
     return bool(words) and pattern[0] in ("*", words[0]) and _fits(pattern[1:], words[1:])
 
 
-def kept(request: Any) -> Kept | None:
+def carried(request: Any) -> RawMessage | None:
     """The message that a task's request (`celery.app.task.Context`) was made from; None if it was
-    not kept: a call without a message, or a `Task.Strategy` that sends no `task_received`."""
+    not carried: a call without a message, or a `Task.Strategy` that sends no `task_received`."""
     found = (request.properties or {}).get(CARRIED)
     return found.message if isinstance(found, Carried) else None
 
 
 def parked_text(
-    app: Celery, kept: Kept, header: Mapping[str, Any], *, largest: int | None = LARGEST
+    app: Celery, raw: RawMessage, header: Mapping[str, Any], *, largest: int | None = LARGEST
 ) -> str | None:
     """A message as JSON text, for `ParkRequest.message` and `publish`.
 
@@ -204,22 +205,22 @@ def parked_text(
     """
     # RabbitMQ's count of deliveries is not for the next message.
     not_there = ORIGIN, "x-delivery-count"
-    headers = {name: value for name, value in kept.headers.items() if name not in not_there}
+    headers = {name: value for name, value in raw.headers.items() if name not in not_there}
     headers[HEADER] = dict(header)
-    properties = {k: v for k, v in kept.properties.items() if k not in _WRITTEN_ANEW}
-    body, binary = _as_text(kept.body, kept.content_encoding)
+    properties = {k: v for k, v in raw.properties.items() if k not in _WRITTEN_ANEW}
+    body, binary = _as_text(raw.body, raw.content_encoding)
     content = {
         "v": 1,
         "home": home(app),
         "body": body,
         "binary": binary,
-        "type": kept.content_type,
-        "encoding": kept.content_encoding,
+        "type": raw.content_type,
+        "encoding": raw.content_encoding,
         "headers": headers,
         "properties": properties,
-        "exchange": kept.exchange,
-        "routing_key": kept.routing_key,
-        "queue": kept.queue,
+        "exchange": raw.exchange,
+        "routing_key": raw.routing_key,
+        "queue": raw.queue,
     }
     try:
         text: str = json.dumps(content, ensure_ascii=False)
@@ -426,7 +427,7 @@ def park_request(task: Any, message: Any, header: Header, **bounds: Any) -> Park
 
 
 def _text_of(task: Any, message: Any, header: Header, **bounds: Any) -> str | None:
-    was = kept(message)
+    was = carried(message)
     if was is None:
         logger.warning(
             "a message of %s came by a way of its own, without the signal task_received, so it is "

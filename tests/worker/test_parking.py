@@ -17,7 +17,7 @@ from kombu.utils.json import dumps
 
 from celery_relock.worker import parking
 from celery_relock.worker.message import Header
-from celery_relock.worker.parking import CARRIED, Carried, Kept, kept, parked_text, publish
+from celery_relock.worker.parking import CARRIED, Carried, RawMessage, carried, parked_text, publish
 from tests.support import wait_for
 
 pytestmark = pytest.mark.slow
@@ -217,7 +217,7 @@ def message(body=b"[[], {}, {}]", headers=(), properties=(), **facts):
         "exchange": "",
         "routing_key": "q",
     }
-    return Kept(body, **{**base, **facts})
+    return RawMessage(body, **{**base, **facts})
 
 
 def published(app, queue):
@@ -228,8 +228,8 @@ def published(app, queue):
 
 
 def test_a_request_without_a_message_has_none_kept():
-    assert kept(SimpleNamespace(properties=None, delivery_info=None)) is None
-    assert kept(SimpleNamespace(properties={CARRIED: "?"}, delivery_info=None)) is None
+    assert carried(SimpleNamespace(properties=None, delivery_info=None)) is None
+    assert carried(SimpleNamespace(properties={CARRIED: "?"}, delivery_info=None)) is None
 
 
 def test_a_message_that_came_without_task_received_stays_with_its_worker_which_says_so(app, caplog):
@@ -341,7 +341,7 @@ def test_what_is_kept_is_a_text_without_arguments_for_whoever_writes_a_request()
         assert "<message of 23 bytes>" in written
         assert "4111" not in written
     again = pickle.loads(pickle.dumps(secret))
-    assert kept(SimpleNamespace(properties={CARRIED: again})) == secret.message
+    assert carried(SimpleNamespace(properties={CARRIED: again})) == secret.message
 
 
 def test_homes_differ_by_app_and_broker_and_tell_nothing(app, redis_url):

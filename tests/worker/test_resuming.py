@@ -394,18 +394,18 @@ def test_one_outbox_publishes_for_all_apps_of_its_process_and_for_no_other(
     outbox = Outbox(lambda channel: False)
     outbox.add(first), outbox.add(second), outbox.add(second)
     assert outbox.home.split() == [home(first), home(second)]
-    kept = parking.Kept(
+    raw = parking.RawMessage(
         *(b"[]", "application/json", "utf-8", {"task": "t"}, {"priority": 0}, "", "q")
     )
     for app in (first, second):
-        text = parking.parked_text(app, kept, {"of": app.main})
+        text = parking.parked_text(app, raw, {"of": app.main})
         outbox.send(Message("e", "n", text))
         with app.connection_for_read() as connection:
             message = connection.default_channel.basic_get("q", no_ack=True)
             assert message.headers["relock"] == {"of": app.main}
             assert connection.default_channel.basic_get("q") is None
     with pytest.raises(RelockError, match="not one of this process"):
-        outbox.send(Message("e", "n", parking.parked_text(third, kept, {})))
+        outbox.send(Message("e", "n", parking.parked_text(third, raw, {})))
 
 
 def test_a_lock_redis_that_is_away_means_the_queue_that_it_came_from(app_of_two):
@@ -418,11 +418,11 @@ def test_a_lock_redis_that_is_away_means_the_queue_that_it_came_from(app_of_two)
 
     outbox = Outbox(consumed)
     outbox.add(app_of_two)
-    kept = parking.Kept(
+    raw = parking.RawMessage(
         *(b"[]", "application/json", "utf-8", {"task": "t"}, {"priority": 0}, "", "q", "q")
     )
     for _ in range(3):
-        outbox.send(Message("e", "n", parking.parked_text(app_of_two, kept, {})))
+        outbox.send(Message("e", "n", parking.parked_text(app_of_two, raw, {})))
     with app_of_two.connection_for_read() as connection:
         assert connection.default_channel._size("q") == 3
     assert asked == [channel(home(app_of_two), "q.resumed")]  # once a second

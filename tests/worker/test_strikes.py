@@ -30,7 +30,7 @@ from celery_relock.engine.engine import Engine
 from celery_relock.engine.protocol import KEPT, LINE
 from celery_relock.engine.renewal import keepalive
 from celery_relock.worker.message import finish
-from celery_relock.worker.parking import CARRIED, Carried, Kept
+from celery_relock.worker.parking import CARRIED, Carried, RawMessage
 from tests.support.long import LONG
 from tests.support.waiting import wait_for
 
@@ -87,8 +87,8 @@ def make(redis_url: str, namespace: str) -> Iterator[Make]:
         task = app.tasks[body.name]
         tracer = build_tracer(task.name, task, app=app)
         headers = {"id": "x", "task": task.name}
-        kept = Kept(b"[[], {}, {}]", "application/json", "utf-8", headers, {}, "", "celery")
-        received = {CARRIED: Carried(kept)}
+        raw = RawMessage(b"[[], {}, {}]", "application/json", "utf-8", headers, {}, "", "celery")
+        received = {CARRIED: Carried(raw)}
 
         def run(name: str) -> Any:
             # With an id, as Celery sends each step: the worker of 5.4 fails at one without.

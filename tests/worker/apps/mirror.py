@@ -50,7 +50,7 @@ def record(request: Any, **_: Any) -> None:
     journal.add("received", id=request.id, raw=written)
 
 
-parking.keep(lambda request: True)
+parking.carry(lambda request: True)
 
 
 @before_task_publish.connect(weak=False)
@@ -62,7 +62,7 @@ def handler(headers: Any = None, **_: Any) -> None:
 
 def again(self: Any) -> None:
     """The first time, publish the message again and end."""
-    message = parking.kept(self.request)
+    message = parking.carried(self.request)
     assert message is not None
     if (message.headers.get("relock") or {}).get("again"):
         return
