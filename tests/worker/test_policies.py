@@ -73,6 +73,7 @@ def _parked(worker, name):
 
 def _final(result):
     """ "result", "dropped result" or "conflict"; anything else fails the test."""
+    wait_for(result.ready, 30)  # in Celery 5.4 `get` can miss the message of a chord's member
     try:
         got = result.get(timeout=30)
     except LockConflict:
