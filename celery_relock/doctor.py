@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 # Bytes of our keys from which there is a finding.
 _LARGE = 256 * 2**20
-# Keys of each server to look at, and parked tasks.
-_SAMPLE, _PARKED = 20_000, 200
+# Round trips to each server to time, keys of it to look at, and parked tasks.
+_TRIPS, _SAMPLE, _PARKED = 20, 20_000, 200
 # Seconds for which a message can be owed: for longer, no process publishes it.
 _OWED = 60.0
 
@@ -113,7 +113,7 @@ def quick(app: Any) -> tuple[Finding, ...]:
     engine = _engine(app, None, "", findings)
     if engine is not None and isinstance(engine.backend, Inspectable):
         try:
-            findings += _of_servers(engine.backend.examination().servers(), {})
+            findings += _of_servers(engine.backend.examination().servers(_TRIPS), {})
         except RelockError as error:
             findings.append(_unreachable(error))
     return tuple(findings)
@@ -248,7 +248,7 @@ def _backend(
         return
     asks = engine.backend.examination()
     try:
-        yield from _of_servers(asks.servers(), facts)
+        yield from _of_servers(asks.servers(_TRIPS), facts)
         yield from _permissions(asks.refused())
         memory = asks.memory(_SAMPLE)
         yield from _memory(memory, facts)

@@ -71,8 +71,9 @@ class Owed(NamedTuple):
 class Examination(Protocol):
     """The questions. They raise what `Backend` raises, and change nothing."""
 
-    def servers(self) -> list[Server]:
-        """Each server that has keys."""
+    def servers(self, trips: int) -> list[Server]:
+        """Each server that has keys. So many round trips to it are timed; without any its clock is
+        not compared."""
 
     def refused(self) -> list[str]:
         """What the user may not do, as ACL SETUSER writes it: `+hget`, `~relock:*`, `&relock:*`."""

@@ -482,7 +482,7 @@ class Outbox:
         app = next((app for app in self._living() if home(app) == found["home"]), None)
         if app is None:
             raise RelockError("its app is not one of this process")
-        # A burst's message is the broker's from now on, and its own queue's alone lasts for ever.
+        # A burst's message is nowhere else from now on, and a resume queue can be deleted.
         is_burst = message.name.startswith(DEBOUNCE)
         beside = "" if is_burst or not found["queue"] else resume_queue(found["queue"])
         taken = beside and self._is_consumed(channel(found["home"], beside))

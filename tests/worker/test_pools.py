@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
 from tests.support.parked import lock_of
 from tests.support.permits import permits
 from tests.support.worker import ROOT
+
+# Not imported: it warns of each fork of the process.
+needs_eventlet = pytest.mark.skipif(find_spec("eventlet") is None, reason="eventlet is missing")
 
 
 @pytest.fixture(scope="module", params=["prefork", "threads", "gevent", "solo"])
@@ -42,8 +46,8 @@ def test_executions_for_one_account_take_turns_and_others_run_beside_them(worker
     assert len(permits(events, "account:b")) == 1
 
 
+@needs_eventlet
 def test_the_eventlet_pool_is_refused_when_the_worker_starts(tmp_path, redis_url):
-    pytest.importorskip("eventlet")
     (tmp_path / "shop.py").write_text(
         "from celery import Celery\n"
         "from celery_relock import LockedTask\n"
@@ -57,8 +61,8 @@ def test_the_eventlet_pool_is_refused_when_the_worker_starts(tmp_path, redis_url
     assert "a lock cannot be held under eventlet" in done.stderr
 
 
+@needs_eventlet
 def test_a_lock_is_refused_where_eventlet_has_replaced_threads(redis_url, namespace):
-    pytest.importorskip("eventlet")
     code = (
         "import sys, warnings; warnings.simplefilter('ignore'); import eventlet\n"
         "eventlet.monkey_patch()\n"

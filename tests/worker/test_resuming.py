@@ -13,7 +13,7 @@ from kombu import Connection, Queue
 
 from celery_relock import engines
 from celery_relock.engine.parking import Nobody
-from celery_relock.engine.protocol import Message
+from celery_relock.engine.protocol import DEBOUNCE, Message
 from celery_relock.errors import LockUnavailable, RelockError
 from celery_relock.worker import parking
 from celery_relock.worker.parking import Outbox, channel, home
@@ -426,6 +426,29 @@ def test_a_lock_redis_that_is_away_means_the_queue_that_it_came_from(app_of_two)
     with app_of_two.connection_for_read() as connection:
         assert connection.default_channel._size("q") == 3
     assert asked == [channel(home(app_of_two), "q.resumed")]  # once a second
+
+
+def test_the_message_of_a_burst_goes_to_its_own_queue_as_no_other_copy_of_it_is_kept(app_of_two):
+    outbox = Outbox(lambda channel: True)
+    outbox.add(app_of_two)
+    raw = parking.RawMessage(
+        *(
+            b"[]",
+            "application/json",
+            "utf-8",
+            {"task": "t"},
+            {"priority": 0},
+            "",
+            "bursts",
+            "bursts",
+        )
+    )
+    text = parking.parked_text(app_of_two, raw, {})
+    for name in (f"{DEBOUNCE}t", "n"):
+        outbox.send(Message("e", name, text))
+    with app_of_two.connection_for_read() as connection:
+        sizes = [connection.default_channel._size(queue) for queue in ("bursts", "bursts.resumed")]
+    assert sizes == [1, 1]
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ from .inspection import ask
 from .keys import Keys
 from .scripts import Script
 
-_TRIPS = 20
 _SECTIONS = ("server", "clients", "memory", "persistence", "replication", "cluster")
 # Keys for one SCAN to pass over, and keys of a kind to measure.
 _SCANNED, _MEASURED = 1000, 20
@@ -108,9 +107,10 @@ class Examination(NamedTuple):
     own_keys: Keys
     scripts: Mapping[str, Script]
 
-    def servers(self) -> list[Server]:
+    def servers(self, trips: int) -> list[Server]:
         needed = self.transport.replicas.needed
-        return [_server(links)._replace(needed=needed) for links, _ in self.transport.masters()]
+        masters = self.transport.masters()
+        return [_server(links, trips)._replace(needed=needed) for links, _ in masters]
 
     def refused(self) -> list[str]:
         every = [
@@ -274,14 +274,14 @@ def _sampled(links: Connections, most: int) -> tuple[int, list[bytes], Any] | No
     return size, names, measure
 
 
-def _server(links: Connections) -> Server:
+def _server(links: Connections, count: int) -> Server:
     asked: list[Command] = [("INFO", section) for section in _SECTIONS]
     *info, saves = _allowed(links.answers(*asked, ("CONFIG", "GET", "save")))
     fields: dict[str, str] = {}
     for part in info:
         fields |= fields_of(part)
     trips, clocks = [], []
-    for _ in range(_TRIPS):
+    for _ in range(count):
         sent, began = time.time(), time.monotonic()
         (told,) = _allowed(links.answers(("TIME",)))
         took = time.monotonic() - began

@@ -294,7 +294,7 @@ def test_the_dangers_of_all_nodes_are_told(
     node = cluster.admin(cluster.nodes[1])
     node.config_set("maxmemory-policy", "allkeys-lru")
     try:
-        servers = runs().engine.backend.examination().servers()
+        servers = runs().engine.backend.examination().servers(0)
     finally:
         node.config_set("maxmemory-policy", "noeviction")
     found = set(serious(servers))
@@ -513,7 +513,7 @@ def test_a_doctor_looks_at_every_node(cluster: ClusterServers, namespace: str) -
         assert isinstance(backend.acquire(first), Held)
         assert isinstance(backend.park(second, ParkRequest(message, "shop", "7")), Parked)
     asks = backend.examination()
-    assert [server.info["role"] for server in asks.servers()] == ["master"] * 3
+    assert [server.info["role"] for server in asks.servers(0)] == ["master"] * 3
     assert asks.refused() == []
     found = asks.memory(1000)
     assert found is not None

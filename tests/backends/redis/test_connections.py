@@ -234,7 +234,7 @@ def test_no_number_is_given_to_be_packed(
     monkeypatch.setattr(redis.Connection, "pack_commands", look)
     backend = backend_of(f"{redis_url[:-1]}2", namespace, replicas=connections.Replicas(0))
     everything(backend)
-    assert backend.examination().servers()
+    assert backend.examination().servers(0)
     assert len(packed) > 20
     assert {type(word) for command in packed for word in command} <= {str, bytes}
 
