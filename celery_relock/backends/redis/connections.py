@@ -7,8 +7,9 @@ answer to the wrong caller when a time limit's signal strikes, and they repeat c
 connection returns to the list only after every answer was read; and no int or float is packed
 (hiredis runs signal handlers in their repr, and crashes).
 
-Every verb can be sent twice, so a command whose answer is lost is sent again, within a stated
-patience (`Transport`, for one server). `sentinel` and `cluster` say what differs there.
+A command whose answer is lost is sent again, within a stated patience (`Transport`, for one
+server): every verb can be sent twice, but for those in `ONCE`. `sentinel` and `cluster` say what
+differs there.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ IN_FLIGHT = 4
 # The verbs that must reach the replicas. A release need not: if it is lost with a master, the lease
 # ends the hold, also one that was to be left to a retry or a next step, which are told of the gap.
 PROMISES = ("acquire", "debounce", "place", "renew", "heartbeat")
+# The verbs that a second time would do more: the next holder has the lock by then.
+ONCE = ("force_release",)
+_IN_DOUBT = "Whether it was done is not known: look at the lock before you do it again"
 # Seconds after which a listener checks again whether its server is right and it is still wanted.
 LOOK = 2.0
 
@@ -357,7 +361,7 @@ class Transport:
         started, tries = time.monotonic(), 0
         server = self.route(bucket_of(keys[0])) if self.buckets > 1 else None
         brief = started - self._gave_up.get(server, -math.inf) < self.AFTER
-        effort = Effort(self.BRIEF if brief else None)
+        effort = Effort(self.BRIEF if brief else None, once=script.name in ONCE)
         while True:
             try:
                 reply = self._once(script, (keys, args), effort)
@@ -365,6 +369,8 @@ class Transport:
                     return _array(reply), effort.unheard > 0, effort.sent
                 raise reply
             except FAULTS as error:
+                if effort.once and effort.unheard:
+                    raise LockUnavailable(f"{translate(error)}. {_IN_DOUBT}") from error
                 again = passes(error)
                 patience = self.patience(error) if again and not brief else 0.0
                 if time.monotonic() - started >= patience:

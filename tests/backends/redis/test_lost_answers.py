@@ -338,6 +338,28 @@ def test_a_withdrawal_whose_answer_was_lost_has_had_its_message(
     assert far.release(holder)
 
 
+def test_a_forced_release_whose_answer_was_lost_is_not_sent_again(
+    both: tuple[Runs, Runs], proxy: Proxy
+) -> None:
+    """The lock is its next holder's by then."""
+    near, far = both
+    holder, waiter = far.held("a"), far.lease("a")
+    threading.Thread(target=far.engine.acquire, args=(waiter, 30.0)).start()
+    wait_for(lambda: waiter.state is State.WAITING)
+    far.engine.backend.force_release("b")  # now the server has the script
+    proxy.lose_reply(of="force_release")
+
+    with pytest.raises(LockUnavailable, match="Cannot release lock 'a'.*not known: look at the lock"):
+        near.engine.backend.force_release("a")
+
+    wait_for(lambda: waiter.state is State.HELD)
+    wait_for(lambda: holder.state is State.LOST)
+    assert [each.execution_id for each in far.engine.inspect("a").holds] == [
+        waiter.claim.execution_id
+    ]
+    assert far.release(waiter)
+
+
 def test_redis_pys_own_lock_says_no_while_its_token_holds_the_key(
     proxy: Proxy, redis_server: RedisServer, namespace: str
 ) -> None:
