@@ -22,7 +22,7 @@ from kombu import serialization
 from kombu.common import maybe_declare
 from kombu.compression import get_encoder
 
-from .declaration import Declaration, declaration, not_executed
+from .declaration import Declaration, declaration, engine_of, not_executed
 from .dedup import client as dedup
 from .dedup import marker
 from .engine import events, ids
@@ -93,7 +93,7 @@ def _merge(
     given: Arguments,
     options: dict[str, Any],
 ) -> Any:
-    engine, own, app = declared.engine, declared.options, task.app
+    engine, own, app = engine_of(declared.app), declared.options, task.app
     name, reduce = DEBOUNCE + "\t".join((task.name, *names)), own.debounce_reduce
     burst: Burst | Any = engine.backend.burst(name, reduce is not None)
     while True:

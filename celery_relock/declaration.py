@@ -35,7 +35,7 @@ _SETTINGS = {f"relock_{name}": f"lock_{name}" for name in OPTION_NAMES}
 
 @dataclass(slots=True)
 class Declaration:
-    """The options of one task class, and its engine once an execution has needed it."""
+    """What one task class declared."""
 
     options: LockOptions
     rule: NameRule
@@ -46,7 +46,6 @@ class Declaration:
     begins_workflows: bool = False
     #: What stands before each lock name: the call's, or else what the app's `relock_prefix` says.
     prefix: str | Callable[[], str] = ""
-    _engine: Engine | None = None
 
     def of_call(self, options: Mapping[str, object], prefix: str | None) -> Declaration:
         """The declaration for one call.
@@ -92,17 +91,6 @@ class Declaration:
         """What stands before the lock names of a call that is made now. Raises LockConfigError."""
         return self.prefix() if callable(self.prefix) else self.prefix
 
-    @property
-    def engine(self) -> Engine:
-        """Where the task's locks live.
-
-        Raises:
-            LockConfigError: the app has no Redis, or its settings do not fit.
-        """
-        if self._engine is None:
-            self._engine = engine_of(self.app)
-        return self._engine
-
 
 @contextmanager
 def not_executed(task: Any) -> Iterator[None]:
@@ -126,16 +114,21 @@ _guard = Guard()
 
 
 def engine_of(app: Any) -> Engine:
-    """Where an app's locks live. Raises as `Declaration.engine`."""
+    """Where an app's locks live.
+
+    Raises:
+        LockConfigError: the app has no Redis, or its settings do not fit.
+    """
     app = app._get_current_object() if isinstance(app, Proxy) else app
-    if app not in _engines:
+    engine = _engines.get(app)
+    if engine is None:
         engine = _engine_of(app)
         with _guard.lock:  # another app may come to the same engine in another thread
             if isinstance(engine.parking.sender, Nobody):
                 engine.parking.sender = Outbox(engine.backend.consumed)
             engine.parking.sender.add(app)
         _engines[app] = engine
-    return _engines[app]
+    return engine
 
 
 def _engine_of(app: Any) -> Engine:
@@ -155,10 +148,6 @@ def _engine_of(app: Any) -> Engine:
 def forget_engine(app: Any) -> None:
     """The settings of an app have changed: where its locks live is read anew when next needed."""
     _engines.pop(app, None)
-    for task in app.tasks.values():
-        found = type(task).__dict__.get(_KEPT)
-        if isinstance(found, Declaration):
-            found._engine = None
 
 
 def declaration(cls: Any) -> Declaration:
@@ -182,22 +171,23 @@ def is_locked(cls: type) -> bool:
 
 
 def locked_tasks(app: Any) -> list[Declaration]:
-    """The declarations of those tasks of a finalized app that acquire a lock.
-
-    It is one at least if the app has a Redis, for canvases that are `locked`. Raises as
-    `declaration`, if an option was set afterwards.
-    """
+    """The declarations of those tasks of a finalized app that acquire a lock. Raises as
+    `declaration`, if an option was set afterwards."""
     kinds = map(type, app.tasks.values())
     declared = [declaration(kind) for kind in kinds if is_locked(kind)]
-    locked = [each for each in declared if not each.rule.off]
-    return locked or [each for each in declared if each.enters_workflows and _has_redis(app)]
+    return [each for each in declared if not each.rule.off]
 
 
-def _has_redis(app: Any) -> bool:
+def has_locks(app: Any) -> bool:
+    """Whether a finalized app has locked tasks, or a Redis for canvases that are `locked`. Raises
+    as `locked_tasks`."""
+    if locked_tasks(app):
+        return True
     try:
-        return bool(store_settings(app))
+        store_settings(app)
     except LockConfigError:
         return False
+    return True
 
 
 def declare_anew(cls: type) -> None:

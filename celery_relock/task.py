@@ -12,7 +12,7 @@ from celery import Task
 from celery.app.task import Context
 
 from . import debounce
-from .declaration import declaration, declare_anew, not_executed, refuse_settings
+from .declaration import declaration, declare_anew, engine_of, not_executed, refuse_settings
 from .dedup import client as dedup
 from .engine import ids
 from .engine.hold import Hold
@@ -232,7 +232,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         with not_executed(self):
             limit = declared.limits(arguments, names)[0]
         return {
-            "redis": declared.engine,
+            "redis": engine_of(declared.app),
             "name": names[0],
             "timeout": declared.options.ttl,
             "blocking_timeout": declared.options.max_wait,

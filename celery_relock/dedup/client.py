@@ -19,7 +19,7 @@ from celery.result import EagerResult
 from celery.utils import uuid
 
 from .. import signals
-from ..declaration import Declaration, declaration
+from ..declaration import Declaration, declaration, engine_of
 from ..engine import events, ids
 from ..engine.engine import Engine
 from ..engine.protocol import Claim, Conflict, lock_names
@@ -114,7 +114,7 @@ def call_of(
     if names is None:
         return None
     made = Marker(marker.name_for(task.name, names), marker.until(mode))
-    return Call(task, declared.engine, declared.options, names, made)
+    return Call(task, engine_of(declared.app), declared.options, names, made)
 
 
 def _send_once(

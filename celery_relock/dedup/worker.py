@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from ..declaration import Declaration, declaration
+from ..declaration import Declaration, declaration, engine_of
 from ..engine.engine import Engine
 from ..engine.hold import Body, MakeHold
 from ..engine.protocol import Successor
@@ -80,7 +80,7 @@ def _call(task: Any, declared: Declaration, message: Any, names: tuple[str, ...]
         mode = declared.options.dedup
         assert mode is not None, "else its header names a marker, see `execution.py`"
         made = Marker(marker.name_for(task.name, names), marker.until(mode))
-    return Call(task, declared.engine, declared.options, names, made)
+    return Call(task, engine_of(declared.app), declared.options, names, made)
 
 
 def _swallow(call: Call, message: Any, there: Found) -> Any:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from celery.utils import uuid
 
-from ..declaration import Declaration, declaration
+from ..declaration import Declaration, declaration, engine_of
 from ..engine import ids
 from ..engine.crash import Entry, journal
 from ..engine.events import label_of
@@ -96,7 +96,7 @@ class Sender:
             journal.remove(own)
             # Not as one that has ended: the message may be out all the same.
             with suppress(RelockError):
-                end_unexecuted(declared.engine, [LINE + name], own, 0)
+                end_unexecuted(engine_of(declared.app), [LINE + name], own, 0)
             raise
 
     def _line_of(
@@ -120,7 +120,7 @@ class Sender:
     ) -> Conflict | None:
         self._execution_id = execution_id
         request = _request(self._task, declared, name, execution_id, options)
-        engine = declared.engine
+        engine = engine_of(declared.app)
         backend = engine.backend
         # If this process is killed before the message goes out, a reaper of its host frees the
         # place.

@@ -17,7 +17,7 @@ from typing import Any
 
 from celery.exceptions import Reject, Retry
 
-from ..declaration import Declaration, declaration
+from ..declaration import Declaration, declaration, engine_of
 from ..engine import events, ids, reentrancy
 from ..engine.engine import Engine
 from ..engine.events import LockEvent, label_of
@@ -50,10 +50,10 @@ def around(
     """
     header = header_of(message)
     name = header.order[0] if header.order else names[0]
-    if reentrancy.holding(declared.engine.backend, name) is not None:
+    if reentrancy.holding(engine_of(declared.app).backend, name) is not None:
         # The step of a workflow lock: the line would wait for the workflow, and it for the line.
         with suppress(RelockError):
-            end_unexecuted(declared.engine, [LINE + name], header.execution_id, 0)
+            end_unexecuted(engine_of(declared.app), [LINE + name], header.execution_id, 0)
         return locked(_telling(body, False))
     execution = _Execution(task, declared, message, header, name)
     return execution.around(lambda: locked(execution.ordered(body, execution.arrive())))
@@ -77,7 +77,7 @@ class _Execution(HeldBeside):
         super().__init__(task, message)
         self.header = header
         self.name = name
-        self.engine = declared.engine
+        self.engine = engine_of(declared.app)
         # Whatever the task does while somebody holds its lock: here it waits for its turn.
         self.options = replace(declared.options, on_conflict="wait")
         self.to_retry: client.Running | None = None

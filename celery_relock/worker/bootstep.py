@@ -16,7 +16,7 @@ from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.signals import worker_shutdown
 from celery.worker.state import active_requests, reserved_requests
 
-from ..declaration import locked_tasks
+from ..declaration import engine_of, has_locks
 from ..engine import ids, platform
 from ..engine.crash import Reaper, journal
 from ..errors import LockConfigError, RelockError
@@ -47,7 +47,7 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
 
     def include_if(self, w: Any) -> bool:
         company.tell(w.app)
-        if not locked_tasks(w.app):
+        if not has_locks(w.app):
             return False
         unlocked.prepare(w.app)
         return True
@@ -60,7 +60,7 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
                 "Use the threads or the solo pool",
             )
         try:
-            engine = locked_tasks(w.app)[0].engine  # one app, one Redis
+            engine = engine_of(w.app)
         except RelockError as error:
             logger.warning(
                 "Cannot start crash recovery: this worker will not release locks of killed "

@@ -24,7 +24,7 @@ from typing import Any
 
 from celery.signals import task_postrun
 
-from ..declaration import Declaration, declaration, unbegun
+from ..declaration import Declaration, declaration, engine_of, unbegun
 from ..dedup import worker as dedup
 from ..engine import ids, reentrancy
 from ..engine.engine import Engine
@@ -185,7 +185,7 @@ class Execution:
             return self._acquire(run_body, self.names, [])
         declared = self.declared
         limits = [*self.limits.values()]
-        outer = reentrancy.covering(declared.engine.backend, self.names, limits)
+        outer = reentrancy.covering(engine_of(declared.app).backend, self.names, limits)
         shares = [Share(name, lease, _fence(lease, name), True) for name, lease in outer.items()]
         run_body = reentrancy.relying(outer.values())(run_body)
         for share in shares if declared.options.on_lost == "raise" else ():
@@ -214,7 +214,7 @@ class Execution:
             stuck: the executions that cannot release before this one has ended.
         """
         task, message, options = self.task, self.message, self.declared.options
-        engine = self.declared.engine
+        engine = engine_of(self.declared.app)
         lease = self._lease(engine, names, stuck)
         self.asked = True
         may_keep = options.keep_on_retry and message is not None
@@ -292,7 +292,9 @@ class Execution:
         if options.on_lost == "raise" and any(lease.fences):  # else there is no lock to lose
             run_body = _interrupted(run_body, lease, make_hold)
         if may_keep:
-            keeping = retry.keeping(self.task, self.message, self.declared.engine, options, lease)
+            keeping = retry.keeping(
+                self.task, self.message, engine_of(self.declared.app), options, lease
+            )
             run_body = keeping(run_body)
         return run_body
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import redis
 
-from ..declaration import locked_tasks
+from ..declaration import engine_of, locked_tasks
 from ..errors import RelockError
 from ..settings import store_settings
 from ..version import __version__
@@ -16,16 +16,15 @@ from . import company, parking
 def report(app: Any) -> dict[str, Any]:
     """Plain values: versions, where the locks are, which tasks have locks, what runs beside.
     Nothing is asked of Redis."""
-    declared = [each for each in locked_tasks(app) if not each.enters_workflows]
     told: dict[str, Any] = {
         "version": __version__,
         "redis-py": redis.__version__,
-        "tasks": {each.options.task: key_of(each.options.key) for each in declared},
+        "tasks": {each.options.task: key_of(each.options.key) for each in locked_tasks(app)},
         "beside": company.tracers(),
         "home": parking.home(app),
     }
     try:
-        backend = locked_tasks(app)[0].engine.backend
+        backend = engine_of(app).backend
         told |= {"namespace": store_settings(app).namespace, "backend": backend.id}
     except RelockError as error:
         told["problem"] = str(error)

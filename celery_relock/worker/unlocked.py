@@ -16,7 +16,7 @@ from typing import Any
 from celery.app.task import Context
 from celery.signals import task_rejected, task_unknown
 
-from ..declaration import is_locked, locked_tasks
+from ..declaration import has_locks, is_locked
 from ..workflow import steps
 from . import revocation
 from .message import HEADER, begin_call, header_of
@@ -34,7 +34,7 @@ def prepare(app: Any) -> None:
     has nothing to do with locks. Call this when the app is finalized and before the pool starts; a
     second call does nothing.
     """
-    if not locked_tasks(app):
+    if not has_locks(app):
         return  # nothing of ours is in use here
     for task in app.tasks.values():
         if not is_locked(type(task)) and _PREPARED not in vars(task):

@@ -371,9 +371,7 @@ def test_a_message_that_was_lost_can_be_forgotten(m, account):
 
 def _use_namespace(app, namespace):
     app.conf.relock_namespace = namespace
-    declaration._engines.pop(app, None)
-    for declared in declaration.locked_tasks(app):
-        declared._engine = None
+    declaration.forget_engine(app)
 
 
 @pytest.fixture

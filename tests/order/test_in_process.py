@@ -14,7 +14,7 @@ from celery.contrib.testing.worker import start_worker
 from kombu.exceptions import EncodeError
 
 from celery_relock import LockedTask
-from celery_relock.declaration import declaration
+from celery_relock.declaration import engine_of
 from celery_relock.engine.protocol import LINE
 from celery_relock.errors import LockConfigError, LockUnavailable
 from celery_relock.worker import conflict
@@ -52,7 +52,7 @@ def test_calls_run_in_order_in_the_memory_of_one_process():
     # Named, as Celery 5.4 also consumes the queue that this process has sent a call to.
     only = {"queues": [app.conf.task_default_queue]}
     with start_worker(app, pool="threads", concurrency=2, perform_ping_check=False, **only):
-        state = declaration(type(app.tasks[update.name])).engine.backend.state
+        state = engine_of(app).backend.state
         wait_for(lambda: len(state.parked) == 2, 20, "two calls that wait")
         update.delay("b", 1)
         wait_for(lambda: begun == [(1, True)], 20, "a call of another name")
@@ -67,7 +67,7 @@ def test_a_call_whose_place_was_taken_unheard_and_that_is_sent_all_the_same_come
 ):
     app = app_of(relock_url="memory://")
     update, begun = begun_in(app, lock_dedup=dedup or None)
-    backend = declaration(type(app.tasks[update.name])).engine.backend
+    backend = engine_of(app).backend
     take = backend.place
 
     def unheard(request):
@@ -86,7 +86,7 @@ def test_a_call_whose_place_was_taken_unheard_and_that_is_sent_all_the_same_come
 
 
 def waiting_in(app, account):
-    backend = declaration(type(app.tasks[f"{__name__}.update"])).engine.backend
+    backend = engine_of(app).backend
     return backend.inspect(f"{LINE}{account}").waiting
 
 
@@ -170,7 +170,7 @@ def test_a_call_that_was_not_sent_leaves_no_place_though_it_had_one(redis_url, n
     def update():
         pass
 
-    backend = declaration(type(app.tasks[update.name])).engine.backend
+    backend = engine_of(app).backend
     with pytest.raises(LockUnavailable, match="replicas"):
         update.delay()
     line = [backend.keys.lock(f"{LINE}a")]

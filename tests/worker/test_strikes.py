@@ -23,7 +23,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 import celery_relock
 from celery_relock import Lock, LockedTask
-from celery_relock.declaration import declaration
+from celery_relock.declaration import engine_of
 from celery_relock.dedup import marker
 from celery_relock.engine import crash, reentrancy
 from celery_relock.engine.engine import Engine
@@ -96,7 +96,7 @@ def make(redis_url: str, namespace: str) -> Iterator[Make]:
             request = {"id": name, "hostname": "here", "chain": [behind], "properties": received}
             return tracer(name, (name,), {}, request)
 
-        return Subject(task, declaration(type(task)).engine, task, run)
+        return Subject(task, engine_of(task.app), task, run)
 
     logging.disable()  # Celery tells of each strike, with a traceback
     yield make

@@ -12,7 +12,7 @@ from kombu import Queue
 
 from celery_relock import LockedTask
 from celery_relock.backends.redis.backend import RedisBackend
-from celery_relock.declaration import declaration
+from celery_relock.declaration import engine_of
 from celery_relock.engine.engine import Engine
 from celery_relock.worker.parking import Outbox
 from tests.support import Journal, make_app
@@ -73,7 +73,7 @@ class KnowsItsBroker(WithoutABroker):
     """Where it sends to is known by the time when the broker is away, as it is in real life."""
 
     def before_start(self, *told):
-        assert declaration(type(self)).engine.parking.sender.home
+        assert engine_of(self.app).parking.sender.home
         super().before_start(*told)
 
 
