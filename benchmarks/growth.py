@@ -40,7 +40,7 @@ class Bench:
 
     def __init__(self, url: str, namespace: str) -> None:
         self.client = redis.Redis.from_url(url)
-        self.backend: Any = engines.engine_for_url(url, namespace).backend
+        self.backend: Any = engines.engine_for(url, namespace).backend
         assert isinstance(self.backend, RedisBackend)
         self._numbers = itertools.count()
         # Grants are told only where somebody hears: nobody has to read what is heard.

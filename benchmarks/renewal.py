@@ -67,7 +67,7 @@ def measure(url: str, rounds: int, locks: int) -> str:
 
 
 def _renew_locks(url: str, count: int) -> Callable[[], None]:
-    backend = engines.engine_for_url(url).backend
+    backend = engines.engine_for(url).backend
     renewals = []
     for number in range(count):
         run, attempt_id, name = ids.new_id(), ids.new_attempt_id(), f"account:{number}"

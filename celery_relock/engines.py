@@ -51,7 +51,9 @@ def engine_for(
 
     Args:
         address: a URL (`memory://` for locks in this process), a redis-py client, or a function
-            that returns a client.
+            that returns a client. Clients that reach a server in the same way share an engine. The
+            function is called once per process, at the first use of a lock. No client sends a
+            command: its address, credentials and options are used.
         namespace: the prefix of all keys.
         ssl: TLS options of a URL. A client has its own.
         transport: Sentinel options of a URL. A client has its own.
@@ -63,20 +65,24 @@ def engine_for(
         LockConfigError: the address, one of its options or the namespace cannot be used.
     """
     if isinstance(address, str) and address.lower().startswith("memory:"):
-        return engine_in_memory(address, namespace)
+        return _in_this_process(address, namespace)
+    needed = Replicas(*replicas).checked()
     if isinstance(address, str):
-        return engine_for_url(address, namespace, ssl, transport, replicas)
+        return _for_url(address, namespace, ssl, transport, needed)
     if callable(address) and not isinstance(address, type) and not _is_task(address):
-        return engine_for_factory(address, namespace, replicas, loops)
-    return engine_for_client(address, namespace, replicas, loops)
+        return _for_factory(address, namespace, needed, loops)
+    return _for_client(address, namespace, needed, loops)
 
 
-def engine_in_memory(url: str, namespace: str) -> Engine:
-    """The engine of one namespace of the locks in this process's memory.
+@cache
+def engine_without_locks() -> Engine:
+    """The engine of `relock_enabled=False`."""
+    from .backends.off import NoLocks
 
-    Raises:
-        LockConfigError: the URL has more than `memory://`, or the namespace cannot be used.
-    """
+    return Engine(NoLocks())
+
+
+def _in_this_process(url: str, namespace: str) -> Engine:
     if url.lower() != MEMORY:
         raise LockConfigError(
             f"{url!r}: memory:// has no host, path or option. To keep locks of one process apart, "
@@ -88,50 +94,27 @@ def engine_in_memory(url: str, namespace: str) -> Engine:
     return _in_memory.setdefault(namespace, Engine(MemoryBackend()))
 
 
-@cache
-def engine_without_locks() -> Engine:
-    """The engine of `relock_enabled=False`."""
-    from .backends.off import NoLocks
-
-    return Engine(NoLocks())
-
-
-def engine_for_url(
+def _for_url(
     url: str,
-    namespace: str = NAMESPACE,
-    ssl: Mapping[str, Any] | bool | None = None,
-    transport: Mapping[str, Any] | None = None,
-    replicas: tuple[int, float] = (0, 1.0),
+    namespace: str,
+    ssl: Mapping[str, Any] | bool | None,
+    transport: Mapping[str, Any] | None,
+    replicas: Replicas,
 ) -> Engine:
-    """The engine for a Redis URL.
-
-    Raises:
-        LockConfigError: the URL or the namespace cannot be used.
-    """
     key = _digest(url, namespace, ssl, transport, replicas)
     # Pop and insert again, so that the most recently used URL is the last.
     found = _by_url.pop(key, None)
     if found is None:
-        made = transport_for_url(url, ssl, transport, Replicas(*replicas).checked())
-        found = _engine(made, namespace)
+        found = _engine(transport_for_url(url, ssl, transport, replicas), namespace)
     _by_url[key] = found
     for old in list(_by_url)[:-MOST_URLS]:
         _by_url.pop(old, None)
     return found
 
 
-def engine_for_factory(
-    make: Callable[[], object],
-    namespace: str,
-    replicas: tuple[int, float],
-    loops: bool,
+def _for_factory(
+    make: Callable[[], object], namespace: str, replicas: Replicas, loops: bool
 ) -> Engine:
-    """The engine for a function without arguments that returns a redis-py client. The function is
-    called once per process, at the first use of a lock. The client itself sends no command.
-
-    Raises:
-        LockConfigError: the function fails, or does not return a suitable client.
-    """
     found = _of(make)
     if (namespace, replicas) not in found:
         try:
@@ -139,23 +122,11 @@ def engine_for_factory(
         except Exception as error:
             name = getattr(make, "__qualname__", repr(make))
             raise LockConfigError(f"{name}() failed to make a Redis client: {error!r}") from error
-        found[namespace, replicas] = engine_for_client(client, namespace, replicas, loops)
+        found[namespace, replicas] = _for_client(client, namespace, replicas, loops)
     return found[namespace, replicas]
 
 
-def engine_for_client(
-    client: object,
-    namespace: str = NAMESPACE,
-    replicas: tuple[int, float] = (0, 1.0),
-    loops: bool = False,
-) -> Engine:
-    """The engine for a redis-py client: the client's address, credentials and options, and
-    connections of our own. Clients that reach a server in the same way share an engine.
-
-    Raises:
-        LockConfigError: the object is not a redis-py client, or it is a redis.asyncio client and
-            `loops` is False.
-    """
+def _for_client(client: object, namespace: str, replicas: Replicas, loops: bool) -> Engine:
     for_threads = redis.Redis | RedisCluster
     clusters = RedisCluster | redis.asyncio.RedisCluster
     wanted = for_threads | redis.asyncio.Redis | clusters if loops else for_threads
@@ -174,8 +145,7 @@ def engine_for_client(
     kept = client.nodes_manager if isinstance(client, clusters) else client.connection_pool
     found = _of(kept)
     if (namespace, replicas) not in found:
-        made = transport_for_client(client, Replicas(*replicas).checked())
-        found[namespace, replicas] = _engine(made, namespace)
+        found[namespace, replicas] = _engine(transport_for_client(client, replicas), namespace)
     return found[namespace, replicas]
 
 

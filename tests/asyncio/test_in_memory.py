@@ -41,7 +41,7 @@ def lock(namespace: str) -> Callable[..., Lock]:
 
 @pytest.fixture
 def state(namespace: str) -> Callable[[], LockState]:
-    backend = engines.engine_in_memory(MEMORY, namespace).backend
+    backend = engines.engine_for(MEMORY, namespace).backend
     return lambda: backend.inspect("a")
 
 

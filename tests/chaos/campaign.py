@@ -129,7 +129,7 @@ class Campaign:
     def _left_behind(self) -> list[str]:
         """Nobody is in or waits any more, and every key but the fence's goes by itself."""
         found = []
-        engine = engines.engine_for_url(self._server.url, self._namespace)
+        engine = engines.engine_for(self._server.url, self._namespace)
         for name in LOCKS:
             state = engine.inspect(name)
             if state.holds or state.waiting:

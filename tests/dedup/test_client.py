@@ -63,7 +63,7 @@ def _free(worker, account):
 def _mark(task, *args):
     """The marker of a call: how many seconds it lasts if nobody renews it, None without one."""
     app = task.app
-    engine = engines.engine_for_url(app.conf.relock_url, app.conf.relock_namespace)
+    engine = engines.engine_for(app.conf.relock_url, app.conf.relock_namespace)
     name = marker.name_for(task.name, [f"account:{args[0]}"])
     found = marker.look(engine, name)
     return None if found is None else found.remaining

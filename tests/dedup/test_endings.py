@@ -74,7 +74,7 @@ def _began(worker, account, count=1):
 def _waits_in_its_slot(task, account):
     """Its execution has its marker, and is in the line for its lock."""
     conf = task.app.conf
-    engine = engines.engine_for_url(conf.relock_url, conf.relock_namespace)
+    engine = engines.engine_for(conf.relock_url, conf.relock_namespace)
     wait_for(lambda: engine.inspect(f"account:{account}").waiting, what="an execution that waits")
 
 
@@ -383,7 +383,7 @@ def test_one_that_is_to_begin_while_a_later_call_replaces_it_is_revoked_or_runs(
     _began(worker, slow)
     first = task.apply_async((slow, "first"), countdown=1)
     conf = m.app.conf
-    backend = engines.engine_for_url(conf.relock_url, conf.relock_namespace).backend
+    backend = engines.engine_for(conf.relock_url, conf.relock_namespace).backend
     release, arrives = type(backend).release, [True]
 
     def release_late(*args, **how):

@@ -96,7 +96,7 @@ def numbers(events):
 
 def looked_at(m, name):
     """A lock or a line, and how many hold it or are parked for it."""
-    backend = engines.engine_for_url(m.app.conf.relock_url, m.app.conf.relock_namespace).backend
+    backend = engines.engine_for(m.app.conf.relock_url, m.app.conf.relock_namespace).backend
     (found,) = backend.inspection().survey([backend.keys.lock(name)], 0, 0)
     return found
 

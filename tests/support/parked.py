@@ -26,7 +26,7 @@ def state_of(worker: Any, name: str) -> Survey:
 def is_consumed(worker: Any, queue: str = "") -> bool:
     """Whether a live worker consumes the resume queue beside a queue, by default the app's own."""
     app = worker.module.app
-    engine = engines.engine_for_url(app.conf.relock_url, app.conf.relock_namespace)
+    engine = engines.engine_for(app.conf.relock_url, app.conf.relock_namespace)
     beside = parking.resume_queue(queue or app.conf.task_default_queue)
     return engine.backend.consumed(parking.channel(parking.home(app), beside))
 

@@ -23,7 +23,7 @@ def test_a_user_without_hscan_is_told_once(redis_server, namespace, caplog):
     client.execute_command("ACL", "SETUSER", user, "on", ">x", "~*", "&*", "+@all", "-hscan")
     try:
         url = redis_server.url.replace("redis://", f"redis://{user}:x@")
-        found = control.Revoked(engines.engine_for_url(url, namespace).backend)
+        found = control.Revoked(engines.engine_for(url, namespace).backend)
         with caplog.at_level(logging.WARNING, "celery_relock"):
             assert found() == found() == {"by id"}
     finally:
@@ -33,7 +33,7 @@ def test_a_user_without_hscan_is_told_once(redis_server, namespace, caplog):
 
 
 def test_while_redis_is_away_it_is_tried_again(namespace, caplog):
-    found = control.Revoked(engines.engine_for_url("redis://127.0.0.1:1/0", namespace).backend)
+    found = control.Revoked(engines.engine_for("redis://127.0.0.1:1/0", namespace).backend)
     with caplog.at_level(logging.DEBUG, "celery_relock"):
         assert found() == found() == {"by id"}
     assert sum("Looking through" in record.getMessage() for record in caplog.records) == 2

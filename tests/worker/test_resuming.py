@@ -69,7 +69,7 @@ def worker(request, launch):
 
 def engine_of(worker):
     conf = worker.module.app.conf
-    return engines.engine_for_url(conf.relock_url, conf.relock_namespace)
+    return engines.engine_for(conf.relock_url, conf.relock_namespace)
 
 
 def ready(worker, queue=None):

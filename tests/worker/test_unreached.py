@@ -37,7 +37,7 @@ def stay(worker, account, count):
 
 
 def others_wait(app, name):
-    engine = engines.engine_for_url(app.conf.relock_url, app.conf.relock_namespace)
+    engine = engines.engine_for(app.conf.relock_url, app.conf.relock_namespace)
     wait_for(lambda: engine.inspect(name).waiting == 1, what="a waiter")
 
 

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from celery_relock.engine.renewal import keepalive
-from celery_relock.engines import engine_for_client
+from celery_relock.engines import engine_for
 from celery_relock.errors import LockConfigError, LockUnavailable
 from celery_relock.lock import Lock
 from tests.support import RedisServer, wait_for
@@ -57,12 +57,12 @@ def test_clients_of_one_server_share_one_engine(redis_url: str, namespace: str) 
     engines = set()
     for _ in range(5):
         with redis.Redis.from_url(redis_url) as client:
-            engines.add(engine_for_client(client, namespace))
+            engines.add(engine_for(client, namespace))
         del client
         gc.collect()
     assert len(engines) == 1
     with redis.Redis.from_url(redis_url.replace("/0", "/1")) as other:
-        assert engine_for_client(other, namespace) not in engines
+        assert engine_for(other, namespace) not in engines
 
 
 def test_a_client_without_a_server_does_not_go_through_its_own_retries(

@@ -8,7 +8,7 @@ from typing import Any
 from celery import current_task
 
 from celery_relock import LockedTask
-from celery_relock.engines import engine_for_url
+from celery_relock.engines import engine_for
 from celery_relock.errors import LockConflict, LockLost, RelockError
 from tests.support import Journal, make_app
 
@@ -89,7 +89,7 @@ def asks_in_a_thread(self, account):
 
 @app.task(base=LockedTask, bind=True, lock_key=KEY, lock_ttl=0.6)
 def loses_its_lock(self, account):
-    engine = engine_for_url(app.conf.relock_url, app.conf.relock_namespace)
+    engine = engine_for(app.conf.relock_url, app.conf.relock_namespace)
     before = everything(self.lock)
     engine.backend.force_release(f"account:{account}")
     for _ in range(100):

@@ -8,7 +8,7 @@ from celery import Celery, current_task, shared_task
 from pydantic import BaseModel
 
 from celery_relock import LockedTask
-from celery_relock.engines import engine_for_url
+from celery_relock.engines import engine_for
 from celery_relock.errors import LockConflict, RelockError
 from tests.support import Journal, make_app
 
@@ -28,7 +28,7 @@ journal = Journal.from_env()
 
 def holds(lock: str) -> int:
     """How many holds of the lock are live, as the server knows."""
-    engine = engine_for_url(app.conf.relock_url, app.conf.relock_namespace)
+    engine = engine_for(app.conf.relock_url, app.conf.relock_namespace)
     return len(engine.inspect(lock).holds)
 
 
