@@ -25,7 +25,7 @@ from kombu.compression import get_encoder
 from .declaration import Declaration, declaration, engine_of, not_executed
 from .dedup import client as dedup
 from .dedup import marker
-from .engine import events, ids
+from .engine import ids
 from .engine.events import label_of
 from .engine.protocol import (
     DEBOUNCE,
@@ -37,8 +37,8 @@ from .engine.protocol import (
     ParkRequest,
 )
 from .errors import LockConfigError, LockConflict, LockUnavailable
+from .naming.callables import called
 from .naming.names import bind, dumped, signature_of
-from .options import LockOptions
 from .settings import enabled
 from .worker.message import HEADER, PREFIX, call_options
 from .worker.parking import LARGEST, RawMessage, home, message_in, parked_text
@@ -246,12 +246,9 @@ def _reduced(
             f"{signature_of(task)}. Was the task changed since it was called? It is sent within "
             f"{declared.options.longest_burst:g} s of the first call."
         )
-    try:
-        found = dict(reduce(earlier, later))
-    except Exception as error:
-        if events.is_thrown_in(error):
-            raise
-        raise _refused(declared.options, f"failed: {error!r}") from error
+    where = f"task {task.name}: the callable in lock_debounce_reduce"
+    with not_executed(task):
+        found = called(where, lambda: dict(reduce(earlier, later)))
     made = inspect.BoundArguments(signature_of(task), found)
     try:
         signature_of(task).bind(*made.args, **made.kwargs)
@@ -259,14 +256,16 @@ def _reduced(
     except (TypeError, KeyError):
         fits = False
     if not fits:
-        text = f"has to return the arguments of {task.name}{signature_of(task)} by name"
-        raise _refused(declared.options, f"{text}; it returned {found!r:.200}")
+        raise LockConfigError(
+            f"{where} has to return the arguments of {task.name}{signature_of(task)} by name; it "
+            f"returned {found!r:.200}"
+        )
     arguments = bind(task, made.args, made.kwargs)
     with not_executed(task):
         same = arguments is not None and declared.names(arguments) == names
     if not same:
         locks = ", ".join(map(repr, names))
-        raise _refused(declared.options, f"returned the arguments of another lock than {locks}")
+        raise LockConfigError(f"{where} returned the arguments of another lock than {locks}")
     return made.args, made.kwargs
 
 
@@ -276,7 +275,3 @@ def _as_received(task: Any, given: Arguments, options: Mapping[str, Any]) -> Arg
     kind, encoding, written = serialization.dumps(sent, serializer=serializer)
     args, kwargs = serialization.loads(written, kind, encoding, accept={kind})
     return args, kwargs
-
-
-def _refused(options: LockOptions, what: str) -> LockConfigError:
-    return LockConfigError(f"task {options.task}: the callable in lock_debounce_reduce {what}")

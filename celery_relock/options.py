@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from .engine.protocol import LONGEST, MODES, SHARED
 from .errors import LockConfigError
-from .naming.callables import ByName, is_no_fault
+from .naming.callables import ByName, called
 
 # Seconds an execution can wait in its worker slot if lock_max_wait is not set.
 _PATIENCE = 60.0
@@ -472,14 +472,13 @@ class LockOptions:
         function = getattr(self, option)
         assert callable(function), "see Declaration.limits"
         where = f"task {self.task}: the callable in lock_{option}"
+        made = called(where, ByName(function, where), arguments)
         try:
-            return check(ByName(function, where)(arguments))
-        except Exception as error:
-            if is_no_fault(error):
-                raise
+            return check(made)
+        except ValueError:
             raise LockConfigError(
-                f"{where} must return {allowed}, for the arguments that it names: {error!r}"
-            ) from error
+                f"{where} must return {allowed}; it returned {made!r:.100}"
+            ) from None
 
 
 _DECLARED = {each.name: each for each in fields(LockOptions) if each.metadata}

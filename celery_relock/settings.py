@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from .engine import events
 from .errors import LockConfigError
 from .options import OPTION_NAMES, unknown
 
@@ -141,6 +142,8 @@ def name_prefix(app: Any) -> str | Callable[[], str]:
         try:
             made = value()
         except Exception as error:
+            if events.is_thrown_in(error):
+                raise
             raise LockConfigError(
                 f"settings: the callable in relock_prefix failed: {error!r}"
             ) from error

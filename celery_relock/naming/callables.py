@@ -20,10 +20,28 @@ _HOW_TO_GET_SELF = (
 )
 
 
-def is_no_fault(error: Exception) -> bool:
-    """Whether what a callable raised is not an error of its own: it arrived from outside, as a time
-    limit's does, or says how the task ends (`Ignore`, `Reject`, `Retry`)."""
-    return isinstance(error, TaskPredicate) or events.is_thrown_in(error)
+def called(where: str, function: Callable[..., Any], *args: Any) -> Any:
+    """What a user's function returns.
+
+    Args:
+        where: what it is, for the error.
+
+    Raises:
+        LockConfigError: it failed. What is no error of its own passes: it arrived from outside, as
+            a time limit's does, or says how the task ends (`Ignore`, `Reject`, `Retry`).
+    """
+    try:
+        return function(*args)
+    except Exception as error:
+        if isinstance(error, TaskPredicate) or events.is_thrown_in(error):
+            raise
+        raise LockConfigError(f"{where} raised {error!r}{_hint(error)}") from error
+
+
+def _hint(error: Exception) -> str:
+    if isinstance(error, AttributeError) and isinstance(getattr(error, "obj", None), Mapping):
+        return ". A model arrives as the mapping that a worker receives: read its items."
+    return ""
 
 
 class ByName:

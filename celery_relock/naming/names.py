@@ -18,7 +18,7 @@ from kombu.utils.json import JSONEncoder
 
 from ..errors import LockConfigError
 from . import canonical
-from .callables import ByName, is_no_fault
+from .callables import ByName, called
 from .template import Template, check_name
 
 # Types that an application registered with kombu, and lazy texts of Django: as they are sent.
@@ -274,15 +274,7 @@ class _Call:
         self.call = ByName(function, self.where, task.parameters if task.rest is None else None)
 
     def __call__(self, arguments: _Arguments) -> tuple[str, ...]:
-        try:
-            made = self.call(arguments)
-        except Exception as error:
-            if is_no_fault(error):
-                raise
-            raise LockConfigError(f"{self.where} raised {error!r}{_hint(error)}") from error
-        return self._checked(made)
-
-    def _checked(self, made: object) -> tuple[str, ...]:
+        made = called(self.where, self.call, arguments)
         names = made if isinstance(made, (list, tuple)) else (made,)
         if names and all(isinstance(name, str) for name in names):
             return tuple(str.__str__(name) for name in names)
@@ -290,9 +282,3 @@ class _Call:
             f"{self.where} returned {made!r:.80} ({type(made).__qualname__}). "
             "It must return a lock name, or a list of at least one."
         )
-
-
-def _hint(error: Exception) -> str:
-    if isinstance(error, AttributeError) and isinstance(getattr(error, "obj", None), Mapping):
-        return ". A model reaches lock_key as the mapping that a worker receives: read its items."
-    return ""

@@ -44,7 +44,7 @@ from ..engine.protocol import (
     Parked,
 )
 from ..errors import LockConfigError, LockConflict, LockDeadlock, LockUnavailable, RelockError
-from ..naming.callables import is_no_fault
+from ..naming.callables import called
 from ..options import POLICIES, WAITS, LockOptions
 from .events import show
 from .message import header_of, moment, note, running_request
@@ -215,18 +215,12 @@ def _policy(options: LockOptions, answer: Conflict | Duplicate, error: LockConfl
         return str(policy)
     if isinstance(answer, Conflict) and answer.parked:
         return "wait"  # as was chosen when it was parked
-    try:
-        chosen = policy(error)
-    except Exception as failure:
-        if is_no_fault(failure):
-            raise
-        raise LockConfigError(
-            f"task {options.task}: the callable in lock_on_conflict failed: {failure!r}"
-        ) from failure
+    where = f"task {options.task}: the callable in lock_on_conflict"
+    chosen = called(where, policy, error)
     if chosen not in POLICIES:
         raise LockConfigError(
-            f"task {options.task}: the callable in lock_on_conflict must return one of "
-            f"{', '.join(map(repr, POLICIES))}; it returned {chosen!r:.100}"
+            f"{where} must return one of {', '.join(map(repr, POLICIES))}; it returned "
+            f"{chosen!r:.100}"
         )
     return str(chosen)
 

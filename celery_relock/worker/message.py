@@ -26,7 +26,7 @@ from celery.utils.time import maybe_iso8601
 
 from ..engine import ids, reentrancy
 from ..errors import LockConfigError
-from ..naming.callables import is_no_fault
+from ..naming.callables import called
 from ..settings import name_prefix
 
 logger = logging.getLogger("celery_relock")
@@ -647,17 +647,11 @@ def owner(option: OwnerOption, request: Any | None, where: str = "") -> str:
 
 
 def _asked(option: Any, request: Any, where: str) -> str:
-    try:
-        found = option(request)
-    except Exception as error:
-        if is_no_fault(error):
-            raise
-        raise LockConfigError(
-            f"task {where}: the callable in lock_owner failed for request {request.id}: {error!r}"
-        ) from error
+    what = f"task {where}: the callable in lock_owner"
+    found = called(what, option, request)
     if not isinstance(found, str) or not found:
         raise LockConfigError(
-            f"task {where}: the callable in lock_owner must return a text, the same for all who "
-            f"can re-enter; it returned {found!r:.100} for request {request.id}"
+            f"{what} must return a text, the same for all who can re-enter; it returned "
+            f"{found!r:.100} for request {request.id}"
         )
     return found

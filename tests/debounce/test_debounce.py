@@ -354,10 +354,10 @@ def test_no_argument_is_lost_or_there_twice_though_processes_call_at_once(worker
 @pytest.mark.parametrize(
     ("reduce", "says"),
     [
-        (lambda earlier, later: 1 / 0, "failed: ZeroDivisionError"),
+        (lambda earlier, later: 1 / 0, "raised ZeroDivisionError"),
         (lambda earlier, later: {"ids": [1]}, "has to return the arguments of .* by name"),
         (lambda earlier, later: {**later, "other": 1}, "has to return the arguments of"),
-        (lambda earlier, later: None, "failed: TypeError"),
+        (lambda earlier, later: None, "raised TypeError"),
         (
             lambda earlier, later: {**later, "shop": "x"},
             "returned the arguments of another lock than 'shop:",
