@@ -224,7 +224,7 @@ class Locks:
     Args:
         place: a Celery app; or what `Lock` accepts: the URL of a Redis, a redis-py client, or a
             function that returns a client.
-        namespace: the prefix of all keys, without an app. An app has its own.
+        namespace: the prefix of all keys, without an app; None for "relock". An app has its own.
         by: who acts, for the log. Default: the user of this process.
         origin: from where. Default: the host and the process id.
 
@@ -244,7 +244,7 @@ class Locks:
     def __init__(
         self,
         place: Any,
-        namespace: str = engines.NAMESPACE,
+        namespace: str | None = None,
         *,
         by: str | None = None,
         origin: str | None = None,
@@ -253,8 +253,14 @@ class Locks:
         self.by = by or _user()
         self.origin = origin or f"{socket.gethostname()}:{os.getpid()}"
         if self.app is None:
+            namespace = engines.NAMESPACE if namespace is None else namespace
             self._engine = engines.engine_for(place, namespace)
         else:
+            if namespace is not None:
+                raise LockConfigError(
+                    f"namespace={namespace!r} cannot be given with an app, which has its own "
+                    "(relock_namespace)"
+                )
             from .declaration import engine_of
 
             self._engine = engine_of(self.app)
@@ -264,7 +270,7 @@ class Locks:
                 "with relock_url='memory://' or relock_enabled=False there are no locks outside of "
                 "the process that works with them. In tests the fixture `relock` shows them"
             )
-        self.namespace = namespace if self.app is None else store_settings(self.app).namespace
+        self.namespace = store_settings(self.app).namespace if namespace is None else namespace
         self._backend = backend
 
     def find(
@@ -316,6 +322,10 @@ class Locks:
         Raises:
             LockConfigError: the key of this name belongs to another program. Nothing was changed.
         """
+        if task_id == "":  # an unset variable; and who holds a `Lock` outside of tasks has no id
+            raise LockConfigError(
+                "task_id is empty: give the id of a task, or None for all holders"
+            )
         released = self._release(name, task_id)
         if name.startswith(LINE):
             return released
@@ -424,7 +434,7 @@ class Locks:
         # A retry that runs has the state RETRY until it ends, unless `task_track_started` is set.
         if workers is not None and (told is None or workers[1] == "active"):
             return self._why_in_a_worker(task_id, *workers)
-        if workers is None and told is None and found is None:
+        if task_id and workers is None and told is None and found is None:
             # Also if some workers answer: one with a solo pool does not while it runs a task.
             for each in self._find("*", SHOWN):
                 if (known := self._why_there(task_id, (each,))) is not None:

@@ -40,9 +40,10 @@ from .named_lock import (
 )
 
 if TYPE_CHECKING:
-    import redis
-    from redis.asyncio import Redis
+    import redis.asyncio
+    from redis.cluster import RedisCluster
 
+    Client = redis.Redis | RedisCluster | redis.asyncio.Redis | redis.asyncio.RedisCluster
     _Task = asyncio.Task[Any] | None
 
 __all__ = ["Lock", "LockNeverFree", "LockNotAcquired", "LockNotOwned", "LockNotTaken"]
@@ -108,7 +109,7 @@ class Lock(NamedLock):
 
     def __init__(
         self,
-        redis: Redis | redis.Redis | str | Callable[[], Redis] | Engine,
+        redis: Client | str | Callable[[], Client] | Engine,
         name: str | bytes,
         timeout: float | None = None,
         sleep: float = 0.1,

@@ -204,11 +204,11 @@ def _declare(cls: Any) -> Declaration:
     rule = NameRule.compile(key, name, signature, task)
     if not rule.off:
         _refuse_coroutine(cls, name)
-    for option in ("lock_limit", "lock_mode"):
-        if callable(function := written.get(option)):
-            where = f"task {name}: the callable in {option}"
-            # Refuses what would always fail.
-            ByName(function, where, None if rule.rest else signature.parameters)
+        for option in ("limit", "mode"):
+            if callable(function := getattr(options, option)):
+                where = f"task {name}: the callable in lock_{option}"
+                # Refuses what would always fail.
+                ByName(function, where, None if rule.rest else signature.parameters)
     enters = getattr(cls, "enters_workflows", False)
     begins = enters or options.hold == "workflow"
     return Declaration(options, rule, app, enters, begins, name_prefix(app))

@@ -28,7 +28,7 @@ from .engine.inspection import Inspectable
 from .engine.protocol import DEBOUNCE
 from .errors import LockConfigError, LockUnavailable, RelockError
 from .options import OPTION_NAMES
-from .settings import SETTINGS, enabled, option_defaults, store_settings
+from .settings import SETTINGS, enabled, option_defaults, plain_name, store_settings
 from .version import __version__
 from .worker import company, parking
 from .worker.report import key_of
@@ -148,8 +148,9 @@ def _settings(app: Any) -> Iterator[Finding]:
         )
     known = [f"relock_{name}" for name in (*SETTINGS, *OPTION_NAMES)]
     for name in [each for each in app.conf if isinstance(each, str)]:
-        close = get_close_matches(name.lower().removeprefix("celery_"), known, 1, cutoff=0.85)
-        if close and not name.lower().removeprefix("celery_").startswith("relock_"):
+        plain = plain_name(name, app.conf.prefix or "")
+        close = get_close_matches(plain, known, 1, cutoff=0.85)
+        if close and not plain.startswith("relock_"):
             yield Finding(
                 "settings",
                 WARNING,

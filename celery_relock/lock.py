@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from redis import Redis
+    from redis.cluster import RedisCluster
+
+    Client = Redis | RedisCluster
 
 __all__ = ["Lock", "LockNeverFree", "LockNotAcquired", "LockNotOwned", "LockNotTaken"]
 
@@ -118,7 +121,7 @@ class Lock(NamedLock):
 
     def __init__(
         self,
-        redis: Redis | str | Callable[[], Redis] | Engine,
+        redis: Client | str | Callable[[], Client] | Engine,
         name: str | bytes,
         timeout: float | None = None,
         sleep: float = 0.1,

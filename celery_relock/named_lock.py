@@ -161,7 +161,7 @@ class NamedLock:
         renew: bool,
         for_any_thread: bool,
     ) -> None:
-        self.name = check_name(as_text(name), "Lock")
+        self.name = check_name(as_text(name, "a lock name"), "Lock")
         self.timeout = timeout
         self.blocking, self.blocking_timeout = waits
         self._owner = None if owner is None else _owner_id(owner, self.name)
@@ -262,7 +262,7 @@ class NamedLock:
         return lease if lease is not None and (lease.work is not None or in_task()) else None
 
     def _claim(self, token: Token, outer: Lease | None, wait: float | None) -> Claim:
-        execution_id = ids.new_id() if token is None else ids.short(as_text(token))
+        execution_id = ids.new_id() if token is None else ids.short(as_text(token, "a token"))
         owner = self._owner or (outer.claim.owner if outer else workflow() if in_task() else None)
         return Claim(
             execution_id=execution_id,
@@ -350,7 +350,8 @@ def has(state: LockState, lease: Lease) -> bool:
 
 def check_length(seconds: Any, where: str, name: str) -> None:
     """Raise LockConfigError if a lease cannot have this length."""
-    if not isinstance(seconds, int | float) or not _SHORTEST <= seconds <= LONGEST:
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not _SHORTEST <= seconds <= LONGEST:
         raise LockConfigError(
             f"Lock {name!r}: {where} cannot be used. Use a lease of {_SHORTEST} s to ten years.",
             name=name,
@@ -377,15 +378,15 @@ def _owner_id(owner: Any, name: str) -> str:
     return ids.short(owner)
 
 
-def as_text(value: str | bytes) -> str:
+def as_text(value: str | bytes, what: str) -> str:
     """A lock name, or the token of an `acquire`, as text. Raises LockConfigError."""
     if isinstance(value, bytes):
         try:
             return value.decode()
         except UnicodeDecodeError as error:
-            raise LockConfigError(f"a lock name must be UTF-8 text, not {value!r:.200}") from error
+            raise LockConfigError(f"{what} must be UTF-8 text, not {value!r:.200}") from error
     if not isinstance(value, str):
-        raise LockConfigError(f"a lock name must be text, not {value!r:.200}")
+        raise LockConfigError(f"{what} must be text, not {value!r:.200}")
     return value
 
 

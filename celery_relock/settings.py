@@ -170,7 +170,7 @@ def _read(app: Any) -> Any:
     conf = app.conf
     known = {_PREFIX + name for name in (*SETTINGS, *OPTION_NAMES)}
     for written in conf:
-        name = _plain(str(written), conf.prefix or "")
+        name = plain_name(str(written), conf.prefix or "")
         if name.startswith(_PREFIX) and name not in known:
             raise LockConfigError(f"settings: {unknown(name, _PREFIX, SETTINGS)}")
         if name.removeprefix("lock_") in OPTION_NAMES and name.startswith("lock_"):
@@ -181,7 +181,7 @@ def _read(app: Any) -> Any:
     return app.conf  # reading the first setting replaces Celery's pending configuration
 
 
-def _plain(written: str, namespace: str) -> str:
+def plain_name(written: str, namespace: str) -> str:
     """The name of a setting without Celery's namespace, in lower case."""
     return written.lower().removeprefix(namespace.lower()).removeprefix("celery_")
 

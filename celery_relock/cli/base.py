@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from ..admin import LockInfo, Locks
-from ..engine.protocol import LINE
+from ..engine.protocol import LINE, MARKER
 from ..errors import LockConfigError, LockUnavailable, RelockError
 
 # Exit codes: found; not found; the command, its options or the settings are wrong; Redis cannot be
@@ -100,7 +100,9 @@ class Here:
 
     def find(self, pattern: str, *, markers: bool = False) -> Iterator[LockInfo]:
         """The locks like a pattern that somebody typed; with `markers`, the dedup markers."""
-        patterns = dict.fromkeys((pattern, pattern if markers else typed(pattern)))
+        meant = typed(pattern)
+        # `ls --dedup` shows names with this prefix, which `Locks.find` adds.
+        patterns = dict.fromkeys((pattern, meant.removeprefix(MARKER) if markers else meant))
         return chain.from_iterable(self.locks.find(each, markers=markers) for each in patterns)
 
     def meant(self, name: str) -> str:

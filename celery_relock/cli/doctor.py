@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import click
 
 from ..doctor import describe, examine
 from ..engine.diagnosis import ERROR, NOTICE, SEVERITIES, WARNING
+from ..errors import LockConfigError
 from .base import FOUND, NOT_FOUND, SECONDS, Here, command, plain
 
 
@@ -30,6 +33,8 @@ def doctor(here: Here, workers: bool, timeout: float, fail_on: str) -> int:
 
     The exit code is 1 if there is a finding of --fail-on, or worse. Nothing is changed.
     """
+    with suppress(LockConfigError):  # the report tells it
+        here.locks  # noqa: B018  # says so if neither an app nor a Redis was given
     report = examine(here.app, here.redis, here.namespace, workers=workers, timeout=timeout)
     here.show(report.as_dict(), map(plain, describe(report)))
     if fail_on == "never" or not report.worst:

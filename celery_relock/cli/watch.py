@@ -34,7 +34,8 @@ def watch(here: Here, pattern: str, interval: float, count: int) -> int:
     try:
         if here.json:
             for locks in looks:
-                document = {"locks": [lock.as_dict() for lock in locks[:_SHOWN]]}
+                shown = [lock.as_dict() for lock in locks[:_SHOWN]]
+                document = {"locks": shown, "cut": len(locks) > _SHOWN}
                 echo_json(document)
         else:
             _draw(map(_screen, looks))

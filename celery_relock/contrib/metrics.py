@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 from celery import current_app
 
 from .. import signals
+from ..declaration import declaration, is_locked
 from ..errors import RelockError
 
 logger = logging.getLogger("celery_relock")
@@ -171,7 +172,9 @@ _RULES: dict[Any, Callable[..., _Measured]] = {
 def template_of(task: Any) -> str:
     """The template of a task's lock names: few, while names are many. "" outside of tasks, and for
     the default, the task's name with all its arguments."""
-    key = getattr(task, "lock_key", None)
+    # As declared: the key can also be the app's `relock_key`.
+    locked = task is not None and is_locked(type(task))
+    key = declaration(type(task)).options.key if locked else None
     parts = key if isinstance(key, list | tuple) else (key,)
     return ", ".join(
         part if isinstance(part, str) else getattr(part, "__name__", "callable")

@@ -14,7 +14,8 @@ chance = random.SystemRandom()
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _OF_16_BYTES = re.compile(r"[A-Za-z0-9_-]{21}[AQgw]")
-_SHORT_ALREADY = re.compile(r"[A-Za-z0-9_.:-]{1,22}")
+# Not "-", which to the scripts is nobody.
+_SHORT_ALREADY = re.compile(r"(?!-\Z)[A-Za-z0-9_.:-]{1,22}")
 
 
 def new_id() -> str:

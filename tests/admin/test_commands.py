@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -168,7 +169,7 @@ def test_the_documents_have_these_fields(run: Run, key: str, held: Any) -> None:
     }
     assert set(document(run("stats", "--json"))) == stats
     once = document(run("watch", key, "--json", "--count", "1"))
-    assert (set(once), set(once["locks"][0])) == ({"locks"}, LOCK)
+    assert (set(once), set(once["locks"][0])) == ({"locks", "cut"}, LOCK)
 
 
 def test_what_is_not_there_is_said_and_is_exit_code_1(run: Run, key: str) -> None:
@@ -368,6 +369,7 @@ def test_a_dedup_marker_is_released_by_the_name_that_ls_shows(
     assert name == f"dedup\\ttests.admin.apps.desk.once\\t{key}"
 
     assert "marks a call that is queued (lock_dedup)" in run("show", name).stdout
+    assert name in run("ls", "--dedup", name).stdout
     [marker] = document(run("ls", "--dedup", f"*{key}", "--json"))["locks"]
     held_by = marker["holders"][0]
     assert (held_by["task"], held_by["task_id"]) == (worker.module.once.name, parked)
@@ -439,6 +441,17 @@ def test_ls_lists_no_more_than_it_is_told(run: Run, redis_url: str, namespace: s
         assert document(run("ls", *here, "--json"))["cut"] is True
 
 
+def test_watch_says_in_its_document_that_there_are_more(
+    run: Run, redis_url: str, namespace: str
+) -> None:
+    watch = ("watch", "--redis", redis_url, "--namespace", namespace, "--count", "1", "--json")
+    with ExitStack() as held:
+        for number in range(41):
+            held.enter_context(Lock(redis_url, f"n{number}", namespace=namespace))
+        found = document(run(*watch))
+        assert (len(found["locks"]), found["cut"]) == (40, True)
+
+
 def test_what_a_terminal_would_obey_is_written_out(
     run: Run, redis_url: str, namespace: str, client: Any
 ) -> None:
@@ -490,10 +503,11 @@ def test_celery_has_the_command_and_a_terminal_of_80_columns_shows_the_table(
 
 
 def test_without_an_app_and_without_a_redis_it_says_what_to_give() -> None:
-    command = [sys.executable, "-m", "celery", "relock", "ls"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "celery -A APP relock …, or --redis URL" in done.stderr
+    for name in ("ls", "doctor"):
+        command = [sys.executable, "-m", "celery", "relock", name]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert "celery -A APP relock …, or --redis URL" in done.stderr
 
 
 def test_a_table_is_aligned() -> None:

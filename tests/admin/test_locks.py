@@ -770,7 +770,20 @@ def test_bad_input_gets_a_clear_answer(redis_url: str, namespace: str, client: A
     with pytest.raises(LockConfigError, match=r"limit=-1: use a number from 0, or None for all"):
         locks.find(limit=-1)
     assert locks.get("\x1b[2J").idle
+    with Lock(redis_url, "script", namespace=namespace) as lock:
+        # Who holds it outside of a task has no task id: an unset variable must not match.
+        with pytest.raises(LockConfigError, match="task_id is empty"):
+            locks.release("script", "")
+        assert not lock.lost
+        assert "othing is known" in locks.why("").sentence
     desk.close()
+
+
+def test_the_namespace_of_an_app_is_its_own(redis_url: str) -> None:
+    app = Celery("shop", broker=redis_url, set_as_current=False)
+    with pytest.raises(LockConfigError, match="namespace='staging' cannot be given with an app"):
+        Locks(app, "staging")
+    app.close()
 
 
 def test_an_app_without_locks_is_told_why_there_are_none() -> None:

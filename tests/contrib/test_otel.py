@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from celery_relock import LockedTask, locked, signals
 from celery_relock.contrib import otel
+from celery_relock.contrib.metrics import template_of
 from celery_relock.declaration import engine_of
 from tests.support import wait_for
 from tests.support.redis_server import free_port
@@ -142,6 +143,17 @@ def test_the_spans_of_a_workflow_end_with_their_steps(in_one_process):
         assert "relock.held" not in before["attributes"]
 
     assert tasks.living_spans.delay().get(timeout=20) == 1
+
+
+def test_the_template_is_also_told_if_the_app_has_it_for_all_its_tasks():
+    app = Celery("shop", set_as_current=False)
+    app.conf.update(relock_url="memory://", relock_key="tenant:{tenant}")
+
+    @app.task(shared=False, base=LockedTask)
+    def bills(tenant):
+        pass
+
+    assert template_of(app.tasks[bills.name]) == "tenant:{tenant}"
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -261,6 +261,15 @@ def test_settings_that_are_misspelt(app_with):
     assert doctor.quick(app_with(relock_ttl=3)) == ()
 
 
+def test_settings_in_a_namespace_of_the_app_are_no_near_misses(server):
+    app = Celery("shop", broker=server.url, set_as_current=False, namespace="SHOP")
+    app.config_from_object(
+        {"SHOP_RELOCK_URL": server.url, "SHOP_RELOCK_MAX_PARKED_MESSAGES": 5000}, namespace="SHOP"
+    )
+    assert doctor.quick(app) == ()
+    app.close()
+
+
 @pytest.mark.parametrize(
     ("settings", "what"),
     [

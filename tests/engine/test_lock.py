@@ -229,10 +229,21 @@ def test_a_limit_is_a_whole_number_of_permits(lock: MakeLock, limit: Any) -> Non
         lock(limit=limit)
 
 
-@pytest.mark.parametrize("timeout", [0, -1, 0.0004, float("inf"), float("nan"), 1e15, "30"])
+@pytest.mark.parametrize("timeout", [0, -1, 0.0004, float("inf"), float("nan"), 1e15, "30", True])
 def test_a_timeout_that_is_no_lease_is_refused(lock: MakeLock, timeout: float) -> None:
     with pytest.raises(LockConfigError, match="s to ten years"):
         lock(timeout=timeout)
+
+
+def test_a_token_that_stands_for_nobody_in_the_scripts_keeps_its_lock(lock: MakeLock) -> None:
+    one = lock(timeout=0.6)
+    assert one.acquire(token="-")
+    [lease] = keepalive.leases()
+    first = lease.deadline
+    wait_for(lambda: lease.deadline > first, what="a renewal")
+    one.release()
+    with pytest.raises(LockConfigError, match="a token must be text, not 5"):
+        one.acquire(token=5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wait", [float("nan"), "5", timedelta(seconds=5)])

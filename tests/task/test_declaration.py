@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 from celery import Celery, Task
+from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_relock import LockedTask
 from celery_relock.admin import Locks
@@ -183,6 +184,14 @@ def test_what_is_declared_wrongly_is_told_when_the_app_is_finalized(app, options
         app.finalize()
 
 
+@pytest.mark.parametrize("option", ["limit", "mode"])
+def test_a_callable_of_the_app_that_wants_another_argument_is_told_as_early(app, option):
+    app.conf[f"relock_{option}"] = lambda tenant: 3
+    app.task(base=LockedTask, name="charge", lock_key="account:{account}")(charge)
+    with pytest.raises(LockConfigError, match=f"task charge: .*lock_{option} wants 'tenant'"):
+        app.finalize()
+
+
 def charge_in_parts(account):
     yield account
 
@@ -254,6 +263,25 @@ def test_without_locks_there_is_none_to_lose_in_whatever_thread(app, account):
     app.finalize()
     with ThreadPoolExecutor(1) as thread:
         assert thread.submit(task, account).result() == account
+
+
+def test_an_error_in_a_callable_is_told_as_such_and_not_as_a_wrong_answer(app, account):
+    options = {"lock_key": "account:{account}", "lock_limit": lambda account: {}[account]}
+    task = app.task(base=LockedTask, name="charge", **options)(charge)
+    app.finalize()
+    with pytest.raises(LockConfigError, match="the callable in lock_limit raised KeyError"):
+        task(account)
+
+
+def test_a_time_limit_that_strikes_in_the_apps_prefix_stays_one(app, account):
+    def prefix():
+        raise SoftTimeLimitExceeded
+
+    app.conf.relock_prefix = prefix
+    task = app.task(base=LockedTask, name="charge", lock_key="account:{account}")(charge)
+    app.finalize()
+    with pytest.raises(SoftTimeLimitExceeded):
+        task(account)
 
 
 def test_what_a_double_star_catches_reaches_the_callables_of_limit_and_mode(app, account):

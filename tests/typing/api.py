@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from celery import Celery, chain
-from redis import Redis
+from redis import Redis, RedisCluster
 from redis.exceptions import LockError
 from typing_extensions import assert_type
 
@@ -89,6 +89,9 @@ def outside(client: Redis) -> None:
     with Lock("redis://localhost", "a", timeout=5, blocking_timeout=1.5, owner="me", limit=2):
         pass
     plain = Lock("rediss://localhost", b"a", renew=False, namespace="shop")
+    Lock(RedisCluster(), "a")
+    Lock(lambda: RedisCluster(), "a")
+    CoroutineLock(lambda: Redis(), "a")
     if plain.acquire(blocking=False):
         assert_type(plain.extend(10), bool)
         assert_type(plain.reacquire(), bool)

@@ -56,7 +56,7 @@ ARROWS: dict[str, set[str]] = {
     "engines": {"engine", "backends", "errors"},
     "backends": {"engine", "errors"},
     "engine": {"contrib", "errors"},
-    "contrib": {"admin", "doctor", "engine", "errors", "signals", "version"},
+    "contrib": {"admin", "declaration", "doctor", "engine", "errors", "signals", "version"},
     "errors": {"version"},
     "version": set(),
 }  # fmt: skip
