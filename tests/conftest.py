@@ -76,6 +76,7 @@ def a_result_that_is_collected_does_nothing() -> Iterator[None]:
         if celery.VERSION < (5, 7):
             patch.delattr(AsyncResult, "__del__")
         yield
+        gc.collect()  # those of the last tests, too
 
 
 # Installed, it is there by itself.

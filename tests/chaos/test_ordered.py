@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from queue import Empty
+
 import pytest
 
 from tests.chaos.ordered import judge
@@ -22,6 +24,32 @@ def test_calls_run_in_order_whoever_is_killed(redis_binary: str) -> None:
     report = campaign.run()
     assert report.violations == []
     assert report.begun >= 140
+
+
+class _Dead(Campaign):
+    """Somebody has died with a message that he did not acknowledge, before there is a worker."""
+
+    def _revive(self) -> None:
+        if not self._count and self._hold():
+            self._count = 1
+        super()._revive()
+
+    def _hold(self) -> bool:
+        with self._app.connection_for_read() as connection:
+            queue = connection.SimpleQueue(self._app.conf.task_default_queue)
+            try:
+                message = queue.get(block=False)
+            except Empty:
+                return False
+            message.channel.do_restore = False  # else kombu puts it back when the channel closes
+        return True
+
+
+@pytest.mark.slow
+def test_what_the_dead_have_not_acknowledged_comes_back_in_time(redis_binary: str) -> None:
+    report = _Dead(calls=20, keys=4, senders=1, workers=0, faults=0).run()
+    assert (report.violations, report.unreceived) == ([], 0)
+    assert report.begun >= 20
 
 
 def _judged(*begins: tuple[str, bool, int], killed: frozenset[int] = frozenset()) -> list[str]:

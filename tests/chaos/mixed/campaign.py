@@ -107,6 +107,7 @@ class Campaign:
 
     def _revive(self) -> None:
         """Celery ends a worker that has lost a child before it began to work."""
+        self._broker.bring_back(self._app)
         self._workers = [worker for worker in self._workers if worker.poll() is None]
         while len(self._workers) < WORKERS:
             self._workers.append(self._processes.start_worker(CHILDREN))

@@ -134,6 +134,7 @@ class Campaign:
         return {each.id for each in sent if each.until < float("inf")} <= ended | self._taken
 
     def _revive(self) -> None:
+        self._broker.bring_back(self._app)
         alive = [each for each in self._workers if each.poll() is None]
         for _ in range(self._count - len(alive)):
             self._workers.append(self._processes.start_worker(2))

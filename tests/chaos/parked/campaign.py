@@ -142,6 +142,7 @@ class Campaign:
             self._app.send_task(TASK, (self._random.choice(names),), task_id=task)
 
     def _revive(self) -> None:
+        self._broker.bring_back(self._app)
         living = [worker for worker in self._workers if worker.poll() is None]
         for _ in range(self._count - len(living)):
             self._workers.append(self._processes.start_worker(CHILDREN))
