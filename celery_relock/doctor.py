@@ -28,7 +28,14 @@ from .engine.inspection import Inspectable
 from .engine.protocol import DEBOUNCE
 from .errors import LockConfigError, LockUnavailable, RelockError
 from .options import OPTION_NAMES
-from .settings import SETTINGS, enabled, option_defaults, plain_name, store_settings
+from .settings import (
+    SETTINGS,
+    enabled,
+    option_defaults,
+    plain_name,
+    store_settings,
+    visibility_timeout,
+)
 from .version import __version__
 from .worker import company, parking
 from .worker.report import key_of
@@ -38,6 +45,8 @@ if TYPE_CHECKING:
 
 # Bytes of our keys from which there is a finding.
 _LARGE = 256 * 2**20
+# kombu's transports that deliver a message again some time after they delivered it first.
+_BY_THE_CLOCK = ("redis", "rediss", "sentinel", "sqs")
 # Round trips to each server to time, keys of it to look at, and parked tasks.
 _TRIPS, _SAMPLE, _PARKED = 20, 20_000, 200
 # Seconds for which a message can be owed: for longer, no process publishes it.
@@ -146,6 +155,8 @@ def _settings(app: Any) -> Iterator[Finding]:
             "Executions with one lock name run at the same time in two processes.",
             "Set relock_url to the URL of a Redis, except in the settings of tests.",
         )
+    else:
+        yield from _memory_of_ends(app)
     known = [f"relock_{name}" for name in (*SETTINGS, *OPTION_NAMES)]
     for name in [each for each in app.conf if isinstance(each, str)]:
         plain = plain_name(name, app.conf.prefix or "")
@@ -167,6 +178,19 @@ def _settings(app: Any) -> Iterator[Finding]:
             f"Write {app.conf.prefix}{name}.",
         )
     yield from _tasks(app)
+
+
+def _memory_of_ends(app: Any) -> Iterator[Finding]:
+    remember, after = store_settings(app).remember, visibility_timeout(app.conf)
+    if remember <= after and app.connection_for_read().transport_cls in _BY_THE_CLOCK:
+        yield Finding(
+            "settings",
+            WARNING,
+            f"relock_remember={remember:g} s is not longer than the visibility_timeout of the "
+            f"broker, {after:g} s",
+            "A message that the broker delivers again after that time may run a second time.",
+            "Leave relock_remember out, or make it some minutes longer than visibility_timeout.",
+        )
 
 
 def _in_django(app: Any) -> list[str]:
@@ -368,7 +392,7 @@ def _memory(memory: Memory | None, facts: dict[str, Any]) -> Iterator[Finding]:
             f"locks use about {total / 2**20:.0f} MB, most of it for {most['kind']}: "
             f"{most['keys']} keys",
             "When maxmemory is reached, no lock can be acquired.",
-            "Ended executions are remembered for an hour (relock_remember). Parked messages are as "
+            "Ended executions are remembered for relock_remember seconds. Parked messages are as "
             "large as the arguments of their calls: pass ids instead of documents.",
         )
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from .engine import events
+from .engine.protocol import REMEMBER
 from .errors import LockConfigError
 from .options import OPTION_NAMES, unknown
 
@@ -28,6 +29,9 @@ _REDIS = ("redis", "rediss", "unix", "socket", "redis+socket", "sentinel")
 # Split a list of URLs where the next URL starts: a password can contain a semicolon.
 _NEXT_URL = re.compile(r";(?=[\w+.-]+://|\Z)")
 _UNSET = object()
+# How late a broker can be with a message that it delivers again, in seconds: kombu looks for those
+# of Redis every 100 s, when a worker has time to look.
+_LATE = 600.0
 
 
 class StoreSettings(NamedTuple):
@@ -52,7 +56,7 @@ class StoreSettings(NamedTuple):
     source: str = "relock_url"
     transport: Mapping[str, Any] | None = None
     replicas: tuple[int, float] = (0, 1.0)
-    remember: float = 3600.0
+    remember: float = REMEMBER
     most_parked: tuple[int, int] = (1_000_000, 1_000_000_000)
 
     @property
@@ -289,6 +293,13 @@ def _transport(conf: Any, source: str) -> Mapping[str, Any] | None:
     return {name: theirs[name] for name in _TRANSPORT if name in theirs} or None
 
 
+def visibility_timeout(conf: Any) -> float:
+    """Seconds after which the app's broker delivers a message again that was not acknowledged, if
+    it goes by the clock. An hour by default, as kombu has it for Redis."""
+    given = (conf.get("broker_transport_options") or {}).get("visibility_timeout")
+    return float(given) if isinstance(given, int | float) else 3600.0
+
+
 def _beside_the_url(conf: Any) -> dict[str, Any]:
     """What does not depend on where the locks live."""
 
@@ -310,7 +321,7 @@ def _beside_the_url(conf: Any) -> dict[str, Any]:
     return {
         "namespace": _namespace(conf),
         "replicas": (needed, float(number("relock_min_replicas_timeout", within, *seconds))),
-        "remember": float(number("relock_remember", of["remember"], *seconds)),
+        "remember": float(number("relock_remember", visibility_timeout(conf) + _LATE, *seconds)),
         "most_parked": (
             number("relock_max_parked_messages", messages, int, "a whole number"),
             number("relock_max_parked_bytes", size, int, "a whole number of bytes"),

@@ -115,7 +115,7 @@ class Ended(NamedTuple):
 
 
 #: For how many seconds an execution that has ended is remembered. An app may say otherwise.
-REMEMBER = 3600.0
+REMEMBER = 4200.0
 #: For how many seconds an attempt stays refused after it ended, when a copy of its claim may still
 #: come.
 REMEMBER_ATTEMPT = 60.0

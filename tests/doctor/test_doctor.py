@@ -261,6 +261,27 @@ def test_settings_that_are_misspelt(app_with):
     assert doctor.quick(app_with(relock_ttl=3)) == ()
 
 
+@pytest.mark.parametrize(
+    ("remember", "after", "broker", "found"),
+    [
+        (None, 43_200, "redis://h", ()),
+        (3600, None, "redis://h", ("relock_remember=3600 s is not longer",)),
+        (600, 300, "redis://h", ()),
+        (300, 300, "sentinel://h:26379", ("relock_remember=300 s is not longer",)),
+        (60, None, "amqp://h", ()),
+    ],
+)
+def test_ends_that_are_forgotten_before_a_late_copy_can_come(
+    app_with, remember, after, broker, found
+):
+    options = {} if after is None else {"visibility_timeout": after}
+    given = {} if remember is None else {"relock_remember": remember}
+    app = app_with(broker_url=broker, broker_transport_options=options, **given)
+    findings = doctor.quick(app)
+    assert len(findings) == len(found)
+    assert all(each.what.startswith(what) for each, what in zip(findings, found, strict=True))
+
+
 def test_settings_in_a_namespace_of_the_app_are_no_near_misses(server):
     app = Celery("shop", broker=server.url, set_as_current=False, namespace="SHOP")
     app.config_from_object(

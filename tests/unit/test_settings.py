@@ -395,9 +395,15 @@ def test_how_many_replicas_have_to_have_a_hold_is_a_setting() -> None:
         assert store_settings(app).replicas == (2, 3.0)
 
 
+def test_the_end_of_an_execution_is_remembered_beyond_the_brokers_visibility_timeout() -> None:
+    late = {"visibility_timeout": 43_200}
+    found = store_settings(make(relock_url="redis://h", broker_transport_options=late))
+    assert found.remember == 43_800.0
+
+
 def test_what_may_pile_up_is_a_setting() -> None:
     found = store_settings(make(relock_url="redis://h"))
-    assert (found.remember, found.most_parked) == (3600.0, (1_000_000, 1_000_000_000))
+    assert (found.remember, found.most_parked) == (4200.0, (1_000_000, 1_000_000_000))
     more = {"relock_max_parked_messages": 7, "relock_max_parked_bytes": 9, "relock_remember": 60}
     found = store_settings(make(relock_url="redis://h", **more))
     assert (found.remember, found.most_parked) == (60.0, (7, 9))
