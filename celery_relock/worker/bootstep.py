@@ -13,10 +13,11 @@ from typing import Any
 
 from celery import bootsteps
 from celery.concurrency.prefork import TaskPool as PreforkPool
+from celery.concurrency.thread import TaskPool as ThreadPool
 from celery.signals import worker_shutdown
 from celery.worker.state import active_requests, reserved_requests
 
-from ..declaration import engine_of, has_locks
+from ..declaration import engine_of, has_locks, locked_tasks
 from ..engine import ids, platform
 from ..engine.crash import Reaper, journal
 from ..errors import LockConfigError, RelockError
@@ -54,6 +55,8 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
 
     def create(self, w: Any) -> None:
         platform.refuse_eventlet()
+        if issubclass(w.pool_cls, ThreadPool):
+            _refuse_to_interrupt(w.app)
         if issubclass(w.pool_cls, PreforkPool) and in_memory(w.app):
             raise _not_shared(
                 "the prefork pool of this worker runs tasks in other processes",
@@ -107,6 +110,17 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
         worker_events.forget(sender)
         for watcher in self._watchers or ():
             watcher.stop()
+
+
+def _refuse_to_interrupt(app: Any) -> None:
+    """Refuse what could only fail, task by task."""
+    names = [each.options.task for each in locked_tasks(app) if each.options.on_lost == "raise"]
+    if names and enabled(app):
+        raise LockConfigError(
+            'lock_on_lost="raise" cannot interrupt a body in the threads pool of this worker '
+            f"({', '.join(sorted(names))}): use a prefork, solo or gevent pool, or "
+            'lock_on_lost="flag" and `self.lock.check()`'
+        )
 
 
 def _not_shared(where: str, what: str) -> LockConfigError:

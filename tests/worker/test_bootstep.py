@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
 
 from celery_relock import LockedTask
+from celery_relock.errors import LockConfigError
 from celery_relock.worker import events
 from tests.support import wait_for
+
+
+@pytest.mark.filterwarnings("ignore::celery.exceptions.SecurityWarning")
+def test_a_threads_pool_refuses_at_its_start_what_it_cannot_interrupt(redis_url: str):
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.update(relock_url=redis_url, worker_hijack_root_logger=False)
+
+    @app.task(base=LockedTask, lock_key="a", lock_on_lost="raise", name="settle", shared=False)
+    def settle():
+        pass
+
+    with pytest.raises(LockConfigError, match=r'lock_on_lost="raise" cannot .*\(settle\): use a'):
+        app.Worker(pool="threads")
+    app.Worker(pool="solo")
+    settle.lock_on_lost = "flag"
+    app.Worker(pool="threads")
+    app.close()
 
 
 def test_a_worker_in_a_thread_leaves_no_thread_behind_and_its_process_is_none_any_more():
