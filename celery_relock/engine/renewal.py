@@ -8,87 +8,20 @@ another thread says what there is to say.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
-from ..errors import RelockError
 from .events import logger, wanted
 from .lease import LONG, Lease, State
+from .outage import Outage, Say
 from .platform import SideThread, native_lock, start_native_thread
 from .protocol import Backend, Held, Notice, Queued, Renewal
-
-Say: TypeAlias = Callable[[Callable[[], None]], None]
-
-# How often an outage that goes on is told again, in seconds.
-_EVERY = 60.0
-# After so many seconds without a try nobody knows whether an outage went on: the next failure is
-# another outage.
-_APART = 10.0
-
-
-class Outage:
-    """Something that is tried again and again, while it fails: `with outage:` around each try.
-
-    The log tells the first failure, one more each minute, and the end; every other failure is for
-    debugging. No `Exception` gets out.
-
-    Args:
-        what: what is tried, such as "renewing leases".
-        say: makes the calls that log, which may take long.
-
-    Attributes:
-        error: of the last try that failed.
-    """
-
-    __slots__ = ("_failed_at", "_said_at", "_say", "_since", "_tried_at", "_what", "error")
-
-    def __init__(self, what: str, say: Say = lambda call: call()) -> None:
-        self._what = what
-        self._say = say
-        self._since: float | None = None
-        self._failed_at = self._said_at = -math.inf
-        self._tried_at = 0.0
-        self.error: Exception | None = None
-
-    def __enter__(self) -> None:
-        self._tried_at = time.monotonic()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
-        if isinstance(error, Exception):
-            self._goes_on(error)
-            return True
-        if error is None and self._since is not None:
-            took = self._failed_at - self._since
-            self._say(partial(logger.info, "%s works again after %.1f s", self._what, took))
-            self._since = None
-        return False
-
-    def _goes_on(self, error: Exception) -> None:
-        now, self.error = time.monotonic(), error.with_traceback(None)
-        if self._since is None or self._tried_at - self._failed_at > _APART:
-            self._since, self._said_at = self._tried_at, -math.inf
-        self._failed_at = now
-        level = logging.DEBUG
-        if now - self._said_at >= _EVERY:
-            level, self._said_at = logging.WARNING, now
-        # What a server does needs no traceback, and what nobody has thought of does.
-        trace = None if isinstance(error, RelockError) else error
-        text = "%s failed, trying again: %s"
-        self._say(partial(logger.log, level, text, self._what, error, exc_info=trace))
-
 
 # How early a lease may be renewed to share a call with another lease.
 _TOGETHER = 0.25
@@ -231,7 +164,7 @@ class KeepAlive:
         outage = self._outage(backend, (verb, route))
         with outage:  # whatever it is, it is tried again until the deadline
             sent, asked, every = ask_for(leases)
-            found = getattr(backend, verb)(every, within=self._patience(sent))
+            found = getattr(backend, verb)(every, within=self._patience(sent, outage.failures))
             (self._renewed if verb == "renew" else self._beaten)(sent, asked, found)
             return
         self._put_off(leases, outage)
@@ -321,13 +254,15 @@ class KeepAlive:
             lease.ring()
             self.add(lease)  # it may be due sooner
 
-    def _patience(self, now: float) -> float:
+    def _patience(self, now: float, failures: int) -> float:
         """How long to wait for an answer: half the time to the next deadline, of whatever backend.
 
         Else a server that hangs would keep this thread from telling a loss in time, and from
-        renewing what other servers have. Half, so that a new connection has its chance, too."""
+        renewing what other servers have. Half, so that a new connection has its chance, too. With
+        each failure in a row longer: beside short leases, a slow server would never be heard."""
         left = min((d - now for lease in self.leases() if (d := lease.deadline) > now), default=1e9)
-        return min(max(left / 2, _SHORTEST), _LONGEST)
+        shortest = _SHORTEST * float(1 << min(failures, 5))
+        return min(max(left / 2, shortest), _LONGEST)
 
     def _lose(self, lease: Lease, reason: str) -> None:
         lose(lease, reason, say=_aside)

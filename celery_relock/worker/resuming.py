@@ -28,8 +28,8 @@ from kombu.common import ignore_errors
 
 from ..engine import ids
 from ..engine.engine import Engine
+from ..engine.outage import Outage
 from ..engine.protocol import Notice
-from ..engine.renewal import Outage
 from ..errors import RelockError
 from .message import HEADER
 from .parking import SUFFIX, channel, come_back, home, resume_queue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import logging
 import sys
 import threading
@@ -189,6 +190,28 @@ def test_a_server_that_hangs_holds_up_neither_the_news_of_a_loss_nor_the_leases_
         bad.resume()
     assert {event.names for event in losses(told)} == {("short",), ("long",)}
     assert kept.release(lasting)
+
+
+def test_a_slow_server_is_heard_though_the_process_always_has_a_short_lease_as_well(
+    runs: Callable[..., Any], proxy: Proxy
+) -> None:
+    far, near = runs(proxy.url), runs()
+    know_the_script(far)
+    proxy.delay = 0.3
+    holder = far.held("slow", lease=4.0)
+    first, quick = holder.deadline, near.held("quick 0", lease=0.4)
+
+    for number in itertools.count(1):
+        if holder.deadline > first or holder.lost:
+            break
+        threading.Event().wait(0.15)
+        following = near.held(f"quick {number}", lease=0.4)
+        near.release(quick)
+        quick = following
+
+    assert not holder.lost
+    near.release(quick)
+    far.release(holder)
 
 
 def test_a_renewal_that_is_sent_after_the_release_neither_revives_the_hold_nor_tells_a_loss(

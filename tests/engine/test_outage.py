@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from celery_relock.engine import renewal
-from celery_relock.engine.renewal import Outage
+from celery_relock.engine.outage import Outage
 from celery_relock.errors import LockUnavailable
 
 
