@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import RelockError
 from . import events
+from .outage import Outage
 from .protocol import LINE, MARKER, Backend, Successor
 
 if TYPE_CHECKING:
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("celery_relock")
 
-_SLOT = 512
-_SLOTS = 128
+# Bytes of a claim, and how many. One that does not fit is not noted: its lease ends its holds.
+_SLOT, _SLOTS = 2048, 128
 # To be raised with every change of the records: what one version has written, a reaper of another
 # would take for empty and throw away, and a host has both while workers are replaced.
-_FORMAT = 3
+_FORMAT = 4
 
 
 class Entry(NamedTuple):
@@ -154,7 +155,9 @@ class Journal:
             _throw_away_old(where)
             path = where / process_name(os.getpid())
             with path.open("w+b") as file:
-                file.truncate(_SLOT * _SLOTS)
+                # Not by `truncate`: where the disk is full, a write into a hole kills the process.
+                file.write(bytes(_SLOT * _SLOTS))
+                file.flush()
                 self._map = mmap(file.fileno(), _SLOT * _SLOTS)
             self._path = path
             self._free = list(range(_SLOTS))
@@ -269,6 +272,7 @@ class Reaper:
         #: Journals of the dead that name other backends' locks alone, and when each is to go. The
         #: dead write no more, so nobody has to read these twice.
         self._foreign: dict[str, float] = {}
+        self._outage = Outage("releasing the locks of dead processes")
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -302,7 +306,7 @@ class Reaper:
 
     def look(self, poll: select.poll) -> int:
         """Free what the dead hold, and watch the living. Returns how many claims were freed."""
-        freed, found = 0, list(folder().iterdir())
+        freed, failures, found = 0, list[RelockError](), list(folder().iterdir())
         self._foreign = {
             path.name: self._foreign[path.name] for path in found if path.name in self._foreign
         }
@@ -317,7 +321,11 @@ class Reaper:
                     self._watch(path.name, poll)
             else:
                 self._unwatch(path.name, poll)
-                freed += self._bury(path)
+                freed += self._bury(path, failures)
+        if failures or self._outage.failures:
+            with self._outage:
+                if failures:
+                    raise failures[0]
         return freed
 
     def _watch(self, name: str, poll: select.poll) -> None:
@@ -335,9 +343,9 @@ class Reaper:
             poll.unregister(descriptor)
             os.close(descriptor)
 
-    def _bury(self, path: Path) -> int:
+    def _bury(self, path: Path, failures: list[RelockError]) -> int:
         """Free what a dead process held, or leave a hold to its successors. The journal goes when
-        nothing is left to do."""
+        nothing is left to do. `failures`: where to put the errors of what is to be tried again."""
         freed, left, foreign = 0, 0, 0
         for entry in read(path):
             if entry.backend != self._backend.id:
@@ -355,10 +363,7 @@ class Reaper:
                 )
                 self._parking.publish(messages)
             except RelockError as error:
-                names = ", ".join(map(repr, entry.names))
-                logger.warning(
-                    "Cannot release the lock %s of a dead process, trying again: %s", names, error
-                )
+                failures.append(error)
                 left += 1
                 continue
             if had:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import subprocess
@@ -67,7 +68,7 @@ def test_the_successor_of_a_claim_is_written_in_its_place(folder, journal):
     left = _entry(1)._replace(successors="next other", keep=300.5)
     journal.change(left)
     journal.change(_entry(3))  # never noted
-    journal.change(_entry(2)._replace(successors="x" * 1000))  # no room: it stays as it was
+    journal.change(_entry(2)._replace(successors="x" * 4000))  # no room: it stays as it was
 
     assert sorted(_written(folder)) == [left, _entry(2)]
     journal.remove("attempt1")
@@ -171,7 +172,7 @@ def test_a_claim_that_changes_where_there_is_no_room_takes_none_from_another(fol
     journal.change(entries[100])
     assert sorted(_written(folder)) == sorted(entries)
 
-    too_long = entries[101]._replace(successors="x" * 1000)
+    too_long = entries[101]._replace(successors="x" * 4000)
     journal.change(too_long)
     assert sorted(_written(folder)) == sorted(entries)
 
@@ -193,12 +194,47 @@ def test_without_a_place_to_write_it_goes_on_without(tmp_path, monkeypatch, jour
     journal.remove("attempt1")
 
 
+ON_A_FULL_DISK = """
+import os, tempfile
+from celery_relock.engine.crash import Entry, Journal, folder
+disk = tempfile.gettempdir()
+folder()
+with open(f"{disk}/full", "wb", buffering=0) as file:
+    try:
+        while file.write(bytes(4096)):
+            pass
+    except OSError:
+        pass
+journal = Journal()
+for number in range(200):
+    journal.note(f"a{number}", Entry("backend", "e", f"a{number}", ("x" * 300,)))
+"""
+
+
+def test_where_the_disk_is_full_it_goes_on_without(tmp_path):
+    disk = f"mount -t tmpfs -o size=128k none {tmp_path} && exec "
+    mounted = ["unshare", "--map-root-user", "--mount", "sh", "-c", disk + '"$@"', "sh"]
+    if subprocess.run([*mounted, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a small disk")
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [*mounted, sys.executable, "-c", ON_A_FULL_DISK]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("length", "noted"), [(1500, True), (4096, False)])
+def test_names_of_some_length_are_noted_with_their_claim(folder, journal, length, noted):
+    entry = _entry(1, ("x" * length,))
+    _note(journal, entry)
+    assert _written(folder) == [entry] * noted
+
+
 def test_a_journal_that_is_broken_off_is_read_as_far_as_it_goes(folder, journal):
     _note(journal, _entry())
     path = folder / journals.process_name(os.getpid())
     data = path.read_bytes()
 
-    (folder / "cut").write_bytes(data[: len(data) - 500])
+    (folder / "cut").write_bytes(data[: len(data) - 2036])
     (folder / "wild").write_bytes(b"\xff\xff" * 2000)
 
     assert list(journals.read(folder / "missing")) == []
@@ -299,7 +335,7 @@ def test_a_process_whose_journal_another_reaper_removed_is_watched_no_longer(fol
     process.stdin.close()
 
 
-def test_what_cannot_be_freed_yet_is_tried_again(folder, journal):
+def test_what_cannot_be_freed_yet_is_tried_again_and_told_once(folder, journal, caplog):
     class Away(_Backend):
         def release(self, names, run, attempt_id, **_):
             self.released.append(attempt_id)
@@ -313,6 +349,8 @@ def test_what_cannot_be_freed_yet_is_tried_again(folder, journal):
     assert [reaper.look(select.poll()) for _ in range(2)] == [0, 0]
 
     assert backend.released == ["attempt1"] * 2
+    [told] = [each.message for each in caplog.records if each.levelno >= logging.WARNING]
+    assert told.startswith("releasing the locks of dead processes failed, trying again: away")
 
 
 def test_what_nobody_came_for_is_thrown_away_after_a_day(folder, journal):
