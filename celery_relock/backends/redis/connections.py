@@ -26,7 +26,7 @@ from redis.exceptions import TimeoutError as AnswerTimeout
 from ...engine import platform
 from ...engine.protocol import Notice
 from ...errors import LockConfigError, LockUnavailable
-from .errors import FAULTS, TooFewReplicas, note_address, passes, translate
+from .errors import FAULTS, TooFewReplicas, demoted, note_address, passes, translate
 from .keys import bucket_of
 from .scripts import Script
 from .subscription import Subscription
@@ -212,7 +212,14 @@ class Connections:
                 # can be stale, too.
                 self.close()
             else:
-                self._keep(link, idle is None, effort.within)
+                for answer in answers:
+                    if isinstance(answer, Exception) and demoted(answer):
+                        # Behind a name or a proxy, a new connection leads to the new master.
+                        link.disconnect()
+                        self.close()
+                        break
+                else:
+                    self._keep(link, idle is None, effort.within)
                 return answers
 
     def answers(self, *commands: Command) -> list[Any]:

@@ -181,9 +181,13 @@ def with_locks(error: RelockError, verb: str, names: Sequence[str]) -> RelockErr
     return type(error)(text, None if more else first)
 
 
+def demoted(error: Exception) -> bool:
+    """Whether an error is the answer of a replica, after a failover of the old master."""
+    return _code(error) in ("READONLY", "MASTERDOWN", "UNBLOCKED")
+
+
 def passes(error: Exception) -> bool:
-    """Whether the same command can succeed within seconds. After a failover READONLY and
-    MASTERDOWN are answers of the old master, and the next connection finds the new master."""
+    """Whether the same command can succeed within seconds."""
     code = _code(error)
     if code in _FOR_GOOD or code in _FOR_NOW:
         return code in _PASSING
