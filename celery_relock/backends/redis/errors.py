@@ -49,7 +49,7 @@ _WRAPPING = re.compile(
 _CODE = re.compile(r"(?:ERR )?-?([A-Z][A-Z-]+)\b")
 _TEXTS = (
     (r"max number of clients reached", "MAXCLIENTS"),
-    (r"\[SSL.*(CERTIFICATE|WRONG_VERSION_NUMBER|UNKNOWN_CA)", "TLS"),
+    (r"\[SSL.*(CERTIFICATE|WRONG_VERSION_NUMBER|UNKNOWN_CA)|\[X509", "TLS"),
     (r"unknown (redis )?command", "UNKNOWN"),
     (r"the user executing the script can't|no permissions", "NOPERM"),
     (r"DB index is out of range|SELECT is not allowed", "DATABASE"),

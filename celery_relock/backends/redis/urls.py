@@ -24,6 +24,7 @@ from redis.connection import URL_QUERY_ARGUMENT_PARSERS
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
+from ...engine.protocol import LONGEST
 from ...errors import LockConfigError
 from .cluster import FAILOVER, Cluster, Node, Remap
 from .connections import NONE, Connections, Replicas, Transport
@@ -40,9 +41,11 @@ _EXAMPLE = "It looks like redis://:password@localhost:6379/0"
 _NEXT_URL = re.compile(r";(?=[\w+.-]+://)")
 _SECRETS = re.compile(r"([?&][^=&#]*pass[^=&#]*=)[^&#]*", re.IGNORECASE)
 _FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
-# The options that we use from a URL or a client, besides `socket_…` and `ssl_…`.
+# The options that we use besides `ssl_…`: from a client (and each `socket_…`), and from a URL.
 _TAKEN = {"host", "port", "path", "db", "client_name"}
 _TAKEN |= {"username", "password", "credential_provider"}
+_TIMEOUTS = {"socket_timeout": 5.0, "socket_connect_timeout": 2.0}
+_IN_URLS = {*_TIMEOUTS, "socket_keepalive", "client_name", "credential_provider"}
 
 
 def transport_for_url(
@@ -125,7 +128,7 @@ def of_pool(pool: Any) -> dict[str, Any]:
         for name, value in pool.connection_kwargs.items()
         if name in _TAKEN or name.startswith(("socket_", "ssl_"))
     }
-    for name, seconds in (("socket_timeout", 5.0), ("socket_connect_timeout", 2.0)):
+    for name, seconds in _TIMEOUTS.items():
         if found.get(name) is None:
             found[name] = seconds  # a client can wait for ever, a lock must not
     return {**found, "connection_class": pool.connection_class}
@@ -200,6 +203,9 @@ def _kind(options: Mapping[str, Any]) -> tuple[type[Any], dict[str, Any]]:
     protocol 2, which is the same in every version and needs no HELLO, which some proxies lack."""
     kwargs = {**options, "protocol": 2, "retry": Retry(NoBackoff(), 0), "encoding": "utf-8"}
     kind = kwargs.pop("connection_class")
+    for name in _TIMEOUTS:
+        if not 0 < kwargs[name] <= LONGEST:
+            raise LockConfigError(f"{name}={kwargs[name]!r} cannot be used: use seconds above 0")
     # No CLIENT SETINFO: it takes two round trips, redis-py 8 reads its version from a file for each
     # connection, and in redis-py 5.0 the error of an older Redis keeps the caller's frames alive,
     # with a `Lock` that was dropped, until the garbage collector comes.
@@ -303,17 +309,14 @@ def _options(url: str, ssl: Any, shown: str) -> dict[str, Any]:
             f"{shown} is not a URL. {_EXAMPLE}; in a password, write @ as %40, / as %2F, "
             "? as %3F, # as %23, % as %25"
         ) from None
-    found: dict[str, Any] = {
-        "socket_timeout": 5.0,
-        "socket_connect_timeout": 2.0,
-        "client_name": "celery-relock",
-    }
+    found: dict[str, Any] = {**_TIMEOUTS, "client_name": "celery-relock"}
     login = {"username": unquote(parts.username or ""), "password": unquote(parts.password or "")}
     found |= {name: value or query.get(name) for name, value in login.items()}
-    found |= _converted(query, shown)
+    given = _converted(query, shown)
+    found |= {name: value for name, value in given.items() if name in _IN_URLS}
     if "credential_provider" in found:
         del found["username"], found["password"]
-    secure = _tls(query, ssl, parts.scheme, shown)
+    secure = _tls(given, ssl, parts.scheme, shown)
     if parts.scheme in _SOCKETS:
         if parts.hostname or not parts.path.strip("/"):
             raise LockConfigError(
@@ -340,17 +343,15 @@ def _database(query: Mapping[str, str], path: str, shown: str) -> int:
 
 
 def _converted(query: Mapping[str, Any], shown: str) -> dict[str, Any]:
-    """The options of a connection in a query, as redis-py reads them."""
+    """The options of a connection and of TLS in a query, as redis-py reads them."""
     found: dict[str, Any] = {}
     for name, text in query.items():
-        if name not in ("client_name", "credential_provider") and not name.startswith("socket_"):
-            continue
-        try:
-            found[name] = (
-                _provider(text) if name == "credential_provider" else _PARSERS.get(name, str)(text)
-            )
-        except (ValueError, ImportError, AttributeError) as error:
-            raise LockConfigError(f"{shown}: {name}={text!r} cannot be used") from error
+        if name in _IN_URLS or name.startswith("ssl_"):
+            read = _provider if name == "credential_provider" else _PARSERS.get(name, str)
+            try:
+                found[name] = read(text)
+            except (ValueError, ImportError, AttributeError) as error:
+                raise LockConfigError(f"{shown}: {name}={text!r} cannot be used") from error
     return found
 
 
@@ -361,14 +362,14 @@ def _provider(dotted: str) -> Any:
 
 
 def _tls(
-    query: Mapping[str, str], ssl: Mapping[str, Any] | bool | None, scheme: str, shown: str
+    given: Mapping[str, Any], ssl: Mapping[str, Any] | bool | None, scheme: str, shown: str
 ) -> dict[str, Any] | None:
-    """The options of TLS, from the query and from the app; None without TLS."""
+    """The options of TLS, from the URL and from the app; None without TLS."""
     if ssl is not None and not isinstance(ssl, Mapping | bool):
         raise LockConfigError(
             f"{shown}: TLS options must be a dict or True, not {type(ssl).__qualname__}"
         )
-    options: dict[str, Any] = {n: text for n, text in query.items() if n.startswith("ssl_")}
+    options = {name: value for name, value in given.items() if name.startswith("ssl_")}
     options |= ssl if isinstance(ssl, Mapping) else {}
     if not (options or ssl or scheme == "rediss"):
         return None
@@ -378,16 +379,14 @@ def _tls(
         raise LockConfigError(f"{shown} has TLS options, so it must begin with rediss://")
     _check_tls(options, shown)
     # Celery and redis-py spell the check of the server's certificate in different ways.
-    given = options.get("ssl_cert_reqs", "required")
-    text = "none" if given is None else str(getattr(given, "name", given))
+    wanted = options.get("ssl_cert_reqs", "required")
+    text = "none" if wanted is None else str(getattr(wanted, "name", wanted))
     checks = options["ssl_cert_reqs"] = text.lower().removeprefix("cert_")
     if checks not in ("required", "optional", "none"):
         raise LockConfigError(
-            f"{shown}: ssl_cert_reqs={given!r} cannot be used. It takes 'required', 'optional' or "
+            f"{shown}: ssl_cert_reqs={wanted!r} cannot be used. It takes 'required', 'optional' or "
             "'none'"
         )
-    if isinstance(check := options.get("ssl_check_hostname"), str):
-        options["ssl_check_hostname"] = _PARSERS["ssl_check_hostname"](check)
     if checks == "none":
         # Python refuses to check the name in a certificate that is not verified.
         options["ssl_check_hostname"] = False
@@ -402,6 +401,8 @@ def _check_tls(options: Mapping[str, Any], shown: str) -> None:
         # Else the error would say that the server cannot be reached.
         if name in _FILES and value and not Path(value).exists():
             raise LockConfigError(f"{shown}: {name}={value!r}: there is no such file")
+    if options.get("ssl_keyfile") and not options.get("ssl_certfile"):
+        raise LockConfigError(f"{shown}: ssl_keyfile needs its ssl_certfile")
 
 
 def _hosts(url: str) -> str:
