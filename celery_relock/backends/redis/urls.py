@@ -92,27 +92,22 @@ def transport_for_client(
     Raises:
         LockConfigError: the client leads to replicas, or has its own class of connections.
     """
-    if isinstance(client, redis.cluster.RedisCluster):
-        nodes: list[Any] = client.get_nodes()  # type: ignore[no-untyped-call]
+    if isinstance(client, redis.cluster.RedisCluster | AsyncCluster):
+        nodes: Any = client.get_nodes() or [*client.nodes_manager.startup_nodes.values()]
         seeds = sorted({Node(node.host, int(node.port)) for node in nodes})
-        pool = client.get_redis_connection(nodes[0]).connection_pool
-        return _cluster(seeds, of_pool(pool), replicas, client.nodes_manager.address_remap)
-    if isinstance(client, AsyncCluster):
-        known: list[Any] = client.get_nodes() or [*client.nodes_manager.startup_nodes.values()]
-        seeds = sorted({Node(node.host, int(node.port)) for node in known})
-        options = of_pool(known[0])
-        options["connection_class"] = _kind_for_threads(options["connection_class"])
-        return _cluster(seeds, options, replicas, client.nodes_manager.address_remap)
+        node: Any = nodes[0]  # for coroutines it is its own pool
+        if isinstance(client, redis.cluster.RedisCluster):
+            node = client.get_redis_connection(node).connection_pool
+        return _cluster(seeds, of_pool(node), replicas, client.nodes_manager.address_remap)
     if isinstance(client.connection_pool, SentinelConnectionPool):
         return _of_pool_of_sentinels(client.connection_pool, replicas)
-    options = of_pool(client.connection_pool)
-    if isinstance(client, redis.asyncio.Redis):
-        options["connection_class"] = _kind_for_threads(options["connection_class"])
-    return _server(options, replicas)
+    return _server(of_pool(client.connection_pool), replicas)
 
 
 def _kind_for_threads(kind: type[Any]) -> type[Any]:
-    """redis-py's class of connection for threads that matches one for coroutines."""
+    """A class of connections, or the one for threads that matches one for coroutines."""
+    if issubclass(kind, redis.connection.AbstractConnection):
+        return kind
     for threads in (redis.Connection, redis.SSLConnection, redis.UnixDomainSocketConnection):
         if kind is getattr(redis.asyncio.connection, threads.__name__):
             return threads
@@ -131,7 +126,7 @@ def of_pool(pool: Any) -> dict[str, Any]:
     for name, seconds in _TIMEOUTS.items():
         if found.get(name) is None:
             found[name] = seconds  # a client can wait for ever, a lock must not
-    return {**found, "connection_class": pool.connection_class}
+    return {**found, "connection_class": _kind_for_threads(pool.connection_class)}
 
 
 def safe_url(url: str) -> str:
