@@ -48,21 +48,15 @@ class Sent:
 def sent(monkeypatch) -> list[Sent]:
     """Fills with every script call, on its way through the backend's connections."""
     calls: list[Sent] = []
-    run, run_each = Transport.run, Transport.run_each
-
-    def one(self, script, keys, args, *rest, **options):
-        answer = run(self, script, keys, args, *rest, **options)
-        if script.name != "open":
-            calls.append(Sent(script.name, list(keys), list(args), answer[0]))
-        return answer
+    run_each = Transport.run_each
 
     def many(self, script, batch, *rest, **options):
         replies = run_each(self, script, batch, *rest, **options)
         for (keys, args), reply in zip(batch, replies, strict=True):
-            calls.append(Sent(script.name, list(keys), list(args), reply))
+            if script.name != "open":
+                calls.append(Sent(script.name, list(keys), list(args), _array(reply)))
         return replies
 
-    monkeypatch.setattr(Transport, "run", one)
     monkeypatch.setattr(Transport, "run_each", many)
     return calls
 

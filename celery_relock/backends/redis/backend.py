@@ -46,7 +46,7 @@ from ...engine.protocol import (
     Successor,
 )
 from ...errors import RelockError
-from .connections import Call, Transport
+from .connections import Call, Effort, Transport
 from .errors import check_server, fields_of, reply_of, translate, with_locks
 from .keys import SCHEMA, Keys
 from .replies import as_text, hold_info, taken_holds
@@ -391,16 +391,19 @@ class RedisBackend:
         script, found = self._scripts[verb], [None] * len(renewals)
         parts = self._parts(renewals)
         calls = [call([renewals[index] for index in part]) for part in parts]
+        # Under gevent the connections of the keep-alive thread are that thread's alone.
+        renewing = within is not None and not once
         if within is None and self.transport.buckets == 1:
             outcomes = [self.transport.run(script, *each)[0] for each in calls]
         else:
-            outcomes = self.transport.run_each(script, calls, within, once)
+            outcomes = self.transport.run_each(script, calls, Effort(within, once), renewing)
         for part, its_call, outcome in zip(parts, calls, outcomes, strict=True):
             lines = outcome
             if isinstance(outcome, TryAgainError) and verb == "renew":
                 # While a slot moves, its keys are at two nodes, so each key needs its own call.
                 single = [call([renewals[index]]) for index in part]
-                replies = self.transport.run_each(script, single, within, once)
+                effort = Effort(within, once)
+                replies = self.transport.run_each(script, single, effort, renewing)
                 lines = [reply_of(each)[0] for each in replies]
             elif isinstance(outcome, Exception) and within is None:
                 lines, *_ = self.transport.run(script, *its_call)  # with the transport's patience
@@ -418,7 +421,7 @@ class RedisBackend:
         if len(self._buckets()) == 1:
             reply, repeated, _ = self._run(verb, *calls[0])
             return [reply], repeated
-        outcomes = self.transport.run_each(self._scripts[verb], calls)
+        outcomes = self.transport.run_each(self._scripts[verb], calls, Effort())
         failed = [each for each in outcomes if isinstance(each, Exception)]
         if failed and len(failed) == len(outcomes):
             raise translate(failed[0]) from failed[0]

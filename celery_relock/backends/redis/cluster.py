@@ -216,15 +216,10 @@ class Cluster(Transport):
         self._nodes: dict[tuple[Node, bool], Connections] = {}
 
     def run_each(
-        self,
-        script: Script,
-        calls: Sequence[Call],
-        within: float | None = None,
-        once: bool = False,
+        self, script: Script, calls: Sequence[Call], effort: Effort, renewing: bool = False
     ) -> list[Any]:
         there: dict[Node, list[int]] = {}
         outcomes: list[Any] = [None] * len(calls)
-        renewing = within is not None and not once
         calls = [(whole(script, keys), args) for keys, args in calls]
         for index, (keys, _) in enumerate(calls):
             try:
@@ -232,13 +227,13 @@ class Cluster(Transport):
             except FAULTS as error:
                 outcomes[index] = error
         for node, indexes in there.items():
-            effort, part = Effort(within, once), [calls[index] for index in indexes]
+            part = [calls[index] for index in indexes]
             try:
                 replies = self._at(node, renewing).call(script, part, effort)
             except FAULTS as error:
                 self.map.silent(node)
                 with suppress(*FAULTS):  # for the next call
-                    self.map.look(min(within or _BRIEF, _BRIEFLY))
+                    self.map.look(min(effort.within or _BRIEF, _BRIEFLY))
                 replies = [error] * len(indexes)
             for index, reply in zip(indexes, replies, strict=True):
                 outcomes[index] = self._followed(
@@ -280,16 +275,6 @@ class Cluster(Transport):
             self._nodes[key] = Connections(kind, {**options, **address}, self.replicas, limit)
         return self._nodes[key]
 
-    def _once(self, script: Script, call: Call, effort: Effort) -> Any:
-        call = (whole(script, call[0]), call[1])
-        node = self.map.serving(bucket_of(call[0][0]))
-        try:
-            reply = self._at(node).call(script, [call], effort)[0]
-        except FAULTS:
-            self.map.silent(node)
-            raise
-        return self._followed(script, call, effort, node, reply)
-
     def _followed(
         self,
         script: Script,
@@ -297,7 +282,7 @@ class Cluster(Transport):
         effort: Effort,
         node: Node,
         said: Any,
-        renewing: bool = False,
+        renewing: bool,
     ) -> Any:
         """The outcome of a call that a node has answered, after any redirections."""
         for _ in range(_HOPS):

@@ -370,35 +370,28 @@ class Transport:
         brief = started - self._gave_up.get(server, -math.inf) < self.AFTER
         effort = Effort(self.BRIEF if brief else None, once=script.name in ONCE)
         while True:
-            try:
-                reply = self._once(script, (keys, args), effort)
-                if not isinstance(reply, Exception):
-                    return _array(reply), effort.unheard > 0, effort.sent
-                raise reply
-            except FAULTS as error:
-                if effort.once and effort.unheard:
-                    raise LockUnavailable(f"{translate(error)}. {_IN_DOUBT}") from error
-                again = passes(error)
-                patience = self.patience(error) if again and not brief else 0.0
-                if time.monotonic() - started >= patience:
-                    if again:
-                        self._gave_up[server] = time.monotonic()
-                    raise translate(error) from error
+            (outcome,) = self.run_each(script, [(keys, args)], effort)
+            if not isinstance(outcome, Exception):
+                return _array(outcome), effort.unheard > 0, effort.sent
+            if effort.once and effort.unheard:
+                raise LockUnavailable(f"{translate(outcome).reason}. {_IN_DOUBT}") from outcome
+            again = passes(outcome)
+            patience = self.patience(outcome) if again and not brief else 0.0
+            if time.monotonic() - started >= patience:
+                if again:
+                    self._gave_up[server] = time.monotonic()
+                raise translate(outcome) from outcome
             time.sleep(self.PAUSES[min(tries, len(self.PAUSES) - 1)])
             tries += 1
 
     def run_each(
-        self,
-        script: Script,
-        calls: Sequence[Call],
-        within: float | None = None,
-        once: bool = False,
+        self, script: Script, calls: Sequence[Call], effort: Effort, renewing: bool = False
     ) -> list[Any]:
-        """The outcome of each call, a reply or an error. A failed call is not repeated. `within`,
-        `once`: as for `Backend.renew`."""
-        links = self._renewals if within and not once else self._work
+        """The outcome of each call, a reply or an error. A failed call is not repeated. `renewing`:
+        the keep-alive thread calls."""
+        links = self._renewals if renewing else self._work
         try:
-            return links.call(script, calls, Effort(within, once))
+            return links.call(script, calls, effort)
         except FAULTS as error:
             return [error] * len(calls)
 
@@ -433,9 +426,6 @@ class Transport:
         """Close the idle connections. The transport can still be used."""
         self._work.close()
         self._renewals.close()
-
-    def _once(self, script: Script, call: Call, effort: Effort) -> Any:
-        return self._work.call(script, [call], effort)[0]
 
     def patience(self, error: Exception) -> float:
         """For how many seconds to repeat a command that failed with this error."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ...engine.inspection import ParkedMessage, Place, Survey
 from ...engine.protocol import KEPT, SHARED, HoldInfo
-from .connections import Command, Connections, Transport
+from .connections import Command, Connections, Effort, Transport
 from .errors import reply_of
 from .keys import SCHEMA, Keys, bucket_of
 from .replies import as_text, hold_info, taken_holds
@@ -137,7 +137,7 @@ class Inspection(NamedTuple):
         script = self.scripts[verb]
         if len(calls) == 1:
             return [self.transport.run(script, calls[0], args)[0]]
-        outcomes = self.transport.run_each(script, [(keys, args) for keys in calls])
+        outcomes = self.transport.run_each(script, [(keys, args) for keys in calls], Effort())
         return list(map(reply_of, outcomes))
 
 
