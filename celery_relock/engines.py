@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import redis
 from redis.cluster import RedisCluster
+from redis.exceptions import RedisClusterException
 
 from .backends.redis.backend import RedisBackend
 from .backends.redis.connections import Replicas, Transport
@@ -21,7 +22,7 @@ from .backends.redis.keys import Keys
 from .backends.redis.urls import transport_for_client, transport_for_url
 from .engine.engine import Engine
 from .engine.platform import Guard
-from .errors import LockConfigError
+from .errors import LockConfigError, LockUnavailable
 
 NAMESPACE = "relock"
 #: The URL of locks in the memory of this process, for tests.
@@ -63,6 +64,7 @@ def engine_for(
 
     Raises:
         LockConfigError: the address, one of its options or the namespace cannot be used.
+        LockUnavailable: the function's client connects when it is made, and could not.
     """
     if isinstance(address, str) and address.lower().startswith("memory:"):
         return _in_this_process(address, namespace)
@@ -121,7 +123,10 @@ def _for_factory(
             client = make()
         except Exception as error:
             name = getattr(make, "__qualname__", repr(make))
-            raise LockConfigError(f"{name}() failed to make a Redis client: {error!r}") from error
+            # A RedisCluster connects when it is made, so this can be an outage.
+            outage = OSError, redis.ConnectionError, redis.TimeoutError, RedisClusterException
+            kind = LockUnavailable if isinstance(error, outage) else LockConfigError
+            raise kind(f"{name}() failed to make a Redis client: {error!r}") from error
         found[namespace, replicas] = _for_client(client, namespace, replicas, loops)
     return found[namespace, replicas]
 

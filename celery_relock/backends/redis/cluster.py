@@ -19,6 +19,7 @@ from redis.exceptions import AskError, ConnectionError, MovedError  # noqa: A004
 from ...engine import ids
 from ...errors import LockConfigError
 from .connections import (
+    IDLE_FOR,
     NONE,
     Call,
     Channel,
@@ -111,6 +112,8 @@ class Map:
         found: dict[Node, list[int]] = {}
         for bucket, node in sorted((self._serving or self.look()).items()):
             found.setdefault(node, []).append(bucket)
+        if not found:
+            raise Unserved("no node of the Redis Cluster serves a slot: see CLUSTER INFO")
         return found
 
     def told(self, bucket: int, by: Node, error: Any) -> Node:
@@ -214,10 +217,12 @@ class Cluster(Transport):
         self._failover = failover
         # For commands, and for the keep-alive thread.
         self._nodes: dict[tuple[Node, bool], Connections] = {}
+        self._closed_at = {False: 0.0, True: 0.0}
 
     def run_each(
         self, script: Script, calls: Sequence[Call], effort: Effort, renewing: bool = False
     ) -> list[Any]:
+        self._close_old(renewing)
         there: dict[Node, list[int]] = {}
         outcomes: list[Any] = [None] * len(calls)
         calls = [(whole(script, keys), args) for keys, args in calls]
@@ -275,6 +280,15 @@ class Cluster(Transport):
             self._nodes[key] = Connections(kind, {**options, **address}, self.replicas, limit)
         return self._nodes[key]
 
+    def _close_old(self, renewing: bool) -> None:
+        """Close what was idle for a minute at any node: one that serves no bucket any more is never
+        used again. Under gevent a socket belongs to its thread, so each closes its own."""
+        if (now := time.monotonic()) - self._closed_at[renewing] > IDLE_FOR:
+            self._closed_at[renewing] = now
+            for (_, of_renewals), links in self._nodes.copy().items():
+                if of_renewals == renewing:
+                    links.close(IDLE_FOR)
+
     def _followed(
         self,
         script: Script,
@@ -286,14 +300,14 @@ class Cluster(Transport):
     ) -> Any:
         """The outcome of a call that a node has answered, after any redirections."""
         for _ in range(_HOPS):
-            if not isinstance(said, MovedError | AskError):
+            if not isinstance(said, AskError):  # MOVED is one, too
                 return said
             node, asking = self.map.told(bucket_of(call[0][0]), node, said), type(said) is AskError
             try:
                 (said,) = self._at(node, renewing).call(script, [call], effort, asking)
             except FAULTS as error:
                 return error
-        return _circle(said) if isinstance(said, MovedError | AskError) else said
+        return _circle(said) if isinstance(said, AskError) else said
 
     def patience(self, error: Exception) -> float:
         """For how many seconds to repeat a command. First asks which node serves which slot now."""

@@ -44,6 +44,8 @@ MOST_IDLE, IDLE_FOR = 4, 60.0
 # A connection that was idle for so many seconds is tested before use: the server can have
 # restarted. If a command found that out, nobody could tell whether it was executed.
 FRESH = 1.0
+# Seconds to wait for an answer where the last caller waited in vain.
+BRIEF = 1.0
 # Calls to send before the first answer is read: few enough for the buffers of a socket.
 IN_FLIGHT = 4
 # The verbs that must reach the replicas. A release need not: if it is lost with a master, the lease
@@ -188,16 +190,17 @@ class Connections:
         Raises:
             RedisError, OSError: a command was not answered.
         """
+        within = effort.within
         while True:
-            new = self.make(effort.within) if effort.once else None
-            link, idle = (new, None) if new else self._take(effort.within)
+            new = self.make(within) if effort.once else None
+            link, idle = (new, None) if new else self._take(within)
             try:
                 if idle is None:
                     link.connect()
                 effort.unheard += 1
                 effort.sent = time.monotonic()
                 link.send_packed_command(link.pack_commands(commands), check_health=False)
-                answers = [_read(link, effort.within) for _ in commands]
+                answers = [_read(link, within) for _ in commands]
                 effort.unheard -= 1
             except BaseException as error:
                 # Also for a signal amid an answer: the next caller would read the rest of it.
@@ -209,7 +212,8 @@ class Connections:
                 if silent and (effort.within or idle < FRESH):
                     raise
                 # An idle connection can go stale, which says nothing about the server. All others
-                # can be stale, too.
+                # can be stale, too. A server that hangs must not cost as much again.
+                within = BRIEF if silent else within
                 self.close()
             else:
                 for answer in answers:
@@ -219,7 +223,7 @@ class Connections:
                         self.close()
                         break
                 else:
-                    self._keep(link, idle is None, effort.within)
+                    self._keep(link, idle is None, within)
                 return answers
 
     def answers(self, *commands: Command) -> list[Any]:
@@ -238,13 +242,15 @@ class Connections:
         """Whether a connection leads to the server that commands must go to now."""
         return True
 
-    def close(self) -> None:
-        """Close the idle connections. Those in use stay open unless their exchange fails."""
-        while self._idle:
-            try:
-                self._idle.pop()[1].disconnect()
-            except IndexError:  # another thread was faster
-                return
+    def close(self, idle_for: float = 0.0) -> None:
+        """Close the connections that were idle for so many seconds. Those in use stay open unless
+        their exchange fails."""
+        now, idle = time.monotonic(), self._idle
+        try:
+            while idle and now - idle[0][0] >= idle_for:
+                idle.popleft()[1].disconnect()
+        except IndexError:  # another thread was faster
+            return
 
     def _made(self, within: float | None, **address: Any) -> Any:
         options = {**self._options, **address}
@@ -332,7 +338,7 @@ class Transport:
     PATIENCE = 2.0
     # For AFTER seconds after that, callers wait BRIEF seconds for an answer: the release that
     # follows a failed acquire must not double the pause.
-    AFTER = BRIEF = 1.0
+    AFTER = 1.0
     PAUSES = (0.0, 0.05, 0.1, 0.2)
 
     fingerprint = ""
@@ -368,7 +374,7 @@ class Transport:
         started, tries = time.monotonic(), 0
         server = self.route(bucket_of(keys[0])) if self.buckets > 1 else None
         brief = started - self._gave_up.get(server, -math.inf) < self.AFTER
-        effort = Effort(self.BRIEF if brief else None, once=script.name in ONCE)
+        effort = Effort(BRIEF if brief else None, once=script.name in ONCE)
         while True:
             (outcome,) = self.run_each(script, [(keys, args)], effort)
             if not isinstance(outcome, Exception):

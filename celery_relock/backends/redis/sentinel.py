@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import redis
 from redis.backoff import NoBackoff
@@ -41,6 +41,17 @@ class SentinelsAway(redis.ConnectionError):
 
 class MasterAway(redis.ConnectionError):
     """The Sentinels answer that there is no master now."""
+
+
+class Vote(NamedTuple):
+    """What a Sentinel answers. The greatest vote counts: the latest epoch's, and within an epoch
+    that of the Sentinel that leads the failover. It answers the new address while its own state
+    still has the old one for seconds (`moved`)."""
+
+    epoch: int
+    moved: bool
+    address: Address
+    usable: bool
 
 
 class Finder:
@@ -84,7 +95,7 @@ class Finder:
         self._failed = 0
         self._silent: dict[Address, float] = {}
         try:
-            self._sentinel(self.hosts[0], BUDGET)
+            self._link(self.hosts[0], BUDGET)
         except (TypeError, ValueError, redis.RedisError) as error:
             raise LockConfigError(f"sentinel_kwargs cannot be used: {error}") from error
 
@@ -117,12 +128,10 @@ class Finder:
             self.address, self._failed = (host, port), 0
             return self.address
         votes, failures, services = self._ask_all(max(within / len(self.hosts), 0.1))
-        if not any(usable for _, _, usable, _ in votes):
+        usable = [vote for vote in votes if vote.usable]
+        if not usable:
             raise self._nobody(votes, failures, services)
-        # The latest epoch counts. Within an epoch, believe the Sentinel that leads the failover:
-        # it answers the new address while its own state still has the old one for seconds.
-        *_, self.address = max((epoch, moved, there) for epoch, moved, ok, there in votes if ok)
-        self._failed = 0
+        self.address, self._failed = max(usable).address, 0
         return self.address
 
     def look(self) -> None:
@@ -138,70 +147,72 @@ class Finder:
         pause = min(2.0 ** min(self._failed, 4), _LOOK_LATER) if self._failed else LOOK_EVERY
         return time.monotonic() - self._looked >= pause
 
-    def _ask_all(
-        self, each: float
-    ) -> tuple[list[tuple[int, bool, bool, Address]], dict[Address, Exception], set[str]]:
-        """The votes of the Sentinels (epoch, whether the master has just moved, whether the vote is
-        usable, address), until more than half have a usable vote: a single Sentinel can believe in
-        an old master. With their failures, and the services that they know."""
-        votes: list[tuple[int, bool, bool, Address]] = []
+    def _ask_all(self, each: float) -> tuple[list[Vote], dict[Address, Exception], set[str]]:
+        """The votes of the Sentinels, until more than half have a usable one: a single Sentinel can
+        believe in an old master. With their failures, and the services that they know."""
+        votes: list[Vote] = []
         failures: dict[Address, Exception] = {}
         services: set[str] = set()
         began = time.monotonic()
         # Silent Sentinels come last, and recently silent ones only if no other one knows.
         for host in sorted(self.hosts, key=lambda host: self._silent.get(host, 0.0)):
-            usable = sum(vote[2] for vote in votes)
+            usable = sum(vote.usable for vote in votes)
             shunned = began - self._silent.get(host, -_SHUN) < _SHUN
             if 2 * usable > len(self.hosts) or (usable and shunned):
                 break
-            sentinel = self._sentinel(host, each)
-            (client,) = sentinel.sentinels
+            link = self._link(host, each)
             try:
-                masters: Any = client.sentinel_masters()
+                masters, there = self._ask(link)
                 services |= masters.keys()
                 if self.service in masters:
-                    votes.append(self._vote(sentinel, masters[self.service]))
+                    votes.append(self._vote(masters[self.service], there))
                 self._silent.pop(host, None)
             except FAULTS as error:
                 failures[host] = error
                 self._silent[host] = time.monotonic()
             finally:
-                client.close()
+                link.disconnect()
         return votes, failures, services
 
-    def _vote(
-        self, sentinel: Sentinel, state: Mapping[str, Any]
-    ) -> tuple[int, bool, bool, Address]:
-        self._down_after = state["down-after-milliseconds"] / 1000
-        client: Any = sentinel.sentinels[0]
-        # Not redis-py's own method, which fails in 6.4.
-        told = client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service)
-        there = (state["ip"], state["port"]) if not told else (_text(told[0]), int(told[1]))
-        moved = there != (state["ip"], state["port"])
-        check: Any = sentinel.check_master_state
-        believed = state["num-other-sentinels"] >= self._least
-        usable = believed and (moved or bool(check(state, self.service)))
-        return int(state.get("config-epoch", 0)), moved, usable, there
+    def _ask(self, link: Any) -> tuple[dict[str, dict[bytes, bytes]], Any]:
+        """What a Sentinel says of each service, and the address that it tells for ours."""
+        # redis-py's `sentinel_masters` swallows what a signal raises while it parses.
+        address = "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service
+        link.connect()
+        packed = link.pack_commands([("SENTINEL", "MASTERS"), address])
+        link.send_packed_command(packed, check_health=False)
+        states, there = (link.read_response(disable_decoding=True) for _ in range(2))
+        masters = [dict(zip(state[::2], state[1::2], strict=True)) for state in states]
+        return {state[b"name"].decode(): state for state in masters}, there
 
-    def _sentinel(self, host: Address, timeout: float) -> Sentinel:
-        # Send no more than Celery's own clients: this user can have few permissions.
-        options = {"protocol": 2, **self._options}
+    def _vote(self, state: Mapping[bytes, bytes], there: Any) -> Vote:
+        self._down_after = int(state[b"down-after-milliseconds"]) / 1000
+        own = state[b"ip"].decode(), int(state[b"port"])
+        address = (there[0].decode(), int(there[1])) if there else own
+        flags = set(state[b"flags"].split(b","))
+        up = b"master" in flags and flags.isdisjoint((b"s_down", b"o_down"))
+        usable = int(state[b"num-other-sentinels"]) >= self._least and (address != own or up)
+        return Vote(int(state.get(b"config-epoch", 0)), address != own, address, usable)
+
+    def _link(self, host: Address, timeout: float) -> Any:
+        options = {**self._options, "protocol": 2}
         for name in ("socket_timeout", "socket_connect_timeout"):
             options[name] = min(options.get(name) or timeout, timeout)
         # By default redis-py 8 retries a Sentinel that is gone for seconds.
         options["retry"] = Retry(NoBackoff(), 0)
-        return Sentinel([host], self._least, sentinel_kwargs=options)  # type: ignore[no-untyped-call]
+        pool = redis.Redis(host=host[0], port=host[1], **options).connection_pool
+        return pool.connection_class(**pool.connection_kwargs)
 
     def _nobody(
         self,
-        votes: Sequence[tuple[int, bool, bool, Address]],
+        votes: Sequence[Vote],
         failures: Mapping[Address, Exception],
         services: set[str],
     ) -> Exception:
         of = f"the master of {self.service!r}"
         said = "; ".join(f"{host}:{port}: {error}" for (host, port), error in failures.items())
         if votes:
-            *_, (host, port) = max(votes)
+            host, port = max(votes).address
             return MasterAway(
                 f"the Sentinels say that {of}, {host}:{port}, is down: a failover is going on, or "
                 f"no replica can take over; or each of them knows fewer other Sentinels than "
@@ -256,7 +267,3 @@ class Watched(Transport):
         if isinstance(error, SentinelsAway):
             return min(self.PATIENCE, self.finder.patience)
         return self.finder.patience
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
