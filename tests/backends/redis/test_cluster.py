@@ -14,6 +14,8 @@ import pytest
 import redis
 
 from celery_relock import errors
+from celery_relock.backends.redis import cluster as cluster_module
+from celery_relock.backends.redis import connections
 from celery_relock.backends.redis.keys import CLUSTER_BUCKETS as BUCKETS
 from celery_relock.backends.redis.keys import Keys
 from celery_relock.dedup import marker
@@ -264,6 +266,39 @@ def test_nodes_are_reached_by_tls(redis_binary: str, tmp_path: Path, namespace: 
             engine_for(servers.url, namespace, {**options, "ssl_check_hostname": True}).inspect("a")
     finally:
         servers.stop()
+
+
+def test_what_was_idle_for_long_is_closed_at_every_node(
+    cluster: ClusterServers, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that serves no bucket any more is never used again."""
+    backend = cluster.backend(namespace)
+    first, second = (cluster.name_at(node, namespace) for node in cluster.nodes[:2])
+    backend.inspect(first)
+    for module in (connections, cluster_module):
+        monkeypatch.setattr(module, "IDLE_FOR", 0.0)
+    backend.inspect(second)
+    [of_first, *_] = [
+        links
+        for (node, _), links in backend.transport._nodes.items()
+        if node.port == cluster.nodes[0].port
+    ]
+    assert not of_first._idle
+
+
+def test_a_cluster_that_serves_no_slot_is_told_as_that(namespace: str) -> None:
+    server = RedisServer("--cluster-enabled", "yes", bus=True)
+    try:
+        backend = backend_of(f"redis+cluster://127.0.0.1:{server.port}?patience=0.5", namespace)
+        for asks in (
+            lambda: backend.listen("inbox", lambda: None, print),
+            lambda: backend.examination().refused(),
+            lambda: list(backend.inspection().keys("*")),
+        ):
+            with pytest.raises(errors.LockUnavailable, match="no node of the Redis Cluster serves"):
+                asks()
+    finally:
+        server.stop()
 
 
 def test_a_url_and_a_client_are_one_place(cluster: ClusterServers, namespace: str) -> None:

@@ -169,9 +169,14 @@ def test_a_frozen_server_keeps_the_keep_alive_thread_no_longer_than_said(
         server.resume()
 
 
+@pytest.mark.parametrize("fresh", [1.0, 0.0], ids=["just used", "idle"])
 def test_a_server_that_hangs_is_waited_for_once_and_the_next_caller_waits_for_a_moment(
-    own_redis: Callable[..., RedisServer], namespace: str
+    own_redis: Callable[..., RedisServer],
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    fresh: float,
 ) -> None:
+    monkeypatch.setattr(connections, "FRESH", fresh)
     server = own_redis()
     backend = backend_of(server.url, namespace, socket_timeout=3)
     backend.inspect("a")

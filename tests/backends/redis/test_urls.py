@@ -235,6 +235,11 @@ def test_what_only_celery_needs_is_passed_over_and_what_connects_is_kept(
     assert (kept["socket_timeout"], kept["socket_keepalive"]) == (1.5, True)
 
 
+@pytest.mark.parametrize("name", ["socket_foo", "socket_type", "socket_keepalive_options"])
+def test_a_socket_option_that_is_not_in_the_docs_is_passed_over(name: str) -> None:
+    assert name not in made_of(f"redis://h?{name}=5")
+
+
 def test_a_unix_socket_takes_no_option_of_tcp() -> None:
     assert "socket_keepalive" not in made_of("unix:///run/redis.sock?socket_keepalive=1")
 
@@ -285,7 +290,11 @@ def test_a_credential_provider_is_named_as_in_celerys_urls(
         ("redis://:secret@h/prod", "database"),
         ("redis://:secret@h?db=-1", "database"),
         ("redis://:secret@h?socket_timeout=soon", "socket_timeout='soon'"),
+        ("redis://:secret@h?socket_timeout=-1", "socket_timeout=-1.0 cannot be used"),
+        ("redis://:secret@h?socket_timeout=nan", "socket_timeout=nan cannot be used"),
+        ("redis://:secret@h?socket_connect_timeout=inf", "socket_connect_timeout=inf cannot"),
         ("redis://:secret@h?ssl_cert_reqs=none", "rediss://"),
+        ("rediss://:secret@h?ssl_min_version=old", "ssl_min_version='old' cannot be used"),
         ("rediss://:secret@h?ssl_cert_reqs=sometimes", "'required', 'optional' or 'none'"),
         ("rediss://:secret@h?ssl_cert_req=none", "ssl_cert_reqs"),
         ("rediss://:secret@h?ssl_ca_certs=/no/such.pem", "no such file"),
@@ -307,6 +316,7 @@ def test_a_url_that_cannot_be_used_is_refused_without_its_password(url: str, say
     [
         ({"cert_reqs": "none"}, "no TLS option 'cert_reqs'"),
         ({"ssl_keyfile": "/no/such.key"}, "no such file"),
+        ({"ssl_keyfile": "/dev/null"}, "ssl_keyfile needs its ssl_certfile"),
         ({"ssl_cert_reqs": 7}, "ssl_cert_reqs=7"),
         ("required", "a dict or True, not str"),
     ],
