@@ -10,6 +10,7 @@ later finds nobody who holds.
 from __future__ import annotations
 
 import asyncio
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -18,6 +19,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
+from ..errors import LockUnavailable
 from . import platform
 from .engine import Engine, Step, acquiring
 from .lease import Lease, State
@@ -25,6 +27,10 @@ from .protocol import Answer, Claim, LockState, Outcome
 from .wakeup import OPENING
 
 _T = TypeVar("_T")
+
+
+# Seconds for which a coroutine waits for a thread though its server was given up meanwhile.
+_PATIENCE = 2.0
 
 
 class TaskLease(Lease):
@@ -124,9 +130,42 @@ class AsyncEngine:
             elif step is Step.LISTEN:
                 await self._listen(lease, number)
             else:
-                # Here, not in the thread: who is cancelled before that begins has asked, too.
-                lease.switch(State.ASKED, State.NEW)
-                result = await self._call(engine.call, lease, step, number)
+                result = await self._do(lease, step, number)
+
+    async def _do(self, lease: TaskLease, step: Step, number: float) -> Answer | None:
+        """As `Engine.call`. Cancelled before a thread is free, nothing is sent."""
+        # Here, not in the thread: who is cancelled while that begins has asked.
+        is_first = lease.switch(State.ASKED, State.NEW)
+        of = time.monotonic(), is_first
+        work, done = self._begin(self._in_turn, of, lease, step, number)
+        try:
+            return await done
+        finally:
+            if work.cancel() and is_first:
+                lease.switch(State.NEW, State.ASKED)
+
+    def _in_turn(
+        self, of: tuple[float, bool], lease: TaskLease, step: Step, number: float
+    ) -> Answer | None:
+        """As `Engine.call`, for who has waited for a thread (`of`: since when, and whether this is
+        the first call for the lease). If it has waited for as long as a server is given, and the
+        server was given up meanwhile, nobody is asked: else each of a thousand coroutines would
+        wait for all those ahead."""
+        since, is_first = of
+        outages, route = self._engine.outages, self.backend.route(lease.claim.names)
+        seen, why = outages.get(route, (0.0, ""))
+        if seen > since and time.monotonic() - since > _PATIENCE:
+            if is_first:
+                lease.switch(State.NEW, State.ASKED)
+            name = lease.claim.names[0]
+            raise LockUnavailable(
+                f"Cannot acquire lock {name!r}, as its Redis did not answer others: {why}", name
+            )
+        try:
+            return self._engine.call(lease, step, number)
+        except LockUnavailable as error:
+            outages[route] = time.monotonic(), error.reason
+            raise
 
     async def _listen(self, lease: TaskLease, seconds: float) -> None:
         """As `Inbox.open`, without a thread that waits."""

@@ -64,6 +64,7 @@ class Engine:
             backend), so that a late copy of its message is told that there is nothing to do.
         most_parked: how many messages, of how many bytes, may be parked at all locks together.
         calls: threads that make the calls of coroutines (see `engine.asyncio`).
+        outages: by route, when one of these calls has found no server, and what it said.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -75,6 +76,7 @@ class Engine:
         self.later = Later()
         self.inbox = Inbox(backend)
         self.calls = platform.Pool(MOST_CALLS)
+        self.outages: dict[object, tuple[float, str]] = {}
 
     def keep(self, remember: float, most_parked: tuple[int, int]) -> None:
         """What an app asks for. Of several apps that share the engine the most counts."""

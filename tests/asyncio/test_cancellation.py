@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from celery_relock.asyncio import Lock
+from celery_relock.engine import asyncio as engine_asyncio
 from celery_relock.engine import crash, events
 from celery_relock.engine.crash import journal
 from celery_relock.engine.engine import MOST_CALLS, Engine
-from celery_relock.engine.protocol import LockState
+from celery_relock.engine.protocol import Claim, LockState
 from celery_relock.engine.renewal import keepalive
 from celery_relock.engine.wakeup import Inbox
 from celery_relock.errors import LockUnavailable
@@ -278,6 +279,7 @@ def test_what_no_thread_has_begun_to_ask_for_is_not_asked(
         busy = [asyncio.create_task(lock().locked()) for _ in range(MOST_CALLS)]
         await asyncio.sleep(0)
         acquire = Slow(monkeypatch, lock()._engine.backend, "acquire")
+        release = Slow(monkeypatch, lock()._engine.backend, "release")
         waiter = asyncio.create_task(lock().acquire())
         await asyncio.sleep(0)
         waiter.cancel()
@@ -287,8 +289,39 @@ def test_what_no_thread_has_begun_to_ask_for_is_not_asked(
         with suppress(asyncio.CancelledError):
             await waiter
         assert not acquire.begun.is_set()
+        assert not release.begun.is_set(), "there is nothing to release"
 
     run(main())
+
+
+def test_who_waits_for_a_thread_while_the_server_is_given_up_asks_nobody(
+    lock: MakeLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_asyncio, "_PATIENCE", 0.0)
+    asked: list[str] = []
+    given_up = threading.Event()
+
+    def away(claim: Claim, *_: Any) -> None:
+        asked.extend(claim.names)
+        assert given_up.wait(30)
+        raise LockUnavailable("Redis cannot be reached")
+
+    async def main() -> list[BaseException | bool]:
+        monkeypatch.setattr(lock()._engine.backend, "acquire", away)
+        release = Slow(monkeypatch, lock()._engine.backend, "release")
+        every = [asyncio.create_task(lock(f"n{n}").acquire()) for n in range(3 * MOST_CALLS)]
+        await asyncio.to_thread(wait_for, lambda: len(asked) == MOST_CALLS)
+        given_up.set()
+        release.deliver()
+        return await asyncio.gather(*every, return_exceptions=True)
+
+    errors = run(main())
+    assert len(asked) == MOST_CALLS
+    assert {type(error) for error in errors} == {LockUnavailable}
+    assert [error.name for error in errors[MOST_CALLS:]] == [
+        f"n{n}" for n in range(MOST_CALLS, 3 * MOST_CALLS)
+    ]
+    assert "'n11', as its Redis did not answer others: Redis cannot be" in str(errors[11])
 
 
 @pytest.mark.parametrize("loop_ends", [True, False])
