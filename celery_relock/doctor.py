@@ -279,6 +279,15 @@ def _backend(
         yield from _memory(memory, facts)
         if not engine.backend.inspection().has_layout() and not (memory and memory.kinds):
             yield _unused(memory)
+        elif memory and memory.namespaces:
+            yield Finding(
+                "namespace",
+                NOTICE,
+                f"in this database there are other namespaces, too: {', '.join(memory.namespaces)}",
+                "Processes with different namespaces do not exclude each other.",
+                "If one of them is a web process or a script of this program, give it "
+                "relock_namespace, or the namespace= of its Lock.",
+            )
         parked = asks.parked(_PARKED)
         facts["parked_sample"] = [run._asdict() for run in parked]
         yield from _parked(app, engine, workers, parked)
