@@ -226,14 +226,16 @@ class MarkerLease:
         if before not in (State.HELD, State.LOST, State.RELEASED):
             drop(self._engine, self.marker.name, self._execution_id, ended=True)
 
-    def end(self, successor: Successor | None) -> None:
-        """The execution is over. Never raises: its outcome stands."""
+    def end(self, successor: Successor | None, over: bool) -> None:
+        """The execution ends, and is over unless it comes again. Never raises: its outcome
+        stands."""
         self._lease.successor = successor
-        if successor is None and not self.held:
+        ended = over and successor is None
+        if ended and not self.held:
             with suppress(RelockError):
                 self.free()
         else:
-            release(self._engine, self._lease, ended=successor is None)
+            release(self._engine, self._lease, ended=ended)
 
     def kept(self, seconds: float) -> Successor:
         """This execution itself as the successor: it comes again."""

@@ -186,7 +186,9 @@ class _Execution(HeldBeside):
     def end(self, error: BaseException | None) -> None:
         # A marker of some seconds is left as it is.
         if self.call.marker.until != marker.TIME:
-            self.lease.end(self._successor(error))
+            # Of a process that is about to end, Celery may put the message back.
+            over = error is None or isinstance(error, Exception)
+            self.lease.end(self._successor(error), over)
 
     def _successor(self, error: BaseException | None) -> Successor | None:
         if isinstance(error, SentAgain) or is_requeued(self.task, error):

@@ -24,6 +24,7 @@ from ..order import worker as order
 from ..workflow import steps
 from . import events, retry
 from .message import HEADER, has_begun, header_of
+from .states import is_acknowledged, puts_back
 
 logger = logging.getLogger("celery_relock")
 
@@ -97,14 +98,16 @@ def _note(sender: Any = None, request: Any = None, **_: Any) -> None:
 
 
 def _lost(sender: Any = None, task_id: str = "", exception: Any = None, **_: Any) -> None:
-    """A task's process is gone, and Celery has acknowledged the message for good: else it tells of
-    no failure."""
+    """A task's process is gone, or is about to go. Its message comes again if Celery puts it back,
+    as it does after some time limits; else it was acknowledged, or rejected."""
     is_lost = isinstance(exception, WorkerLostError | TimeLimitExceeded)
     if not is_lost or has_begun(sender.request_stack.top):  # a body raises what it likes
         return
-    if (request := _received.get(task_id)) is not None:
+    request = _received.get(task_id)
+    if request is not None and not puts_back(sender, exception):
         told = Context(request.request_dict, args=request.args, kwargs=request.kwargs)
-        clear_away(sender.app, told, sender)
+        remember = None if is_acknowledged(sender, exception) else 0.0
+        clear_away(sender.app, told, sender, remember=remember)
 
 
 task_revoked.connect(_revoked, weak=False, dispatch_uid="celery_relock")

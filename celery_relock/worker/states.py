@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from celery.app.task import Context
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry, TimeLimitExceeded, WorkerLostError
 from celery.states import READY_STATES, REVOKED, STARTED
 
 from ..engine import events
@@ -90,19 +90,33 @@ def is_acknowledged(task: Any, error: BaseException | None) -> bool:
     """
     if not task.acks_late or error is None or isinstance(error, Ignore | Retry):
         return True
-    flag = getattr(task, "acks_on_failure", None)  # Celery >= 5.7
-    flag = task.acks_on_failure_or_timeout if flag is None else flag
-    if flag and not isinstance(error, Reject):
+    if _acknowledges(task, error) and not puts_back(task, error):
         return True
     return retry_of(task.request) is not None and is_autoretried(task, error)
+
+
+def _acknowledges(task: Any, error: BaseException) -> bool:
+    which = "acks_on_timeout" if isinstance(error, TimeLimitExceeded) else "acks_on_failure"
+    flag = getattr(task, which, task.acks_on_failure_or_timeout)  # Celery >= 5.7 has both
+    return bool(flag) and not isinstance(error, Reject)
 
 
 def is_requeued(task: Any, error: BaseException | None) -> bool:
     """Whether Celery puts the message of an execution back that ends with this error. It cannot if
     that is acknowledged already."""
-    if not isinstance(error, Reject) or is_autoretried(task, error):
+    return error is not None and puts_back(task, error) and not is_autoretried(task, error)
+
+
+def puts_back(task: Any, error: BaseException) -> bool:
+    """Whether Celery puts a message back for an error that has reached it. One of a process that
+    was lost, or has passed its time limit, reaches it by no autoretry."""
+    if not task.acks_late:
         return False
-    return bool(error.requeue and task.acks_late)
+    if isinstance(error, WorkerLostError):
+        return task.reject_on_worker_lost and not getattr(task, "retry_on_worker_lost", False)
+    if isinstance(error, TimeLimitExceeded):  # Celery < 5.7 rejects it for good
+        return hasattr(task, "acks_on_timeout") and not _acknowledges(task, error)
+    return isinstance(error, Reject) and error.requeue
 
 
 def is_autoretried(task: Any, error: BaseException) -> bool:

@@ -127,18 +127,19 @@ def test_a_call_that_comes_early_waits_for_those_that_were_sent_before(worker, m
     [
         pytest.param("lost", "exits", marks=NO_EXITS),
         ("lost", "slow"),
+        ("refused", "slow"),
         ("limited", "slow"),
     ],
 )
 def test_a_call_that_is_lost_with_its_process_for_good_holds_up_nobody(
     worker, m, account, task, how
 ):
-    """Celery acknowledges the message of a lost process, also with `acks_late`."""
+    """Celery acknowledges the message of a lost process, or rejects it, also with `acks_late`."""
     lost = getattr(m, task)
     lost.delay(account, 1, how)
     first = began(worker, account, 1)[0]
     lost.delay(account, 2)
-    if (task, how) == ("lost", "slow"):
+    if how == "slow" and task != "limited":
         waits(m, account)
         os.kill(first.pid, signal.SIGKILL)
     events = began(worker, account, 2)

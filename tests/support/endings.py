@@ -38,6 +38,8 @@ REVOKED = Outcome("REVOKED", "nothing", "FAILURE")
 EITHER = Outcome("REVOKED or FAILURE", "errback", "FAILURE")
 STOPS = Outcome("PENDING", "nothing", "PENDING")
 REJECTED = FAILS if celery.VERSION >= (5, 7) else STOPS
+# Celery calls the errback, and puts the message back. Older ones reject it.
+OVERRUN = Outcome("SUCCESS", "next+errback", "FAILURE") if celery.VERSION >= (5, 7) else FAILS
 # Older ones fail to store what billiard tells them of an exit since 4.3.
 EXITED = FAILS if celery.VERSION >= (5, 7) or billiard.VERSION < (4, 3) else STOPS
 
@@ -113,6 +115,7 @@ _ROWS = (
         since=(5, 7),
     ),
     Row("hard time limit, SIGTERM ignored", CHILD, "overruns", FAILS, FAILS, after=1.0),
+    Row("hard time limit, not acknowledged", CHILD, "overruns_again", FAILS, OVERRUN, after=1.0),
     Row("gevent: hard time limit", GREEN, "overruns_in_its_pool", FAILS, FAILS, after=1.0),
     Row("threads, solo: a time limit, which they do not have", GREEN),
     Row("gevent: revoke with terminate", GREEN, "stays", REVOKED, REVOKED, since=(5, 7)),

@@ -191,6 +191,11 @@ def overruns(self: Any, account: str) -> str:
     return stay(self, account)
 
 
+@ending(time_limit=1, acks_on_failure_or_timeout=False)
+def overruns_again(self: Any, account: str) -> str:
+    return stay(self, account)
+
+
 @ending(time_limit=1)
 def overruns_in_its_pool(self: Any, account: str) -> str:
     return stay(self, account)
