@@ -87,23 +87,23 @@ def clear_away(
             logger.warning("Cannot release " + what + ": %s", request.id, error)
 
 
-# The requests that a worker has at this moment, by task id: who tells of a lost process has only
-# that.
-_received: WeakValueDictionary[str, Any] = WeakValueDictionary()
+# The requests that a worker has at this moment, by the identity of their arguments: who tells of a
+# lost process has only these, and the task id, which is also that of a retry.
+_received: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 def _note(sender: Any = None, request: Any = None, **_: Any) -> None:
     if HEADER in request.request_dict or hasattr(request.task, "_relock_declares"):
-        _received[request.id] = request
+        _received[id(request.kwargs)] = request
 
 
-def _lost(sender: Any = None, task_id: str = "", exception: Any = None, **_: Any) -> None:
+def _lost(sender: Any = None, exception: Any = None, kwargs: Any = None, **_: Any) -> None:
     """A task's process is gone, or is about to go. Its message comes again if Celery puts it back,
     as it does after some time limits; else it was acknowledged, or rejected."""
     is_lost = isinstance(exception, WorkerLostError | TimeLimitExceeded)
     if not is_lost or has_begun(sender.request_stack.top):  # a body raises what it likes
         return
-    request = _received.get(task_id)
+    request = _received.get(id(kwargs))
     if request is not None and not puts_back(sender, exception):
         told = Context(request.request_dict, args=request.args, kwargs=request.kwargs)
         remember = None if is_acknowledged(sender, exception) else 0.0

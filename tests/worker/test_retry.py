@@ -161,6 +161,20 @@ def test_it_is_kept_though_the_process_that_sent_the_retry_is_killed(worker, acc
     assert second["continuous"]
 
 
+@pytest.mark.parametrize("policy", ["wait", "block"])
+@pytest.mark.parametrize("name", ["stays_and_keeps", "stays_in_order", "stays_marked"])
+def test_a_retry_that_is_here_runs_though_the_process_that_sent_it_is_killed(
+    worker, account, name, policy
+):
+    task = getattr(worker.module, name)
+    sent = task.apply_async((account,), lock_on_conflict=policy)
+    first = _inside(worker, account, 1)[0]
+    received = f"{sent.id}] received"
+    wait_for(lambda: worker.log().count(received) == 2, what="its retry")
+    worker.kill(pid=first.pid)
+    assert _who(_inside(worker, account, 2)) == [(name, 0), (name, 1)]
+
+
 def test_a_retry_that_never_comes_frees_the_lock_with_the_end_of_its_lease(module_worker, account):
     running = module_worker(APP, concurrency=1, namespace=f"ns{uuid.uuid4().hex[:12]}")
     sent = running.module.keeps_briefly.delay(account, 2.0)

@@ -141,6 +141,30 @@ def lingers_sent_again(self, account):
     lingers(self, account)
 
 
+def stays_after_its_retry(self: Any, account: str) -> None:
+    enter(self, account)
+    if not self.request.retries:
+        try:
+            raise self.retry(countdown=0)
+        finally:
+            time.sleep(60)
+
+
+@app.task(base=Keeps, bind=True, lock_ttl=30)
+def stays_and_keeps(self, account):
+    stays_after_its_retry(self, account)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_order="sent")
+def stays_in_order(self, account):
+    stays_after_its_retry(self, account)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_done")
+def stays_marked(self, account):
+    stays_after_its_retry(self, account)
+
+
 @app.task(base=Keeps, bind=True)
 def goes_on(self, account):
     """Sends its retry and does not end with it."""
