@@ -375,19 +375,23 @@ def _queues_at(app: Celery, exchange: str, routing_key: str) -> list[Any]:
 
 
 _homes: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+# Options of kombu's transports by which deployments share a broker, and have queues of their own.
+_PREFIXES = ("global_keyprefix", "queue_name_prefix")
 
 
 def home(app: Celery) -> str:
     """An id of the app and the broker that a message belongs to, without address and password.
 
     It is the same in every process of the app. The app's name is in it, as another app on the same
-    broker may have other queues.
+    broker may have other queues, as may one with another prefix of all queues.
     """
     app = app._get_current_object() if isinstance(app, Proxy) else app
     if app not in _homes:
         with app.connection_for_write() as connection:
             place = connection.as_uri()  # without the password
-        _homes[app] = ids.digest(repr((app.main, place)).encode())
+        options = connection.transport_options or {}
+        prefixes = filter(None, map(options.get, _PREFIXES))
+        _homes[app] = ids.digest(repr((app.main, place, *prefixes)).encode())
     return _homes[app]
 
 

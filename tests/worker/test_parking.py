@@ -352,3 +352,14 @@ def test_homes_differ_by_app_and_broker_and_tell_nothing(app, redis_url):
         assert "secret" not in parking.home(elsewhere)
     with Celery("another", broker=redis_url) as other:
         assert parking.home(other) != here
+
+
+@pytest.mark.parametrize("option", ["global_keyprefix", "queue_name_prefix"])
+def test_homes_differ_by_the_prefix_of_the_queues_and_by_no_other_option(app, option):
+    def home(**options):
+        made = Celery(app.main, broker=app.conf.broker_url, broker_transport_options=options)
+        with made:
+            return parking.home(made)
+
+    assert len({home(**{option: name}) for name in ("staging:", "production:")}) == 2
+    assert home(**{option: ""}) == home(visibility_timeout=5) == home()

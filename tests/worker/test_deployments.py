@@ -1,0 +1,22 @@
+"""Deployments of one app that share a broker and the locks."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from tests.support.parked import lock_of, wait_until_parked
+
+
+def test_a_parked_message_goes_back_to_the_deployment_that_it_came_from(worker, account):
+    def deployed(name):
+        env = {"RELOCK_TEST_DEPLOYMENT": name}
+        return worker("tests.worker.apps.deployments", env=env, concurrency=1)
+
+    lock = f"account:{account}"
+    deployed("production")
+    with closing(deployed("staging")) as staging, lock_of(staging, lock):
+        staging.module.charge.delay(account)
+        wait_until_parked(staging, lock)
+    again = deployed("staging")
+    [charged] = again.journal.wait_for("charged")
+    assert charged["by"] == "staging"
