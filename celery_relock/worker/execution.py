@@ -89,11 +89,11 @@ def run(
 
     Args:
         by: the locked `run` that was called. A body that calls the one of its base class
-            (`super().run()`) comes by another one, and is inside already.
+            (`super().run()`) comes by another one.
         body: the task's own code.
     """
     outer = inside.get()
-    if outer and outer[-1].task is task and outer[-1].by is not by:
+    if outer and outer[-1].covers(task, by, args, kwargs):
         return body(*args, **kwargs)
     execution = Execution(task, by, body, args, kwargs)
     header, declared = execution.header, execution.declared
@@ -154,6 +154,16 @@ class Execution:
         self.owner = ""
         self.asked = False
         self.make_hold: MakeHold | None = None
+
+    def covers(
+        self, task: Any, by: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
+        """Whether its body calls that of a base class, for which it has the locks. Arguments that
+        do not fit the task, but that body alone, name no locks."""
+        if task is not self.task or by is self.by:
+            return False
+        arguments = None if self.declared.rule.off else bind(task, args, kwargs)
+        return arguments is None or {*self.declared.names(arguments)} <= {*self.names}
 
     def run_named(self) -> Any:
         """Find the locks that the call needs, and run it unless it is a duplicate."""

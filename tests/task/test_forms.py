@@ -72,6 +72,21 @@ def test_a_class_without_a_name_is_retried_and_its_subclass_has_a_lock_of_its_ow
     assert name.startswith("tests.task.apps.forms.UnnamedToo:")
 
 
+def test_the_body_of_a_base_class_runs_under_the_lock_of_what_it_is_called_with(
+    forms, account, is_free
+):
+    other = f"{account}-other"
+    names = [f"account:{account}", f"account:{other}"]
+    assert forms.module.for_another.delay(account, other).get(timeout=20) == [names, names[0]]
+    assert is_free(other)
+
+
+def test_the_body_of_a_base_class_with_other_parameters_runs_under_the_lock_of_the_caller(
+    forms, account
+):
+    assert forms.module.for_all.delay(account=account).get(timeout=20)["holds"] == 1
+
+
 @pytest.mark.skipif(celery.VERSION < (5, 7), reason="Celery does not dump models before 5.7")
 def test_a_pydantic_task_has_one_name_as_model_and_as_dict(forms, account):
     module = forms.module

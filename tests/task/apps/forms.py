@@ -109,6 +109,31 @@ class Inherited(ClassBased):
 inherited = app.register_task(Inherited())
 
 
+class ForAnother(ClassBased):
+    """Runs its base's body for another account, with what that takes."""
+
+    name = "tests.task.apps.forms.for_another"
+
+    def run(self, account, *others):
+        inner = [super(ForAnother, self).run(each) for each in (account, *others)]
+        return [each["name"] for each in inner], self.lock.name
+
+
+for_another = app.register_task(ForAnother())
+
+
+class ForAll(ClassBased):
+    """The arguments of its own body do not fit its base's."""
+
+    name = "tests.task.apps.forms.for_all"
+
+    def run(self, *, account):
+        return super().run(account)
+
+
+for_all = app.register_task(ForAll())
+
+
 class Unnamed(LockedTask):
     """Celery gives it a name when it is registered."""
 
