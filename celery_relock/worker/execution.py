@@ -255,9 +255,9 @@ class Execution:
                 over = _is_over(attempt, error)
                 raise
             over = True
-            # After a success the hold is left to nobody for so long.
-            cools = options.cooldown
-            lease.successor = Successor(COOLDOWN + ids.new_id(), cools) if cools else None
+            if options.cooldown and lease.successor is None:
+                # After a success the hold is left to nobody for so long.
+                lease.successor = Successor(COOLDOWN + ids.new_id(), options.cooldown)
             return result
         except Dropped as dropped:
             return end_dropped(task, message, dropped)

@@ -14,8 +14,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from celery.exceptions import Retry
-
 from ..declaration import declaration
 from ..engine import events
 from ..engine.engine import Engine
@@ -85,14 +83,11 @@ _left: ContextVar[_LeftToRetry | None] = ContextVar("relock_left_to_retry", defa
 def keeping(
     task: Any, message: Any, engine: Engine, options: LockOptions, lease: Lease
 ) -> Iterator[None]:
-    """Around a body: if it ends with the retry that it sent, the lease is left to that."""
+    """Around a body: if it has sent its retry, the lease is left to that, however it ends."""
     left = _LeftToRetry(task, message, engine, lease, options.gap_ttl)
     _left.set(left)
     try:
         yield
-    except Retry:
-        left.leave()
-        raise
     except Exception as error:
         left.error = error
         if is_autoretried(task, error):
@@ -102,6 +97,7 @@ def keeping(
     finally:
         if not left.open:
             _left.set(None)
+            left.leave()
 
 
 def is_open(lease: Lease) -> bool:

@@ -165,14 +165,26 @@ def stays_marked(self, account):
     stays_after_its_retry(self, account)
 
 
-@app.task(base=Keeps, bind=True)
-def goes_on(self, account):
-    """Sends its retry and does not end with it."""
+def sends_its_retry(self: Any, account: str) -> None:
     enter(self, account)
     if not self.request.retries:
         self.retry(countdown=0.5, throw=False)
-        return "not a retry"
-    return "the retry"
+
+
+@app.task(base=Keeps, bind=True)
+def goes_on(self, account):
+    sends_its_retry(self, account)
+
+
+@app.task(base=Keeps, bind=True, lock_cooldown=0.1)
+def goes_on_and_cools_down(self, account):
+    sends_its_retry(self, account)
+
+
+@app.task(base=Keeps, bind=True)
+def goes_on_and_fails(self, account):
+    sends_its_retry(self, account)
+    raise ValueError(account)
 
 
 @app.task(base=LockedTask, bind=True, lock_key=KEY, lock_on_conflict="block")
