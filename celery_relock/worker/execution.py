@@ -255,9 +255,10 @@ class Execution:
                 over = _is_over(attempt, error)
                 raise
             over = True
-            if options.cooldown and lease.successor is None:
-                # After a success the hold is left to nobody for so long.
-                lease.successor = Successor(COOLDOWN + ids.new_id(), options.cooldown)
+            # After a success the hold is left to nobody for so long, unless a retry has it.
+            cools = options.cooldown
+            rest = Successor(COOLDOWN + ids.new_id(), cools) if cools else None
+            lease.successor = lease.successor or rest
             return result
         except Dropped as dropped:
             return end_dropped(task, message, dropped)
