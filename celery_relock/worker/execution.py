@@ -54,6 +54,7 @@ from .message import (
 )
 from .states import (
     LATER,
+    WAS_BLOCKED,
     Aside,
     Dropped,
     Late,
@@ -312,7 +313,13 @@ class Execution:
     def run_body(self, make_hold: MakeHold | None) -> Any:
         """Run the task's own code, which finds what `make_hold` makes as `self.lock`."""
         header, task = self.header, self.task
-        if header is not None and (header.attempts or task.track_started is LATER):
+        if (
+            header is not None
+            and (
+                header.attempts or task.track_started is LATER or hasattr(self.message, WAS_BLOCKED)
+            )
+            and not self.declared.enters_workflows
+        ):  # that waits for its lock in its body
             show_started(task, self.message)
         self.make_hold = make_hold
         token = inside.set((*inside.get(), self))

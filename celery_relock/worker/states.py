@@ -204,14 +204,20 @@ def defer_started(cls: Any) -> None:
 
 
 def show_started(task: Any, message: Any) -> None:
-    """The body that a message is for begins: store STARTED, and tell monitors."""
-    if header_of(message).attempts:
+    """The body that a message is for begins: store STARTED if that is asked for, or in the place of
+    BLOCKED, and tell monitors."""
+    header = header_of(message)
+    if header.attempts:
         worker_events.show(task, message.id, STARTED)
-    if task.track_started is LATER:
+    if task.track_started is LATER or header.parked or hasattr(message, WAS_BLOCKED):
         _store(task, message, STARTED, {"pid": os.getpid(), "hostname": message.hostname})
 
 
 # -- BLOCKED: a message is parked ----------------------------------------------------------------
+
+#: An attribute of a request for which BLOCKED was stored in this delivery. It need not be parked:
+#: its lock may have come free just then.
+WAS_BLOCKED = "relock_was_blocked"
 
 
 def show_blocked(task: Any, message: Any, conflict: LockConflict, answer: Any) -> None:
@@ -228,6 +234,7 @@ def show_blocked(task: Any, message: Any, conflict: LockConflict, answer: Any) -
         "position": busy.waiting if busy else 0,
         "blocked_at": time.time(),
     }
+    setattr(message, WAS_BLOCKED, True)
     worker_events.show(task, message.id, BLOCKED, **meta)
     _store(task, message, BLOCKED, meta)
 

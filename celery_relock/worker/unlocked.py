@@ -20,6 +20,7 @@ from ..declaration import has_locks, is_locked
 from ..workflow import steps
 from . import revocation
 from .message import HEADER, begin_call, header_of
+from .states import show_started
 
 logger = logging.getLogger("celery_relock")
 
@@ -52,6 +53,7 @@ def _prepare(task: Any) -> None:
 
         def execute() -> Any:
             forget(task.app, message)
+            show_started(task, message)
             return body(*args, **kwargs)
 
         if header_of(message).workflow_locks:

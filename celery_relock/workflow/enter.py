@@ -26,7 +26,7 @@ from ..task import LockedTask
 from ..worker.conflict import Attempt, obtain, release
 from ..worker.events import work_for
 from ..worker.message import ancestors_here, header_of, owner
-from ..worker.states import Dropped, end_dropped, results_of
+from ..worker.states import Dropped, end_dropped, results_of, show_started
 from . import steps
 
 ENTER = "celery_relock.enter"
@@ -111,6 +111,7 @@ def enter(self: Any, *args: Any) -> Any:
                 "that runs a step before locked(…) needs it"
             )
         _acquire(self, message, args[0])
+        show_started(self, message)
     except Dropped as dropped:
         return end_dropped(self, message, dropped)
     except (Ignore, Retry, Reject):

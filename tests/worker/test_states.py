@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support import wait_for
-from tests.support.parked import lock_of, state_of
+from tests.support.parked import lock_of, state_of, wait_until_parked
 
 APP = "tests.worker.apps.states"
 
@@ -44,6 +44,30 @@ def test_an_execution_is_started_when_it_has_its_lock(worker, account, task):
 def test_however_it_is_asked_for_it_is_stored_once_the_body_runs(worker, account, task):
     sent = getattr(worker.module, task).delay(account)
     _shows_started_until_the_end(worker, sent, account)
+
+
+def test_one_that_was_parked_is_started_then_though_it_tracks_nothing(worker, account):
+    with lock_of(worker, account):
+        sent = worker.module.does_not_track.delay(account)
+        wait_until_parked(worker, account)
+    _shows_started_until_the_end(worker, sent, account)
+
+
+def test_so_is_one_whose_lock_is_free_when_it_is_to_be_parked(worker, account):
+    with lock_of(worker, account):
+        sent = worker.module.goes_on_in_its_slot.delay(account)
+        wait_for(lambda: sent.state == "BLOCKED")
+    worker.journal.add(f"open {sent.id}")
+    _shows_started_until_the_end(worker, sent, account)
+
+
+def test_one_that_was_parked_and_ends_without_a_result_is_not_blocked_for_ever(worker, account):
+    with lock_of(worker, account):
+        sent = worker.module.ignores.delay(account)
+        wait_until_parked(worker, account)
+    worker.journal.add(f"free {account}")
+    worker.wait_for_log(rf"{sent.id}\] ignored")
+    assert sent.state == "STARTED"
 
 
 @pytest.mark.parametrize("task", ["does_not_track", "ignores_its_result"])

@@ -34,9 +34,9 @@ class Flow(flows.Flow):
         super().__init__(worker)
         self.later = f"later-{self.account}"
 
-    def interrupted(self, task="plain", **options):
+    def interrupted(self, task="plain", do="", **options):
         """Step 1 goes to a queue that no worker has."""
-        middle = self.step("1", task=getattr(self.module, task))
+        middle = self.step("1", do, getattr(self.module, task))
         steps = [self.step("0"), middle.set(queue=self.later), self.step("2")]
         return locked(chain(*steps), key=self.key, gap_ttl=GAP, **options).delay()
 
@@ -142,8 +142,9 @@ def test_a_step_is_dropped_when_its_permit_is_gone_and_the_lock_is_held(flow, ta
     assert flow.check_exclusion() == ["0"]
 
 
-def test_a_step_that_finds_a_stranger_in_its_lock_waits_for_its_turn(flow):
-    sent = flow.interrupted()
+@pytest.mark.parametrize("task", ["plain", "locking"])
+def test_a_step_that_finds_a_stranger_in_its_lock_waits_for_its_turn(flow, task):
+    sent = flow.interrupted(task, "tell its state")
     flow.wait_for("0", event="leave")
     stranger = flow.lock()
     wait_for(lambda: stranger.acquire(blocking=False))
@@ -152,6 +153,7 @@ def test_a_step_that_finds_a_stranger_in_its_lock_waits_for_its_turn(flow):
     stranger.release()
     assert sent.get(timeout=30) == ["0", "1", "2"]
     assert [e["unbroken"] for e in flow.events("enter")] == [True, False, False]
+    assert [e["is_now"] for e in flow.events("state")] == ["STARTED"]
 
 
 def test_a_worker_that_is_killed_while_the_next_step_is_in_the_broker_breaks_nothing(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from celery.exceptions import Ignore
+
 from celery_relock import LockedTask
 from tests.support import Journal, make_app
 
@@ -59,6 +61,41 @@ def inherits(account: str) -> str:
 @app.task(base=Tracked, lock_key="{account}", track_started=False)
 def does_not_track(account: str) -> str:
     return work(account)
+
+
+class Gate:
+    """A result backend that has stored BLOCKED when the test says so."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def store_result(self, task_id: str, result: Any, state: str, **more: Any) -> Any:
+        stored = self._backend.store_result(task_id, result, state, **more)
+        if state == "BLOCKED":
+            journal.wait_for(lambda events: any(e.name == f"open {task_id}" for e in events), 30)
+        return stored
+
+
+class ParksThroughAGate(LockedTask):
+    abstract = True
+
+    @property
+    def backend(self) -> Any:
+        return Gate(super().backend)
+
+
+@app.task(base=ParksThroughAGate, lock_key="{account}", track_started=False)
+def goes_on_in_its_slot(account: str) -> str:
+    return work(account)
+
+
+@app.task(base=Tracked, lock_key="{account}", track_started=False)
+def ignores(account: str) -> None:
+    work(account)
+    raise Ignore
 
 
 @app.task(base=LockedTask, lock_key="{account}", ignore_result=True)

@@ -136,6 +136,8 @@ def act(task: Any, do: str, account: str, name: str) -> None:  # noqa: C901  # o
         os.kill(os.getpid(), signal.SIGKILL)
     if "kill at " in do:
         fatal.add(do.partition("kill at ")[2])
+    if do == "tell its state":
+        journal.add("state", account=account, is_now=task.AsyncResult(task.request.id).state)
     if do == "slow":
         time.sleep(0.3)
 
