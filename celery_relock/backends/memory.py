@@ -103,6 +103,7 @@ class _Place:
         lease: the length of the hold that it will get.
         life, expiry: unless parked, how long the place lives without a heartbeat, and when it ends.
         stuck: the executions whose holds cannot end before this execution has its locks.
+        unheard: when its turn came first while nobody listened at its inbox.
         request: the parked message; None for a place that waits in a process.
         arrived: whether the message came back too early, so that its attempt has this place now.
         first, back: when the message was first handed out, and until when it is on its way.
@@ -127,6 +128,7 @@ class _Place:
     life: float
     expiry: float
     stuck: tuple[str, ...] = ()
+    unheard: float | None = None
     ancestors: tuple[str, ...] = ()
     request: ParkRequest | None = None
     arrived: bool = False
@@ -580,24 +582,31 @@ class _Command:
 
     def grant(self, place: _Place, fences: dict[str, int | None], caller: str) -> bool:
         """Grant a place its locks, with their whole lease from now. False if nobody listens at its
-        inbox: it keeps its place. The caller gets the reply, and no message."""
+        inbox: it keeps its place. The caller gets the reply, and no message. A waiter that lives
+        and cannot be reached is passed over for the life of its place, and then has the lock until
+        its next heartbeat finds it, or for as long again."""
         execution_id, limits, new = place.execution_id, place.limits, None
+        lease = place.lease
         for name, fence in fences.items():
             new = self.next_fence() if fence is None and new is None else new
             fences[name] = new if fence is None else fence
         told = tuple(fence for fence in fences.values() if fence is not None)
         granted = ("granted", execution_id, place.attempt_id, told)
         if execution_id != caller and not self.tell(place.inbox, granted):
-            return False
+            place.unheard = self.now if place.unheard is None else place.unheard
+            if self.now - place.unheard < place.life:
+                return False
+            lease = place.life
         self.leave(place)
         self._note_others(place)
         for lock, fence in zip(self.wanted(place), told, strict=True):
-            lock.write(execution_id, self.hold_of(place, fence, limits[lock.name] == SHARED))
+            shared = limits[lock.name] == SHARED
+            lock.write(execution_id, self.hold_of(place, fence, lease, shared))
         return True
 
-    def hold_of(self, place: _Place, fence: int, shared: bool) -> _Hold:
+    def hold_of(self, place: _Place, fence: int, lease: float, shared: bool) -> _Hold:
         """What a place becomes when its turn comes."""
-        of, expiry = (place.attempt_id, place.owner, fence), self.now + place.lease
+        of, expiry = (place.attempt_id, place.owner, fence), self.now + lease
         return _Hold(*of, expiry, place.inbox, place.label, shared)
 
     def enter_or_send(
@@ -712,7 +721,7 @@ class _Command:
         granted = ("granted", place.execution_id, place.attempt_id, (fence,))
         if place.execution_id != caller and not self.tell(place.inbox, granted):
             return  # its next heartbeat asks
-        lock.write(place.execution_id, self.hold_of(place, fence, shared=False))
+        lock.write(place.execution_id, self.hold_of(place, fence, place.lease, shared=False))
         if place.ordered is None or not place.owner.startswith(COMES_AGAIN):
             self.leave(place)
             return

@@ -73,6 +73,19 @@ local function note_others(call, lock, waiter)
   end
 end
 
+-- Whether a waiter that was not reached has been passed over for as long as its place lives without a
+-- heartbeat. The place of a dead one has lapsed by then. This one lives and cannot be reached: who is never
+-- served by others has to beat all newcomers to a free lock, and may never get it.
+local function is_unheard_for_long(call, lock, execution, waiter)
+  -- If the clock was set back, the time begins anew.
+  local since = math.min(waiter.unheard or call.now, call.now)
+  if since ~= waiter.unheard then
+    waiter.unheard = since
+    Queue.write_all(call, lock, execution, waiter)
+  end
+  return call.now - since >= waiter.life
+end
+
 -- Grant a waiter its locks, with their whole lease from now: the waiter can be slow to notice. False if
 -- the waiter could not be notified: it keeps its place. The execution of this call (`caller`) gets the
 -- reply, and no message.
@@ -82,14 +95,19 @@ local function let_in(call, lock, execution, waiter, fences, caller)
     fence = fence or not joined and Base.next_fence(call.meta, call.micros)
     fences[i] = joined or fence
   end
+  local lease = waiter.lease
   if execution ~= caller and not reached(call, execution, waiter, fences) then
-    return false
+    if not is_unheard_for_long(call, lock, execution, waiter) then
+      return false
+    end
+    -- Its next heartbeat finds the hold, and extends it. If it died just now, others wait no longer for it.
+    lease = waiter.life
   end
   Queue.leave(call, lock, execution, waiter)
   note_others(call, lock, waiter)
   for i, each in ipairs(Queue.wanted(call, lock, waiter)) do
     local hold = {
-      expiry = call.now + waiter.lease,
+      expiry = call.now + lease,
       fence = fences[i],
       attempt = waiter.attempt,
       owner = waiter.owner,

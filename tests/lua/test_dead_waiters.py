@@ -152,6 +152,68 @@ def test_a_dead_waiter_does_not_acquire_with_its_owner(desk):
     assert desk.waiters() == ["last"], "cleared away, as it came to the head"
 
 
+def _unheard_for(desk: Desk, run: str, seconds: float) -> int:
+    """Turn the clock: so long ago its turn came first, and it was not reached. Returns when."""
+    assert "unheard" in desk.place(run)
+    since = int(desk.now_ms() - seconds * 1000)
+    desk.lapse_place(run, unheard=since)
+    return since
+
+
+def test_a_waiter_that_lives_and_cannot_hear_is_passed_over_no_longer_than_a_place_lives(desk):
+    desk.listen("p")
+    desk.fence("r1")
+    desk.queue("deaf", inbox="gone")
+    for run in ("r2", "r3", "r4"):
+        desk.queue(run, inbox="p")
+
+    desk.release("r1")
+    assert desk.holders() == ["r2"], "it can be reached at once, or is dead"
+    since = _unheard_for(desk, "deaf", 5.0)
+    desk.release("r2")
+    assert desk.holders() == ["r3"], "it can be dead"
+    assert abs(desk.place("deaf")["unheard"] - since) < 1000, "the first time counts"
+    _unheard_for(desk, "deaf", 6.0)
+    desk.release("r3")
+
+    (hold,) = desk.backend.inspect("a").holds
+    assert hold.execution_id == "deaf", "its heartbeats came, or its place would have lapsed"
+    assert 5 < hold.remaining <= 6, "if it has died meanwhile, it costs what a place does"
+    assert isinstance(desk.beat("deaf"), Held)
+    assert desk.backend.inspect("a").holds[0].remaining > 29
+    assert desk.waiters() == ["r4"]
+
+
+def test_a_dead_waiter_that_was_passed_over_is_never_served(desk):
+    desk.listen("p")
+    desk.fence("r1")
+    desk.queue("dead", inbox="gone", wait=0.05)
+    desk.queue("r2", inbox="p")
+    desk.queue("r3", inbox="p")
+    desk.release("r1")
+    assert desk.holders() == ["r2"]
+    desk.wait_ms(51)
+
+    desk.release("r2")
+
+    assert desk.holders() == ["r3"]
+    assert desk.waiters() == []
+
+
+def test_a_waiter_for_several_locks_that_cannot_hear_is_known_as_such_at_each_of_them(desk):
+    both = ("a", "b")
+    desk.fence("r1")
+    desk.queue("deaf", names=both, inbox="gone")
+    desk.release("r1")
+    assert desk.place("deaf", "a")["unheard"] == desk.place("deaf", "b")["unheard"]
+    desk.fence("r2", names=("b",))
+    _unheard_for(desk, "deaf", 6)
+
+    desk.release("r2", names=("b",))
+
+    assert desk.holders("a") == desk.holders("b") == ["deaf"]
+
+
 def test_where_the_channel_is_forbidden_the_heartbeat_finds_the_grant(desk, script_server):
     user = desk.keys.namespace
     desk.client.acl_setuser(user, enabled=True, passwords=["+p"], keys=["*"], commands=["+@all"])

@@ -117,6 +117,18 @@ def test_a_place_lives_for_as_long_as_it_was_given(desk, set_back, renewals):
     assert 0.3 < desk.acquire("waiter", "third", wait=6.0).remaining <= 0.6
 
 
+def test_a_waiter_that_cannot_hear_waits_no_hour_longer(desk, set_back):
+    desk.fence("holder")
+    desk.queue("deaf", inbox="gone")
+    desk.release("holder")
+    desk.lapse_place("deaf", unheard=round(desk.now_ms()) + 3_600_000)
+    set_back()
+    desk.fence("another")
+    desk.release("another")
+
+    assert desk.place("deaf")["unheard"] <= desk.now_ms()
+
+
 def test_a_message_that_does_not_come_is_sent_again(desk, set_back):
     desk.fence("holder")
     desk.park("one")

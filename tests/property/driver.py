@@ -18,15 +18,12 @@ from celery_relock.engine.protocol import (
     Renewal,
 )
 from tests.property import snapshot
-from tests.property.invariants import Invariants
+from tests.property.invariants import LEASE, LIFE, Invariants
 from tests.property.model import Reply
 from tests.support.desk import Desk, Inbox
 
 NAMES = ("a", "b")
 HOMES = ("h1", "h2")
-# Seconds of a place and of a hold: nothing lapses unless a rule says so. They differ, as a hold
-# that got the life of its place would else look right (field test, B2).
-LIFE, LEASE = 1000.0, 3000.0
 #: Beats and renewals come together with this one, at whose lock somebody else's key is.
 STRANGER = Renewal("foreign", "stranger", "n", LEASE, LIFE)
 

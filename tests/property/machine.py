@@ -205,6 +205,14 @@ class LockMachine(Driver):
         self._send(lambda: self.desk.lapse_place(run, name))
         self.model.lapse_place(name, run)
 
+    @somebody_waits
+    @rule(pick=picks)
+    def a_waiter_is_not_reached_for_long(self, pick: int) -> None:
+        name, run, place = self._pick(self.model.queues, pick)
+        if not place.parked:
+            self._send(lambda: self.desk.lapse_place(run, name, unheard=1))
+            place.unheard = True
+
     @rule()
     def a_connection_drops_or_comes_back(self) -> None:
         if "flaky" in self.ears:

@@ -234,8 +234,10 @@ class Model(ParkedRuns):
             if not place.on_its_way:
                 self._hand_out(run, place)
             return False
-        if run != caller and place.inbox not in self.reachable:
+        hears = run == caller or place.inbox in self.reachable
+        if not hears and not place.unheard:
             return False
+        self.found_later |= set() if hears else {run}
         self._leave(run, place)
         self._note_others(place)
         if None in permits.values():
@@ -243,7 +245,7 @@ class Model(ParkedRuns):
         for name, joined in permits.items():
             of = place.attempt_id, place.owner, joined or self.last_permit, place.limits[name]
             self._hold(name, run, *of)
-        if run != caller:
+        if run != caller and hears:
             told = [self.holds[name][run].permit for name in permits]
             self.messages.append((place.inbox, "granted", run, place.attempt_id, told))
         return True

@@ -31,6 +31,7 @@ class Place:
     by_owner: bool
     limits: dict[str, int]
     dead: bool = False
+    unheard: bool = False
     # Of a parked execution, whose message is in Redis:
     home: str = ""
     ancestors: tuple[str, ...] = ()
@@ -49,6 +50,7 @@ class ParkedRuns:
     """Attributes:
     home, caller_id: of whoever sent this command: what it can send, and its name.
     out: the executions whose messages this command gave to its sender.
+    found_later: the executions that this command let in although they could not be reached.
     owed: by home, the executions whose messages nobody could send, with the number of the command.
     deadlines: the executions that are to be resumed at some time, lock or not.
     """
@@ -69,6 +71,7 @@ class ParkedRuns:
         self.promised: dict[str, list[int]] = {}
         self.left: list[str] = []
         self.leaving = ""
+        self.found_later: set[str] = set()
         self.commands += 1
 
     def parked(self) -> dict[str, Place]:

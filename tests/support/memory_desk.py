@@ -76,7 +76,9 @@ class MemoryDesk(Desk):
 
     def place(self, run: str, name: str = "a") -> dict[str, Any]:
         place = self.backend.state.locks[name].queue[run]
-        facts = {fact: getattr(place, fact) for fact in ("expiry", "back", "first", "life")}
+        facts = {
+            fact: getattr(place, fact) for fact in ("expiry", "back", "first", "life", "unheard")
+        }
         facts = {fact: int(at * 1000) for fact, at in facts.items() if at}
         if place.sent:
             facts["sent"] = place.sent

@@ -231,6 +231,8 @@ def _differences(one: Any, other: Any) -> Any:
 
 def _place(place: dict[str, Any]) -> dict[str, Any]:
     times = {
-        key: Near(place[key]) for key in ("expiry", "back", "first", "deadline") if key in place
+        key: Near(place[key])
+        for key in ("expiry", "back", "first", "deadline", "unheard")
+        if key in place
     }
     return {**place, **times}
