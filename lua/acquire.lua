@@ -99,7 +99,7 @@ end
 
 local call = Call.begin(meta)
 call.by = execution .. ' ' .. attempt
-local locks, limits, is_queued = {}, {}, false
+local locks, limits, is_queued, is_known = {}, {}, false, is_parked
 for limit in string.gmatch(every_limit, '%d+') do
   table.insert(limits, tonumber(limit))
 end
@@ -109,7 +109,12 @@ for i = 3, #keys do
   lock.index_of_claim = i - 2
   lock.queued = redis.call('EXISTS', lock.queue) == 1
   is_queued = is_queued or lock.queued
+  is_known = is_known or lock.holds[execution]
   locks[i - 2] = lock
+end
+-- A message that was resumed, or a step for which a lock is kept, need not wait for memory as a newcomer.
+if is_known then
+  Base.write_without_memory(prefix)
 end
 
 -- How to queue, if at all: in a process that has heartbeats, or as a message (see lib/parked).

@@ -9,6 +9,7 @@
 local meta = KEYS[1]
 local life, executions = tonumber(ARGV[1]), ARGV[2]
 local call = Call.begin(meta)
+Base.write_without_memory(call.prefix)
 
 for execution in string.gmatch(executions, '%S+') do
   -- pcall: a foreign key must not keep the others from being noted.

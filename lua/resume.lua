@@ -13,6 +13,7 @@ local meta, due = KEYS[1], KEYS[2]
 local homes, by, most, tasks = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local call = Call.begin(meta)
 call.home, call.by = homes, by
+Base.write_without_memory(call.prefix)
 
 -- If the clock was set back, all due times would come late: bring them forward by as much.
 local function mind_the_clock()

@@ -66,6 +66,32 @@ def test_a_hold_is_left_to_its_successor_and_a_message_withdrawn(desk, full):
     assert desk.waiters() == []
 
 
+def test_parked_executions_are_resumed_run_and_come_back_too_early(desk, full):
+    desk.fence("r1")
+    for run in ("r2", "r3"):
+        desk.park(run)
+    desk.lapse("r1")
+    desk.all_due()
+    full()
+
+    assert desk.resume() == ["r2"]
+    desk.backend.arrived(["r2"], 60.0)
+    assert desk.place("r2")["back"] > desk.now_ms() + 50_000, "its worker has no slot for it"
+    desk.fence("r2", "n2")
+    desk.park("r3", "n2")
+    assert desk.release("r2", "n2", ended="execution")
+    assert desk.out() == ["r3"]
+
+
+def test_a_successor_gets_the_hold_that_is_kept_for_it(desk, full):
+    fence = desk.fence("r1")
+    desk.backend.release(("a",), "r1", "n", successor=Successor("r1", 30.0))
+    full()
+
+    assert desk.fence("r1", "n2") == fence
+    assert desk.fence("r1", "n2") == fence, "its command is repeated"
+
+
 def test_an_exclusive_hold_is_shared(desk, full):
     desk.fence("r1")
     full()
