@@ -19,8 +19,7 @@ end
 
 -- Higher than every fencing token before it, even after the counter was lost (time has moved on) or the
 -- clock was set back (the counter is kept), but not after both. '%.0f': tostring() would round to 14
--- digits. The token is stored before anybody is notified of it: a server that cannot write stops the
--- script here, before a message is sent.
+-- digits.
 function Base.next_fence(meta, micros)
   local last = tonumber(redis.call('HGET', meta, 'fence') or 0)
   local fence = string.format('%.0f', math.max(last + 1, micros))

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from celery_relock.engine.protocol import Downgraded, Ended, Held, Queued, Renewal, Successor
+from celery_relock.engine.protocol import (
+    LINE,
+    SHARED,
+    Downgraded,
+    Ended,
+    Held,
+    Queued,
+    Renewal,
+    Successor,
+)
 from celery_relock.errors import LockUnavailable
 
 
@@ -109,6 +119,28 @@ def test_newcomers_are_told_that_the_server_takes_nothing(desk, full):
             desk.acquire("r2", names=(name,), wait=6.0)
     desk.client.config_set("maxmemory", "0")
     assert isinstance(desk.acquire("r2", names=("b",)), Held)
+
+
+@pytest.mark.parametrize(("name", "limit"), [("a", SHARED), (f"{LINE}a", 1)])
+def test_where_nothing_may_be_written_nobody_is_told_of_a_grant(desk, name, limit):
+    """A newcomer's command would let in those that could not be reached when their turn came."""
+    of: dict[str, Any] = {"names": (name,), "limit": limit}
+    desk.fence("r1", **of)
+    desk.queue("between", names=(name,))
+    desk.queue("r2", **of, inbox="p")
+    for run in ("between", *(["r1"] if limit else [])):
+        desk.release(run, names=(name,))
+    inbox = desk.listen("p")
+    desk.client.config_set("min-replicas-to-write", "1")
+    try:
+        with pytest.raises(LockUnavailable):
+            desk.acquire("r3", **of)
+    finally:
+        desk.client.config_set("min-replicas-to-write", "0")
+
+    assert inbox.heard() == []
+    desk.acquire("r3", **of)
+    assert [words.split(" ")[:2] for words in inbox.heard()] == [["granted", "r2"]]
 
 
 def test_where_nothing_may_be_written_a_release_says_so_and_can_be_repeated(desk):
