@@ -337,7 +337,7 @@ class Lock(NamedLock):
     async def _owned(self, lease: Lease | None) -> bool:
         if lease is None or lease.lost:
             return False
-        return has(await self._engine.inspect(self.name), lease)
+        return has(await self._engine.inspect(self.name, (lease.claim.execution_id,)), lease)
 
     def _own_grip(self) -> Grip | None:
         return self._grip_of(platform.coroutine())

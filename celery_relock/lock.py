@@ -329,7 +329,7 @@ class Lock(NamedLock):
         lease = self._lease
         if lease is None or lease.lost:
             return False
-        return has(self._engine.inspect(self.name), lease)
+        return has(self._engine.inspect(self.name, (lease.claim.execution_id,)), lease)
 
     def fenced(self, connection: Any) -> AbstractContextManager[None]:
         """A block of a database transaction that only the holder of the lock can commit. See

@@ -9,6 +9,7 @@ pytest loads this module in every run, so it imports Celery only when a test ask
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from threading import Thread
@@ -82,7 +83,7 @@ class Relock:
         Raises:
             LookupError: nobody holds the lock.
         """
-        holds = self._engine.inspect(name).holds
+        holds = self._engine.backend.inspect(name, most=sys.maxsize).holds
         if not holds:
             raise LookupError(f"nobody holds the lock {name!r}")
         # In another thread, as in production: the loss can interrupt this very call.

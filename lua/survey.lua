@@ -1,34 +1,77 @@
--- survey: Return of some locks the first few holders and waiters, and change nothing.
+-- survey: Return of some locks the first few holders and waiters, or certain holders, and change nothing.
 -- KEYS[1..] lock: hash, the holds of a lock; one key per lock
 -- ARGV[1] most_holds: count, holds to return, for each lock
 -- ARGV[2] most_waiters: count, waiters to return, for each lock
--- Reply {ms, {held, waiting, parked, holds, waiters}, …}: server's time; per lock how many, and the first; empty for a foreign key
+-- ARGV[3] only: ids with spaces between, the executions whose holds to return instead of the first few; empty for these
+-- Reply {ms, {held, waiting, parked, holds, waiters}, …}: server's time; per lock how many, and the first; {error} for a foreign key
 -- Keeps: reads only, and of a lock with many holds or waiters no more than it returns
--- Uses: lib/base, lib/facts
+-- Uses: lib/base
 
-local locks, most_holds, most_waiters = KEYS, tonumber(ARGV[1]), tonumber(ARGV[2])
+local locks, most_holds, most_waiters, only = KEYS, tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 local now = math.floor(Base.micros() / 1000)
 -- A lock has an index long before it is so large (lib/holds), so a larger key is foreign.
 local LARGEST = 1000
 
+local function foreign(key)
+  error('RELOCK-FOREIGN ' .. key)
+end
+
+-- What there is to tell of a hold; nil if it has lapsed.
+local function facts(key, execution, record, label)
+  local hold = Base.parse(record) or foreign(key)
+  if hold.expiry > now then
+    local left = math.min(hold.expiry - now, Base.longest(hold.bound))
+    local shared = hold.shared and 1 or 0
+    return { execution, left, hold.fence, hold.attempt, hold.owner, label or '', shared }
+  end
+end
+
 local function by_fence(one, other)
-  return tonumber(one[3]) < tonumber(other[3])
+  local later = tonumber(one[3]) - tonumber(other[3])
+  return later < 0 or later == 0 and one[1] < other[1]
+end
+
+local function is_wanted(execution)
+  return string.find(' ' .. only .. ' ', ' ' .. execution .. ' ', 1, true)
 end
 
 local function few_holds(key)
-  local found = Facts.every(key, now)
-  table.sort(found, by_fence)
-  return #found, { unpack(found, 1, math.min(#found, most_holds)) }
+  local fields, records, holds, found = redis.call('HGETALL', key), {}, {}, {}
+  for i = 1, #fields, 2 do
+    records[fields[i]] = fields[i + 1]
+  end
+  for execution, record in pairs(records) do
+    if string.sub(execution, 1, 1) ~= '@' then
+      holds[#holds + 1] = facts(key, execution, record, records['@' .. execution])
+    end
+  end
+  table.sort(holds, by_fence)
+  for i, hold in ipairs(holds) do
+    if only == '' and i <= most_holds or is_wanted(hold[1]) then
+      found[#found + 1] = hold
+    end
+  end
+  return #holds, found
 end
 
 local function many_holds(key, ends, fences)
-  local found = {}
-  local first = redis.call('ZRANGEBYSCORE', fences, '-inf', '+inf', 'LIMIT', 0, most_holds)
-  for _, execution in ipairs(first) do
-    local told = redis.call('HMGET', key, execution, '@' .. execution)
-    found[#found + 1] = Facts.of(key, now, execution, told[1], told[2])
+  local held, executions, found = redis.call('ZCOUNT', ends, string.format('(%.0f', now), '+inf'), {}, {}
+  if only == '' then
+    -- Those that have lapsed can be the first.
+    local last = most_holds + redis.call('ZCARD', ends) - held
+    executions = redis.call('ZRANGEBYSCORE', fences, '-inf', '+inf', 'LIMIT', 0, last)
   end
-  return redis.call('ZCOUNT', ends, string.format('(%.0f', now), '+inf'), found
+  for execution in string.gmatch(only, '%S+') do
+    executions[#executions + 1] = redis.call('HEXISTS', key, execution) == 1 and execution or nil
+  end
+  for _, execution in ipairs(executions) do
+    if only ~= '' or #found < most_holds then
+      local told = redis.call('HMGET', key, execution, '@' .. execution)
+      found[#found + 1] = facts(key, execution, told[1], told[2])
+    end
+  end
+  table.sort(found, by_fence)
+  return held, found
 end
 
 -- The places of the first waiters, as they are stored, without the lapsed ones.
@@ -54,7 +97,7 @@ local function tell(key)
   elseif redis.call('HLEN', key) <= LARGEST then
     held, holds = few_holds(key)
   else
-    error('foreign')
+    foreign(key)
   end
   local queue = prefix .. 'q:' .. name
   if redis.call('EXISTS', queue) == 0 then
@@ -68,6 +111,6 @@ local reply = { now }
 for i, key in ipairs(locks) do
   -- pcall: a foreign key must not hide the others.
   local is_ours, found = pcall(tell, key)
-  reply[i + 1] = is_ours and found or {}
+  reply[i + 1] = is_ours and found or { type(found) == 'table' and found.err or found }
 end
 return reply

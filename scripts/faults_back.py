@@ -54,8 +54,8 @@ FAULTS: dict[str, tuple[str, tuple[Edit, ...]]] = {
         (
             Edit(
                 "lua/lib/turns.lua",
-                "expiry = call.now + waiter.lease,\n      fence = fences[i],",
-                "expiry = waiter.parked and call.now + waiter.lease or waiter.expiry,\n"
+                "expiry = call.now + lease,\n      fence = fences[i],",
+                "expiry = waiter.parked and call.now + lease or waiter.expiry,\n"
                 "      fence = fences[i],",
             ),
         ),

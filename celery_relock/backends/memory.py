@@ -30,6 +30,7 @@ from ..engine.protocol import (
     DEBOUNCE,
     KEPT,
     LINE,
+    MOST_INSPECTED,
     PAUSE,
     REMEMBER_CALL,
     SHARED,
@@ -1376,14 +1377,16 @@ class MemoryBackend:
             pairs = zip(renewals, places, strict=True)
             return [_beat_answer(command, beat, place) for beat, place in pairs]
 
-    def inspect(self, name: str) -> LockState:
+    def inspect(self, name: str, only: Sequence[str] = (), most: int = MOST_INSPECTED) -> LockState:
         with self._executes(_Command) as command:
             now, lock = command.now, command.lock(name)
             holds = [
                 HoldInfo(each, h.expiry - now, h.fence, h.attempt_id, h.owner, h.label, h.shared)
                 for each, h in lock.holds.items()
+                if not only or each in only
             ]
-            return LockState(tuple(holds), len(lock.queue))
+            holds.sort(key=lambda hold: (hold.fence, hold.execution_id))
+            return LockState(tuple(holds if only else holds[:most]), len(lock.queue))
 
     def force_release(self, name: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
         with self._executes(_Command) as command:

@@ -262,4 +262,4 @@ def _claim(
 
 def _hold_of(engine: Engine, name: str, execution_id: str) -> HoldInfo | None:
     own = hold_id(execution_id)
-    return next((each for each in engine.inspect(name).holds if each.execution_id == own), None)
+    return next(iter(engine.inspect(name, (own,)).holds), None)

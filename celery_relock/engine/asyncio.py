@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
@@ -199,9 +199,9 @@ class AsyncEngine:
         """As `Engine.downgrade`."""
         return await self._call(self._engine.downgrade, lease)
 
-    async def inspect(self, name: str) -> LockState:
+    async def inspect(self, name: str, only: Sequence[str] = ()) -> LockState:
         """As `Engine.inspect`."""
-        return await self._call(self._engine.inspect, name)
+        return await self._call(self._engine.inspect, name, only)
 
     def _begin_release(self, lease: TaskLease) -> asyncio.Future[bool]:
         _, released = self._begin(self._engine.release, lease)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -220,9 +220,9 @@ class Engine:
                 self.parking.publish(answer.messages)
         return answer
 
-    def inspect(self, name: str) -> LockState:
-        """Who holds a lock and who waits for the lock, by the server's clock."""
-        return self.backend.inspect(name)
+    def inspect(self, name: str, only: Sequence[str] = ()) -> LockState:
+        """Who holds a lock and who waits for the lock, by the server's clock; see `Backend`."""
+        return self.backend.inspect(name, only)
 
     def _ask(self, lease: Lease, ask: Callable[[], _A], *, queue: bool = False) -> _A:
         if lease.state is State.NEW:

@@ -385,8 +385,13 @@ class HoldInfo(NamedTuple):
     shared: bool = False
 
 
+#: How many holds `inspect` tells of if it is not asked for more, or for certain ones.
+MOST_INSPECTED = 10
+
+
 class LockState(NamedTuple):
-    """A lock as it is now. `waiting` counts the whole queue."""
+    """A lock as it is now: its first holds, by their fencing tokens, or those that were asked for.
+    `waiting` counts the whole queue."""
 
     holds: tuple[HoldInfo, ...]
     waiting: int
@@ -493,8 +498,9 @@ class Backend(Protocol):
         """Keep places in queues and find grants; None for each that neither waits nor holds.
         `within`, and other people's keys, as for `renew`."""
 
-    def inspect(self, name: str) -> LockState:
-        """Who holds a lock and how many wait for the lock."""
+    def inspect(self, name: str, only: Sequence[str] = (), most: int = MOST_INSPECTED) -> LockState:
+        """Who holds a lock, and how many wait for it. A lock can have thousands of holds: these are
+        the first, or those of the executions in `only`."""
 
     def force_release(self, name: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
         """Release the lock of its holders, or of one execution, by force, and tell them. Returns

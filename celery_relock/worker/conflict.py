@@ -196,16 +196,20 @@ def _warn_of_an_ancestor(attempt: Attempt, answer: Conflict | Duplicate) -> None
     if header.attempts or not ancestors:
         return
     try:
-        holds = attempt.engine.inspect(answer.name).holds
+        holds = attempt.engine.inspect(answer.name, ancestors).holds
     except RelockError:
         return
-    holder = next((each for each in holds if each.execution_id in ancestors), None)
-    if holder is not None:
+    if holds:
         logger.warning(
             "%s[%s] waits for the lock %r, which its own ancestor %s holds. That is how children "
             "exclude each other. If the ancestor waits for this task, both wait until a time "
             "limit: then call the task directly, or declare lock_reentrant='descendants'",
-            *(attempt.task.name, attempt.message.id, answer.name.removeprefix(LINE), holder.label),
+            *(
+                attempt.task.name,
+                attempt.message.id,
+                answer.name.removeprefix(LINE),
+                holds[0].label,
+            ),
         )
 
 

@@ -36,7 +36,7 @@ def downgrade(desk, run, attempt_id="n", names=("a",), home="h"):
 
 
 def modes(desk, name="a"):
-    return {hold.execution_id: hold.shared for hold in desk.backend.inspect(name).holds}
+    return {hold.execution_id: hold.shared for hold in desk.backend.inspect(name, most=1000).holds}
 
 
 def test_all_who_share_a_lock_hold_one_permit_and_nobody_else_acquires(desk):

@@ -185,6 +185,18 @@ def test_a_coroutines_lock_that_a_test_has_left_is_held_no_more(
     _kept.append(lock)
 
 
+def test_all_who_share_a_lock_that_expires_have_lost_it(relock: Relock) -> None:
+    """More than are told of where nobody asks for all."""
+    locks = [Lock("memory://", "account:42", mode="shared") for _ in range(15)]
+    for lock in locks:
+        lock.acquire()
+
+    relock.expire("account:42")
+
+    assert all(lock.lost for lock in locks)
+    assert not relock.held("account:42")
+
+
 def test_who_waits_is_counted_and_gets_a_lock_that_expires(relock: Relock) -> None:
     entered = threading.Event()
 

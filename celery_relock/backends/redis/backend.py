@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import TryAgainError
+from redis.exceptions import ResponseError, TryAgainError
 
 from ...engine import ids
 from ...engine.events import logger
 from ...engine.protocol import (
+    MOST_INSPECTED,
     REMEMBER_CALL,
     SHARED,
     Answer,
@@ -273,13 +274,17 @@ class RedisBackend:
         ]
         return [meta, *(self.keys.lock(each.name) for each in part)], args
 
-    def inspect(self, name: str) -> LockState:
+    def inspect(self, name: str, only: Sequence[str] = (), most: int = MOST_INSPECTED) -> LockState:
+        script = self._scripts["survey"]._replace(finds_keys=True)
         try:
             self._agree(self.keys.meta(self.keys.bucket(name)))
-            keys = [self.keys.lock(name), self.keys.queue(name)]
-            (holds, waiting), *_ = self.transport.run(self._scripts["inspect"], keys, [])
+            args = [str(most), "0", " ".join(only)]
+            (_, found, *_), *_ = self.transport.run(script, [self.keys.lock(name)], args)
+            if len(found) == 1:
+                raise translate(ResponseError(as_text(found[0])))
         except RelockError as error:
             raise with_locks(error, "inspect", (name,)) from error.__cause__
+        _, waiting, _, holds, _ = found
         return LockState(tuple(hold_info(*each) for each in holds), waiting)
 
     def force_release(self, name: str, execution_id: str = "") -> tuple[HoldInfo, ...]:

@@ -80,7 +80,7 @@ class Inspection(NamedTuple):
             for part in together.values()
             for start in range(0, len(part), _SURVEYED)
         ]
-        replies = self._run("survey", parts, [str(holds), str(places)])
+        replies = self._run("survey", parts, [str(holds), str(places), ""])
         for part, reply in zip(parts, replies, strict=True):
             at, rows = reply[0] / 1000, reply[1:]
             for key, row in zip(part, rows, strict=True):
@@ -147,7 +147,7 @@ def ask(server: Connections, *commands: Command) -> list[Any]:
 
 
 def _survey(key: str, name: str, at: float, row: Sequence[Any]) -> Survey:
-    if not row:
+    if len(row) == 1:
         return Survey(key, name, at, foreign=True)
     held, waiting, parked, holds, places = row
     return Survey(

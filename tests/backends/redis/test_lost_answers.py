@@ -160,7 +160,7 @@ COMMANDS: dict[Scenario, list[tuple[str, int]]] = {
     is_busy: [("acquire", 0)],
     wait_and_get_in: [("acquire", 0), ("heartbeat", 0), ("renew", 0), ("release", 0)],
     wait_in_vain: [("acquire", 0), ("release", 0), ("acquire", 1)],
-    hand_over_to_another: [("acquire", 0), ("inspect", 0), ("release", 0)],
+    hand_over_to_another: [("acquire", 0), ("survey", 0), ("release", 0)],
     re_enter: [("acquire", 0), ("acquire", 1), ("release", 0), ("release", 1)],
     take_two: [("acquire", 0), ("release", 0)],
     run_in_order: [
