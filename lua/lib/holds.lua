@@ -24,6 +24,7 @@ local function count(lock, execution, hold)
   lock.permits = others == 0 and lock.permits + 1 or lock.permits
   lock.latest = math.max(lock.latest, hold.expiry)
   lock.holds[execution] = hold
+  lock.count = lock.count + 1
 end
 
 -- A permit can have holds of several owners: a cooldown has an owner of its own.
@@ -59,6 +60,16 @@ local function has_index(lock)
     redis.call('DEL', ends, fences, owners)
   end
   return there == 7
+end
+
+local function build_index(lock)
+  lock.indexed = true
+  for execution, hold in pairs(lock.holds) do
+    note(lock, execution, hold)
+  end
+  for _, key in pairs(lock.index) do
+    redis.call('PEXPIREAT', key, string.format('%.0f', lock.latest + Base.GRACE))
+  end
 end
 
 local function open_with_index(lock)
@@ -98,19 +109,13 @@ local function open_by_reading(lock)
     end
   end
   if #fields > 4 * FEW then
-    lock.indexed = true
-    for execution, hold in pairs(lock.holds) do
-      note(lock, execution, hold)
-    end
-    for _, key in pairs(lock.index) do
-      redis.call('PEXPIREAT', key, string.format('%.0f', lock.latest + Base.GRACE))
-    end
+    build_index(lock)
   end
 end
 
 local function read(lock)
-  -- Each hold by its execution; how many holds have a fencing token; how many tokens there are.
-  lock.holds, lock.fences, lock.permits, lock.latest = {}, {}, 0, 0
+  -- Each hold by its execution, and how many; how many have a fencing token; how many tokens there are.
+  lock.holds, lock.count, lock.fences, lock.permits, lock.latest = {}, 0, {}, 0, 0
   lock.indexed = has_index(lock)
   if lock.indexed then
     lock.permits = nil
@@ -252,6 +257,8 @@ function Holds.write(lock, execution, hold, label)
   redis.call('HSET', lock.key, execution, Base.record(hold, lock.now), '@' .. execution, label)
   if lock.indexed then
     note(lock, execution, hold, stays)
+  elseif lock.count > FEW then
+    build_index(lock)
   end
   outlive_holds(lock, hold.expiry)
 end
@@ -285,6 +292,7 @@ function Holds.drop(lock, execution)
   if not lock.indexed then
     lock.fences[hold.fence] = others > 0 and others or nil
     lock.permits = others > 0 and lock.permits or lock.permits - 1
+    lock.count = lock.count - 1
     return
   end
   redis.call('ZREM', lock.index.ends, execution)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_relock.engine.protocol import LINE, HoldInfo, PlaceRequest
+from celery_relock.engine.protocol import LINE, HoldInfo, PlaceRequest, Successor
 from celery_relock.errors import LockConfigError
 from tests.support.desk import Desk
 
@@ -78,6 +78,16 @@ def test_of_many_holders_and_waiters_the_first_are_told_of_and_all_are_counted(d
     assert (found.waiting, [place.position for place in found.places]) == (5, [1, 2, 3])
     counted = survey(desk, most=0)
     assert counted == found._replace(at=counted.at, holds=(), places=())
+
+
+def test_a_lock_that_was_left_to_thousands_is_no_foreign_key(desk):
+    desk.fence("r1", owner="flow")
+    successors = " ".join(f"s{number}" for number in range(2000))
+    desk.backend.release(("a",), "r1", "n", successor=Successor(successors, 300.0))
+
+    found = survey(desk, most=3)
+
+    assert (found.foreign, found.held, len(found.holds)) == (False, 2000, 3)
 
 
 def test_a_message_on_its_way_is_told_of_as_resumed(desk):

@@ -190,7 +190,7 @@ class Desk:
 
     def holders(self, name: str = "a") -> list[str]:
         """The runs that hold a lock, sorted."""
-        return sorted(hold.execution_id for hold in self.backend.inspect(name, most=1000).holds)
+        return sorted(hold.execution_id for hold in self.backend.inspect(name, most=10_000).holds)
 
     def waiters(self, name: str = "a") -> list[str]:
         """The runs in the queue of a lock, dead ones too, in order."""
