@@ -203,6 +203,9 @@ class Stats(_Plain):
         oldest_wait: seconds that the longest-waiting first execution of a queue has waited; 0 if
             nobody waits.
         oldest_wait_lock: the name of the lock for which it waits.
+        oldest_hold: seconds for which the lock that was held longest has been held, without those
+            that cool down; 0 if none is held.
+        oldest_hold_lock: its name.
     """
 
     locks: int = 0
@@ -216,6 +219,8 @@ class Stats(_Plain):
     foreign: int = 0
     oldest_wait: float = 0.0
     oldest_wait_lock: str = ""
+    oldest_hold: float = 0.0
+    oldest_hold_lock: str = ""
 
 
 class Locks:
@@ -476,6 +481,10 @@ class Locks:
                 found["held"] += lock.held > 0
                 found["contended"] += lock.waiting > 0
                 found["holders"] += lock.held
+                since = [each.since for each in lock.holders if not each.cooldown]
+                lasts = lock.at - min(since, default=lock.at)
+                if lasts > found["oldest_hold"]:
+                    found["oldest_hold"], found["oldest_hold_lock"] = lasts, lock.name
             # The other places of a line are of calls that are still at the broker, or run.
             found["waiting"] += lock.parked if is_line else lock.waiting
             found["parked"] += lock.parked

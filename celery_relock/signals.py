@@ -21,6 +21,8 @@ The signals:
   message did not arrive within `lock_order_gap`; sent in the main process of a worker. `sender` is
   None. `waited` is how long the later calls waited for the message;
 - `lock_dropped`: an execution ends without running its body (`lock_on_conflict="drop"`);
+- `lock_unprotected`: an execution runs without its locks, because Redis could not be reached
+  (`lock_on_unavailable="run"`);
 - `lock_released`: a lock was released;
 - `lock_lost`: a hold ended before its work did;
 - `lock_unrenewed`: Redis could not be reached to renew a lock; the library tries again until the
@@ -82,6 +84,7 @@ __all__ = [
     "lock_reentered",
     "lock_released",
     "lock_resumed",
+    "lock_unprotected",
     "lock_unrenewed",
     "lock_waiting",
 ]
@@ -117,6 +120,7 @@ lock_parked = _OfEngine("lock_parked")
 lock_resumed = _OfEngine("lock_resumed")
 lock_passed = _OfEngine("lock_passed")
 lock_dropped = _OfEngine("lock_dropped")
+lock_unprotected = _OfEngine("lock_unprotected")
 lock_released = _OfEngine("lock_released")
 lock_lost = _OfEngine("lock_lost")
 lock_unrenewed = _OfEngine("lock_unrenewed")

@@ -52,6 +52,7 @@ COUNTERS = {
     ),
     "duplicates": Instrument("Calls that lock_dedup did not send"),
     "lost": Instrument("Locks that ended before their work did"),
+    "unprotected": Instrument("Executions that ran without their locks (lock_on_unavailable)"),
     "reclaimed": Instrument("Locks released for processes that had died"),
     "forced": Instrument(
         "Locks released by force, and parked tasks cancelled, by this process", ("action",)
@@ -69,6 +70,7 @@ GAUGES = {
     "waiting": "Places in queues of executions that wait in a worker slot, or in another process",
     "parked": "Places in queues of executions that wait in Redis",
     "oldest_wait": "Seconds that the longest-waiting first execution of a queue has waited",
+    "oldest_hold": "Seconds for which the lock that was held longest has been held",
     "markers": "Calls that lock_dedup knows to be queued or running",
     "bursts": "Bursts of calls that lock_debounce keeps until no more calls come",
 }
@@ -163,6 +165,7 @@ _RULES: dict[Any, Callable[..., _Measured]] = {
     signals.lock_duplicate: _counts("duplicates"),
     signals.lock_released: _released,
     signals.lock_lost: _lost,
+    signals.lock_unprotected: _counts("unprotected"),
     signals.lock_reclaimed: _counts("reclaimed"),
     signals.lock_forced: _forced,
     signals.lock_unrenewed: _counts("renewal_failures"),

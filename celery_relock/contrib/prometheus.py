@@ -35,7 +35,7 @@ logger = logging.getLogger("celery_relock")
 
 PREFIX = "relock_"
 # The metrics whose names end with the unit, `_seconds`.
-_SECONDS = {"wait", "hold", "oldest_wait"}
+_SECONDS = {"wait", "hold", "oldest_wait", "oldest_hold"}
 _FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 _ID = "celery_relock.prometheus"
 # The registry of the first call of `instrument`.

@@ -85,7 +85,11 @@ _QUIET = (
     "dropped",
     "unrenewed",
 )
-_LEVELS = {**dict.fromkeys(_QUIET, logging.DEBUG), "conflict": logging.INFO}
+_LEVELS = {
+    **dict.fromkeys(_QUIET, logging.DEBUG),
+    "conflict": logging.INFO,
+    "unprotected": logging.ERROR,
+}
 
 
 # Each listener, with the kinds that it wants; None for all.

@@ -173,13 +173,17 @@ class _Execution(HeldBeside):
                 end_unexecuted(self.engine, self.lease.claim.names, self.lease.claim.execution_id)
 
 
+# What the execution's lock tells as well.
+_OF_THE_LOCK = ("acquired", "released", "lost", "unrenewed", "unprotected")
+
+
 class _LineLease(Lease):
     """Told of by the name of the lock: to people the line is a part of it."""
 
     __slots__ = ()
 
     def tell(self, kind: str, reason: str = "", since: float = 0.0, policy: str = "") -> None:
-        if kind in ("acquired", "released", "lost", "unrenewed") or not events.wanted(kind):
+        if kind in _OF_THE_LOCK or not events.wanted(kind):
             return
         of = self.claim
         names = tuple(name.removeprefix(LINE) for name in of.names)

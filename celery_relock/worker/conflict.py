@@ -99,7 +99,7 @@ def obtain(attempt: Attempt) -> Held | None:
         Late: it is a copy of one that has ended.
         LockUnavailable, LockConfigError: from the backend.
     """
-    task, engine, lease, options, message = attempt
+    _, engine, lease, options, message = attempt
     # A call without a message cannot be parked: it waits in its slot.
     waits = options.on_conflict == "block"
     waits = waits or (message is None and options.on_conflict in ("wait", "retry"))
@@ -118,9 +118,8 @@ def obtain(attempt: Attempt) -> Held | None:
         except LockUnavailable as error:
             if options.on_unavailable == "run":
                 _end_waiting(attempt)
-                logger.error(
-                    "%s RUNS WITHOUT ITS LOCK (lock_on_unavailable='run'): %s", task.name, error
-                )
+                how = f"it RUNS WITHOUT ITS LOCK (lock_on_unavailable='run'): {error}"
+                lease.tell("unprotected", how)
                 return None
             pause = None
             if options.on_unavailable == "retry" and message is not None:

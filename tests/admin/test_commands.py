@@ -165,7 +165,7 @@ def test_the_documents_have_these_fields(run: Run, key: str, held: Any) -> None:
             "bursts",
             "foreign",
         ),
-        *("oldest_wait", "oldest_wait_lock"),
+        *("oldest_wait", "oldest_wait_lock", "oldest_hold", "oldest_hold_lock"),
     }
     assert set(document(run("stats", "--json"))) == stats
     once = document(run("watch", key, "--json", "--count", "1"))

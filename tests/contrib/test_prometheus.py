@@ -377,7 +377,7 @@ def test_the_exporter_counts_what_is_in_redis(measured, exporter):
         blocked = measured.tasks.blocks.delay(account)
         all_one = dict.fromkeys(("held", "holders", "waiting", "parked"), 1)
         wait_for(lambda: gauges() == all_one)
-        assert 0 < gauge("oldest_wait_seconds") < 20
+        assert 0 < gauge("oldest_wait_seconds") < gauge("oldest_hold_seconds") < 20
     assert parked.get(timeout=20) == blocked.get(timeout=20) == 1
 
 

@@ -12,13 +12,14 @@ import pytest
 from celery import Celery, Task
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_relock import LockedTask
+from celery_relock import LockedTask, signals
 from celery_relock.admin import Locks
 from celery_relock.declaration import declaration, engine_of
 from celery_relock.errors import LockConfigError, LockConflict, LockLost, RelockError
 from celery_relock.worker.parking import home
 from tests.support import Worker, make_app, wait_for
 from tests.support.parked import lock_of
+from tests.support.redis_server import free_port
 
 
 @pytest.fixture(scope="module")
@@ -271,6 +272,24 @@ def test_an_error_in_a_callable_is_told_as_such_and_not_as_a_wrong_answer(app, a
     app.finalize()
     with pytest.raises(LockConfigError, match="the callable in lock_limit raised KeyError"):
         task(account)
+
+
+def test_who_listens_hears_of_a_body_that_runs_without_its_lock(app, account):
+    app.conf.relock_url = f"redis://127.0.0.1:{free_port()}"
+    options = {"lock_key": "account:{account}", "lock_on_unavailable": "run"}
+    task = app.task(base=LockedTask, name="charge", **options)(charge)
+    app.finalize()
+    heard = []
+
+    def hear(names, reason, **_):
+        heard.append((names, "RUNS WITHOUT ITS LOCK" in reason))
+
+    signals.lock_unprotected.connect(hear)
+    try:
+        assert task(account) == account
+    finally:
+        signals.lock_unprotected.disconnect(hear)
+    assert heard == [((f"account:{account}",), True)]
 
 
 def test_a_time_limit_that_strikes_in_the_apps_prefix_stays_one(app, account):
