@@ -169,8 +169,11 @@ def _check_canvas(canvas: Any) -> None:
 def _check_options(options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if name not in OPTIONS:
+            of_task = name.removeprefix("lock_")
+            hint = f"It is called {of_task} here. " if of_task in OPTIONS else ""
             raise LockConfigError(
-                f"locked(): there is no option {name}. The options are: key, {', '.join(OPTIONS)}."
+                f"locked(): there is no option {name}. {hint}The options are: key, "
+                f"{', '.join(OPTIONS)}."
             )
         if callable(value):
             raise LockConfigError(

@@ -381,6 +381,7 @@ def test_the_key_may_read_the_first_steps_arguments(worker, account, step):
         ({"key": ""}, "empty"),
         ({"key": "account:{nobody}"}, "nobody"),
         ({"key": "x", "tll": 5}, "no option tll.*ttl"),
+        ({"key": "x", "lock_ttl": 5}, "no option lock_ttl. It is called ttl here."),
         ({"key": "x", "ttl": -1}, "lock_ttl=-1"),
         ({"key": "x", "on_conflict": "queue"}, "lock_on_conflict='queue'"),
         ({"key": "x", "on_conflict": print}, "callable"),
