@@ -270,6 +270,8 @@ def _backend(
     app: Any, engine: Engine, workers: _Workers | None, facts: dict[str, Any]
 ) -> Iterator[Finding]:
     if not isinstance(engine.backend, Inspectable):
+        if app is None:  # else the settings say so
+            yield _unshared()
         return
     asks = engine.backend.examination()
     try:
@@ -404,6 +406,16 @@ def _memory(memory: Memory | None, facts: dict[str, Any]) -> Iterator[Finding]:
             "Ended executions are remembered for relock_remember seconds. Parked messages are as "
             "large as the arguments of their calls: pass ids instead of documents.",
         )
+
+
+def _unshared() -> Finding:
+    return Finding(
+        "redis",
+        ERROR,
+        "memory:// keeps the locks in the memory of each process",
+        "Executions with one lock name run at the same time in two processes.",
+        "Give the URL of a Redis.",
+    )
 
 
 def _unused(memory: Memory | None) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
-from inspect import iscoroutinefunction
+from inspect import iscoroutinefunction, signature
 from typing import Any, TypeAlias
 
 from .engine.protocol import LONGEST, MODES, SHARED
@@ -64,10 +64,29 @@ def _flag(value: Any) -> bool:
     return value
 
 
-def _function(value: Any) -> Any:
+def _callable(value: Any) -> Any:
+    """A function of the arguments that it names: `naming.callables.ByName` checks them."""
     if not callable(value) or iscoroutinefunction(value):
         raise ValueError(value)
     return value
+
+
+def _function(*arguments: str) -> Check:
+    """A function that can be called with so many arguments."""
+
+    def check(value: Any) -> Any:
+        _callable(value)
+        try:
+            takes = signature(value)
+        except ValueError:  # built in, and does not say what it takes
+            return value
+        try:
+            takes.bind(*arguments)
+        except TypeError:
+            raise ValueError(value) from None
+        return value
+
+    return check
 
 
 def _count(value: Any) -> int:
@@ -152,8 +171,8 @@ class LockOptions:
     # What an execution does while another execution holds its lock.
     on_conflict: Any = _option(
         "wait",
-        _either(_word(*POLICIES), _function),
-        "'wait', 'block', 'retry', 'drop', 'raise', or a callable",
+        _either(_word(*POLICIES), _function("conflict")),
+        "'wait', 'block', 'retry', 'drop', 'raise', or a callable of the conflict",
     )
     # Seconds an execution waits for its lock before it fails with `LockConflict`.
     max_wait: float | None = _option(
@@ -183,19 +202,19 @@ class LockOptions:
     )
     # Merges the arguments of a call with those of the calls before it in the burst.
     debounce_reduce: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] | None = _option(
-        None, _either(_none, _function), "None, or a callable of two dicts"
+        None, _either(_none, _function("earlier", "later")), "None, or a callable of two dicts"
     )
     # How many permits the lock has: how many executions hold it at the same time.
     limit: int | Callable[..., int] | list[int] | Mapping[Any, int] = _option(
         1,
-        _either(_count, _function, _limits),
+        _either(_count, _callable, _limits),
         "a whole number from 1, a callable of the arguments, a list with a number for each part of "
         "lock_key, or a dict of numbers by template",
     )
     # Whether an execution holds its lock alone or beside others that share it.
     mode: Any = _option(
         "exclusive",
-        _either(_word(*MODES), _modes, _function),
+        _either(_word(*MODES), _modes, _callable),
         "'exclusive', 'shared', a callable of the arguments, or a list with one of these words for "
         "each part of lock_key",
     )
@@ -210,7 +229,7 @@ class LockOptions:
     # Who owns the lock while the task holds it.
     owner: Any = _option(
         "root",
-        _either(_word("root", "task"), _function),
+        _either(_word("root", "task"), _function("request")),
         "'root', 'task', or a callable of the request",
     )
     # When the lock is released.
@@ -297,8 +316,8 @@ class LockOptions:
             if name not in CALL_OPTIONS:
                 can = ", ".join(f"lock_{each}" for each in CALL_OPTIONS)
                 raise LockConfigError(
-                    f"{where}: lock_{name} belongs to the task, as all calls of a lock name "
-                    f"must agree on it. Declare it there. A single call can have {can}."
+                    f"{where}: lock_{name} belongs to the task, and no message carries it. "
+                    f"Declare it there. A single call can have {can}."
                 )
         new = {n: _checked(n, value, f"lock_{n}", where) for n, value in values.items()}
         options = replace(self, **new)

@@ -3,6 +3,7 @@ start what can lose parked messages or stops every lock."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -38,8 +39,8 @@ class Finding:
 
 def _version(server: Server) -> Iterator[Finding]:
     version = server.info.get("redis_version", "")
-    parts = version.split(".")
-    if len(parts) > 1 and tuple(map(int, parts[:2])) < (6, 2):
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found and (int(found[1]), int(found[2])) < (6, 2):
         yield Finding(
             "version",
             ERROR,

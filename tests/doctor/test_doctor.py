@@ -160,6 +160,13 @@ def test_a_server_that_is_too_old():
     assert "6.0.16" in only(doctor._of_servers([old], {}), "version").what
     new = old._replace(info={"redis_version": "6.2.0"})
     assert list(doctor._of_servers([new], {})) == []
+    odd = old._replace(info={"redis_version": "8.0-m01"})
+    assert list(doctor._of_servers([odd], {})) == []
+
+
+def test_locks_that_no_two_processes_share():
+    finding = only(doctor.examine(place="memory://"), "redis")
+    assert finding.severity == "error"
 
 
 def test_clocks_of_a_cluster_that_differ():

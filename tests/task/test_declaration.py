@@ -169,6 +169,12 @@ def test_a_worker_takes_a_task_with_an_option_set_afterwards_for_a_locked_one(wo
         ({"lock_key": lambda acount: ""}, "charge.*acount"),
         ({"lock_key": 7}, "charge.*lock_key.*7"),
         ({"lock_owner": 7}, "task charge: lock_owner=7"),
+        ({"lock_owner": lambda: "x"}, "task charge: lock_owner=.*callable of the request"),
+        ({"lock_on_conflict": lambda: "drop"}, "task charge: lock_on_conflict=.*of the conflict"),
+        (
+            {"lock_debounce": 1, "lock_debounce_reduce": lambda earlier: earlier},
+            "task charge: lock_debounce_reduce=.*of two dicts",
+        ),
         ({"lock_limit": 0}, "task charge: lock_limit=0"),
         ({"lock_limit": lambda acount: 2}, "task charge: .*lock_limit wants 'acount'.*'account'"),
         ({"lock_mode": lambda acount: "shared"}, "task charge: .*lock_mode wants 'acount'"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -341,6 +342,7 @@ def _converted(query: Mapping[str, Any], shown: str) -> dict[str, Any]:
     """The options of a connection and of TLS in a query, as redis-py reads them."""
     found: dict[str, Any] = {}
     for name, text in query.items():
+        _refuse_misspelt(name, shown)
         if name in _IN_URLS or name.startswith("ssl_"):
             read = _provider if name == "credential_provider" else _PARSERS.get(name, str)
             try:
@@ -348,6 +350,12 @@ def _converted(query: Mapping[str, Any], shown: str) -> dict[str, Any]:
             except (ValueError, ImportError, AttributeError) as error:
                 raise LockConfigError(f"{shown}: {name}={text!r} cannot be used") from error
     return found
+
+
+def _refuse_misspelt(name: str, shown: str) -> None:
+    close = get_close_matches(name, _IN_URLS, 1, cutoff=0.85)
+    if close and name not in _IN_URLS:
+        raise LockConfigError(f"{shown} has no option {name}. Did you mean {close[0]}?")
 
 
 def _provider(dotted: str) -> Any:
