@@ -1,0 +1,395 @@
+"""Inspect and release locks: for people, and for the programs that they run.
+
+    locks = Locks(app)
+    for lock in locks.find("account:*"):
+        print(lock.name, lock.holders[0].task, lock.waiting)
+    locks.why("7caf55a8-2f4e-4a32-8f6b-0c1a5be0d7d2").sentence
+    locks.release("account:42")
+
+Tasks do not need this module, and workers do not load it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import getpass
+import logging
+import os
+import socket
+from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from .. import engines
+from ..engine.events import extra
+from ..engine.inspection import Inspectable, ParkedMessage
+from ..engine.protocol import DEBOUNCE, KEPT, LINE, MARKER
+from ..errors import LockConfigError, RelockError
+from ..settings import store_settings
+from .look import SHOWN, Holder, LockInfo, Look, Stats, Waiter, Why, holder_of, waiter_at, work_of
+from .why import Question
+
+__all__ = ["SHOWN", "Holder", "LockInfo", "Locks", "Stats", "Waiter", "Why"]
+
+logger = logging.getLogger("celery_relock")
+
+_DONE = {
+    "release": "lock %s: released by force by %s from %s; its holder was %s",
+    "cancel": "lock %s: a parked task was cancelled by %s from %s: %s",
+    "order": "lock %s: its order goes on, by force by %s from %s, without the message of %s",
+}
+
+
+class Locks:
+    """The locks of an app, or of a Redis.
+
+    Args:
+        place: a Celery app; or what `Lock` accepts: the URL of a Redis, a redis-py client, or a
+            function that returns a client.
+        namespace: the prefix of all keys, without an app; None for "relock". An app has its own.
+        by: who acts, for the log. Default: the user of this process.
+        origin: from where. Default: the host and the process id.
+
+    Attributes:
+        app (celery.Celery | None): the Celery app; None without one.
+        namespace (str): the prefix of all keys.
+        by (str): who acts.
+        origin (str): from where.
+
+    Every method raises LockUnavailable if Redis cannot be reached, and LockConfigError if Redis
+    refuses: it lacks a permission, or its data has the layout of another version.
+
+    Raises:
+        LockConfigError: the settings or the URL do not lead to a Redis.
+    """
+
+    def __init__(
+        self,
+        place: Any,
+        namespace: str | None = None,
+        *,
+        by: str | None = None,
+        origin: str | None = None,
+    ) -> None:
+        self.app: Any = place if hasattr(place, "tasks") else None
+        self.by = by or _user()
+        self.origin = origin or f"{socket.gethostname()}:{os.getpid()}"
+        if self.app is None:
+            namespace = engines.NAMESPACE if namespace is None else namespace
+            self._engine = engines.engine_for(place, namespace)
+        else:
+            if namespace is not None:
+                raise LockConfigError(
+                    f"namespace={namespace!r} cannot be given with an app, which has its own "
+                    "(relock_namespace)"
+                )
+            from ..declaration import engine_of
+
+            self._engine = engine_of(self.app)
+        backend = self._engine.backend
+        if not isinstance(backend, Inspectable):
+            raise LockConfigError(
+                "with relock_url='memory://' or relock_enabled=False there are no locks outside of "
+                "the process that works with them. In tests the fixture `relock` shows them"
+            )
+        self.namespace = store_settings(self.app).namespace if namespace is None else namespace
+        self._look = Look(backend)
+
+    def find(
+        self, pattern: str = "*", limit: int | None = None, *, markers: bool = False
+    ) -> Iterator[LockInfo]:
+        """The locks that are held or waited for, in no order, each with its oldest holder and
+        its first waiter. A lock that is acquired or released meanwhile can be missing.
+
+        Args:
+            pattern: a pattern for lock names, as in Redis: `*`, `?`, `[a-z]`.
+            limit: how many locks to yield at most; None for all.
+            markers: yield dedup markers instead. The pattern is then for the task name, a tab and
+                the lock name.
+
+        Raises:
+            LockConfigError: the limit is below 0.
+        """
+        if limit is not None and limit < 0:
+            raise LockConfigError(f"limit={limit}: use a number from 0, or None for all")
+        found = self._look.find(MARKER + pattern if markers else pattern)
+        wanted = (each for each in found if each.name.startswith(MARKER) is markers)
+        return islice(wanted, limit)
+
+    def get(self, name: str, most: int = SHOWN) -> LockInfo:
+        """The lock of this name. If nobody holds it or waits for it, it is `idle`.
+
+        Args:
+            name: the lock name.
+            most: how many holders and how many waiters to return.
+        """
+        return self._look.get(name, most, most)[1]
+
+    def release(self, name: str, task_id: str | None = None) -> tuple[Holder, ...]:
+        """Release a lock, and its order (`lock_order`), by force. Its holders notice at once:
+        `self.lock.lost` becomes True, and `lock_on_lost` takes effect. The next waiters get the
+        lock. If nobody runs in its order, the order goes on without the message that it waits for,
+        such as that of a retry; if the message comes, the call runs out of order.
+
+        A holder goes on with its work unless it checks its lock: see `Hold.fence`.
+
+        Args:
+            name: the lock name.
+            task_id: release only what this task holds, or its place in the order.
+
+        Returns:
+            The holders whose holds were released, and the call without which the order goes on;
+            empty if nobody, or not this task, held the lock.
+
+        Raises:
+            LockConfigError: the key of this name belongs to another program. Nothing was changed.
+        """
+        if task_id == "":  # an unset variable; and who holds a `Lock` outside of tasks has no id
+            raise LockConfigError(
+                "task_id is empty: give the id of a task, or None for all holders"
+            )
+        released = self._release(name, task_id)
+        if name.startswith(LINE):
+            return released
+        known = {each.execution_id for each in released}
+        in_line = self._release(LINE + name, task_id, known)
+        return (*released, *(each for each in in_line if each.execution_id not in known))
+
+    def _release(
+        self, name: str, task_id: str | None, known: Collection[str] = ()
+    ) -> tuple[Holder, ...]:
+        """`known`: the executions whose release was already announced."""
+        # The task can be any of the holders, so ask for all of them.
+        key, lock = self._look.get(name, SHOWN if task_id is None else 1_000_000, 1)
+        if lock.foreign:
+            raise LockConfigError(
+                f"the key of {name!r} is in use for something else; nothing was changed", name=name
+            )
+        is_line = name.startswith(LINE)
+        if not lock.held and not (is_line and lock.waiting):
+            return ()
+        if task_id is None:
+            told = self._look.inspection.force_release(key)
+        else:
+            mine = [each.execution_id for each in lock.holders if each.task_id == task_id]
+            first = lock.waiters[:1] if is_line and not lock.held else ()
+            mine += [each.execution_id for each in first if each.task_id == task_id]
+            told = tuple(
+                info for each in mine for info in self._look.inspection.force_release(key, each)
+            )
+        released = tuple(holder_of(info, lock.name) for info in told)
+        for holder in released:
+            if holder.execution_id not in known:
+                how = "order" if is_line and holder.owner == KEPT else ""
+                of = (name.removeprefix(LINE),), holder.task, holder.task_id, holder.token
+                self._tell("release", *of, how=how)
+        return released
+
+    def cancel(self, task_id: str) -> bool:
+        """End a parked task, as a revoke does: it leaves the queue, its state is REVOKED, its chord
+        is notified, its dedup marker is released, `task_revoked` is sent. No worker is needed. If
+        this process dies halfway, the task has left the queue without a state.
+
+        A call whose message is awaited in an order (`lock_order`), such as that of a retry, leaves
+        the order and is revoked: all this happens when its message comes to a worker.
+
+        Args:
+            task_id: the task's id.
+
+        Returns:
+            True if the task was parked, or awaited in an order, and its place is free now. False
+            if not; then end it with `app.control.revoke`.
+
+        Raises:
+            RelockError: there is no app, the app does not have the task, or the message cannot be
+                read: nothing was changed. Or the state REVOKED could not be stored: the task has
+                left the queue.
+        """
+        if self.app is None:
+            raise LockConfigError("Cancelling a task needs its app, which stores the state REVOKED")
+        found = self._look.parked(task_id)
+        if found is None:
+            return False
+        if not found.text:
+            return self._cancel_awaited(task_id, found)
+        request = _request_of(self.app, found.text)
+        is_out = found.place.state == "resumed"
+        if not self._engine.parking.withdraw(found.place.execution_id):
+            return False
+        names = [name.removeprefix(LINE) for name in found.place.names]
+        self._tell("cancel", names, request.name, task_id)
+        _revoke(self.app, request, is_out)
+        return True
+
+    def _cancel_awaited(self, task_id: str, found: ParkedMessage) -> bool:
+        from ..worker.states import show_revoked
+
+        of = found.place.execution_id
+        self.app.loader.import_default_modules()
+        # Not one that runs: its message can come again.
+        if found.place.state != "awaited" or not self._engine.parking.withdraw(of):
+            return False
+        name = waiter_at(found.place, found.name).task
+        self._tell("cancel", (found.name.removeprefix(LINE),), name, task_id, how="order")
+        if (task := self.app.tasks.get(name)) is not None:
+            # A worker that starts later knows of no revoke.
+            show_revoked(task, task_id, "cancelled")
+        # After that: a worker that hears of it withdraws the call itself.
+        _tell_workers(self.app, task_id)
+        return True
+
+    def why(self, task_id: str) -> Why:
+        """Why a task does not run, or what it does.
+
+        Asks Redis, then the result backend, then the workers, which have a second to answer: five
+        round trips at most. If nobody knows of the task, all locks are searched for it, with at
+        most `SHOWN` holders of each: its worker may not have answered.
+
+        Args:
+            task_id: the task's id.
+        """
+        return Question(self.app, self._look, self._engine.backend.consumed, task_id).answer()
+
+    def stats(self) -> Stats:
+        """Count all locks. Reads every lock, as `find` does."""
+        found: dict[str, Any] = dataclasses.asdict(Stats())
+        for lock in self._look.find("*"):
+            if lock.foreign or lock.name.startswith(MARKER):
+                found["foreign" if lock.foreign else "markers"] += 1
+                continue
+            if lock.name.startswith(DEBOUNCE):
+                found["bursts"] += lock.waiting
+                continue
+            is_line = lock.name.startswith(LINE)
+            if not is_line:
+                found["locks"] += 1
+                found["held"] += lock.held > 0
+                found["contended"] += lock.waiting > 0
+                found["holders"] += lock.held
+                since = [each.since for each in lock.holders if not each.cooldown]
+                lasts = lock.at - min(since, default=lock.at)
+                if lasts > found["oldest_hold"]:
+                    found["oldest_hold"], found["oldest_hold_lock"] = lasts, lock.name
+            # The other places of a line are of calls that are still at the broker, or run.
+            found["waiting"] += lock.parked if is_line else lock.waiting
+            found["parked"] += lock.parked
+            first = next((each for each in lock.waiters if each.state != "awaited"), None)
+            waits = 0.0 if first is None else lock.at - first.since
+            if waits > found["oldest_wait"]:
+                found["oldest_wait"], found["oldest_wait_lock"] = waits, lock.name
+        return Stats(**found)
+
+    def _tell(
+        self,
+        action: str,
+        names: Sequence[str],
+        task: str,
+        task_id: str,
+        token: int = 0,
+        *,
+        how: str = "",
+    ) -> None:
+        """Announce a forced release or a cancelled task: in the log, by the signal `lock_forced`,
+        and by the event `lock-forced`."""
+        from .. import signals
+
+        facts = {"action": action, "by": self.by, "origin": self.origin, "fence": token}
+        logger.warning(
+            _DONE[how or action],
+            *(", ".join(map(repr, names)), self.by, self.origin),
+            work_of(task, task_id) or "unnamed",
+            extra=extra("forced", names, task, task_id, **facts),
+        )
+        known = None if self.app is None else self.app.tasks.get(task)
+        signals.send_forced(known, names=tuple(names), task_id=task_id, task_name=task, **facts)
+        if self.app is not None:
+            fields = {"name": task, "locks": list(names), **facts}
+            _send_event(self.app, "lock-forced", task_id, fields)
+
+
+def _request_of(app: Any, text: str) -> Any:
+    """A parked message, as a worker would have received it.
+
+    Raises:
+        RelockError: the app does not have its task, or the message cannot be read.
+    """
+    from celery.worker.request import Request
+    from celery.worker.strategy import proto1_to_proto2
+
+    from ..worker.parking import message_in
+
+    message = message_in(app, text)
+    try:
+        app.loader.import_default_modules()
+        if "task" in message.headers:
+            body, headers, decoded, utc = message.body, message.headers, False, True
+        else:
+            body, headers, decoded, utc = proto1_to_proto2(message, message.payload)
+        task = app.tasks.get(headers["task"])
+        if task is not None:
+            return Request(
+                message,
+                app=app,
+                task=task,
+                hostname=socket.gethostname(),
+                body=body,
+                headers=headers,
+                decoded=decoded,
+                utc=utc,
+            )
+    except Exception as error:
+        raise RelockError(f"the parked message cannot be read: {error!r}") from error
+    raise RelockError(
+        f"the parked message is of the task {headers['task']!r}, which this app "
+        f"({app.main or 'without a name'}) does not have: use the app that sent it"
+    )
+
+
+def _revoke(app: Any, request: Any, is_out: bool) -> None:
+    """Do what a worker does with a revoked message. `is_out`: the broker can have a copy of it."""
+    from celery.worker.state import revoked
+
+    # Its receiver of `task_revoked` clears away what the call leaves.
+    from ..worker import revocation  # noqa: F401
+    from ..worker.states import stores_no_result
+
+    revoked.add(request.id)
+    try:
+        request.revoked()
+    except Exception as error:
+        raise RelockError(
+            f"{request.name}[{request.id}] has left the queue of its lock, and its state REVOKED "
+            f"could not be stored: {error!r}"
+        ) from error
+    finally:
+        revoked.discard(request.id)
+    # `state`: without it a monitor would go on showing BLOCKED (`worker.events.show`).
+    fields = {"terminated": False, "signum": None, "expired": False, "state": "REVOKED"}
+    _send_event(app, "task-revoked", request.id, fields)
+    if is_out and stores_no_result(request.task):
+        # No stored state tells its worker that it was cancelled.
+        _tell_workers(app, request.id)
+
+
+def _tell_workers(app: Any, task_id: str) -> None:
+    try:
+        app.control.revoke(task_id)
+    except Exception as error:  # noqa: BLE001  # whatever a broker's client raises
+        logger.warning("Cannot tell the workers that %s is revoked: %s", task_id, error)
+
+
+def _send_event(app: Any, kind: str, task_id: str, fields: dict[str, Any]) -> None:
+    from ..worker.events import dispatcher
+
+    try:
+        with dispatcher(app, kind) as sender:
+            sender.send(kind, uuid=task_id, **fields)
+    except Exception as error:  # noqa: BLE001  # whatever a broker's client raises
+        logger.warning("Cannot send the event %s: %s", kind, error)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return f"uid {os.getuid()}"

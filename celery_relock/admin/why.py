@@ -1,0 +1,285 @@
+"""Why does a task not run? Redis knows what is parked, the result backend what has ended, a worker
+what it has."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..engine.events import OUTRANKED, duration
+from ..engine.inspection import ParkedMessage
+from ..engine.protocol import DEBOUNCE, LINE
+from ..errors import RelockError
+from .look import SHOWN, Holder, LockInfo, Look, Waiter, Why, waiter_at, work_of
+
+logger = logging.getLogger("celery_relock")
+
+# Seconds in which workers can answer. All of them pass: more workers could answer.
+_WORKERS = 1.0
+
+
+class Question:
+    """About one task.
+
+    Args:
+        app: whose result backend and workers are asked; None for neither.
+        look: reads the locks.
+        consumed: whether a worker consumes a channel (`Backend.consumed`).
+        task_id: the task's id.
+    """
+
+    def __init__(self, app: Any, look: Look, consumed: Callable[[str], bool], task_id: str) -> None:
+        self.app = app
+        self.task_id = task_id
+        self._look = look
+        self._consumed = consumed
+
+    def answer(self) -> Why:
+        """See `Locks.why`."""
+        found = self._look.parked(self.task_id)
+        if found is not None and found.text:
+            return self._parked(found)
+        told = _result(self.app, self.task_id)
+        if told is not None and told.state != "retry":
+            return told
+        workers, answered = _ask_workers(self.app, self.task_id) if self.task_id else (None, True)
+        # A retry that runs has the state RETRY until it ends, unless `task_track_started` is set.
+        if workers is not None and (told is None or workers[1] == "active"):
+            return self._in_a_worker(*workers)
+        if self.task_id and workers is None and told is None and found is None:
+            # Also if some workers answer: one with a solo pool does not while it runs a task.
+            for each in self._look.find("*", SHOWN):
+                if (known := self._there((each,))) is not None:
+                    return known
+        if found is not None and told is None:  # its message is awaited, or can come again
+            _, lock = self._look.get(found.name, SHOWN, SHOWN)
+            waits = self._waiting(waiter_at(found.place, found.name), lock)
+            return self._there((lock,)) or waits
+        if (told := _result(self.app, self.task_id)) is not None:
+            if told.state == "retry" and found is not None:
+                place = f"{_for(found.place.names)}, {_ahead(found.place.position - 1)}"
+                told = dataclasses.replace(
+                    told, sentence=f"{told.sentence}; it has its place {place}"
+                )
+            return told  # it waits for its retry, or has ended while the workers were asked
+        return Why(
+            self.task_id,
+            "unknown",
+            f"nothing is known of the task {self.task_id}: it is not parked, "
+            + ("in no worker that answers, " if answered else "")
+            + "and no result of it was found. It might wait in the broker, or was sent elsewhere, "
+            "or was never sent"
+            + ("" if self.app else "; with an app, its result and its workers are asked, too"),
+        )
+
+    def _parked(self, found: ParkedMessage) -> Why:
+        waiter = waiter_at(found.place, found.name)
+        _, lock = self._look.get(found.name, 1, 1)
+        waits = duration(found.at - waiter.since)
+        ahead = waiter.position - 1
+        work = work_of(waiter.task, self.task_id)
+        if found.name.startswith(DEBOUNCE):
+            sentence = f"{work} is a burst of calls that began {waits} ago: {_pause_of(lock)}"
+            return Why(self.task_id, waiter.state, sentence, found.name, ahead, lock.holders)
+        if waiter.state == "resumed":
+            sentence = (
+                f"{work} has its turn {_for(waiter.names)} after {waits}: its message is on "
+                "its way to a worker"
+            )
+        else:
+            sentence = (
+                f"{work} is parked: it has waited {waits} {_for(waiter.names)}, "
+                f"{_ahead(ahead)}; {self._in_the_way(waiter, lock)}"
+            )
+        sentence += self._without_a_worker(found.text)
+        return Why(self.task_id, waiter.state, sentence, found.name, ahead, lock.holders)
+
+    def _without_a_worker(self, text: str) -> str:
+        """What is to be said of a parked message whose queue no worker consumes."""
+        from ..worker.parking import channel, home, resume_queue
+
+        if self.app is None:
+            return ""
+        message = json.loads(text)
+        queue, of = message["queue"], message["home"]
+        if not queue or of != home(self.app):
+            return ""
+        if self._consumed(channel(of, resume_queue(queue))):
+            return ""
+        told = _asked(self.app, "active_queues")
+        if told is None or any(queue == each["name"] for every in told.values() for each in every):
+            return ""
+        return f"; no worker that answers consumes its queue {queue!r}"
+
+    def _in_a_worker(self, node: str, state: str, info: dict[str, Any]) -> Why:
+        work = work_of(str(info.get("name") or ""), self.task_id)
+        where = f"the worker {node}"
+        if state != "active":
+            when = " until its ETA" if state == "scheduled" else ", which has no free slot for it"
+            return Why(self.task_id, "received", f"{work} waits in {where}{when}")
+        names = _names(self.app, info)
+        locks = [lock for _, lock in self._look.get_all(names, SHOWN, SHOWN)] if names else []
+        if (known := self._there(locks)) is not None:
+            return known
+        pid = info.get("worker_pid")
+        return Why(
+            self.task_id, "runs", f"{work} runs in {where} (pid {pid}) and holds no lock of its own"
+        )
+
+    def _there(self, locks: Sequence[LockInfo]) -> Why | None:
+        """What a task does at these locks; None if it neither holds one nor waits for one."""
+        for lock in locks:
+            for holder in lock.holders:
+                if holder.task_id == self.task_id and not (holder.kept or holder.cooldown):
+                    sentence = (
+                        f"{_has(holder, f'the lock {lock.name!r}', lock.at)}{_where(holder)}; its "
+                        f"lease has {holder.lease_left:.0f} s left and is renewed while the "
+                        "process lives"
+                    )
+                    return Why(self.task_id, "holds", sentence, lock.name, 0, lock.holders)
+            for waiter in lock.waiters:
+                if waiter.task_id == self.task_id:
+                    return self._waiting(waiter, lock)
+        return None
+
+    def _waiting(self, waiter: Waiter, lock: LockInfo) -> Why:
+        ahead, waits = waiter.position - 1, duration(lock.at - waiter.since)
+        if waiter.state == "awaited":
+            sentence = (
+                f"{waiter} took its place {_for(waiter.names)} {waits} ago, {_ahead(ahead)}: its "
+                "message has not come to a worker"
+            )
+            return Why(self.task_id, waiter.state, sentence, lock.name, ahead, lock.holders)
+        sentence = (
+            f"{waiter} has waited {waits} {_for(waiter.names)} in process {waiter.pid} of "
+            f"{waiter.host}, {_ahead(ahead)}; {self._in_the_way(waiter, lock)}"
+        )
+        return Why(self.task_id, "waits", sentence, lock.name, ahead, lock.holders)
+
+    def _in_the_way(self, waiter: Waiter, lock: LockInfo) -> str:
+        """Who holds what an execution waits for: this lock, and the others that it needs."""
+        if len(waiter.names) == 1:
+            shares = bool(lock.holders) and lock.holders[0].shared and waiter.shared
+            return _held_by(lock, waiter, "it") + (OUTRANKED if shares else "")
+        locks = [each for _, each in self._look.get_all(waiter.names, 1, 1)]
+        held = [_held_by(each, waiter, repr(each.name)) for each in locks if each.holders]
+        return "; ".join(held) or "nobody holds them at this moment"
+
+
+def _for(names: Sequence[str]) -> str:
+    if names[0].startswith(LINE):
+        return f"in the order of {names[0].removeprefix(LINE)!r}"
+    return f"for the lock{'s' * (len(names) > 1)} {' and '.join(map(repr, names))}"
+
+
+def _ahead(number: int) -> str:
+    return f"with {number} ahead of it" if number else "first in its queue"
+
+
+def _has(holder: Holder, what: str, at: float) -> str:
+    held = duration(at - holder.since)
+    if holder.cooldown:
+        left = duration(holder.lease_left)
+        return f"{what} cools down for {left} more (lock_cooldown), after {holder}"
+    if holder.shared:  # `since` is of the first sharer, which can have left long ago
+        return f"{holder} shares {what}, which has been shared without a break for {held}"
+    return f"{holder} has held {what} for {held}"
+
+
+def _where(holder: Holder) -> str:
+    if holder.cooldown:
+        return ""
+    if holder.kept:
+        return ", and it is kept for the next step, or the retry, of its workflow"
+    return f", in process {holder.pid} of {holder.host}"
+
+
+def _held_by(lock: LockInfo, waiter: Waiter, what: str) -> str:
+    if not lock.holders:
+        ahead = [each for each in lock.waiters[:1] if each.position < waiter.position]
+        if ahead and ahead[0].state == "awaited":
+            return f"the message of {ahead[0]}, which is first, is awaited"
+        return f"nobody holds {what} at this moment"
+    first, others = lock.holders[0], lock.held - 1
+    return f"{_has(first, what, lock.at)}{_where(first)}" + (
+        f", and {others} more hold{'s' * (others == 1)} it" if others else ""
+    )
+
+
+def _pause_of(lock: LockInfo) -> str:
+    """What a burst of debounced calls waits for."""
+    if lock.holders:
+        left = duration(lock.holders[0].lease_left)
+        return f"it is sent {left} from now if no more calls come (lock_debounce)"
+    return (
+        "no more calls came, and a worker has to publish its message: a worker whose app has the "
+        "caller's name, and whose broker_url (or broker_write_url) is spelt the same"
+    )
+
+
+def _result(app: Any, task_id: str) -> Why | None:
+    """What the result backend says, if the task has ended or will be retried."""
+    if app is None:
+        return None
+    from celery.states import READY_STATES, RETRY
+
+    try:
+        app.loader.import_default_modules()  # in a Django project it sets up the backend, too
+        meta = app.backend.get_task_meta(task_id)
+    except NotImplementedError:
+        return None  # no result backend
+    except Exception as error:  # noqa: BLE001  # whatever a backend raises
+        logger.warning("Cannot read the state of %s: %s", task_id, error)
+        return None
+    state, result = str(meta.get("status", "")), meta.get("result")
+    work = work_of(str(meta.get("name") or ""), task_id)
+    if isinstance(result, dict) and result.get("relock") == "dropped":
+        lock = str(result.get("lock") or "")
+        return Why(task_id, "dropped", f"{work} was dropped: {result.get('reason')}", lock)
+    if state in READY_STATES:
+        said = "" if state == "SUCCESS" else f", {type(result).__name__}: {result}"
+        return Why(task_id, "ended", f"{work} has ended: {state}{said}")
+    if state == RETRY:
+        because = "" if result is None else f": {result}"
+        return Why(task_id, "retry", f"{work} will run again{because}")
+    return None
+
+
+def _ask_workers(app: Any, task_id: str) -> tuple[tuple[str, str, dict[str, Any]] | None, bool]:
+    """The worker that has a task, in which of its lists, and what it knows about the task; and
+    whether any worker answered."""
+    replies = {} if app is None else _asked(app, "query_task", [task_id]) or {}
+    for node, tasks in replies.items():
+        if isinstance(tasks, dict) and task_id in tasks:
+            state, info = tasks[task_id]
+            return (node, state, info), True
+    return None, bool(replies)
+
+
+def _asked(app: Any, question: str, *args: Any) -> dict[str, Any] | None:
+    """The answers of the workers, by worker; None if they cannot be asked."""
+    try:
+        return getattr(app.control.inspect(timeout=_WORKERS), question)(*args) or {}
+    except Exception as error:  # noqa: BLE001  # whatever a broker's client raises
+        logger.warning("Cannot ask the workers: %s", error)
+        return None
+
+
+def _names(app: Any, info: dict[str, Any]) -> tuple[str, ...]:
+    """The lock names of a call that a worker described."""
+    from ..declaration import declaration, is_locked
+
+    app.loader.import_default_modules()
+    task = app.tasks.get(info.get("name"))
+    if task is None or not is_locked(type(task)):
+        return ()
+    try:
+        call = info.get("relock") or {}
+        declared = declaration(type(task)).of_call(call.get("options") or {}, call.get("prefix"))
+        return declared.names_of_call(task, info.get("args"), info.get("kwargs")) or ()
+    except RelockError as error:
+        logger.warning("Cannot determine the locks of %s: %s", info.get("name"), error)
+        return ()
