@@ -25,7 +25,7 @@ from .engine.asyncio import AsyncEngine, TaskLease
 from .engine.engine import Engine
 from .engine.lease import Lease, State
 from .engine.protocol import Answer, Held
-from .errors import LockUnavailable
+from .errors import LockUnavailable, RelockError
 from .named_lock import (
     Grip,
     LockNeverFree,
@@ -314,7 +314,7 @@ class Lock(NamedLock):
         reentrancy.pop(lease)
         try:
             kept = await self._engine.release(lease)
-        except LockUnavailable:
+        except RelockError:
             self._grips.not_released(task or self, grip)
             raise
         if not kept:

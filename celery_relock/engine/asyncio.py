@@ -56,7 +56,7 @@ class TaskLease(Lease):
         return here and super().is_here()
 
     @property
-    def left(self) -> bool:
+    def abandoned(self) -> bool:
         loop = self._loop()
         if self.unwanted or loop is None or loop.is_closed():
             return True
@@ -65,7 +65,7 @@ class TaskLease(Lease):
             task = self._task()
             if task is None or task.done():
                 return True
-        return super().left
+        return super().abandoned
 
     def tell_release(self, before: State, *, lost: bool, had: bool) -> bool:
         # Nobody was told that it was acquired.

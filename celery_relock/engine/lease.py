@@ -144,7 +144,7 @@ class Lease:
         return self.state not in (State.NEW, State.RELEASED)
 
     @property
-    def left(self) -> bool:
+    def abandoned(self) -> bool:
         """Whether nobody is there any more who would release it."""
         return self.holder is not None and self.holder() is None
 

@@ -124,4 +124,4 @@ def _counts(lease: Lease) -> bool:
     if lease.state not in (State.HELD, State.LOST) or not lease.is_here():
         return False
     # A `Lock` that was dropped without a release is nobody's any more: its lease ends it.
-    return not lease.left
+    return not lease.abandoned

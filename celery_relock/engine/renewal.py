@@ -195,7 +195,7 @@ class KeepAlive:
         for lease in self.leases():
             if lease.state is State.HELD and lease.lost:
                 self._lose(lease, "no renewal came through before the lease ran out")
-            elif lease.left:
+            elif lease.abandoned:
                 self._lose(lease, "it was dropped without being released")
 
     def _put_off(self, leases: list[Lease], outage: Outage) -> None:

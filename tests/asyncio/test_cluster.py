@@ -209,8 +209,8 @@ def test_a_lock_follows_its_slot(
         since = one._lease.renewed
         while one._lease.renewed == since:
             await asyncio.sleep(0.05)
-        assert await one.owned()
         await asyncio.to_thread(cluster.end_move, slot, source, to)
+        assert await one.owned()
         await one.release()
         assert await waits > fence
         assert await waiter("a") > fence

@@ -604,6 +604,27 @@ def test_a_release_that_failed_is_tried_again_though_another_task_has_acquired_t
     run(main())
 
 
+@pytest.mark.parametrize("error", [LockUnavailable("no answer"), LockConfigError("not allowed")])
+def test_a_release_that_failed_can_be_tried_again(
+    lock: MakeLock, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def main() -> None:
+        one = lock()
+        await one.acquire()
+
+        def fails(*_: Any, **__: Any) -> None:
+            raise error
+
+        with monkeypatch.context() as away:
+            away.setattr(one._engine.backend, "release", fails)
+            with pytest.raises(type(error)):
+                await one.release()
+        await one.release()
+        assert not await one.locked()
+
+    run(main())
+
+
 def test_tasks_share_a_lock_with_several_permits(lock: MakeLock) -> None:
     one, fences = lock(thread_local=False, limit=2), set()
     holds: list[Lock] = []

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from celery_relock.engine import renewal
+from celery_relock.engine import outage
 from celery_relock.engine.outage import Outage
 from celery_relock.errors import LockUnavailable
 
@@ -48,7 +48,7 @@ def test_one_that_goes_on_is_told_again(
 ) -> None:
     tried = Outage("lighting the cellar")
     fail(tried, LockUnavailable("no lamp"))
-    monkeypatch.setattr(renewal, "_EVERY", 0.0)
+    monkeypatch.setattr(outage, "_EVERY", 0.0)
     fail(tried, LockUnavailable("no lamp"))
     assert levels(caplog) == ["WARNING", "WARNING"]
 
@@ -58,7 +58,7 @@ def test_what_fails_after_a_time_without_a_try_is_another_one(
 ) -> None:
     tried = Outage("lighting the cellar")
     fail(tried, LockUnavailable("no lamp"))
-    monkeypatch.setattr(renewal, "_APART", -1.0)
+    monkeypatch.setattr(outage, "_APART", -1.0)
     fail(tried, LockUnavailable("no lamp"))
     assert levels(caplog) == ["WARNING", "WARNING"]
 
