@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,21 +27,16 @@ from ..naming.names import signature_of
 from ..options import LockOptions
 from ..worker import events as worker_events
 from ..worker.conflict import end_unexecuted
-from ..worker.message import (
-    PREFIX,
-    body_runs,
-    call_options,
-    is_retry,
-    prefix_of,
-    running_request,
-    telling,
-)
+from ..worker.delivery import Delivery
+from ..worker.message import PREFIX, body_runs, call_options, prefix_of, running_request, telling
 from ..worker.states import Dropped, show_revoked, stores_no_result
 from . import marker
 from .marker import Found, Marker
 
 logger = logging.getLogger("celery_relock")
 
+#: The field of our header with a call's marker, and until when that is there.
+DEDUP = "dedup"
 # The options of a call whose result somebody else waits for: Celery makes it, or goes on from it.
 _AWAITED = (
     *("task_id", "chain", "chord", "group_id", "link", "link_error"),
@@ -305,29 +299,18 @@ def _call_asked_about(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 # --- what a message says of its marker ------------------------------------------------------------
 
 
-class Running(NamedTuple):
-    """The execution on this call stack that has a marker which goes on to a retry."""
-
-    message: Any
-    marker: Marker
-
-
-#: Set by worker.py while a body runs.
-running: ContextVar[Running | None] = ContextVar("relock_dedup_running", default=None)
-
-
-def on_publish(fields: Mapping[str, Any], header: dict[str, Any]) -> None:
+def on_publish(fields: Mapping[str, Any], header: dict[str, Any], retried: Delivery | None) -> None:
     """Write into our header of a new message what it says of a marker, unless `send` has said it.
 
     Args:
         fields: where the message has its id.
         header: ours, which is in the message already.
+        retried: the delivery whose retry it is, if it is one.
     """
-    retried = running.get()
-    if retried is not None and is_retry(fields, retried.message):
-        header["dedup"] = list(retried.marker)
-    elif "dedup" not in header and _is_celerys_own(fields):
-        header["dedup"] = ["", marker.OWN]
+    if retried is not None and DEDUP in retried.to_retry:
+        header[DEDUP] = retried.to_retry[DEDUP]
+    elif DEDUP not in header and _is_celerys_own(fields):
+        header[DEDUP] = ["", marker.OWN]
 
 
 def _is_celerys_own(fields: Mapping[str, Any]) -> bool:

@@ -20,12 +20,13 @@ from ..engine.hold import Body, MakeHold
 from ..engine.protocol import Successor
 from ..errors import LockUnavailable
 from ..worker.beside import HeldBeside
-from ..worker.conflict import end_unexecuted, ended_for_good
+from ..worker.conflict import end_unexecuted
+from ..worker.delivery import delivery_of, retry_of
 from ..worker.events import BLOCKED
-from ..worker.message import header_of, retry_of
+from ..worker.message import header_of
 from ..worker.states import Late, SentAgain, Waits, end_dropped, is_requeued, show_revoked
 from . import client, marker
-from .client import Call, Running
+from .client import Call
 from .marker import Found, Marker, MarkerLease
 
 logger = logging.getLogger("celery_relock")
@@ -64,11 +65,9 @@ def around(
                 execution.show_replaced()
             raise
 
-    for_good = ended_for_good.set(execution.ask_replaced if replaces else None)
-    try:
-        return execution.around(run)
-    finally:
-        ended_for_good.reset(for_good)
+    if replaces:
+        delivery_of(message).ended_for_good = execution.ask_replaced
+    return execution.around(run)
 
 
 def _call(task: Any, declared: Declaration, message: Any, names: tuple[str, ...]) -> Call:
@@ -93,11 +92,12 @@ def _swallow(call: Call, message: Any, there: Found) -> Any:
 class _Execution(HeldBeside):
     """A message that has arrived, and what it has of its call's marker."""
 
-    running = client.running
+    field = client.DEDUP
 
     def __init__(self, call: Call, message: Any) -> None:
         super().__init__(call.task, message)
         self.call = call
+        self.to_retry = [*call.marker]
         self.replaced = False
         self.execution_id = header_of(message).first_execution_id
         self.lease = MarkerLease(
@@ -179,9 +179,6 @@ class _Execution(HeldBeside):
         task, task_id = self.call.task, self.message.id
         if self.replaced or client.state_of(task, task_id) == BLOCKED:
             show_revoked(task, task_id, "replaced by a later call")
-
-    def offer(self) -> None:
-        self.running.set(Running(self.message, self.call.marker))
 
     def end(self, error: BaseException | None) -> None:
         # A marker of some seconds is left as it is.

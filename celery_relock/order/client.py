@@ -12,9 +12,8 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from contextvars import ContextVar
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from celery.utils import uuid
 
@@ -25,32 +24,15 @@ from ..engine.events import label_of
 from ..engine.protocol import KEPT, LINE, Claim, Conflict, PlaceRequest
 from ..errors import LockConfigError, LockUnavailable, RelockError
 from ..worker.conflict import end_unexecuted
-from ..worker.message import (
-    PREFIX,
-    call_options,
-    is_retry,
-    moment,
-    seconds_to,
-    telling,
-    told_of,
-)
+from ..worker.delivery import Delivery, retried_by
+from ..worker.message import PREFIX, call_options, moment, seconds_to, telling, told_of
 
 logger = logging.getLogger("celery_relock")
 
+#: The field of our header with a call's line and its ticket.
+ORDER = "order"
 # For how long after it is due a call has a place, in seconds, whatever becomes of its message.
 QUEUED = 86_400.0
-
-
-class Running(NamedTuple):
-    """The execution on this call stack that holds a line and leaves it to its retry."""
-
-    message: Any
-    name: str
-    ticket: int
-
-
-#: Set by worker.py while a body runs whose retry keeps its place.
-running: ContextVar[Running | None] = ContextVar("relock_order_running", default=None)
 
 
 class Sender:
@@ -177,20 +159,18 @@ def _request(
 
 def _is_kept(fields: Mapping[str, Any], name: str) -> bool:
     """Whether this is the retry of an execution that keeps its place for the retry."""
-    now = running.get()
-    told = {"id": fields.get("task_id"), **fields}
-    return now is not None and now.name == name and is_retry(told, now.message)
+    retried = retried_by({"id": fields.get("task_id"), **fields})
+    return retried is not None and retried.to_retry.get(ORDER, [""])[0] == name
 
 
-def on_publish(fields: Mapping[str, Any], header: dict[str, Any]) -> None:
+def on_publish(header: dict[str, Any], retried: Delivery | None) -> None:
     """Write into our header of a new message what it says of its place, unless `Sender` has.
 
     Args:
-        fields: where the message has its id.
         header: ours, which is in the message already.
+        retried: the delivery whose retry it is, if it is one.
     """
-    now = running.get()
-    if "order" in header:
+    if ORDER in header:
         journal.remove(header["execution_id"])  # from now on nobody knows whether it is out
-    elif now is not None and is_retry(fields, now.message):
-        header["order"] = [now.name, now.ticket]
+    elif retried is not None and ORDER in retried.to_retry:
+        header[ORDER] = retried.to_retry[ORDER]

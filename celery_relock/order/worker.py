@@ -27,8 +27,9 @@ from ..engine.protocol import COMES_AGAIN, LINE, Claim, Successor
 from ..errors import RelockError
 from ..worker.beside import HeldBeside
 from ..worker.conflict import Attempt, end_unexecuted, obtain, release
+from ..worker.delivery import retry_of
 from ..worker.events import work_for
-from ..worker.message import Header, header_of, retry_of, seconds_to
+from ..worker.message import Header, header_of, seconds_to
 from ..worker.states import Aside, SentAgain, Waits, is_acknowledged, is_requeued
 from . import client
 
@@ -69,7 +70,7 @@ def _telling(body: Body, in_order: bool | None) -> Body:
 class _Execution(HeldBeside):
     """A message that has arrived, and what it has of its line."""
 
-    running = client.running
+    field = client.ORDER
 
     def __init__(
         self, task: Any, declared: Declaration, message: Any, header: Header, name: str
@@ -80,7 +81,8 @@ class _Execution(HeldBeside):
         self.engine = engine_of(declared.app)
         # Whatever the task does while somebody holds its lock: here it waits for its turn.
         self.options = replace(declared.options, on_conflict="wait")
-        self.to_retry: client.Running | None = None
+        # Its line, and its ticket there, 0 if it has been overtaken.
+        self.to_retry: list[Any] = []
         claim = Claim(
             execution_id=header.execution_id,
             attempt_id=ids.new_attempt_id(),
@@ -96,7 +98,7 @@ class _Execution(HeldBeside):
 
     @property
     def is_for_retries(self) -> bool:
-        return self.to_retry is not None
+        return bool(self.to_retry)
 
     def arrive(self) -> bool | None:
         """Wait for the turn of this execution. Returns whether nobody has overtaken it; None where
@@ -109,8 +111,7 @@ class _Execution(HeldBeside):
             return None  # relock_enabled=False
         in_order = told is not None and told[1] == ticket
         if self.options.order_retry == "keep":
-            ticket = ticket if in_order else 0
-            self.to_retry = client.Running(self.message, self.name, ticket)
+            self.to_retry = [self.name, ticket if in_order else 0]
         if not in_order:
             logger.warning(
                 "%s[%s] does not run in the order of %r: %s",
@@ -131,9 +132,6 @@ class _Execution(HeldBeside):
             return told(make_hold)
 
         return begin
-
-    def offer(self) -> None:
-        self.running.set(self.to_retry)
 
     def end(self, error: BaseException | None) -> None:
         if not self.lease.may_hold:

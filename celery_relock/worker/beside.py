@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any
 
 from celery.exceptions import SoftTimeLimitExceeded
 
-from .message import afterwards
+from .delivery import afterwards, delivery_of
 from .states import is_autoretried
 
 
@@ -18,15 +17,17 @@ class HeldBeside(ABC):
     """Base class: `around` ends it when the execution ends, or leaves it to the retry.
 
     Attributes:
-        running: what the room knows while a retry may be sent that gets it; set by `offer`.
+        field: of the header, by which a retry gets it; `to_retry` is what stands there.
         begun: whether the execution has its locks.
     """
 
-    running: ContextVar[Any]
+    field: str
+    to_retry: list[Any]
 
     def __init__(self, task: Any, message: Any) -> None:
         self.task = task
         self.message = message
+        self.delivery = delivery_of(message)
         self.begun = False
 
     @property
@@ -34,9 +35,10 @@ class HeldBeside(ABC):
     def is_for_retries(self) -> bool:
         """Whether a retry that is sent now gets it."""
 
-    @abstractmethod
     def offer(self) -> None:
         """From now on a retry that is sent gets it."""
+        if self.is_for_retries:
+            self.delivery.to_retry[self.field] = self.to_retry
 
     @abstractmethod
     def end(self, error: BaseException | None) -> None:
@@ -48,7 +50,6 @@ class HeldBeside(ABC):
 
     def around(self, call: Callable[[], Any]) -> Any:
         """Call, and end what is held as the call ends."""
-        token = self.running.set(None)
         raised, stays_open, done = None, False, False
         try:
             return call()
@@ -69,7 +70,7 @@ class HeldBeside(ABC):
                     stays_open = False
                     self.end(raised)
                 if not stays_open:
-                    self.running.reset(token)
+                    self.delivery.to_retry.pop(self.field, None)
 
     def _stays_open(self, error: BaseException | None) -> bool:
         """Whether Celery's autoretry, which lies around the lock, is to make a retry of this error:
@@ -80,10 +81,10 @@ class HeldBeside(ABC):
             return False
         if not self.begun:  # a conflict, say
             self.offer()
-        afterwards(self.message, lambda: self._end_with_its_message(error))
+        afterwards(lambda: self._end_with_its_message(error))
         return True
 
     def _end_with_its_message(self, error: Exception) -> None:
         """The retry of its error was sent, or there is none."""
-        self.running.set(None)
+        self.delivery.to_retry.pop(self.field, None)
         self.end(error)

@@ -14,9 +14,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -46,6 +45,7 @@ from ..engine.protocol import (
 from ..errors import LockConfigError, LockConflict, LockDeadlock, LockUnavailable, RelockError
 from ..naming.callables import called
 from ..options import POLICIES, WAITS, LockOptions
+from .delivery import delivery_of
 from .events import show
 from .message import header_of, moment, note, running_request
 from .parking import park_request, sent_again
@@ -60,13 +60,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
 _STORING = 2.0
 # An attribute of a late copy: until when, by the monotonic clock, to wait for that result.
 _STORED_BY = "relock_stored_by"
-
-
-# Called for a message whose execution has ended: True if it must not run again, whatever its stored
-# state says. `dedup` sets it for a call that a later call may replace.
-ended_for_good: ContextVar[Callable[[], bool] | None] = ContextVar(
-    "relock_ended_for_good", default=None
-)
 
 
 class Attempt(NamedTuple):
@@ -470,7 +463,7 @@ def _is_owed(task: Any, message: Any) -> bool:
     """
     if not task.acks_late:
         return False
-    is_for_good = ended_for_good.get()
+    is_for_good = delivery_of(message).ended_for_good
     if is_for_good is not None and is_for_good():
         return False
     if stores_no_result(task, message):

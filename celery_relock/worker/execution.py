@@ -38,16 +38,15 @@ from ..order import worker as order
 from ..workflow import steps
 from . import company, events, retry, revocation, unlocked
 from .conflict import Attempt, call_off, obtain, release
+from .delivery import afterwards, finish, left
 from .message import (
     Header,
-    afterwards,
     ancestors_here,
     begin_call,
-    begin_message,
-    finish,
     has_begun,
     header_of,
     inside,
+    note,
     owner,
     prefix_of,
     running_request,
@@ -98,8 +97,6 @@ def run(
         return body(*args, **kwargs)
     execution = Execution(task, by, body, args, kwargs)
     header, declared = execution.header, execution.declared
-    if header is None and execution.message is not None:
-        raise Late("is the copy of another worker")
     try:
         if header is not None and (header.workflow_locks or declared.begins_workflows):
             result = steps.around(task, execution.message, execution.run_named)
@@ -148,7 +145,7 @@ class Execution:
         self.message = None if request is None or request.is_eager else request
         self.header: Header | None = None
         if self.message is not None:
-            self.header = begin_message(task.app, self.message)
+            self.header = _begin_message(task.app, self.message)
         self.declared = declaration(type(task))
         self.names: tuple[str, ...] = ()
         self.limits: Mapping[str, int] = {}
@@ -228,7 +225,9 @@ class Execution:
         engine = engine_of(self.declared.app)
         lease = self._lease(engine, names, stuck)
         self.asked = True
-        may_keep = options.keep_on_retry and message is not None
+        keeps = options.keep_on_retry and message is not None
+        told = task, message, engine, lease, options.gap_ttl
+        to_retry = retry.LeftToRetry(*told) if keeps else None
         over = False  # whether the message is acknowledged for good
         attempt = Attempt(task, engine, lease, options, message)
         try:
@@ -240,7 +239,7 @@ class Execution:
                 steps.keep_for_chain(message, engine, lease, options)
             for name, fence, reentered in zip(names, held.fences, held.reentered, strict=True):
                 shares.append(Share(name, lease, fence, reentered))
-            unbroken = not may_keep or retry.unbroken(message, lease)
+            unbroken = to_retry is None or retry.unbroken(message, lease)
             is_whole = names == self.names
             make_hold = partial(
                 Hold,
@@ -249,7 +248,7 @@ class Execution:
                 unbroken=unbroken,
                 engine=engine if is_whole else None,
             )
-            run_body = self._watched(run_body, lease, make_hold, may_keep)
+            run_body = self._watched(run_body, lease, make_hold, to_retry)
             try:
                 result = run_body(make_hold)
             except Exception as error:
@@ -272,10 +271,10 @@ class Execution:
                 ended = over and self.header is not None and self.header.own
                 is_left = False
                 try:
-                    if may_keep and retry.is_open(lease):
+                    if to_retry is not None and to_retry.open:
                         is_left = True  # released when Celery has sent the retry
                         reentrancy.pop(lease)
-                    elif options.hold == "workflow" and steps.owns(lease):
+                    elif options.hold == "workflow" and steps.owns(message, lease):
                         is_left = True  # released at the end of the workflow
                     else:
                         reentrancy.pop(lease)
@@ -298,17 +297,17 @@ class Execution:
             rooms, remember = revocation.PARKED, 0.0
         revocation.clear_away(self.task.app, self.message, self.task, rooms, remember)
 
-    def _watched(self, run_body: Body, lease: Lease, make_hold: MakeHold, may_keep: bool) -> Body:
+    def _watched(
+        self,
+        run_body: Body,
+        lease: Lease,
+        make_hold: MakeHold,
+        to_retry: retry.LeftToRetry | None,
+    ) -> Body:
         """A body that a lost lock ends, and whose retry gets the hold: what the options ask for."""
-        options = self.declared.options
-        if options.on_lost == "raise" and any(lease.fences):  # else there is no lock to lose
+        if self.declared.options.on_lost == "raise" and any(lease.fences):  # else none can be lost
             run_body = _interrupted(run_body, lease, make_hold)
-        if may_keep:
-            keeping = retry.keeping(
-                self.task, self.message, engine_of(self.declared.app), options, lease
-            )
-            run_body = keeping(run_body)
-        return run_body
+        return run_body if to_retry is None else to_retry.keeping()(run_body)
 
     def run_body(self, make_hold: MakeHold | None) -> Any:
         """Run the task's own code, which finds what `make_hold` makes as `self.lock`."""
@@ -358,6 +357,35 @@ class Execution:
         return lease
 
 
+def _begin_message(app: Any, message: Any) -> Header:
+    """A message's execution begins. Returns its header.
+
+    Raises:
+        Late: it is another worker's copy of a broadcast.
+    """
+    if left.stack:
+        finish()  # nobody has said that those before it are over
+    header = header_of(message)
+    exchange = (message.delivery_info or {}).get("exchange")
+    if not exchange or not _is_broadcast(app, exchange):
+        return header
+    if not header.receiver:
+        # Each worker's copy is an execution for itself.
+        own = ids.short(f"{header.execution_id}@{message.hostname}")
+        header = header._replace(execution_id=own, receiver=message.hostname)
+        note(message, header)
+    if header.receiver != message.hostname:
+        # Another worker had parked it.
+        raise Late("is the copy of another worker")
+    return header
+
+
+def _is_broadcast(app: Any, exchange: str) -> bool:
+    """Whether every worker receives what is sent there (`kombu.common.Broadcast`)."""
+    exchanges = [queue.exchange for queue in app.amqp.queues.values()]
+    return any(each and each.name == exchange and each.type == "fanout" for each in exchanges)
+
+
 def _interrupted(run_body: Body, lease: Lease, make_hold: MakeHold) -> Body:
     return Interruption(lease, lambda: make_hold().lost_error())(run_body)
 
@@ -380,7 +408,7 @@ def _is_over(attempt: Attempt, error: Exception) -> bool:
     if is_acknowledged(task, error):
         return True
     if message is not None and is_autoretried(task, error):
-        afterwards(message, lambda: call_off(attempt) if is_acknowledged(task, error) else None)
+        afterwards(lambda: call_off(attempt) if is_acknowledged(task, error) else None)
     return False
 
 
@@ -392,9 +420,12 @@ def _after(
     task_id: str = "", task: Any = None, retval: Any = None, state: str | None = None, **_: Any
 ) -> None:
     """Celery has published what comes after the task, and stored its result."""
-    finish(task_id)
     request = task.request_stack.top
-    if request is None or request.id != task_id or request.is_eager or has_begun(request):
+    if request is None or request.id != task_id or request.is_eager:
+        return
+    if left.stack:
+        finish()
+    if has_begun(request):
         return
     # `run` was not reached (an error in `before_start`), so nothing took over what was left to it.
     is_locked_task, header = hasattr(task, "_relock_declares"), header_of(request)

@@ -3,8 +3,10 @@ owner.
 
     which message    the requests on Celery's stacks
     the header       what we write into every message that is published, and read from each
+    the prefix       of the lock names in a message, and in what is called from it
     ancestors        the executions whose holds a message may re-enter
     the owner        who may re-enter
+    times            as messages and calls have them
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime, timedelta
 from itertools import islice
@@ -47,9 +49,8 @@ _CANVASES = {"chain": ("tasks",), "group": ("tasks",), "chord": ("header", "body
 # How many ancestors are passed on, the nearest first. Without a bound the message of a task that
 # sends itself would become longer each time.
 _MOST_ANCESTORS = 32
-# Attributes of a request: our header, once it was read; whether the body of its task has begun;
-# whether a retry of it was sent.
-_PARSED, _BEGUN, _RETRIED = "relock_header", "relock_begun", "relock_retried"
+# Attributes of a request: our header, once it was read; whether the body of its task has begun.
+_PARSED, _BEGUN = "relock_header", "relock_begun"
 
 # -- Which message -------------------------------------------------------------------------------
 
@@ -104,66 +105,11 @@ def body_runs(task_id: str) -> bool:
     return any(each.request is not None and each.request.id == task_id for each in inside.get())
 
 
-# What to call when a message is over: when Celery has published what comes after it, and stored its
-# result. Each call stands beside the task id of its message.
-_left: ContextVar[tuple[tuple[str, Callable[[], None]], ...]] = ContextVar(
-    "relock_left", default=()
-)
-
-
-def afterwards(message: Any, call: Callable[[], None]) -> None:
-    """Call a function when `task_postrun` says that the message is over."""
-    _left.set((*_left.get(), (message.id, call)))
-
-
-def finish(task_id: str | None = None) -> None:
-    """A message is over: make the calls that were left for this moment.
-
-    Args:
-        task_id: of the message; None if all messages that have begun here are over.
-    """
-    left = _left.get()
-    if not left:
-        return
-    _left.set(() if task_id is None else tuple(each for each in left if each[0] != task_id))
-    struck = None
-    for of, call in left:
-        if task_id in (None, of):
-            try:
-                call()
-            except BaseException as error:  # noqa: BLE001 - a signal's: it strikes no second time
-                struck = error
-                with suppress(Exception):
-                    call()
-    if struck is not None:
-        raise struck
-
-
-def moment(when: Any, app: Any) -> float | None:
-    """An ETA or expiry, in any form that a message or a call has it.
-
-    Returns:
-        Seconds since the epoch; None if it is not a time.
-    """
-    try:
-        found = maybe_iso8601(when)
-    except (TypeError, ValueError):
-        return None  # Celery says so better
-    if not isinstance(found, datetime):
-        return None
-    return (found if found.tzinfo else found.replace(tzinfo=app.timezone)).timestamp()
-
-
-def seconds_to(when: Any, app: Any) -> float | None:
-    """From now to an ETA or expiry, or for so many seconds.
-
-    Returns:
-        0 for what is over; None if it is not a time.
-    """
-    if isinstance(when, int | float):
-        return max(0.0, float(when))
-    until = moment(when, app)
-    return None if until is None else max(0.0, until - time.time())
+def is_retry(fields: Mapping[str, Any], request: Any) -> bool:
+    """Whether a message is the running task's retry, and not what the task is replaced by."""
+    nesting = fields.get("replaced_task_nesting") or 0
+    same: bool = fields.get("id") == request.id
+    return same and nesting == (request.replaced_task_nesting or 0)
 
 
 # -- The header ----------------------------------------------------------------------------------
@@ -256,33 +202,6 @@ def header_of(message: Any) -> Header:
 def note(message: Any, header: Header) -> None:
     """Keep this as the header that a message came with."""
     setattr(message, _PARSED, header)
-
-
-def begin_message(app: Any, message: Any) -> Header | None:
-    """A message's execution begins, so those before it in this context are over.
-
-    Returns:
-        The message's header; None for another worker's copy of a broadcast.
-    """
-    if _left.get():
-        finish()  # their `task_postrun` was not sent
-    header = header_of(message)
-    exchange = (message.delivery_info or {}).get("exchange")
-    if not exchange or not _is_broadcast(app, exchange):
-        return header
-    if not header.receiver:
-        # Each worker's copy is an execution for itself.
-        own = ids.short(f"{header.execution_id}@{message.hostname}")
-        header = header._replace(execution_id=own, receiver=message.hostname)
-        note(message, header)
-    # A copy that another worker has parked may come to this one.
-    return header if header.receiver == message.hostname else None
-
-
-def _is_broadcast(app: Any, exchange: str) -> bool:
-    """Whether every worker receives what is sent there (`kombu.common.Broadcast`)."""
-    exchanges = [queue.exchange for queue in app.amqp.queues.values()]
-    return any(each and each.name == exchange and each.type == "fanout" for each in exchanges)
 
 
 def parse(raw: Mapping[str, Any]) -> Header | None:
@@ -498,6 +417,9 @@ def _write_seconds_of(found: Any) -> None:
             _write_seconds_of(found["kwargs"].get(name))
 
 
+# -- The prefix of lock names --------------------------------------------------------------------
+
+
 def prefix_here() -> str | None:
     """The prefix of lock names in the message that this call stack runs for; None if it has none.
 
@@ -547,40 +469,6 @@ def _prefix_of_sender(queues: Iterable[Any]) -> str | None:
         # Celery's signal would swallow the error, and the message would have no header at all.
         logger.error("a message is sent without the prefix of its lock names: %s", error)
         return None
-
-
-def is_retry(fields: Mapping[str, Any], request: Any) -> bool:
-    """Whether a message is the running task's retry, and not what the task is replaced by."""
-    nesting = fields.get("replaced_task_nesting") or 0
-    same: bool = fields.get("id") == request.id
-    return same and nesting == (request.replaced_task_nesting or 0)
-
-
-class Retried(NamedTuple):
-    """The retry that an execution has sent: our header in it, and where its ETA and expiry are."""
-
-    header: Mapping[str, Any]
-    fields: Mapping[str, Any]
-
-    @property
-    def execution_id(self) -> str:
-        return str(self.header["execution_id"])
-
-
-def on_published(fields: Mapping[str, Any], header: Mapping[str, Any]) -> None:
-    """A message is published: note it if it is the retry of the running one."""
-    running = running_request()
-    if running is not None and is_retry(fields, running):
-        for task in _task_stack.stack:
-            for request in task.request_stack.stack:
-                if request.id == running.id:  # all copies, as in `begin_call`
-                    setattr(request, _RETRIED, Retried(header, fields))
-
-
-def retry_of(request: Any) -> Retried | None:
-    """The retry of this request that was sent. One that no broker took was not."""
-    found: Retried | None = getattr(request, _RETRIED, None)
-    return found
 
 
 # -- Ancestors -----------------------------------------------------------------------------------
@@ -655,3 +543,33 @@ def _asked(option: Any, request: Any, where: str) -> str:
             f"{found!r:.100} for request {request.id}"
         )
     return found
+
+
+# -- Times ---------------------------------------------------------------------------------------
+
+
+def moment(when: Any, app: Any) -> float | None:
+    """An ETA or expiry, in any form that a message or a call has it.
+
+    Returns:
+        Seconds since the epoch; None if it is not a time.
+    """
+    try:
+        found = maybe_iso8601(when)
+    except (TypeError, ValueError):
+        return None  # Celery says so better
+    if not isinstance(found, datetime):
+        return None
+    return (found if found.tzinfo else found.replace(tzinfo=app.timezone)).timestamp()
+
+
+def seconds_to(when: Any, app: Any) -> float | None:
+    """From now to an ETA or expiry, or for so many seconds.
+
+    Returns:
+        0 for what is over; None if it is not a time.
+    """
+    if isinstance(when, int | float):
+        return max(0.0, float(when))
+    until = moment(when, app)
+    return None if until is None else max(0.0, until - time.time())

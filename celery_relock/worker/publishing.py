@@ -15,7 +15,8 @@ from ..dedup import client as dedup
 from ..order import client as order
 from ..workflow import steps
 from . import company, retry
-from .message import HEADER, on_published, write_header, write_seconds
+from .delivery import Retried, retried_by
+from .message import HEADER, write_header, write_seconds
 
 
 def _before(
@@ -34,9 +35,10 @@ def _before(
     header = write_header(headers, fields, {} if properties is None else properties, declare or ())
     # These two come first, as they may choose the execution id, which the others read. A retry with
     # a place in a line has the id of that place, and its dedup marker is left to that id.
-    order.on_publish(fields, header)
-    dedup.on_publish(fields, header)
-    retry.on_publish(fields, body, header)
+    retried = retried_by(fields)
+    order.on_publish(header, retried)
+    dedup.on_publish(fields, header, retried)
+    retry.on_publish(fields, body, header, retried)
     steps.on_publish(headers, body, header)
 
 
@@ -45,7 +47,8 @@ def _after(headers: Any = None, body: Any = None, **_: Any) -> None:
     header = headers.get(HEADER) if isinstance(headers, dict) else None
     if header:
         fields = _fields(headers, body)
-        on_published(fields, header)
+        if (retried := retried_by(fields)) is not None:
+            retried.retry = Retried(header, fields)
         steps.on_published(headers, header)
 
 

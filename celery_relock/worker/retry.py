@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,20 +19,20 @@ from ..engine.engine import Engine
 from ..engine.lease import Lease
 from ..engine.protocol import Successor
 from ..errors import RelockError
-from ..options import LockOptions
 from .conflict import end_unexecuted, release
-from .message import afterwards, header_of, is_retry, prefix_here, retry_of, seconds_to
+from .delivery import Delivery, Retried, afterwards, delivery_of
+from .message import header_of, prefix_here, seconds_to
 from .states import is_acknowledged, is_autoretried
 
 
 @dataclass(slots=True, eq=False)
-class _LeftToRetry:
+class LeftToRetry:
     """What a running body leaves to its retry.
 
     Attributes:
         margin: for how many seconds after the retry is due the hold is kept.
         needed: the lock names that the retry needs.
-        open: whether the body has ended, and the retry is not published yet.
+        open: whether the body has ended, and waits for the retry that Celery's autoretry makes.
         error: that the body ended with.
     """
 
@@ -46,12 +45,27 @@ class _LeftToRetry:
     open: bool = False
     error: Exception | None = None
 
-    def leave(self) -> None:
-        """Leave the lease to the retry, if there is one that needs any of it; release what the
-        retry does not need."""
-        sent = retry_of(self.message)
-        if sent is None:
-            return
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Around a body: if it has sent its retry, the lease is left to that, however it ends."""
+        delivery = delivery_of(self.message)
+        delivery.locks = self
+        try:
+            yield
+        except Exception as error:
+            self.error = error
+            if is_autoretried(self.task, error):
+                afterwards(self.end)
+                self.open = True
+            raise
+        finally:
+            if not self.open:
+                delivery.locks = None
+                if delivery.retry is not None:
+                    self.leave(delivery.retry)
+
+    def leave(self, sent: Retried) -> None:
+        """Leave the lease to the retry, if that needs any of it; release what it does not need."""
         claim = self.lease.claim
         kept = tuple(name in self.needed for name in claim.names)
         if not any(kept):
@@ -70,40 +84,12 @@ class _LeftToRetry:
 
     def end(self) -> None:
         """The message is over: the retry of its error was sent, or there is none."""
-        _left.set(None)
-        self.leave()
+        delivery = delivery_of(self.message)
+        delivery.locks = None
+        if delivery.retry is not None:
+            self.leave(delivery.retry)
         over = is_acknowledged(self.task, self.error)
         release(self.engine, self.lease, ended=over and header_of(self.message).own)
-
-
-_left: ContextVar[_LeftToRetry | None] = ContextVar("relock_left_to_retry", default=None)
-
-
-@contextmanager
-def keeping(
-    task: Any, message: Any, engine: Engine, options: LockOptions, lease: Lease
-) -> Iterator[None]:
-    """Around a body: if it has sent its retry, the lease is left to that, however it ends."""
-    left = _LeftToRetry(task, message, engine, lease, options.gap_ttl)
-    _left.set(left)
-    try:
-        yield
-    except Exception as error:
-        left.error = error
-        if is_autoretried(task, error):
-            afterwards(message, left.end)
-            left.open = True
-        raise
-    finally:
-        if not left.open:
-            _left.set(None)
-            left.leave()
-
-
-def is_open(lease: Lease) -> bool:
-    """Whether a lease waits for what Celery's autoretry makes of its body's error."""
-    left = _left.get()
-    return left is not None and left.open and left.lease is lease
 
 
 def unbroken(message: Any, lease: Lease) -> bool:
@@ -129,11 +115,13 @@ def unbroken(message: Any, lease: Lease) -> bool:
     return not broken
 
 
-def on_publish(fields: Mapping[str, Any], body: Any, header: dict[str, Any]) -> None:
+def on_publish(
+    fields: Mapping[str, Any], body: Any, header: dict[str, Any], retried: Delivery | None
+) -> None:
     """A retry's header tells what is kept for it."""
-    left = _left.get()
-    if left is None or not is_retry(fields, left.message):
+    if retried is None or retried.locks is None:
         return
+    left: LeftToRetry = retried.locks
     lease = left.lease
     left.needed = _names_of(left.task, fields, body)
     kept = zip(lease.claim.names, lease.fences, strict=True)

@@ -20,8 +20,9 @@ from ..engine import events
 from ..engine.protocol import Conflict
 from ..errors import LockConflict, RelockError
 from . import events as worker_events
+from .delivery import retry_of
 from .events import BLOCKED
-from .message import header_of, retry_of
+from .message import header_of
 
 logger = logging.getLogger("celery_relock")
 

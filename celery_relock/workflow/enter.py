@@ -139,7 +139,7 @@ def _acquire(task: Any, message: Any, spec: Mapping[str, Any]) -> None:
             lock = steps.WorkflowLock.of(spec["id"], lease, held.fences, options)
             steps.begin(lock, engine, lease, message)
     finally:
-        if not steps.owns(lease):
+        if not steps.owns(message, lease):
             release(engine, lease, ended=False)
 
 

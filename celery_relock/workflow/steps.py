@@ -24,7 +24,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -41,16 +40,9 @@ from ..engine.protocol import Claim, Held, Successor
 from ..errors import LockConflict, LockLost, RelockError
 from ..options import LockOptions
 from ..worker.conflict import Attempt, end_unexecuted, obtain, release
+from ..worker.delivery import afterwards, delivery_of, finish, if_any
 from ..worker.events import work_for
-from ..worker.message import (
-    afterwards,
-    finish,
-    has_begun,
-    header_of,
-    is_retry,
-    moment,
-    running_request,
-)
+from ..worker.message import has_begun, header_of, is_retry, moment, running_request
 from ..worker.states import (
     Dropped,
     SentAgain,
@@ -234,18 +226,25 @@ class StepHold:
         return Successor(" ".join(self.successors), keep)
 
 
-#: The holds of the running message, the one of the outermost workflow lock first.
-active: ContextVar[tuple[StepHold, ...]] = ContextVar("relock_workflow", default=())
+def holds_of(message: Any | None) -> tuple[StepHold, ...]:
+    """The holds of a message that is executed here, that of the outermost workflow lock first."""
+    delivery = if_any(message)
+    return () if delivery is None else delivery.holds
 
 
-def owns(lease: Lease) -> bool:
+def holds_here() -> tuple[StepHold, ...]:
+    """Those of the message that this call stack runs for."""
+    return holds_of(running_request())
+
+
+def owns(message: Any | None, lease: Lease) -> bool:
     """Whether a lease is of a workflow lock, so that it is released, or left to others, here."""
-    return any(hold.lease is lease for hold in active.get())
+    return any(hold.lease is lease for hold in holds_of(message))
 
 
 def is_unbroken(lease: Lease) -> bool:
     """False for the lease of a workflow lock whose permit had ended before this step came."""
-    return all(hold.lock.unbroken for hold in active.get() if hold.lease is lease)
+    return all(hold.lock.unbroken for hold in holds_here() if hold.lease is lease)
 
 
 def begin(lock: WorkflowLock, engine: Engine, lease: Lease, message: Any) -> None:
@@ -254,11 +253,11 @@ def begin(lock: WorkflowLock, engine: Engine, lease: Lease, message: Any) -> Non
 
 
 def _activate(hold: StepHold) -> None:
-    holds = active.get()
-    if not holds:
+    delivery = delivery_of(hold.message)
+    if not delivery.holds:
         # When Celery has published what comes after the task.
-        afterwards(hold.message, partial(_leave_all, hold.message))
-    active.set((*holds, hold))
+        afterwards(partial(_leave_all, hold.message))
+    delivery.holds = (*delivery.holds, hold)
 
 
 def keep_for_chain(message: Any, engine: Engine, lease: Lease, options: LockOptions) -> None:
@@ -274,6 +273,7 @@ def keep_for_chain(message: Any, engine: Engine, lease: Lease, options: LockOpti
 
 def around(task: Any, message: Any, call: Callable[[], Any]) -> Any:
     """Execute a step, with its own locks, under the holds of its workflow locks."""
+    delivery = delivery_of(message)
     try:
         _acquire_all(task, message)
         result = call()
@@ -281,7 +281,7 @@ def around(task: Any, message: Any, call: Callable[[], Any]) -> Any:
         _leave_all(message)
         return end_dropped(task, message, dropped)
     except BaseException as error:
-        if active.get():
+        if delivery.holds:  # no call: a signal's exception would take the place of this error
             _end(task, message, error)
         raise
     if not (message.chain or message.callbacks or message.chord):
@@ -291,7 +291,7 @@ def around(task: Any, message: Any, call: Callable[[], Any]) -> Any:
 
 def _end(task: Any, message: Any, error: BaseException) -> None:
     """A step ends with an error."""
-    for hold in active.get():
+    for hold in holds_of(message):
         hold.acknowledged = is_acknowledged(task, error)
     # Celery's autoretry lies around a LockedTask's `run`: it sends the retry of this error next,
     # and what that leaves is released when the message is over.
@@ -378,11 +378,8 @@ def _tell_lost(task: Any, hold: StepHold, fences: tuple[int, ...]) -> LockLost:
 
 def _leave_all(message: Any, *, again: bool = False) -> None:
     """Leave each hold to its successors; release those without any."""
-    holds = active.get()
-    if not holds or holds[0].message.id != message.id:
-        return
-    own = header_of(message).own
-    for hold in reversed(holds):
+    delivery, own = delivery_of(message), header_of(message).own
+    for hold in reversed(delivery.holds):
         if again:
             hold.leave_to_itself()
         lease = hold.lease
@@ -391,7 +388,7 @@ def _leave_all(message: Any, *, again: bool = False) -> None:
         comes_again = lease.claim.execution_id in hold.successors
         release(hold.engine, lease, ended=own and hold.acknowledged and not comes_again)
     # Only now: what a signal's exception keeps from being released is released after the message.
-    active.set(())
+    delivery.holds = ()
 
 
 # -- What goes on from a step --------------------------------------------------------------------
@@ -403,12 +400,12 @@ def on_publish(headers: Any, body: Any, header: Any) -> None:
     if running is None or not _is_new(headers, header):
         return
     untaken: dict[Any, Any] = {}
-    if not (has_begun(running) or active.get()):
+    if not (has_begun(running) or holds_of(running)):
         untaken = {lock.id: lock._asdict() for lock in workflow_locks(running)}
     is_next = untaken.keys() & stamped(headers.get("stamps"))
     if is_next or (untaken and _goes_on(headers, body, running)):
         _take_over(running)
-    holds = [hold for hold in active.get() if hold.message.id == running.id]
+    holds = holds_of(running)
     # A retry's header has those of the attempt before, also what that could not acquire: it must
     # not run without them.
     told = untaken | {lock.get("id"): lock for lock in header.get("workflow_locks") or ()}
@@ -421,6 +418,10 @@ def on_publish(headers: Any, body: Any, header: Any) -> None:
     named = stamped(headers.get("stamps"))
     if locks := [lock for each, lock in told.items() if each in named]:
         header["workflow_locks"] = locks
+        if not is_retry(headers, running):
+            # The call stack does not show them where the body ran in a context of its own.
+            mine = [hold.lease.claim.execution_id for hold in holds]
+            header["ancestors"] = [*dict.fromkeys((*mine, *header.get("ancestors", ())))]
 
 
 def _take_over(running: Any) -> None:
@@ -441,7 +442,7 @@ def _take_over(running: Any) -> None:
 
 def on_published(headers: Any, header: Any) -> None:
     """The message is published, so it is a successor. One that could not be sent is none."""
-    holds = active.get()
+    holds = holds_here()
     if not holds or not _is_new(headers, header):
         return
     told = {each["id"] for each in header.get("workflow_locks") or ()}
@@ -456,7 +457,7 @@ def on_replace(message: Any, canvas: Any) -> None:
 
     What was to come after the task stays as it was.
     """
-    holds = [hold for hold in active.get() if hold.message.id == message.id]
+    holds = holds_of(message)
     if not holds:
         return
     rest = [step for each in message.chain or () for step in steps_of(each)]

@@ -6,18 +6,21 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
+from threading import Thread
 from types import SimpleNamespace
 
 import pytest
+from billiard.einfo import ExceptionInfo
 from celery import VERSION, Celery, Task, current_app
 from celery._state import _get_active_apps, _task_stack
 from celery.app.task import Context
 from celery.app.trace import build_tracer
 from celery.events.state import Task as ShownTask
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, WorkerLostError
 from celery.local import Proxy
-from celery.signals import before_task_publish, worker_init
+from celery.signals import before_task_publish, task_failure, worker_init
 from celery.states import FAILURE, PENDING, SUCCESS
+from celery.utils.threads import LocalStack
 from celery.worker import control, state, strategy
 from celery.worker.consumer import Consumer
 from celery.worker.request import Request
@@ -102,7 +105,7 @@ def passes(member, *owners):
     assert all(hasattr(owner, member) for owner in owners), member
 
 
-@row("`celery._state._task_stack`, `Task.request_stack`")
+@row("`celery._state._task_stack`, `Task.request_stack`, and `LocalStack`, of which they are")
 def _():
     _, task = app_with_a_task()
     seen = []
@@ -112,6 +115,14 @@ def _():
     assert top is task
     assert tasks[-1] is task
     assert requests[-1].id == "x"
+    assert isinstance(_task_stack, LocalStack)
+    assert isinstance(task.request_stack, LocalStack)
+    own = LocalStack()
+    own.push(1)
+    elsewhere = Thread(target=lambda: seen.append(own.stack))
+    elsewhere.start()
+    elsewhere.join()
+    assert (own.stack, seen[-1]) == ([1], [])
 
 
 @row("`app._tasks`, `Task._app`, `Proxy._get_current_object`")
@@ -177,10 +188,31 @@ def _():
     assert vars(Context({})).get("ignore_result") is None
 
 
-@row("`Request.on_failure` acknowledges by `acks_on_failure_or_timeout` or `acks_on_failure`")
+@row(
+    "`Request.on_failure` acknowledges by `acks_on_failure_or_timeout`, "
+    "or `acks_on_failure` and `acks_on_timeout`"
+)
 def _():
-    names = Request.on_failure.__code__.co_names
-    assert "acks_on_failure_or_timeout" in names or "acks_on_failure" in names, names
+    names = {*Request.on_failure.__code__.co_names}
+    one, both = {"acks_on_failure_or_timeout"}, {"acks_on_failure", "acks_on_timeout"}
+    assert names >= one or names >= both, names
+
+
+@row("`task_failure` of a lost process has the very `kwargs` of its `Request`")
+def _():
+    _, task = app_with_a_task()
+    _, request = received(task)
+    seen = []
+
+    def tell(kwargs, **_):
+        seen.append(kwargs)
+
+    task_failure.connect(tell, sender=task)
+    try:
+        raise WorkerLostError
+    except WorkerLostError:
+        request.on_failure(ExceptionInfo())
+    assert [kwargs is request.kwargs for kwargs in seen] == [True]
 
 
 @row("the function that autoretry puts around `run` closes over its options")

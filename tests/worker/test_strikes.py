@@ -29,7 +29,7 @@ from celery_relock.engine import crash, reentrancy
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.protocol import KEPT, LINE
 from celery_relock.engine.renewal import keepalive
-from celery_relock.worker.message import finish
+from celery_relock.worker.delivery import finish
 from celery_relock.worker.parking import CARRIED, Carried, RawMessage
 from tests.support.long import LONG
 from tests.support.waiting import wait_for
@@ -164,6 +164,19 @@ def test_wherever_a_signal_strikes_no_lock_is_left_that_somebody_renews(
         assert set(keepalive.leases()) <= before, number
         assert subject.attempts(name) <= {KEPT}, number
     assert number > 50
+
+
+@pytest.mark.parametrize("options", [OPTIONS[1], OPTIONS[4], OPTIONS[5]], ids=str)
+def test_what_a_message_has_left_whose_end_nobody_told_is_released_by_the_next_one(
+    make: Make, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("celery.app.trace.send_postrun", lambda **_: [])
+    subject, name = make(options), uuid.uuid4().hex
+    subject.run(name)
+    assert subject.attempts(name) - {KEPT}
+    Context().run(subject.run, uuid.uuid4().hex)
+    assert subject.attempts(name) <= {KEPT}
+    finish()
 
 
 @ends_a_generator

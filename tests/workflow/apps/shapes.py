@@ -17,7 +17,7 @@ journal = Journal.from_env()
 
 
 def tell(run: str, name: str) -> None:
-    held = [fence for hold in steps.active.get() for fence in hold.lock.fences]
+    held = [fence for hold in steps.holds_here() for fence in hold.lock.fences]
     journal.add("step", run=run, name=name, fences=held)
 
 

@@ -53,7 +53,7 @@ before_task_publish.connect(lambda **_: may_die("publish"), weak=False)
 
 
 def _is_killed_by_what_it_sends(body: Any = None, **_: Any) -> None:
-    if steps.active.get() and body[1].get("do") == "kill the sender":
+    if steps.holds_here() and body[1].get("do") == "kill the sender":
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -63,7 +63,7 @@ after_task_publish.connect(lambda **_: may_die("published"), weak=False)
 
 def permit_of(task: Any) -> tuple[int, bool]:
     """The fence under which a step runs, and whether the permit has been held all the time."""
-    held = steps.active.get()
+    held = steps.holds_here()
     found = {fence for hold in held for fence in hold.lock.fences}
     unbroken = all(hold.lock.unbroken for hold in held)
     if isinstance(task, LockedTask):
@@ -222,7 +222,7 @@ def probes(previous, key):
 
 @app.task(bind=True)
 def tells_its_stamps(self, previous):
-    held = steps.active.get()
+    held = steps.holds_here()
     return self.request.stamps, [fence for each in held for fence in each.lock.fences]
 
 

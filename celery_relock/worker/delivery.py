@@ -1,0 +1,119 @@
+"""What a process knows of a message while it executes it: what goes on to the retry, and what is
+released when Celery is done with the message.
+
+All of it hangs on Celery's request, and on stacks of the thread or greenlet, as Celery's own are.
+Not on a context: a task may run its body in a context of its own, and Celery publishes the next
+step, and tells the end, outside of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from celery._state import _task_stack
+from celery.utils.threads import LocalStack
+
+from .message import is_retry, running_request
+
+# An attribute of a request.
+_DELIVERY = "relock_delivery"
+
+
+class Retried(NamedTuple):
+    """The retry that an execution has sent: our header in it, and where its ETA and expiry are."""
+
+    header: Mapping[str, Any]
+    fields: Mapping[str, Any]
+
+    @property
+    def execution_id(self) -> str:
+        return str(self.header["execution_id"])
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """One delivery of a message.
+
+    Attributes:
+        retry: that was sent. One that no broker took was not.
+        to_retry: fields of the header of a retry that is sent now: what goes on to it beside the
+            locks (`beside`).
+        locks: what goes on to it of the locks (`retry.LeftToRetry`).
+        holds: of the workflow locks (`workflow.steps.StepHold`), the outermost first.
+        ended_for_good: called for a message whose execution has ended: True if it must not run
+            again, whatever its stored state says. `dedup` sets it for a call that a later call may
+            replace.
+    """
+
+    retry: Retried | None = None
+    to_retry: dict[str, list[Any]] = field(default_factory=dict)
+    locks: Any = None
+    holds: tuple[Any, ...] = ()
+    ended_for_good: Callable[[], bool] | None = None
+
+
+def delivery_of(message: Any) -> Delivery:
+    """The delivery of a message that is executed here: one for all copies of its request that are
+    on Celery's stacks."""
+    found = if_any(message)
+    if found is None:
+        stacks = (task.request_stack.stack for task in _task_stack.stack)
+        copies = [each for stack in stacks for each in stack if each.id == message.id]
+        found = next(filter(None, map(if_any, copies)), None) or Delivery()
+        for each in (message, *copies):
+            setattr(each, _DELIVERY, found)
+    return found
+
+
+def if_any(request: Any) -> Delivery | None:
+    """The delivery of a request, of which something may be known."""
+    found: Delivery | None = getattr(request, _DELIVERY, None)
+    return found
+
+
+def retry_of(request: Any) -> Retried | None:
+    """The retry of this request that was sent."""
+    found = if_any(request)
+    return None if found is None else found.retry
+
+
+def retried_by(fields: Mapping[str, Any]) -> Delivery | None:
+    """The delivery whose retry a message is that is published here, None if it is none's.
+
+    Args:
+        fields: where the message has its id.
+    """
+    running = running_request()
+    if running is None or not is_retry(fields, running):
+        return None
+    return delivery_of(running)
+
+
+# -- When a message is over ----------------------------------------------------------------------
+
+#: What to call when the message that this thread or greenlet executes is over: when Celery has
+#: published what comes after it, and stored its result.
+left = LocalStack()
+
+
+def afterwards(call: Callable[[], None]) -> None:
+    """Call a function when `task_postrun` says that the message is over."""
+    left.push(call)
+
+
+def finish() -> None:
+    """The messages that have begun here are over: make the calls that were left for then."""
+    calls = [left.pop() for _ in [*left.stack]]
+    struck = None
+    for call in reversed(calls):
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 - a signal's: it strikes no second time
+            struck = error
+            with suppress(Exception):
+                call()
+    if struck is not None:
+        raise struck
