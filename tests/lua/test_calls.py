@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from celery_relock.backends.redis.backend import RedisBackend
-from celery_relock.backends.redis.connections import Transport
+from celery_relock.backends.redis.connections import Server
 from celery_relock.backends.redis.keys import SCHEMA
 from celery_relock.engine.protocol import (
     LINE,
@@ -48,7 +48,7 @@ class Sent:
 def sent(monkeypatch) -> list[Sent]:
     """Fills with every script call, on its way through the backend's connections."""
     calls: list[Sent] = []
-    run_each = Transport.run_each
+    run_each = Server.run_each
 
     def many(self, script, batch, *rest, **options):
         replies = run_each(self, script, batch, *rest, **options)
@@ -57,7 +57,7 @@ def sent(monkeypatch) -> list[Sent]:
                 calls.append(Sent(script.name, list(keys), list(args), _array(reply)))
         return replies
 
-    monkeypatch.setattr(Transport, "run_each", many)
+    monkeypatch.setattr(Server, "run_each", many)
     return calls
 
 

@@ -208,10 +208,8 @@ class Cluster(Transport):
         failover: float = FAILOVER,
         buckets: int = CLUSTER_BUCKETS,
     ) -> None:
-        self.addresses = frozenset(seeds)
-        self.replicas = replicas
+        super().__init__(seeds, replicas)
         self.buckets = buckets
-        self._gave_up = {}
         self.map = Map(seeds, lambda node, within: self._at(node).make(within), buckets, remap)
         self.made = (kind, options)
         self._failover = failover

@@ -7,15 +7,15 @@ answer to the wrong caller when a time limit's signal strikes, and they repeat c
 connection returns to the list only after every answer was read; and no int or float is packed
 (hiredis runs signal handlers in their repr, and crashes).
 
-A command whose answer is lost is sent again, within a stated patience (`Transport`, for one
-server): every verb can be sent twice, but for those in `ONCE`. `sentinel` and `cluster` say what
-differs there.
+A command whose answer is lost is sent again, within a stated patience (`Transport`): every verb can
+be sent twice, but for those in `ONCE`. `sentinel` and `cluster` say what differs there.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -319,12 +319,10 @@ def _promises(script: Script, reply: Any) -> bool:
     )
 
 
-class Transport:
-    """The way to one server.
+class Transport(ABC):
+    """The way to all servers.
 
     Args:
-        work: connections for commands.
-        renewals: connections for the keep-alive thread.
         addresses: of the Redis. Two transports that have one in common lead to the same Redis.
         replicas: how many replicas must have a hold before it is valid.
 
@@ -345,17 +343,9 @@ class Transport:
     variant = "server"
     buckets = 1
 
-    def __init__(
-        self,
-        work: Connections,
-        renewals: Connections,
-        addresses: Iterable[tuple[Any, ...]],
-        replicas: Replicas,
-    ) -> None:
+    def __init__(self, addresses: Iterable[tuple[Any, ...]], replicas: Replicas) -> None:
         self.addresses = frozenset(addresses)
         self.replicas = replicas
-        self._work = work
-        self._renewals = renewals
         # When a server was last given up.
         self._gave_up: dict[object, float] = {}
 
@@ -390,11 +380,60 @@ class Transport:
             time.sleep(self.PAUSES[min(tries, len(self.PAUSES) - 1)])
             tries += 1
 
+    def route(self, bucket: int) -> object:
+        """The server of a bucket, if it is known."""
+        return None
+
+    def patience(self, error: Exception) -> float:
+        """For how many seconds to repeat a command that failed with this error."""
+        return self.PATIENCE
+
+    @abstractmethod
     def run_each(
         self, script: Script, calls: Sequence[Call], effort: Effort, renewing: bool = False
     ) -> list[Any]:
         """The outcome of each call, a reply or an error. A failed call is not repeated. `renewing`:
         the keep-alive thread calls."""
+
+    @abstractmethod
+    def at(self, key: str) -> Connections:
+        """The connections to the server of a key. Raises a RelockError if no server is known."""
+
+    @abstractmethod
+    def masters(self) -> list[tuple[Connections, list[int]]]:
+        """The connections to every server that has keys, and its buckets. Raises as `at` does."""
+
+    @abstractmethod
+    def listen(self, channel: Channel, ready: Ready, hear: Hear, wanted: Wanted) -> None:
+        """Listen at an inbox; see `Backend.listen`. `channel` returns its name in a bucket."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the idle connections. The transport can still be used."""
+
+
+class Server(Transport):
+    """The way to one server.
+
+    Args:
+        work: connections for commands.
+        renewals: connections for the keep-alive thread.
+    """
+
+    def __init__(
+        self,
+        work: Connections,
+        renewals: Connections,
+        addresses: Iterable[tuple[Any, ...]],
+        replicas: Replicas,
+    ) -> None:
+        super().__init__(addresses, replicas)
+        self._work = work
+        self._renewals = renewals
+
+    def run_each(
+        self, script: Script, calls: Sequence[Call], effort: Effort, renewing: bool = False
+    ) -> list[Any]:
         links = self._renewals if renewing else self._work
         try:
             return links.call(script, calls, effort)
@@ -402,19 +441,12 @@ class Transport:
             return [error] * len(calls)
 
     def at(self, key: str) -> Connections:
-        """The connections to the server of a key. Raises a RelockError if no server is known."""
         return self._work
 
     def masters(self) -> list[tuple[Connections, list[int]]]:
-        """The connections to every server that has keys, and its buckets. Raises as `at` does."""
         return [(self._work, [0])]
 
-    def route(self, bucket: int) -> object:
-        """The server of a bucket, if it is known."""
-        return None
-
     def listen(self, channel: Channel, ready: Ready, hear: Hear, wanted: Wanted) -> None:
-        """Listen at an inbox; see `Backend.listen`. `channel` returns its name in a bucket."""
         subscription = Subscription(self._work.make, [channel(0)])
         try:
             ready()
@@ -429,10 +461,5 @@ class Transport:
         raise LockUnavailable("the inbox's server is no longer the master")
 
     def close(self) -> None:
-        """Close the idle connections. The transport can still be used."""
         self._work.close()
         self._renewals.close()
-
-    def patience(self, error: Exception) -> float:
-        """For how many seconds to repeat a command that failed with this error."""
-        return self.PATIENCE

@@ -17,7 +17,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from ...errors import LockConfigError, RelockError
-from .connections import Connections, Transport
+from .connections import Connections, Server
 from .errors import FAULTS
 
 Address: TypeAlias = "tuple[str, int]"
@@ -252,7 +252,7 @@ class ToMaster(Connections):
         return (link.host, link.port) == self._finder.address
 
 
-class Watched(Transport):
+class Watched(Server):
     """The way to the master that Sentinels name. A command is repeated for as long as a failover
     takes."""
 

@@ -28,7 +28,7 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 from ...engine.protocol import LONGEST
 from ...errors import LockConfigError
 from .cluster import FAILOVER, Cluster, Node, Remap
-from .connections import NONE, Connections, Replicas, Transport
+from .connections import NONE, Connections, Replicas, Server, Transport
 from .sentinel import Finder, ToMaster, Watched
 
 _Made = TypeVar("_Made", bound=Transport)
@@ -155,7 +155,7 @@ def _server(options: dict[str, Any], replicas: Replicas) -> Transport:
     where = kwargs.get("path") or ("127.0.0.1" if host == "localhost" else host)
     address = where, str(kwargs.get("port") or 6379), str(kwargs["db"])
     lists = Connections(kind, kwargs, replicas), Connections(kind, kwargs, replicas, limit=1.0)
-    return _known(Transport(*lists, [address], replicas), options)
+    return _known(Server(*lists, [address], replicas), options)
 
 
 def _watched(options: dict[str, Any], finder: Finder, replicas: Replicas) -> Watched:
