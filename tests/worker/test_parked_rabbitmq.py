@@ -6,6 +6,7 @@ import celery
 import pytest
 from celery import chain
 
+from celery_relock.declaration import engine_of
 from celery_relock.lock import Lock
 from tests.support import leftovers, wait_for
 from tests.support.tcp import TcpProxy
@@ -128,7 +129,7 @@ def test_an_execution_that_expires_leaves_the_queue_though_nobody_releases_the_l
     result = worker.module.work.apply_async((account,), expires=1.0)
     _parked(worker, result)
     assert _told(worker, "revoked", id=result.id)["expired"]
-    engine = worker.module.work.__class__.__dict__["__relock__"].engine
+    engine = engine_of(worker.module.app)
     wait_for(lambda: engine.inspect(f"account:{account}").waiting == 0, what="the free place")
     held.release()
     assert _ids_seen(worker, account) == []

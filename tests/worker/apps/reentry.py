@@ -9,7 +9,7 @@ from celery import Task, current_task
 from celery.signals import task_postrun, task_prerun
 
 from celery_relock import Lock, LockedTask
-from celery_relock.declaration import declaration
+from celery_relock.declaration import engine_of
 from celery_relock.worker.message import workflow
 from tests.support import Journal, make_app
 from tests.support.permits import holding
@@ -21,7 +21,7 @@ journal = Journal.from_env()
 
 
 def holds(lock: str) -> int:
-    engine = declaration(type(app.tasks[take.name])).engine
+    engine = engine_of(app)
     return len(engine.inspect(lock).holds)
 
 
