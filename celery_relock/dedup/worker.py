@@ -211,14 +211,14 @@ def _is_called_by_name(message: Any) -> bool:
     return not any((*canvas, message.retries, message.replaced_task_nesting))
 
 
-def on_revoked(
+def clear_away(
     engine: Engine,
     request: Any,
     remember: float | None,
     task: Any = None,
     terminated: bool = False,
 ) -> None:
-    """The call was revoked, or has expired, before it ran: another one may be sent."""
+    """The call is not executed: another one may be sent."""
     header = header_of(request)
     made = Marker(*header.dedup) if header.dedup else _marker_by_name(task, request)
     if made is None or not made.name or (terminated and made.until == marker.TIME):

@@ -189,10 +189,10 @@ class _LineLease(Lease):
         events.tell(LockEvent(kind, *told, self._waited(), policy=policy))
 
 
-def on_revoked(
+def clear_away(
     engine: Engine, request: Any, remember: float | None, task: Any = None, **_: Any
 ) -> None:
-    """The call was revoked, or has expired: nobody waits for it."""
+    """The call is not executed in its order: nobody waits for it."""
     header = header_of(request)
     name = header.order[0] if header.order else _name_by_arguments(task, request)
     if name:

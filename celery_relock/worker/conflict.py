@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.states import READY_STATES, RETRY, STARTED
@@ -93,9 +93,7 @@ def obtain(attempt: Attempt) -> Held | None:
         LockUnavailable, LockConfigError: from the backend.
     """
     _, engine, lease, options, message = attempt
-    # A call without a message cannot be parked: it waits in its slot.
-    waits = options.on_conflict == "block"
-    waits = waits or (message is None and options.on_conflict in ("wait", "retry"))
+    waits = _waits_in_its_slot(options.on_conflict, message)
     wait = options.patience if waits and _may_wait() else 0.0
     while True:
         try:
@@ -139,6 +137,13 @@ def _end_waiting(attempt: Attempt) -> None:
         engine.later.add(partial(engine.parking.withdraw, execution_id))
 
 
+def _refuse(attempt: Attempt, answer: Conflict | Duplicate, error: Exception) -> NoReturn:
+    """End an execution without its lock; one that was parked is withdrawn."""
+    if isinstance(answer, Conflict) and answer.parked:
+        attempt.engine.parking.withdraw(attempt.lease.claim.execution_id)
+    raise error
+
+
 def _decide(attempt: Attempt, answer: Conflict | Duplicate | Ended | Deadlocked) -> Held | None:
     """The lock is held: do what the answer and the task's policy say.
 
@@ -147,7 +152,7 @@ def _decide(attempt: Attempt, answer: Conflict | Duplicate | Ended | Deadlocked)
     """
     message, options = attempt.message, attempt.options
     if isinstance(answer, Ended):
-        _again(attempt)
+        _claim_anew(attempt)
         return None
     if isinstance(answer, Deadlocked):
         raise deadlock(attempt, answer)
@@ -160,9 +165,8 @@ def _decide(attempt: Attempt, answer: Conflict | Duplicate | Ended | Deadlocked)
     if policy in WAITS:
         _warn_of_an_ancestor(attempt, answer)
     if policy == "drop":
-        _leave(attempt, answer)
         attempt.lease.tell("dropped", error.reason)
-        raise Dropped(error)
+        _refuse(attempt, answer, Dropped(error))
     if policy == "wait" and message is not None:
         return _park(attempt, answer, error)
     if policy == "retry" and message is not None:
@@ -170,8 +174,12 @@ def _decide(attempt: Attempt, answer: Conflict | Duplicate | Ended | Deadlocked)
     if callable(options.on_conflict) and policy in WAITS:
         # The policy was not known when the lock was first asked for, without a wait.
         return _stay(attempt, options.patience if _may_wait() else 0.0, error)
-    _leave(attempt, answer)
-    raise error
+    _refuse(attempt, answer, error)
+
+
+def _waits_in_its_slot(policy: Any, message: Any | None) -> bool:
+    """Whether that is what a policy asks for; without a message it cannot wait elsewhere."""
+    return policy == "block" or (message is None and policy in ("wait", "retry"))
 
 
 def _warn_of_an_ancestor(attempt: Attempt, answer: Conflict | Duplicate) -> None:
@@ -228,7 +236,7 @@ def _as_done(policy: str, attempt: Attempt) -> str:
     if policy in ("wait", "retry") and attempt.message is not None:
         left = left_of(attempt.message, attempt.options)
         return "raise" if left is not None and left <= 0 else policy
-    waits = policy == "block" or (attempt.message is None and policy in ("wait", "retry"))
+    waits = _waits_in_its_slot(policy, attempt.message)
     return "raise" if waits and not callable(attempt.options.on_conflict) else policy
 
 
@@ -255,8 +263,7 @@ def _park(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -
     message: Any = attempt.message
     left = left_of(message, attempt.options)
     if left is not None and left <= 0:
-        _leave(attempt, answer)
-        raise error
+        _refuse(attempt, answer, error)
     if not (isinstance(answer, Conflict) and answer.parked):
         # Before it is parked: afterwards it may have been resumed, and its result been stored.
         show_blocked(attempt.task, message, error, answer)
@@ -279,8 +286,7 @@ def _park(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -
             *error.args[1:],
         )
     if isinstance(found, Deadlocked):
-        _leave(attempt, answer)
-        raise deadlock(attempt, found)
+        _refuse(attempt, answer, deadlock(attempt, found))
     if isinstance(found, Parked):
         raise Waits(f"parked: {error.reason}")
     return _send_again(attempt, answer, error) if found is None else None
@@ -289,7 +295,7 @@ def _park(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -
 def _parked(attempt: Attempt, left: float | None) -> ParkAnswer | None:
     """Park the message. None: it cannot be parked."""
     task, engine, lease, options, message = attempt
-    bounds = {"patience": look_after(left, message, task.app), "most": options.max_parked}
+    bounds = {"patience": seconds_to_resume(left, message, task.app), "most": options.max_parked}
     header = header_of(message).made_own()
     request = park_request(task, message, header.again()._replace(parked=True), **bounds)
     if request is None:
@@ -301,18 +307,11 @@ def _parked(attempt: Attempt, left: float | None) -> ParkAnswer | None:
     return engine.park(lease, request)
 
 
-def _leave(attempt: Attempt, answer: Conflict | Duplicate) -> None:
-    """Withdraw an execution that was parked: it ends here without the lock."""
-    if isinstance(answer, Conflict) and answer.parked:
-        attempt.engine.parking.withdraw(attempt.lease.claim.execution_id)
-
-
 def _send_again(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -> Held:
     message = attempt.message
     pause = pause_for(message, attempt.options)
     if pause is None:
-        _leave(attempt, answer)
-        raise error
+        _refuse(attempt, answer, error)
     _try_later(attempt, pause, error)
     return _stay(attempt, left_of(message, attempt.options), error)
 
@@ -338,13 +337,12 @@ def _stay(attempt: Attempt, wait: float | None, error: LockConflict) -> Held:
     of the error, it is a copy of this execution.
     """
     while isinstance(answer := attempt.engine.acquire(attempt.lease, wait), Ended):
-        _again(attempt)
+        _claim_anew(attempt)
     if isinstance(answer, Held):
         return answer
     if isinstance(answer, Deadlocked):
         raise deadlock(attempt, answer)
-    _leave(attempt, answer)
-    raise error
+    _refuse(attempt, answer, error)
 
 
 def _conflict(attempt: Attempt, answer: Conflict | Duplicate) -> LockConflict:
@@ -389,8 +387,9 @@ def _may_wait() -> bool:
     return _consumer != (os.getpid(), threading.get_ident()) or running_request() is not None
 
 
-def _again(attempt: Attempt) -> None:
-    """This is a late copy of a message whose execution has ended: let it run if that is owed.
+def _claim_anew(attempt: Attempt) -> None:
+    """This is a late copy of a message whose execution has ended. If that is still owed, it claims
+    the locks as an execution of its own.
 
     Raises:
         Late: nothing of it is to run.
@@ -516,7 +515,7 @@ def left_of(message: Any, options: LockOptions) -> float | None:
     return header_of(message).again().since + options.max_wait - time.time()
 
 
-def look_after(left: float | None, message: Any, app: Any) -> float | None:
+def seconds_to_resume(left: float | None, message: Any, app: Any) -> float | None:
     """Seconds until a parked message must be resumed in any case.
 
     Then its wait is over, or it has expired, which a worker finds when it receives the message.

@@ -7,7 +7,7 @@
     _acquire    acquire, body, release
     run_body    the state STARTED, `self.lock`, and the task's own code
     end_unasked what waits for a message that has not come to ask for its locks
-    _after      what is left for when Celery has published what comes next
+    _over       what is left for when Celery has published what comes next
 
 `message` is Celery's request (its `Context`) if a message is behind the call. Its header is read
 once. It says, or else the task's declaration, which features the execution uses. It passes nothing
@@ -36,7 +36,8 @@ from ..engine.protocol import COOLDOWN, Claim, Successor
 from ..naming.names import bind
 from ..order import worker as order
 from ..workflow import steps
-from . import company, events, retry, revocation, unlocked
+from . import company, retry, revocation, unlocked
+from . import events as worker_events
 from .conflict import Attempt, call_off, obtain, release
 from .delivery import afterwards, finish, left
 from .message import (
@@ -204,7 +205,7 @@ class Execution:
             return self._acquire(run_body, missing, shares, reentrancy.stuck())
         unbroken = all(map(steps.is_unbroken, outer.values()))
         self.asked = True
-        events.tell_reentered(self.task, self.request, outer)
+        worker_events.tell_reentered(self.task, self.request, outer)
         return run_body(partial(Hold, shares[0].lease.claim.owner, shares, unbroken=unbroken))
 
     def _acquire(
@@ -416,7 +417,7 @@ def _fence(lease: Lease, name: str) -> int:
     return lease.fences[lease.claim.names.index(name)]
 
 
-def _after(
+def _over(
     task_id: str = "", task: Any = None, retval: Any = None, state: str | None = None, **_: Any
 ) -> None:
     """Celery has published what comes after the task, and stored its result."""
@@ -436,4 +437,4 @@ def _after(
         company.on_unreached(task, request, state)
 
 
-task_postrun.connect(_after, weak=False, dispatch_uid="celery_relock")
+task_postrun.connect(_over, weak=False, dispatch_uid="celery_relock")

@@ -141,9 +141,9 @@ def _names_of(task: Any, fields: Any, body: Any) -> tuple[str, ...]:
         return ()  # it says so itself when it runs
 
 
-def on_revoked(engine: Engine, request: Any, remember: float | None, **_: Any) -> None:
-    """The retry was revoked, or has expired, before it ran: release what is kept for it. A body
-    that has begun has it no more, and releases by itself."""
+def clear_away(engine: Engine, request: Any, remember: float | None, **_: Any) -> None:
+    """The retry is not executed: release what is kept for it. A body that has begun has it no more,
+    and releases by itself."""
     header = header_of(request)
     if not header.kept:
         return

@@ -22,7 +22,8 @@ from ..engine.engine import Engine
 from ..errors import LockConfigError, RelockError
 from ..order import worker as order
 from ..workflow import steps
-from . import events, retry
+from . import events as worker_events
+from . import retry
 from .message import HEADER, has_begun, header_of
 from .states import is_acknowledged, puts_back
 
@@ -39,12 +40,12 @@ Rooms: TypeAlias = tuple[tuple[Callable[..., None], str], ...]
 # Who clears away what, and what becomes of that if Redis cannot be reached.
 PARKED: Rooms = ((_withdraw, "the place of %s in its queue, its message will come again"),)
 _LEFT: Rooms = (
-    (retry.on_revoked, "the lock kept for %s, its lease ends it"),
-    (order.on_revoked, "the place of %s in its order, it will be passed over"),
-    (dedup.on_revoked, "the dedup marker of %s, it ends by itself"),
+    (retry.clear_away, "the lock kept for %s, its lease ends it"),
+    (order.clear_away, "the place of %s in its order, it will be passed over"),
+    (dedup.clear_away, "the dedup marker of %s, it ends by itself"),
 )
 OF_ITS_LOCKS: Rooms = (*PARKED, *_LEFT)
-_BUT_PARKED: Rooms = (*_LEFT, (steps.on_revoked, "the hold left to %s, it ends after its gap"))
+_BUT_PARKED: Rooms = (*_LEFT, (steps.clear_away, "the hold left to %s, it ends after its gap"))
 
 
 def _revoked(sender: Any = None, request: Any = None, terminated: Any = None, **_: Any) -> None:
@@ -53,7 +54,7 @@ def _revoked(sender: Any = None, request: Any = None, terminated: Any = None, **
         return
     was_running = bool(terminated)
     if header.attempts and not was_running:
-        events.show(sender, request.id, REVOKED)
+        worker_events.show(sender, request.id, REVOKED)
     with suppress(LockConfigError):  # told when the worker began
         engine = engine_of(sender.app)
         # It may be parked. Not here, in the worker's loop.
@@ -79,10 +80,10 @@ def clear_away(
     """
     if not hasattr(task, "_relock_declares"):
         task = None
-    for on_revoked, what in rooms:
+    for clear, what in rooms:
         try:
             engine = engine_of(app)
-            on_revoked(engine, request, remember, task=task, terminated=terminated)
+            clear(engine, request, remember, task=task, terminated=terminated)
         except RelockError as error:
             logger.warning("Cannot release " + what + ": %s", request.id, error)
 

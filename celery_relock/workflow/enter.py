@@ -30,11 +30,6 @@ from ..worker.states import Dropped, end_dropped, results_of, show_started
 from . import steps
 
 ENTER = "celery_relock.enter"
-#: What `locked` takes, each as the option `lock_…` of a task.
-OPTIONS = (
-    *("ttl", "gap_ttl", "on_gap", "on_conflict", "max_wait", "limit"),
-    *("mode", "on_unavailable"),
-)
 
 
 class EnterTask(LockedTask):
@@ -123,11 +118,8 @@ def enter(self: Any, *args: Any) -> Any:
 
 
 def _acquire(task: Any, message: Any, spec: Mapping[str, Any]) -> None:
-    engine, options = engine_of(task.app), _options(task.app, spec)
-    options = options.of_call(header_of(message).options)
-    wanted = spec["names"]
-    outer = reentrancy.covering(engine.backend, wanted, _limits(wanted, options))
-    names = tuple(name for name in wanted if name not in outer)
+    options = _options(task.app, spec).of_call(header_of(message).options)
+    engine, _, names = _missing(task.app, spec, options)
     if not names:
         return  # the workflow lock around this one holds them
     lease = _lease(engine, names, options, message)
@@ -161,10 +153,8 @@ def held(app: Any, spec: Mapping[str, Any]) -> Iterator[None]:
         LockConflict: it was held for as long as `max_wait`.
         LockLost: a caller holds it no longer.
     """
-    engine, options = engine_of(app), _options(app, spec)
-    wanted = spec["names"]
-    outer = reentrancy.covering(engine.backend, wanted, _limits(wanted, options))
-    names = tuple(name for name in wanted if name not in outer)
+    options = _options(app, spec)
+    engine, outer, names = _missing(app, spec, options)
     if not names:
         with reentrancy.relying(outer.values()):
             yield
@@ -182,11 +172,20 @@ def held(app: Any, spec: Mapping[str, Any]) -> Iterator[None]:
 
 def _options(app: Any, spec: Mapping[str, Any]) -> LockOptions:
     declared = {f"lock_{name}": value for name, value in spec["options"].items()}
-    defaults = {name: each for name, each in option_defaults(app).items() if name in OPTIONS}
+    defaults = {name: each for name, each in option_defaults(app).items() if name in steps.OPTIONS}
     for name in ("limit", "mode"):
         if not isinstance(defaults.get(name, ""), int | str):
             del defaults[name]  # made for the arguments, or the parts of the key, of a task
     return LockOptions.collect(declared, defaults, "locked()")
+
+
+def _missing(
+    app: Any, spec: Mapping[str, Any], options: LockOptions
+) -> tuple[Engine, Mapping[str, Lease], tuple[str, ...]]:
+    """The engine, what a caller holds of the locks, and the names of the others."""
+    engine, wanted = engine_of(app), spec["names"]
+    outer = reentrancy.covering(engine.backend, wanted, _limits(wanted, options))
+    return engine, outer, tuple(name for name in wanted if name not in outer)
 
 
 def _limits(names: Sequence[str], options: LockOptions) -> tuple[int, ...]:

@@ -22,8 +22,8 @@ from ..settings import name_prefix
 from ..task import LockedTask as LockedTask  # the package's own: to load it registers `enter`
 from ..worker.message import prefix_of
 from ..worker.states import Dropped
-from .enter import ENTER, OPTIONS, held
-from .steps import Step, stamp, steps_of
+from .enter import ENTER, held
+from .steps import OPTIONS, Step, stamp, steps_of
 
 _PLACES = ("queue", "exchange", "routing_key")
 _CHUNKS = "celery.chunks"

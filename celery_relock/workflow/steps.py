@@ -115,7 +115,10 @@ def _write_stamp(fields: Any, stamps: Any, locks: list[str]) -> None:
 
 # -- What the header carries ---------------------------------------------------------------------
 
-_OPTIONS = ("ttl", "gap_ttl", "on_gap", "on_conflict", "max_wait", "on_unavailable")
+# What it says of the options with which it was acquired.
+_CARRIED = ("ttl", "gap_ttl", "on_gap", "on_conflict", "max_wait", "on_unavailable")
+#: What `locked` takes, each as the option `lock_…` of a task.
+OPTIONS = (*_CARRIED, "limit", "mode")
 
 
 class WorkflowLock(NamedTuple):
@@ -143,12 +146,12 @@ class WorkflowLock(NamedTuple):
         cls, lock: str, lease: Lease, fences: tuple[int, ...], options: LockOptions
     ) -> WorkflowLock:
         """The workflow lock that begins with this lease."""
-        claim, told = lease.claim, {name: getattr(options, name) for name in _OPTIONS}
+        claim, told = lease.claim, {name: getattr(options, name) for name in _CARRIED}
         return cls(lock, claim.names, claim.limits, fences, claim.owner, **told)
 
     def options(self, task: str) -> LockOptions:
         """How a step acquires its hold if what was left to it is gone."""
-        declared = {f"lock_{name}": getattr(self, name) for name in _OPTIONS}
+        declared = {f"lock_{name}": getattr(self, name) for name in _CARRIED}
         if self.on_gap == "raise":
             declared |= {"lock_on_conflict": "raise", "lock_max_wait": None}
         return LockOptions.collect(declared, {}, task)
@@ -471,9 +474,9 @@ def on_replace(message: Any, canvas: Any) -> None:
         stamp(canvas, hold.lock.id, is_new)
 
 
-def on_revoked(engine: Engine, request: Any, remember: float | None, **_: Any) -> None:
-    """A step was revoked, or has expired, before it began: release what was left to it. One that
-    has begun has it no more, and releases by itself."""
+def clear_away(engine: Engine, request: Any, remember: float | None, **_: Any) -> None:
+    """A step is not executed: release what was left to it. One that has begun has it no more, and
+    releases by itself."""
     for lock in workflow_locks(request):
         own = hold_id(header_of(request).execution_id, lock.id)
         end_unexecuted(engine, lock.names, own, remember)
