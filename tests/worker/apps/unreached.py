@@ -79,7 +79,9 @@ def in_order(self, account, how):
 def keeps(self, account, how):
     """Its retry ends by `how`."""
     enter(self, account)
-    raise self.retry(args=(account, how), countdown=0.1)
+    # Not sooner: as long as the worker has not noticed the end of this one, whose id it has, Celery
+    # forgets the retry then, and finds nothing to terminate.
+    raise self.retry(args=(account, how), countdown=1)
 
 
 @app.task(bind=True, base=BeforeStart)
