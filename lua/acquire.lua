@@ -34,12 +34,13 @@ local prefix = string.sub(meta, 1, -5)
 local name = string.sub(first, string.len(prefix) + 3)
 local queue, ends = prefix .. 'q:' .. name, prefix .. 'e:' .. name
 local is_parked = redis.call('HEXISTS', prefix .. 'parked', execution) == 1
-local found = #keys == 3 and not is_parked and redis.call('EXISTS', tombstone, first, queue, ends)
+local is_free = #keys == 3 and not is_parked and redis.call('EXISTS', tombstone, first, queue, ends) == 0
 
--- The short way: one lock that nobody holds or waits for, and an execution that is not parked. Nearly every call is of this kind, and this
--- takes a third of the time of the code below, which spends most of its time in defining functions. The
--- result is the same (tests/lua/test_short_ways_same.py). lib/base explains next_fence and record.
-if found == 0 then
+-- The short way: one lock that nobody holds or waits for, and an execution that is not parked. Nearly every
+-- call is of this kind, and this takes a quarter of the time of the code below, which spends most of its time
+-- in defining functions. The result is the same (tests/lua/test_short_ways_same.py). lib/base explains
+-- next_fence and record.
+if is_free then
   local time = redis.call('TIME')
   local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
   local last = tonumber(redis.call('HGET', meta, 'fence') or 0)
@@ -54,61 +55,18 @@ if found == 0 then
   return { ok = 'HELD ' .. fence .. ' 0' }
 end
 
--- Uses: lib/base
-
--- The short way for a lock with many holds, if all of them are in its index (lib/holds) and live. Either
--- a hold is kept for this execution, or the execution re-enters nothing and there is room for another
--- permit. A lock with several permits is not shared.
-local function enter_by_index()
-  local fences, owners = prefix .. 'f:' .. name, prefix .. 'o:' .. name
-  local holds, limit, micros = redis.call('ZCARD', ends), tonumber(every_limit), Base.micros()
-  local now = math.floor(micros / 1000)
-  local fits = redis.call('HLEN', first) == 2 * holds and redis.call('ZCARD', fences) == holds
-  if not fits or redis.call('ZCOUNT', ends, '-inf', now) > 0 then
-    return nil
-  end
-  local record = redis.call('HGET', first, execution)
-  local kept = record and Base.parse(record)
-  local new = { expiry = now + lease, attempt = attempt, owner = owner, fence = kept and kept.fence }
-  if record then
-    if not kept or kept.attempt ~= '-' or kept.owner ~= owner or kept.shared then
-      return nil
-    end
-  else
-    local permits = redis.call('ZCARD', owners) - holds
-    if by_owner or ancestors ~= '' or permits < 2 or permits >= limit then
-      return nil
-    end
-    new.fence = Base.next_fence(meta, micros)
-    redis.call('ZADD', fences, new.fence, execution)
-    redis.call('ZADD', owners, 0, new.fence, 0, owner .. ' ' .. new.fence .. ' ' .. execution)
-  end
-  redis.call('ZADD', ends, string.format('%.0f', new.expiry), execution)
-  redis.call('HSET', first, execution, Base.record(new, now), '@' .. execution, inbox .. ' ' .. label)
-  Base.outlive(lease, first, ends, fences, owners)
-  local reentered = redis.call('ZCOUNT', fences, new.fence, new.fence) > 1 and 1 or 0
-  return { ok = 'HELD ' .. new.fence .. ' ' .. reentered }
-end
-
-local entered = found == 2 and enter_by_index()
-if entered then
-  return entered
-end
-
--- Uses: lib/call, lib/holds
+-- Uses: lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns, lib/claim
 
 local call = Call.begin(meta)
 call.by = execution .. ' ' .. attempt
-local locks, limits, is_queued, is_known = {}, {}, false, is_parked
+local locks, limits, is_known = {}, {}, is_parked
 for limit in string.gmatch(every_limit, '%d+') do
   table.insert(limits, tonumber(limit))
 end
 for i = 3, #keys do
-  local lock = Holds.peek(call, keys[i])
-  Holds.prune(lock)
+  local lock = Holds.open(call, keys[i])
   lock.index_of_claim = i - 2
   lock.queued = redis.call('EXISTS', lock.queue) == 1
-  is_queued = is_queued or lock.queued
   is_known = is_known or lock.holds[execution]
   locks[i - 2] = lock
 end
@@ -182,25 +140,6 @@ local function take(joined, wanted)
     table.insert(reply, Holds.is_reentered(lock, execution, me) and 1 or 0)
   end
   return { ok = table.concat(reply, ' ') }
-end
-
--- The middle way: nobody waits for any of the locks, and this execution waits nowhere. The code below
--- would give the same result in twice the time.
-if not (is_queued or is_parked) and redis.call('EXISTS', tombstone) == 0 then
-  local joined, wanted, blocked = sort_out({})
-  local is_copy = false
-  for _, lock in ipairs(locks) do
-    is_copy = is_copy or Holds.other_attempt(lock, execution, attempt)
-  end
-  if not blocked and not is_copy then
-    return take(joined, wanted.locks)
-  end
-end
-
--- Uses: lib/deadlock, lib/queue, lib/parked, lib/turns, lib/claim
-
-for _, lock in ipairs(locks) do
-  Holds.open(call, lock.key)
 end
 
 local function busy(index)

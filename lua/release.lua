@@ -29,18 +29,8 @@ local alone = #keys == 3 and successors == '' and (ended == '' or ended == 'exec
 local record = alone and redis.call('HGET', first, execution)
 local by = record and string.match(record, '^%d+ %d+ (%S+) ')
 local queue, ends = prefix .. 'q:' .. name, prefix .. 'e:' .. name
-local there = by == attempt and redis.call('EXISTS', queue, ends)
-if there == 0 or there and redis.call('EXISTS', queue) == 0 then
+if by == attempt and redis.call('EXISTS', queue, ends) == 0 then
   redis.call('HDEL', first, execution, '@' .. execution)
-  if there == 1 then
-    redis.call('ZREM', ends, execution)
-    local fences, owners = prefix .. 'f:' .. name, prefix .. 'o:' .. name
-    local fence, its_owner = string.match(record, '^%d+ (%d+) %S+ (%S+) ')
-    local is_last = redis.call('ZCOUNT', fences, fence, fence) == 1
-    redis.call('ZREM', fences, execution)
-    local text = its_owner .. ' ' .. fence .. ' ' .. execution
-    redis.call('ZREM', owners, text, is_last and fence or text)
-  end
   if ended == 'execution' then
     redis.call('SET', tombstone, '*', 'PX', remember)
   end
@@ -108,7 +98,7 @@ end
 local is_queued = false
 for i = 3, #keys do
   safely(function()
-    local lock = Holds.peek(call, keys[i])
+    local lock = Holds.open(call, keys[i])
     lock.released = release(lock)
     lock.queued = redis.call('EXISTS', lock.queue) == 1
     is_queued = is_queued or lock.queued or lock.place
@@ -143,7 +133,6 @@ end
 -- Uses: lib/deadlock, lib/queue, lib/parked, lib/turns
 
 local function leave_queue(lock)
-  Holds.open(call, lock.key)
   local waiter = lock.queued and Queue.waiter(lock, execution)
   -- A parked message outlives the attempt for which it was resumed. It goes with the attempt that parked
   -- it and heard no answer, unless that attempt was killed; and with the end of its execution, of which

@@ -130,33 +130,9 @@ local function rebuild(lock)
   read(lock)
 end
 
--- A lock whose index is neither verified nor pruned: lapsed holds can be among its holds.
-function Holds.peek(call, key)
-  if call.locks[key] then
-    return call.locks[key]
-  end
-  local name = string.sub(key, string.len(call.prefix) + 3)
-  local lock = {
-    key = key,
-    now = call.now,
-    name = name,
-    queue = call.prefix .. 'q:' .. name,
-    waiters = call.prefix .. 'w:' .. name,
-    messages = call.prefix .. 'm:' .. name,
-    index = {
-      ends = call.prefix .. 'e:' .. name,
-      fences = call.prefix .. 'f:' .. name,
-      owners = call.prefix .. 'o:' .. name,
-    },
-  }
-  read(lock)
-  call.locks[key] = lock
-  return lock
-end
-
 -- Drop lapsed holds before anything is decided: a lease ends by the server's clock, not when somebody
 -- looks, and a late renewal must not find the hold again.
-function Holds.prune(lock)
+local function prune(lock)
   if not lock.indexed then
     return
   end
@@ -176,7 +152,7 @@ end
 
 -- Before an index keeps anybody out, it must fit the holds, and no hold must be from before the clock was
 -- set back.
-function Holds.verify(lock)
+local function verify(lock)
   if not lock.indexed then
     return
   end
@@ -189,13 +165,29 @@ function Holds.verify(lock)
   end
 end
 
+-- The lock of a key, as it is now: lapsed holds are dropped, and an index fits.
 function Holds.open(call, key)
-  local lock = Holds.peek(call, key)
-  if not lock.is_open then
-    lock.is_open = true
-    Holds.verify(lock)
-    Holds.prune(lock)
+  if call.locks[key] then
+    return call.locks[key]
   end
+  local name = string.sub(key, string.len(call.prefix) + 3)
+  local lock = {
+    key = key,
+    now = call.now,
+    name = name,
+    queue = call.prefix .. 'q:' .. name,
+    waiters = call.prefix .. 'w:' .. name,
+    messages = call.prefix .. 'm:' .. name,
+    index = {
+      ends = call.prefix .. 'e:' .. name,
+      fences = call.prefix .. 'f:' .. name,
+      owners = call.prefix .. 'o:' .. name,
+    },
+  }
+  read(lock)
+  verify(lock)
+  prune(lock)
+  call.locks[key] = lock
   return lock
 end
 

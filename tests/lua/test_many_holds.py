@@ -45,8 +45,8 @@ def assert_costs_no_more_than_some_free_locks(desk, full):
     """Whoever reads all holds of a lock does it by HGETALL, one command however many there are."""
     free = commands_of(desk, lambda: pair(desk, "free", names=("b",)))
     assert not {"hgetall", "hvals", "hscan"} & full.keys(), full
-    # An index has three sets more to be kept. Their time: `python -m benchmarks growth`.
-    assert full.total() <= 3 * free.total(), (full, free)
+    # An index is three sets, to be kept and compared. Their time: `python -m benchmarks growth`.
+    assert full.total() <= 4 * free.total(), (full, free)
 
 
 def test_a_semaphore_of_a_thousand_costs_no_more_than_some_free_locks(desk):
@@ -228,6 +228,7 @@ def test_a_lock_whose_holds_somebody_deleted_is_free(desk):
     desk.client.delete(desk.keys.lock("a"))
 
     assert isinstance(desk.acquire("r1"), Held)
+    assert desk.client.exists(*index(desk)) == 0
     assert isinstance(desk.acquire("r2"), Conflict)
     desk.release("r1")
     assert isinstance(desk.acquire("r2"), Held)
@@ -248,6 +249,17 @@ def test_a_hold_that_somebody_deleted_keeps_nobody_out(desk):
     desk.client.hdel(desk.keys.lock("a"), "h0", "@h0")
 
     assert isinstance(desk.acquire("other", limit=MANY), Held)
+
+
+def test_a_renewal_that_did_not_reach_the_index_counts_all_the_same(desk):
+    """It does not while the lock's slot moves between two nodes."""
+    for number in range(MANY):
+        desk.fence(f"h{number}", limit=100)
+    desk.client.zadd(index(desk)[0], {"h0": 1})
+
+    assert isinstance(desk.acquire("other", limit=MANY), Conflict)
+    assert "h0" in desk.holders()
+    assert desk.client.zscore(index(desk)[0], "h0") > desk.now_ms()
 
 
 def test_what_has_lapsed_is_dropped_though_somebody_deleted_one_of_the_holds(desk):
