@@ -9,7 +9,7 @@ std = {
   },
 }
 -- The loader puts the fragments of lib/ in front of a verb.
-read_globals = { 'Base', 'Call', 'Holds', 'Deadlock', 'Queue', 'Parked', 'Turns', 'Claim', 'publish' }
+read_globals = { 'Base', 'Call', 'Holds', 'Deadlock', 'Queue', 'Parked', 'Lines', 'Turns', 'Claim', 'publish' }
 files['lua/lib'] = { ignore = { '211/publish', '241/[A-Z].*' } }
 -- It takes the last key away.
 files['lua/lib/publish_cluster.lua'] = { globals = { 'KEYS' } }

@@ -55,7 +55,7 @@ if is_free then
   return { ok = 'HELD ' .. fence .. ' 0' }
 end
 
--- Uses: lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/turns, lib/claim
+-- Uses: lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns, lib/claim
 
 local call = Call.begin(meta)
 call.by = execution .. ' ' .. attempt

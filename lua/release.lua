@@ -15,10 +15,10 @@
 -- Uses: lib/publish
 
 local meta, tombstone, first = KEYS[1], KEYS[2], KEYS[3]
-local words, homes, left = ARGV[1], ARGV[2], ARGV[3] or '0 '
+local words, homes, legacy = ARGV[1], ARGV[2], ARGV[3] or '0 '
 local keys = KEYS
 local execution, attempt, remember, ended = string.match(words, '^(%S+) (%S+) (%d+) ?(%S*)$')
-local keep, successors = string.match(left, '^(%d+) (.*)$')
+local keep, successors = string.match(legacy, '^(%d+) (.*)$')
 
 local prefix = string.sub(meta, 1, -5)
 local name = string.sub(first, string.len(prefix) + 3)
@@ -44,35 +44,15 @@ call.home, call.by = homes, execution .. ' ' .. attempt
 keep = tonumber(keep)
 Base.write_without_memory(prefix)
 
--- A successor can have been quicker: it has joined the permit as a descendant, or has ended, or was
--- killed. An execution that is its own successor lives, whatever happened to an earlier attempt.
-local function leave_to_successors(lock, hold, label)
-  for each in string.gmatch(successors, '%S+') do
-    local how = redis.call('GET', call.prefix .. 'd:' .. each)
-    if not lock.holds[each] and (not how or each == execution and how ~= '*') then
-      -- A cooldown keeps everybody out, its own workflow too: nobody else has such an owner.
-      local owner = string.sub(each, 1, 9) == 'cooldown.' and each or hold.owner
-      local kept = { fence = hold.fence, attempt = Holds.KEPT, owner = owner, shared = hold.shared }
-      kept.expiry = call.now + keep
-      Holds.write(lock, each, kept, label)
-    end
-  end
-end
-
 local function release(lock)
   local hold = lock.holds[execution]
   if not hold or hold.attempt ~= attempt then
     return 0
   end
-  local label = successors ~= '' and redis.call('HGET', lock.key, '@' .. execution) or ''
-  Holds.drop(lock, execution)
-  if successors ~= '' and string.sub(lock.name, 1, 6) == 'order\t' then
-    -- The owner is the task, after `again+` if its message comes again.
-    local task = string.match(hold.owner, '[^+]*$')
-    lock.place = { ticket = hold.fence, task = task, label = string.match(label, ' (.*)$') or '' }
-  else
-    leave_to_successors(lock, hold, label)
+  if successors ~= '' then
+    lock.to_leave = { hold = hold, label = redis.call('HGET', lock.key, '@' .. execution) or '' }
   end
+  Holds.drop(lock, execution)
   return 1
 end
 
@@ -101,7 +81,7 @@ for i = 3, #keys do
     local lock = Holds.open(call, keys[i])
     lock.released = release(lock)
     lock.queued = redis.call('EXISTS', lock.queue) == 1
-    is_queued = is_queued or lock.queued or lock.place
+    is_queued = is_queued or lock.queued
     locks[#locks + 1] = lock
   end)
 end
@@ -125,12 +105,12 @@ local function reply()
   return { 'GONE', unpack(call.messages) }
 end
 
-if not is_queued then
+if not is_queued and successors == '' then
   return reply()
 end
 
--- Somebody waits, or this execution itself.
--- Uses: lib/deadlock, lib/queue, lib/parked, lib/turns
+-- Somebody waits, perhaps this execution itself, or has to come.
+-- Uses: lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns
 
 local function leave_queue(lock)
   local waiter = lock.queued and Queue.waiter(lock, execution)
@@ -149,13 +129,21 @@ local function leave_queue(lock)
   end
 end
 
--- Leave the place in a line to the successors: the calls behind it wait for their messages as for any
--- other.
-local function leave_place(lock)
+-- A successor can have been quicker: it has joined the permit as a descendant, or has ended, or was
+-- killed. An execution that is its own successor lives, whatever happened to an earlier attempt.
+local function leave_to_successors(lock)
+  local hold, label = lock.to_leave.hold, lock.to_leave.label
   for each in string.gmatch(successors, '%S+') do
     local how = redis.call('GET', call.prefix .. 'd:' .. each)
-    if not how or each == execution and how ~= '*' then
-      Queue.succeed(call, lock, each, lock.place, keep)
+    local comes = not how or each == execution and how ~= '*'
+    if comes and Queue.is_line(lock) then
+      Lines.succeed(call, lock, each, hold, label, keep)
+    elseif comes and not lock.holds[each] then
+      -- A cooldown keeps everybody out, its own workflow too: nobody else has such an owner.
+      local owner = string.sub(each, 1, 9) == 'cooldown.' and each or hold.owner
+      local kept = { fence = hold.fence, attempt = Holds.KEPT, owner = owner, shared = hold.shared }
+      kept.expiry = call.now + keep
+      Holds.write(lock, each, kept, label)
     end
   end
 end
@@ -171,13 +159,13 @@ end
 
 for _, lock in ipairs(locks) do
   lock.is_fine = safely(leave_queue, lock)
+  if lock.to_leave then
+    safely(leave_to_successors, lock)
+  end
 end
 -- After all releases: an execution that waits for several of these locks must find all of them free.
 for _, lock in ipairs(locks) do
   if lock.is_fine then
-    if lock.place then
-      leave_place(lock)
-    end
     let_in(lock)
   end
 end

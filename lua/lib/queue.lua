@@ -21,8 +21,8 @@ function Queue.gone(call, waiter)
   return not waiter or not waiter.parked and waiter.expiry <= call.now
 end
 
--- A line is a lock whose waiters are calls, in the order in which they were sent. Its places are reserved
--- before their messages come (place), and are kept until their executions have ended (lib/turns).
+-- A line is a lock whose waiters are calls, in the order in which they were sent (lib/lines). Its places are
+-- reserved before their messages come (place), and are kept until their executions have ended.
 function Queue.is_line(lock)
   return string.sub(lock.name, 1, 6) == 'order\t'
 end
@@ -200,18 +200,13 @@ function Queue.restore(call, lock, execution, waiter)
   end
 end
 
--- Give the place of a call in a line to its retry, or to its own message that comes again.
-function Queue.succeed(call, lock, execution, place, gap)
-  local ticket, task = place.ticket, place.task
-  local line = { ticket = ticket, gap = gap, due = 0, ends = call.now + gap + Base.DAY }
-  line.sent = string.format('%.0f', call.micros)
-  -- The retry can have been quicker, and wait behind all others.
-  local waiter = Queue.waiter(lock, execution) or Base.awaited(place.label, task, line)
-  waiter.line, waiter.turn, waiter.task = line, nil, task
-  redis.call('ZADD', lock.queue, ticket, execution)
-  Queue.write(call, lock, execution, waiter)
-  redis.call('HSET', call.prefix .. 'sent', execution, lock.name, '#' .. task, execution)
-  Base.outlive(line.ends - call.now, call.prefix .. 'sent')
+-- Notify a waiter of its grant. False if nobody listens: the process is gone, or not connected for now.
+-- A server that cannot write stops the script before the message is sent: the waiter would work without a
+-- hold. (A grant that joins a permit has written nothing so far.)
+function Queue.notify(call, execution, waiter, fences)
+  Base.write_without_memory(call.prefix)
+  local message = table.concat({ 'granted', execution, waiter.attempt, unpack(fences) }, ' ')
+  return publish(call.prefix .. 'i:' .. waiter.inbox, message) ~= 0
 end
 
 -- Whether an execution holds one of these locks.

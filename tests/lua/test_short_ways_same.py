@@ -25,7 +25,7 @@ def without_short_ways(script: Script) -> Script:
     source = script.source
     # Those for one lock, and that of a release where nobody waits.
     ways = [("#keys == 3", "#keys == 0")]
-    ways += [("if not is_queued then", "if false then")] if script.name == "release" else []
+    ways += [("if not is_queued and", "if false and")] if script.name == "release" else []
     for condition, never in ways:
         assert source.count(condition) == 1
         source = source.replace(condition, never)
