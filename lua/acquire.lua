@@ -223,7 +223,7 @@ local function answer()
     Claim.wait(me, wanted)
     local lock = locks[blocked]
     local rank = redis.call('ZRANK', lock.queue, execution)
-    return { ok = string.format('WAIT %d %.0f', rank, Holds.next_lapse(call, lock)) }
+    return { ok = string.format('WAIT %d %.0f', rank, Holds.next_lapse(lock)) }
   end
   return take(joined, wanted.locks)
 end

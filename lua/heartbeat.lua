@@ -45,7 +45,7 @@ local function answer(beat)
     beat.reply = { ok = 'HELD ' .. hold.fence }
   elseif beat.waiter then
     local rank = redis.call('ZRANK', lock.queue, execution)
-    beat.reply = { ok = string.format('WAIT %d %.0f', rank, Holds.next_lapse(call, lock)) }
+    beat.reply = { ok = string.format('WAIT %d %.0f', rank, Holds.next_lapse(lock)) }
   end
 end
 

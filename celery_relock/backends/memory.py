@@ -244,12 +244,11 @@ _NOTHING = _Promised()
 @dataclass(slots=True)
 class _Ahead:
     """What a look along a queue has found: the permits that messages on their way will need
-    (`promised`), of these the ones of messages expected `soon` and the number of `late` ones, and
-    when to look again."""
+    (`promised`), of these the ones of messages that are not late (`soon`), and when to look
+    again."""
 
     promised: _Promised = _NOTHING
     soon: _Promised = _NOTHING
-    late: int = 0
     look: float = float("inf")
 
 
@@ -328,7 +327,7 @@ class _Command:
         self._untold: list[_Place] = []
         self._opened: dict[str, _Lock] = {}
         # Where waiters for several locks have left.
-        self._left: deque[_Lock] = deque()
+        self._to_promote: deque[_Lock] = deque()
         # The execution of this command, if it is to leave its place for another.
         self._leaving = ""
         self._ahead: dict[str, _Ahead] = {}
@@ -527,9 +526,7 @@ class _Command:
             ahead.promised += promise
             # A late message can need the worker slot in which an execution behind it waits, so it
             # holds up parked executions alone.
-            if self.now >= place.first + _TRIP:
-                ahead.late += sum(promise)
-            else:
+            if self.now < place.first + _TRIP:
                 ahead.soon += promise
             ahead.look = min(ahead.look, place.back)
 
@@ -650,12 +647,12 @@ class _Command:
     def _note_others(self, place: _Place) -> None:
         """A waiter for several locks leaves: at each of them it can have held up others."""
         if len(place.limits) > 1:
-            self._left.extend(self.wanted(place))
+            self._to_promote.extend(self.wanted(place))
 
     def promote_others(self, caller: str = "") -> None:
         """Promote where waiters for several locks have left."""
-        while self._left:
-            if (lock := self._left.popleft()).queue:
+        while self._to_promote:
+            if (lock := self._to_promote.popleft()).queue:
                 self._promote(lock, caller)
 
     def _promote(self, lock: _Lock, caller: str) -> bool:
@@ -688,9 +685,9 @@ class _Command:
     def _may_be_passed(self, lock: _Lock, place: _Place, caller: str) -> bool:
         """Whether nobody holds the lock and a resumed execution is late: then a waiter in a process
         behind this place can have the lock."""
-        late = self._ahead[lock.name].late
-        is_other = place.parked and place.execution_id != caller
-        return is_other and late > 0 and not lock.holds
+        ahead, is_other = self._ahead[lock.name], place.execution_id != caller
+        is_one_late = ahead.promised != ahead.soon
+        return place.parked and is_other and is_one_late and not lock.holds
 
     # --- lines (lock_order) -----------------------------------------------------------------------
 
@@ -1062,7 +1059,7 @@ class _Acquire(_Command):
                 continue
             if not (place.parked and self.holds and not wanted):
                 self.leave(place)
-                self._left.extend(self.wanted(place))
+                self._to_promote.extend(self.wanted(place))
 
     def _place(self, wanted: dict[str, int]) -> _Place:
         claim, life = self.claim, self.waiter_lease or self.claim.lease

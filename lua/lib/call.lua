@@ -11,7 +11,7 @@ function Call.begin(meta)
     now = math.floor(micros / 1000),
     locks = {},
     -- Where waiters for several locks have left; see lib/turns.
-    left = {},
+    to_promote = {},
     -- The execution of this call, if it has come back for other locks; see lib/claim.
     leaving = nil,
     -- The brokers that the caller can publish to, and the id of its command; see lib/parked.

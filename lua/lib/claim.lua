@@ -20,7 +20,7 @@ function Claim.other_attempt(me)
 end
 
 -- Whether a place or this claim is in a line: an execution can have a place in a line and another in the
--- queue of a lock (lib/turns).
+-- queue of a lock (lib/lines).
 local function is_in_line(me, lock)
   return Queue.is_line(lock) or Queue.is_line(me.locks[1])
 end
@@ -120,7 +120,7 @@ function Claim.leave_other_places(me, locks)
       local left = Queue.wanted(me.call, lock, waiter)
       Queue.leave(me.call, lock, me.execution, waiter)
       for _, each in ipairs(left) do
-        table.insert(me.call.left, each)
+        table.insert(me.call.to_promote, each)
       end
     end
   end

@@ -165,7 +165,14 @@ local function verify(lock)
   end
 end
 
--- The lock of a key, as it is now: lapsed holds are dropped, and an index fits.
+-- The lock of a key, as it is now: lapsed holds are dropped, and an index fits. Its fields, beside its keys:
+--   holds, count, fences, permits, latest, indexed: see `read`; only `holds` and `permits` with an index,
+--     where each hold is read when it is asked for, and `permits` is nil until it is counted
+--   promised, soon: the permits that messages on their way ahead of the caller will need, and of these the
+--     ones of messages that are not late (lib/parked)
+--   look: when to look at the lock again, of what was seen along its queue (lib/parked)
+--   index_of_claim: its number among the locks of the claim; queued: whether somebody waits (acquire, release)
+--   released, to_leave, is_fine: how far its release has come (release)
 function Holds.open(call, key)
   if call.locks[key] then
     return call.locks[key]
@@ -370,7 +377,7 @@ function Holds.claim_kept(lock, execution, limit)
 end
 
 -- When the next lease ends, in ms from now: the moment at which a waiter should look again.
-function Holds.next_lapse(call, lock)
+function Holds.next_lapse(lock)
   local soonest
   if lock.indexed then
     soonest = tonumber(redis.call('ZRANGE', lock.index.ends, 0, 0, 'WITHSCORES')[2])
@@ -381,7 +388,7 @@ function Holds.next_lapse(call, lock)
       end
     end
   end
-  return soonest and soonest - call.now or 0
+  return soonest and soonest - lock.now or 0
 end
 
 local function of_kin(lock, execution, claim)

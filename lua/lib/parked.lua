@@ -96,7 +96,7 @@ function Parked.settle(call, homes)
 end
 
 -- Whether the executions behind a parked one can have a turn: its message is on its way.
-function Parked.pass(call, lock, execution, waiter, caller)
+function Parked.may_look_behind(call, lock, execution, waiter, caller)
   if Queue.behind_itself(call, lock, execution, waiter) then
     return true
   end
@@ -110,16 +110,14 @@ function Parked.pass(call, lock, execution, waiter, caller)
   return true
 end
 
--- `late` counts messages that did not come back within their first trip. A late message can need the
--- worker slot in which an execution behind it waits, so it holds up parked executions alone; the others
--- wait for the messages that are `soon` back.
+-- A message that did not come back within its first trip is late. It can need the worker slot in which an
+-- execution behind it waits, so it holds up parked executions alone; the others wait for the messages that
+-- are `soon` back.
 function Parked.count(call, lock, execution, waiter)
   if waiter.parked then
     local promise, kind = Parked.promise(call, lock, execution, waiter)
     lock.promised[kind] = lock.promised[kind] + promise
-    if call.now >= waiter.first + TRIP then
-      lock.late = lock.late + promise
-    else
+    if call.now < waiter.first + TRIP then
       lock.soon[kind] = lock.soon[kind] + promise
     end
     lock.look = math.min(lock.look, waiter.back)
@@ -129,7 +127,7 @@ end
 -- Set when this lock has to be looked at for parked executions.
 function Parked.schedule(call, lock)
   if redis.call('EXISTS', lock.messages) == 1 then
-    local lapse = Holds.next_lapse(call, lock)
+    local lapse = Holds.next_lapse(lock)
     local look = math.min(lock.look, call.now + (lapse > 0 and lapse + 1 or LOOK), call.now + LOOK)
     redis.call('ZADD', call.prefix .. 'due', string.format('%.0f', look), 'l ' .. lock.name)
   elseif Queue.is_line(lock) and redis.call('EXISTS', lock.queue) == 1 then

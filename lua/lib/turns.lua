@@ -63,7 +63,7 @@ end
 -- A waiter for several locks leaves: it can have held up others at each of them.
 local function note_others(call, lock, waiter)
   for _, each in ipairs(waiter and waiter.names and Queue.wanted(call, lock, waiter) or {}) do
-    table.insert(call.left, each)
+    table.insert(call.to_promote, each)
   end
 end
 
@@ -157,7 +157,9 @@ end
 
 -- Whether nobody holds the lock and a resumed execution is late: then a waiter behind it can have the lock.
 local function may_be_passed(lock, execution, waiter, caller)
-  return waiter.parked and execution ~= caller and lock.late > 0 and Holds.permits(lock) == 0
+  local promised, soon = lock.promised, lock.soon
+  local is_one_late = promised.exclusive > soon.exclusive or promised.shared > soon.shared
+  return waiter.parked and execution ~= caller and is_one_late and Holds.permits(lock) == 0
 end
 
 -- Grant the lock to the first in the queue, or hand out its message, and so on. True if the caller has to
@@ -176,7 +178,7 @@ local function serve(call, lock, caller)
     elseif Queue.gone(call, waiter) then
       Queue.leave(call, lock, execution, waiter)
       note_others(call, lock, waiter)
-    elseif waiter.parked and Parked.pass(call, lock, execution, waiter, caller) then
+    elseif waiter.parked and Parked.may_look_behind(call, lock, execution, waiter, caller) then
       passed = passed + 1
     else
       local fences = admission(call, lock, execution, waiter, lock)
@@ -200,7 +202,7 @@ end
 
 local function promote(call, lock, caller)
   lock.promised, lock.soon = { exclusive = 0, shared = 0 }, { exclusive = 0, shared = 0 }
-  lock.late, lock.look = 0, math.huge
+  lock.look = math.huge
   local ahead = (Queue.is_line(lock) and Lines.serve or serve)(call, lock, caller)
   Parked.schedule(call, lock)
   return ahead
@@ -209,7 +211,7 @@ end
 -- Promote where waiters for several locks have left.
 function Turns.promote_others(call, caller)
   for _ = 1, Queue.MOST do
-    local lock = table.remove(call.left, 1)
+    local lock = table.remove(call.to_promote, 1)
     if not lock then
       return
     elseif redis.call('EXISTS', lock.queue) == 1 then
