@@ -395,6 +395,36 @@ class _Command:
             if ended[oldest][1] <= self.now:
                 del ended[oldest]
 
+    def renew(self, renewal: Renewal) -> bool:
+        hold = self.lock(renewal.name).holds.get(renewal.execution_id)
+        if hold is None or hold.attempt_id != renewal.attempt_id:
+            return False
+        expiry = self.now + renewal.lease
+        # A renewal that was on its way when the holder extended the lease must not shorten it
+        # again.
+        hold.expiry = max(hold.expiry, expiry) if renewal.longer else expiry
+        return True
+
+    def leave_to(self, lock: _Lock, hold: _Hold, execution_id: str, successor: Successor) -> None:
+        """Keep a hold for its successors. One can have been quicker: it has joined the permit."""
+        for each in self._successors(execution_id, successor):
+            if each not in lock.holds:
+                # A cooldown keeps everybody out, its own workflow too: nobody else has such an
+                # owner.
+                owner = each if each.startswith(COOLDOWN) else hold.owner
+                kept_until = self.now + successor.keep
+                kept = replace(hold, attempt_id=KEPT, owner=owner, expiry=kept_until)
+                lock.write(each, kept)
+
+    def _successors(self, execution_id: str, successor: Successor) -> Iterator[str]:
+        """The successors that can still come. One can have been quicker, and has ended or was
+        killed. An execution that is its own successor lives, whatever happened to an earlier
+        attempt."""
+        for each in successor.execution_id.split():
+            ended = self.ended(each)
+            if not (ended == "*" or (ended and each != execution_id)):
+                yield each
+
     # --- places -----------------------------------------------------------------------------------
 
     def wanted(self, place: _Place) -> list[_Lock]:
@@ -452,6 +482,16 @@ class _Command:
                 lock.holds.pop(PAUSE, None)  # no burst is left
             self.promote(lock)
         return True
+
+    def keep_place(self, beat: Renewal) -> _Place | None:
+        place = self.lock(beat.name).queue.get(beat.execution_id)
+        # A parked execution has no process: a late heartbeat must not acquire the lock for nobody.
+        if place is None or place.parked or self.is_gone(place):
+            return None
+        if place.attempt_id != beat.attempt_id:
+            return None
+        place.life, place.expiry = beat.waiter_lease, self.now + beat.waiter_lease
+        return place
 
     # --- parked messages --------------------------------------------------------------------------
 
@@ -539,6 +579,17 @@ class _Command:
         elif lock.is_line and lock.queue:
             soon = self.now + _DAY
             self.state.due["l", lock.name] = min(self._ahead[lock.name].look, soon)
+
+    def resume(self, execution_id: str) -> None:
+        """Hand out a message, whether its locks are free or not, and look again when it is
+        overdue."""
+        place = self.state.parked.get(execution_id)
+        if place is None:
+            self.state.due.pop(("r", execution_id), None)
+            return
+        if not self.is_on_its_way(place) or self.is_owed(place):
+            self.hand_out(place)
+        self.state.due["r", execution_id] = place.back
 
     # --- turns ------------------------------------------------------------------------------------
 
@@ -689,6 +740,28 @@ class _Command:
         is_one_late = ahead.promised != ahead.soon
         return place.parked and is_other and is_one_late and not lock.holds
 
+    def get_in(self, lock: _Lock, place: _Place) -> None:
+        me = place.execution_id
+        if not lock.has(me):
+            self.promote(lock, me)
+        # `join` let in only waiters that could be notified, and only beside a holder that also
+        # re-enters by owner.
+        if not lock.has(me) and (place.by_owner or lock.kept(me)):
+            fences = self.admission(place)
+            if fences is not None:
+                self.grant(place, fences, me)
+                self.promote_others(me)
+
+    def beat_answer(self, beat: Renewal, place: _Place | None) -> Held | Queued | None:
+        lock = self.lock(beat.name)
+        hold = lock.holds.get(beat.execution_id)
+        if hold is not None and hold.attempt_id == beat.attempt_id:
+            hold.expiry = max(hold.expiry, self.now + beat.lease)
+            return Held((hold.fence,), (False,))
+        if place is None:
+            return None
+        return Queued(lock.rank(beat.execution_id), self.next_lapse(lock))
+
     # --- lines (lock_order) -----------------------------------------------------------------------
 
     def _serve_line(self, lock: _Lock, caller: str) -> bool:
@@ -788,6 +861,33 @@ class _Command:
         ticket = 0 if comes is None or comes.ordered is None else comes.ticket
         if place.seen < ticket < place.published * 1e6:
             place.seen, place.turn = ticket, None
+
+    def leave_line(self, lock: _Lock, execution_id: str) -> _Place | None:
+        """Remove the place of a call whose message is to come, or comes again. If it comes, it runs
+        out of order."""
+        place = lock.queue.get(execution_id)
+        # Not if it is parked for its lock.
+        if place is None or not place.awaited or execution_id in self.state.parked:
+            return None
+        self.leave(place)
+        return place
+
+    def leave_place(
+        self, lock: _Lock, hold: _Hold, execution_id: str, successor: Successor
+    ) -> None:
+        """Leave a hold's place in a line to its successors: the calls behind it wait for their
+        messages as for any other."""
+        for each in self._successors(execution_id, successor):
+            task = hold.owner.removeprefix(COMES_AGAIN)
+            call = PlaceRequest(lock.name, each, task, hold.label, successor.keep, 0.0, 0.0, 0.0)
+            # The retry can have been quicker, and wait behind all others.
+            place = lock.queue.pop(each, None) or _awaited(call)
+            place.ordered = call
+            place.due, place.ends = 0.0, self.now + successor.keep + _DAY
+            place.turn = None
+            place.published, place.seen = self.now, 0
+            put(lock, place, hold.fence)
+            self.state.sent[each] = self.state.sent["#" + task] = place
 
     # --- deadlocks --------------------------------------------------------------------------------
 
@@ -1235,8 +1335,8 @@ class MemoryBackend:
                     had = True
                     command.leave(place)
                 if held is not None and successor is not None:
-                    leave_to = _leave_place if lock.is_line else _leave_to
-                    leave_to(command, lock, held, execution_id, successor)
+                    leave_to = command.leave_place if lock.is_line else command.leave_to
+                    leave_to(lock, held, execution_id, successor)
             # After all releases: a waiter for several of these locks must find all of them free.
             for lock in locks:
                 command.promote(lock)
@@ -1282,12 +1382,12 @@ class MemoryBackend:
                         command.hand_out(place)
             for task in tasks:
                 if task in state.of_task:
-                    _resume(command, state.of_task[task])
+                    command.resume(state.of_task[task])
                 elif (awaited := state.sent.get("#" + task)) is not None:
                     command.withdraw(awaited.execution_id)
             for _, (kind, what) in sorted((at, key) for key, at in state.due.items() if at <= now):
                 if kind == "r":
-                    _resume(command, what)
+                    command.resume(what)
                 else:
                     # `schedule` sets the next look while anything is parked there.
                     state.due.pop((kind, what), None)
@@ -1359,7 +1459,7 @@ class MemoryBackend:
         self, renewals: Sequence[Renewal], *, within: float | None = None, once: bool = False
     ) -> list[bool]:
         with self._executes(_Command) as command:
-            return [_renew(command, each) for each in renewals]
+            return [command.renew(each) for each in renewals]
 
     def heartbeat(
         self, renewals: Sequence[Renewal], *, within: float | None = None
@@ -1367,12 +1467,12 @@ class MemoryBackend:
         with self._executes(_Command) as command:
             # Keep all places before any head gets in: else a head of this very call could look
             # dead. Answer last: an execution that wants several locks gets all of them at the last.
-            places = [_keep_place(command, each) for each in renewals]
+            places = [command.keep_place(each) for each in renewals]
             for beat, place in zip(renewals, places, strict=True):
                 if place is not None:
-                    _get_in(command, command.lock(beat.name), place)
+                    command.get_in(command.lock(beat.name), place)
             pairs = zip(renewals, places, strict=True)
-            return [_beat_answer(command, beat, place) for beat, place in pairs]
+            return [command.beat_answer(beat, place) for beat, place in pairs]
 
     def inspect(self, name: str, only: Sequence[str] = (), most: int = MOST_INSPECTED) -> LockState:
         with self._executes(_Command) as command:
@@ -1393,11 +1493,11 @@ class MemoryBackend:
                     del lock.holds[each]
                     command.tell(hold.inbox, ("lost", each, hold.attempt_id, ()))
                     released.append(HoldInfo(each, 0.0, hold.fence, "", hold.owner, hold.label))
-                    _leave_line(command, lock, each)
+                    command.leave_line(lock, each)
             head = next(iter(lock.queue), "")
             is_meant = execution_id == head or (not execution_id and _is_waited_for(lock, head))
             if is_meant and not released and not lock.holds:
-                place = _leave_line(command, lock, head)
+                place = command.leave_line(lock, head)
                 if place is not None:
                     released.append(HoldInfo(head, 0.0, place.ticket, "", KEPT, place.label))
             command.promote(lock)
@@ -1473,57 +1573,6 @@ def _is_waited_for(lock: _Lock, execution_id: str) -> bool:
     return place is not None and (place.turn is not None or bool(lock.messages))
 
 
-def _leave_line(command: _Command, lock: _Lock, execution_id: str) -> _Place | None:
-    """Remove the place of a call whose message is to come, or comes again. If it comes, it runs out
-    of order."""
-    place = lock.queue.get(execution_id)
-    # Not if it is parked for its lock.
-    if place is None or not place.awaited or execution_id in command.state.parked:
-        return None
-    command.leave(place)
-    return place
-
-
-def _successors(command: _Command, execution_id: str, successor: Successor) -> Iterator[str]:
-    """The successors that can still come. One can have been quicker, and has ended or was killed.
-    An execution that is its own successor lives, whatever happened to an earlier attempt."""
-    for each in successor.execution_id.split():
-        ended = command.ended(each)
-        if not (ended == "*" or (ended and each != execution_id)):
-            yield each
-
-
-def _leave_place(
-    command: _Command, lock: _Lock, hold: _Hold, execution_id: str, successor: Successor
-) -> None:
-    """Leave a hold's place in a line to its successors: the calls behind it wait for their messages
-    as for any other."""
-    for each in _successors(command, execution_id, successor):
-        task = hold.owner.removeprefix(COMES_AGAIN)
-        call = PlaceRequest(lock.name, each, task, hold.label, successor.keep, 0.0, 0.0, 0.0)
-        # The retry can have been quicker, and wait behind all others.
-        place = lock.queue.pop(each, None) or _awaited(call)
-        place.ordered = call
-        place.due, place.ends = 0.0, command.now + successor.keep + _DAY
-        place.turn = None
-        place.published, place.seen = command.now, 0
-        put(lock, place, hold.fence)
-        command.state.sent[each] = command.state.sent["#" + task] = place
-
-
-def _leave_to(
-    command: _Command, lock: _Lock, hold: _Hold, execution_id: str, successor: Successor
-) -> None:
-    """Keep a hold for its successors. One can have been quicker: it has joined the permit."""
-    for each in _successors(command, execution_id, successor):
-        if each not in lock.holds:
-            # A cooldown keeps everybody out, its own workflow too: nobody else has such an owner.
-            owner = each if each.startswith(COOLDOWN) else hold.owner
-            kept_until = command.now + successor.keep
-            kept = replace(hold, attempt_id=KEPT, owner=owner, expiry=kept_until)
-            lock.write(each, kept)
-
-
 def _takes_back(place: _Place, attempt_id: str, ended: str) -> bool:
     """Whether a release also removes a place. A parked message outlives the attempt for which it
     was resumed. It goes with the attempt that parked it and heard no answer, unless that attempt
@@ -1548,59 +1597,3 @@ def _told(place: _Place | None, whole: bool) -> Burst | None:
         return None
     message = place.request.message if whole else ""
     return Burst(place.execution_id, place.attempt_id, place.call, message)
-
-
-def _resume(command: _Command, execution_id: str) -> None:
-    """Hand out a message, whether its locks are free or not, and look again when it is overdue."""
-    place = command.state.parked.get(execution_id)
-    if place is None:
-        command.state.due.pop(("r", execution_id), None)
-        return
-    if not command.is_on_its_way(place) or command.is_owed(place):
-        command.hand_out(place)
-    command.state.due["r", execution_id] = place.back
-
-
-def _renew(command: _Command, renewal: Renewal) -> bool:
-    hold = command.lock(renewal.name).holds.get(renewal.execution_id)
-    if hold is None or hold.attempt_id != renewal.attempt_id:
-        return False
-    expiry = command.now + renewal.lease
-    # A renewal that was on its way when the holder extended the lease must not shorten it again.
-    hold.expiry = max(hold.expiry, expiry) if renewal.longer else expiry
-    return True
-
-
-def _keep_place(command: _Command, beat: Renewal) -> _Place | None:
-    place = command.lock(beat.name).queue.get(beat.execution_id)
-    # A parked execution has no process: a late heartbeat must not acquire the lock for nobody.
-    if place is None or place.parked or command.is_gone(place):
-        return None
-    if place.attempt_id != beat.attempt_id:
-        return None
-    place.life, place.expiry = beat.waiter_lease, command.now + beat.waiter_lease
-    return place
-
-
-def _get_in(command: _Command, lock: _Lock, place: _Place) -> None:
-    me = place.execution_id
-    if not lock.has(me):
-        command.promote(lock, me)
-    # `join` let in only waiters that could be notified, and only beside a holder that also
-    # re-enters by owner.
-    if not lock.has(me) and (place.by_owner or lock.kept(me)):
-        fences = command.admission(place)
-        if fences is not None:
-            command.grant(place, fences, me)
-            command.promote_others(me)
-
-
-def _beat_answer(command: _Command, beat: Renewal, place: _Place | None) -> Held | Queued | None:
-    lock = command.lock(beat.name)
-    hold = lock.holds.get(beat.execution_id)
-    if hold is not None and hold.attempt_id == beat.attempt_id:
-        hold.expiry = max(hold.expiry, command.now + beat.lease)
-        return Held((hold.fence,), (False,))
-    if place is None:
-        return None
-    return Queued(lock.rank(beat.execution_id), command.next_lapse(lock))
