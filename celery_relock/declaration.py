@@ -20,7 +20,7 @@ from .errors import LockConfigError
 from .naming.callables import ByName
 from .naming.names import NameRule, bind, seen, signature_of
 from .options import OPTION_NAMES, LockOptions
-from .settings import enabled, name_prefix, option_defaults, store_settings
+from .settings import backend_settings, enabled, name_prefix, option_defaults
 from .worker.parking import Outbox
 
 _PREFIX = "lock_"
@@ -137,7 +137,7 @@ def _engine_of(app: Any) -> Engine:
 
     if not enabled(app):
         return engines.engine_without_locks()
-    found = store_settings(app)
+    found = backend_settings(app)
     engine = engines.engine_for(
         found.url, found.namespace, found.ssl, found.transport, found.replicas
     )
@@ -184,7 +184,7 @@ def has_locks(app: Any) -> bool:
     if locked_tasks(app):
         return True
     try:
-        store_settings(app)
+        backend_settings(app)
     except LockConfigError:
         return False
     return True

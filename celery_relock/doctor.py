@@ -23,17 +23,17 @@ from .declaration import declaration, engine_of, is_locked, locked_tasks
 from .engine import diagnosis
 from .engine.diagnosis import ERROR, NOTICE, SEVERITIES, WARNING, Finding
 from .engine.events import duration
-from .engine.examination import Memory, ParkedRun, Server
+from .engine.examination import Memory, ParkedTask, Server
 from .engine.inspection import Inspectable
 from .engine.protocol import DEBOUNCE
 from .errors import LockConfigError, LockUnavailable, RelockError
 from .options import OPTION_NAMES
 from .settings import (
     SETTINGS,
+    backend_settings,
     enabled,
     option_defaults,
     plain_name,
-    store_settings,
     visibility_timeout,
 )
 from .version import __version__
@@ -135,7 +135,7 @@ def _settings(app: Any) -> Iterator[Finding]:
     try:
         option_defaults(app)
         is_on = enabled(app)
-        in_memory = is_on and store_settings(app).in_memory
+        in_memory = is_on and backend_settings(app).in_memory
     except LockConfigError as error:
         yield _wrong_setting(error)
         return
@@ -181,7 +181,7 @@ def _settings(app: Any) -> Iterator[Finding]:
 
 
 def _memory_of_ends(app: Any) -> Iterator[Finding]:
-    remember, after = store_settings(app).remember, visibility_timeout(app.conf)
+    remember, after = backend_settings(app).remember, visibility_timeout(app.conf)
     if remember <= after and app.connection_for_read().transport_cls in _BY_THE_CLOCK:
         yield Finding(
             "settings",
@@ -300,8 +300,8 @@ def _backend(
                 yield Finding(
                     "parked",
                     ERROR,
-                    f"for {duration(owed.since)} no process has published {owed.runs} parked "
-                    f"task{'' if owed.runs == 1 else 's'} whose turn has come",
+                    f"for {duration(owed.since)} no process has published {owed.messages} parked "
+                    f"task{'' if owed.messages == 1 else 's'} whose turn has come",
                     "They do not run, although their locks are free or go to other tasks.",
                     "Start a worker of their app with this library, and with the broker_url and "
                     "the app name with which they were parked.",
@@ -534,7 +534,7 @@ def _compared(name: str, told: _Told, app: Any, engine: Engine | None) -> Iterat
             "Correct its settings, and restart the worker.",
         )
         return
-    here = store_settings(app).namespace if engine is not None else told.get("namespace")
+    here = backend_settings(app).namespace if engine is not None else told.get("namespace")
     if told.get("namespace") != here:
         yield Finding(
             "workers",
@@ -566,32 +566,32 @@ def _compared(name: str, told: _Told, app: Any, engine: Engine | None) -> Iterat
 
 
 def _parked(
-    app: Any, engine: Engine, workers: _Workers | None, runs: Iterable[ParkedRun]
+    app: Any, engine: Engine, workers: _Workers | None, parked: Iterable[ParkedTask]
 ) -> Iterator[Finding]:
     if app is None:
         return
     own, of_others = parking.home(app), set()
-    unserved: dict[str, ParkedRun] = {}
-    for run in runs:
-        if run.home != own:
-            if not (run.lock.startswith(DEBOUNCE) and workers and workers.told):  # see `_bursts`
-                of_others.add(run.task)
+    unserved: dict[str, ParkedTask] = {}
+    for each in parked:
+        if each.home != own:
+            if not (each.lock.startswith(DEBOUNCE) and workers and workers.told):  # see `_bursts`
+                of_others.add(each.task)
             continue
         known = workers.queues.values() if workers is not None and workers.is_whole else None
-        consumed = known is None or any(run.queue in each for each in known)
-        if run.queue and not consumed:
-            beside = parking.channel(run.home, parking.resume_queue(run.queue))
+        consumed = known is None or any(each.queue in queues for queues in known)
+        if each.queue and not consumed:
+            beside = parking.channel(each.home, parking.resume_queue(each.queue))
             if not engine.backend.consumed(beside):
-                unserved.setdefault(run.queue, run)
-    for queue, run in sorted(unserved.items()):
+                unserved.setdefault(each.queue, each)
+    for queue, each in sorted(unserved.items()):
         yield Finding(
             "parked",
             ERROR,
             f"no worker that answers consumes the queue {queue!r}, which has parked tasks such as "
-            f"{run.task}[{run.task_id}] for the lock {run.lock!r}",
+            f"{each.task}[{each.task_id}] for the lock {each.lock!r}",
             "When their turn comes, they are published to a queue that nobody reads. Each of them "
             "holds up the tasks behind it for a minute.",
-            f"Start a worker with -Q {queue}, or cancel them: celery relock cancel {run.task_id}",
+            f"Start a worker with -Q {queue}, or cancel them: celery relock cancel {each.task_id}",
         )
     if of_others:
         yield Finding(
@@ -605,12 +605,12 @@ def _parked(
         )
 
 
-def _bursts(app: Any, workers: _Workers, runs: Iterable[ParkedRun]) -> Iterator[Finding]:
+def _bursts(app: Any, workers: _Workers, parked: Iterable[ParkedTask]) -> Iterator[Finding]:
     """Findings about bursts: their callers park them, and might spell the broker's URL in another
     way than the workers. (Other tasks are parked by a worker, which can publish them.)"""
     own, homes = parking.home(app), {told.get("home") for told in workers.told.values()}
-    unsent = {run.task: run for run in runs if run.lock.startswith(DEBOUNCE)}
-    unsent = {task: run for task, run in unsent.items() if run.home not in homes}
+    unsent = {each.task: each for each in parked if each.lock.startswith(DEBOUNCE)}
+    unsent = {task: each for task, each in unsent.items() if each.home not in homes}
     alike = (
         "Give every process the same broker_url (or broker_write_url), character by character "
         "except for the password, and every Celery() the same name."
@@ -624,11 +624,11 @@ def _bursts(app: Any, workers: _Workers, runs: Iterable[ParkedRun]) -> Iterator[
             "no worker knows that these bursts are its own. These calls wait, and never run.",
             alike,
         )
-    for task, run in sorted(unsent.items()):
+    for task, each in sorted(unsent.items()):
         yield Finding(
             "bursts",
             WARNING,
-            f"no worker that answers sends the burst {task}[{run.task_id}]",
+            f"no worker that answers sends the burst {task}[{each.task_id}]",
             "Its callers spell the broker's URL or the app's name differently than these workers. "
             "The calls wait, and never run, unless workers at another broker send them.",
             f"{alike} To send the waiting bursts, run a worker with the callers' spelling.",

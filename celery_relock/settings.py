@@ -34,7 +34,7 @@ _UNSET = object()
 _LATE = 600.0
 
 
-class StoreSettings(NamedTuple):
+class BackendSettings(NamedTuple):
     """Where an app's locks live.
 
     Attributes:
@@ -65,10 +65,10 @@ class StoreSettings(NamedTuple):
         return isinstance(self.url, str) and self.url.lower().startswith("memory:")
 
     def __repr__(self) -> str:
-        return f"StoreSettings(namespace={self.namespace!r}, source={self.source!r})"
+        return f"BackendSettings(namespace={self.namespace!r}, source={self.source!r})"
 
 
-def store_settings(app: Any) -> StoreSettings:
+def backend_settings(app: Any) -> BackendSettings:
     """Where this app's locks live: `relock_url`, else its result backend, else its broker.
 
     Raises:
@@ -79,7 +79,7 @@ def store_settings(app: Any) -> StoreSettings:
     given = _get(conf, "relock_url")
     if callable(given) or hasattr(given, "connection_pool") or hasattr(given, "nodes_manager"):
         _refuse_options_of_a_url(conf, "relock_url is a client, which has its own")
-        return StoreSettings(given, **beside)
+        return BackendSettings(given, **beside)
     for source, value in _candidates(conf):
         for url in _urls(value):
             if source == "relock_url" or _is_redis(url):
@@ -88,7 +88,7 @@ def store_settings(app: Any) -> StoreSettings:
                         conf, f"the locks live in the {source}, which has its own"
                     )
                 ssl, transport = _ssl(conf, source, url), _transport(conf, source)
-                return StoreSettings(url, ssl, source=source, transport=transport, **beside)
+                return BackendSettings(url, ssl, source=source, transport=transport, **beside)
     raise LockConfigError(
         "celery-relock needs a Redis, and neither the result backend nor the broker is one. "
         'Set relock_url, for example app.conf.relock_url = "redis://localhost:6379/0"; in tests '
@@ -100,7 +100,7 @@ def in_memory(app: Any) -> bool:
     """Whether the locks are in the memory of this process. False if the settings are wrong, which
     is told where the engine is asked for."""
     try:
-        return enabled(app) and store_settings(app).in_memory
+        return enabled(app) and backend_settings(app).in_memory
     except LockConfigError:
         return False
 
@@ -309,7 +309,7 @@ def _beside_the_url(conf: Any) -> dict[str, Any]:
             raise LockConfigError(f"settings: {name}={value!r} cannot be used. Use {what} above 0.")
         return value
 
-    of = StoreSettings._field_defaults
+    of = BackendSettings._field_defaults
     (replicas, within), (messages, size) = of["replicas"], of["most_parked"]
     needed = _get(conf, "relock_min_replicas", replicas)
     if isinstance(needed, bool) or not isinstance(needed, int) or needed < 0:

@@ -25,7 +25,7 @@ from ..engine.events import extra
 from ..engine.inspection import Inspectable, ParkedMessage
 from ..engine.protocol import DEBOUNCE, KEPT, LINE, MARKER
 from ..errors import LockConfigError, RelockError
-from ..settings import store_settings
+from ..settings import backend_settings
 from .look import SHOWN, Holder, LockInfo, Look, Stats, Waiter, Why, holder_of, waiter_at, work_of
 from .why import Question
 
@@ -92,7 +92,7 @@ class Locks:
                 "with relock_url='memory://' or relock_enabled=False there are no locks outside of "
                 "the process that works with them. In tests the fixture `relock` shows them"
             )
-        self.namespace = store_settings(self.app).namespace if namespace is None else namespace
+        self.namespace = backend_settings(self.app).namespace if namespace is None else namespace
         self._look = Look(backend)
 
     def find(

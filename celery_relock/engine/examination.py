@@ -49,7 +49,7 @@ class Memory(NamedTuple):
     namespaces: tuple[str, ...]
 
 
-class ParkedRun(NamedTuple):
+class ParkedTask(NamedTuple):
     """A parked message: of which lock, app and broker (`home`), queue and task."""
 
     lock: str
@@ -64,7 +64,7 @@ class Owed(NamedTuple):
     in seconds."""
 
     home: str
-    runs: int
+    messages: int
     since: float
 
 
@@ -81,7 +81,7 @@ class Examination(Protocol):
     def memory(self, most: int) -> Memory | None:
         """A sample of about so many keys of each server; None where nobody may look."""
 
-    def parked(self, most: int) -> list[ParkedRun]:
+    def parked(self, most: int) -> list[ParkedTask]:
         """Some parked messages."""
 
     def owed(self, homes: set[str]) -> list[Owed]:

@@ -8,7 +8,7 @@ import redis
 
 from ..declaration import engine_of, locked_tasks
 from ..errors import RelockError
-from ..settings import store_settings
+from ..settings import backend_settings
 from ..version import __version__
 from . import company, parking
 
@@ -25,7 +25,7 @@ def report(app: Any) -> dict[str, Any]:
     }
     try:
         backend = engine_of(app).backend
-        told |= {"namespace": store_settings(app).namespace, "backend": backend.id}
+        told |= {"namespace": backend_settings(app).namespace, "backend": backend.id}
     except RelockError as error:
         told["problem"] = str(error)
     return told

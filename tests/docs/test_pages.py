@@ -15,7 +15,7 @@ from celery.result import allow_join_result
 from celery_relock import Lock, LockedTask, errors, locked
 from celery_relock.engine.hold import Hold
 from celery_relock.errors import LockLost, RelockError
-from celery_relock.settings import option_defaults, store_settings
+from celery_relock.settings import backend_settings, option_defaults
 from tests.docs.pages import URL, all_pages, blocks, text
 from tests.support import RedisServer
 from tests.support.worker import ROOT
@@ -102,7 +102,7 @@ def test_the_example_of_self_lock_sees_its_lock(url: str, names: dict[str, Any])
 def test_the_settings_of_the_page_are_read(url: str, names: dict[str, Any]) -> None:
     app = run("settings", url, names)["app"]
 
-    found = store_settings(app)
+    found = backend_settings(app)
     assert (found.url, found.namespace, found.source) == (f"{url}/1", "shop", "relock_url")
     assert option_defaults(app) == {"ttl": 60}
 

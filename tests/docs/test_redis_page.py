@@ -15,7 +15,7 @@ from celery import Celery
 
 from celery_relock import LockedTask, errors
 from celery_relock.declaration import engine_of
-from celery_relock.settings import store_settings
+from celery_relock.settings import backend_settings
 from tests.backends.redis.test_permissions import PASSWORD, least
 from tests.docs.pages import blocks
 from tests.support import RedisServer, wait_for
@@ -118,7 +118,7 @@ def test_an_example_connects_and_shows_itself_to_the_server_as_it_says(
     app.conf.inspected = place.cluster if "Cluster" in heading else place.server.client()
     try:
         assert SEEN[heading] in task_of(app).delay().get()
-        assert store_settings(app).source == "relock_url"
+        assert backend_settings(app).source == "relock_url"
     finally:
         engine_of(app).backend.close()
 

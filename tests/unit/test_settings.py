@@ -14,7 +14,7 @@ from celery import Celery
 
 from celery_relock.errors import LockConfigError
 from celery_relock.options import OPTION_NAMES
-from celery_relock.settings import option_defaults, store_settings
+from celery_relock.settings import backend_settings, option_defaults
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def make(**settings: Any) -> Celery:
 
 
 def found(app: Celery) -> tuple[str, str]:
-    settings = store_settings(app)
+    settings = backend_settings(app)
     return settings.url, settings.source
 
 
@@ -96,7 +96,7 @@ def test_every_spelling_of_a_redis_is_known(url: str) -> None:
 
 
 def test_a_password_arrives_as_it_was_escaped_and_is_not_shown() -> None:
-    settings = store_settings(make(broker_url="redis://us%40r:p%40ss%2Fw%25rd@h/0"))
+    settings = backend_settings(make(broker_url="redis://us%40r:p%40ss%2Fw%25rd@h/0"))
 
     assert settings.url == "redis://us%40r:p%40ss%2Fw%25rd@h/0"
     assert "rd" not in repr(settings)
@@ -115,7 +115,7 @@ def test_without_any_redis_the_error_says_which_setting_to_set(broker: str | Non
     app = make(broker_url=broker, result_backend="cache+memory://")
 
     with pytest.raises(LockConfigError, match=r'relock_url = "redis://localhost:6379/0"'):
-        store_settings(app)
+        backend_settings(app)
 
 
 def test_settings_are_read_when_they_are_asked_for() -> None:
@@ -166,10 +166,10 @@ def test_a_module_named_in_the_environment_configures(tmp_path: Path) -> None:
     (tmp_path / "shop_settings.py").write_text('relock_url = "redis://h/7"\nrelock_max_wait = 3\n')
     program = (
         "from celery import Celery\n"
-        "from celery_relock.settings import option_defaults, store_settings\n"
+        "from celery_relock.settings import option_defaults, backend_settings\n"
         "app = Celery('shop')\n"
         "app.config_from_envvar('SHOP_SETTINGS')\n"
-        "print(store_settings(app).url, option_defaults(app))\n"
+        "print(backend_settings(app).url, option_defaults(app))\n"
     )
     environment = {
         "SHOP_SETTINGS": "shop_settings",
@@ -193,7 +193,7 @@ def test_reading_leaves_the_settings_of_the_app_alone() -> None:
     app = make(relock_ttl=5, broker_url="redis://h")
     before = dict(app.conf)
 
-    store_settings(app)
+    backend_settings(app)
     option_defaults(app)
 
     assert dict(app.conf) == before
@@ -210,7 +210,7 @@ def test_a_default_of_none_is_a_default_and_no_default_is_none() -> None:
     assert option_defaults(make()) == {}
 
 
-@pytest.mark.parametrize("read", [store_settings, option_defaults])
+@pytest.mark.parametrize("read", [backend_settings, option_defaults])
 def test_an_option_of_a_task_among_the_settings_is_refused_with_the_name_of_its_default(read):
     app = make(broker_url="redis://h")
     app.conf["lock_ttl"] = 60
@@ -221,7 +221,7 @@ def test_an_option_of_a_task_among_the_settings_is_refused_with_the_name_of_its_
 
 def test_an_empty_namespace_is_refused() -> None:
     with pytest.raises(LockConfigError, match="relock_namespace is empty"):
-        store_settings(make(broker_url="redis://h", relock_namespace=""))
+        backend_settings(make(broker_url="redis://h", relock_namespace=""))
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_an_empty_namespace_is_refused() -> None:
         ("RELOCK_NAMESPAC", "relock_namespace"),
     ],
 )
-@pytest.mark.parametrize("read", [store_settings, option_defaults])
+@pytest.mark.parametrize("read", [backend_settings, option_defaults])
 def test_an_unknown_setting_is_refused_and_the_right_one_suggested(
     written: str, meant: str, read: Any
 ) -> None:
@@ -256,21 +256,21 @@ def test_an_unknown_setting_behind_a_namespace_is_refused_too(written: str, name
 
 
 def test_the_namespace_of_the_keys_is_a_setting() -> None:
-    assert store_settings(make(relock_url="redis://h")).namespace == "relock"
-    assert store_settings(make(relock_url="redis://h", relock_namespace="x")).namespace == "x"
+    assert backend_settings(make(relock_url="redis://h")).namespace == "relock"
+    assert backend_settings(make(relock_url="redis://h", relock_namespace="x")).namespace == "x"
 
 
 @pytest.mark.parametrize("name", ["relock_url", "relock_namespace"])
 def test_a_setting_that_must_be_text_says_so(name: str) -> None:
     with pytest.raises(LockConfigError, match=f"{name} must be text, not int"):
-        store_settings(make(broker_url="redis://h", **{name: 7}))
+        backend_settings(make(broker_url="redis://h", **{name: 7}))
 
 
 def test_relock_url_may_be_a_client_or_a_function_that_makes_one() -> None:
     client = redis.Redis(host="locks")
 
     for place in (client, lambda: client):
-        settings = store_settings(
+        settings = backend_settings(
             make(relock_url=place, relock_namespace="x", broker_url="amqp://")
         )
         assert (settings.url, settings.ssl, settings.namespace) == (place, None, "x")
@@ -303,7 +303,7 @@ TLS, OTHER = {"ssl_cert_reqs": "required"}, {"ssl_cert_reqs": "none"}
 def test_the_tls_options_are_those_of_the_place_that_the_url_came_from(
     settings: dict[str, Any], ssl: Any
 ) -> None:
-    assert store_settings(make(**settings)).ssl == ssl
+    assert backend_settings(make(**settings)).ssl == ssl
 
 
 THREE = "sentinel://:p;w@a:1/2;sentinel://b:2;sentinel://c:3"
@@ -351,7 +351,7 @@ def test_sentinels_and_another_redis_are_a_list_for_failover() -> None:
 def test_the_transport_options_are_those_of_the_place_that_the_url_came_from(
     settings: dict[str, Any], transport: Any
 ) -> None:
-    assert store_settings(make(**settings)).transport == transport
+    assert backend_settings(make(**settings)).transport == transport
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ def test_the_transport_options_are_those_of_the_place_that_the_url_came_from(
 )
 def test_transport_options_that_cannot_be_used_are_told(options: Any, says: str) -> None:
     with pytest.raises(LockConfigError, match=says):
-        store_settings(make(relock_url=THREE, relock_transport_options=options))
+        backend_settings(make(relock_url=THREE, relock_transport_options=options))
 
 
 @pytest.mark.parametrize(
@@ -382,30 +382,30 @@ def test_options_of_a_relock_url_are_refused_without_it(
 ) -> None:
     ((name, _),) = option.items()
     with pytest.raises(LockConfigError, match=f"{name} is never used: {says}"):
-        store_settings(make(**place, **option))
-    store_settings(make(**place, **dict.fromkeys(option)))
-    store_settings(make(relock_url="memory://", **option))
+        backend_settings(make(**place, **option))
+    backend_settings(make(**place, **dict.fromkeys(option)))
+    backend_settings(make(relock_url="memory://", **option))
 
 
 def test_how_many_replicas_have_to_have_a_hold_is_a_setting() -> None:
-    assert store_settings(make(relock_url="redis://h")).replicas == (0, 1.0)
+    assert backend_settings(make(relock_url="redis://h")).replicas == (0, 1.0)
     client = redis.Redis(host="locks")
     for place in ("redis://h", client):
         app = make(relock_url=place, relock_min_replicas=2, relock_min_replicas_timeout=3)
-        assert store_settings(app).replicas == (2, 3.0)
+        assert backend_settings(app).replicas == (2, 3.0)
 
 
 def test_the_end_of_an_execution_is_remembered_beyond_the_brokers_visibility_timeout() -> None:
     late = {"visibility_timeout": 43_200}
-    found = store_settings(make(relock_url="redis://h", broker_transport_options=late))
+    found = backend_settings(make(relock_url="redis://h", broker_transport_options=late))
     assert found.remember == 43_800.0
 
 
 def test_what_may_pile_up_is_a_setting() -> None:
-    found = store_settings(make(relock_url="redis://h"))
+    found = backend_settings(make(relock_url="redis://h"))
     assert (found.remember, found.most_parked) == (4200.0, (1_000_000, 1_000_000_000))
     more = {"relock_max_parked_messages": 7, "relock_max_parked_bytes": 9, "relock_remember": 60}
-    found = store_settings(make(relock_url="redis://h", **more))
+    found = backend_settings(make(relock_url="redis://h", **more))
     assert (found.remember, found.most_parked) == (60.0, (7, 9))
 
 
@@ -427,4 +427,4 @@ def test_what_may_pile_up_is_a_setting() -> None:
 )
 def test_a_number_that_cannot_be_used_is_told(name: str, value: Any) -> None:
     with pytest.raises(LockConfigError, match=f"{name}={value!r}"):
-        store_settings(make(relock_url="redis://h", **{name: value}))
+        backend_settings(make(relock_url="redis://h", **{name: value}))

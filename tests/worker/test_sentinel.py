@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from celery_relock.declaration import engine_of
-from celery_relock.settings import store_settings
+from celery_relock.settings import backend_settings
 from tests.backends.redis.test_sentinel import take_away
 from tests.support import Worker
 from tests.support.journal import Event
@@ -65,7 +65,7 @@ def test_the_locks_are_where_the_results_are(
 ) -> None:
     worker = start()
     app = worker.module.app
-    found = store_settings(app)
+    found = backend_settings(app)
     assert (found.source, found.url) == ("result_backend", service.url)
     assert worker.module.parks.delay("a", 0.0).get(timeout=30) is None
     assert engine_of(app).inspect("account:a").holds == ()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
-from ...engine.examination import Kind, Memory, Owed, ParkedRun, Server
+from ...engine.examination import Kind, Memory, Owed, ParkedTask, Server
 from .connections import Command, Connections, Transport
 from .errors import FAULTS, fields_of, forbids, reply_of
 from .inspection import ask
@@ -133,8 +133,8 @@ class Examination(NamedTuple):
         )
         return Memory(total, sample.seen, kinds, tuple(sorted(sample.namespaces)))
 
-    def parked(self, most: int) -> list[ParkedRun]:
-        found: list[ParkedRun] = []
+    def parked(self, most: int) -> list[ParkedTask]:
+        found: list[ParkedTask] = []
         for links, buckets in self.transport.masters():
             looks = [("ZRANGE", self.own_keys.due(b), "0", str(most - 1)) for b in buckets]
             due = ask(links, *looks)
@@ -162,7 +162,7 @@ class Examination(NamedTuple):
                     found.append(Owed(home, sum(counts), max(since)))
         return found
 
-    def _parked_for(self, links: Connections, bucket: int, raw: bytes) -> Iterator[ParkedRun]:
+    def _parked_for(self, links: Connections, bucket: int, raw: bytes) -> Iterator[ParkedTask]:
         prefix, name = self.own_keys.prefix(bucket), raw.decode(errors="surrogateescape")
         with suppress(UnicodeEncodeError):
             queue, messages = f"{prefix}q:{name}", f"{prefix}m:{name}"
@@ -172,7 +172,7 @@ class Examination(NamedTuple):
                 with suppress(ValueError, TypeError, AttributeError):  # not of ours
                     message = json.loads(text)
                     headers = message.get("headers") or {}
-                    yield ParkedRun(
+                    yield ParkedTask(
                         name,
                         str(message.get("home", "")),
                         str(message.get("queue") or ""),
