@@ -251,6 +251,20 @@ def test_a_hold_that_somebody_deleted_keeps_nobody_out(desk):
     assert isinstance(desk.acquire("other", limit=MANY), Held)
 
 
+def test_a_hold_that_somebody_put_in_the_place_of_another_is_in_the_index_too(desk):
+    for number in range(MANY):
+        desk.fence(f"h{number}", limit=100)
+    key = desk.keys.lock("a")
+    record, label = desk.client.hmget(key, "h0", "@h0")
+    desk.client.hset(key, mapping={"new": record, "@new": label})
+    desk.client.hdel(key, "h0", "@h0")
+    desk.client.zadd(index(desk)[0], {"h0": 1})
+
+    assert isinstance(desk.acquire("other", limit=MANY), Conflict)
+    assert desk.client.zscore(index(desk)[1], "new")
+    assert not desk.client.zscore(index(desk)[1], "h0")
+
+
 def test_a_renewal_that_did_not_reach_the_index_counts_all_the_same(desk):
     """It does not while the lock's slot moves between two nodes."""
     for number in range(MANY):

@@ -53,7 +53,8 @@ class Journal:
         return cls(os.environ["RELOCK_TEST_URL"], os.environ["RELOCK_TEST_NAMESPACE"])
 
     def add(self, name: str, /, **data: Any) -> None:
-        fields = {"name": name, "pid": os.getpid(), "data": json.dumps(data, default=str)}
+        # All of them text: hiredis may crash where a signal strikes while it packs a number.
+        fields = {"name": name, "pid": str(os.getpid()), "data": json.dumps(data, default=str)}
         self._client.xadd(self._key, fields)  # type: ignore[arg-type]
 
     def events(self, name: str | None = None) -> list[Event]:
