@@ -33,5 +33,6 @@ def together(self: Any, account: int, others: int) -> dict[str, Any]:
 )
 def report(self: Any) -> tuple[int, bool]:
     if not self.request.retries:
-        raise self.retry(countdown=0)
+        # Not at once: without a lock between them Celery may store RETRY after the retry's SUCCESS.
+        raise self.retry(countdown=0.5)
     return self.request.retries, self.lock.continuous
