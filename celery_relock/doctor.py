@@ -291,7 +291,7 @@ def _backend(
                 "relock_namespace, or the namespace= of its Lock.",
             )
         parked = asks.parked(_PARKED)
-        facts["parked_sample"] = [run._asdict() for run in parked]
+        facts["parked_sample"] = [each._asdict() for each in parked]
         yield from _parked(app, engine, workers, parked)
         if app is not None and workers is not None and workers.told:
             yield from _bursts(app, workers, parked)

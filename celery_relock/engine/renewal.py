@@ -261,7 +261,7 @@ class KeepAlive:
         renewing what other servers have. Half, so that a new connection has its chance, too. With
         each failure in a row longer: beside short leases, a slow server would never be heard."""
         left = min((d - now for lease in self.leases() if (d := lease.deadline) > now), default=1e9)
-        shortest = _SHORTEST * float(1 << min(failures, 5))
+        shortest = _SHORTEST * 2.0 ** min(failures, 5)
         return min(max(left / 2, shortest), _LONGEST)
 
     def _lose(self, lease: Lease, reason: str) -> None:

@@ -226,9 +226,11 @@ class Execution:
         engine = engine_of(self.declared.app)
         lease = self._lease(engine, names, stuck)
         self.asked = True
-        keeps = options.keep_on_retry and message is not None
-        told = task, message, engine, lease, options.gap_ttl
-        to_retry = retry.LeftToRetry(*told) if keeps else None
+        to_retry = (
+            retry.LeftToRetry(task, message, engine, lease, options.gap_ttl)
+            if options.keep_on_retry and message is not None
+            else None
+        )
         over = False  # whether the message is acknowledged for good
         attempt = Attempt(task, engine, lease, options, message)
         try:
@@ -313,14 +315,11 @@ class Execution:
     def run_body(self, make_hold: MakeHold | None) -> Any:
         """Run the task's own code, which finds what `make_hold` makes as `self.lock`."""
         header, task = self.header, self.task
-        if (
-            header is not None
-            and (
-                header.attempts or task.track_started is LATER or hasattr(self.message, WAS_BLOCKED)
-            )
-            and not self.declared.enters_workflows
-        ):  # that waits for its lock in its body
-            show_started(task, self.message)
+        # A task that enters a workflow waits for its lock in its body.
+        if not self.declared.enters_workflows and header is not None:
+            has_waited = header.attempts or hasattr(self.message, WAS_BLOCKED)
+            if has_waited or task.track_started is LATER:
+                show_started(task, self.message)
         self.make_hold = make_hold
         token = inside.set((*inside.get(), self))
         try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -342,19 +341,22 @@ def _converted(query: Mapping[str, Any], shown: str) -> dict[str, Any]:
     """The options of a connection and of TLS in a query, as redis-py reads them."""
     found: dict[str, Any] = {}
     for name, text in query.items():
-        _refuse_misspelt(name, shown)
         if name in _IN_URLS or name.startswith("ssl_"):
             read = _provider if name == "credential_provider" else _PARSERS.get(name, str)
             try:
                 found[name] = read(text)
             except (ValueError, ImportError, AttributeError) as error:
                 raise LockConfigError(f"{shown}: {name}={text!r} cannot be used") from error
+        else:
+            _refuse_misspelt(name, shown)
     return found
 
 
 def _refuse_misspelt(name: str, shown: str) -> None:
+    from difflib import get_close_matches  # only for those who mistype
+
     close = get_close_matches(name, _IN_URLS, 1, cutoff=0.85)
-    if close and name not in _IN_URLS:
+    if close:
         raise LockConfigError(f"{shown} has no option {name}. Did you mean {close[0]}?")
 
 
