@@ -29,6 +29,9 @@ from ..errors import LockConfigError, LockLost
 from .lease import Lease
 from .platform import Guard, green
 
+#: What to do where a body cannot be interrupted.
+INSTEAD = 'use a prefork, solo or gevent pool, or lock_on_lost="flag" and `self.lock.check()`'
+
 
 class _Stage(enum.Enum):
     OUTSIDE = 0  #: before the body, or after it
@@ -136,8 +139,7 @@ def _way_to(body: Interruption) -> Callable[[], object]:
     if not can_interrupt():
         raise LockConfigError(
             'lock_on_lost="raise" cannot interrupt a body in a thread that is not the main thread '
-            'of its process: use a prefork, solo or gevent pool, or lock_on_lost="flag" and '
-            "`self.lock.check()`"
+            f"of its process: {INSTEAD}"
         )
     if green():
         greenlet, hub = sys.modules["greenlet"].getcurrent(), sys.modules["gevent"].get_hub()

@@ -20,6 +20,7 @@ from celery.worker.state import active_requests, reserved_requests
 from ..declaration import engine_of, has_locks, locked_tasks
 from ..engine import ids, platform
 from ..engine.crash import Reaper, journal
+from ..engine.interrupt import INSTEAD
 from ..errors import LockConfigError, RelockError
 from ..settings import enabled, in_memory
 from . import company, conflict, control, execution, parking, revocation, unlocked  # noqa: F401  # receivers
@@ -118,8 +119,7 @@ def _refuse_to_interrupt(app: Any) -> None:
     if names and enabled(app):
         raise LockConfigError(
             'lock_on_lost="raise" cannot interrupt a body in the threads pool of this worker '
-            f"({', '.join(sorted(names))}): use a prefork, solo or gevent pool, or "
-            'lock_on_lost="flag" and `self.lock.check()`'
+            f"({', '.join(sorted(names))}): {INSTEAD}"
         )
 
 
