@@ -15,7 +15,7 @@ help:
 	@echo "make test    install what is missing, then run the whole suite"
 	@echo "make smoke   only the smoke suite: whole workers killed, restarted, cut off"
 	@echo "make company only the company suite: beside Sentry, New Relic, OpenTelemetry, …"
-	@echo "make check   format, lint, types, Lua lint"
+	@echo "make check   format, lint, types, Lua lint, the documentation site"
 	@echo "make docs    build the documentation site into build/docs"
 	@echo "make demo    watch the locks at work, on a real Redis and a real worker"
 	@echo "make example-django, make example-fastapi"
@@ -49,6 +49,7 @@ check:
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@scripts/lint-lua
+	@scripts/docs
 
 docs:
 	@scripts/docs

@@ -43,7 +43,7 @@ nitpick_ignore_regex = [
     ),
     (
         r"py:.*",
-        r"(Redis|Task|Signal|Celery|TracebackType|Callable|Mapping|Sequence|Iterator|Share|Engine|_Locks|Token|CoroutineLock)",
+        r"(Client|Redis|Task|Signal|Celery|TracebackType|Callable|Mapping|Sequence|Iterator|Share|Engine|_Locks|Token|CoroutineLock)",
     ),
     (r"py:.*", r"(collections\.abc|contextlib)\..*"),
 ]
