@@ -68,12 +68,13 @@ if full then
   return { 'FULL', unpack(full) }
 end
 
--- The pause is a hold that only the next call renews. Its fencing token is the time of the first call.
--- Without the pause the burst is over, and only waits for a process that can publish its message.
+-- The pause is a hold that only the next call renews. The burst's ticket is the time of its first call; a
+-- fencing token can be ahead of the clock. Without the pause the burst is over, and only waits for a
+-- process that can publish its message.
 local held = lock.holds[PAUSE]
 if held or not waiter then
   local fence = waiter and held.fence or Base.next_fence(meta, call.micros)
-  local first = waiter and math.floor(tonumber(fence) / 1000) or call.now
+  local first = waiter and math.floor(redis.call('ZSCORE', lock.queue, open) / 1000) or call.now
   local expiry = math.max(math.min(call.now + pause, first + most), call.now + 1)
   local hold = { expiry = expiry, fence = fence, attempt = Holds.KEPT, owner = PAUSE }
   Holds.write(lock, PAUSE, hold, '- a burst of calls')

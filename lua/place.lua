@@ -34,16 +34,22 @@ local now = math.floor(micros / 1000)
 local due = math.max(now + delay, moment)
 
 -- Fencing tokens are never spent twice, and rise although the clock is set back: so does a ticket that
--- is one. A call that is due later stands among them by its time.
+-- is one. A call that is due later stands among them by its time, behind all that are due in the same ms:
+-- a place among these that is empty again is before calls that were sent earlier. A thousand fit into a ms.
 local function next_ticket()
   if due <= now then
     return Base.next_fence(meta, micros)
   end
   local ticket = due * 1000
-  while redis.call('ZCOUNT', queue, ticket, ticket) > 0 do
-    ticket = ticket + 1
+  while true do
+    local highest = ticket + 999
+    local range = { highest, ticket, 'BYSCORE', 'REV', 'LIMIT', 0, 1, 'WITHSCORES' }
+    local last = redis.call('ZRANGE', queue, unpack(range))[2]
+    if not last or tonumber(last) < highest then
+      return string.format('%.0f', last and last + 1 or ticket)
+    end
+    ticket = ticket + 1000
   end
-  return string.format('%.0f', ticket)
 end
 
 local before = Base.decoded(redis.call('HGET', waiters, execution))

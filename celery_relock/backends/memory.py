@@ -306,11 +306,11 @@ class _State:
 
 class _Search(NamedTuple):
     """The search for a deadlock: by hold, the places that must get their locks before it can end;
-    the holds of the execution that asks; and the holds that were visited."""
+    the holds of the execution that asks; and of the holds that were visited, what was found."""
 
     waits: Mapping[str, Iterable[_Place]]
     mine: frozenset[str]
-    seen: set[str]
+    seen: dict[str, tuple[str, ...] | None]
 
 
 class _Command:
@@ -799,6 +799,8 @@ class _Command:
         self.unpark(place)
         place.life, place.turn, place.first, place.back = 0.0, None, None, 0.0
         place.arrived, place.sent, place.by, place.untold = True, 0, None, False
+        # It can have stood here for longer than its place was to live.
+        place.ends = max(place.ends, self.now + _DAY)
 
     def _await(self, lock: _Lock, place: _Place, caller: str) -> bool:
         """The message of the first place in a line is awaited. True if the calls behind it wait for
@@ -905,7 +907,7 @@ class _Command:
                 for hold in () if self.is_gone(place) else place.stuck:
                     waits[hold][place] = None
         for name, limit in wanted.items():
-            search = _Search(waits, frozenset(stuck), set())
+            search = _Search(waits, frozenset(stuck), {})
             if path := self._from_lock(search, self.lock(name), execution_id, limit):
                 return path
         return ()
@@ -944,13 +946,14 @@ class _Command:
         if execution_id in search.mine:
             return ()
         if execution_id in search.seen:
-            return None
-        search.seen.add(execution_id)
+            return search.seen[execution_id]
+        search.seen[execution_id] = None
         for place in search.waits.get(execution_id, ()):
             for lock in self.wanted(place):
                 of = place.execution_id, place.limits[lock.name]
                 if path := self._from_lock(search, lock, *of):
-                    return (place.label, *path)
+                    search.seen[execution_id] = found = (place.label, *path)
+                    return found
         return None
 
     # --- inboxes ----------------------------------------------------------------------------------
@@ -1412,7 +1415,7 @@ class MemoryBackend:
             due = max(command.now + request.delay, request.moment)
             place = _awaited(request)
             place.due, place.ends = due if due > command.now else 0.0, due + request.life
-            put(lock, place, int(due * 1e6) if due > command.now else command.next_fence())
+            put(lock, place, _ticket_at(lock, due) if due > command.now else command.next_fence())
             self.state.sent[me] = self.state.sent["#" + request.task] = place
             self.state.due.setdefault(("l", lock.name), place.ends)
             return place.ticket
@@ -1557,10 +1560,20 @@ def _awaited(call: PlaceRequest) -> _Place:
     return _Place(*of, ordered=call)
 
 
+def _ticket_at(lock: _Lock, due: float) -> int:
+    """The next ticket behind all calls that are due in the same millisecond, into which a thousand
+    fit."""
+    ticket = int(due * 1000) * 1000
+    while True:
+        in_it = range(ticket, ticket + 1000)
+        taken = (each.ticket for each in lock.queue.values() if each.ticket in in_it)
+        if (following := max(taken, default=ticket - 1) + 1) in in_it:
+            return following
+        ticket += 1000
+
+
 def put(lock: _Lock, place: _Place, ticket: int) -> None:
     """Enter a place into a line, in the order of the tickets."""
-    while any(each.ticket == ticket for each in lock.queue.values()):
-        ticket += 1
     place.ticket = ticket
     by_ticket = {**lock.queue, place.execution_id: place}
     lock.queue = dict(sorted(by_ticket.items(), key=lambda item: item[1].ticket))

@@ -66,13 +66,15 @@ end
 
 local lock_path
 
--- The rest of the cycle from a hold: the steps back to the execution that asks; nil without a cycle.
+-- The rest of the cycle from a hold: the steps back to the execution that asks; nil or false without one.
+-- Several permits can be stuck behind one hold, so `search.seen` has what was found.
 local function hold_path(call, search, hold)
   search.left = search.left - 1
-  if search.seen[hold] or search.left <= 0 then
-    return nil
+  local known = search.seen[hold]
+  if known ~= nil or search.left <= 0 then
+    return known and { unpack(known) }
   end
-  search.seen[hold] = true
+  search.seen[hold] = false
   local waits = redis.call('HGETALL', notes(call, hold))
   for i = 1, #waits, 2 do
     local name = waits[i + 1]
@@ -84,6 +86,7 @@ local function hold_path(call, search, hold)
       local path = is_ours and lock_path(call, search, lock, is_kept_out(call, lock, waits[i], limit))
       if path then
         table.insert(path, 1, waiter.label)
+        search.seen[hold] = { unpack(path) }
         return path
       end
     end

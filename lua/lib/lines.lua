@@ -27,6 +27,8 @@ local function let_into_line(call, lock, execution, waiter, caller)
   end
   Queue.unpark(call, { lock }, execution, waiter)
   waiter.parked, waiter.arrived, waiter.turn = true, true, nil
+  -- It can have stood here for longer than its place was to live.
+  waiter.line.ends = math.max(waiter.line.ends, call.now + Base.DAY)
   waiter.back, waiter.first, waiter.sent, waiter.by, waiter.untold = nil, nil, nil, nil, nil
   Queue.write(call, lock, execution, waiter)
 end

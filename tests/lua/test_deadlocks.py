@@ -97,6 +97,21 @@ def test_a_lock_with_several_permits_is_stuck_only_if_all_are(crossed):
     assert isinstance(ask(crossed, limit=2), Deadlocked)
 
 
+def test_several_permits_can_be_stuck_behind_one_hold(desk):
+    for run in ("r1", "r2"):
+        desk.fence(run, names=("s",), limit=2)
+    desk.fence("r3", names=("y",))
+    desk.fence("r4", names=("x",))
+    desk.queue("in3", names=("x",), stuck=("r3",))
+    for run in ("r1", "r2"):
+        desk.queue(f"in-{run}", names=("y",), stuck=(run,))
+
+    answer = desk.acquire("in4", wait=6.0, names=("s",), limit=2, stuck=("r4",))
+
+    assert isinstance(answer, Deadlocked)
+    assert answer.path[::2] == ("s", "y", "x")
+
+
 def test_a_permit_that_is_promised_to_somebody_else_comes_free_again(crossed):
     crossed.fence("other", names=("x",), limit=2)
     crossed.park("next", names=("x",), limit=2)

@@ -91,6 +91,14 @@ def test_the_longest_time_of_a_burst_counts_from_its_first_call(bursts, desk):
     assert [hold.fence for hold in desk.backend.inspect(NAME).holds] == [first.fence]
 
 
+def test_a_burst_has_its_longest_time_though_fencing_tokens_are_ahead_of_the_clock(bursts, desk):
+    """As they are after the clock was set back."""
+    desk.client.hset(desk.keys.meta(), "fence", int(desk.now_ms() + 3_600_000) * 1000)
+    bursts.call(most=8.0)
+    bursts.merge(most=8.0, pause=600.0)
+    assert bursts.left() == [8]
+
+
 def test_a_call_that_does_not_know_the_burst_is_told_of_it(bursts):
     bursts.call("one")
     assert bursts.call("two") == Burst("c1", "c1", "task of c1")

@@ -505,6 +505,22 @@ def test_two_calls_that_are_due_at_one_moment_have_an_order(desk):
     assert place(desk, "r2", moment=moment) < place(desk, "r1", moment=moment)
 
 
+def test_a_call_never_gets_the_place_that_another_has_left_before_those_of_its_moment(desk):
+    moment = desk.now_ms() // 1000 + 100.0
+    for run in ("r1", "r2", "r3"):
+        place(desk, run, moment=moment)
+    desk.withdraw("r2")
+    place(desk, "r4", moment=moment)
+    assert desk.waiters(A[0]) == ["r1", "r3", "r4"]
+
+
+def test_more_calls_than_fit_into_a_millisecond_have_an_order(desk):
+    moment = desk.now_ms() // 1000 + 100.0
+    tickets = [place(desk, f"r{number}", moment=moment) for number in range(1010)]
+    assert tickets == sorted(set(tickets))
+    assert place(desk, "next", moment=moment + 0.002) > tickets[-1]
+
+
 def test_a_call_whose_message_comes_again_keeps_its_place_while_it_runs(desk, line):
     assert arrive(desk, "r1", again=True) == line[0]
     park(desk, "r2")
@@ -522,6 +538,24 @@ def test_it_is_late_if_it_does_not_come_again(desk, line):
     desk.age_call("r1", A[0])
     assert passed(desk) == ["r1"]
     assert desk.out() == ["r2"]
+
+
+def test_it_is_awaited_though_it_stood_in_the_line_for_longer_than_a_place_lives(desk):
+    place(desk, "r0")
+    arrive(desk, "r0")
+    place(desk, "r1", life=0.05)
+    place(desk, "r2")
+    park(desk, "r1", again=True)
+    park(desk, "r2")
+    desk.wait_ms(60)
+    assert end(desk, "r0") == ["r1"]
+    ticket = arrive(desk, "r1", "n2", again=True)
+
+    desk.lapse("r1", A[0])
+
+    assert passed(desk) == []
+    assert desk.out() == []
+    assert arrive(desk, "r1", "n3", again=True) == ticket
 
 
 def test_it_holds_up_nobody_if_its_message_was_rejected(desk, line):

@@ -165,6 +165,7 @@ class LineMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         self.desk, self.model = self.open_desk(), Model()
         self.numbers = itertools.count()
+        self.began = self.desk.now_ms() / 1000
         self.sent: dict[str, int] = {}
         self.again: dict[str, bool] = {}
         self.tasks: dict[str, str] = {}
@@ -183,7 +184,8 @@ class LineMachine(RuleBasedStateMachine):
           copies=st.sampled_from([1, 1, 2]))  # fmt: skip
     def send(self, due: float, again: bool, copies: int) -> None:
         run = self._new()
-        times = 1000.0, due, 0.0, 10 * LATER
+        # Calls that are due later are due at one moment, to the millisecond.
+        times = 1000.0, 0.0, due and self.began + due, 10 * LATER
         request = PlaceRequest(NAME, run, self._task(run), "call here", *times)
         tickets = {self.desk.backend.place(request) for _ in range(copies)}
         (self.sent[run],) = tickets
