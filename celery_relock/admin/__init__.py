@@ -11,7 +11,6 @@ Tasks do not need this module, and workers do not load it.
 
 from __future__ import annotations
 
-import dataclasses
 import getpass
 import logging
 import os
@@ -23,11 +22,11 @@ from typing import Any
 from .. import engines
 from ..engine.events import extra
 from ..engine.inspection import Inspectable, ParkedMessage
-from ..engine.protocol import DEBOUNCE, KEPT, LINE, MARKER
+from ..engine.protocol import KEPT, LINE, MARKER
 from ..errors import LockConfigError, RelockError
 from ..settings import backend_settings
 from .look import SHOWN, Holder, LockInfo, Look, Stats, Waiter, Why, holder_of, waiter_at, work_of
-from .why import Question
+from .why import Question, import_tasks
 
 __all__ = ["SHOWN", "Holder", "LockInfo", "Locks", "Stats", "Waiter", "Why"]
 
@@ -225,7 +224,7 @@ class Locks:
         from ..worker.states import show_revoked
 
         of = found.place.execution_id
-        self.app.loader.import_default_modules()
+        import_tasks(self.app)
         # Not one that runs: its message can come again.
         if found.place.state != "awaited" or not self._engine.parking.withdraw(of):
             return False
@@ -242,8 +241,9 @@ class Locks:
         """Why a task does not run, or what it does.
 
         Asks Redis, then the result backend, then the workers, which have a second to answer: five
-        round trips at most. If nobody knows of the task, all locks are searched for it, with at
-        most `SHOWN` holders of each: its worker may not have answered.
+        round trips at most. If nobody knows of the task, or a worker that runs it does not know its
+        lock, all locks are searched for it, with at most `SHOWN` holders and waiters of each. So is
+        a step whose workflow is parked.
 
         Args:
             task_id: the task's id.
@@ -252,32 +252,7 @@ class Locks:
 
     def stats(self) -> Stats:
         """Count all locks. Reads every lock, as `find` does."""
-        found: dict[str, Any] = dataclasses.asdict(Stats())
-        for lock in self._look.find("*"):
-            if lock.foreign or lock.name.startswith(MARKER):
-                found["foreign" if lock.foreign else "markers"] += 1
-                continue
-            if lock.name.startswith(DEBOUNCE):
-                found["bursts"] += lock.waiting
-                continue
-            is_line = lock.name.startswith(LINE)
-            if not is_line:
-                found["locks"] += 1
-                found["held"] += lock.held > 0
-                found["contended"] += lock.waiting > 0
-                found["holders"] += lock.held
-                since = [each.since for each in lock.holders if not each.cooldown]
-                lasts = lock.at - min(since, default=lock.at)
-                if lasts > found["oldest_hold"]:
-                    found["oldest_hold"], found["oldest_hold_lock"] = lasts, lock.name
-            # The other places of a line are of calls that are still at the broker, or run.
-            found["waiting"] += lock.parked if is_line else lock.waiting
-            found["parked"] += lock.parked
-            first = next((each for each in lock.waiters if each.state != "awaited"), None)
-            waits = 0.0 if first is None else lock.at - first.since
-            if waits > found["oldest_wait"]:
-                found["oldest_wait"], found["oldest_wait_lock"] = waits, lock.name
-        return Stats(**found)
+        return Stats.of(self._look.find("*"))
 
     def _tell(
         self,

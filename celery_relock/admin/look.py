@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ..engine import ids
 from ..engine.inspection import Inspectable, Inspection, ParkedMessage, Place, Survey
-from ..engine.protocol import COOLDOWN, KEPT, MARKER, PAUSE, HoldInfo
+from ..engine.protocol import COOLDOWN, DEBOUNCE, KEPT, LINE, MARKER, PAUSE, HoldInfo
 
 # Holders and waiters of one lock to show by default.
 SHOWN = 100
@@ -193,6 +193,36 @@ class Stats(_Plain):
     oldest_wait_lock: str = ""
     oldest_hold: float = 0.0
     oldest_hold_lock: str = ""
+
+    @classmethod
+    def of(cls, locks: Iterable[LockInfo]) -> Stats:
+        """Count these locks."""
+        found: dict[str, Any] = dataclasses.asdict(cls())
+        for lock in locks:
+            if lock.foreign or lock.name.startswith(MARKER):
+                found["foreign" if lock.foreign else "markers"] += 1
+                continue
+            if lock.name.startswith(DEBOUNCE):
+                found["bursts"] += lock.waiting
+                continue
+            is_line = lock.name.startswith(LINE)
+            if not is_line:
+                found["locks"] += 1
+                found["held"] += lock.held > 0
+                found["contended"] += lock.waiting > 0
+                found["holders"] += lock.held
+                since = [each.since for each in lock.holders if not each.cooldown]
+                lasts = lock.at - min(since, default=lock.at)
+                if lasts > found["oldest_hold"]:
+                    found["oldest_hold"], found["oldest_hold_lock"] = lasts, lock.name
+            # The other places of a line are of calls that are still at the broker, or run.
+            found["waiting"] += lock.parked if is_line else lock.waiting
+            found["parked"] += lock.parked
+            first = next((each for each in lock.waiters if each.state != "awaited"), None)
+            waits = 0.0 if first is None else lock.at - first.since
+            if waits > found["oldest_wait"]:
+                found["oldest_wait"], found["oldest_wait_lock"] = waits, lock.name
+        return cls(**found)
 
 
 class Look:

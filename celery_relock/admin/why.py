@@ -11,8 +11,8 @@ from typing import Any
 
 from ..engine.events import OUTRANKED, duration
 from ..engine.inspection import ParkedMessage
-from ..engine.protocol import DEBOUNCE, LINE
-from ..errors import RelockError
+from ..engine.protocol import DEBOUNCE, LINE, MARKER
+from ..errors import LockConfigError, RelockError
 from .look import SHOWN, Holder, LockInfo, Look, Waiter, Why, waiter_at, work_of
 
 logger = logging.getLogger("celery_relock")
@@ -49,11 +49,10 @@ class Question:
         # A retry that runs has the state RETRY until it ends, unless `task_track_started` is set.
         if workers is not None and (told is None or workers[1] == "active"):
             return self._in_a_worker(*workers)
-        if self.task_id and workers is None and told is None and found is None:
-            # Also if some workers answer: one with a solo pool does not while it runs a task.
-            for each in self._look.find("*", SHOWN):
-                if (known := self._there((each,))) is not None:
-                    return known
+        # Also if some workers answer: one with a solo pool does not while it runs a task.
+        is_unknown = self.task_id and workers is None and told is None and found is None
+        if is_unknown and (known := self._anywhere()) is not None:
+            return known
         if found is not None and told is None:  # its message is awaited, or can come again
             _, lock = self._look.get(found.name, SHOWN, SHOWN)
             waits = self._waiting(waiter_at(found.place, found.name), lock)
@@ -122,12 +121,47 @@ class Question:
             return Why(self.task_id, "received", f"{work} waits in {where}{when}")
         names = _names(self.app, info)
         locks = [lock for _, lock in self._look.get_all(names, SHOWN, SHOWN)] if names else []
-        if (known := self._there(locks)) is not None:
+        # It can hold others: of its workflow, or those of a task that this app does not have.
+        if (known := self._there(locks) or self._anywhere()) is not None:
             return known
         pid = info.get("worker_pid")
         return Why(
             self.task_id, "runs", f"{work} runs in {where} (pid {pid}) and holds no lock of its own"
         )
+
+    def _anywhere(self) -> Why | None:
+        """What a task does at any lock, or a workflow of which it is a step; None if it is at none,
+        or not all locks may be looked at."""
+        in_line = None
+        try:
+            for lock in self._look.find("*", SHOWN):
+                if lock.name.startswith(MARKER):
+                    continue
+                known = self._there((lock,)) or self._of_workflow(lock)
+                if known is not None and not lock.name.startswith(LINE):
+                    return known
+                in_line = in_line or known
+        except LockConfigError as error:
+            logger.warning("Cannot look for the task at all locks: %s", error)
+        return in_line
+
+    def _of_workflow(self, lock: LockInfo) -> Why | None:
+        """What is to be said of a step whose workflow is parked for this lock."""
+        if self.app is None:
+            return None
+        from ..worker.message import ENTER
+        from ..worker.parking import message_in
+
+        for waiter in lock.waiters:
+            found = self._look.parked(waiter.task_id) if waiter.task == ENTER else None
+            if found is None or not found.text:
+                continue
+            if self.task_id in str(message_in(self.app, found.text).payload):
+                of_enter = Question(self.app, self._look, self._consumed, waiter.task_id)
+                waits = of_enter._parked(found)
+                sentence = f"{self.task_id} is a step of a workflow, whose {waits.sentence}"
+                return dataclasses.replace(waits, task_id=self.task_id, sentence=sentence)
+        return None
 
     def _there(self, locks: Sequence[LockInfo]) -> Why | None:
         """What a task does at these locks; None if it neither holds one nor waits for one."""
@@ -135,7 +169,7 @@ class Question:
             for holder in lock.holders:
                 if holder.task_id == self.task_id and not (holder.kept or holder.cooldown):
                     sentence = (
-                        f"{_has(holder, f'the lock {lock.name!r}', lock.at)}{_where(holder)}; its "
+                        f"{_has(holder, _called(lock.name), lock.at)}{_where(holder)}; its "
                         f"lease has {holder.lease_left:.0f} s left and is renewed while the "
                         "process lives"
                     )
@@ -169,9 +203,14 @@ class Question:
         return "; ".join(held) or "nobody holds them at this moment"
 
 
+def _called(name: str) -> str:
+    is_line = name.startswith(LINE)
+    return f"the {'order of' if is_line else 'lock'} {name.removeprefix(LINE)!r}"
+
+
 def _for(names: Sequence[str]) -> str:
     if names[0].startswith(LINE):
-        return f"in the order of {names[0].removeprefix(LINE)!r}"
+        return f"in {_called(names[0])}"
     return f"for the lock{'s' * (len(names) > 1)} {' and '.join(map(repr, names))}"
 
 
@@ -268,11 +307,19 @@ def _asked(app: Any, question: str, *args: Any) -> dict[str, Any] | None:
         return None
 
 
+def import_tasks(app: Any) -> None:
+    """Import the modules of an app's tasks, as far as they can be imported here."""
+    try:
+        app.loader.import_default_modules()
+    except Exception as error:  # noqa: BLE001  # whatever an import raises
+        logger.warning("Cannot import all task modules of the app: %r", error)
+
+
 def _names(app: Any, info: dict[str, Any]) -> tuple[str, ...]:
     """The lock names of a call that a worker described."""
     from ..declaration import declaration, is_locked
 
-    app.loader.import_default_modules()
+    import_tasks(app)
     task = app.tasks.get(info.get("name"))
     if task is None or not is_locked(type(task)):
         return ()

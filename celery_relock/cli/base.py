@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from ..admin import LockInfo, Locks
+from ..admin.why import import_tasks
 from ..engine.protocol import LINE, MARKER
 from ..errors import LockConfigError, LockUnavailable, RelockError
 
@@ -103,7 +104,12 @@ class Here:
         meant = typed(pattern)
         # `ls --dedup` shows names with this prefix, which `Locks.find` adds.
         patterns = dict.fromkeys((pattern, meant.removeprefix(MARKER) if markers else meant))
-        return chain.from_iterable(self.locks.find(each, markers=markers) for each in patterns)
+        found = chain.from_iterable(self.locks.find(each, markers=markers) for each in patterns)
+        seen: set[str] = set()
+        for each in found:
+            if each.name not in seen:  # a name can be like both
+                seen.add(each.name)
+                yield each
 
     def meant(self, name: str) -> str:
         """The lock that somebody typed. A lock that has the very name comes before another one
@@ -114,9 +120,12 @@ class Here:
     def meant_task(self, task_id: str) -> str:
         """The id of the task that somebody typed, or pasted from the log: `shop.charge[…]`."""
         named = re.fullmatch(r"(?P<name>[^\s\[]+)\[(?P<id>.+)\]", task_id.strip())
-        # An id may look so, too.
-        is_task = named is not None and (self.app is None or named["name"] in self.app.tasks)
-        return named["id"] if named is not None and is_task else task_id.strip()
+        if named is None:
+            return task_id.strip()
+        if self.app is not None:  # an id may look so, too
+            import_tasks(self.app)
+        is_task = self.app is None or named["name"] in self.app.tasks
+        return named["id"] if is_task else task_id.strip()
 
     def show(self, document: Any, lines: Iterable[str]) -> None:
         """Print a JSON document, or lines of text."""
@@ -127,12 +136,15 @@ class Here:
             echo(line)
 
 
+def written(text: str) -> str:
+    """A text as stdout can print it: what that cannot encode is written out (`\\u65e5`)."""
+    encoding = sys.stdout.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
 def echo(text: str) -> None:
-    """Print a text. What stdout cannot encode is written out (`\\u65e5`)."""
-    try:
-        click.echo(text)
-    except UnicodeEncodeError as error:  # nothing of it was printed
-        click.echo(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
+    """Print a text, as stdout can."""
+    click.echo(written(text))
 
 
 def echo_json(document: Any, indent: int | None = None) -> None:

@@ -129,8 +129,10 @@ def cancel(here: Here, task_ids: tuple[str, ...]) -> int:
     lines = [f"cancelled: {task_id}" for task_id in cancelled]
     lines += [f"not parked: {plain(each.sentence)}." for each in others]
     lines += [f"failed: {task_id}: {plain(text)}" for task_id, text in failed.items()]
-    if any(each.state in ("holds", "waits", "received", "runs") for each in others):
-        lines.append("What a worker has is ended by: celery control revoke TASK_ID")
+    if any(each.state in ("holds", "waits", "runs") for each in others):
+        lines.append("What a worker runs is ended by: celery control terminate SIGTERM TASK_ID")
+    if any(each.state == "received" for each in others):
+        lines.append("What waits in a worker is ended by: celery control revoke TASK_ID")
     not_parked = [each.as_dict() for each in others]
     here.show({"cancelled": cancelled, "not_parked": not_parked, "failed": failed}, lines)
     if stopped is not None:

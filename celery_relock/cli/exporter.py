@@ -42,7 +42,9 @@ def exporter(here: Here, port: int, addr: str) -> int:
     except OSError as error:
         raise LockConfigError(f"cannot listen on {addr}:{port}: {error.strerror}") from error
     # `echo` flushes, in a pipe too: with port 0 nothing else tells the port.
-    click.echo(f"serving http://{addr}:{server.server_port}/metrics")
+    host = f"[{addr}]" if ":" in addr else addr
+    url = f"http://{host}:{server.server_port}/metrics"
+    here.show({"url": url}, [f"serving {url}"])
     ended.wait()
     server.shutdown()
     return FOUND

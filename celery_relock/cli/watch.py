@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -9,8 +10,8 @@ from itertools import islice
 
 import click
 
-from ..admin import LockInfo
-from .base import AT_LEAST_0, FOUND, SECONDS, Here, command, echo, echo_json, plain
+from ..admin import LockInfo, Stats
+from .base import AT_LEAST_0, FOUND, SECONDS, Here, command, echo, echo_json, plain, written
 from .commands import rows_of
 
 # Locks to show: a screen has no room for more.
@@ -53,17 +54,18 @@ def _looks(here: Here, pattern: str, interval: float) -> Iterator[list[LockInfo]
 
 
 def _screen(locks: list[LockInfo]) -> list[str]:
-    waiting, parked = (sum(getattr(lock, n) for lock in locks) for n in ("waiting", "parked"))
-    held = sum(lock.held > 0 for lock in locks)
-    now = time.strftime("%H:%M:%S")
-    head = f"{now}  locks: {held} held; executions: {waiting} waiting, {parked} of them parked"
+    told, now = Stats.of(locks), time.strftime("%H:%M:%S")
+    head = (
+        f"{now}  locks: {told.held} held; executions: {told.waiting} waiting, {told.parked} of "
+        "them parked"
+    )
     rows = rows_of(locks[:_SHOWN]) if locks else []
     more = [f"… and {len(locks) - _SHOWN} more"] if len(locks) > _SHOWN else []
     return [plain(head), "", *rows, *more]
 
 
 def _draw(screens: Iterator[list[str]]) -> None:
-    if not sys.stdout.isatty():
+    if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
         for lines in screens:
             echo("\n".join([*lines, ""]))
         return
@@ -77,4 +79,4 @@ def _draw(screens: Iterator[list[str]]) -> None:
         return
     with Live(screen=True, auto_refresh=False) as live:
         for lines in screens:
-            live.update(Text("\n".join(lines)), refresh=True)
+            live.update(Text(written("\n".join(lines))), refresh=True)

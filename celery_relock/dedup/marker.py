@@ -27,7 +27,7 @@ from ..engine.protocol import (
     Successor,
 )
 from ..errors import RelockError
-from ..worker.conflict import release
+from ..worker.conflict import end_unexecuted, release
 from ..worker.message import seconds_to
 
 # How long it may take to send a message, in seconds: a caller that is killed meanwhile, or can
@@ -229,13 +229,13 @@ class MarkerLease:
     def end(self, successor: Successor | None, over: bool) -> None:
         """The execution ends, and is over unless it comes again. Never raises: its outcome
         stands."""
+        before = self._lease.state
         self._lease.successor = successor
         ended = over and successor is None
-        if ended and not self.held:
-            with suppress(RelockError):
-                self.free()
-        else:
-            release(self._engine, self._lease, ended=ended)
+        release(self._engine, self._lease, ended=ended)
+        if ended and before not in (State.HELD, State.LOST, State.RELEASED):
+            with suppress(RelockError):  # what its sender, or its parking, has kept for it
+                end_unexecuted(self._engine, [self.marker.name], self._lease.claim.execution_id)
 
     def kept(self, seconds: float) -> Successor:
         """This execution itself as the successor: it comes again."""

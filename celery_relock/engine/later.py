@@ -28,6 +28,13 @@ class Later:
         self._is_running = False
         self._guard = threading.Lock()
 
+    def make(self, call: Callable[[], object]) -> None:
+        """Make a call, or as soon as the backend can be asked."""
+        try:
+            call()
+        except LockUnavailable:
+            self.add(call)
+
     def add(self, call: Callable[[], object]) -> None:
         """Make a call as soon as the backend can be asked again, in another thread."""
         with self._guard:

@@ -413,11 +413,8 @@ def call_off(attempt: Attempt) -> None:
     engine, claim = attempt.engine, attempt.lease.claim
     if attempt.message is None or not header_of(attempt.message).own:
         return  # an id made from the task id is not remembered
-    end = partial(end_unexecuted, engine, claim.names, claim.execution_id)
     try:
-        end()
-    except LockUnavailable:
-        engine.later.add(end)
+        end_unexecuted(engine, claim.names, claim.execution_id)
     except RelockError as failure:
         logger.warning("%s may run though it has failed: %s", claim.label, failure)
 
@@ -425,15 +422,21 @@ def call_off(attempt: Attempt) -> None:
 def end_unexecuted(
     engine: Engine, names: Sequence[str], execution_id: str, remember: float | None = None
 ) -> None:
-    """Release what is kept for an execution that will not come.
+    """Release what is kept for an execution that will not come, or as soon as Redis can be asked.
 
     Args:
         remember: for how many seconds copies of it are told that it has ended; by default the
             engine's. With 0 it may come all the same.
 
     Raises:
-        RelockError: from the backend.
+        LockConfigError: from the backend.
     """
+    engine.later.make(partial(_end_unexecuted, engine, names, execution_id, remember))
+
+
+def _end_unexecuted(
+    engine: Engine, names: Sequence[str], execution_id: str, remember: float | None
+) -> None:
     home, remember = engine.parking.sender.home, engine.remember if remember is None else remember
     # As an execution that has ended: the hold may not have been left to it yet.
     ended = "execution" if remember else ""
@@ -567,4 +570,5 @@ def release(engine: Engine, lease: Lease, *, ended: bool) -> None:
 
 def _release_again(engine: Engine, lease: Lease, ended: bool) -> None:
     engine.release(lease, ended=ended)
-    logger.info("The lock %s is released now", ", ".join(map(repr, lease.claim.names)))
+    what = "released" if lease.successor is None else "left to what comes next"
+    logger.info("The lock %s is %s now", ", ".join(map(repr, lease.claim.names)), what)

@@ -234,7 +234,8 @@ class Execution:
         over = False  # whether the message is acknowledged for good
         attempt = Attempt(task, engine, lease, options, message)
         try:
-            held = obtain(attempt)
+            kept = self.header is not None and self.header.kept
+            held = (retry.obtain_kept if kept else obtain)(attempt)
             if held is None:  # lock_on_unavailable="run"
                 return run_body(partial(Hold, lease.claim.owner, shares))
             reentrancy.push(lease)

@@ -38,6 +38,8 @@ HEADER = "relock"
 VERSION = 2
 #: By this name `apply_async` passes the prefix of the lock names on to `write_header`.
 PREFIX = "relock_prefix"
+#: The task that acquires a workflow lock (see `workflow.enter`).
+ENTER = "celery_relock.enter"
 # Celery's tasks that call another task directly, for each of their items.
 _MAPS = ("celery.map", "celery.starmap")
 #: Stands for None among the options of a call on their way through Celery, whose router leaves out

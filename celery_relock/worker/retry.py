@@ -11,18 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..declaration import declaration
 from ..engine import events
 from ..engine.engine import Engine
 from ..engine.lease import Lease
-from ..engine.protocol import Successor
+from ..engine.protocol import Held, Successor
 from ..errors import RelockError
-from .conflict import end_unexecuted, release
+from .conflict import Attempt, end_unexecuted, obtain, release
 from .delivery import Delivery, Retried, afterwards, delivery_of
 from .message import header_of, prefix_here, seconds_to
-from .states import is_acknowledged, is_autoretried
+from .states import is_acknowledged, is_autoretried, is_given_up
 
 
 @dataclass(slots=True, eq=False)
@@ -90,6 +91,18 @@ class LeftToRetry:
             self.leave(delivery.retry)
         over = is_acknowledged(self.task, self.error)
         release(self.engine, self.lease, ended=over and header_of(self.message).own)
+
+
+def obtain_kept(attempt: Attempt) -> Held | None:
+    """Acquire as `obtain` does. A retry that ends without its locks leaves nothing that was kept
+    for it."""
+    try:
+        return obtain(attempt)
+    except Exception as error:
+        if is_given_up(attempt.task, error):
+            clear = partial(clear_away, attempt.engine, attempt.message, None)
+            attempt.engine.later.add(clear)  # not here: perhaps Redis cannot be reached
+        raise
 
 
 def unbroken(message: Any, lease: Lease) -> bool:

@@ -37,7 +37,7 @@ def _withdraw(engine: Engine, request: Any, remember: float | None, **_: Any) ->
 
 
 Rooms: TypeAlias = tuple[tuple[Callable[..., None], str], ...]
-# Who clears away what, and what becomes of that if Redis cannot be reached.
+# Who clears away what, and what becomes of that if it is refused.
 PARKED: Rooms = ((_withdraw, "the place of %s in its queue, its message will come again"),)
 _LEFT: Rooms = (
     (retry.clear_away, "the lock kept for %s, its lease ends it"),
@@ -83,7 +83,8 @@ def clear_away(
     for clear, what in rooms:
         try:
             engine = engine_of(app)
-            clear(engine, request, remember, task=task, terminated=terminated)
+            of = engine, request, remember
+            engine.later.make(partial(clear, *of, task=task, terminated=terminated))
         except RelockError as error:
             logger.warning("Cannot release " + what + ": %s", request.id, error)
 

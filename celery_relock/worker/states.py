@@ -102,6 +102,11 @@ def _acknowledges(task: Any, error: BaseException) -> bool:
     return bool(flag) and not isinstance(error, Reject)
 
 
+def is_given_up(task: Any, error: BaseException) -> bool:
+    """Whether this error of an execution that did not get its locks is its end."""
+    return not isinstance(error, Aside | SentAgain) and is_acknowledged(task, error)
+
+
 def is_requeued(task: Any, error: BaseException | None) -> bool:
     """Whether Celery puts the message of an execution back that ends with this error. It cannot if
     that is acknowledged already."""

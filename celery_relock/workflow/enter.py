@@ -25,11 +25,9 @@ from ..settings import option_defaults
 from ..task import LockedTask
 from ..worker.conflict import Attempt, obtain, release
 from ..worker.events import work_for
-from ..worker.message import ancestors_here, header_of, owner
+from ..worker.message import ENTER, ancestors_here, header_of, owner
 from ..worker.states import Dropped, end_dropped, results_of, show_started
 from . import steps
-
-ENTER = "celery_relock.enter"
 
 
 class EnterTask(LockedTask):

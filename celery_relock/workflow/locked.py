@@ -20,9 +20,9 @@ from ..naming.template import check_name
 from ..options import LockOptions
 from ..settings import name_prefix
 from ..task import LockedTask as LockedTask  # the package's own: to load it registers `enter`
-from ..worker.message import prefix_of
+from ..worker.message import ENTER, prefix_of
 from ..worker.states import Dropped
-from .enter import ENTER, held
+from .enter import held
 from .steps import OPTIONS, Step, stamp, steps_of
 
 _PLACES = ("queue", "exchange", "routing_key")

@@ -50,6 +50,7 @@ from ..worker.states import (
     end_dropped,
     is_acknowledged,
     is_autoretried,
+    is_given_up,
     is_requeued,
 )
 
@@ -313,8 +314,11 @@ def _acquire_all(task: Any, message: Any) -> None:
         hold = _hold_for(task, message, lock)
         try:
             _acquire(task, hold)
-        except BaseException:
+        except BaseException as error:
             release(hold.engine, hold.lease, ended=False)
+            if isinstance(error, Exception) and is_given_up(task, error):
+                # What was kept for it. Not here: perhaps Redis cannot be reached.
+                hold.engine.later.add(partial(clear_away, hold.engine, message, None))
             raise
 
 

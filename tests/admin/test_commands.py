@@ -265,7 +265,7 @@ def test_release_frees_a_lock_and_cancel_withdraws_an_execution(
     assert run("cancel", second).stdout == f"cancelled: {second}\n"
     missed = run("cancel", held.id, code=1).stdout
     assert "not parked" in missed
-    assert "celery control revoke" in missed
+    assert "celery control terminate SIGTERM" in missed
     released = document(run("release", key, "--task", held.id, "--yes", "--json"))
     assert [each["task_id"] for each in released["released"]] == [held.id]
     worker.journal.wait_for(f"took {key}")
@@ -286,6 +286,30 @@ def test_a_task_can_be_named_as_lines_of_the_log_name_it(
     assert [each["task_id"] for each in released["released"]] == [held.id]
     # Some give their tasks ids of this form.
     assert "of the task job[5]" in run("why", "job[5]", code=1).stdout
+
+
+def test_so_can_one_whose_module_the_command_has_not_imported_yet(run: Run, worker: Worker) -> None:
+    app = _other_app(worker, include=["tests.admin.apps.late"])
+    assert "of the task 0c95e17d:" in run("why", "late.work[0c95e17d]", code=1, app=app).stdout
+
+
+def test_an_app_of_which_a_module_cannot_be_imported_is_asked_all_the_same(
+    run: Run, worker: Worker, held: Any, caplog: Any
+) -> None:
+    app = _other_app(worker, include=["tests.admin.apps.no_such_module"])
+    assert f"[{held.id}] has held the lock" in run("why", held.id, app=app).stdout
+    assert "Cannot import all task modules" in caplog.text
+
+
+def _other_app(worker: Worker, **more: Any) -> Celery:
+    """Another app on the broker and the locks of the worker, without its tasks."""
+    app, conf = Celery("other", **more), worker.module.app.conf
+    for name in (
+        *("broker_url", "result_backend", "broker_transport_options", "relock_url"),
+        *("result_backend_transport_options", "relock_namespace"),
+    ):
+        app.conf[name] = conf[name]
+    return app
 
 
 def test_a_cancelled_call_leaves_nothing_behind_in_a_process_that_runs_no_tasks(
@@ -439,6 +463,31 @@ def test_ls_lists_no_more_than_it_is_told(run: Run, redis_url: str, namespace: s
         assert len(found.stdout.splitlines()) == 2
         assert "more than 1: --limit 0 lists all" in found.stderr
         assert document(run("ls", *here, "--json"))["cut"] is True
+
+
+def test_ls_lists_a_lock_once_that_a_pattern_fits_in_two_ways(
+    run: Run, worker: Worker, key: str
+) -> None:
+    call = worker.module.once.apply_async((key,), countdown=60)
+    found = document(run("ls", "--dedup", f"*\\t{key}*", "--json"))["locks"]
+    call.revoke()
+    assert len({each["name"] for each in found}) == len(found)
+
+
+def test_watch_counts_as_stats_does(run: Run, worker: Worker, key: str) -> None:
+    """Not the calls of an order that are at the broker, nor bursts of calls."""
+    first = worker.module.in_order.delay(key, "first")
+    worker.journal.wait_for(f"first {key}")
+    second = worker.module.in_order.apply_async((key, "second"), countdown=600)
+    worker.module.later.delay(key)
+    try:
+        assert (
+            "locks: 1 held; executions: 0 waiting" in run("watch", f"*{key}", "--count", "1").stdout
+        )
+    finally:
+        worker.journal.add(f"go {key}")
+        first.get(timeout=20)
+        second.revoke()
 
 
 def test_watch_says_in_its_document_that_there_are_more(

@@ -19,7 +19,7 @@ from celery_relock import Lock, signals
 from celery_relock.admin import Locks
 from celery_relock.engine import ids
 from celery_relock.engine.events import label_of
-from celery_relock.engine.protocol import LINE, Debounce, ParkRequest
+from celery_relock.engine.protocol import LINE, MARKER, Debounce, ParkRequest
 from celery_relock.errors import LockConfigError, LockUnavailable, RelockError
 from tests.support import Worker, wait_for
 from tests.support.desk import Desk
@@ -392,6 +392,60 @@ def test_a_task_whose_worker_does_not_answer_while_others_do_is_found_by_what_is
     finally:
         desk.release("r1", names=(key,))
         desk.close()
+
+
+def test_a_plain_step_is_told_to_hold_the_lock_of_its_workflow(
+    worker: Worker, locks: Locks, key: str
+) -> None:
+    last = worker.module.workflow(key).delay()
+    worker.journal.wait_for(f"inside {key}")
+    why = locks.why(last.parent.id)
+    worker.journal.add(f"go {key}")
+    worker.journal.add(f"go second {key}")
+    last.get(timeout=20)
+    assert (why.state, why.lock) == ("holds", key)
+
+
+def test_each_step_tells_that_its_workflow_is_parked_and_what_to_cancel(
+    worker: Worker, locks: Locks, held: Any, key: str
+) -> None:
+    last = worker.module.workflow(key).delay()
+    wait_for(lambda: locks.get(key).parked, what="the workflow to be parked")
+    first, enter = last.parent, last.parent.parent
+    for step in (first, last):
+        why = locks.why(step.id)
+        assert (why.task_id, why.state, why.lock) == (step.id, "parked", key)
+        assert f"celery_relock.enter[{enter.id}] is parked" in why.sentence
+    assert locks.cancel(enter.id)
+
+
+def test_of_a_task_with_a_dedup_marker_the_lock_is_told(
+    worker: Worker, locks: Locks, key: str
+) -> None:
+    """Also where all locks are looked at."""
+    conf, task_id = worker.module.app.conf, str(uuid.uuid4())
+    desk = Desk(conf.relock_url, conf.relock_namespace)
+    names = (key, f"{MARKER}task\t{key}", f"{LINE}{key}")
+    try:
+        for run, name in zip(("r1", "r2", "r3"), names, strict=True):
+            desk.fence(run, names=(name,), label=label_of("my.task", task_id))
+        assert locks.why(task_id).lock == key
+        desk.release("r1", names=(key,))
+        assert f"has held the order of '{key}'" in locks.why(task_id).sentence
+        desk.release("r3", names=names[2:])
+        assert locks.why(task_id).state == "unknown"
+    finally:
+        desk.release("r2", names=names[1:2])
+        desk.close()
+
+
+def test_who_may_not_look_at_all_locks_is_told_what_else_is_known(own_redis: Any) -> None:
+    client = own_redis().client()
+    url = "redis://small:pw@{host}:{port}/0".format(**client.get_connection_kwargs())
+    client.acl_setuser("small", True, passwords=["+pw"], categories=["+@all"], commands=["-scan"],
+                       keys=["*"], channels=["*"])  # fmt: skip
+    with Lock(url, "a"):
+        assert Locks(url).why("no-such-task").state == "unknown"
 
 
 def test_a_forced_release_is_heard_by_the_holder_and_the_next_acquires(

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -24,6 +26,7 @@ from celery_relock.admin import Locks
 from celery_relock.cli import relock
 from tests.docs.pages import DOCS, is_typed, text, typed_on
 from tests.support import RedisServer, Worker, wait_for
+from tests.support.worker import environment_of
 
 PAGE = text("operations")
 HOLDER, WAITER = "6a0e5bb2-91a4-4a6f-8d7e-1c2f3b4a5d60", "0b7d4c1e-5a2f-4e8b-b3c6-9d8e7f6a5b41"
@@ -226,6 +229,19 @@ def test_the_commands_of_the_page_are_in_its_ten_situations() -> None:
 
     assert with_commands == list(SITUATIONS)
     assert sum(len(list(steps(each))) for each in SITUATIONS) == len(typed_on("operations"))
+
+
+def test_the_command_that_ends_a_task_ends_it(own_redis: Callable[..., RedisServer]) -> None:
+    (command,) = re.findall(r"^\$ celery -A shop (control terminate .+)$", PAGE, re.MULTILINE)
+    shop = Shop(own_redis(), own_redis())
+    try:
+        with shop.held(42, WAITER):
+            celery = [sys.executable, "-m", "celery", "-A", "tests.docs.apps.operations"]
+            env = environment_of(shop.worker.settings)
+            subprocess.run([*celery, *command.split()], env=env, check=True)
+            wait_for(lambda: shop.state(WAITER) == "SUCCESS", 60, "the next one's end")
+    finally:
+        shop.worker.close()
 
 
 @pytest.mark.timeout(240)

@@ -1,4 +1,5 @@
-"""A step that cannot reach the Redis of its workflow's lock does what `on_unavailable` says."""
+"""A step that cannot reach the Redis of its workflow's lock does what `on_unavailable` says. If it
+fails, nothing that was kept for it is left when Redis is back."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from celery_relock import Lock
 from celery_relock.errors import LockUnavailable
-from tests.support import RedisServer, Worker
+from tests.support import RedisServer, Worker, wait_for
 from tests.support.tcp import TcpProxy
 
 LONG = 30.0
@@ -53,3 +55,58 @@ def test_it_does_what_its_canvas_says_instead(running: Worker, way: TcpProxy) ->
     finally:
         way.accept()
     assert running.journal.events("second") == before
+
+
+def _is_free(running: Worker, server: RedisServer, key: str) -> None:
+    """Wait for that: long before a hold ends that is kept for what comes next."""
+    namespace = running.module.app.conf.relock_namespace
+    lock = Lock(server.url, f"workflow:{key}", namespace=namespace)
+    wait_for(lambda: not lock.locked(), 15, f"the lock of {key} to be free")
+
+
+@pytest.mark.parametrize("countdown", [0.0, 1.5])
+def test_a_workflow_that_fails_so_has_no_lock_when_redis_is_back(
+    running: Worker, way: TcpProxy, redis_server: RedisServer, countdown: float
+) -> None:
+    """It went away before the first step ended, or between the steps."""
+    key = f"fails {countdown}"
+    result = running.module.workflow(key, countdown, on_unavailable="raise").delay()
+    if countdown:
+        running.journal.add(f"go on {key}")
+        result.parent.get(timeout=LONG)
+        way.refuse()
+    else:
+        _cut_after_the_first_step(running, way, key)
+    try:
+        with pytest.raises(LockUnavailable):
+            result.get(timeout=LONG)
+    finally:
+        way.accept()
+    _is_free(running, redis_server, key)
+
+
+def test_a_retry_that_fails_so_leaves_no_lock_that_was_kept_for_it(
+    running: Worker, way: TcpProxy, redis_server: RedisServer
+) -> None:
+    result = running.module.keeps.delay("kept")
+    running.journal.wait_for(lambda events: any(e.name == "first kept" for e in events), LONG)
+    wait_for(lambda: result.state == "RETRY", LONG, "the retry")
+    way.refuse()
+    try:
+        with pytest.raises(LockUnavailable):
+            result.get(timeout=LONG)
+    finally:
+        way.accept()
+    _is_free(running, redis_server, "kept")
+
+
+def test_a_call_that_fails_so_is_sent_anew_the_next_time(running: Worker, way: TcpProxy) -> None:
+    task = running.module.sent_once
+    call = task.apply_async(("once",), countdown=1.5)
+    assert task.marked("once")
+    way.refuse()
+    try:
+        running.wait_for_log(rf"sent_once\[{call.id}\] raised unexpected: LockUnavailable", LONG)
+    finally:
+        way.accept()
+    wait_for(lambda: not task.marked("once"), 15, "the end of its marker")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from celery_relock import LockedTask
+from celery import chain
+
+from celery_relock import LockedTask, locked
 from tests.support import Journal, make_app
 
 KEY = "{key}"
@@ -113,3 +115,8 @@ def linked(result):
 def loaded(key):
     """The modules of this library that the worker has loaded, now that it has held a lock."""
     return sorted(name for name in sys.modules if name.startswith("celery_relock"))
+
+
+def workflow(key):
+    """A plain step, and one behind it, under one lock."""
+    return locked(chain(bare.si(key), bare.si(f"second {key}")), key=key)

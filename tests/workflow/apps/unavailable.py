@@ -1,4 +1,4 @@
-"""A workflow whose locks are in another Redis than its messages."""
+"""Tasks and workflows whose locks are in another Redis than their messages."""
 
 from __future__ import annotations
 
@@ -30,5 +30,21 @@ def second(self, key):
     return "done"
 
 
-def workflow(key, **options):
-    return locked(chain(first.si(key), second.si(key)), key=f"workflow:{key}", **options)
+def workflow(key, countdown=0.0, **options):
+    steps = chain(first.si(key), second.si(key).set(countdown=countdown))
+    return locked(steps, key=f"workflow:{key}", **options)
+
+
+RAISES = {"base": LockedTask, "lock_key": "workflow:{key}", "lock_on_unavailable": "raise"}
+
+
+@app.task(**RAISES, bind=True, lock_keep_on_retry=True)
+def keeps(self, key):
+    if self.request.retries == 0:
+        journal.add(f"first {key}")
+        raise self.retry(countdown=1.5)
+
+
+@app.task(**RAISES, lock_dedup="until_start", ignore_result=True)
+def sent_once(key):
+    """Is never executed."""
