@@ -292,7 +292,7 @@ class Lock(NamedLock):
         """What a task's grip says of another acquire, if that need not be asked for."""
         lease = grip.lease
         if lease.state is State.ASKED and isinstance(lease, TaskLease):
-            await self._engine.release(lease)  # a failed release has left it in our own way
+            await self._release(task)  # a failed release has left it in our own way
             return None
         if self._for_any_thread and (grip.task and grip.task()) is not task:
             return None

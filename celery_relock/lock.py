@@ -350,7 +350,7 @@ class Lock(NamedLock):
         """What this thread's grip says of another acquire, if that need not be asked for."""
         lease = grip.lease
         if lease.state is State.ASKED:
-            self._engine.release(lease)  # a failed release has left it in our own way
+            self.release()  # a failed release has left it in our own way
             return None
         if lease.state is State.HELD and grip.of_another:
             return self._of_another(lease, wait)

@@ -8,6 +8,7 @@ import logging
 import math
 import sys
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from redis.exceptions import LockError, LockNotOwnedError
@@ -16,7 +17,17 @@ from .engine import ids, reentrancy
 from .engine.events import describe_conflict, describe_deadlock, label_of
 from .engine.lease import Lease, State
 from .engine.platform import Guard
-from .engine.protocol import LONGEST, MODES, SHARED, Answer, Claim, Deadlocked, Held
+from .engine.protocol import (
+    LONGEST,
+    MODES,
+    SHARED,
+    Answer,
+    Claim,
+    Conflict,
+    Deadlocked,
+    Duplicate,
+    Held,
+)
 from .errors import LockConfigError, LockConflict, LockDeadlock, LockLost, RelockError
 from .naming.template import check_name
 
@@ -192,8 +203,8 @@ class NamedLock:
     @property
     def lost(self) -> bool:
         """Whether the caller acquired the lock and has lost it since."""
-        lease = self._lease
-        return lease is not None and lease.lost
+        grip = self._own_grip()  # also after a release that failed
+        return grip is not None and grip.lease.lost
 
     @property
     def remaining(self) -> float:
@@ -285,23 +296,31 @@ class NamedLock:
         lease.work = work() if in_task() else None
 
     def _tell_conflict(self, lease: Lease, answer: Answer, wait: float | None) -> None:
-        policy = "raise" if wait == 0 else "block"
-        lease.tell("conflict", describe_conflict(self.name, answer), policy=policy)
+        waits = not isinstance(answer, Deadlocked) and (wait is None or wait > 0)
+        lease.tell("conflict", self._reason(answer), policy="block" if waits else "raise")
+
+    def _reason(self, answer: Answer) -> str:
+        if isinstance(answer, Deadlocked):
+            return describe_deadlock(answer.path, reentrancy.sharing(answer.path[-1]))
+        return describe_conflict(self.name, answer)
 
     def _check_deadlock(self, answer: Answer) -> None:
         if isinstance(answer, Deadlocked):
-            path = answer.path
-            text = describe_deadlock(path, reentrancy.sharing(path[-1]))
-            raise LockNeverFree(text, name=self.name)
+            raise LockNeverFree(self._reason(answer), name=self.name)
 
     def _check_acquired(self, answer: Answer, wait: float | None) -> None:
         if not isinstance(answer, Held):
-            text = f"{describe_conflict(self.name, answer)}; not acquired within {wait or 0:g} s"
-            raise LockNotAcquired(text, name=self.name)
+            waited = max(wait or 0.0, 0.0)
+            text = f"{self._reason(answer)}; not acquired within {waited:g} s"
+            owner = ids.full(answer.owner) if isinstance(answer, Conflict) else None
+            left = answer.remaining if isinstance(answer, Conflict | Duplicate) else None
+            raise LockNotAcquired(text, name=self.name, owner=owner, remaining=left)
 
     def _length(self, grip: Grip, additional_time: float, replace_ttl: bool) -> float:
         """How long the lease is to be, in seconds, according to `extend`."""
         lease = grip.lease
+        if not _is_number(additional_time):
+            check_length(additional_time, f"extend({additional_time!r:.80})", self.name)
         length = additional_time if replace_ttl else lease.remaining + additional_time
         check_length(length, f"extend({additional_time!r}) to {length:g} s", self.name)
         if grip.borrowed:
@@ -350,18 +369,22 @@ def has(state: LockState, lease: Lease) -> bool:
 
 def check_length(seconds: Any, where: str, name: str) -> None:
     """Raise LockConfigError if a lease cannot have this length."""
-    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not is_number or not _SHORTEST <= seconds <= LONGEST:
+    if not _is_number(seconds) or not _SHORTEST <= seconds <= LONGEST:
         raise LockConfigError(
             f"Lock {name!r}: {where} cannot be used. Use a lease of {_SHORTEST} s to ten years.",
             name=name,
         )
 
 
+def _is_number(seconds: Any) -> bool:
+    return isinstance(seconds, int | float) and not isinstance(seconds, bool)
+
+
 def _check_wait(seconds: Any, name: str) -> None:
     """Raise LockConfigError if nobody can wait for so long. A wait of nan would never end."""
-    if seconds is None or (isinstance(seconds, int | float) and not math.isnan(seconds)):
-        return
+    with suppress(OverflowError):
+        if seconds is None or (isinstance(seconds, int | float) and not math.isnan(seconds)):
+            return
     raise LockConfigError(
         f"Lock {name!r}: blocking_timeout={seconds!r:.80} cannot be used. Use seconds, or None to "
         "wait without a bound.",

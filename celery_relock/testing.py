@@ -68,6 +68,7 @@ class Relock:
 
         Raises:
             LockConflict: somebody else holds the lock.
+            LockConfigError: no lock can have this name.
             ValueError: `permits` is not a whole number from 1.
         """
         if type(permits) is not int or permits < 1:
@@ -132,8 +133,12 @@ class Relock:
         from .engine.events import describe_conflict, label_of
         from .engine.lease import Lease, State
         from .engine.protocol import Claim, Held
-        from .errors import LockConflict
+        from .errors import LockConfigError, LockConflict
+        from .naming.template import check_name
 
+        if not isinstance(name, str):
+            raise LockConfigError(f"hold({name!r:.80}) cannot be used. Use a lock name, as text.")
+        check_name(name, "hold")
         me, attempt_id = ids.new_id(), ids.new_attempt_id()
         claim = Claim(me, attempt_id, me, (name,), (limit,), 30.0, label_of("relock.hold"))
         lease = self._engine.lease(claim)

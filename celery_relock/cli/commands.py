@@ -86,11 +86,13 @@ def release(here: Here, name: str, task_id: str | None, yes: bool) -> int:
     if not yes:
         if here.json or not sys.stdin.isatty():
             raise click.UsageError("give --yes: there is no terminal to ask at")
-        echo("\n".join(_shown_all(_with_order(here, name, 10))))
-        if not click.confirm("Release it by force?"):
+        locks = _with_order(here, name, 10)
+        echo("\n".join(_shown_all(locks)))
+        if all(each.idle for each in locks) or not click.confirm("Release it by force?"):
             return NOT_FOUND
     released = here.locks.release(name, task_id)
-    by_whom = "nobody" if task_id is None else f"the task {task_id} does not hold it, or nobody"
+    of_task = plain(task_id or "")
+    by_whom = f"the task {of_task} does not hold it, or nobody" if of_task else "nobody"
     lines = [f"released: {shown(name)}, of {plain(str(holder))}" for holder in released]
     here.show(
         {"name": name, "released": [holder.as_dict() for holder in released]},
@@ -127,14 +129,15 @@ def cancel(here: Here, task_ids: tuple[str, ...]) -> int:
         except RelockError as error:
             failed[task_id] = str(error)
     lines = [f"cancelled: {task_id}" for task_id in cancelled]
-    lines += [f"not parked: {plain(each.sentence)}." for each in others]
-    lines += [f"failed: {task_id}: {plain(text)}" for task_id, text in failed.items()]
+    lines += [f"not parked: {each.sentence}." for each in others]
+    lines += [f"failed: {task_id}: {text}" for task_id, text in failed.items()]
     if any(each.state in ("holds", "waits", "runs") for each in others):
         lines.append("What a worker runs is ended by: celery control terminate SIGTERM TASK_ID")
     if any(each.state == "received" for each in others):
         lines.append("What waits in a worker is ended by: celery control revoke TASK_ID")
     not_parked = [each.as_dict() for each in others]
-    here.show({"cancelled": cancelled, "not_parked": not_parked, "failed": failed}, lines)
+    document = {"cancelled": cancelled, "not_parked": not_parked, "failed": failed}
+    here.show(document, map(plain, lines))
     if stopped is not None:
         raise stopped
     return NOT_FOUND if others or failed else FOUND

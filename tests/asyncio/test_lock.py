@@ -737,6 +737,28 @@ def test_who_waits_first_waits_for_the_subscription_and_no_longer(
     run(main())
 
 
+@pytest.mark.parametrize("again", ["acquire", "release"])
+def test_a_loss_is_told_also_after_a_release_that_failed(
+    lock: Callable[..., Lock], redis_server: RedisServer, again: str
+) -> None:
+    async def main() -> None:
+        one = lock(redis=proxy.url, timeout=0.3)
+        await one.acquire()
+        proxy.refuse()
+        while not one.lost:
+            await asyncio.sleep(0.01)
+        with pytest.raises(LockUnavailable):
+            await one.release()
+        proxy.accept()
+        with pytest.raises(LockNotOwned):
+            await getattr(one, again)()
+        assert await one.acquire()
+        await one.release()
+
+    with Proxy(redis_server.port) as proxy:
+        run(main())
+
+
 def test_the_first_subscription_takes_no_longer_than_the_wait_itself(
     lock: Callable[..., Lock], redis_server: RedisServer
 ) -> None:

@@ -9,8 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +20,8 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 from celery_relock.engine.renewal import keepalive
 from celery_relock.errors import LockConfigError, LockConflict, LockLost, LockUnavailable
-from celery_relock.lock import Lock, LockNotAcquired, LockNotOwned, LockNotTaken
+from celery_relock.lock import Lock, LockNeverFree, LockNotAcquired, LockNotOwned, LockNotTaken
+from celery_relock.signals import lock_conflict
 from tests.support import leftovers, wait_for
 from tests.support.proxy import Proxy
 
@@ -124,6 +125,71 @@ def test_a_block_that_cannot_acquire_raises_an_error_that_says_who_holds_the_loc
             assert part in str(caught.value)
         assert caught.value.lock_name == "a"
         assert caught.value.name == "a"
+
+
+def test_the_error_names_the_holders_owner_and_what_is_left_of_its_lease(lock: MakeLock) -> None:
+    with lock(owner="boss", timeout=30):
+        with pytest.raises(LockConflict) as caught, lock(blocking=False):
+            pass
+        assert caught.value.owner == "boss"
+        assert 0 < (caught.value.remaining or 0) <= 30
+
+
+@pytest.mark.parametrize(
+    ("wait", "policy"), [({"blocking_timeout": -1}, "raise"), ({"blocking_timeout": 0.1}, "block")]
+)
+def test_a_conflict_tells_what_is_made_of_it(
+    lock: MakeLock, wait: dict[str, float], policy: str
+) -> None:
+    refused = pytest.raises(LockNotAcquired, match=r"within 0(\.1)? s")
+    with lock(), _conflicts() as told, refused, lock(**wait):
+        pass
+    assert [facts["policy"] for facts in told] == [policy]
+
+
+def test_a_wait_for_the_own_call_stack_is_no_wait_for_somebody_else(lock: MakeLock) -> None:
+    one, two = lock(mode="shared"), lock()
+    with one, _conflicts() as told, pytest.raises(LockNeverFree, match="this very call stack"):
+        two.acquire()
+    assert [facts["policy"] for facts in told] == ["raise"]
+    assert "this very call stack" in told[0]["reason"]
+
+
+@contextmanager
+def _conflicts() -> Iterator[list[dict[str, Any]]]:
+    """What `lock_conflict` tells meanwhile."""
+    told: list[dict[str, Any]] = []
+    lock_conflict.connect(hear := lambda **facts: told.append(facts), weak=False)
+    try:
+        yield told
+    finally:
+        lock_conflict.disconnect(hear)
+
+
+@pytest.mark.parametrize("again", ["acquire", "release"])
+def test_a_loss_is_told_also_after_a_release_that_failed(
+    proxy: Proxy, lock: MakeLock, again: str
+) -> None:
+    one = lock(proxy.url, timeout=0.3)
+    one.acquire()
+    proxy.refuse()
+    wait_for(lambda: one.lost, what="the loss")
+    with pytest.raises(LockUnavailable):
+        one.release()
+    assert one.lost
+    proxy.accept()
+    with pytest.raises(LockNotOwned):
+        getattr(one, again)()
+    assert not one.lost
+    assert one.acquire()
+    one.release()
+
+
+def test_numbers_that_are_none_are_refused(lock: MakeLock) -> None:
+    with pytest.raises(LockConfigError, match="blocking_timeout"):
+        lock(blocking_timeout=10**400)
+    with lock() as one, pytest.raises(LockConfigError, match="extend"):
+        one.extend("5", replace_ttl=True)
 
 
 def test_releasing_what_was_not_acquired_is_a_lock_error(lock: MakeLock) -> None:

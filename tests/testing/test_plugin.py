@@ -75,6 +75,12 @@ def test_a_lock_that_the_test_holds_is_a_conflict_at_once(
     assert charge(42) > token
 
 
+@pytest.mark.parametrize("name", ["", "tab\tx", None, b"bytes"])
+def test_what_no_lock_is_called_is_held_by_no_test(relock: Relock, name: Any) -> None:
+    with pytest.raises(LockConfigError), relock.hold(name):
+        pass
+
+
 def test_a_lock_that_the_test_holds_is_a_conflict_for_a_lock(relock: Relock) -> None:
     lock = Lock("memory://", "account:42")
     with relock.hold("account:42"):

@@ -27,7 +27,7 @@ ARROWS: dict[str, set[str]] = {
     "doctor": {
         "declaration", "engine", "engines", "errors", "options", "settings", "version", "worker",
     },
-    "testing": {"declaration", "engine", "engines", "errors", "settings"},
+    "testing": {"declaration", "engine", "engines", "errors", "naming", "settings"},
     "signals": {"engine"},
     "asyncio": {"contrib", "engine", "engines", "errors", "named_lock"},
     "lock": {"contrib", "engine", "engines", "errors", "named_lock"},
