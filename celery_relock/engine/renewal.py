@@ -145,9 +145,17 @@ class KeepAlive:
         """Look after everything that is due. Returns when the next look is due."""
         now = time.monotonic()
         self._tell_losses()
-        for route, (held, waiting) in self._due(now).items():
-            self._guarded("renew", route, held)
-            self._guarded("heartbeat", route, waiting)
+        due = [
+            (verb, route, leases)
+            for route, both in self._due(now).items()
+            for verb, leases in zip(("renew", "heartbeat"), both, strict=True)
+            if leases
+        ]
+        # Those that answer come first. After one that does not, they may be due again: with several
+        # silent servers, or nodes of a cluster, their leases would otherwise wait for all of these.
+        for each in sorted(due, key=lambda each: self._outage(*each).failures):
+            if not self._guarded(*each):
+                break
         return self._next(now)
 
     def _next(self, now: float) -> float:
@@ -157,21 +165,19 @@ class KeepAlive:
         idle = now + LONG if used else math.inf
         return min((lease.next_look for lease in self.leases()), default=idle)
 
-    def _guarded(self, verb: str, route: _Route, leases: list[Lease]) -> None:
-        if not leases:
-            return
-        backend = leases[0].backend
-        outage = self._outage(backend, (verb, route))
+    def _guarded(self, verb: str, route: _Route, leases: list[Lease]) -> bool:
+        backend, outage = leases[0].backend, self._outage(verb, route, leases)
         with outage:  # whatever it is, it is tried again until the deadline
             sent, asked, every = ask_for(leases)
             found = getattr(backend, verb)(every, within=self._patience(sent, outage.failures))
             (self._renewed if verb == "renew" else self._beaten)(sent, asked, found)
-            return
+            return True
         self._put_off(leases, outage)
+        return False
 
-    def _outage(self, backend: Backend, what: object) -> Outage:
-        tries = self._outages.setdefault(backend, {})
-        return tries.setdefault(what, Outage("renewing leases", _aside))
+    def _outage(self, verb: str, route: _Route, leases: Sequence[Lease]) -> Outage:
+        tries = self._outages.setdefault(leases[0].backend, {})
+        return tries.setdefault((verb, route), Outage("renewing leases", _aside))
 
     def _due(self, now: float) -> dict[_Route, tuple[list[Lease], list[Lease]]]:
         """The leases to renew now, and the waiters that need a heartbeat, by what they share."""

@@ -11,7 +11,7 @@ end
 
 local function publish(channel, message)
   -- Either way more nodes pass the message on than this one, which counts its own listeners: see
-  -- lib/publish_sentinel.
+  -- lib/publish.
   if string.sub(message, 1, 7) == 'granted' and send(channel, '') == 0 then
     return 0
   end

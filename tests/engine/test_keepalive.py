@@ -192,6 +192,29 @@ def test_a_server_that_hangs_holds_up_neither_the_news_of_a_loss_nor_the_leases_
     assert kept.release(lasting)
 
 
+def test_several_servers_that_hang_cost_another_server_no_lease(
+    runs: Callable[..., Any], own_redis: Callable[..., RedisServer]
+) -> None:
+    good, *bad = own_redis(), own_redis(), own_redis(), own_redis()
+    kept, *hang = (runs(at.url) for at in (good, *bad))
+    lasting = kept.held("kept", lease=2.5)
+    for each in hang:
+        each.held("hangs", lease=60.0)
+    for server in bad:
+        server.pause()
+    try:
+        for each in hang:
+            keepalive.look_now(each.engine.backend)
+        until = time.monotonic() + 25
+        while time.monotonic() < until:
+            assert not lasting.lost
+            time.sleep(0.1)
+    finally:
+        for server in bad:
+            server.resume()
+    assert kept.release(lasting)
+
+
 def test_a_slow_server_is_heard_though_the_process_always_has_a_short_lease_as_well(
     runs: Callable[..., Any], proxy: Proxy
 ) -> None:

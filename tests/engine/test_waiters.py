@@ -192,9 +192,11 @@ def test_the_next_waiter_hears_before_the_holder_that_waited_too(
             former = Waiter(other).start()
             one.release(holder)
             assert former.entered.wait(30)
+            assert ear.get_message(timeout=10)["data"] == b""  # it asks who listens
             assert ear.get_message(timeout=10)["data"].startswith(b"granted ")
             following = Waiter(other).start()
             other.release(former.lease)
+            assert ear.get_message(timeout=0)["data"] == b""
             assert ear.get_message(timeout=0)["data"].startswith(b"granted ")
             former.finish()
             following.finish()

@@ -43,7 +43,8 @@ class Inbox:
         while (message := self._listener.get_message(timeout=5.0)) is not None:
             if message["type"] == "pong":
                 return found
-            found.append(message["data"].decode())
+            if message["data"]:  # an empty one asks who listens
+                found.append(message["data"].decode())
         raise AssertionError("the server did not answer the inbox")
 
     def leave(self) -> None:

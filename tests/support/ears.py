@@ -32,7 +32,7 @@ class Ears:
             message = self._listener.get_message(timeout=5.0)
             if message and message["type"] == "pong":
                 return found
-            if message:
+            if message and message["data"]:  # an empty one asks who listens
                 channel = message["channel"].decode().rpartition(":")[2]
                 found.append((channel, message["data"].decode().split(" ")))
 

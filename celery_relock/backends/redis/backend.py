@@ -426,13 +426,15 @@ class RedisBackend:
         if len(self._buckets()) == 1:
             reply, repeated, _ = self._run(verb, *calls[0])
             return [reply], repeated
-        outcomes = self.transport.run_each(self._scripts[verb], calls, Effort())
+        effort = Effort()
+        outcomes = self.transport.run_each(self._scripts[verb], calls, effort)
         failed = [each for each in outcomes if isinstance(each, Exception)]
         if failed and len(failed) == len(outcomes):
             raise translate(failed[0]) from failed[0]
         if failed:
             logger.debug("%s did not reach all of the cluster: %s", verb, failed[0])
-        return outcomes, False
+        # A node that did not answer counts as well, so this says nothing if there is one.
+        return outcomes, not failed and effort.unheard > 0
 
 
 @lru_cache  # there are few lengths of leases

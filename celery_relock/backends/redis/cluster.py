@@ -42,6 +42,8 @@ FAILOVER = 30.0
 # Seconds that one node has to answer which node serves which slot, as there are others to ask; and
 # if the keep-alive thread asks, after a silent node has used up its time.
 _BRIEF, _BRIEFLY = 1.0, 0.2
+# So many silent nodes end a look: thirty nodes must not cost thirty times as much as a server.
+_SILENT = 5
 # Seconds for which the answer is not asked for again.
 _NEWS = 0.05
 # How many redirections a command follows before they count as a circle.
@@ -86,7 +88,7 @@ class Map:
         self._slots = [key_slot(f"{{{bucket}}}".encode()) for bucket in range(buckets)]
         self._serving: dict[int, Node] = {}
         self._known: tuple[Node, ...] = ()
-        self._silent: Node | None = None
+        self._silent: dict[Node, float] = {}
         self._looked_at = -math.inf
 
     def serving(self, bucket: int) -> Node:
@@ -126,18 +128,19 @@ class Map:
 
     def silent(self, node: Node) -> None:
         """Remember that a node did not answer, so that the others are asked before it."""
-        self._silent = node
+        self._silent[node] = time.monotonic()
 
     def look(self, within: float = _BRIEF) -> dict[int, Node]:
-        """Ask which node serves which slot, with `within` seconds for each node. Slots that the
-        answer leaves out keep their node. Raises as `serving` does."""
+        """Ask which node serves which slot: `_SILENT` nodes at most, each for `within` seconds.
+        Slots that the answer leaves out keep their node. Raises as `serving` does."""
         if time.monotonic() - self._looked_at < _NEWS and self._serving:
             return self._serving
         # In random order: the first node's view can be outdated.
         nodes = ids.chance.sample(self._known, len(self._known))
         nodes += [seed for seed in self._seeds if seed not in nodes]
-        nodes.sort(key=lambda node: node == self._silent)
+        nodes.sort(key=lambda node: self._silent.get(node, 0.0))
         failure: Exception | None = None
+        until = time.monotonic() + (_SILENT - 0.5) * within
         for node in nodes:
             try:
                 self._learn(node, self._ask(node, within))
@@ -148,7 +151,11 @@ class Map:
                         "relock_url to redis://host:port/database for a single Redis"
                     ) from error
                 failure = error
+                self.silent(node)
+                if time.monotonic() > until:
+                    break
             else:
+                self._silent.pop(node, None)
                 return self._serving
         assert failure is not None, "a cluster has a node"
         raise failure
@@ -158,6 +165,11 @@ class Map:
         try:
             link.send_command("CLUSTER", "SLOTS", check_health=False)
             ranges: list[Any] = link.read_response(disable_decoding=True)
+            if not ranges:  # it was removed, and left running and in the URL
+                raise Unserved(
+                    f"no node of the Redis Cluster serves a slot, says {node.host}:{node.port}: "
+                    "see CLUSTER INFO"
+                )
             return ranges
         finally:
             link.disconnect()

@@ -20,10 +20,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from redis import CredentialProvider
+from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as AnswerTimeout
 
-from ...engine import platform
+from ...engine import events, platform
 from ...engine.protocol import Notice
 from ...errors import LockConfigError, LockUnavailable
 from .errors import FAULTS, TooFewReplicas, demoted, note_address, passes, translate
@@ -233,10 +235,16 @@ class Connections:
         except FAULTS as error:
             raise translate(error) from error
 
-    def make(self, within: float | None = None) -> Any:
+    def make(self, within: float | None = None, **address: Any) -> Any:
         """A new connection, outside of the list. It connects when it is used. `within`: seconds for
         its connect and each answer, if fewer than its own timeouts."""
-        return self._made(within)
+        options = {**self._options, **address}
+        if provider := options.get("credential_provider"):
+            options["credential_provider"] = _Provider(provider)
+        if least := min(filter(None, (within, self._limit)), default=None):
+            for name in ("socket_timeout", "socket_connect_timeout"):
+                options[name] = min(options[name], least)
+        return self._kind(**options)
 
     def fits(self, link: Any) -> bool:
         """Whether a connection leads to the server that commands must go to now."""
@@ -251,13 +259,6 @@ class Connections:
                 idle.popleft()[1].disconnect()
         except IndexError:  # another thread was faster
             return
-
-    def _made(self, within: float | None, **address: Any) -> Any:
-        options = {**self._options, **address}
-        if least := min(filter(None, (within, self._limit)), default=None):
-            for name in ("socket_timeout", "socket_connect_timeout"):
-                options[name] = min(options[name], least)
-        return self._kind(**options)
 
     def _take(self, within: float | None) -> tuple[Any, float | None]:
         """A connection, and for how many seconds it was idle; None if it is new."""
@@ -284,6 +285,21 @@ class Connections:
                 idle.popleft()[1].disconnect()
         except IndexError:  # another thread was faster
             return
+
+
+class _Provider(CredentialProvider):
+    """A provider of credentials. While it fails, Redis cannot be reached."""
+
+    def __init__(self, provider: CredentialProvider) -> None:
+        self._provider = provider
+
+    def get_credentials(self) -> Any:
+        try:
+            return self._provider.get_credentials()
+        except Exception as error:
+            if events.is_thrown_in(error) or isinstance(error, FAULTS):
+                raise
+            raise NoConnection(f"the credential provider failed: {error!r}") from error
 
 
 def _read(link: Any, within: float | None) -> Any:
@@ -430,15 +446,21 @@ class Server(Transport):
         super().__init__(addresses, replicas)
         self._work = work
         self._renewals = renewals
+        # How often a command found out that its server is a replica now.
+        self._moves = 0
 
     def run_each(
         self, script: Script, calls: Sequence[Call], effort: Effort, renewing: bool = False
     ) -> list[Any]:
         links = self._renewals if renewing else self._work
         try:
-            return links.call(script, calls, effort)
+            found = links.call(script, calls, effort)
         except FAULTS as error:
-            return [error] * len(calls)
+            found = [error] * len(calls)
+        for each in found:
+            if isinstance(each, Exception) and demoted(each):
+                self._moves += 1
+        return found
 
     def at(self, key: str) -> Connections:
         return self._work
@@ -447,10 +469,11 @@ class Server(Transport):
         return [(self._work, [0])]
 
     def listen(self, channel: Channel, ready: Ready, hear: Hear, wanted: Wanted) -> None:
+        moves = self._moves
         subscription = Subscription(self._work.make, [channel(0)])
         try:
             ready()
-            while self._work.fits(subscription.link):
+            while moves == self._moves and self._work.fits(subscription.link):
                 if not wanted():
                     return
                 if (notice := subscription.hear(LOOK)) is not None:

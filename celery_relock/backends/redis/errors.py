@@ -49,7 +49,8 @@ _WRAPPING = re.compile(
 _CODE = re.compile(r"(?:ERR )?-?([A-Z][A-Z-]+)\b")
 _TEXTS = (
     (r"max number of clients reached", "MAXCLIENTS"),
-    (r"\[SSL.*(CERTIFICATE|WRONG_VERSION_NUMBER|UNKNOWN_CA)|\[X509", "TLS"),
+    (r"\[SSL.*(CERTIFICATE|WRONG_VERSION_NUMBER|UNKNOWN_CA|PEM lib)|\[X509", "TLS"),
+    (r"no cipher can be selected|no start line", "TLS"),
     (r"unknown (redis )?command", "UNKNOWN"),
     (r"the user executing the script can't|no permissions", "NOPERM"),
     (r"DB index is out of range|SELECT is not allowed", "DATABASE"),
@@ -122,6 +123,7 @@ _PASSING = frozenset(
 )
 
 
+_ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
 # The attribute of an error that names the failed connection: timeouts do not name it.
 _ADDRESS = "relock_address"
 _SPEAKS_TLS = ". If this port speaks TLS, the URL has to begin with rediss://"
@@ -131,6 +133,8 @@ _SPEAKS_NO_TLS = ". If this port speaks no TLS, the URL has to begin with redis:
 def note_address(error: BaseException, link: Any, heard: bool) -> None:
     """Note on an error which server its connection was for, and whether that ever answered."""
     if isinstance(error, FAULTS):
+        # Where AUTH is renamed or missing, the server repeats what it does not know: the password.
+        error.args = tuple(_ARGUMENTS.sub("", str(each)) for each in error.args)
         address = link.path if hasattr(link, "path") else f"{link.host}:{link.port}"
         is_tls = any(kind.__name__ == "SSLConnection" for kind in type(link).__mro__)
         setattr(error, _ADDRESS, (address, None if heard else is_tls))

@@ -36,8 +36,8 @@ def scripts(variant: str = "server") -> Mapping[str, Script]:
     """Every verb by name, read once in a process.
 
     Args:
-        variant: `server`, `sentinel` or `cluster`. They differ in how they publish a message and
-            find out whether somebody listens (`lib/publish*.lua`).
+        variant: `server` or `cluster`. They differ in how they publish a message and find out
+            whether somebody listens (`lib/publish*.lua`).
     """
     parts = {f"lib/{path.stem}": path.read_text("utf-8") for path in FOLDER.glob("lib/*.lua")}
     if variant != "server":

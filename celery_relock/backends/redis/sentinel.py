@@ -18,7 +18,7 @@ from redis.sentinel import Sentinel
 
 from ...errors import LockConfigError, RelockError
 from .connections import Connections, Server
-from .errors import FAULTS
+from .errors import FAULTS, note_address
 
 Address: TypeAlias = "tuple[str, int]"
 
@@ -125,7 +125,7 @@ class Finder:
         if self._manager is not None:
             manager: Any = self._manager
             host, port = manager.discover_master(self.service)
-            self.address, self._failed = (host, port), 0
+            self.address, self._failed = (host, int(port)), 0
             return self.address
         votes, failures, services = self._ask_all(max(within / len(self.hosts), 0.1))
         usable = [vote for vote in votes if vote.usable]
@@ -168,6 +168,7 @@ class Finder:
                     votes.append(self._vote(masters[self.service], there))
                 self._silent.pop(host, None)
             except FAULTS as error:
+                note_address(error, link, heard=False)
                 failures[host] = error
                 self._silent[host] = time.monotonic()
             finally:
@@ -243,9 +244,9 @@ class ToMaster(Connections):
         super().__init__(*args, **options)
         self._finder = finder
 
-    def make(self, within: float | None = None) -> Any:
+    def make(self, within: float | None = None, **_: Any) -> Any:
         host, port = self._finder.find(within or BUDGET)
-        return self._made(within, host=host, port=port)
+        return super().make(within, host=host, port=port)
 
     def fits(self, link: Any) -> bool:
         self._finder.look()
@@ -255,8 +256,6 @@ class ToMaster(Connections):
 class Watched(Server):
     """The way to the master that Sentinels name. A command is repeated for as long as a failover
     takes."""
-
-    variant = "sentinel"
 
     def __init__(self, finder: Finder, *args: Any) -> None:
         super().__init__(*args)

@@ -32,14 +32,19 @@ from .sentinel import Finder, ToMaster, Watched
 
 _Made = TypeVar("_Made", bound=Transport)
 
-_PARSERS: Mapping[str, Any] = URL_QUERY_ARGUMENT_PARSERS
+# redis-py reads these in a URL as text before 8.
+_NUMBERS = dict.fromkeys(("ssl_min_version",), int)
+_PARSERS: Mapping[str, Any] = {**_NUMBERS, **URL_QUERY_ARGUMENT_PARSERS}
 
 _SOCKETS = ("unix", "socket", "redis+socket")
 _SCHEMES = ("redis", "rediss", "sentinel", "redis+cluster", "rediss+cluster", *_SOCKETS)
 _EXAMPLE = "It looks like redis://:password@localhost:6379/0"
 # Where the next URL of a failover list begins: a password can contain a semicolon.
 _NEXT_URL = re.compile(r";(?=[\w+.-]+://)")
-_SECRETS = re.compile(r"([?&][^=&#]*pass[^=&#]*=)[^&#]*", re.IGNORECASE)
+# Also what follows an unescaped & or # in it.
+_SECRETS = re.compile(
+    r"([?&](?:[^=&#]*pass[^=&#]*|sentinel_kwargs)=)[^&]*(?:&(?![^&=]+=)[^&]*)*", re.IGNORECASE
+)
 _FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 # The options that we use besides `ssl_…`: from a client (and each `socket_…`), and from a URL.
 _TAKEN = {"host", "port", "path", "db", "client_name"}
@@ -297,6 +302,7 @@ def _options(url: str, ssl: Any, shown: str) -> dict[str, Any]:
     try:
         parts = urlsplit(url.strip())
         query = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+        (parts.hostname or "").encode("idna")  # as a connection does
         if parts.port == 0 or parts.fragment or ";" in (parts.hostname or ""):
             raise ValueError
     except ValueError:  # whose text can quote the password
@@ -395,6 +401,7 @@ def _tls(
     if checks == "none":
         # Python refuses to check the name in a certificate that is not verified.
         options["ssl_check_hostname"] = False
+    options.setdefault("ssl_check_hostname", True)  # redis-py 5 would not check it
     return options
 
 

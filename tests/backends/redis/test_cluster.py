@@ -587,3 +587,33 @@ def test_bursts_of_calls_wait_in_any_bucket(
     parking.resume()
     assert sorted(message.text for message in sent) == names
     assert [each.waiting for each in map(backend.inspect, names)] == [0] * 7
+
+
+def test_a_node_that_was_removed_and_still_runs_is_not_believed(
+    cluster: ClusterServers, own_redis: Callable[..., RedisServer], namespace: str
+) -> None:
+    """`redis-cli --cluster del-node` leaves it running, and nobody changes the URL."""
+    gone = own_redis("--cluster-enabled", "yes", bus=True)
+    url = cluster.url.replace("://", f"://127.0.0.1:{gone.port},")
+
+    with Lock(f"{url}?patience=2", "a", namespace=namespace):
+        pass
+
+
+def test_a_cluster_of_silent_nodes_is_given_up_after_a_few(
+    own_redis: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = [own_redis("--cluster-enabled", "yes", bus=True) for _ in range(4)]
+    monkeypatch.setattr(cluster_module, "_SILENT", 2)
+    url = ",".join(f"127.0.0.1:{node.port}" for node in nodes)
+    for node in nodes:
+        node.pause()
+    try:
+        nodes_map = backend_of(f"redis+cluster://{url}", "ns").transport.map
+        started = time.monotonic()
+        with pytest.raises(redis.TimeoutError):
+            nodes_map.look()
+        assert time.monotonic() - started < 3
+    finally:
+        for node in nodes:
+            node.resume()

@@ -55,7 +55,7 @@ def as_user(server: RedisServer) -> Iterator[Callable[[list[str]], Examination]]
 
 
 def test_every_command_of_every_script_is_tried() -> None:
-    for variant in ("server", "sentinel", "cluster"):
+    for variant in ("server", "cluster"):
         assert set(commands_of(scripts(variant))) <= set(_TRIED)
 
 

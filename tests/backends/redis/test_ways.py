@@ -12,12 +12,14 @@ from urllib.parse import quote
 
 import pytest
 import redis
+from celery import Celery
 
+from celery_relock import LockedTask
 from celery_relock.engine import lease as lease_module
 from celery_relock.engine.protocol import Held
 from celery_relock.engine.renewal import keepalive
 from celery_relock.engines import engine_for
-from celery_relock.errors import LockConfigError
+from celery_relock.errors import LockConfigError, LockUnavailable
 from celery_relock.lock import Lock
 from tests.engine.conftest import Runs
 from tests.support import RedisServer, wait_for
@@ -129,6 +131,32 @@ def test_a_password_that_changes_is_asked_for_at_each_connection(
     assert provider.asked > before
     assert isinstance(runs.engine.acquire(runs.lease("b"), 0.0), Held)
     assert runs.release(lease)
+
+
+def test_while_a_provider_of_credentials_fails_redis_cannot_be_reached(
+    own_redis: Start, namespace: str
+) -> None:
+    class Sealed(Exception):
+        """An error of the provider's own, as vault clients have."""
+
+    def fails() -> tuple[str, str]:
+        raise Sealed("the vault is sealed")
+
+    server, provider = own_redis(), Rotating()
+    provider.get_credentials = lambda: ("default", "")
+    client = redis.Redis(port=server.port, credential_provider=provider)
+    app = Celery(broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.update(relock_url=lambda: client, relock_namespace=namespace)
+
+    @app.task(base=LockedTask, lock_key="a", shared=False)
+    def task() -> str:
+        provider.get_credentials = fails
+        server.client().client_kill_filter(_type="normal")
+        return "done"
+
+    assert task.apply().get() == "done", "its lock could not be released"
+    with pytest.raises(LockUnavailable, match="the vault is sealed"):
+        task.apply().get()
 
 
 def test_a_function_is_called_once_for_all_locks_of_a_process(
