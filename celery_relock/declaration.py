@@ -196,7 +196,8 @@ def declare_anew(cls: type) -> None:
 
 
 def _declare(cls: Any) -> Declaration:
-    app, task = cls._app, _task_of(cls)
+    app = cls.app  # which binds a class that nobody has registered, as Celery's own `delay` does
+    task = _task_of(cls)
     name, signature = task.name, signature_of(task)
     written = _options(cls, task)
     options = LockOptions.collect(written, option_defaults(app), name)

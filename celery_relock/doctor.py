@@ -226,17 +226,59 @@ def _tasks(app: Any) -> Iterator[Finding]:
                 "Its base is not LockedTask, so two executions can run at the same time.",
                 f"Write @app.task(base=LockedTask, {written[0]}=…).",
             )
-    if str(app.conf.result_backend).partition(":")[0] == "rpc" and (
-        waited := [name for name in _debounced(app) if not app.tasks[name].ignore_result]
+    yield from _limits(app)
+    yield from _results(app)
+
+
+def _limits(app: Any) -> Iterator[Finding]:
+    """Tasks whose names are the same and whose limits differ."""
+    limits: dict[str, dict[int, str]] = {}
+    for each in locked_tasks(app):
+        options, keys = each.options, each.options.key
+        names = keys if isinstance(keys, list | tuple) else [keys]
+        many = options.limit if isinstance(options.limit, list) else [options.limit] * len(names)
+        for name, limit in zip(names, many, strict=False):
+            if isinstance(name, str) and isinstance(limit, int) and options.mode == "exclusive":
+                limits.setdefault(name, {}).setdefault(limit, options.task)
+    for name, tasks in limits.items():
+        if len(tasks) > 1:
+            told = ", ".join(f"{task} has lock_limit={each}" for each, task in tasks.items())
+            yield Finding(
+                "tasks",
+                ERROR,
+                f"of the tasks with lock_key={name!r}, {told}",
+                "The task with the higher limit runs beside one that expects to be alone.",
+                "Give all tasks that use a lock name the same lock_limit.",
+            )
+
+
+def _results(app: Any) -> Iterator[Finding]:
+    """What the result backend, or a setting of it, does to the results of locked tasks."""
+    locked = [each.options for each in locked_tasks(app)]
+    waited = [each for each in locked if not app.tasks[each.task].ignore_result]
+    merged = [each.task for each in waited if each.debounce]
+    shared = [each.task for each in waited if each.dedup and each.on_duplicate == "existing"]
+    is_rpc = str(app.conf.result_backend).partition(":")[0] == "rpc"
+    for tasks, check, which, whose in (
+        (merged, "bursts", "the calls of a burst share", "the last call"),
+        (shared, "tasks", "a duplicate shares", "the first call"),
     ):
+        if tasks and is_rpc:
+            yield Finding(
+                check,
+                WARNING,
+                f"{', '.join(tasks)}: {which} one result, and result_backend is rpc://",
+                f"The result goes to the process of {whose}, once: any other get() never returns.",
+                "Use a result backend that stores results, such as Redis, or ignore_result=True.",
+            )
+    if locked and app.conf.worker_deduplicate_successful_tasks:
         yield Finding(
-            "bursts",
+            "settings",
             WARNING,
-            f"{', '.join(waited)}: the calls of a burst share one result, and result_backend is "
-            "rpc://",
-            "The result goes to the process of the last call: get() in other processes never "
-            "returns.",
-            "Use a result backend that stores results, such as Redis, or ignore_result=True.",
+            "worker_deduplicate_successful_tasks is on",
+            "Late copies of locked tasks are discarded without it. With it, what comes after a "
+            "copy can be sent without its workflow's lock and without its relock_prefix.",
+            "Leave it out.",
         )
 
 
@@ -536,13 +578,16 @@ def _compared(name: str, told: _Told, app: Any, engine: Engine | None) -> Iterat
         return
     here = backend_settings(app).namespace if engine is not None else told.get("namespace")
     if told.get("namespace") != here:
+        both = sorted({each.options.task for each in locked_tasks(app)} & set(told["tasks"]))
         yield Finding(
             "workers",
-            ERROR,
+            ERROR if both else NOTICE,
             f"the worker {name} has relock_namespace={told.get('namespace')!r}, and here it is "
-            f"{here!r}",
+            f"{here!r}; it has {', '.join(both) or 'none of the locked tasks here'}",
             "The two do not exclude each other.",
-            "Give both the same relock_namespace, and restart them.",
+            "Give both the same relock_namespace, and restart them."
+            if both
+            else "Nothing, if it belongs to another program.",
         )
     elif engine is not None and told.get("backend") != engine.backend.id:
         yield Finding(

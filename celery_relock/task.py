@@ -155,7 +155,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
             return debounce.send(self, publish, args, kwargs, options)
         return dedup.send(self, publish, args, kwargs, options, mark)
 
-    def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+    def apply(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
         """Run the task here and now, under its lock, as Celery's `apply`.
 
         Options of the lock are given as for `apply_async`.
@@ -178,7 +178,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         if own or prefix:
             told = {"v": VERSION, "execution_id": ids.new_id(), "options": own, "prefix": prefix}
             options["headers"] = {**headers, HEADER: told}
-        return super().apply(args, kwargs, **options)
+        return super().apply(args, kwargs, *more, **options)
 
     def lock_for(self, *args: Any, **kwargs: Any) -> Lock:
         """Return the `Lock` of a call with these arguments, for a view, a command or a script.

@@ -17,11 +17,13 @@ of the others: of `workflow` if it is no step and re-enters nothing, of `dedup` 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import AsyncGeneratorType, CoroutineType
 from typing import Any
 
+from celery.exceptions import Reject
 from celery.signals import task_postrun
 
 from ..declaration import Declaration, declaration, engine_of, unbegun
@@ -137,6 +139,7 @@ class Execution:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
+        self.declared = declaration(type(task))
         self.task = task
         self.by = by
         self.body = body
@@ -147,7 +150,6 @@ class Execution:
         self.header: Header | None = None
         if self.message is not None:
             self.header = _begin_message(task.app, self.message)
-        self.declared = declaration(type(task))
         self.names: tuple[str, ...] = ()
         self.limits: Mapping[str, int] = {}
         self.owner = ""
@@ -427,6 +429,8 @@ def _over(
     if left.stack:
         finish()
     if has_begun(request):
+        if task.acks_late and isinstance(sys.exc_info()[1], Reject):  # the signal is sent meanwhile
+            revocation.comes_again(task.app, request, task)
         return
     # `run` was not reached (an error in `before_start`), so nothing took over what was left to it.
     is_locked_task, header = hasattr(task, "_relock_declares"), header_of(request)

@@ -16,7 +16,7 @@ from celery.exceptions import TimeLimitExceeded, WorkerLostError
 from celery.signals import task_failure, task_received, task_revoked
 from celery.states import REVOKED
 
-from ..declaration import engine_of
+from ..declaration import declaration, engine_of
 from ..dedup import worker as dedup
 from ..engine.engine import Engine
 from ..errors import LockConfigError, RelockError
@@ -24,6 +24,7 @@ from ..order import worker as order
 from ..workflow import steps
 from . import events as worker_events
 from . import retry
+from .conflict import end_unexecuted
 from .message import HEADER, has_begun, header_of
 from .states import is_acknowledged, puts_back
 
@@ -46,6 +47,26 @@ _LEFT: Rooms = (
 )
 OF_ITS_LOCKS: Rooms = (*PARKED, *_LEFT)
 _BUT_PARKED: Rooms = (*_LEFT, (steps.clear_away, "the hold left to %s, it ends after its gap"))
+
+
+def _end_own(
+    engine: Engine, request: Any, remember: float | None, task: Any = None, **_: Any
+) -> None:
+    """The execution's own locks."""
+    header = header_of(request)
+    if task is None or not header.own:
+        return
+    declared = declaration(type(task)).of_call(header.options, header.prefix)
+    if names := declared.names_of_call(task, request.args, request.kwargs):
+        end_unexecuted(engine, names, header.execution_id, remember)
+
+
+def comes_again(app: Any, request: Any, task: Any) -> None:
+    """A hook of a task (`on_success`, `on_failure`, `after_return`) has rejected its message, whose
+    execution has ended: what is remembered of its end is forgotten, as the message may be brought
+    back, and then it is to run."""
+    own = (_end_own, "the memory of %s: if it comes again, it is taken for a late copy")
+    clear_away(app, request, task, (own, *_BUT_PARKED), remember=0.001)
 
 
 def _revoked(sender: Any = None, request: Any = None, terminated: Any = None, **_: Any) -> None:

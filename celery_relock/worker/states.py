@@ -249,11 +249,19 @@ def _store(task: Any, message: Any, state: str, meta: dict[str, Any]) -> None:
     if ignores_result(task, message):
         return
     try:
+        if _is_aborted(task, message.id):
+            return  # by this state its body finds out
         task.backend.store_result(message.id, meta, state, request=message)
     except Exception as error:
         if events.is_thrown_in(error):
             raise
         logger.warning("Cannot store the state %s of %s", state, message.id, exc_info=True)
+
+
+def _is_aborted(task: Any, task_id: str) -> bool:
+    module = sys.modules.get("celery.contrib.abortable")
+    is_one = module is not None and isinstance(task, module.AbortableTask)
+    return is_one and bool(task.is_aborted(task_id=task_id))
 
 
 # -- Dropped -------------------------------------------------------------------------------------

@@ -422,10 +422,21 @@ def test_workers_whose_locks_are_elsewhere_or_named_otherwise(worker):
     assert "'charge:{account}'" in finding.what
     other = _import_afresh(APP, worker.settings).app
     other.conf.relock_namespace = "other"
-    assert "relock_namespace" in only(of_workers(other), "workers").what
+    finding = only(of_workers(other), "workers")
+    assert finding.severity == "error"
+    assert "relock_namespace" in finding.what
+    assert "it has charge, index, report" in finding.what
     moved = _import_afresh(APP, worker.settings).app
     moved.conf.relock_url = moved.conf.relock_url.removesuffix("/0") + "/1"
     assert "another address" in only(of_workers(moved), "workers").what
+
+
+def test_a_worker_of_another_program_may_have_another_namespace(worker):
+    other = Celery("other", set_as_current=False)
+    names = ("broker_url", "result_backend", "broker_transport_options", "relock_url")
+    other.conf.update({name: worker.module.app.conf[name] for name in names})
+    other.conf.relock_namespace = "other"
+    assert only(of_workers(other), "workers").severity == "notice"
 
 
 def test_a_worker_that_runs_a_locked_task_without_the_library(worker, module_worker):
@@ -540,6 +551,46 @@ def test_results_of_bursts_that_go_to_one_caller_alone(app_with):
     assert finding.what.startswith("index-False: ")
     app.conf.result_backend = "redis://127.0.0.1:1"
     assert found(doctor.quick(app), "bursts") == []
+
+
+def test_results_that_go_once_to_the_first_of_equal_calls(app_with):
+    app = app_with(result_backend="rpc://")
+    for name, more in (("shared", {}), ("refused", {"lock_on_duplicate": "raise"})):
+        options = {"lock_key": "a", "lock_dedup": "until_start", "name": name, **more}
+        app.task(base=LockedTask, shared=False, **options)(_body)
+    assert only(doctor.quick(app), "tasks").what.startswith("shared: a duplicate shares one result")
+
+
+def test_a_setting_by_which_celery_sends_a_step_without_its_lock(app_with):
+    app = app_with(worker_deduplicate_successful_tasks=True)
+    assert found(doctor.quick(app), "settings") == []
+    app.task(base=LockedTask, lock_key="a", name="locked", shared=False)(_body)
+    assert "worker_deduplicate_successful_tasks" in only(doctor.quick(app), "settings").what
+
+
+def test_limits_of_one_lock_that_differ(app_with):
+    app = app_with()
+    for name, options in {
+        "charge": {"lock_key": "account:{a}"},
+        "transfer": {"lock_key": ["account:{a}", "bank"], "lock_limit": [1, 3]},
+        "read": {"lock_key": "account:{a}", "lock_mode": "shared"},
+        "ask": {"lock_key": "bank", "lock_limit": 3},
+    }.items():
+        app.task(base=LockedTask, name=name, shared=False, **options)(_body_of)
+    assert found(doctor.quick(app), "tasks") == []
+    options = {"lock_key": "account:{a}", "lock_limit": 2}
+    app.task(base=LockedTask, name="checkout", shared=False, **options)(_body_of)
+    finding = only(doctor.quick(app), "tasks")
+    assert finding.severity == "error"
+    assert "charge has lock_limit=1, checkout has lock_limit=2" in finding.what
+
+
+def _body():
+    pass
+
+
+def _body_of(a):
+    pass
 
 
 # -- The command ---------------------------------------------------------------------------------

@@ -425,6 +425,25 @@ def test_a_class_without_a_name_is_one_task(app, account):
         app.register_task(Charge("south"))
 
 
+@pytest.mark.parametrize("how", ["run", "delay", "marked"])
+def test_a_class_that_nobody_has_registered_works_as_a_plain_one_does(
+    app, account, how, monkeypatch
+):
+    class Charge(LockedTask):
+        name = "charges"
+        lock_key = "account:{account}"
+
+        def run(self, account):
+            return self.lock.name
+
+    monkeypatch.setattr(Charge, "_app", app)  # else it is the current one's
+    task = Charge()
+    if how == "run":
+        assert task.run(account) == f"account:{account}"
+    else:
+        assert task.delay(account).id if how == "delay" else task.marked(account) is None
+
+
 def test_a_class_without_a_name_that_is_not_registered_says_so(account):
     class Charge(LockedTask):
         lock_key = "account:{account}"

@@ -70,6 +70,21 @@ def test_one_that_was_parked_and_ends_without_a_result_is_not_blocked_for_ever(w
     assert sent.state == "STARTED"
 
 
+# Celery's own way to store a result, with redis-py 8.
+@pytest.mark.filterwarnings("ignore:Call to deprecated:DeprecationWarning")
+@pytest.mark.parametrize("when", ["before it came", "parked"])
+def test_one_that_is_aborted_while_it_waits_finds_out_when_it_runs(worker, account, when):
+    with lock_of(worker, account):
+        sent = worker.module.can_be_aborted.apply_async((account,), countdown=1)
+        if when == "parked":
+            wait_until_parked(worker, account)
+        sent.abort()
+        wait_until_parked(worker, account)
+        assert sent.state == "ABORTED"
+    wait_for(lambda: sent.state == "SUCCESS", what="its end")
+    assert sent.result is True
+
+
 @pytest.mark.parametrize("task", ["does_not_track", "ignores_its_result"])
 def test_it_is_stored_of_no_other_task(worker, account, task):
     sent = getattr(worker.module, task).delay(account)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from celery.contrib.abortable import AbortableTask
 from celery.exceptions import Ignore
 
 from celery_relock import LockedTask
@@ -26,6 +27,15 @@ def work(account: str) -> str:
 @app.task(base=LockedTask, lock_key="{account}")
 def parks(account: str) -> str:
     return work(account)
+
+
+class AbortableLockedTask(LockedTask, AbortableTask):
+    abstract = True
+
+
+@app.task(base=AbortableLockedTask, bind=True, lock_key="{account}")
+def can_be_aborted(self, account: str) -> bool:
+    return self.is_aborted()
 
 
 @app.task(base=LockedTask, lock_key="{account}", lock_on_conflict="block")
