@@ -218,7 +218,10 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         declared = declared.of_call({}, prefix_of(declared.prefix))
         arguments = bind(self, args, kwargs)
         if arguments is None:
-            signature_of(self).bind(*args, **kwargs)
+            try:
+                signature_of(self).bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"task {self.name}: {error}") from None
             raise TypeError(f"{self.name} cannot be called with {args}, {kwargs}")
         with not_executed(self):
             names = declared.names(arguments)
