@@ -7,6 +7,7 @@ import dataclasses
 import json
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ..engine.events import OUTRANKED, duration
@@ -154,9 +155,10 @@ class Question:
 
         for waiter in lock.waiters:
             found = self._look.parked(waiter.task_id) if waiter.task == ENTER else None
-            if found is None or not found.text:
-                continue
-            if self.task_id in str(message_in(self.app, found.text).payload):
+            steps = ""
+            with suppress(Exception):  # one that this app cannot read is not its own
+                steps = str(message_in(self.app, found.text).payload) if found else ""
+            if found is not None and self.task_id in steps:
                 of_enter = Question(self.app, self._look, self._consumed, waiter.task_id)
                 waits = of_enter._parked(found)
                 sentence = f"{self.task_id} is a step of a workflow, whose {waits.sentence}"

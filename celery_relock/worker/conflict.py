@@ -549,12 +549,7 @@ def release(engine: Engine, lease: Lease, *, ended: bool) -> None:
         # The body had its outcome before the limit.
         with suppress(Exception):
             engine.release(lease, ended=ended)
-    except BaseException as error:
-        if events.is_thrown_in(error):
-            # First the lock: nobody would release it later.
-            with suppress(Exception):
-                engine.release(lease, ended=ended)
-            raise
+    except RelockError as error:
         again = held and isinstance(error, LockUnavailable)
         logger.log(
             logging.WARNING if held else logging.DEBUG,
@@ -566,6 +561,11 @@ def release(engine: Engine, lease: Lease, *, ended: bool) -> None:
         )
         if again:
             engine.later.add(partial(_release_again, engine, lease, ended))
+    except BaseException:
+        # Thrown in from outside. First the lock: nobody would release it later.
+        with suppress(Exception):
+            engine.release(lease, ended=ended)
+        raise
 
 
 def _release_again(engine: Engine, lease: Lease, ended: bool) -> None:

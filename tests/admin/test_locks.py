@@ -125,7 +125,8 @@ def test_why_says_it_in_a_sentence_within_five_round_trips(
 
         assert (why.state, why.lock) == wanted, why
         assert task_id in why.sentence
-        assert why.state == "unknown" or 1 <= len(trips) <= 5, trips
+        looks_everywhere = why.state in ("unknown", "runs")
+        assert looks_everywhere or 1 <= len(trips) <= 5, trips
     holder = f"tests.admin.apps.desk.hold[{held.id}]"
     assert holder in locks.why(parked).sentence
     assert holder in locks.why(blocks).sentence

@@ -14,7 +14,7 @@ def renewals(desk, *claims):
 
 def test_a_waiter_keeps_its_place_and_is_told_its_rank(desk):
     desk.fence("r1", lease=20)
-    desk.queue("r2", wait=0.2)
+    desk.queue("r2", wait=4.0)
     desk.queue("r3")
 
     [[tag, rank, ms]] = renewals(desk, ("a", "r2", "n", 6000, 30_000))
