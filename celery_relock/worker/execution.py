@@ -171,9 +171,10 @@ class Execution:
         header = self.header
         if self.declared.rule.off:
             self.asked = True
-            if self.message is not None and not self.declared.enters_workflows:
-                unlocked.forget(self.task.app, self.message)
-            return self.run_body(None)
+            if self.message is None or self.declared.enters_workflows:
+                return self.run_body(None)
+            with unlocked.alone(self.task, self.message):
+                return self.run_body(None)
         arguments = bind(self.task, self.args, self.kwargs)
         if arguments is None:
             # The call does not fit the body, whose own TypeError says so best.

@@ -10,21 +10,31 @@ lost on its way.
 from __future__ import annotations
 
 import logging
-from functools import wraps
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial, wraps
 from typing import Any
 
 from celery.app.task import Context
 from celery.signals import task_rejected, task_unknown
 
-from ..declaration import has_locks, is_locked
+from ..declaration import engine_of, has_locks, is_locked
+from ..engine import ids
+from ..engine.events import label_of
+from ..engine.protocol import Claim, Ended
+from ..errors import LockUnavailable
 from ..workflow import steps
 from . import revocation
+from .conflict import release
+from .delivery import afterwards
 from .message import HEADER, begin_call, header_of
-from .states import show_started
+from .states import Late, is_acknowledged, show_started
 
 logger = logging.getLogger("celery_relock")
 
 _PREPARED = "_relock_unlocked"
+# Of the hold of an execution whose task has no lock any more, in seconds.
+_LEASE = 30.0
 
 
 def prepare(app: Any) -> None:
@@ -52,9 +62,9 @@ def _prepare(task: Any) -> None:
             return body(*args, **kwargs)
 
         def execute() -> Any:
-            forget(task.app, message)
-            show_started(task, message)
-            return body(*args, **kwargs)
+            with alone(task, message):
+                show_started(task, message)
+                return body(*args, **kwargs)
 
         if header_of(message).workflow_locks:
             return steps.around(task, message, execute)
@@ -69,15 +79,40 @@ def _prepare(task: Any) -> None:
     setattr(task, _PREPARED, True)
 
 
-def forget(app: Any, message: Any) -> None:
-    """A message is executed without the locks for which it was sent: clear away what Redis has of
-    it. If its process dies, it comes again, perhaps where its task has a lock."""
-    header = header_of(message)
-    if header.is_awaited:
-        if not header.workflow_locks:  # else it may have been parked for them
-            text = "Task %s[%s] was sent for a lock that its code declares no more: it runs without"
-            logger.warning(text, message.task, message.id)
-        revocation.clear_away(app, message, rooms=revocation.OF_ITS_LOCKS, remember=0.0)
+@contextmanager
+def alone(task: Any, message: Any) -> Iterator[None]:
+    """Around the body for a message that is executed without the locks for which it was sent: clear
+    away what Redis has of it, and let no copy of it run, too. It was parked, and can have been
+    published twice.
+
+    Raises:
+        Late: the execution has ended.
+    """
+    header, error = header_of(message), None
+    if not header.is_awaited:
+        yield
+        return
+    if not header.workflow_locks:  # else it may have been parked for them
+        text = "Task %s[%s] was sent for a lock that its code declares no more: it runs without"
+        logger.warning(text, message.task, message.id)
+    engine, me = engine_of(task.app), header.execution_id
+    label = label_of(task.name, message.id)
+    claim = Claim(me, ids.new_attempt_id(), me, (f"execution:{me}",), (1,), _LEASE, label)
+    lease = engine.lease(claim)
+    try:
+        with suppress(LockUnavailable):
+            if isinstance(engine.acquire(lease, None), Ended):  # after a copy that runs now
+                raise Late("is a late copy of an execution that has ended")
+        # If its process dies, it comes again, perhaps where its task has a lock.
+        revocation.clear_away(task.app, message, rooms=revocation.OF_ITS_LOCKS, remember=0.0)
+        yield
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        over = isinstance(error, Exception | None) and is_acknowledged(task, error)
+        # When its result is stored: until then a copy may still be owed.
+        afterwards(partial(release, engine, lease, ended=over and header.own))
 
 
 def _discarded(sender: Any = None, message: Any = None, **_: Any) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import uuid
+
 import pytest
 from celery.exceptions import NotRegistered
 
 from celery_relock.admin import Locks
+from celery_relock.engine import ids
 from celery_relock.errors import LockConfigError
+from celery_relock.worker import parking
 from tests.support import leftovers, wait_for
 from tests.support.parked import lock_of, wait_until_parked
 
@@ -36,6 +41,8 @@ def deployed(module_worker):
     for name in DELAYED:
         results[name] = [tasks[name].delay(name)]
     wait_for(lambda: results["kept"][0].state == "RETRY")
+    look = Locks(before.module.app)._look
+    messages = {name: look.parked(results[name][0].id).text for name in ("off", "plain")}
     before.stop()
     before.close()
     after = module_worker(
@@ -44,6 +51,7 @@ def deployed(module_worker):
     for lock in held:
         lock.release()
     results["kept"].append(tasks["still locked"].delay("kept"))
+    after.messages = messages
     yield after, results
     results.clear()  # collected later, they would look for a server that has ended
 
@@ -54,6 +62,23 @@ def test_a_message_whose_task_has_no_lock_any_more_runs_without(deployed, name):
     assert results[name][0].get(timeout=30) == "after"
     warning = rf"{name}\[{results[name][0].id}\] was sent for a lock that its code declares no more"
     after.wait_for_log(warning)
+
+
+@pytest.mark.parametrize("name", ["off", "plain"])
+@pytest.mark.parametrize("together", [True, False])
+def test_a_second_copy_of_its_message_does_not_run(deployed, name, together):
+    """It was handed out when the old worker ended, and is published again by the new one."""
+    after, results = deployed
+    assert results[name][0].get(timeout=30) == "after"
+    message = json.loads(after.messages[name])
+    task_id = results[name][0].id
+    if together:
+        task_id = message["headers"]["id"] = str(uuid.uuid4())
+        message["headers"]["relock"]["execution_id"] = ids.new_id()
+    for _ in range(1 + together):
+        parking.publish(after.module.app, json.dumps(message))
+    after.wait_for_log(rf"{task_id}\] is a late copy of an execution that has ended")
+    assert [e["task"] for e in after.journal.events("inside")].count(task_id) == 1
 
 
 @pytest.mark.parametrize("name", FAILS)

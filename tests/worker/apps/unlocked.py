@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 from celery_relock import LockedTask
 from tests.support import Journal, make_app
@@ -17,6 +18,7 @@ journal = Journal.from_env()
 
 def body(self, account):
     journal.add("inside", task=self.request.id)
+    time.sleep(0.2 * deployed)
     return "after" if deployed else "before"
 
 
