@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,6 +32,10 @@ _KEPT = "__relock__"
 _OF_CELERY = "celery."
 # The name of each option as a setting of the app, for all its tasks.
 _SETTINGS = {f"relock_{name}": f"lock_{name}" for name in OPTION_NAMES}
+# Options that nobody has on a task for another purpose: written so, the prefix was forgotten.
+_WITHOUT_PREFIX = ("key", "dedup", "debounce", *(name for name in OPTION_NAMES if "_" in name))
+
+logger = logging.getLogger("celery_relock")
 
 
 @dataclass(slots=True)
@@ -272,6 +277,10 @@ def _options(cls: Any, task: Any) -> dict[str, object]:
     names = [name for name in dir(cls) if name.startswith(_PREFIX) and name not in _METHODS]
     written = {name: _as_written(inspect.getattr_static(cls, name), task) for name in names}
     own = {name: value for name, value in vars(task).items() if name.startswith(_PREFIX)}
+    for name in _WITHOUT_PREFIX:
+        if hasattr(cls, name) and _PREFIX + name not in names:
+            text = "task %s has %s=%.80r, which is no option of its lock. The option is %s"
+            logger.warning(text, task.name, name, getattr(cls, name), _PREFIX + name)
     return {**written, **own}
 
 

@@ -358,6 +358,11 @@ def _locked(body: Any) -> Callable[..., Any]:
             shown = inspect.signature(function)
         except ValueError:
             return run
+        if "self" in shown.parameters:
+            where = f"{function.__module__}.{function.__qualname__}"
+            raise LockConfigError(
+                f"the task {where} has a parameter called self: add bind=True, to get the task"
+            )
         me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
         both = shown.replace(parameters=[me, *shown.parameters.values()])
         run.__signature__ = both  # type: ignore[attr-defined]

@@ -444,6 +444,21 @@ def test_a_class_that_nobody_has_registered_works_as_a_plain_one_does(
         assert task.delay(account).id if how == "delay" else task.marked(account) is None
 
 
+def test_a_first_parameter_self_without_bind_says_what_to_add(app):
+    with pytest.raises(
+        LockConfigError, match=r"charge_for has a parameter called self: .*bind=True"
+    ):
+        app.task(base=LockedTask, lock_key="a", shared=False)(charge_for)
+
+
+def test_an_option_without_its_prefix_is_told(app, caplog):
+    options = {"key": "a:{account}", "max_wait": 5, "lock_max_wait": 5, "on_conflict": "drop"}
+    app.task(base=LockedTask, name="charge", shared=False, **options)(charge)
+    app.finalize()
+    told = [each.split("which")[0] for each in caplog.messages if "is no option" in each]
+    assert told == ["task charge has key='a:{account}', ", "task charge has on_conflict='drop', "]
+
+
 def test_a_class_without_a_name_that_is_not_registered_says_so(account):
     class Charge(LockedTask):
         lock_key = "account:{account}"
