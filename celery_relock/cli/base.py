@@ -69,7 +69,8 @@ class Here:
         app: the Celery app of `celery -A`; None with `--redis`.
         json: whether to print one JSON document instead of text.
         redis: the value of `--redis`, or None.
-        namespace: the value of `--namespace`, which can be empty by mistake; without it, "relock".
+        namespace: the value of `--namespace`, which can be empty by mistake; without it, that of the
+            app, or "relock".
     """
 
     def __init__(self, app: Any, redis: str | None, namespace: str | None, as_json: bool) -> None:
@@ -78,7 +79,17 @@ class Here:
         self.app = None if redis else app
         self.json = as_json
         self.redis = redis
-        self.namespace = "relock" if namespace is None else namespace
+        self.namespace = namespace
+        if namespace is None:
+            self.namespace = self._own(app) if redis and app is not None else "relock"
+
+    @staticmethod
+    def _own(app: Any) -> str:
+        """The namespace of an app's locks, if it has some; a Redis may be given beside the app."""
+        try:
+            return Locks(app).namespace
+        except RelockError:
+            return "relock"
 
     @functools.cached_property
     def locks(self) -> Locks:

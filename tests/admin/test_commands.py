@@ -447,6 +447,12 @@ def test_a_lock_is_found_without_an_app(run: Run, redis_url: str, namespace: str
     assert f"in the namespace '{namespace}'" in run("ls", *here, app=None, code=1).stdout
 
 
+def test_a_redis_beside_an_app_is_looked_at_in_the_namespace_of_the_app(
+    run: Run, key: str, held: Any, redis_url: str
+) -> None:
+    assert document(run("show", key, "--redis", redis_url, "--json"))["held"] == 1
+
+
 def test_of_a_waiter_that_died_no_wait_is_told(run: Run, redis_url: str, namespace: str) -> None:
     with Lock(redis_url, "a", namespace=namespace) as lock:
         lock._engine.backend.acquire(Claim("dead", "n", "dead", ("a",), (1,), 30.0), 0.001)
