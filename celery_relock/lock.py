@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import weakref
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -305,7 +306,8 @@ class Lock(NamedLock):
             # A signal's exception can strike on any line above.
             reentrancy.pop(lease)
             with suppress(RelockError):
-                self._engine.release(lease)
+                # A frozen server may still execute an acquire that was not answered.
+                self._engine.later.make(partial(self._engine.release, lease))
             raise
         self._tell_conflict(lease, answer, wait)
         self._engine.release(lease)

@@ -69,8 +69,8 @@ class Here:
         app: the Celery app of `celery -A`; None with `--redis`.
         json: whether to print one JSON document instead of text.
         redis: the value of `--redis`, or None.
-        namespace: the value of `--namespace`, which can be empty by mistake; without it, that of the
-            app, or "relock".
+        namespace: the value of `--namespace`, which can be empty by mistake; else the app's, or
+            "relock".
     """
 
     def __init__(self, app: Any, redis: str | None, namespace: str | None, as_json: bool) -> None:
@@ -79,9 +79,9 @@ class Here:
         self.app = None if redis else app
         self.json = as_json
         self.redis = redis
-        self.namespace = namespace
         if namespace is None:
-            self.namespace = self._own(app) if redis and app is not None else "relock"
+            namespace = self._own(app) if redis and app is not None else "relock"
+        self.namespace = namespace
 
     @staticmethod
     def _own(app: Any) -> str:

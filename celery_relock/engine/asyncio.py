@@ -109,7 +109,9 @@ class AsyncEngine:
         except BaseException as error:
             lease.unwanted = True
             if lease.may_hold and not isinstance(error, GeneratorExit):  # as of a closed loop
-                await asyncio.wait([self._begin_release(lease)])
+                # Later, if not now: a frozen server may still execute what was not answered.
+                release = partial(self._engine.release, lease)
+                await asyncio.wait([self._begin_quietly(self._engine.later.make, release)])
             raise
 
     async def _acquire(self, lease: TaskLease, wait: float | None) -> Outcome:
@@ -183,7 +185,7 @@ class AsyncEngine:
         task is cancelled again."""
         if not lease.may_hold:
             return True
-        released = self._begin_release(lease)
+        released = self._begin_quietly(self._engine.release, lease)
         try:
             await asyncio.wait([released])
         except asyncio.CancelledError:
@@ -203,11 +205,11 @@ class AsyncEngine:
         """As `Engine.inspect`."""
         return await self._call(self._engine.inspect, name, only)
 
-    def _begin_release(self, lease: TaskLease) -> asyncio.Future[bool]:
-        _, released = self._begin(self._engine.release, lease)
+    def _begin_quietly(self, call: Callable[..., _T], *args: Any) -> asyncio.Future[_T]:
+        _, begun = self._begin(call, *args)
         # Else asyncio logs the error of a release that nobody waits for any more.
-        released.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return released
+        begun.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return begun
 
     async def _call(self, call: Callable[..., _T], *args: Any) -> _T:
         """What a call in a thread returns. Cancelled before a thread is free, it is not made."""

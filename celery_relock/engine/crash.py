@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import RelockError
+from ..errors import LockConfigError, RelockError
 from . import events
 from .outage import Outage
 from .protocol import LINE, MARKER, Backend, Successor
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("celery_relock")
 
-# Bytes of a claim, and how many. One that does not fit is not noted: its lease ends its holds.
-_SLOT, _SLOTS = 2048, 128
+# Bytes of a claim, how many by which the file grows, and how often it does. One that does not fit
+# is not noted: its lease ends its holds.
+_SLOT, _SLOTS, _MOST = 2048, 128, 64
 # To be raised with every change of the records: what one version has written, a reaper of another
 # would take for empty and throw away, and a host has both while workers are replaced.
 _FORMAT = 4
@@ -83,7 +84,7 @@ class Journal:
         self._reset()
 
     def _reset(self) -> None:
-        self._map: mmap | None = None
+        self._maps: list[mmap] = []
         self._path: Path | None = None
         # The first to open it has `begun`. A thread that comes meanwhile waits until it is `ready`;
         # a signal's handler on the same thread does not.
@@ -101,8 +102,11 @@ class Journal:
             with self._opening:
                 self._open()
         text = entry.record()
-        if self._map is None or len(text) > _SLOT - 2:
+        if not self._maps or len(text) > _SLOT - 2:
             return
+        if not self._free and len(self._maps) < _MOST:
+            with self._opening, contextlib.suppress(OSError, ValueError):
+                self._grow()
         try:
             # The oldest gives way: it may be of a lock that was dropped, or never answered for.
             slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
@@ -132,41 +136,53 @@ class Journal:
             self._empty(slot)
 
     def _write(self, slot: int, text: bytes) -> None:
-        if self._map is not None:
-            start = slot * _SLOT
-            self._map[start : start + 2] = b"\0\0"
-            self._map[start + 2 : start + 2 + len(text)] = text
+        if self._maps:
+            which, at = divmod(slot, _SLOTS)
+            start, into = at * _SLOT, self._maps[which]
+            into[start : start + 2] = b"\0\0"
+            into[start + 2 : start + 2 + len(text)] = text
             # The length last: until it is there the slot counts as empty.
-            self._map[start : start + 2] = len(text).to_bytes(2, "big")
+            into[start : start + 2] = len(text).to_bytes(2, "big")
 
     def _empty(self, slot: int) -> None:
-        if self._map is not None:
-            self._map[slot * _SLOT : slot * _SLOT + 2] = b"\0\0"
+        if self._maps:
+            which, at = divmod(slot, _SLOTS)
+            self._maps[which][at * _SLOT : at * _SLOT + 2] = b"\0\0"
             self._free.append(slot)
 
     def _open(self) -> None:
-        from mmap import mmap  # loading it takes a tenth of what importing the library does
-
         if self._begun:
             return
         self._begun = True
         try:
             where = folder()
             _throw_away_old(where)
-            path = where / process_name(os.getpid())
-            with path.open("w+b") as file:
-                # Not by `truncate`: where the disk is full, a write into a hole kills the process.
-                file.write(bytes(_SLOT * _SLOTS))
-                file.flush()
-                self._map = mmap(file.fileno(), _SLOT * _SLOTS)
-            self._path = path
-            self._free = list(range(_SLOTS))
+            self._path = where / process_name(os.getpid())
+            self._path.write_bytes(b"")
+            self._grow()
         except (OSError, ValueError) as error:
-            logger.debug(
+            logger.info(
                 "Cannot write a journal: a killed process's locks end by their leases: %s", error
             )
+            self.close()
+            self._path = None
         finally:
             self._ready = True
+
+    def _grow(self) -> None:
+        """Make room for more claims. Raises OSError without room on the disk."""
+        from mmap import mmap  # loading it takes a tenth of what importing the library does
+
+        assert self._path is not None
+        size, before = _SLOT * _SLOTS, len(self._maps) * _SLOT * _SLOTS
+        with self._path.open("r+b") as file:
+            # Not by `truncate`: where the disk is full, a write into a hole kills the process.
+            file.seek(before)
+            file.write(bytes(size))
+            file.flush()
+            self._maps.append(mmap(file.fileno(), size, offset=before))
+        first = len(self._maps) * _SLOTS - _SLOTS
+        self._free.extend(range(first, first + _SLOTS))
 
     def close(self) -> None:
         """This process ends. What is still noted is for a reaper."""
@@ -183,14 +199,24 @@ def _throw_away_old(where: Path) -> None:
                 path.unlink()
 
 
+def _keep_young(path: Path) -> None:
+    """Notes do not change the time of a file everywhere (tmpfs), and who cleans up goes by that."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_mtime + FORGET_AFTER / 24 < time.time():
+            os.utime(path)
+
+
 def folder() -> Path:
     """Where the processes that can see each other keep their journals.
 
     By boot and pid namespace: a process of another container is not ours to call dead.
 
     Raises:
-        OSError: there is no /proc, or the folder cannot be made or belongs to somebody else.
+        OSError: there is no /proc, it is that of another pid namespace, or the folder cannot be
+            made or belongs to somebody else.
     """
+    if Path("/proc/self").readlink().name != str(os.getpid()):
+        raise OSError("/proc does not show this process by its id")
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
     space = Path("/proc/self/ns/pid").readlink().name.strip("pid:[]")
     path = Path(tempfile.gettempdir()) / f"relock-{os.getuid()}" / f"{boot}-{space}-{_FORMAT}"
@@ -272,7 +298,10 @@ class Reaper:
         #: Journals of the dead that name other backends' locks alone, and when each is to go. The
         #: dead write no more, so nobody has to read these twice.
         self._foreign: dict[str, float] = {}
+        #: The dead whose journals stay, by when they were first found.
+        self._found: dict[str, float] = {}
         self._outage = Outage("releasing the locks of dead processes")
+        self._trouble = Outage("looking for dead processes")
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -281,7 +310,7 @@ class Reaper:
         try:
             folder()
         except OSError as error:
-            logger.debug(
+            logger.warning(
                 "Cannot read journals: killed processes' locks end by their leases: %s", error
             )
             return
@@ -296,22 +325,23 @@ class Reaper:
         poll = select.poll()
         often = not hasattr(os, "pidfd_open")
         while not self._stop.is_set():
-            try:
+            with self._trouble:
                 self.look(poll)
+            if self._trouble.failures:
+                self._stop.wait(LOOK_EVERY)
+            else:
                 # Ends early when a process dies that is watched.
                 poll.poll((LOOK_OFTEN if often else LOOK_EVERY) * 1000)
-            except Exception:
-                logger.exception("Crash recovery failed and goes on")
-                self._stop.wait(LOOK_EVERY)
 
     def look(self, poll: select.poll) -> int:
         """Free what the dead hold, and watch the living. Returns how many claims were freed."""
         freed, failures, found = 0, list[RelockError](), list(folder().iterdir())
-        self._foreign = {
-            path.name: self._foreign[path.name] for path in found if path.name in self._foreign
-        }
+        names = {path.name for path in found}
+        for known in (self._foreign, self._found):
+            for name in known.keys() - names:
+                del known[name]
         # Another reaper has buried these. Their descriptors would end each wait at once, for ever.
-        for name in self._watched.keys() - {path.name for path in found}:
+        for name in self._watched.keys() - names:
             self._unwatch(name, poll)
         for path in found:
             if time.time() < self._foreign.get(path.name, 0.0):
@@ -319,6 +349,7 @@ class Reaper:
             if alive(path.name):
                 if path.name not in self._watched:
                     self._watch(path.name, poll)
+                _keep_young(path)
             else:
                 self._unwatch(path.name, poll)
                 freed += self._bury(path, failures)
@@ -352,6 +383,7 @@ class Reaper:
                 foreign += 1
                 continue
             try:
+                held = self._holds(entry)
                 had, messages = self._backend.release(
                     entry.names,
                     entry.execution_id,
@@ -369,16 +401,26 @@ class Reaper:
             if had:
                 freed += 1
             # To people a line or a marker is a part of the lock.
-            if had and not entry.names[0].startswith((LINE, MARKER)):
+            if held and not entry.names[0].startswith((LINE, MARKER)):
                 _tell(entry, path.name.partition("-")[0])
-        with contextlib.suppress(FileNotFoundError):  # another reaper was faster
-            # What is foreign is for another backend's reaper, which may never come.
-            forget_at = path.stat().st_mtime + FORGET_AFTER
-            if not (left or foreign) or time.time() > forget_at:
-                path.unlink()
-            elif not left:
-                self._foreign[path.name] = forget_at
+        # What is foreign is for another backend's reaper, which may never come. Not by the time of
+        # the file, which can be that of its first note (on tmpfs).
+        forget_at = self._found.setdefault(path.name, time.time()) + FORGET_AFTER
+        if not (left or foreign) or time.time() > forget_at:
+            self._found.pop(path.name)
+            path.unlink(missing_ok=True)  # another reaper may have been faster
+        elif not left:
+            self._foreign[path.name] = forget_at
         return freed
+
+    def _holds(self, entry: Entry) -> bool:
+        """Whether a claim holds one of its locks; else it waits for them, if anything."""
+        for name in entry.names:
+            with contextlib.suppress(LockConfigError):  # the key of another program
+                holds = self._backend.inspect(name, (entry.execution_id,)).holds
+                if any(each.attempt_id == entry.attempt_id for each in holds):
+                    return True
+        return False
 
 
 def _tell(entry: Entry, process: str) -> None:

@@ -66,7 +66,7 @@ class Sender:
                 execution_id = told_of(task_id).get("execution_id") or ids.new_id()
                 self._take(*line, execution_id, options)
             except LockUnavailable as error:
-                if declared.options.on_unavailable == "raise":
+                if _is_to_fail(declared, options):
                     raise
                 of = self._task.name, task_id
                 logger.error("%s[%s] is sent without a place in its order: %s", *of, error)
@@ -111,7 +111,7 @@ class Sender:
             answer = backend.place(request._replace(marker=marker))
         except BaseException as error:
             journal.remove(execution_id)
-            if isinstance(error, LockUnavailable) and declared.options.on_unavailable == "raise":
+            if isinstance(error, LockUnavailable) and _is_to_fail(declared, options):
                 # If only the answer is lost, it has its place all the same.
                 engine.later.add(partial(end_unexecuted, engine, [request.line], execution_id))
             raise
@@ -120,6 +120,11 @@ class Sender:
             return answer
         self._ticket = answer
         return None
+
+
+def _is_to_fail(declared: Declaration, options: Mapping[str, Any]) -> bool:
+    """Whether a call without a place is not sent. A retry is: Celery would reject its message."""
+    return declared.options.on_unavailable == "raise" and not options.get("retries")
 
 
 def name_of(declared: Declaration, task: Any, args: Any, kwargs: Any) -> str | None:

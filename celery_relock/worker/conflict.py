@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from celery.exceptions import SoftTimeLimitExceeded
-from celery.states import READY_STATES, RETRY, STARTED
+from celery.states import FAILURE, READY_STATES, RETRY, STARTED
 
 from ..engine import events, ids, reentrancy
 from ..engine.engine import Engine
@@ -31,6 +31,7 @@ from ..engine.events import (
 )
 from ..engine.lease import Lease, State
 from ..engine.protocol import (
+    COOLDOWN,
     KEPT,
     LINE,
     Conflict,
@@ -41,6 +42,7 @@ from ..engine.protocol import (
     Held,
     ParkAnswer,
     Parked,
+    Successor,
 )
 from ..errors import LockConfigError, LockConflict, LockDeadlock, LockUnavailable, RelockError
 from ..naming.callables import called
@@ -92,7 +94,10 @@ def obtain(attempt: Attempt) -> Held | None:
         Late: it is a copy of one that has ended.
         LockUnavailable, LockConfigError: from the backend.
     """
-    _, engine, lease, options, message = attempt
+    task, engine, lease, options, message = attempt
+    if lease.parked_since and message is not None and _has_failed(task, message):
+        engine.later.make(partial(engine.parking.withdraw, lease.claim.execution_id))
+        raise Late("has ended already: it failed while its place could not be removed")
     waits = _waits_in_its_slot(options.on_conflict, message)
     wait = options.patience if waits and _may_wait() else 0.0
     while True:
@@ -125,6 +130,24 @@ def obtain(attempt: Attempt) -> Held | None:
         # Neither Redis nor the broker can be reached: the execution stays in its slot, or it would
         # be lost.
         time.sleep(pause)
+
+
+def _has_failed(task: Any, message: Any) -> bool:
+    """Whether a message that was parked has failed since, as Redis could not be reached: its place
+    could not be removed either, and somebody has published it again before that was made up for.
+
+    Its state says so, which was BLOCKED when it was parked. One that is acknowledged late can come
+    again after it has failed.
+    """
+    if task.acks_late or not header_of(message).parked or stores_no_result(task, message):
+        return False
+    try:
+        stored = task.backend.get_task_meta(message.id)
+        return stored["status"] == FAILURE and isinstance(stored["result"], LockUnavailable)
+    except Exception as error:
+        if events.is_thrown_in(error):
+            raise
+        return False
 
 
 def _end_waiting(attempt: Attempt) -> None:
@@ -327,6 +350,11 @@ def _try_later(attempt: Attempt, pause: float, error: RelockError) -> None:
         call_off(attempt)
         raise
     if again:
+        lease, header = attempt.lease, header_of(attempt.message)
+        if lease.state is State.ASKED and (header.kept or header.workflow_locks):
+            # What was kept for it may be this attempt's by now: it is kept for the next one.
+            keep = pause + attempt.options.gap_ttl
+            lease.successor = Successor(lease.claim.execution_id, keep)
         raise sent from None
 
 
@@ -383,8 +411,13 @@ def remember_consumer() -> None:
     _consumer = os.getpid(), threading.get_ident()
 
 
+def consumes_here() -> bool:
+    """Whether this is the thread in which the worker consumes: it must wait for nobody."""
+    return _consumer == (os.getpid(), threading.get_ident())
+
+
 def _may_wait() -> bool:
-    return _consumer != (os.getpid(), threading.get_ident()) or running_request() is not None
+    return not consumes_here() or running_request() is not None
 
 
 def _claim_anew(attempt: Attempt) -> None:
@@ -542,7 +575,9 @@ def pause_before(attempt: int) -> float:
 
 def release(engine: Engine, lease: Lease, *, ended: bool) -> None:
     """Release a lease. A failure is logged, as the task's own outcome stands."""
+    # Also of an acquire that was not answered: a frozen server may still execute it.
     held = lease.state in (State.HELD, State.LOST)
+    asked = lease.state not in (State.NEW, State.RELEASED)
     try:
         engine.release(lease, ended=ended)
     except SoftTimeLimitExceeded:
@@ -550,7 +585,7 @@ def release(engine: Engine, lease: Lease, *, ended: bool) -> None:
         with suppress(Exception):
             engine.release(lease, ended=ended)
     except RelockError as error:
-        again = held and isinstance(error, LockUnavailable)
+        again = asked and isinstance(error, LockUnavailable)
         logger.log(
             logging.WARNING if held else logging.DEBUG,
             "Cannot release the lock %s, %sits lease ends it within %.0f s: %s",
@@ -560,7 +595,7 @@ def release(engine: Engine, lease: Lease, *, ended: bool) -> None:
             error,
         )
         if again:
-            engine.later.add(partial(_release_again, engine, lease, ended))
+            engine.later.add(partial(_release_again, engine, lease, ended, held))
     except BaseException:
         # Thrown in from outside. First the lock: nobody would release it later.
         with suppress(Exception):
@@ -568,7 +603,10 @@ def release(engine: Engine, lease: Lease, *, ended: bool) -> None:
         raise
 
 
-def _release_again(engine: Engine, lease: Lease, ended: bool) -> None:
+def _release_again(engine: Engine, lease: Lease, ended: bool, held: bool) -> None:
     engine.release(lease, ended=ended)
-    what = "released" if lease.successor is None else "left to what comes next"
-    logger.info("The lock %s is %s now", ", ".join(map(repr, lease.claim.names)), what)
+    to = lease.successor
+    is_left = to is not None and not to.execution_id.startswith(COOLDOWN)
+    if held:
+        what = "left to what comes next" if is_left else "released"
+        logger.info("The lock %s is %s now", ", ".join(map(repr, lease.claim.names)), what)

@@ -299,7 +299,8 @@ class Execution:
         if header is None or not header.is_awaited or isinstance(error, Aside | SentAgain):
             return
         # What it came by has ended what it has there.
-        rooms, remember = revocation.PARKED if self.names else revocation.OF_ITS_LOCKS, None
+        rooms = revocation.AT_ITS_LOCKS if self.names else revocation.OF_ITS_LOCKS
+        remember = None
         if not is_acknowledged(self.task, error):  # the broker may bring it back
             rooms, remember = revocation.PARKED, 0.0
         revocation.clear_away(self.task.app, self.message, self.task, rooms, remember)

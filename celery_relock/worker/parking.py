@@ -51,6 +51,8 @@ SUFFIX = ".resumed"
 CARRIED = "relock_message"
 # Properties of a received message that the broker's client writes anew, or takes as arguments.
 _WRITTEN_ANEW = ("delivery_info", "delivery_tag", "body_encoding", "application_headers", CARRIED)
+# Seconds in which the broker has to take a message.
+_PUBLISHING = 10.0
 _ARGUMENTS = ("content_type", "content_encoding", "priority", "delivery_mode", "expiration")
 
 
@@ -284,7 +286,11 @@ def publish(
 
     thread = threading.Thread(target=work, name="relock-publish", daemon=True)
     thread.start()
-    thread.join()
+    # A broker that does not answer must not hold up a body's result. What was not published by
+    # then is published later, perhaps once more, and known as a copy.
+    thread.join(_PUBLISHING)
+    if thread.is_alive():
+        raise TimeoutError(f"the broker has not answered for {_PUBLISHING:g} s")
     if failed:
         raise failed[0]
 

@@ -59,6 +59,8 @@ STUCK = 3.0
 # published again by then, as Redis has not heard of it.) They can never change: RabbitMQ refuses to
 # declare a queue that exists with other arguments.
 EXPIRES = 1_800_000
+# Bytes of a queue name on RabbitMQ (AMQP 0-9-1: a short string).
+_LONGEST_NAME = 255
 
 
 class Resumer:
@@ -307,18 +309,22 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
                 _queue(name, _is_amqp(c))(self._consumer.channel).declare()
 
     def _consume(self, c: Any, name: str) -> None:
+        if _is_amqp(c) and len(resume_queue(name).encode()) > _LONGEST_NAME:
+            self._refuse(name, f"its name would have more than {_LONGEST_NAME} bytes")
+            return
         try:
             self._consumer.add_queue(_queue(name, _is_amqp(c)))
             self._consumer.consume()
             self._known.add(name)
             self._known_at = time.monotonic()
         except c.connection.channel_errors as error:
-            self._refused.add(name)
-            logger.warning(
-                "no resume queue beside %r: a resumed task goes to the end of that queue (%s)",
-                *(name, error),
-            )
+            self._refuse(name, error)
             self._renew(c)
+
+    def _refuse(self, name: str, why: object) -> None:
+        self._refused.add(name)
+        text = "no resume queue beside %r: a resumed task goes to the end of that queue (%s)"
+        logger.warning(text, name, why)
 
     def _tell(self, c: Any, queues: Iterable[str]) -> None:
         of = home(c.app)

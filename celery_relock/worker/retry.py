@@ -22,7 +22,7 @@ from ..engine.protocol import Held, Successor
 from ..errors import RelockError
 from .conflict import Attempt, end_unexecuted, obtain, release
 from .delivery import Delivery, Retried, afterwards, delivery_of
-from .message import header_of, prefix_here, seconds_to
+from .message import header_of, prefix_here, running_request, seconds_to
 from .states import is_acknowledged, is_autoretried, is_given_up
 
 
@@ -96,13 +96,16 @@ class LeftToRetry:
 def obtain_kept(attempt: Attempt) -> Held | None:
     """Acquire as `obtain` does. A retry that ends without its locks leaves nothing that was kept
     for it."""
+    clear = partial(clear_away, attempt.engine, attempt.message, None)
     try:
-        return obtain(attempt)
+        held = obtain(attempt)
     except Exception as error:
         if is_given_up(attempt.task, error):
-            clear = partial(clear_away, attempt.engine, attempt.message, None)
             attempt.engine.later.add(clear)  # not here: perhaps Redis cannot be reached
         raise
+    if held is None:  # lock_on_unavailable="run"
+        attempt.engine.later.add(clear)
+    return held
 
 
 def unbroken(message: Any, lease: Lease) -> bool:
@@ -132,7 +135,13 @@ def on_publish(
     fields: Mapping[str, Any], body: Any, header: dict[str, Any], retried: Delivery | None
 ) -> None:
     """A retry's header tells what is kept for it."""
-    if retried is None or retried.locks is None:
+    if retried is None:
+        return
+    if retried.locks is None:
+        # One of an execution that did not get what was kept for it is to hear of the gap.
+        running = running_request()
+        if running is not None and (awaited := header_of(running).kept):
+            header["kept"] = [list(each) for each in awaited]
         return
     left: LeftToRetry = retried.locks
     lease = left.lease

@@ -24,7 +24,7 @@ from ..order import worker as order
 from ..workflow import steps
 from . import events as worker_events
 from . import retry
-from .conflict import end_unexecuted
+from .conflict import consumes_here, end_unexecuted
 from .message import HEADER, has_begun, header_of
 from .states import is_acknowledged, puts_back
 
@@ -40,8 +40,10 @@ def _withdraw(engine: Engine, request: Any, remember: float | None, **_: Any) ->
 Rooms: TypeAlias = tuple[tuple[Callable[..., None], str], ...]
 # Who clears away what, and what becomes of that if it is refused.
 PARKED: Rooms = ((_withdraw, "the place of %s in its queue, its message will come again"),)
+# What is left to the locks of a task, without what it has beside them.
+AT_ITS_LOCKS: Rooms = (*PARKED, (retry.clear_away, "the lock kept for %s, its lease ends it"))
 _LEFT: Rooms = (
-    (retry.clear_away, "the lock kept for %s, its lease ends it"),
+    AT_ITS_LOCKS[-1],
     (order.clear_away, "the place of %s in its order, it will be passed over"),
     (dedup.clear_away, "the dedup marker of %s, it ends by itself"),
 )
@@ -80,7 +82,15 @@ def _revoked(sender: Any = None, request: Any = None, terminated: Any = None, **
         engine = engine_of(sender.app)
         # It may be parked. Not here, in the worker's loop.
         engine.later.add(partial(engine.parking.withdraw, header.execution_id))
-    clear_away(sender.app, request, sender, _BUT_PARKED, terminated=was_running)
+    _clear_soon(sender, request, rooms=_BUT_PARKED, terminated=was_running)
+
+
+def _clear_soon(task: Any, request: Any, **how: Any) -> None:
+    """As `clear_away`, but not in the worker's loop: Redis can be silent."""
+    clear = partial(clear_away, task.app, request, task, **how)
+    with suppress(LockConfigError):
+        engine = engine_of(task.app)
+        engine.later.add(clear) if consumes_here() else clear()
 
 
 def clear_away(
@@ -130,7 +140,7 @@ def _lost(sender: Any = None, exception: Any = None, kwargs: Any = None, **_: An
     if request is not None and not puts_back(sender, exception):
         told = Context(request.request_dict, args=request.args, kwargs=request.kwargs)
         remember = None if is_acknowledged(sender, exception) else 0.0
-        clear_away(sender.app, told, sender, remember=remember)
+        _clear_soon(sender, told, remember=remember)
 
 
 task_revoked.connect(_revoked, weak=False, dispatch_uid="celery_relock")

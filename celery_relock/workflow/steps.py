@@ -352,8 +352,9 @@ def _acquire(task: Any, hold: StepHold) -> None:
             raise
         # Somebody else holds the lock, so the hold that was left to this step has ended.
         raise _tell_lost(task, hold, ()) from conflict
-    if held is None:
-        return  # Redis cannot be reached, and lock_on_unavailable="run"
+    if held is None:  # Redis cannot be reached, and lock_on_unavailable="run"
+        hold.engine.later.add(partial(clear_away, hold.engine, hold.message, None))
+        return
     if held.fences != lock.fences:
         error = _tell_lost(task, hold, held.fences)
         if lock.on_gap == "raise":

@@ -16,7 +16,7 @@ from celery_relock.engine import crash as journals
 from celery_relock.engine import engine
 from celery_relock.engine.crash import Entry, Journal, Reaper
 from celery_relock.engine.engine import Engine
-from celery_relock.engine.protocol import Released
+from celery_relock.engine.protocol import HoldInfo, LockState, Released
 from celery_relock.errors import LockUnavailable
 from tests.support.waiting import wait_for
 
@@ -151,7 +151,17 @@ def test_who_opens_a_journal_throws_away_those_of_the_long_dead(folder, journal)
     assert alive.exists()
 
 
-def test_of_more_than_there_is_room_for_the_oldest_are_left_to_the_leases(folder, journal):
+def test_a_journal_grows_with_the_claims(folder, journal):
+    entries = [_entry(number) for number in range(300)]
+    for entry in entries:
+        _note(journal, entry)
+    assert sorted(_written(folder)) == sorted(entries)
+
+
+def test_of_more_than_there_is_room_for_the_oldest_are_left_to_the_leases(
+    folder, journal, monkeypatch
+):
+    monkeypatch.setattr(journals, "_MOST", 1)
     for number in range(300):
         _note(journal, _entry(number))
     _note(journal, Entry("backend", "long", "long", ("x" * 4000,)))
@@ -278,9 +288,13 @@ def test_journals_of_another_format_are_left_to_those_who_can_read_them(folder, 
 class _Backend:
     """Records what it is asked to release. What the release does is the engine tests' matter."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, holder: str = "attempt1") -> None:
         self.id = name
         self.released: list[str] = []
+        self.holder = holder
+
+    def inspect(self, name, only):
+        return LockState((HoldInfo(only[0], 30.0, 1, self.holder, "o", "label"),), 0)
 
     def release(self, names, run, attempt_id, **_):
         self.released.append(attempt_id)
@@ -358,12 +372,43 @@ def test_what_nobody_came_for_is_thrown_away_after_a_day(folder, journal):
     dead = folder / "1-1"
     dead.write_bytes((folder / journals.process_name(os.getpid())).read_bytes())
     _reaper(_Backend("backend")).look(select.poll())
-    assert dead.exists()
     os.utime(dead, (0, 0))
+    reaper = _reaper(_Backend("backend"))
+    reaper.look(select.poll())
+    assert dead.exists(), "its process can have died just now: on tmpfs notes change no time"
 
-    _reaper(_Backend("backend")).look(select.poll())
+    reaper._found["1-1"] -= journals.FORGET_AFTER
+    reaper._foreign.clear()
+    reaper.look(select.poll())
 
     assert not dead.exists()
+
+
+def test_the_journal_of_a_process_that_lives_grows_not_old(folder, journal):
+    _note(journal, _entry())
+    mine = folder / journals.process_name(os.getpid())
+    os.utime(mine, (0, 0))
+    _reaper(_Backend("backend")).look(select.poll())
+    assert mine.stat().st_mtime > time.time() - 60
+
+
+@pytest.mark.parametrize("holder", ["attempt1", "another"])
+def test_who_only_waited_for_a_lock_is_not_said_to_have_held_it(folder, journal, caplog, holder):
+    _note(journal, _entry(1))
+    (folder / "1-1").write_bytes((folder / journals.process_name(os.getpid())).read_bytes())
+    caplog.set_level(logging.INFO)
+    _reaper(_Backend("backend", holder)).look(select.poll())
+    assert any("reclaimed" in text for text in caplog.messages) == (holder == "attempt1")
+
+
+def test_where_proc_is_that_of_other_processes_nobody_is_called_dead():
+    command = ["unshare", "--map-root-user", "--pid", "--fork"]
+    if subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to make a pid namespace")
+    code = "from celery_relock.engine.crash import folder; folder()"
+    run = [*command, sys.executable, "-c", code]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert "OSError: /proc does not show this process by its id" in done.stderr
 
 
 def test_where_no_journals_can_be_there_is_no_reaper(tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ from celery_relock.engine.renewal import keepalive
 from celery_relock.errors import LockConfigError, LockConflict, LockLost, LockUnavailable
 from celery_relock.lock import Lock, LockNeverFree, LockNotAcquired, LockNotOwned, LockNotTaken
 from celery_relock.signals import lock_conflict
-from tests.support import leftovers, wait_for
+from tests.support import RedisServer, leftovers, wait_for
 from tests.support.proxy import Proxy
 
 MakeLock = Callable[..., Lock]
@@ -183,6 +183,24 @@ def test_a_loss_is_told_also_after_a_release_that_failed(
     assert not one.lost
     assert one.acquire()
     one.release()
+
+
+def test_an_acquire_that_a_frozen_server_executes_later_leaves_no_hold(
+    own_redis: Callable[..., RedisServer], namespace: str
+) -> None:
+    server = own_redis()
+    url = f"{server.url}?socket_timeout=0.3"
+    with Lock(url, "other", namespace=namespace):  # connections are kept
+        pass
+    server.pause()
+    try:
+        with pytest.raises(LockUnavailable):
+            Lock(url, "a", timeout=600, namespace=namespace).acquire()
+    finally:
+        server.resume()
+    seen = server.client()
+    wait_for(lambda: seen.hget(f"{namespace}:{{0}}:meta", "fence"))
+    wait_for(lambda: not seen.keys(f"{namespace}:{{0}}:l:*"), 20, "the release")
 
 
 def test_numbers_that_are_none_are_refused(lock: MakeLock) -> None:

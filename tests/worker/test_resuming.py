@@ -329,6 +329,17 @@ def test_without_the_right_to_a_resume_queue_a_worker_does_without(start, accoun
     assert not is_consumed(worker)
 
 
+def test_beside_a_queue_with_the_longest_of_names_there_is_no_resume_queue(start, account):
+    name = f"{uuid.uuid4().hex}-".ljust(250, "q")
+    worker = start("amqp", arguments=("-Q", name))
+    worker.wait_for_log(f"no resume queue beside '{name}'.*more than 255 bytes")
+    lock = held(worker, account)
+    result = worker.module.takes.apply_async((account,), queue=name)
+    wait_until_parked(worker, lock.name)
+    lock.release()
+    assert result.get(timeout=30) == result.id
+
+
 @brokers
 def test_a_connection_that_breaks_is_made_anew(start, account, broker, request, redis_server):
     target = request.getfixturevalue("rabbitmq") if broker == "amqp" else redis_server

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from celery_relock.errors import LockUnavailable
 from tests.support import wait_for
 from tests.support.parked import lock_of, state_of, wait_until_parked
 
@@ -51,6 +52,20 @@ def test_one_that_was_parked_is_started_then_though_it_tracks_nothing(worker, ac
         sent = worker.module.does_not_track.delay(account)
         wait_until_parked(worker, account)
     _shows_started_until_the_end(worker, sent, account)
+
+
+# Celery's own way to store a result, with redis-py 8.
+@pytest.mark.filterwarnings("ignore:Call to deprecated:DeprecationWarning")
+def test_one_that_was_parked_and_has_failed_since_does_not_run(worker, account):
+    """Its failure could not be told to the Redis of the locks."""
+    with lock_of(worker, account):
+        sent = worker.module.does_not_track.delay(account)
+        wait_until_parked(worker, account)
+        worker.module.app.backend.store_result(sent.id, LockUnavailable("away"), "FAILURE")
+    worker.wait_for_log(rf"{sent.id}\] has ended already")
+    assert sent.state == "FAILURE"
+    assert _is_inside(worker, account) is None
+    wait_for(lambda: not state_of(worker, account).waiting, what="its place to be free")
 
 
 def test_so_is_one_whose_lock_is_free_when_it_is_to_be_parked(worker, account):

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from celery.result import AsyncResult
 
 from celery_relock import Lock
 from celery_relock.errors import LockUnavailable
@@ -85,19 +86,38 @@ def test_a_workflow_that_fails_so_has_no_lock_when_redis_is_back(
     _is_free(running, redis_server, key)
 
 
-def test_a_retry_that_fails_so_leaves_no_lock_that_was_kept_for_it(
-    running: Worker, way: TcpProxy, redis_server: RedisServer
-) -> None:
-    result = running.module.keeps.delay("kept")
-    running.journal.wait_for(lambda events: any(e.name == "first kept" for e in events), LONG)
+def _retried(running: Worker, way: TcpProxy, name: str) -> AsyncResult:
+    """A task whose retry is on its way when Redis goes away."""
+    result = getattr(running.module, name).delay(name)
+    running.journal.wait_for(lambda events: any(e.name == f"first {name}" for e in events), LONG)
     wait_for(lambda: result.state == "RETRY", LONG, "the retry")
     way.refuse()
+    return result
+
+
+@pytest.mark.parametrize("name", ["keeps", "runs_unprotected"])
+def test_a_retry_without_its_lock_leaves_none_that_was_kept_for_it(
+    running: Worker, way: TcpProxy, redis_server: RedisServer, name: str
+) -> None:
+    result = _retried(running, way, name)
     try:
-        with pytest.raises(LockUnavailable):
-            result.get(timeout=LONG)
+        wait_for(result.ready, LONG, "its end")
     finally:
         way.accept()
-    _is_free(running, redis_server, "kept")
+    assert result.state == ("FAILURE" if name == "keeps" else "SUCCESS")
+    _is_free(running, redis_server, name)
+
+
+def test_a_retry_that_is_tried_again_is_not_lost_and_hears_of_the_gap(
+    running: Worker, way: TcpProxy, redis_server: RedisServer
+) -> None:
+    result = _retried(running, way, "tries_again")
+    try:
+        running.wait_for_log(r"tries_again\[.*\] retry: Retry in 1s: LockUnavailable", LONG)
+    finally:
+        way.accept()
+    _is_free(running, redis_server, "tries_again")
+    assert result.get(timeout=LONG) is False
 
 
 def test_a_call_that_fails_so_is_sent_anew_the_next_time(running: Worker, way: TcpProxy) -> None:

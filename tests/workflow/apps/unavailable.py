@@ -7,6 +7,7 @@ import os
 from celery import chain
 
 from celery_relock import LockedTask, locked
+from celery_relock.errors import LockUnavailable
 from tests.support import Journal, make_app
 
 app = make_app(
@@ -43,6 +44,28 @@ def keeps(self, key):
     if self.request.retries == 0:
         journal.add(f"first {key}")
         raise self.retry(countdown=1.5)
+
+
+@app.task(**RAISES, bind=True, lock_keep_on_retry=True)
+def runs_unprotected(self, key):
+    if self.request.retries == 0:
+        journal.add(f"first {key}")
+        raise self.retry(countdown=1.5, lock_on_unavailable="run")
+
+
+@app.task(
+    **RAISES,
+    bind=True,
+    lock_keep_on_retry=True,
+    lock_order="sent",
+    autoretry_for=(LockUnavailable,),
+    retry_kwargs={"countdown": 1, "max_retries": 5},
+)
+def tries_again(self, key):
+    if self.request.retries == 0:
+        journal.add(f"first {key}")
+        raise self.retry(countdown=1.5)
+    return self.lock.continuous
 
 
 @app.task(**RAISES, lock_dedup="until_start", ignore_result=True)
