@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -63,12 +64,14 @@ def held(worker: Worker, locks: Locks, key: str) -> Iterator[Any]:
 
 @pytest.fixture
 def trips(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Fills with each exchange with the Redis of the locks: the first command's first words."""
+    """Fills with each exchange of the test itself with the Redis of the locks: the first command's
+    first words. Not with those of the thread that renews what other tests have left."""
     seen: list[str] = []
     ask = Connections.ask
 
     def count(self: Connections, commands: Any, *rest: Any, **options: Any) -> Any:
-        seen.append(commands[0][0])
+        if threading.current_thread() is threading.main_thread():
+            seen.append(commands[0][0])
         return ask(self, commands, *rest, **options)
 
     monkeypatch.setattr(Connections, "ask", count)
