@@ -578,7 +578,9 @@ def _compared(name: str, told: _Told, app: Any, engine: Engine | None) -> Iterat
         return
     here = backend_settings(app).namespace if engine is not None else told.get("namespace")
     if told.get("namespace") != here:
-        both = sorted({each.options.task for each in locked_tasks(app)} & set(told["tasks"]))
+        both = sorted(
+            {each.options.task for each in locked_tasks(app)} & set(told.get("tasks") or ())
+        )
         yield Finding(
             "workers",
             ERROR if both else NOTICE,

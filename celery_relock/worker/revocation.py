@@ -40,10 +40,11 @@ def _withdraw(engine: Engine, request: Any, remember: float | None, **_: Any) ->
 Rooms: TypeAlias = tuple[tuple[Callable[..., None], str], ...]
 # Who clears away what, and what becomes of that if it is refused.
 PARKED: Rooms = ((_withdraw, "the place of %s in its queue, its message will come again"),)
+_KEPT: Rooms = ((retry.clear_away, "the lock kept for %s, its lease ends it"),)
 # What is left to the locks of a task, without what it has beside them.
-AT_ITS_LOCKS: Rooms = (*PARKED, (retry.clear_away, "the lock kept for %s, its lease ends it"))
+AT_ITS_LOCKS: Rooms = (*PARKED, *_KEPT)
 _LEFT: Rooms = (
-    AT_ITS_LOCKS[-1],
+    *_KEPT,
     (order.clear_away, "the place of %s in its order, it will be passed over"),
     (dedup.clear_away, "the dedup marker of %s, it ends by itself"),
 )
@@ -68,6 +69,7 @@ def comes_again(app: Any, request: Any, task: Any) -> None:
     execution has ended: what is remembered of its end is forgotten, as the message may be brought
     back, and then it is to run."""
     own = (_end_own, "the memory of %s: if it comes again, it is taken for a late copy")
+    # For a millisecond: with 0 the memory that is there would stay.
     clear_away(app, request, task, (own, *_BUT_PARKED), remember=0.001)
 
 

@@ -22,7 +22,7 @@ from ..declaration import engine_of, has_locks, is_locked
 from ..engine import ids
 from ..engine.events import label_of
 from ..engine.protocol import Claim, Ended
-from ..errors import LockUnavailable
+from ..errors import RelockError
 from ..workflow import steps
 from . import revocation
 from .conflict import release
@@ -100,7 +100,7 @@ def alone(task: Any, message: Any) -> Iterator[None]:
     claim = Claim(me, ids.new_attempt_id(), me, (f"execution:{me}",), (1,), _LEASE, label)
     lease = engine.lease(claim)
     try:
-        with suppress(LockUnavailable):
+        with suppress(RelockError):  # then it runs all the same, as it has no lock any more
             if isinstance(engine.acquire(lease, None), Ended):  # after a copy that runs now
                 raise Late("is a late copy of an execution that has ended")
         # If its process dies, it comes again, perhaps where its task has a lock.

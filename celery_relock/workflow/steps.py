@@ -353,7 +353,8 @@ def _acquire(task: Any, hold: StepHold) -> None:
         # Somebody else holds the lock, so the hold that was left to this step has ended.
         raise _tell_lost(task, hold, ()) from conflict
     if held is None:  # Redis cannot be reached, and lock_on_unavailable="run"
-        hold.engine.later.add(partial(clear_away, hold.engine, hold.message, None))
+        own = lock.names, lease.claim.execution_id
+        hold.engine.later.add(partial(end_unexecuted, hold.engine, *own))  # what was kept for it
         return
     if held.fences != lock.fences:
         error = _tell_lost(task, hold, held.fences)
