@@ -20,6 +20,7 @@ from celery.utils import uuid
 from .. import signals
 from ..declaration import Declaration, declaration, engine_of
 from ..engine import events, ids
+from ..engine.crash import kept_for
 from ..engine.engine import Engine
 from ..engine.protocol import Claim, Conflict, lock_names
 from ..errors import DuplicateTask, LockUnavailable, RelockError
@@ -124,8 +125,9 @@ def _send_once(
     except LockUnavailable as error:
         if call.options.on_unavailable == "raise":
             # If only the answer is lost, the call is marked all the same.
-            end = partial(marker.drop, call.engine, call.marker.name, execution_id, ended=True)
-            call.engine.later.add(end)
+            engine, name = call.engine, call.marker.name
+            owed = kept_for(engine.backend, marker.hold_id(execution_id), name)
+            engine.later.add(partial(marker.drop, engine, name, execution_id, ended=True), owed)
             raise
         logger.error("%s is sent without looking for duplicates: %s", call.task.name, error)
         return publish()

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..errors import LockConfigError, RelockError
 from . import events
 from .outage import Outage
-from .protocol import LINE, MARKER, Backend, Successor
+from .protocol import KEPT, LINE, MARKER, Backend, Successor
 
 if TYPE_CHECKING:
     from mmap import mmap
@@ -49,6 +49,7 @@ class Entry(NamedTuple):
 
     Attributes:
         backend: which Redis and namespace (see `Backend.id`).
+        names: of its locks; none for a message that is to leave its queues.
         owner, task_name, task_id: what the claim was for, "" where nobody knows.
         successors, keep: the executions that the hold is left to, and for how many seconds (see
             `Successor`).
@@ -69,6 +70,11 @@ class Entry(NamedTuple):
         backend, execution_id, attempt_id, names, *told, keep = self
         lines = backend, execution_id, attempt_id, *told, f"{keep:g}", *names
         return "\n".join(lines).encode()
+
+
+def kept_for(backend: Backend, execution_id: str, *names: str) -> Entry:
+    """What is kept for an execution that does not come; without names, its parked message."""
+    return Entry(backend.id, execution_id, KEPT, names)
 
 
 class Journal:
@@ -383,6 +389,9 @@ class Reaper:
                 foreign += 1
                 continue
             try:
+                if not entry.names:
+                    self._parking.withdraw(entry.execution_id)
+                    continue
                 held = self._holds(entry)
                 had, messages = self._backend.release(
                     entry.names,

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 
 from ..errors import LockUnavailable
+from .crash import Entry, journal
 from .events import logger
 
 # How soon a backend that could not be reached is asked again, in seconds; and how many calls are
@@ -17,29 +18,37 @@ _AGAIN, _MOST = 0.5, 10_000
 
 
 class Later:
-    """Calls of this process to one backend, each made again until the backend has answered it."""
+    """Calls of this process to one backend, each made again until the backend has answered it. What
+    a call owes is noted in the journal meanwhile: if the process ends first, a reaper frees that.
+    """
 
     def __init__(self) -> None:
         self._reset()
         _all.add(self)
 
     def _reset(self) -> None:
-        self._calls: list[Callable[[], object]] = []
+        self._calls: list[tuple[Callable[[], object], Entry | None]] = []
         self._is_running = False
         self._guard = threading.Lock()
 
-    def make(self, call: Callable[[], object]) -> None:
-        """Make a call, or as soon as the backend can be asked."""
+    def make(self, call: Callable[[], object], owed: Entry | None = None) -> None:
+        """Make a call, or as soon as the backend can be asked; `owed` as for `add`."""
         try:
             call()
         except LockUnavailable:
-            self.add(call)
+            self.add(call, owed)
 
-    def add(self, call: Callable[[], object]) -> None:
-        """Make a call as soon as the backend can be asked again, in another thread."""
+    def add(self, call: Callable[[], object], owed: Entry | None = None) -> None:
+        """Make a call as soon as the backend can be asked again, in another thread.
+
+        Args:
+            owed: what a reaper is to free if this process ends before.
+        """
+        if owed is not None:
+            journal.note(_key(owed), owed)
         with self._guard:
             if len(self._calls) < _MOST:
-                self._calls.append(call)
+                self._calls.append((call, owed))
             else:
                 logger.warning("too much has failed without Redis: not all of it is made up for")
             if self._is_running:
@@ -53,7 +62,7 @@ class Later:
 
     def _run(self) -> None:
         while True:
-            call, again = self._calls[0], False
+            (call, owed), again = self._calls[0], False
             try:
                 call()
             except LockUnavailable:
@@ -61,13 +70,20 @@ class Later:
                 time.sleep(_AGAIN)
             except Exception:  # noqa: BLE001 - whatever it is, the others are made
                 logger.exception("what failed cannot be made up for")
+            if owed is not None and not again:
+                journal.remove(_key(owed))
             with self._guard:
                 del self._calls[0]
                 if again:
-                    self._calls.append(call)  # the others may be for another node of a cluster
+                    # Behind the others, which may be for another node of a cluster.
+                    self._calls.append((call, owed))
                 if not self._calls:
                     self._is_running = False
                     return
+
+
+def _key(owed: Entry) -> str:
+    return " ".join((owed.execution_id, *owed.names))
 
 
 def _forked() -> None:

@@ -19,9 +19,9 @@ from celery.utils import uuid
 
 from ..declaration import Declaration, declaration, engine_of
 from ..engine import ids
-from ..engine.crash import Entry, journal
+from ..engine.crash import journal, kept_for
 from ..engine.events import label_of
-from ..engine.protocol import KEPT, LINE, Claim, Conflict, PlaceRequest
+from ..engine.protocol import LINE, Claim, Conflict, PlaceRequest
 from ..errors import LockConfigError, LockUnavailable, RelockError
 from ..worker.conflict import end_unexecuted
 from ..worker.delivery import Delivery, retried_by
@@ -106,7 +106,7 @@ class Sender:
         backend = engine.backend
         # If this process is killed before the message goes out, a reaper of its host frees the
         # place.
-        journal.note(execution_id, Entry(backend.id, execution_id, KEPT, (LINE + name,)))
+        journal.note(execution_id, kept_for(backend, execution_id, LINE + name))
         try:
             answer = backend.place(request._replace(marker=marker))
         except BaseException as error:

@@ -23,6 +23,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery.states import FAILURE, READY_STATES, RETRY, STARTED
 
 from ..engine import events, ids, reentrancy
+from ..engine.crash import kept_for
 from ..engine.engine import Engine
 from ..engine.events import (
     describe_conflict,
@@ -96,7 +97,7 @@ def obtain(attempt: Attempt) -> Held | None:
     """
     task, engine, lease, options, message = attempt
     if lease.parked_since and message is not None and _has_failed(task, message):
-        engine.later.make(partial(engine.parking.withdraw, lease.claim.execution_id))
+        withdraw_later(engine, lease.claim.execution_id)
         raise Late("has ended already: it failed while its place could not be removed")
     waits = _waits_in_its_slot(options.on_conflict, message)
     wait = options.patience if waits and _may_wait() else 0.0
@@ -156,8 +157,13 @@ def _end_waiting(attempt: Attempt) -> None:
     Whether it is parked cannot be known while Redis cannot be reached.
     """
     if attempt.message is not None and attempt.lease.state is not State.HELD:
-        engine, execution_id = attempt.engine, attempt.lease.claim.execution_id
-        engine.later.add(partial(engine.parking.withdraw, execution_id))
+        withdraw_later(attempt.engine, attempt.lease.claim.execution_id)
+
+
+def withdraw_later(engine: Engine, execution_id: str) -> None:
+    """Take a message out of its queues for good; not here, as Redis can be silent."""
+    owed = kept_for(engine.backend, execution_id)
+    engine.later.add(partial(engine.parking.withdraw, execution_id), owed)
 
 
 def _refuse(attempt: Attempt, answer: Conflict | Duplicate, error: Exception) -> NoReturn:
@@ -464,7 +470,8 @@ def end_unexecuted(
     Raises:
         LockConfigError: from the backend.
     """
-    engine.later.make(partial(_end_unexecuted, engine, names, execution_id, remember))
+    owed = kept_for(engine.backend, execution_id, *names)
+    engine.later.make(partial(_end_unexecuted, engine, names, execution_id, remember), owed)
 
 
 def _end_unexecuted(

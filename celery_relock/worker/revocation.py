@@ -24,7 +24,7 @@ from ..order import worker as order
 from ..workflow import steps
 from . import events as worker_events
 from . import retry
-from .conflict import consumes_here, end_unexecuted
+from .conflict import consumes_here, end_unexecuted, withdraw_later
 from .message import HEADER, has_begun, header_of
 from .states import is_acknowledged, puts_back
 
@@ -81,9 +81,7 @@ def _revoked(sender: Any = None, request: Any = None, terminated: Any = None, **
     if header.attempts and not was_running:
         worker_events.show(sender, request.id, REVOKED)
     with suppress(LockConfigError):  # told when the worker began
-        engine = engine_of(sender.app)
-        # It may be parked. Not here, in the worker's loop.
-        engine.later.add(partial(engine.parking.withdraw, header.execution_id))
+        withdraw_later(engine_of(sender.app), header.execution_id)  # it may be parked
     _clear_soon(sender, request, rooms=_BUT_PARKED, terminated=was_running)
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
+from celery_relock.engine import crash
+from celery_relock.engine import later as later_module
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.later import Later
 from celery_relock.engine.protocol import Parked, ParkRequest
 from celery_relock.errors import LockUnavailable
+from celery_relock.worker.conflict import end_unexecuted
 from tests.support import programs, wait_for
 from tests.support.proxy import Proxy
 
@@ -125,3 +130,79 @@ def test_a_forked_child_withdraws_by_itself_while_its_parent_still_tries(
         namespace,
     )
     assert said == ["done"]
+
+
+def test_what_a_process_owed_when_it_ended_is_freed_by_the_reaper_of_its_host(
+    redis_url: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    said = programs.run(
+        """
+        import logging, select, signal
+        from urllib.parse import urlsplit
+        from celery_relock.engine.crash import Reaper
+        from celery_relock.engine.protocol import KEPT, Parked, ParkRequest, Successor
+        from celery_relock.errors import LockUnavailable
+        from celery_relock.worker.conflict import end_unexecuted, withdraw_later
+        from tests.support.proxy import Proxy
+
+        logging.disable()
+        proxy = Proxy(urlsplit(URL).port)
+        holder, back = held(engine(), "a", seconds=30.0), engine(proxy.url)
+        asked, answer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            own, parked, kept = engine(proxy.url), [], []
+            for _ in range(2):
+                parked.append(lease(own, "a"))
+                assert isinstance(own.park(parked[-1], ParkRequest("text", "home", "task")), Parked)
+            for name in ("b", "c"):
+                lasting = held(own, name, seconds=30.0)
+                lasting.successor = Successor("next" + name, 60.0)
+                own.release(lasting)
+            os.write(answer, b"parked")
+            while True:
+                try:
+                    own.inspect("a")
+                    time.sleep(0.01)
+                except LockUnavailable:
+                    break
+            withdraw_later(own, parked[0].claim.execution_id)
+            end_unexecuted(own, ["b"], "nextb")
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.read(asked, 6)
+        proxy.refuse()
+        os.waitpid(child, 0)
+        reaper = Reaper(back.backend, back.parking)
+        reaper.look(select.poll())
+        proxy.accept()
+        seen = engine()
+        assert (seen.inspect("a").waiting, len(seen.inspect("b").holds)) == (2, 1)
+        reaper.look(select.poll())
+        say(seen.inspect("a").waiting, len(seen.inspect("b").holds), len(seen.inspect("c").holds))
+        """,
+        redis_url,
+        namespace,
+    )
+    assert said == ["1 0 1"]
+
+
+def test_what_was_made_up_for_is_not_left_to_a_reaper(
+    runs: Callable[..., Any],
+    proxy: Proxy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(crash.tempfile, "gettempdir", lambda: str(tmp_path))
+    journal = crash.Journal()
+    monkeypatch.setattr(later_module, "journal", journal)
+
+    def owed() -> list[crash.Entry]:
+        return list(crash.read(crash.folder() / crash.process_name(os.getpid())))
+
+    process = runs(proxy.url, socket_timeout=0.3)
+    proxy.refuse()
+    end_unexecuted(process.engine, ["a", "b"], "execution")
+    assert [(each.execution_id, each.names) for each in owed()] == [("execution", ("a", "b"))]
+    proxy.accept()
+    wait_for(lambda: owed() == [], what="nothing that is owed")
