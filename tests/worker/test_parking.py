@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import socket
 import uuid
 from base64 import b64decode
 from datetime import datetime, timedelta, timezone
@@ -269,6 +270,15 @@ def test_only_our_header_is_renewed(app):
     }
     # It was the sender's mapping.
     assert old.headers["relock"]["attempts"] == 1
+
+
+def test_a_broker_that_does_not_answer_holds_up_nobody_without_a_bound(app, monkeypatch):
+    monkeypatch.setattr(parking, "_PUBLISHING", 0.3)
+    text = parked_text(app, message(), {})
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setitem(app.conf, "broker_url", f"redis://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(TimeoutError, match="the broker has not answered"):
+            publish(app, text)
 
 
 @pytest.mark.parametrize("sent", ["1", "999", "61000", "2147483647"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+
 from celery import Celery
 from celery.app.task import Context
 from celery.signals import task_revoked
@@ -11,7 +14,7 @@ from celery_relock import LockedTask, declaration
 from celery_relock.declaration import is_locked
 from celery_relock.dedup import marker
 from celery_relock.engine.protocol import KEPT, PlaceRequest
-from celery_relock.worker import message
+from celery_relock.worker import conflict, message
 from tests.support import wait_for
 from tests.support.desk import Desk
 
@@ -42,6 +45,40 @@ def test_what_cannot_be_cleared_away_is_so_when_redis_is_back(caplog, own_redis)
 
     wait_for(lambda: not server.client().keys("relock:{0}:[lq]:*"), what="all of it to be free")
     assert not [text for text in caplog.messages if "annot" in text]
+    desk.close()
+
+
+def test_the_thread_that_consumes_asks_redis_nothing_for_a_revoked_message(
+    monkeypatch, redis_url, namespace
+):
+    app = Celery("revoked", broker="memory://", set_as_current=False)
+    app.conf.update(relock_url=redis_url, relock_namespace=namespace)
+
+    @app.task(base=LockedTask, shared=False, lock_key="a", lock_keep_on_retry=True)
+    def ships():
+        raise AssertionError
+
+    request = Context(id="t1", args=(), kwargs={}, headers={})
+    message.note(request, message.Header("e1", kept=[("a", 1)]))
+    desk = Desk(redis_url, namespace)
+    desk.acquire("e1", KEPT, names=("a",), lease=600.0)
+    asked_by = []
+
+    backend = declaration.engine_of(app).backend
+    release = backend.release
+
+    def noted(*told, **more):
+        asked_by.append(threading.get_ident())
+        return release(*told, **more)
+
+    monkeypatch.setattr(backend, "release", noted)
+    monkeypatch.setattr(conflict, "_consumer", (os.getpid(), threading.get_ident()))
+
+    task_revoked.send(sender=app.tasks[ships.name], request=request, terminated=True)
+
+    wait_for(lambda: not desk.backend.inspect("a").holds, what="the kept lock to be free")
+    assert asked_by
+    assert threading.get_ident() not in asked_by
     desk.close()
 
 
