@@ -56,6 +56,17 @@ def test_down_at_acquire_with_retry_comes_back_until_redis_does(worker, account,
     assert seen["retries"] == 0
 
 
+def test_frozen_at_acquire_with_retry_keeps_what_was_kept_for_the_message(worker, account, locks):
+    result = worker.module.keeps_it.delay(account)
+    _inside(worker, account)
+    worker.wait_for_log(rf"{result.id}\] retry: Retry in 1s")
+    locks.pause()
+    # The commands of this attempt are executed when nobody waits for their answers any more.
+    worker.wait_for_log(rf"{result.id}\] retry: .*again in")
+    locks.resume()
+    assert result.get(timeout=30)
+
+
 def test_down_for_longer_than_lock_max_wait_raises_after_all(worker, account, down):
     result = worker.module.comes_back_briefly.delay(account)
     with pytest.raises(LockUnavailable):

@@ -66,6 +66,21 @@ def holds_long(self, account):
     return _hold(self, account)
 
 
+@app.task(
+    base=LockedTask,
+    bind=True,
+    lock_key=KEY,
+    lock_keep_on_retry=True,
+    lock_on_unavailable="retry",
+    max_retries=1,
+)
+def keeps_it(self, account):
+    if self.request.retries:
+        return self.lock.continuous
+    journal.add("inside", account=account)
+    raise self.retry(countdown=1)
+
+
 @app.task(base=LockedTask, lock_key=False)
 def never_locks(account):
     return account
