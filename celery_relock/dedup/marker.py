@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ..engine import ids
 from ..engine.engine import Engine
-from ..engine.lease import Lease, State
+from ..engine.lease import QuietLease, State
 from ..engine.protocol import (
     KEPT,
     MARKER,
@@ -189,7 +189,7 @@ class MarkerLease:
         self._engine = engine
         self._execution_id = execution_id
         claim = _claim(marker, execution_id, task_id, seconds, ids.new_attempt_id())
-        self._lease = _Quiet(claim, engine.backend)
+        self._lease = QuietLease(claim, engine.backend)
 
     @property
     def held(self) -> bool:
@@ -240,15 +240,6 @@ class MarkerLease:
     def kept(self, seconds: float) -> Successor:
         """This execution itself as the successor: it comes again."""
         return Successor(self._lease.claim.execution_id, seconds)
-
-
-class _Quiet(Lease):
-    """A lease of which nothing is told: a marker is not a lock to anybody who listens."""
-
-    __slots__ = ()
-
-    def tell(self, kind: str, reason: str = "", since: float = 0.0, policy: str = "") -> None:
-        pass
 
 
 def _claim(

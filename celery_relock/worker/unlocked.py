@@ -21,6 +21,7 @@ from celery.signals import task_rejected, task_unknown
 from ..declaration import engine_of, has_locks, is_locked
 from ..engine import ids
 from ..engine.events import label_of
+from ..engine.lease import QuietLease
 from ..engine.protocol import Claim, Ended
 from ..errors import RelockError
 from ..workflow import steps
@@ -98,7 +99,7 @@ def alone(task: Any, message: Any) -> Iterator[None]:
     engine, me = engine_of(task.app), header.execution_id
     label = label_of(task.name, message.id)
     claim = Claim(me, ids.new_attempt_id(), me, (f"execution:{me}",), (1,), _LEASE, label)
-    lease = engine.lease(claim)
+    lease = QuietLease(claim, engine.backend)
     try:
         with suppress(RelockError):  # then it runs all the same, as it has no lock any more
             if isinstance(engine.acquire(lease, None), Ended):  # after a copy that runs now

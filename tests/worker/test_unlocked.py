@@ -93,6 +93,15 @@ def test_what_waits_behind_it_follows_at_once(deployed, name):
     assert deployed[1][name][1].get(timeout=30) == "after"
 
 
+def test_nobody_is_told_of_a_lock_that_the_code_declares_no_more(deployed):
+    after, results = deployed
+    for result in (results["off"][0], results["off"][1]):
+        result.get(timeout=30)
+    names = [name for event in after.journal.events("acquired") for name in event["names"]]
+    assert "off" in names  # of the locked task behind it
+    assert not [name for name in names if name.startswith("execution:")]
+
+
 def test_nothing_is_left_and_nothing_runs_twice(deployed, client):
     after, results = deployed
     every = [result for name, each in results.items() if name not in DISCARDED for result in each]

@@ -6,6 +6,7 @@ import os
 import time
 
 from celery_relock import LockedTask
+from celery_relock.signals import lock_acquired
 from tests.support import Journal, make_app
 
 # The code after the deploy.
@@ -14,6 +15,11 @@ deployed = bool(os.environ.get("RELOCK_TEST_DEPLOYED"))
 app = make_app(__name__, worker_prefetch_multiplier=8)
 app.conf.accept_content = ["json"] if deployed else ["json", "pickle"]
 journal = Journal.from_env()
+
+
+lock_acquired.connect(
+    lambda names, **_: journal.add("acquired", names=[*names]), weak=False, dispatch_uid=__name__
+)
 
 
 def body(self, account):
