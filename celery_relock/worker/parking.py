@@ -34,6 +34,7 @@ from kombu.utils import json
 from ..engine import events, ids
 from ..engine.protocol import DEBOUNCE, Message, ParkRequest
 from ..errors import RelockError
+from . import delayed
 from . import events as worker_events
 from .message import HEADER, Header, header_of
 
@@ -119,6 +120,8 @@ def _carry(consumer: Any, request: Any) -> None:
     told.pop(ORIGIN, None)
     info, properties = told["delivery_info"], told["properties"]
     exchange, routing_key = info.get("exchange") or "", info.get("routing_key") or ""
+    if exchange == delayed.IS_DUE:
+        exchange, routing_key = _sent_to(consumer, exchange, routing_key)
     raw = RawMessage(
         message.body,
         message.content_type,
@@ -139,6 +142,18 @@ def come_back(headers: dict[str, Any], delivery_info: dict[str, Any]) -> None:
     origin = headers.pop(ORIGIN, None)
     if isinstance(origin, list | tuple) and len(origin) == 2:
         delivery_info.update(exchange=origin[0], routing_key=origin[1])
+
+
+def _sent_to(consumer: Any, exchange: str, routing_key: str) -> tuple[str, str]:
+    """Exchange and routing key of a message before it waited in the broker (see `delayed`)."""
+    key = delayed.key_before(routing_key)
+    found = {
+        way.exchange.name
+        for queue in getattr(consumer.task_consumer, "queues", ())
+        for way in (queue, *(queue.bindings or ()))
+        if way.exchange is not None and _exchange_of(queue, way.exchange.name, key) is not None
+    }
+    return (found.pop(), key) if len(found) == 1 else (exchange, routing_key)
 
 
 def _queue_of(consumer: Any, exchange: str, routing_key: str) -> str:
@@ -208,6 +223,8 @@ def parked_text(
     # RabbitMQ's count of deliveries is not for the next message.
     not_there = ORIGIN, "x-delivery-count"
     headers = {name: value for name, value in raw.headers.items() if name not in not_there}
+    if delayed.DEATHS in headers:
+        headers = delayed.without_waiting(headers)
     headers[HEADER] = dict(header)
     properties = {k: v for k, v in raw.properties.items() if k not in _WRITTEN_ANEW}
     body, binary = _as_text(raw.body, raw.content_encoding)
@@ -314,6 +331,12 @@ def _publish(app: Celery, found: dict[str, Any], queue: str | None, delay: float
         # RabbitMQ refuses a message in the name of another user than who sends it.
         if properties.get("user_id") != producer.connection.userid:
             properties.pop("user_id", None)
+        waits = None
+        if delay is not None and not exchange:  # by the name of its queue
+            waits = delayed.waits_in_broker(app, producer, routing_key, delay)
+        if waits is not None:
+            headers.setdefault(ORIGIN, [exchange, routing_key])
+            exchange, routing_key = waits
         producer.publish(
             body,
             exchange=exchange,

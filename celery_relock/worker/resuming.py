@@ -56,9 +56,11 @@ REQUEUED = 60.0
 # After so many seconds without a turn of its main loop a worker counts as no consumer.
 STUCK = 3.0
 # Milliseconds after which RabbitMQ deletes a resume queue that nobody consumes. (What is in it was
-# published again by then, as Redis has not heard of it.) They can never change: RabbitMQ refuses to
-# declare a queue that exists with other arguments.
+# published again by then, as Redis has not heard of it.) It is a classic queue also where a virtual
+# host makes quorum queues by default: these drop what is requeued too often. Both can never change:
+# RabbitMQ refuses to declare a queue that exists with other arguments.
 EXPIRES = 1_800_000
+_ON_AMQP = {"x-expires": EXPIRES, "x-queue-type": "classic"}
 # Bytes of a queue name on RabbitMQ (AMQP 0-9-1: a short string).
 _LONGEST_NAME = 255
 
@@ -426,8 +428,8 @@ def _is_amqp(c: Any) -> bool:
 
 
 def _queue(name: str, amqp: bool) -> Any:
-    beside, arguments = resume_queue(name), {"x-expires": EXPIRES} if amqp else None
-    return Queue(beside, Exchange(""), beside, queue_arguments=arguments)
+    beside = resume_queue(name)
+    return Queue(beside, Exchange(""), beside, queue_arguments=_ON_AMQP if amqp else None)
 
 
 def _origin(queue: Any) -> str:

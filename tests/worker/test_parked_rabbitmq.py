@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import celery
 import pytest
 from celery import chain
@@ -149,6 +151,41 @@ def test_what_is_parked_waits_for_a_broker_that_is_away(broker, worker, account,
     broker.accept()
     _told(worker, "over", id=result.id, state="SUCCESS")
     assert _ids_seen(worker, account) == [result.id]
+
+
+@no_quorum
+@pytest.mark.parametrize("queue", ["quorum", "quorum-by-name"])
+def test_what_is_sent_again_to_a_quorum_queue_waits_in_the_broker_and_keeps_back_nobody(
+    worker, account, held, queue
+):
+    """A worker can have eight of its messages, as it has two processes, and cannot ask for more."""
+    where = {"queue": queue, "routing_key": f"{queue}.x" if queue == "quorum" else queue}
+    task, control = worker.module.comes_again, worker.module.app.control
+    sent = [task.apply_async((account,), **where).id for _ in range(9)]
+
+    def often(events):
+        tries = Counter(e["id"] for e in events if e.name == "over" and e["state"] == "RETRY")
+        return all(tries[each] >= 5 for each in sent)
+
+    worker.journal.wait_for(often, 60)
+    wait_for(lambda: not any(control.inspect(timeout=1).scheduled().values()), 20)
+    held.release()
+    for each in sent:
+        _told(worker, "over", id=each, state="SUCCESS")
+    assert sorted(_ids_seen(worker, account)) == sorted(sent)
+
+
+@no_quorum
+def test_a_message_that_waited_in_the_broker_until_it_was_due_comes_back_where_it_was_sent_to(
+    worker, account, held
+):
+    waits = worker.module.work.apply_async((account,), queue="quorum", countdown=1.5)
+    _parked(worker, waits)
+    held.release()
+    after = _told(worker, "seen", account=account)
+    # Celery sends it by the routing key of the queue, whatever that is.
+    assert (after["exchange"], after["routing_key"]) == ("by-topic", "quorum.#")
+    assert not {"x-death", "x-delivery-count"} & after["headers"].keys()
 
 
 def test_nothing_is_left_in_redis(client, worker):

@@ -24,10 +24,11 @@ from celery.utils.threads import LocalStack
 from celery.worker import control, state, strategy
 from celery.worker.consumer import Consumer
 from celery.worker.request import Request
-from kombu import Connection, compression, serialization
+from kombu import Connection, Queue, compression, serialization
 from kombu.asynchronous import Hub
 from pydantic import BaseModel
 
+from celery_relock.worker import delayed
 from tests.support.worker import ROOT
 
 CHECKS = {}
@@ -416,6 +417,22 @@ def _():
 def _():
     assert Connection("redis://").transport.driver_type == "redis"
     assert Connection("amqp://").transport.driver_type == "amqp"
+
+
+@row("`detect_quorum_queues` (Celery 5.5), `celery_delayed_27`, `celery_delayed_delivery`")
+def _():
+    quorum_queues = pytest.importorskip("celery.utils.quorum_queues")
+    waiting = pytest.importorskip("kombu.transport.native_delayed_delivery")
+    app = Celery("quorum", broker="amqp://", set_as_current=False)
+    assert not quorum_queues.detect_quorum_queues(app, "amqp")[0]
+    app.amqp.queues.add(Queue("q", queue_arguments={"x-queue-type": "quorum"}))
+    assert quorum_queues.detect_quorum_queues(app, "amqp")[0]
+    assert not quorum_queues.detect_quorum_queues(app, "redis")[0]
+    assert waiting.level_name(waiting.MAX_LEVEL) == delayed._WAITS
+    assert waiting.CELERY_DELAYED_DELIVERY_EXCHANGE == delayed.IS_DUE
+    key = delayed._waiting_key(5, "its.own")
+    assert key == waiting.calculate_routing_key(5, "its.own")
+    assert delayed.key_before(key) == "its.own"
 
 
 @row("a stored success is not overwritten, and `Backend.forget`")

@@ -15,7 +15,7 @@ from celery_relock import engines
 from celery_relock.engine.parking import Nobody
 from celery_relock.engine.protocol import DEBOUNCE, Message
 from celery_relock.errors import LockUnavailable, RelockError
-from celery_relock.worker import parking
+from celery_relock.worker import parking, resuming
 from celery_relock.worker.parking import Outbox, channel, home
 from celery_relock.worker.resuming import TRIP
 from tests.support import Worker, wait_for
@@ -312,6 +312,11 @@ def test_a_resume_queue_that_its_worker_has_left_loses_nothing(start, account, b
     for each in results:
         assert each.get(timeout=20) == each.id
     assert len(took(other, account, 2)) == 2
+
+
+def test_a_resume_queue_is_classic_also_where_queues_are_quorum_queues_by_default():
+    # A quorum queue drops what is requeued too often, and a full worker does that.
+    assert resuming._queue("q", amqp=True).queue_arguments["x-queue-type"] == "classic"
 
 
 def test_without_the_right_to_a_resume_queue_a_worker_does_without(start, account, rabbitmq):

@@ -32,6 +32,9 @@ if celery.VERSION[:2] >= (5, 5):  # the first that can consume from one
     app.conf.task_queues.append(
         Queue("quorum", exchange, routing_key="quorum.#", queue_arguments=arguments)
     )
+    app.conf.task_queues.append(
+        Queue("quorum-by-name", Exchange(""), "quorum-by-name", queue_arguments=arguments)
+    )
 # What is rejected from "comes-back" rests for a moment and is back then.
 for name, to, more in (
     ("comes-back", "rests", {}),
@@ -82,6 +85,11 @@ def work(self: Any, account: str, *rest: Any) -> str:
 def work_acked_late(self: Any, account: str) -> None:
     with holding(journal, self.lock):
         journal.add("seen", account=account, id=self.request.id)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_on_conflict="retry", ignore_result=True)
+def comes_again(self: Any, account: str) -> None:
+    journal.add("seen", account=account, id=self.request.id)
 
 
 def _third_time(self: Any, account: str, error: Exception) -> str:
