@@ -21,11 +21,19 @@ from typing import Any
 
 from .. import engines
 from ..engine.events import extra
-from ..engine.inspection import Inspectable, ParkedMessage
+from ..engine.inspection import (
+    Holder,
+    Inspectable,
+    LockInfo,
+    ParkedMessage,
+    Waiter,
+    holder_of,
+    work_of,
+)
 from ..engine.protocol import KEPT, LINE, MARKER
 from ..errors import LockConfigError, RelockError
 from ..settings import backend_settings
-from .look import SHOWN, Holder, LockInfo, Look, Stats, Waiter, Why, holder_of, waiter_at, work_of
+from .look import SHOWN, Look, Stats, Why
 from .why import Question, import_tasks
 
 __all__ = ["SHOWN", "Holder", "LockInfo", "Locks", "Stats", "Waiter", "Why"]
@@ -212,10 +220,10 @@ class Locks:
         if not found.text:
             return self._cancel_awaited(task_id, found)
         request = _request_of(self.app, found.text)
-        is_out = found.place.state == "resumed"
-        if not self._engine.parking.withdraw(found.place.execution_id):
+        is_out = found.waiter.state == "resumed"
+        if not self._engine.parking.withdraw(found.waiter.execution_id):
             return False
-        names = [name.removeprefix(LINE) for name in found.place.names]
+        names = [name.removeprefix(LINE) for name in found.waiter.names]
         self._tell("cancel", names, request.name, task_id)
         _revoke(self.app, request, is_out)
         return True
@@ -223,12 +231,12 @@ class Locks:
     def _cancel_awaited(self, task_id: str, found: ParkedMessage) -> bool:
         from ..worker.states import show_revoked
 
-        of = found.place.execution_id
+        of = found.waiter.execution_id
         import_tasks(self.app)
         # Not one that runs: its message can come again.
-        if found.place.state != "awaited" or not self._engine.parking.withdraw(of):
+        if found.waiter.state != "awaited" or not self._engine.parking.withdraw(of):
             return False
-        name = waiter_at(found.place, found.name).task
+        name = found.waiter.task
         self._tell("cancel", (found.name.removeprefix(LINE),), name, task_id, how="order")
         if (task := self.app.tasks.get(name)) is not None:
             # A worker that starts later knows of no revoke.

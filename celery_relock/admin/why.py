@@ -11,10 +11,10 @@ from contextlib import suppress
 from typing import Any
 
 from ..engine.events import OUTRANKED, duration
-from ..engine.inspection import ParkedMessage
+from ..engine.inspection import Holder, LockInfo, ParkedMessage, Waiter, work_of
 from ..engine.protocol import DEBOUNCE, LINE, MARKER
 from ..errors import LockConfigError, RelockError
-from .look import SHOWN, Holder, LockInfo, Look, Waiter, Why, waiter_at, work_of
+from .look import SHOWN, Look, Why
 
 logger = logging.getLogger("celery_relock")
 
@@ -56,11 +56,11 @@ class Question:
             return known
         if found is not None and told is None:  # its message is awaited, or can come again
             _, lock = self._look.get(found.name, SHOWN, SHOWN)
-            waits = self._waiting(waiter_at(found.place, found.name), lock)
+            waits = self._waiting(found.waiter, lock)
             return self._there((lock,)) or waits
         if (told := _result(self.app, self.task_id)) is not None:
             if told.state == "retry" and found is not None:
-                place = f"{_for(found.place.names)}, {_ahead(found.place.position - 1)}"
+                place = f"{_for(found.waiter.names)}, {_ahead(found.waiter.position - 1)}"
                 told = dataclasses.replace(
                     told, sentence=f"{told.sentence}; it has its place {place}"
                 )
@@ -76,7 +76,7 @@ class Question:
         )
 
     def _parked(self, found: ParkedMessage) -> Why:
-        waiter = waiter_at(found.place, found.name)
+        waiter = found.waiter
         _, lock = self._look.get(found.name, 1, 1)
         waits = duration(found.at - waiter.since)
         ahead = waiter.position - 1

@@ -1,70 +1,142 @@
 """What people ask of a backend, and no task does: which locks there are, who holds them and who
-waits."""
+waits; and the answers, as people see them."""
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from . import ids
 from .examination import Examination
-from .protocol import HoldInfo
+from .protocol import COOLDOWN, KEPT, MARKER, PAUSE, HoldInfo
+
+_LABEL = re.compile(r"(?P<task>.*?)(?:\[(?P<id>.*)\])? (?P<host>\S*):(?P<pid>\d+)", re.DOTALL)
 
 
-class Place(NamedTuple):
-    """A waiter's place in the queue of a lock.
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Base class of what people are told."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder(Plain):
+    """A live hold.
 
     Attributes:
-        position: 1 for the first.
-        since: the server's time when it came, in seconds since the epoch.
-        state: "waiting" in a process; "parked"; "resumed", its message is on its way to a worker;
-            "awaited", it has a place in a line (`lock_order`), and its message is to come.
-        task: short id of its task; "" for one that waits in a process.
-        names: all the locks that it waits for.
-        shared: whether it is to share this lock.
+        token: the fencing token of its permit. Holders with the same token share the permit.
+        owner: who can re-enter, usually the id of the workflow.
+        execution_id: the id of the execution.
+        task: the task's name; "Lock" for a `Lock` outside of tasks; "" if it is not known.
+        task_id: the task's id; "" outside of tasks.
+        host: the host of the process; "" if it is not known.
+        pid: the id of the process; 0 if it is not known.
+        since: when the permit began, in seconds since the epoch, by the server's clock. For a
+            shared lock: since when it has been shared without a break, by any holder.
+        lease_left: seconds until the hold ends if nobody renews it.
+        kept: whether the hold is kept for the next step, or the retry, of a workflow, and has no
+            process yet.
+        cooldown: whether the task has ended and the lock stays held for a while (`lock_cooldown`).
+        pause: whether it marks the time in which calls are merged into a burst (`lock_debounce`).
+        shared: whether others can hold the lock at the same time (`lock_mode="shared"`).
     """
 
-    execution_id: str
-    position: int
-    since: float
-    state: str
+    token: int
     owner: str
-    label: str
+    execution_id: str
     task: str
-    names: tuple[str, ...]
+    task_id: str
+    host: str
+    pid: int
+    since: float
+    lease_left: float
+    kept: bool = False
+    cooldown: bool = False
+    pause: bool = False
     shared: bool = False
 
+    def __str__(self) -> str:
+        return work_of(self.task, self.task_id) or "an unnamed holder"
 
-class Survey(NamedTuple):
-    """A lock as it is now.
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """An execution in the queue of a lock.
 
     Attributes:
-        key: what the backend calls it.
-        name: of a name that was too long to be kept whole, what is kept.
-        at: the server's time, in seconds since the epoch.
-        held, waiting, parked: how many holds, places in the queue, and parked messages there are;
-            parked ones have a place, too.
-        holds, places: the first of them.
-        foreign: what is kept there is not a lock: somebody else wrote it.
+        position: its place in the queue, 1 for the first.
+        state: "waiting" in a worker slot, or in another process; "parked", its message is kept in
+            Redis; "resumed", its message is on its way to a worker; "awaited", it has a place
+            in the order of a lock (`lock_order`), and its message has not come, or can come again.
+        since: when it began to wait, in seconds since the epoch, by the server's clock.
+        names: the names of all the locks that it waits for.
+        shared: whether it will share the lock.
+
+    The others are as for a `Holder`. For a parked execution, `host` and `pid` say which process
+    received it.
     """
 
-    key: str
+    position: int
+    state: str
+    owner: str
+    execution_id: str
+    task: str
+    task_id: str
+    host: str
+    pid: int
+    since: float
+    names: tuple[str, ...] = ()
+    shared: bool = False
+
+    def __str__(self) -> str:
+        return work_of(self.task, self.task_id) or "an unnamed execution"
+
+
+@dataclass(frozen=True, slots=True)
+class LockInfo(Plain):
+    """A lock at one moment.
+
+    Attributes:
+        name: the lock name. A name of more than 120 bytes is shortened in Redis and ends with a
+            digest. All functions here accept both forms; a lock's order (`lock_order`) is found by
+            the whole name alone.
+        at: the moment, in seconds since the epoch, by the server's clock.
+        held: how many executions hold the lock.
+        waiting: how many executions are in its queue.
+        parked: how many of the waiting executions are parked.
+        holders: the oldest holders.
+        waiters: the first waiters.
+        foreign: whether the key of this name is not a lock, but something of another program.
+    """
+
     name: str
     at: float
     held: int = 0
     waiting: int = 0
     parked: int = 0
-    holds: tuple[HoldInfo, ...] = ()
-    places: tuple[Place, ...] = ()
+    holders: tuple[Holder, ...] = ()
+    waiters: tuple[Waiter, ...] = ()
     foreign: bool = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody holds the lock or waits for it."""
+        return not (self.held or self.waiting or self.foreign)
 
 
 class ParkedMessage(NamedTuple):
-    """A parked message, and its place in the queue of its (first) lock. `at` as for a survey; the
-    `text` is "" of a message that is awaited in a line."""
+    """A parked message, and its execution in the queue of its (first) lock. `at`: the server's
+    time, in seconds since the epoch; `text`: "" of a message that is awaited in a line."""
 
     name: str
     at: float
-    place: Place
+    waiter: Waiter
     text: str
 
 
@@ -83,8 +155,8 @@ class Inspection(Protocol):
     def keys_of(self, name: str) -> list[str]:
         """Where a lock of this name is, if there is one."""
 
-    def survey(self, keys: Sequence[str], holds: int, places: int) -> list[Survey]:
-        """What there is at some keys, with so many of the first holds and places of each."""
+    def survey(self, keys: Sequence[str], holders: int, waiters: int) -> list[LockInfo]:
+        """The lock at each of some keys, with so many of its first holders and waiters."""
 
     def parked(self, task: str) -> ParkedMessage | None:
         """The message of a task that is parked, or awaited in a line, by the task's short id."""
@@ -106,3 +178,38 @@ class Inspectable(Protocol):
 
     def examination(self) -> Examination:
         """Whom the doctor asks; see `examination`."""
+
+
+def holder_of(info: HoldInfo, name: str) -> Holder:
+    """The holder, as people see it."""
+    told, cools = told_by(info.label), info.execution_id.startswith(COOLDOWN)
+    if name.startswith(MARKER):  # its label is for `dedup.marker`: task id, execution id
+        told = name.split("\t")[1], info.label.partition("\t")[0].rpartition(" ")[0], "", 0
+    pauses = info.execution_id == PAUSE
+    return Holder(
+        info.fence,
+        ids.full(info.owner),
+        info.execution_id,
+        *told,
+        since=info.fence / 1e6,
+        lease_left=info.remaining,
+        kept=info.attempt_id == KEPT and not cools and not pauses,
+        cooldown=cools,
+        pause=pauses,
+        shared=info.shared,
+    )
+
+
+def told_by(label: str) -> tuple[str, str, str, int]:
+    """Task, task id, host and process id, as `engine.events.label_of` wrote them."""
+    found = _LABEL.fullmatch(label)
+    if found is None:
+        return label, "", "", 0
+    return found["task"], found["id"] or "", found["host"], int(found["pid"])
+
+
+def work_of(task: str, task_id: str) -> str:
+    """`task[id]`, with what is known."""
+    if task and task_id:
+        return f"{task}[{task_id}]"
+    return f"the task {task_id}" if task_id else task

@@ -23,7 +23,7 @@ from ..errors import LockUnavailable, RelockError
 from .message import HEADER, parse
 
 if TYPE_CHECKING:
-    from ..engine.inspection import Inspection
+    from ..engine.inspection import Holder, Inspection
 
 logger = logging.getLogger("celery_relock")
 
@@ -72,13 +72,17 @@ def _where(ask: Inspection, task_id: str) -> tuple[str, dict[str, Any]] | None:
     if found is None or not found.text:
         return None
     locks = ask.survey(ask.keys_of(found.name), _MOST, 0)
-    return found.place.state, {
+    return found.waiter.state, {
         "id": task_id,
         "lock": found.name,
-        "holders": [hold.label for lock in locks for hold in lock.holds],
-        "ahead": found.place.position - 1,
-        "since": found.place.since,
+        "holders": [_with_process(holder) for lock in locks for holder in lock.holders],
+        "ahead": found.waiter.position - 1,
+        "since": found.waiter.since,
     }
+
+
+def _with_process(holder: Holder) -> str:
+    return f"{holder} {holder.host}:{holder.pid}" if holder.host else str(holder)
 
 
 class Revoked:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from celery_relock.engine.protocol import LINE, HoldInfo, PlaceRequest, Successor
@@ -40,13 +42,13 @@ def test_holders_and_waiters_are_told_of_in_order_and_nothing_is_changed(desk):
     found = survey(desk)
 
     assert (found.name, found.held, found.waiting, found.parked) == ("a", 1, 2, 1)
-    assert [hold._replace(remaining=0) for hold in found.holds] == [
-        HoldInfo("r1", 0, fence, "n1", "o", "worker 1")
-    ]
-    assert 25 < found.holds[0].remaining <= 30
-    second, third = found.places
-    assert (second.position, second.state, second.label) == (1, "waiting", "worker 2")
-    assert (third.position, third.state, third.task) == (2, "parked", "t3")
+    (first,) = found.holders
+    assert (first.execution_id, first.token, first.owner) == ("r1", fence, "o")
+    assert (first.task, first.kept, first.shared) == ("worker 1", False, False)
+    assert 25 < first.lease_left <= 30
+    second, third = found.waiters
+    assert (second.position, second.state, second.task) == (1, "waiting", "worker 2")
+    assert (third.position, third.state, third.task_id) == (2, "parked", "t3")
     assert third.names == ("a", "b")
     assert fence / 1e6 <= second.since <= third.since <= found.at + 0.001
     assert everything(desk) == before
@@ -60,7 +62,7 @@ def test_what_has_lapsed_is_not_told_of(desk):
 
     found = survey(desk)
 
-    assert (found.held, found.holds, found.places) == (0, (), ())
+    assert (found.held, found.holders, found.waiters) == (0, (), ())
 
 
 @pytest.mark.parametrize("size", [20, 60])
@@ -74,10 +76,10 @@ def test_of_many_holders_and_waiters_the_first_are_told_of_and_all_are_counted(d
     found = survey(desk, most=3)
 
     assert found.held in (size - 1, size), "an index may not know of a lapsed hold yet"
-    assert [hold.fence for hold in found.holds] == (fences[1:4] if size < 32 else fences[1:3])
-    assert (found.waiting, [place.position for place in found.places]) == (5, [1, 2, 3])
+    assert [hold.token for hold in found.holders] == (fences[1:4] if size < 32 else fences[1:3])
+    assert (found.waiting, [place.position for place in found.waiters]) == (5, [1, 2, 3])
     counted = survey(desk, most=0)
-    assert counted == found._replace(at=counted.at, holds=(), places=())
+    assert counted == replace(found, at=counted.at, holders=(), waiters=())
 
 
 def test_a_lock_that_was_left_to_thousands_is_no_foreign_key(desk):
@@ -87,7 +89,7 @@ def test_a_lock_that_was_left_to_thousands_is_no_foreign_key(desk):
 
     found = survey(desk, most=3)
 
-    assert (found.foreign, found.held, len(found.holds)) == (False, 2000, 3)
+    assert (found.foreign, found.held, len(found.holders)) == (False, 2000, 3)
 
 
 def test_a_message_on_its_way_is_told_of_as_resumed(desk):
@@ -95,9 +97,9 @@ def test_a_message_on_its_way_is_told_of_as_resumed(desk):
     desk.park("r2", task="t2")
     desk.release("r1")
 
-    assert [place.state for place in survey(desk).places] == ["resumed"]
+    assert [place.state for place in survey(desk).waiters] == ["resumed"]
     desk.lapse_place("r2", back=1)
-    assert [place.state for place in survey(desk).places] == ["parked"]
+    assert [place.state for place in survey(desk).waiters] == ["parked"]
 
 
 def test_where_a_task_is_parked_is_told_with_its_message(desk, ask):
@@ -108,8 +110,8 @@ def test_where_a_task_is_parked_is_told_with_its_message(desk, ask):
 
     found = ask.parked("t3")
 
-    assert (found.name, found.text, found.place.position) == ("a", "the message", 2)
-    assert found.place.execution_id == "r3"
+    assert (found.name, found.text, found.waiter.position) == ("a", "the message", 2)
+    assert found.waiter.execution_id == "r3"
     assert ask.parked("t4") is None
     assert everything(desk) == before
     desk.withdraw("r3")
@@ -121,10 +123,10 @@ def test_where_a_message_is_awaited_is_told_until_it_comes(desk, ask):
 
     found = ask.parked("t1")
 
-    assert (found.name, found.place.state, found.text) == (f"{LINE}a", "awaited", "")
+    assert (found.name, found.waiter.state, found.text) == (f"{LINE}a", "awaited", "")
     desk.fence("r2", names=("b",))
     desk.park("r1", names=("b",), task="t1")
-    assert (ask.parked("t1").name, ask.parked("t1").place.state) == ("b", "parked")
+    assert (ask.parked("t1").name, ask.parked("t1").waiter.state) == ("b", "parked")
 
 
 def test_the_scan_finds_locks_by_the_pattern_of_their_names_and_no_other_keys(desk, ask):

@@ -6,21 +6,26 @@ import json
 from typing import Any
 
 from celery_relock import Lock, engines
-from celery_relock.engine.inspection import Survey
+from celery_relock.engine.inspection import Holder, LockInfo
 from celery_relock.worker import parking
 from tests.support.waiting import wait_for
 
 
-def survey_of(engine: Any, name: str) -> Survey:
+def survey_of(engine: Any, name: str) -> LockInfo:
     """A lock, with its holders and waiters."""
     ask = engine.backend.inspection()
     return ask.survey(ask.keys_of(name), 1000, 1000)[0]
 
 
-def state_of(worker: Any, name: str) -> Survey:
+def state_of(worker: Any, name: str) -> LockInfo:
     """A lock of a worker's app, with its holders and waiters."""
     conf = worker.module.app.conf
     return survey_of(engines.engine_for(conf.relock_url, conf.relock_namespace), name)
+
+
+def label_of(holder: Holder) -> str:
+    """The holder as conflicts, states and workers name it: with its process."""
+    return f"{holder} {holder.host}:{holder.pid}"
 
 
 def is_consumed(worker: Any, queue: str = "") -> bool:

@@ -143,7 +143,7 @@ def nothing_lasts(client: Any, namespace: str) -> None:
 
 
 def _busy(state: Any) -> bool:
-    return bool(state.holds) or bool(state.waiting)
+    return bool(state.holders) or bool(state.waiting)
 
 
 def cases(

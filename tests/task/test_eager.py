@@ -35,7 +35,7 @@ class _Eager:
         common = {"bind": True, "base": LockedTask, "lock_key": "account", "shared": False}
 
         def seeing(task, *args):
-            holds = len(state_of(self, "account").holds)
+            holds = len(state_of(self, "account").holders)
             self.seen.append((task.lock.fence, task.lock.reentered, holds))
             return body(task, *args)
 

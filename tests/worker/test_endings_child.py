@@ -60,7 +60,7 @@ def test_a_body_longer_than_its_lease_keeps_its_lock(pool, redis_url, client):
     case.events("inside")
     case.await_stranger()
     wait_for(lambda: case.seconds_ago("inside") > 2.4)  # under a lease of two
-    assert case.state_of_lock().holds
+    assert case.state_of_lock().holders
     case.register.let_go(case.account)
     assert case.seconds_until_free() < 10
     wait_for(lambda: case.outcome().then == "next")
@@ -132,7 +132,7 @@ def test_a_child_ignores_sigint_so_its_lock_stays_until_its_body_ends(
     wait_for(lambda: case.outcome().state == "REVOKED" == plain.outcome().state)
     before = len(case.register.touches(case.account))
     wait_for(lambda: len(case.register.touches(case.account)) > before + 3)
-    assert case.state_of_lock().holds
+    assert case.state_of_lock().holders
     for one in (case, plain):
         one.register.let_go(one.account)
     seconds = case.seconds_until_free()

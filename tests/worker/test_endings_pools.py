@@ -112,7 +112,7 @@ def _go_on_until_the_end(pool, row, group, client):
     for case in group:
         before = len(case.register.touches(case.account))
         wait_for(lambda c=case, n=before: len(c.register.touches(c.account)) > n + 3)
-        assert bool(case.state_of_lock().holds) is case.locked
+        assert bool(case.state_of_lock().holders) is case.locked
         case.register.let_go(case.account)
     for case in group:
         if case.locked:
@@ -144,7 +144,7 @@ def test_a_worker_without_processes_releases_its_locks_when_it_is_told_to_quit(
         # What the handler then raises ends a loop that waits; a timer of kombu's only logs it.
         is_new = celery.VERSION >= (5, 5)
         pool.wait_for_log("will terminate all running tasks" if is_new else "Cold shutdown")
-        assert all(case.state_of_lock().holds for case in sent)
+        assert all(case.state_of_lock().holders for case in sent)
     if lets_end or pool.pool != "solo":
         # Celery's own handler fails in the middle of gevent's loop: which bodies it
         # breaks off before is chance. The others end by themselves.

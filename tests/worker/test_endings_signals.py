@@ -53,7 +53,7 @@ def test_nothing_is_left_when_the_command_was(worker, proxy, row, sig, executed,
     (child,) = worker.children()
     started = time.monotonic()
     os.kill(child, sig)
-    wait_for(lambda: not case.state_of_lock().holds, 20, "the lock to be free")
+    wait_for(lambda: not case.state_of_lock().holders, 20, "the lock to be free")
     seconds = time.monotonic() - started
     # A soft time limit in the release comes after the body had its outcome.
     well = row.name == INSIDE_RELEASE and sig == signal.SIGUSR1
@@ -85,12 +85,12 @@ def test_an_execution_that_is_ended_while_it_waits_leaves_the_queue(
     case = Case(plain_worker, redis_url, "blocks", "early", True, "chain")
     with lock_of(plain_worker, case.account):
         case.send()
-        waiter = wait_for(lambda: case.state_of_lock().places, 20, "the run to wait")[0]
+        waiter = wait_for(lambda: case.state_of_lock().waiters, 20, "the run to wait")[0]
         started = time.monotonic()
         if how == "revoke":
             plain_worker.module.app.control.revoke(case.id, terminate=True)
         else:
-            os.kill(int(waiter.label.rpartition(":")[2]), signal.Signals[how])
+            os.kill(waiter.pid, signal.Signals[how])
         wait_for(lambda: not case.state_of_lock().waiting, 20, "nobody in line")
         seconds = time.monotonic() - started
         expected = ("REVOKED", "nothing") if how == "revoke" else ("FAILURE", "errback")

@@ -61,7 +61,7 @@ def test_a_warm_shutdown_waits_for_the_body(worker, row, redis_url, client):
     sent = _sent(doomed, redis_url)
     doomed.kill(signal.SIGTERM)
     doomed.wait_for_log("Warm shutdown")
-    assert all(case.state_of_lock().holds for case in sent if case.locked)
+    assert all(case.state_of_lock().holders for case in sent if case.locked)
     for case in sent:
         case.register.let_go(case.account)
     _free(row, sent, 15)
@@ -157,7 +157,7 @@ def test_a_worker_that_starts_frees_what_the_dead_of_its_host_held(worker, row, 
     doomed = worker(APP, concurrency=4, env=SOON)
     sent = _sent(doomed, redis_url)
     doomed.close()
-    assert all(case.state_of_lock().holds for case in sent if case.locked)
+    assert all(case.state_of_lock().holders for case in sent if case.locked)
     for case in sent:
         case.ends_now()
     wait_for(lambda: all(case.seconds_ago("ending") > 1.2 for case in sent))
@@ -204,7 +204,7 @@ def test_a_pool_that_shrinks_lets_its_bodies_end(worker, row, redis_url, client)
             case.register.let_go(case.account)
     wait_for(lambda: len(running.children()) == 1, 20, "the pool to shrink")
     assert psutil.pid_exists(last.events("inside")[0].pid)
-    assert last.state_of_lock().holds
+    assert last.state_of_lock().holders
     last.register.let_go(last.account)
     _free(row, [*first, last], 15)
     for case in sent:
@@ -224,11 +224,11 @@ def test_a_worker_that_starts_frees_the_dead_and_leaves_the_living_alone(worker,
     for pid in processes:
         alive.kill(signal.SIGSTOP, pid=pid)
     doomed.close()
-    assert dead.state_of_lock().holds
+    assert dead.state_of_lock().holders
     worker(APP, concurrency=1, env={SETTINGS: '{"task_default_queue": "three"}'})
     dead.ends_now()
     assert dead.seconds_until_free() < 10
-    assert living.state_of_lock().holds
+    assert living.state_of_lock().holders
     for pid in processes:
         alive.kill(signal.SIGCONT, pid=pid)
     living.register.let_go(living.account)
@@ -244,6 +244,6 @@ def test_the_locks_of_the_living_are_left_alone(worker, redis_url, client):
     victim.ends_now()
     assert victim.seconds_until_free() < 10
     worker(APP, concurrency=1)  # its first look goes over everything
-    assert other.state_of_lock().holds
+    assert other.state_of_lock().holders
     other.register.let_go(other.account)
     assert other.seconds_until_free() < 10

@@ -11,7 +11,6 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_relock import Lock, signals
-from celery_relock.engine import ids
 from celery_relock.errors import LockConflict
 from tests.support import wait_for
 from tests.support.monitor import Monitor
@@ -99,7 +98,7 @@ def test_a_task_that_waits_is_blocked_in_a_monitor_until_its_body_begins(
         sent = worker.module.holds.delay(account)
         blocked = monitor.wait(sent.id, "task-blocked")
         assert blocked["lock"] == f"account:{account}"
-        assert blocked["owner"] == ids.full(state_of(worker, f"account:{account}").holds[0].owner)
+        assert blocked["owner"] == state_of(worker, f"account:{account}").holders[0].owner
         assert blocked["holder"].endswith(f":{os.getpid()}")
         if is_parked:
             wait_until_parked(worker, f"account:{account}")

@@ -14,10 +14,9 @@ from celery.canvas import StampingVisitor
 from celery.exceptions import TaskRevokedError
 from celery.exceptions import TimeoutError as NotReady
 
-from celery_relock.engine import ids
 from celery_relock.errors import LockConflict
 from tests.support import leftovers, wait_for
-from tests.support.parked import lock_of, state_of, wait_until_parked
+from tests.support.parked import label_of, lock_of, state_of, wait_until_parked
 from tests.support.permits import permits
 
 
@@ -58,12 +57,12 @@ def test_a_parked_execution_takes_no_slot_and_says_what_it_waits_for(worker, acc
     wait_until_parked(worker, name)
     assert result.state == "BLOCKED"
     assert not result.ready()
-    (holder,) = state_of(worker, name).holds
+    (holder,) = state_of(worker, name).holders
     told = result.info
     assert (told["lock"], told["holder"], told["owner"]) == (
         name,
-        holder.label,
-        ids.full(holder.owner),
+        label_of(holder),
+        holder.owner,
     )
     assert told["position"] == 0
     assert before - 5 < told["since"] <= told["blocked_at"] < time.time() + 5
@@ -130,7 +129,7 @@ def test_many_executions_run_once_each_and_in_order(worker, account, name, held,
     for _ in range(30):
         worker.module.takes.delay(account)
     wait_until_parked(worker, name, 30)
-    line = [place.execution_id for place in state_of(worker, name).places]
+    line = [place.execution_id for place in state_of(worker, name).waiters]
     held.release()
     assert _took(worker, account, 30, 20, of="execution_id") == line
     assert len(permits(worker.journal.events(), name)) == 30
@@ -206,7 +205,7 @@ def test_query_task_says_where_a_parked_task_is(worker, account, name, held):
 
     told = wait_for(told)
     assert (told["lock"], told["ahead"]) == (name, 0)
-    assert told["holders"] == [state_of(worker, name).holds[0].label]
+    assert told["holders"] == [label_of(state_of(worker, name).holders[0])]
     held.release()
     sent.get(timeout=30)
 
@@ -309,7 +308,7 @@ def test_an_execution_that_wants_several_locks_waits_for_all_of_them(worker, acc
     wait_until_parked(worker, name)
     held.release()
     wait_until_parked(worker, other.name)
-    assert not state_of(worker, name).holds
+    assert not state_of(worker, name).holders
     other.release()
     assert result.get(timeout=30) == result.id
 
@@ -318,7 +317,7 @@ def test_at_a_limit_of_two_two_acquire_and_the_third_is_parked(worker, account, 
     sent = [worker.module.takes_with_another.delay(account) for _ in range(3)]
     _took(worker, account, 2)
     wait_until_parked(worker, name)
-    assert len(state_of(worker, name).holds) == 2
+    assert len(state_of(worker, name).holders) == 2
     worker.journal.add(f"free {account}")
     [result.get(timeout=30) for result in sent]
 

@@ -70,12 +70,12 @@ def test_a_parked_execution_that_meets_the_lock_again_keeps_its_place(worker, me
     with lock_of(worker, message.name):
         message.deliver()
         wait_until_parked(worker, message.name)
-        line = state_of(worker, message.name).places
+        line = state_of(worker, message.name).waiters
         behind = worker.module.tasks["early"].delay(message.account)
         wait_until_parked(worker, message.name, 2)
         message.deliver()
         message.states(3)
-        assert state_of(worker, message.name).places[0].execution_id == line[0].execution_id
+        assert state_of(worker, message.name).waiters[0].execution_id == line[0].execution_id
         assert message.result.state == behind.state == "BLOCKED"
     assert [message.result.get(timeout=20), behind.get(timeout=20)] == ["run 1", "run 2"]
     asked = [e for e in worker.journal.events("asked") if e["of"] == message.name]
@@ -150,7 +150,7 @@ def test_a_copy_whose_execution_ends_before_it_can_park_is_not_lost(worker, end)
     message.events("parks", 1)
     if end == "is killed":
         worker.kill(signal.SIGKILL, pid=first.pid)
-        wait_for(lambda: not state_of(worker, message.name).holds)
+        wait_for(lambda: not state_of(worker, message.name).holders)
     else:
         message.let_go()
         message.states(1)

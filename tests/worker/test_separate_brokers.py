@@ -93,7 +93,7 @@ def test_a_hold_is_renewed_and_an_execution_is_parked_and_resumed_and_its_chain_
     worker.module.stays.delay(other)
     _told(worker, "in", other)
     lapses = time.monotonic() + 3.2
-    (before,) = state_of(worker, other).holds
+    (before,) = state_of(worker, other).holders
 
     chain(worker.module.takes.si(held.name), worker.module.note.si(held.name)).apply_async()
     wait_until_parked(worker, held.name)
@@ -102,7 +102,7 @@ def test_a_hold_is_renewed_and_an_execution_is_parked_and_resumed_and_its_chain_
     _told(worker, "noted", held.name)
 
     wait_for(lambda: time.monotonic() > lapses, what="the end of the first lease")
-    assert state_of(worker, other).holds[0].fence == before.fence
+    assert state_of(worker, other).holders[0].token == before.token
     worker.journal.add("free", lock=other)
     _told(worker, "still in", other)
     assert leftovers(client, worker.module.app.conf.relock_namespace) == [], "at the broker"

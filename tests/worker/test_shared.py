@@ -13,7 +13,7 @@ from celery_relock.admin import Locks
 from celery_relock.asyncio import Lock as AsyncLock
 from celery_relock.errors import LockConfigError, LockConflict, LockDeadlock
 from tests.support import wait_for
-from tests.support.parked import lock_of, state_of, wait_until_parked
+from tests.support.parked import label_of, lock_of, state_of, wait_until_parked
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +53,14 @@ def test_readers_run_side_by_side_and_a_writer_alone_each_in_its_turn(worker, ac
 
     (one,) = _go(worker, first)
     assert _begun(worker, account, 2) == [first.id, writer.id]
-    assert len(state_of(worker, name).holds) == 1
+    assert len(state_of(worker, name).holders) == 1
     (two,) = _go(worker, writer)
     assert {*_begun(worker, account, 4)[2:]} == {each.id for each in readers}
     both = _go(worker, *readers)
 
     assert one["fence"] < two["fence"] < both[0]["fence"]
     assert both[0]["fence"] == both[1]["fence"], "all who share have one token"
-    wait_for(lambda: not state_of(worker, name).holds, what="the release")
+    wait_for(lambda: not state_of(worker, name).holders, what="the release")
 
 
 def test_a_callable_of_the_arguments_says_who_shares_also_when_it_is_resumed(worker, account, name):
@@ -72,10 +72,10 @@ def test_a_callable_of_the_arguments_says_who_shares_also_when_it_is_resumed(wor
             wait_until_parked(worker, name, count)
     *readers, writer = results
     assert {*_begun(worker, account, 2)} == {each.id for each in readers}
-    assert [hold.shared for hold in state_of(worker, name).holds] == [True, True]
+    assert [hold.shared for hold in state_of(worker, name).holders] == [True, True]
     _go(worker, *readers)
     _begun(worker, account, 3)
-    assert [hold.shared for hold in state_of(worker, name).holds] == [False]
+    assert [hold.shared for hold in state_of(worker, name).holders] == [False]
     _go(worker, writer)
 
 
@@ -159,7 +159,7 @@ def test_a_workflow_may_share_its_lock_from_step_to_step(worker, account, name):
             pass
         worker.journal.add(f"go {running}")
     last.get(timeout=20)
-    wait_for(lambda: not state_of(worker, name).holds, what="the release")
+    wait_for(lambda: not state_of(worker, name).holders, what="the release")
 
 
 def test_a_shared_canvas_applied_inside_a_reader_overtakes_the_writer_that_waits(
@@ -282,7 +282,7 @@ def test_query_task_says_who_shares_the_lock_that_a_parked_task_waits_for(worker
         return where if state == "parked" else None  # until then its worker has it
 
     holders = wait_for(told, 20)["holders"]
-    assert sorted(holders) == sorted(hold.label for hold in state_of(worker, name).holds)
+    assert sorted(holders) == sorted(map(label_of, state_of(worker, name).holders))
     assert len(holders) == 2
     _go(worker, *readers, writer)
 

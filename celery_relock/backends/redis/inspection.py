@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...engine.inspection import ParkedMessage, Place, Survey
+from ...engine import ids
+from ...engine.inspection import LockInfo, ParkedMessage, Waiter, holder_of, told_by
 from ...engine.protocol import KEPT, SHARED, HoldInfo
 from .connections import Command, Connections, Effort, Transport
 from .errors import reply_of
@@ -67,24 +68,24 @@ class Inspection(NamedTuple):
             ]
         return keys
 
-    def survey(self, keys: Sequence[str], holds: int, places: int) -> list[Survey]:
-        found: dict[str, Survey] = {}
+    def survey(self, keys: Sequence[str], holders: int, waiters: int) -> list[LockInfo]:
+        found: dict[str, LockInfo] = {}
         together: dict[int, list[str]] = {}
         for key in keys:
             if _is_text(key):
                 together.setdefault(bucket_of(key), []).append(key)
             else:
-                found[key] = Survey(key, self._name(key), 0.0, foreign=True)
+                found[key] = LockInfo(self._name(key), 0.0, foreign=True)
         parts = [
             part[start : start + _SURVEYED]
             for part in together.values()
             for start in range(0, len(part), _SURVEYED)
         ]
-        replies = self._run("survey", parts, [str(holds), str(places), ""])
+        replies = self._run("survey", parts, [str(holders), str(waiters), ""])
         for part, reply in zip(parts, replies, strict=True):
             at, rows = reply[0] / 1000, reply[1:]
             for key, row in zip(part, rows, strict=True):
-                found[key] = _survey(key, self._name(key), at, row)
+                found[key] = _lock(self._name(key), at, row)
         return [found[key] for key in keys]
 
     def parked(self, task: str) -> ParkedMessage | None:
@@ -95,7 +96,7 @@ class Inspection(NamedTuple):
         for at, *rest in self._run("where", calls, [task]):
             if rest:
                 execution_id, name, position, ticket, place, text = rest
-                waiter = _place(at / 1000, as_text(name), execution_id, position, ticket, place)
+                waiter = _waiter(at / 1000, as_text(name), execution_id, position, ticket, place)
                 return ParkedMessage(as_text(name), at / 1000, waiter, as_text(text))
         return None
 
@@ -146,42 +147,38 @@ def ask(server: Connections, *commands: Command) -> list[Any]:
     return list(map(reply_of, server.answers(*commands)))
 
 
-def _survey(key: str, name: str, at: float, row: Sequence[Any]) -> Survey:
+def _lock(name: str, at: float, row: Sequence[Any]) -> LockInfo:
     if len(row) == 1:
-        return Survey(key, name, at, foreign=True)
+        return LockInfo(name, at, foreign=True)
     held, waiting, parked, holds, places = row
-    return Survey(
-        key,
-        name,
-        at,
-        held,
-        waiting,
-        parked,
-        tuple(hold_info(*each) for each in holds),
-        tuple(_place(at, name, *each) for each in places),
-    )
+    holders = tuple(holder_of(hold_info(*each), name) for each in holds)
+    waiters = tuple(_waiter(at, name, *each) for each in places)
+    return LockInfo(name, at, held, waiting, parked, holders, waiters)
 
 
-def _place(
+def _waiter(
     at: float, name: str, execution_id: bytes, position: int, ticket: bytes, record: bytes
-) -> Place:
-    waiter = json.loads(record)
-    names = waiter.get("names") or [name]
+) -> Waiter:
+    place = json.loads(record)
+    names = place.get("names") or [name]
     state = "waiting"
-    if waiter.get("line") and (waiter.get("attempt") == KEPT or waiter.get("arrived")):
+    if place.get("line") and (place.get("attempt") == KEPT or place.get("arrived")):
         state = "awaited"
-    elif waiter.get("parked"):
-        state = "resumed" if float(waiter.get("back") or 0) / 1000 > at else "parked"
-    return Place(
-        as_text(execution_id),
+    elif place.get("parked"):
+        state = "resumed" if float(place.get("back") or 0) / 1000 > at else "parked"
+    task, task_id, host, pid = told_by(str(place.get("label", "")))
+    return Waiter(
         position,
-        min(float(ticket) / 1e6, at),  # a call in a line can be due later
         state,
-        str(waiter.get("owner", "")),
-        str(waiter.get("label", "")),
-        str(waiter.get("task", "")),
+        ids.full(str(place.get("owner", ""))),
+        as_text(execution_id),
+        task,
+        task_id or ids.full(str(place.get("task", ""))),
+        host,
+        pid,
+        min(float(ticket) / 1e6, at),  # a call in a line can be due later
         tuple(names),
-        dict(zip(names, waiter.get("limits", ()), strict=False)).get(name) == SHARED,
+        dict(zip(names, place.get("limits", ()), strict=False)).get(name) == SHARED,
     )
 
 

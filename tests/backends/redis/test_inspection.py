@@ -38,7 +38,7 @@ def test_locks_are_found_shown_and_freed_on_every_node(
     line = f"{LINE}{names[8]}"
     backend.place(PlaceRequest(line, "e2", "t2", "shop.charge[t2] ", 60.0, 0.0, 0.0, 600.0))
     awaited = locks._look.inspection.parked("t2")
-    assert (awaited.name, awaited.place.state, awaited.text) == (line, "awaited", "")
+    assert (awaited.name, awaited.waiter.state, awaited.text) == (line, "awaited", "")
     assert [holder.task for holder in locks.release(names[3])] == ["Lock"]
     assert locks.get(names[3]).idle
     assert locks.why("nobody").state == "unknown"
