@@ -29,7 +29,7 @@ from ..options import LockOptions
 from ..worker import events as worker_events
 from ..worker.conflict import end_unexecuted
 from ..worker.delivery import Delivery
-from ..worker.message import PREFIX, body_runs, call_options, prefix_of, running_request, telling
+from ..worker.message import PREFIX, SAYS, body_runs, call_options, prefix_of, running_request
 from ..worker.states import Dropped, show_revoked, stores_no_result
 from . import marker
 from .marker import Found, Marker
@@ -82,8 +82,8 @@ def send(
     awaited = is_awaited(options)
     options["task_id"] = task_id = options.get("task_id") or uuid()
     if awaited:
-        with telling(task_id, dedup=["", marker.OWN]):
-            return publish(args, kwargs, **options)
+        options[SAYS] = {DEDUP: ["", marker.OWN]}
+        return publish(args, kwargs, **options)
     call = call_of(task, declared, mode, args or (), kwargs or {})
     if call is None:
         return publish(args, kwargs, **options)  # it does not fit the body, and that is said there
@@ -115,7 +115,7 @@ def call_of(
 def _send_once(
     call: Call,
     keep: float,
-    publish: Callable[[], Any],
+    publish: Callable[..., Any],
     task_id: str,
     execution_id: str,
     acquire: marker.Acquire,
@@ -134,8 +134,8 @@ def _send_once(
     if there is not None:
         return _answer(call, there, task_id)
     try:
-        with telling(task_id, dedup=list(call.marker), execution_id=execution_id):
-            sent = publish()
+        says = {DEDUP: list(call.marker), "execution_id": execution_id}
+        sent = publish(**{SAYS: says})
     except BaseException:
         with suppress(RelockError):
             marker.drop(call.engine, call.marker.name, execution_id)

@@ -25,7 +25,7 @@ from ..engine.protocol import LINE, Claim, Conflict, PlaceRequest
 from ..errors import LockConfigError, LockUnavailable, RelockError
 from ..worker.conflict import end_unexecuted
 from ..worker.delivery import Delivery, retried_by
-from ..worker.message import PREFIX, call_options, moment, seconds_to, telling, told_of
+from ..worker.message import PREFIX, SAYS, call_options, moment, seconds_to
 
 logger = logging.getLogger("celery_relock")
 
@@ -63,7 +63,7 @@ class Sender:
         declared, name = line
         if not self._execution_id:
             try:
-                execution_id = told_of(task_id).get("execution_id") or ids.new_id()
+                execution_id = options.get(SAYS, {}).get("execution_id") or ids.new_id()
                 self._take(*line, execution_id, options)
             except LockUnavailable as error:
                 if _is_to_fail(declared, options):
@@ -71,9 +71,9 @@ class Sender:
                 of = self._task.name, task_id
                 logger.error("%s[%s] is sent without a place in its order: %s", *of, error)
         own, place = self._execution_id, [name, self._ticket]
+        options[SAYS] = {**options.get(SAYS, {}), ORDER: place, "execution_id": own}
         try:
-            with telling(task_id, order=place, execution_id=own):
-                return self._publish(args, kwargs, **options)
+            return self._publish(args, kwargs, **options)
         except BaseException:
             journal.remove(own)
             # Not as one that has ended: the message may be out all the same.

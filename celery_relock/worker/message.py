@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from datetime import datetime, timedelta
 from itertools import islice
@@ -36,8 +35,9 @@ logger = logging.getLogger("celery_relock")
 #: The name of our header in a message.
 HEADER = "relock"
 VERSION = 2
-#: By this name `apply_async` passes the prefix of the lock names on to `write_header`.
-PREFIX = "relock_prefix"
+#: Options by which a call passes on to `write_header` the prefix of its lock names, and what its
+#: header is to say in the place of ours.
+PREFIX, SAYS = "relock_prefix", "relock_header"
 #: The task that acquires a workflow lock (see `workflow.enter`).
 ENTER = "celery_relock.enter"
 # Celery's tasks that call another task directly, for each of their items.
@@ -298,8 +298,8 @@ def write_header(
     Args:
         headers: of the message.
         fields: where its id is; protocol 1 has that in the body.
-        properties: of the message. The `lock_*` options of this call are among them; they are taken
-            out.
+        properties: of the message. The `lock_*` options of this call are among them, `PREFIX` and
+            `SAYS`; they are taken out.
         queues: those that the message goes to, if its sender knows them.
     """
     # Celery copies custom headers from the message before: that header is replaced, never kept.
@@ -310,29 +310,9 @@ def write_header(
     if before is not None and before.workflow_locks:
         header["workflow_locks"] = list(before.workflow_locks)
     header.update(_of_call(fields, properties, queues, before))
-    header.update(told_of(fields.get("id")))
+    header.update(properties.pop(SAYS, {}))
     headers[HEADER] = header
     return header
-
-
-_told: ContextVar[tuple[str, Mapping[str, Any]]] = ContextVar("relock_told", default=("", {}))
-
-
-@contextmanager
-def telling(task_id: str, **fields: Any) -> Iterator[None]:
-    """While the message of this task is sent: fields for its header, in the place of ours."""
-    token = _told.set((task_id, {**told_of(task_id), **fields}))
-    try:
-        yield
-    finally:
-        _told.reset(token)
-
-
-def told_of(task_id: str | None) -> Mapping[str, Any]:
-    """What the header of this task's message will say; empty for another message, as a handler of
-    Celery's signal may send one meanwhile."""
-    sent, fields = _told.get()
-    return fields if sent == task_id else {}
 
 
 def attempt_before(fields: Mapping[str, Any], headers: Mapping[str, Any] | None) -> Header | None:
