@@ -128,11 +128,12 @@ class Lock(NamedLock):
         waits = blocking, blocking_timeout
         super().__init__(name, timeout, waits, owner, limit, mode, renew, not thread_local)
         self.raise_on_release_error = raise_on_release_error
-        self._engine = AsyncEngine(
+        self._engine = (
             redis
             if isinstance(redis, Engine)
             else engines.engine_for(redis, namespace, replicas=(min_replicas, 1.0), loops=True)
         )
+        self._aside = AsyncEngine(self._engine)
         self._grips: _Own | Shared[Grip] = _Own() if thread_local else Shared()
 
     # These are not coroutine functions: a call belongs to the task that makes it, even if another
@@ -221,7 +222,7 @@ class Lock(NamedLock):
         Raises:
             LockUnavailable: Redis cannot be reached.
         """
-        return bool((await self._engine.inspect(self.name)).holds)
+        return bool((await self._aside.call(self._engine.inspect, self.name)).holds)
 
     async def __aenter__(self) -> Lock:
         wait = self._wait(None, None)
@@ -266,7 +267,7 @@ class Lock(NamedLock):
         return isinstance(await self._take(wait, token, task), Held)
 
     async def _take(self, wait: float | None, token: Token, task: _Task) -> Answer:
-        engine, grip = self._engine, self._grip_of(task)
+        engine, grip = self._aside, self._grip_of(task)
         if grip is not None and (again := await self._with(grip, task)) is not None:
             return again
         outer = self._outer()
@@ -276,7 +277,7 @@ class Lock(NamedLock):
             self._grips.acquired(task or self, Grip(outer, task, borrowed=True))
             outer.tell("reentered")
             return Held(outer.fences, outer.reentered)
-        lease = engine.lease(self._claim(token, outer, wait), task)
+        lease = TaskLease(self._claim(token, outer, wait), self._engine, task)
         self._set_up(lease)
         answer = await engine.acquire(lease, wait)
         if isinstance(answer, Held):
@@ -291,7 +292,7 @@ class Lock(NamedLock):
     async def _with(self, grip: Grip, task: _Task) -> Held | None:
         """What a task's grip says of another acquire, if that need not be asked for."""
         lease = grip.lease
-        if lease.state is State.ASKED and isinstance(lease, TaskLease):
+        if lease.state is State.ASKED:
             await self._release(task)  # a failed release has left it in our own way
             return None
         if self._for_any_thread and (grip.task and grip.task()) is not task:
@@ -308,12 +309,12 @@ class Lock(NamedLock):
             return
         # Before the command is sent: another task can acquire the lock before this task continues.
         self._grips.released(task or self, grip)
-        if grip.borrowed or not isinstance(lease, TaskLease):
+        if grip.borrowed:
             lease.rely(-1)
             return  # the outer hold goes on
         reentrancy.pop(lease)
         try:
-            kept = await self._engine.release(lease)
+            kept = await self._aside.release(lease)
         except RelockError:
             self._grips.not_released(task or self, grip)
             raise
@@ -321,23 +322,23 @@ class Lock(NamedLock):
             raise self._not_owned("was lost before it was released")
 
     async def _extend(self, grip: Grip, additional_time: float, replace_ttl: bool) -> bool:
-        lease, length = grip.lease, self._length(grip, additional_time, replace_ttl)
-        if grip.borrowed or not isinstance(lease, TaskLease):
+        length = self._length(grip, additional_time, replace_ttl)
+        if grip.borrowed:
             return True
-        if not await self._engine.extend(lease, length):
+        if not await self._aside.call(self._engine.extend, grip.lease, length):
             raise self._not_owned("was lost before it was extended")
         return True
 
     async def _downgrade(self, grip: Grip) -> None:
-        lease = grip.lease
         self._check_downgrade(grip)
-        if isinstance(lease, TaskLease) and not await self._engine.downgrade(lease):
+        if not await self._aside.call(self._engine.downgrade, grip.lease):
             raise self._not_owned("was lost before it was downgraded")
 
     async def _owned(self, lease: Lease | None) -> bool:
         if lease is None or lease.lost:
             return False
-        return has(await self._engine.inspect(self.name, (lease.claim.execution_id,)), lease)
+        only = (lease.claim.execution_id,)
+        return has(await self._aside.call(self._engine.inspect, self.name, only), lease)
 
     def _own_grip(self) -> Grip | None:
         return self._grip_of(platform.coroutine())

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
@@ -23,7 +23,7 @@ from ..errors import LockUnavailable
 from . import platform
 from .engine import Engine, Step, acquiring
 from .lease import Lease, State
-from .protocol import Answer, Claim, LockState, Outcome
+from .protocol import Answer, Claim, Outcome
 from .wakeup import OPENING
 
 _T = TypeVar("_T")
@@ -89,17 +89,12 @@ class TaskLease(Lease):
 
 
 class AsyncEngine:
-    """The verbs of an engine, for coroutines of any event loop."""
+    """What an engine does, for coroutines of any event loop."""
 
-    __slots__ = ("_engine", "backend")
+    __slots__ = ("_engine",)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.backend = engine.backend
-
-    def lease(self, claim: Claim, task: asyncio.Task[Any] | None) -> TaskLease:
-        """A lease for the claim of a task (None: of who drives the loop); nothing is sent."""
-        return TaskLease(claim, self._engine, task)
 
     async def acquire(self, lease: TaskLease, wait: float | None = 0.0) -> Outcome:
         """As `Engine.acquire`. Cancelled, or if it fails, it releases what the lease has or is
@@ -116,7 +111,7 @@ class AsyncEngine:
 
     async def _acquire(self, lease: TaskLease, wait: float | None) -> Outcome:
         engine = self._engine
-        steps = acquiring(lease, wait, engine.inbox.listening.hears, self.backend.replicated)
+        steps = acquiring(lease, wait, engine.inbox.listening.hears, engine.backend.replicated)
         result: Answer | None = None
         while True:
             try:
@@ -154,7 +149,8 @@ class AsyncEngine:
         server was given up meanwhile, nobody is asked: else each of a thousand coroutines would
         wait for all those ahead."""
         since, is_first = of
-        outages, route = self._engine.outages, self.backend.route(lease.claim.names)
+        engine = self._engine
+        outages, route = engine.outages, engine.backend.route(lease.claim.names)
         seen, why = outages.get(route, (0.0, ""))
         if seen > since and time.monotonic() - since > _PATIENCE:
             if is_first:
@@ -164,7 +160,7 @@ class AsyncEngine:
                 f"Cannot acquire lock {name!r}, as its Redis did not answer others: {why}", name
             )
         try:
-            return self._engine.call(lease, step, number)
+            return engine.call(lease, step, number)
         except LockUnavailable as error:
             outages[route] = time.monotonic(), error.reason
             raise
@@ -180,7 +176,7 @@ class AsyncEngine:
         finally:
             listening.rings.discard(lease.ring)
 
-    async def release(self, lease: TaskLease) -> bool:
+    async def release(self, lease: Lease) -> bool:
         """As `Engine.release`. Cancelled, it releases all the same, and waits for that, unless the
         task is cancelled again."""
         if not lease.may_hold:
@@ -193,26 +189,15 @@ class AsyncEngine:
             raise
         return released.result()
 
-    async def extend(self, lease: TaskLease, length: float) -> bool:
-        """As `Engine.extend`."""
-        return await self._call(self._engine.extend, lease, length)
-
-    async def downgrade(self, lease: TaskLease) -> bool:
-        """As `Engine.downgrade`."""
-        return await self._call(self._engine.downgrade, lease)
-
-    async def inspect(self, name: str, only: Sequence[str] = ()) -> LockState:
-        """As `Engine.inspect`."""
-        return await self._call(self._engine.inspect, name, only)
-
     def _begin_quietly(self, call: Callable[..., _T], *args: Any) -> asyncio.Future[_T]:
         _, begun = self._begin(call, *args)
         # Else asyncio logs the error of a release that nobody waits for any more.
         begun.add_done_callback(lambda done: done.cancelled() or done.exception())
         return begun
 
-    async def _call(self, call: Callable[..., _T], *args: Any) -> _T:
-        """What a call in a thread returns. Cancelled before a thread is free, it is not made."""
+    async def call(self, call: Callable[..., _T], *args: Any) -> _T:
+        """What another call of the engine returns, made in a thread. Cancelled before a thread is
+        free, it is not made."""
         work, done = self._begin(call, *args)
         try:
             return await done

@@ -133,7 +133,7 @@ def test_nothing_is_left_though_a_thread_asks_after_the_release(
 ) -> None:
     monkeypatch.setattr(crash.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(journal, "on", True)
-    engine = lock()._engine._engine
+    engine = lock()._engine
     call = engine.call
 
     def late(*args: Any) -> Any:
@@ -153,7 +153,7 @@ async def wherever_it_is_cancelled(
     end = events.subscribe(lambda event: told[event.execution_id].append(event.kind))
 
     async def at(number: int, fresh: bool) -> int:
-        engine = lock()._engine._engine
+        engine = lock()._engine
         if fresh:  # also while the inbox is opened
             engine.inbox = Inbox(engine.backend)
         cancelled = CancelledAt(scenario(lock), number, how)
@@ -260,7 +260,7 @@ def test_an_answer_that_comes_when_the_release_has_failed_is_not_renewed(
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(one.acquire(), 0.1)
             slow.deliver()
-            await asyncio.to_thread(until_it_has_made_its_calls, one._engine._engine)
+            await asyncio.to_thread(until_it_has_made_its_calls, one._engine)
         assert state().holds
         keepalive.look_now(one._engine.backend)
         await asyncio.to_thread(wait_for, lambda: not of(one))
@@ -354,7 +354,7 @@ def test_nothing_is_logged_of_a_call_that_fails_when_its_task_or_loop_has_ended(
 
     def deliver(slow: Slow) -> None:
         slow.deliver()
-        until_it_has_made_its_calls(lock()._engine._engine)
+        until_it_has_made_its_calls(lock()._engine)
 
     deliver(run(main()))
     gc.collect()

@@ -152,7 +152,7 @@ def test_a_loss_is_told(lock: MakeLock, backend: RedisBackend) -> None:
     async def main() -> None:
         one = lock(timeout=60)
         await one.acquire()
-        while not one._engine._engine.inbox.listening.hears:
+        while not one._engine.inbox.listening.hears:
             await asyncio.sleep(0.05)
         await asyncio.to_thread(backend.force_release, "a")
         while not one.lost:

@@ -76,7 +76,7 @@ def test_the_next_waiter_hears_before_the_coroutine_that_waited_too(
         client, first, second = server.client(), lock(redis=server.url), lock(redis=server.url)
         await first.acquire()
         waits = asyncio.create_task(second.acquire())
-        while (await first._engine.inspect("a")).waiting == 0:
+        while first._engine.inspect("a").waiting == 0:
             await asyncio.sleep(0.01)
         await first.release()
         await waits
@@ -432,7 +432,7 @@ def test_a_forced_release_is_told_at_once(lock: MakeLock, redis_url: str, namesp
     async def main() -> None:
         one = lock(timeout=60)
         await one.acquire()
-        while not one._engine._engine.inbox.listening.hears:  # a hold that is a second old listens
+        while not one._engine.inbox.listening.hears:  # a hold that is a second old listens
             await asyncio.sleep(0.05)
         one._engine.backend.force_release("a")
         while not one.lost:
@@ -446,7 +446,7 @@ def test_what_was_forced_before_the_loop_listens_is_told_as_soon_as_it_does(lock
         one = lock(timeout=600)  # the first renewal is 200 s away
         await one.acquire()
         one._engine.backend.force_release("a")
-        assert not one._engine._engine.inbox.listening.hears, "nobody told the holder"
+        assert not one._engine.inbox.listening.hears, "nobody told the holder"
         while not one.lost:
             await asyncio.sleep(0.01)
 
@@ -698,7 +698,7 @@ def test_it_shares_a_lock_and_downgrades_it(lock: MakeLock) -> None:
         one, two = lock("b"), lock("b", mode="shared")
         async with one:
             waits = asyncio.create_task(two.acquire())
-            while not (await one._engine.inspect("b")).waiting:
+            while not one._engine.inspect("b").waiting:
                 await asyncio.sleep(0.01)
             with pytest.raises(LockConfigError, match="an outer block relies on it"):
                 async with one:
@@ -771,7 +771,7 @@ def test_the_first_subscription_takes_no_longer_than_the_wait_itself(
             async with lock("another", redis=proxy.url):
                 assert time.monotonic() < began + 0.4, "threads wait for the subscription"
             assert not any(await waiting)
-            inbox = waiters[0]._engine._engine.inbox
+            inbox = waiters[0]._engine.inbox
             assert not inbox.listening.tried, "the subscription was given up first"
             assert not inbox.listening.rings
 

@@ -33,7 +33,7 @@ def test_a_failover_is_waited_for_and_what_is_held_and_waited_for_outlives_it(
         async with Lock(url, "a", timeout=20, namespace=namespace) as one:
             fences.append(one.fence)
             waits = asyncio.create_task(waiter())
-            while (await one._engine.inspect("a")).waiting == 0:
+            while one._engine.inspect("a").waiting == 0:
                 await asyncio.sleep(0.05)
             old = await asyncio.to_thread(take_away, service, "killed")
             # The loop's own threads are busy for longer than a lease.
