@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..errors import LockConfigError, RelockError
 from . import events
 from .outage import Outage
+from .platform import anew_in_a_child
 from .protocol import KEPT, LINE, MARKER, Backend, Successor
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Journal:
 
     def __init__(self) -> None:
         self.on = False
-        self._reset()
+        anew_in_a_child(self)
 
     def _reset(self) -> None:
         self._maps: list[mmap] = []
@@ -440,5 +441,4 @@ def _tell(entry: Entry, process: str) -> None:
 
 
 journal = Journal()
-os.register_at_fork(after_in_child=journal._reset)
 atexit.register(journal.close)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-import weakref
 from collections.abc import Callable
 
 from ..errors import LockUnavailable
 from .crash import Entry, journal
 from .events import logger
+from .platform import anew_in_a_child
 
 # How soon a backend that could not be reached is asked again, in seconds; and how many calls are
 # kept for that moment. What they would have freed ends by itself, only later.
@@ -23,10 +22,10 @@ class Later:
     """
 
     def __init__(self) -> None:
-        self._reset()
-        _all.add(self)
+        anew_in_a_child(self)
 
     def _reset(self) -> None:
+        # The parent's thread makes the calls that a forked child has copies of.
         self._calls: list[tuple[Callable[[], object], Entry | None]] = []
         self._is_running = False
         self._guard = threading.Lock()
@@ -84,13 +83,3 @@ class Later:
 
 def _key(owed: Entry) -> str:
     return " ".join((owed.execution_id, *owed.names))
-
-
-def _forked() -> None:
-    # The parent's thread makes the calls that a forked child has copies of.
-    for each in list(_all):
-        each._reset()
-
-
-_all: weakref.WeakSet[Later] = weakref.WeakSet()
-os.register_at_fork(after_in_child=_forked)

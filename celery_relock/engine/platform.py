@@ -13,6 +13,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet
 
 from ..errors import LockConfigError
 
@@ -25,12 +26,23 @@ _T = TypeVar("_T")
 pid = os.getpid()
 
 
+_anew: WeakSet[Any] = WeakSet()
+
+
 def _forked() -> None:
     global pid
     pid = os.getpid()
+    for each in list(_anew):
+        each._reset()
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+def anew_in_a_child(what: Any) -> None:
+    """Let an object begin by its `_reset`, now and in each forked child."""
+    _anew.add(what)
+    what._reset()
 
 
 def green() -> bool:
@@ -103,11 +115,10 @@ class Guard:
     again. A forked child gets a new lock: the thread that had the old lock may not have come along.
     """
 
-    __slots__ = ("lock",)
+    __slots__ = ("__weakref__", "lock")
 
     def __init__(self) -> None:
-        self._reset()
-        os.register_at_fork(after_in_child=self._reset)
+        anew_in_a_child(self)
 
     def _reset(self) -> None:
         self.lock = _original("RLock")()
@@ -119,7 +130,9 @@ class Pool:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._pid = pid
+        anew_in_a_child(self)
+
+    def _reset(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
 
     def submit(self, call: Callable[..., _T], *args: Any) -> Future[_T]:
@@ -129,12 +142,12 @@ class Pool:
             RuntimeError: the process is ending or has no thread to spare.
         """
         with _guard.lock:  # each thread may have a loop
-            if self._threads is None or self._pid != pid:
+            if self._threads is None:
                 from concurrent.futures import ThreadPoolExecutor  # few processes need it
 
                 # gevent's are greenlets of the main thread, which is to have its signals.
                 begin = None if green() else block_signals
-                self._threads, self._pid = ThreadPoolExecutor(self._most, "relock", begin), pid
+                self._threads = ThreadPoolExecutor(self._most, "relock", begin)
             threads = self._threads
         return threads.submit(call, *args)
 
@@ -150,8 +163,7 @@ class SideThread:
     """
 
     def __init__(self) -> None:
-        self._reset()
-        os.register_at_fork(after_in_child=self._reset)
+        anew_in_a_child(self)
 
     def _reset(self) -> None:
         # Should one call never return, the calls after it must not fill the memory.

@@ -9,7 +9,6 @@ another thread says what there is to say.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -20,7 +19,7 @@ from weakref import WeakKeyDictionary
 from .events import logger, wanted
 from .lease import LONG, Lease, State
 from .outage import Outage, Say
-from .platform import SideThread, native_lock, start_native_thread
+from .platform import SideThread, anew_in_a_child, native_lock, start_native_thread
 from .protocol import Backend, Held, Notice, Queued, Renewal
 
 # How early a lease may be renewed to share a call with another lease.
@@ -38,7 +37,7 @@ class KeepAlive:
     """The registry of this process's leases and the thread that looks after the leases."""
 
     def __init__(self) -> None:
-        self._reset()
+        anew_in_a_child(self)
 
     def _reset(self) -> None:
         # In a forked child: the parent's leases are not ours, and its thread did not come along.
@@ -298,4 +297,3 @@ def ask_for(leases: Sequence[Lease]) -> tuple[float, _Asked, list[Renewal]]:
 
 
 keepalive = KeepAlive()
-os.register_at_fork(after_in_child=keepalive._reset)

@@ -8,7 +8,6 @@ grant, which is believed until the first renewal. The same client could delete t
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 import weakref
@@ -18,7 +17,7 @@ from functools import partial
 from ..errors import LockConfigError
 from . import ids
 from .events import logger
-from .platform import native_lock, start_native_thread
+from .platform import anew_in_a_child, native_lock, start_native_thread
 from .protocol import Backend
 from .renewal import keepalive
 
@@ -86,10 +85,10 @@ class Inbox:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._reset()
-        _inboxes.add(self)
+        anew_in_a_child(self)
 
     def _reset(self) -> None:
+        # The parent's thread did not come along, and what is sent to the parent is not a child's.
         self.name = ids.new_attempt_id()
         self.started = False
         self.listening = Listening()
@@ -137,13 +136,3 @@ def _listen(ref: weakref.ref[Inbox], backend: Backend, name: str, listening: Lis
         listening.hears = False
         if (inbox := ref()) is not None:
             inbox.started = False
-
-
-def _forked() -> None:
-    # The parent's thread did not come along, and what is sent to the parent is not ours.
-    for inbox in list(_inboxes):
-        inbox._reset()
-
-
-_inboxes: weakref.WeakSet[Inbox] = weakref.WeakSet()
-os.register_at_fork(after_in_child=_forked)
