@@ -23,6 +23,7 @@ from . import engines
 from .engine import platform, reentrancy
 from .engine.asyncio import AsyncEngine, TaskLease
 from .engine.engine import Engine
+from .engine.events import logger
 from .engine.lease import Lease, State
 from .engine.protocol import Answer, Held
 from .errors import LockUnavailable, RelockError
@@ -36,7 +37,6 @@ from .named_lock import (
     Shared,
     Token,
     has,
-    logger,
 )
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ parked message (`lua/debounce.lua`). From then on it is a message like any other
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -26,7 +25,7 @@ from .declaration import Declaration, declaration, engine_of, not_executed
 from .dedup import client as dedup
 from .dedup import marker
 from .engine import ids
-from .engine.events import label_of
+from .engine.events import label_of, logger
 from .engine.protocol import (
     DEBOUNCE,
     REMEMBER_ATTEMPT,
@@ -42,8 +41,6 @@ from .naming.names import bind, dumped, signature_of
 from .settings import enabled
 from .worker.message import HEADER, PREFIX, call_options
 from .worker.parking import LARGEST, RawMessage, home, message_in, parked_text
-
-logger = logging.getLogger("celery_relock")
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from celery.exceptions import TaskPredicate
 from celery.local import Proxy
 
 from .engine.engine import Engine
+from .engine.events import logger
 from .engine.parking import Nobody
 from .engine.platform import Guard
 from .errors import LockConfigError
@@ -34,8 +34,6 @@ _OF_CELERY = "celery."
 _SETTINGS = {f"relock_{name}": f"lock_{name}" for name in OPTION_NAMES}
 # Options that nobody has on a task for another purpose: written so, the prefix was forgotten.
 _WITHOUT_PREFIX = ("key", "dedup", "debounce", *(name for name in OPTION_NAMES if "_" in name))
-
-logger = logging.getLogger("celery_relock")
 
 
 @dataclass(slots=True)

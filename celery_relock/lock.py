@@ -21,6 +21,7 @@ from redis.exceptions import LockError
 from . import engines
 from .engine import platform, reentrancy
 from .engine.engine import Engine
+from .engine.events import logger
 from .engine.lease import Lease, State
 from .engine.protocol import Answer, Conflict, Held
 from .errors import LockUnavailable, RelockError
@@ -34,7 +35,6 @@ from .named_lock import (
     Shared,
     Token,
     has,
-    logger,
 )
 
 if TYPE_CHECKING:

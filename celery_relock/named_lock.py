@@ -4,7 +4,6 @@ lock, what is asked for, and the errors."""
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import sys
 import weakref
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
 
     from .engine.events import Work
     from .engine.protocol import LockState
-
-logger = logging.getLogger("celery_relock")
 
 DEFAULT_LEASE = 30.0
 Token: TypeAlias = "str | bytes | None"

@@ -12,7 +12,6 @@ Tasks do not need this module, and workers do not load it.
 from __future__ import annotations
 
 import getpass
-import logging
 import os
 import socket
 from collections.abc import Collection, Iterator, Sequence
@@ -20,7 +19,7 @@ from itertools import islice
 from typing import Any
 
 from .. import engines
-from ..engine.events import extra
+from ..engine.events import extra, logger
 from ..engine.inspection import (
     Holder,
     Inspectable,
@@ -38,7 +37,6 @@ from .why import Question, import_tasks
 
 __all__ = ["SHOWN", "Holder", "LockInfo", "Locks", "Stats", "Waiter", "Why"]
 
-logger = logging.getLogger("celery_relock")
 
 _DONE = {
     "release": "lock %s: released by force by %s from %s; its holder was %s",

@@ -5,18 +5,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..engine.events import OUTRANKED, duration
+from ..engine.events import OUTRANKED, duration, logger
 from ..engine.inspection import Holder, LockInfo, ParkedMessage, Waiter, work_of
 from ..engine.protocol import DEBOUNCE, LINE, MARKER
 from ..errors import LockConfigError, RelockError
 from .look import SHOWN, Look, Why
-
-logger = logging.getLogger("celery_relock")
 
 # Seconds in which workers can answer. All of them pass: more workers could answer.
 _WORKERS = 1.0

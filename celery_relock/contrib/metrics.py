@@ -7,7 +7,6 @@ there can be as many names as accounts.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,9 +16,8 @@ from celery import current_app
 
 from .. import signals
 from ..declaration import declaration, is_locked
+from ..engine.events import logger
 from ..errors import RelockError
-
-logger = logging.getLogger("celery_relock")
 
 #: Records a measurement: the instrument, a number or seconds, and the labels.
 Record: TypeAlias = Callable[[str, float, Mapping[str, str]], None]

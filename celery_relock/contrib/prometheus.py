@@ -13,7 +13,6 @@ of its own: it serves all that the folder has.
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import struct
 import time
@@ -28,10 +27,9 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from ..engine.events import logger
 from ..errors import LockConfigError
 from . import metrics
-
-logger = logging.getLogger("celery_relock")
 
 PREFIX = "relock_"
 # The metrics whose names end with the unit, `_seconds`.

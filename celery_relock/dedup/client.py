@@ -6,7 +6,6 @@ replaced task is always sent: somebody waits for its very id.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +21,7 @@ from ..declaration import Declaration, declaration, engine_of
 from ..engine import events, ids
 from ..engine.crash import kept_for
 from ..engine.engine import Engine
+from ..engine.events import logger
 from ..engine.protocol import Claim, Conflict, lock_names
 from ..errors import DuplicateTask, LockUnavailable, RelockError
 from ..naming.names import signature_of
@@ -34,8 +34,6 @@ from ..worker.states import Dropped, show_revoked, stores_no_result
 from . import marker
 from .marker import Found, Marker
 
-logger = logging.getLogger("celery_relock")
-
 #: The field of our header with a call's marker, and until when that is there.
 DEDUP = "dedup"
 # The options of a call whose result somebody else waits for: Celery makes it, or goes on from it.
@@ -43,7 +41,6 @@ _AWAITED = (
     *("task_id", "chain", "chord", "group_id", "link", "link_error"),
     *("retries", "replaced_task_nesting", "parent_id", "root_id"),
 )
-
 
 Mark = Callable[[Any, Any, dict[str, Any], str, Claim], Conflict | None]
 

@@ -9,13 +9,13 @@ without.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from ..declaration import Declaration, declaration, engine_of
 from ..engine.engine import Engine
+from ..engine.events import logger
 from ..engine.hold import Body, MakeHold
 from ..engine.protocol import Successor
 from ..errors import LockUnavailable
@@ -28,8 +28,6 @@ from ..worker.states import Late, SentAgain, Waits, end_dropped, is_requeued, sh
 from . import client, marker
 from .client import Call
 from .marker import Found, Marker, MarkerLease
-
-logger = logging.getLogger("celery_relock")
 
 
 def around(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import os
 import select
 import tempfile
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import LockConfigError, RelockError
 from . import events
+from .events import logger
 from .outage import Outage
 from .platform import anew_in_a_child
 from .protocol import KEPT, LINE, MARKER, Backend, Successor
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from mmap import mmap
 
     from .parking import Parking
-
-logger = logging.getLogger("celery_relock")
 
 # Bytes of a claim, how many by which the file grows, and how often it does. One that does not fit
 # is not noted: its lease ends its holds.

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from ..errors import LockUnavailable
 from . import events, ids
+from .events import logger
 from .protocol import DEBOUNCE, REMEMBER, REMEMBER_ATTEMPT, Backend, Message, Sender
-
-logger = logging.getLogger("celery_relock")
 
 
 class Nobody:

@@ -8,7 +8,6 @@ stand behind calls that no worker has received yet.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -20,14 +19,12 @@ from celery.utils import uuid
 from ..declaration import Declaration, declaration, engine_of
 from ..engine import ids
 from ..engine.crash import journal, kept_for
-from ..engine.events import label_of
+from ..engine.events import label_of, logger
 from ..engine.protocol import LINE, Claim, Conflict, PlaceRequest
 from ..errors import LockConfigError, LockUnavailable, RelockError
 from ..worker.conflict import end_unexecuted
 from ..worker.delivery import Delivery, retried_by
 from ..worker.message import PREFIX, SAYS, call_options, moment, seconds_to
-
-logger = logging.getLogger("celery_relock")
 
 #: The field of our header with a call's line and its ticket.
 ORDER = "order"

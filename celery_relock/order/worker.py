@@ -8,7 +8,6 @@ fencing token is the ticket of the place, if nobody has overtaken it.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +19,7 @@ from celery.exceptions import Reject, Retry
 from ..declaration import Declaration, declaration, engine_of
 from ..engine import events, ids, reentrancy
 from ..engine.engine import Engine
-from ..engine.events import LockEvent, label_of
+from ..engine.events import LockEvent, label_of, logger
 from ..engine.hold import Body, MakeHold
 from ..engine.lease import Lease
 from ..engine.protocol import COMES_AGAIN, LINE, Claim, Successor
@@ -32,8 +31,6 @@ from ..worker.events import work_for
 from ..worker.message import Header, header_of, seconds_to
 from ..worker.states import Aside, SentAgain, Waits, is_acknowledged, is_requeued
 from . import client
-
-logger = logging.getLogger("celery_relock")
 
 
 def around(

@@ -7,7 +7,6 @@ this.
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import Any
 
@@ -20,6 +19,7 @@ from celery.worker.state import active_requests, reserved_requests
 from ..declaration import engine_of, has_locks, locked_tasks
 from ..engine import ids, platform
 from ..engine.crash import Reaper, journal
+from ..engine.events import logger
 from ..engine.interrupt import INSTEAD
 from ..errors import LockConfigError, RelockError
 from ..settings import enabled, in_memory
@@ -28,8 +28,6 @@ from . import events as worker_events
 from .message import HEADER
 from .report import report
 from .resuming import Resumer
-
-logger = logging.getLogger("celery_relock")
 
 
 class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no types

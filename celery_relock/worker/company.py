@@ -7,7 +7,6 @@ out in silence.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Iterator
 from importlib import metadata
@@ -16,10 +15,9 @@ from typing import Any
 from celery import current_app
 from celery.states import SUCCESS
 
+from ..engine.events import logger
 from ..errors import LockConfigError
 from ..options import OPTION_NAMES
-
-logger = logging.getLogger("celery_relock")
 
 # Modules that are loaded where a library traces Celery's tasks, and the distribution of each.
 _TRACERS = {

@@ -29,6 +29,7 @@ from ..engine.events import (
     describe_conflict,
     describe_deadlock,
     describe_own_share,
+    logger,
 )
 from ..engine.lease import Lease, State
 from ..engine.protocol import (
@@ -53,8 +54,6 @@ from .events import show
 from .message import header_of, moment, note, running_request
 from .parking import park_request, sent_again
 from .states import Dropped, Late, SentAgain, Waits, show_blocked, stores_no_result
-
-logger = logging.getLogger("celery_relock")
 
 # Seconds until a message is sent again for the first time, and the longest pause it grows to.
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0

@@ -8,7 +8,6 @@ Loaded by a worker's main process.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from celery.worker import control
 from celery.worker.state import active_requests, requests, revoked, revoked_stamps
 
 from ..declaration import engine_of
+from ..engine.events import logger
 from ..engine.ids import short
 from ..errors import LockUnavailable, RelockError
 from .message import HEADER, parse
@@ -25,7 +25,6 @@ from .message import HEADER, parse
 if TYPE_CHECKING:
     from ..engine.inspection import Holder, Inspection
 
-logger = logging.getLogger("celery_relock")
 
 inspect_command: Any = control.inspect_command  # has no types
 _celerys = control.query_task

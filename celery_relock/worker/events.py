@@ -7,7 +7,6 @@ begins with `task-` is a state of the task in Flower and `celery events` (`show`
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,13 +18,11 @@ from celery.signals import worker_init
 from kombu.exceptions import LimitExceeded
 
 from ..engine import events
-from ..engine.events import LockEvent, Work
+from ..engine.events import LockEvent, Work, logger
 from ..engine.lease import Lease
 from ..engine.protocol import LINE, Message
 from ..errors import LockLost
 from .message import running_request
-
-logger = logging.getLogger("celery_relock")
 
 #: The state of a task whose message is parked. Not a ready one: `get()` goes on waiting.
 BLOCKED = "BLOCKED"

@@ -11,7 +11,6 @@ owner.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
@@ -26,11 +25,10 @@ from celery.canvas import Signature
 from celery.utils.time import maybe_iso8601
 
 from ..engine import ids, reentrancy
+from ..engine.events import logger
 from ..errors import LockConfigError
 from ..naming.callables import called
 from ..settings import name_prefix
-
-logger = logging.getLogger("celery_relock")
 
 #: The name of our header in a message.
 HEADER = "relock"

@@ -12,7 +12,6 @@ process that happens to publish it: that one runs for somebody else.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from base64 import b64decode, b64encode
@@ -32,13 +31,12 @@ from kombu.message import Message as Received
 from kombu.utils import json
 
 from ..engine import events, ids
+from ..engine.events import logger
 from ..engine.protocol import DEBOUNCE, Message, ParkRequest
 from ..errors import RelockError
 from . import delayed
 from . import events as worker_events
 from .message import HEADER, Header, header_of
-
-logger = logging.getLogger("celery_relock")
 
 # A message of more bytes is not parked: it stays with the broker, which is made for it.
 LARGEST = 1_000_000

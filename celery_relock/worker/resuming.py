@@ -14,7 +14,6 @@ so a message goes to the first that is free.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -28,13 +27,12 @@ from kombu.common import ignore_errors
 
 from ..engine import ids
 from ..engine.engine import Engine
+from ..engine.events import logger
 from ..engine.outage import Outage
 from ..engine.protocol import Notice
 from ..errors import RelockError
 from .message import HEADER
 from .parking import SUFFIX, channel, come_back, home, resume_queue
-
-logger = logging.getLogger("celery_relock")
 
 # Seconds between two looks of a worker. When something is known to be due sooner, it looks then.
 LOOK_EVERY = 1.0

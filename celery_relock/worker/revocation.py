@@ -4,7 +4,6 @@ itself holds is released by its process, or by the reaper."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -19,6 +18,7 @@ from celery.states import REVOKED
 from ..declaration import declaration, engine_of
 from ..dedup import worker as dedup
 from ..engine.engine import Engine
+from ..engine.events import logger
 from ..errors import LockConfigError, RelockError
 from ..order import worker as order
 from ..workflow import steps
@@ -27,8 +27,6 @@ from . import retry
 from .conflict import consumes_here, end_unexecuted, withdraw_later
 from .message import HEADER, has_begun, header_of
 from .states import is_acknowledged, puts_back
-
-logger = logging.getLogger("celery_relock")
 
 
 def _withdraw(engine: Engine, request: Any, remember: float | None, **_: Any) -> None:

@@ -17,14 +17,13 @@ from celery.exceptions import Ignore, Reject, Retry, TimeLimitExceeded, WorkerLo
 from celery.states import READY_STATES, REVOKED, STARTED
 
 from ..engine import events
+from ..engine.events import logger
 from ..engine.protocol import Conflict
 from ..errors import LockConflict, RelockError
 from . import events as worker_events
 from .delivery import retry_of
 from .events import BLOCKED
 from .message import header_of
-
-logger = logging.getLogger("celery_relock")
 
 _KIND = "relock"
 

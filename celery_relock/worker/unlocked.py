@@ -9,7 +9,6 @@ lost on its way.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
@@ -20,7 +19,7 @@ from celery.signals import task_rejected, task_unknown
 
 from ..declaration import engine_of, has_locks, is_locked
 from ..engine import ids
-from ..engine.events import label_of
+from ..engine.events import label_of, logger
 from ..engine.lease import QuietLease
 from ..engine.protocol import Claim, Ended
 from ..errors import RelockError
@@ -30,8 +29,6 @@ from .conflict import release
 from .delivery import afterwards
 from .message import HEADER, begin_call, header_of
 from .states import Late, is_acknowledged, show_started
-
-logger = logging.getLogger("celery_relock")
 
 _PREPARED = "_relock_unlocked"
 # Of the hold of an execution whose task has no lock any more, in seconds.

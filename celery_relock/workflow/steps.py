@@ -20,7 +20,6 @@ around a step; what is done when a message is published or revoked.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
@@ -53,8 +52,6 @@ from ..worker.states import (
     is_given_up,
     is_requeued,
 )
-
-logger = logging.getLogger("celery_relock")
 
 # -- The stamps ----------------------------------------------------------------------------------
 
