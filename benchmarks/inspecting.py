@@ -42,7 +42,6 @@ def _fill(server: RedisServer, locks: int, others: int) -> None:
     for number in range(locks):
         name, label = f"account:{number}", f"shop.charge[{number}] web-1:4242"
         backend.acquire(Claim(f"e{number}", "a", "o", (name,), (1,), 3600.0, label))
-    backend.close()
 
 
 def _look(server: RedisServer, locks: int) -> tuple[str, str, str, str]:

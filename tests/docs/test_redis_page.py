@@ -19,6 +19,7 @@ from celery_relock.settings import backend_settings
 from tests.backends.redis.test_permissions import PASSWORD, least
 from tests.docs.pages import blocks
 from tests.support import RedisServer, wait_for
+from tests.support.backends import close
 from tests.support.cluster import ClusterServers
 from tests.support.sentinel import Watcher
 from tests.support.tls import Authority, free_port, speaks_tls
@@ -120,7 +121,7 @@ def test_an_example_connects_and_shows_itself_to_the_server_as_it_says(
         assert SEEN[heading] in task_of(app).delay().get()
         assert backend_settings(app).source == "relock_url"
     finally:
-        engine_of(app).backend.close()
+        close(engine_of(app).backend.transport)
 
 
 def _wrong_password(place: Any) -> str:

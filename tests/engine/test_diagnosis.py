@@ -7,13 +7,13 @@ import pytest
 from celery_relock.backends.redis.connections import Replicas
 from celery_relock.engine.diagnosis import serious
 from tests.support import wait_for
-from tests.support.backends import backend_of
+from tests.support.backends import backend_of, close
 
 
 def dangers_of(url, **options):
     backend = backend_of(url, "ns", **options)
     found = [f"{each.what}. {each.do}" for each in serious(backend.examination().servers(0))]
-    backend.close()
+    close(backend.transport)
     return found
 
 

@@ -25,7 +25,7 @@ from celery_relock.engine.protocol import (
     Renewal,
     Successor,
 )
-from tests.support.backends import backend_of
+from tests.support.backends import backend_of, close
 from tests.support.lua_headers import Header as Script
 from tests.support.lua_headers import Parameter
 from tests.support.lua_headers import headers as scripts
@@ -65,7 +65,7 @@ def sent(monkeypatch) -> list[Sent]:
 def backend(redis_url: str, namespace: str) -> Iterator[RedisBackend]:
     opened = backend_of(redis_url, namespace)
     yield opened
-    opened.close()
+    close(opened.transport)
 
 
 def _claim(run: str, *names: str, attempt_id: str = "n1") -> Claim:

@@ -26,6 +26,12 @@ def backend_of(
     return RedisBackend(transport_for_url(url, ssl, transport, replicas), namespace)
 
 
+def close(transport: Any) -> None:
+    """Close its idle connections: it is used no more, or is to begin anew."""
+    for links, _ in transport.masters():
+        links.close()
+
+
 def options_of(url: str, ssl: Any = None, transport: Mapping[str, Any] | None = None) -> Any:
     """redis-py's class of connection, and its keywords, to which a URL leads."""
     made: Any = transport_for_url(url, ssl, transport)

@@ -24,6 +24,7 @@ from celery_relock.engine.protocol import (
     Queued,
     Renewal,
 )
+from tests.support.backends import close
 from tests.support.keys import leftovers
 from tests.support.waiting import wait_for
 
@@ -293,7 +294,7 @@ class Desk:
     def close(self) -> None:
         for inbox in self._inboxes:
             inbox.close()
-        self.backend.close()
+        close(self.backend.transport)
 
 
 def _claim(

@@ -317,10 +317,6 @@ class RedisBackend:
 
         self.transport.listen(lambda bucket: self.keys.inbox(inbox, bucket), ready, heard, wanted)
 
-    def close(self) -> None:
-        """Close the idle connections. The backend can still be used."""
-        self.transport.close()
-
     def _claim(self, claim: Claim, place: dict[str, Any], inbox: str) -> Call:
         if place and claim.stuck:
             place["stuck"] = claim.stuck

@@ -277,10 +277,6 @@ class Cluster(Transport):
 
         ClusterInbox(self.map, connect, channel, ready, hear).listen(wanted)
 
-    def close(self) -> None:
-        for node in list(self._nodes.values()):
-            node.close()
-
     def _at(self, node: Node, renewing: bool = False) -> Connections:
         key = node, renewing
         if key not in self._nodes:

@@ -423,10 +423,6 @@ class Transport(ABC):
     def listen(self, channel: Channel, ready: Ready, hear: Hear, wanted: Wanted) -> None:
         """Listen at an inbox; see `Backend.listen`. `channel` returns its name in a bucket."""
 
-    @abstractmethod
-    def close(self) -> None:
-        """Close the idle connections. The transport can still be used."""
-
 
 class Server(Transport):
     """The way to one server.
@@ -482,7 +478,3 @@ class Server(Transport):
             subscription.close()
         # A replica passes messages on, but the master does not know that somebody listens.
         raise LockUnavailable("the inbox's server is no longer the master")
-
-    def close(self) -> None:
-        self._work.close()
-        self._renewals.close()

@@ -21,7 +21,7 @@ from celery_relock.backends.redis.urls import transport_for_url
 from celery_relock.errors import LockUnavailable
 from tests.backends.redis.test_permissions import everything
 from tests.support import RedisServer, wait_for
-from tests.support.backends import backend_of
+from tests.support.backends import backend_of, close
 from tests.support.proxy import Proxy
 
 
@@ -72,7 +72,7 @@ def test_an_answer_never_goes_to_another_call_whenever_a_signal_raises(
                 armed = True
                 try:
                     if fresh:
-                        server.close()
+                        close(server)
                     reply, repeated, _ = server.run(ECHO, [key], [str(number)])
                 finally:
                     armed = False
@@ -204,7 +204,7 @@ def test_how_often_a_command_may_have_been_executed_is_known(
         assert server.run(ECHO, [key], ["2"])[:2] == ([b"2"], True)
         with redis.Redis.from_url(redis_url) as client:
             assert int(client.get(key)) == 1 + executed
-        server.close()
+        close(server)
 
 
 def test_nothing_is_sent_and_nothing_counted_where_nobody_answers() -> None:

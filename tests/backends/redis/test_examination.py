@@ -16,7 +16,7 @@ from celery_relock.backends.redis.scripts import scripts
 from celery_relock.engine.examination import Examination
 from celery_relock.errors import LockConfigError
 from tests.support import RedisServer
-from tests.support.backends import backend_of
+from tests.support.backends import backend_of, close
 from tests.support.redis_server import bundled_redis_server
 from tests.support.worker import ROOT
 
@@ -51,7 +51,7 @@ def as_user(server: RedisServer) -> Iterator[Callable[[list[str]], Examination]]
 
     yield log_in
     for backend in made:
-        backend.close()
+        close(backend.transport)
 
 
 def test_every_command_of_every_script_is_tried() -> None:
@@ -111,4 +111,4 @@ def test_keys_are_counted_by_their_kind_and_foreign_ones_do_no_harm(server: Redi
     assert found.namespaces == ("other",)
     assert found.seen == found.keys == client.dbsize()
     assert all(kind.bytes_each > 900 for kind in found.kinds)
-    backend.close()
+    close(backend.transport)

@@ -27,7 +27,7 @@ from celery_relock.engine.protocol import (
 from celery_relock.errors import LockConfigError
 from tests.engine.conftest import Runs
 from tests.support import RedisServer, wait_for
-from tests.support.backends import backend_of
+from tests.support.backends import backend_of, close
 from tests.support.redis_server import bundled_redis_server
 
 PAGE = (Path(__file__).parents[3] / "docs" / "redis.md").read_text()
@@ -74,7 +74,7 @@ def store_with(server: RedisServer) -> Iterator[Callable[..., RedisBackend]]:
 
     yield make
     for backend in stores:
-        backend.close()
+        close(backend.transport)
 
 
 def refused(server: RedisServer) -> list[str]:

@@ -28,6 +28,7 @@ from celery_relock.errors import LockUnavailable
 from tests.backends.redis.test_green import GEVENT
 from tests.engine.conftest import Runs
 from tests.support import RedisServer, programs, wait_for
+from tests.support.backends import close
 from tests.support.long import LONG
 from tests.support.sentinel import Watched
 
@@ -418,7 +419,7 @@ def test_sentinels_that_are_gone_or_silent_cost_a_moment_once(
     runs = runs_of(service, namespace, client=False)
     runs.release(runs.held("a"))
     backend: Any = runs.engine.backend
-    backend.close()
+    close(backend.transport)
     started = time.monotonic()
     runs.release(runs.held("a"))
     assert time.monotonic() - started < 0.5, "who was silent is asked last"
