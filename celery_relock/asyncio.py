@@ -14,7 +14,6 @@ import asyncio
 import weakref
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import LockError
@@ -229,12 +228,7 @@ class Lock(NamedLock):
         self._check_acquired(await self._take(wait, None, platform.coroutine()), wait)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
         try:
             await self.release()
         except (LockError, LockUnavailable) as failure:

@@ -13,7 +13,6 @@ import threading
 import weakref
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import LockError
@@ -259,12 +258,7 @@ class Lock(NamedLock):
         self._check_acquired(self._take(wait, None), wait)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         before = None
         try:
             before = self._standing()

@@ -43,14 +43,8 @@ _SHORTEST = 0.001
 
 
 class _AsInRedisPy(RelockError):
-    def __init__(
-        self,
-        message: str,
-        name: str | None = None,
-        owner: str | None = None,
-        remaining: float | None = None,
-    ) -> None:
-        super().__init__(message, name, owner, remaining)
+    def __init__(self, message: str, name: str | None = None, *more: Any, **told: Any) -> None:
+        super().__init__(message, name, *more, **told)
         #: The lock name, under the name of redis-py's attribute.
         self.lock_name = name
 

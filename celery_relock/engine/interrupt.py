@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ContextDecorator
 from functools import partial
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from ..errors import LockConfigError, LockLost
@@ -67,12 +67,7 @@ class Interruption(ContextDecorator):
             self.__exit__(None, None, None)
             raise self._error()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         try:
             self._leave()
         except LockLost as late:

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
 from typing import TypeAlias
 
 from ..errors import RelockError
@@ -60,12 +59,7 @@ class Outage:
     def __enter__(self) -> None:
         self._tried_at = time.monotonic()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
         if isinstance(error, Exception):
             self.failures += 1
             self._goes_on(error)
