@@ -3,10 +3,10 @@ what it has."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..engine.events import OUTRANKED, duration, logger
@@ -19,25 +19,24 @@ from .look import SHOWN, Look, Why
 _WORKERS = 1.0
 
 
+@dataclass(frozen=True, slots=True)
 class Question:
     """About one task.
 
-    Args:
+    Attributes:
         app: whose result backend and workers are asked; None for neither.
         look: reads the locks.
         consumed: whether a worker consumes a channel (`Backend.consumed`).
-        task_id: the task's id.
     """
 
-    def __init__(self, app: Any, look: Look, consumed: Callable[[str], bool], task_id: str) -> None:
-        self.app = app
-        self.task_id = task_id
-        self._look = look
-        self._consumed = consumed
+    app: Any
+    look: Look
+    consumed: Callable[[str], bool]
+    task_id: str
 
     def answer(self) -> Why:
         """See `Locks.why`."""
-        found = self._look.parked(self.task_id)
+        found = self.look.parked(self.task_id)
         if found is not None and found.text:
             return self._parked(found)
         told = _result(self.app, self.task_id)
@@ -52,15 +51,13 @@ class Question:
         if is_unknown and (known := self._anywhere()) is not None:
             return known
         if found is not None and told is None:  # its message is awaited, or can come again
-            _, lock = self._look.get(found.name, SHOWN, SHOWN)
+            _, lock = self.look.get(found.name, SHOWN, SHOWN)
             waits = self._waiting(found.waiter, lock)
             return self._there((lock,)) or waits
         if (told := _result(self.app, self.task_id)) is not None:
             if told.state == "retry" and found is not None:
                 place = f"{_for(found.waiter.names)}, {_ahead(found.waiter.position - 1)}"
-                told = dataclasses.replace(
-                    told, sentence=f"{told.sentence}; it has its place {place}"
-                )
+                told = replace(told, sentence=f"{told.sentence}; it has its place {place}")
             return told  # it waits for its retry, or has ended while the workers were asked
         return Why(
             self.task_id,
@@ -74,7 +71,7 @@ class Question:
 
     def _parked(self, found: ParkedMessage) -> Why:
         waiter = found.waiter
-        _, lock = self._look.get(found.name, 1, 1)
+        _, lock = self.look.get(found.name, 1, 1)
         waits = duration(found.at - waiter.since)
         ahead = waiter.position - 1
         work = work_of(waiter.task, self.task_id)
@@ -104,7 +101,7 @@ class Question:
         queue, of = message["queue"], message["home"]
         if not queue or of != home(self.app):
             return ""
-        if self._consumed(channel(of, resume_queue(queue))):
+        if self.consumed(channel(of, resume_queue(queue))):
             return ""
         told = _asked(self.app, "active_queues")
         if told is None or any(queue == each["name"] for every in told.values() for each in every):
@@ -118,7 +115,7 @@ class Question:
             when = " until its ETA" if state == "scheduled" else ", which has no free slot for it"
             return Why(self.task_id, "received", f"{work} waits in {where}{when}")
         names = _names(self.app, info)
-        locks = [lock for _, lock in self._look.get_all(names, SHOWN, SHOWN)] if names else []
+        locks = [lock for _, lock in self.look.get_all(names, SHOWN, SHOWN)] if names else []
         # It can hold others: of its workflow, or those of a task that this app does not have.
         if (known := self._there(locks) or self._anywhere()) is not None:
             return known
@@ -132,7 +129,7 @@ class Question:
         or not all locks may be looked at."""
         in_line = None
         try:
-            for lock in self._look.find("*", SHOWN):
+            for lock in self.look.find("*", SHOWN):
                 if lock.name.startswith(MARKER):
                     continue
                 known = self._there((lock,)) or self._of_workflow(lock)
@@ -151,15 +148,15 @@ class Question:
         from ..worker.parking import message_in
 
         for waiter in lock.waiters:
-            found = self._look.parked(waiter.task_id) if waiter.task == ENTER else None
+            found = self.look.parked(waiter.task_id) if waiter.task == ENTER else None
             steps = ""
             with suppress(Exception):  # one that this app cannot read is not its own
                 steps = str(message_in(self.app, found.text).payload) if found else ""
             if found is not None and self.task_id in steps:
-                of_enter = Question(self.app, self._look, self._consumed, waiter.task_id)
+                of_enter = Question(self.app, self.look, self.consumed, waiter.task_id)
                 waits = of_enter._parked(found)
                 sentence = f"{self.task_id} is a step of a workflow, whose {waits.sentence}"
-                return dataclasses.replace(waits, task_id=self.task_id, sentence=sentence)
+                return replace(waits, task_id=self.task_id, sentence=sentence)
         return None
 
     def _there(self, locks: Sequence[LockInfo]) -> Why | None:
@@ -197,7 +194,7 @@ class Question:
         if len(waiter.names) == 1:
             shares = bool(lock.holders) and lock.holders[0].shared and waiter.shared
             return _held_by(lock, waiter, "it") + (OUTRANKED if shares else "")
-        locks = [each for _, each in self._look.get_all(waiter.names, 1, 1)]
+        locks = [each for _, each in self.look.get_all(waiter.names, 1, 1)]
         held = [_held_by(each, waiter, repr(each.name)) for each in locks if each.holders]
         return "; ".join(held) or "nobody holds them at this moment"
 

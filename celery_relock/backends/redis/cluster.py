@@ -199,13 +199,8 @@ class Cluster(Transport):
     """A Redis Cluster.
 
     Args:
-        seeds: some of its nodes.
-        kind: redis-py's class of connections.
-        options: the keywords of that class, without an address.
-        remap: translates the address of a node in the cluster into its address from here.
-        replicas: how many replicas of a master must have a hold before it is valid.
-        failover: for how many seconds to wait for a failover.
-        buckets: the number of buckets.
+        failover: for how many seconds to wait for a failover. The others are as for a `Map` and for
+            `Connections`; the `options` have no address.
     """
 
     variant = "cluster"

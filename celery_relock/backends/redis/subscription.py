@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -116,33 +117,25 @@ class Subscription:
             self.link.send_command("PING", check_health=False)
 
 
+@dataclass(eq=False)
 class ClusterInbox:
     """Listens at every master, for the buckets that it serves: the scripts count the receivers of a
     message, and a node knows its own listeners alone. Each master has a native thread. The threads
     follow the buckets when slots move and when a replica takes over. Heartbeats find out what was
     missed meanwhile.
 
-    Args:
-        nodes: the map of the cluster.
+    Attributes:
         connect: returns a connection to a node.
-        channel: returns the name of the inbox's channel in a bucket.
-        ready: called whenever a thread begins to listen.
-        hear: called with each notice.
+        channel, ready, hear: as for `Transport.listen`; `ready` is called for each thread.
     """
 
-    def __init__(
-        self,
-        nodes: Map,
-        connect: Callable[[Node], Any],
-        channel: Callable[[int], str],
-        ready: Callable[[], None],
-        hear: Callable[[Notice], None],
-    ) -> None:
-        self._map = nodes
-        self._connect = connect
-        self._channel = channel
-        self._ready = ready
-        self._hear = hear
+    map: Map
+    connect: Callable[[Node], Any]
+    channel: Callable[[int], str]
+    ready: Callable[[], None]
+    hear: Callable[[Notice], None]
+
+    def __post_init__(self) -> None:
         self._bell = native_lock()
         self._bell.acquire()
         self._ears: dict[Node, _Ear] = {}
@@ -160,7 +153,7 @@ class ClusterInbox:
                 if now - asked_at >= _ASK_EVERY or any(ear.error for ear in self._ears.values()):
                     asked_at = now
                     with suppress(*FAULTS):  # the threads that listen already go on
-                        self._map.look()
+                        self.map.look()
                 self._follow(now)
                 self._bell.acquire(timeout=_LOOK_EVERY)
         finally:
@@ -170,7 +163,7 @@ class ClusterInbox:
     def _follow(self, now: float) -> None:
         """Make sure that there is a thread for each master and its buckets."""
         try:
-            masters = self._map.masters()
+            masters = self.map.masters()
         except FAULTS as error:
             raise translate(error) from error
         for node, buckets in masters.items():
@@ -187,14 +180,14 @@ class ClusterInbox:
     def _be(self, node: Node, ear: _Ear) -> None:
         subscription = None
         try:
-            channels = [self._channel(bucket) for bucket in ear.buckets]
-            subscription = Subscription(partial(self._connect, node), channels, sharded=True)
+            channels = [self.channel(bucket) for bucket in ear.buckets]
+            subscription = Subscription(partial(self.connect, node), channels, sharded=True)
             # The thread before this one ends only now: a notice that is heard twice does no harm.
             ear.hears()
-            self._ready()
+            self.ready()
             while not ear.over:
                 if (notice := subscription.hear(_HEAR)) is not None:
-                    self._hear(notice)
+                    self.hear(notice)
         except RelockError as error:
             ear.fails(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, a new thread tries again
