@@ -9,25 +9,20 @@ when the process dies, and left to a retry or to the parked message.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ..engine import ids
 from ..engine.engine import Engine
-from ..engine.lease import QuietLease, State
+from ..engine.lease import Lease, QuietLease
 from ..engine.protocol import (
     KEPT,
     MARKER,
     Answer,
     Claim,
     Conflict,
-    Ended,
     HoldInfo,
     Renewal,
-    Successor,
 )
-from ..errors import RelockError
-from ..worker.conflict import end_unexecuted, release
 from ..worker.message import seconds_to
 
 # How long it may take to send a message, in seconds: a caller that is killed meanwhile, or can
@@ -155,7 +150,7 @@ def drop_begun(engine: Engine, name: str, there: Found) -> None:
 def take_away(engine: Engine, marker: Marker, there: Found) -> bool:
     """Take the marker for good from a call that has not begun. False if it has, or has none."""
     while True:
-        hold = _hold_of(engine, marker.name, there.execution_id)
+        hold = hold_of(engine, marker.name, there.execution_id)
         if hold is None or (marker.until != START and hold.attempt_id != KEPT):
             return False
         # In one step with the end of its hold: an execution that waits in a worker slot asks when
@@ -175,71 +170,12 @@ def keep_for(task: Any, options: Mapping[str, Any]) -> float:
     return due + QUEUED if end is None else min(due + QUEUED, max(end, 1.0))
 
 
-class MarkerLease:
-    """What one execution has of its call's marker.
-
-    Attributes:
-        marker: which one.
-    """
-
-    def __init__(
-        self, engine: Engine, marker: Marker, execution_id: str, task_id: str, seconds: float
-    ) -> None:
-        self.marker = marker
-        self._engine = engine
-        self._execution_id = execution_id
-        claim = _claim(marker, execution_id, task_id, seconds, ids.new_attempt_id())
-        self._lease = QuietLease(claim, engine.backend)
-
-    @property
-    def held(self) -> bool:
-        """Whether there is something to release, lost or not."""
-        return self._lease.state in (State.HELD, State.LOST)
-
-    def acquire(self) -> Found | None:
-        """Take the marker over. Returns whose it is if it is another call's.
-
-        Raises:
-            LockUnavailable: Redis cannot be reached; the execution goes on without its marker.
-        """
-        return found(self._engine.acquire(self._lease))
-
-    def was_taken_away(self) -> bool:
-        """Whether a later call has taken it; its lease may have run out as well. Raises
-        LockUnavailable."""
-        return self.held and isinstance(self._engine.backend.acquire(self._lease.claim), Ended)
-
-    def begin(self) -> None:
-        """For a marker that goes by the clock: a later call does not replace this one any more.
-        Raises LockUnavailable."""
-        hold = _hold_of(self._engine, self.marker.name, self._execution_id)
-        if hold is not None:
-            claim = self._lease.claim._replace(lease=hold.remaining)
-            self._engine.backend.acquire(claim)
-
-    def free(self) -> None:
-        """Release it for good: no other attempt of this execution, and no copy of its message, gets
-        it again. Raises LockUnavailable."""
-        before = self._lease.state
-        if self._lease.may_hold:
-            self._engine.release(self._lease, ended=True)
-        if before not in (State.HELD, State.LOST, State.RELEASED):
-            drop(self._engine, self.marker.name, self._execution_id, ended=True)
-
-    def end(self, successor: Successor | None, over: bool) -> None:
-        """The execution ends, and is over unless it comes again. Never raises: its outcome
-        stands."""
-        before = self._lease.state
-        self._lease.successor = successor
-        ended = over and successor is None
-        release(self._engine, self._lease, ended=ended)
-        if ended and before not in (State.HELD, State.LOST, State.RELEASED):
-            with suppress(RelockError):  # what its sender, or its parking, has kept for it
-                end_unexecuted(self._engine, [self.marker.name], self._lease.claim.execution_id)
-
-    def kept(self, seconds: float) -> Successor:
-        """This execution itself as the successor: it comes again."""
-        return Successor(self._lease.claim.execution_id, seconds)
+def lease_of(
+    engine: Engine, marker: Marker, execution_id: str, task_id: str, seconds: float
+) -> Lease:
+    """The lease by which an execution has its call's marker."""
+    claim = _claim(marker, execution_id, task_id, seconds, ids.new_attempt_id())
+    return QuietLease(claim, engine.backend)
 
 
 def _claim(
@@ -251,6 +187,7 @@ def _claim(
     return Claim(own, attempt_id, own, (marker.name,), (1,), lease, label)
 
 
-def _hold_of(engine: Engine, name: str, execution_id: str) -> HoldInfo | None:
+def hold_of(engine: Engine, name: str, execution_id: str) -> HoldInfo | None:
+    """The hold of a marker that this execution has, or its message. Raises LockUnavailable."""
     own = hold_id(execution_id)
     return next(iter(engine.inspect(name, (own,)).holds), None)

@@ -17,17 +17,21 @@ from ..declaration import Declaration, declaration, engine_of
 from ..engine.engine import Engine
 from ..engine.events import logger
 from ..engine.hold import Body, MakeHold
-from ..engine.protocol import Successor
-from ..errors import LockUnavailable
+from ..engine.lease import State
+from ..engine.protocol import Ended, Successor
+from ..errors import LockUnavailable, RelockError
 from ..worker.beside import HeldBeside
-from ..worker.conflict import end_unexecuted
+from ..worker.conflict import end_unexecuted, release
 from ..worker.delivery import delivery_of, retry_of
 from ..worker.events import BLOCKED
 from ..worker.message import header_of
 from ..worker.states import Late, SentAgain, Waits, end_dropped, is_requeued, show_revoked
 from . import client, marker
 from .client import Call
-from .marker import Found, Marker, MarkerLease
+from .marker import Found, Marker
+
+# States of a lease that had the marker, or was released already.
+_HAD = (State.HELD, State.LOST, State.RELEASED)
 
 
 def around(
@@ -98,9 +102,14 @@ class _Execution(HeldBeside):
         self.to_retry = [*call.marker]
         self.replaced = False
         self.execution_id = header_of(message).first_execution_id
-        self.lease = MarkerLease(
+        self.lease = marker.lease_of(
             call.engine, call.marker, self.execution_id, message.id, call.options.ttl
         )
+
+    @property
+    def held(self) -> bool:
+        """Whether it has the marker, lost or not."""
+        return self.lease.state in (State.HELD, State.LOST)
 
     @property
     def is_for_retries(self) -> bool:
@@ -109,7 +118,7 @@ class _Execution(HeldBeside):
             return until == marker.DONE
         # With "replace", a call that has not begun must not keep later ones out by its retry.
         before = marker.START if self.call.options.on_duplicate != "replace" else marker.DONE
-        return self.lease.held and until in (before, marker.DONE)
+        return self.held and until in (before, marker.DONE)
 
     def arrive(self) -> Found | None:
         """Take the marker over. Returns whose it is if this call is a duplicate."""
@@ -117,15 +126,18 @@ class _Execution(HeldBeside):
         try:
             if self.call.marker.until == marker.TIME:
                 return self._claim(float(self.call.options.dedup or 0)) if by_name else None
-            there = self.lease.acquire()
+            there = self._acquire()
             if there is None or not by_name:
                 return None
             # As if it had been sent just now: perhaps the other one is over, or to be replaced.
             there = self._claim(marker.QUEUED)
-            return self.lease.acquire() if there is None else there
+            return self._acquire() if there is None else there
         except LockUnavailable as error:
             logger.debug("%s begins without its dedup marker: %s", self.call.task.name, error)
             return None
+
+    def _acquire(self) -> Found | None:
+        return marker.found(self.call.engine.acquire(self.lease))
 
     def _claim(self, keep: float) -> Found | None:
         acquire = self.call.engine.backend.acquire
@@ -138,27 +150,45 @@ class _Execution(HeldBeside):
         if until == marker.START:
             self._free_before_the_body(replaces)
         elif until == marker.DONE:
-            if not self.lease.held:
+            if not self.held:
                 # That of the attempt before, which has ended meanwhile: it was killed, or parked.
                 with suppress(LockUnavailable):
-                    self.lease.acquire()
+                    self._acquire()
             self.offer()
         elif replaces:
             with suppress(LockUnavailable):
-                self.lease.begin()
+                self._keep_from_being_replaced()
+
+    def _keep_from_being_replaced(self) -> None:
+        """Of a marker that goes by the clock: the execution has begun."""
+        engine = self.call.engine
+        hold = marker.hold_of(engine, self.call.marker.name, self.execution_id)
+        if hold is not None:
+            engine.backend.acquire(self.lease.claim._replace(lease=hold.remaining))
 
     def _free_before_the_body(self, replaces: bool) -> None:
         """Before its first line: a call from now on gets an execution of its own."""
         try:
             if replaces and self._was_replaced():
                 raise Late("was replaced by a later call while it waited for its lock")
-            self.lease.free()
+            self._free()
         except LockUnavailable:
             if self.call.options.on_unavailable != "run":
                 raise
 
+    def _free(self) -> None:
+        """No other attempt of this execution, and no copy of its message, gets the marker again."""
+        engine, before = self.call.engine, self.lease.state
+        if self.lease.may_hold:
+            engine.release(self.lease, ended=True)
+        if before not in _HAD:
+            marker.drop(engine, self.call.marker.name, self.execution_id, ended=True)
+
     def _was_replaced(self) -> bool:
-        self.replaced = self.replaced or self.lease.was_taken_away()
+        # Its lease can have run out as well.
+        acquire = self.call.engine.backend.acquire
+        taken = self.held and not self.replaced and isinstance(acquire(self.lease.claim), Ended)
+        self.replaced = self.replaced or taken
         return self.replaced
 
     def ask_replaced(self) -> bool:
@@ -183,13 +213,20 @@ class _Execution(HeldBeside):
         if self.call.marker.until != marker.TIME:
             # Of a process that is about to end, Celery may put the message back.
             over = error is None or isinstance(error, Exception)
-            self.lease.end(self._successor(error), over)
+            before, self.lease.successor = self.lease.state, self._successor(error)
+            ended = over and self.lease.successor is None
+            release(self.call.engine, self.lease, ended=ended)
+            if ended and before not in _HAD:
+                with suppress(RelockError):  # what its sender, or its parking, has kept for it
+                    own = self.lease.claim.execution_id
+                    end_unexecuted(self.call.engine, [self.call.marker.name], own)
 
     def _successor(self, error: BaseException | None) -> Successor | None:
+        me = self.lease.claim.execution_id
         if isinstance(error, SentAgain) or is_requeued(self.task, error):
-            return self.lease.kept(marker.QUEUED)
+            return Successor(me, marker.QUEUED)
         if isinstance(error, Waits) and not self.begun:
-            return self.lease.kept(marker.PARKED)
+            return Successor(me, marker.PARKED)
         sent = retry_of(self.message) if self.is_for_retries else None
         if sent is None:
             return None

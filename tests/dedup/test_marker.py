@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from celery_relock.dedup.marker import DONE, Marker, MarkerLease
+from celery_relock.dedup.marker import DONE, Marker, lease_of
 from celery_relock.engine import ids
-from celery_relock.engine.protocol import MARKER
+from celery_relock.engine.protocol import MARKER, Held
 from celery_relock.engines import engine_for
 from tests.support import RedisServer
 
@@ -20,8 +20,8 @@ def test_a_marker_that_cannot_be_renewed_is_tried_now_and_then(
 ) -> None:
     server = own_redis()
     engine, tried = engine_for(server.url, namespace), list[float]()
-    lease = MarkerLease(engine, Marker(f"{MARKER}task\ta", DONE), ids.new_attempt_id(), "t", 3.0)
-    assert lease.acquire() is None
+    made = Marker(f"{MARKER}task\ta", DONE)
+    assert isinstance(engine.acquire(lease_of(engine, made, ids.new_attempt_id(), "t", 3.0)), Held)
     renew = engine.backend.renew
 
     def counted(*args: Any, **named: Any) -> Any:
