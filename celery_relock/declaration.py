@@ -15,7 +15,6 @@ from celery.local import Proxy
 
 from .engine.engine import Engine
 from .engine.events import logger
-from .engine.parking import Nobody
 from .engine.platform import Guard
 from .errors import LockConfigError
 from .naming.callables import ByName
@@ -127,7 +126,7 @@ def engine_of(app: Any) -> Engine:
     if engine is None:
         engine = _engine_of(app)
         with _guard.lock:  # another app may come to the same engine in another thread
-            if isinstance(engine.parking.sender, Nobody):
+            if not isinstance(engine.parking.sender, Outbox):
                 engine.parking.sender = Outbox(engine.backend.consumed)
             engine.parking.sender.add(app)
         _engines[app] = engine

@@ -10,7 +10,6 @@ changes nothing. `quick` looks at the settings and the servers, for a check that
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from .engine import diagnosis
 from .engine.diagnosis import ERROR, NOTICE, SEVERITIES, WARNING, Finding
 from .engine.events import duration
 from .engine.examination import Memory, ParkedTask, Server
-from .engine.inspection import Inspectable
+from .engine.inspection import Inspectable, Plain
 from .engine.protocol import DEBOUNCE
 from .errors import LockConfigError, LockUnavailable, RelockError
 from .options import OPTION_NAMES
@@ -54,7 +53,7 @@ _OWED = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Plain):
     """What the doctor found.
 
     Attributes:
@@ -69,10 +68,6 @@ class Report:
     def worst(self) -> str:
         """The severity of the worst finding; "" without a finding."""
         return self.findings[0].severity if self.findings else ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return dataclasses.asdict(self)
 
 
 def examine(

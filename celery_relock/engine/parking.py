@@ -9,19 +9,25 @@ from typing import Any
 from ..errors import LockUnavailable
 from . import events, ids
 from .events import logger
-from .protocol import DEBOUNCE, REMEMBER, REMEMBER_ATTEMPT, Backend, Message, Sender
+from .protocol import DEBOUNCE, REMEMBER, REMEMBER_ATTEMPT, Backend, Message
 
 
-class Nobody:
-    """The sender of a process without an app, such as that of a plain `Lock`: no backend hands it a
-    message, as it is at home nowhere."""
+class Sender:
+    """Publishes parked messages to the brokers of some apps. This one is of a process without an
+    app, such as that of a plain `Lock`: no backend hands it a message, as it is at home nowhere.
+
+    Attributes:
+        home: which apps and brokers, ids with spaces between; no passwords.
+    """
 
     home = ""
 
     def add(self, app: Any) -> None:
+        """Publish this app's messages as well."""
         raise NotImplementedError
 
     def send(self, message: Message) -> None:
+        """Publish the message. Raises whatever the broker's client raises."""
         raise NotImplementedError
 
 
@@ -36,7 +42,7 @@ class Parking:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self.remember = REMEMBER
-        self.sender: Sender = Nobody()
+        self.sender = Sender()
 
     def publish(self, messages: Iterable[Message]) -> None:
         """Publish messages whose turn has come. One that cannot be sent stays parked, and its turn

@@ -7,7 +7,7 @@ send twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 #: The limit of a claim that shares the lock: beside every other claim that does, and beside nobody
 #: else. All who share a lock at the same time are one permit, with one fencing token.
@@ -517,17 +517,3 @@ class Backend(Protocol):
         """Hear the inbox's notices. `ready` is called at each (re)connection, because what was sent
         meanwhile is gone. Returns some seconds after it is not `wanted` any more; else only by an
         exception."""
-
-
-class Sender(Protocol):
-    """Publishes parked messages to the brokers of some apps."""
-
-    def add(self, app: Any) -> None:
-        """Publish this app's messages as well."""
-
-    @property
-    def home(self) -> str:
-        """Which apps and brokers, ids with spaces between; no passwords."""
-
-    def send(self, message: Message) -> None:
-        """Publish the message. Raises whatever the broker's client raises."""

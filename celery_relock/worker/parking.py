@@ -32,6 +32,7 @@ from kombu.utils import json
 
 from ..engine import events, ids
 from ..engine.events import logger
+from ..engine.parking import Sender
 from ..engine.protocol import DEBOUNCE, Message, ParkRequest
 from ..errors import RelockError
 from . import delayed
@@ -469,16 +470,13 @@ def _text_of(task: Any, message: Any, header: Header, **bounds: Any) -> str | No
     return parked_text(task.app, was, header._asdict(), **bounds)
 
 
-class Outbox:
+class Outbox(Sender):
     """Sends what was parked in one Redis, each message to the broker of its own app.
 
     There is one for each engine. Apps share engines, and may have brokers of their own.
 
     Args:
         consumed: whether a live worker consumes a resume queue, by its `channel`.
-
-    Attributes:
-        home: the homes of all its apps, with spaces between.
     """
 
     # Seconds. A worker's announcement of what it consumes is good for some more.
@@ -491,7 +489,6 @@ class Outbox:
         self.home = ""
 
     def add(self, app: Celery) -> None:
-        """Send this app's messages as well."""
         app = app._get_current_object() if isinstance(app, Proxy) else app
         if all(known() is not app for known in self._apps):
             self._apps.append(ref(app, self._know_homes))

@@ -12,7 +12,7 @@ import pytest
 from kombu import Connection, Queue
 
 from celery_relock import engines
-from celery_relock.engine.parking import Nobody
+from celery_relock.engine.parking import Sender
 from celery_relock.engine.protocol import DEBOUNCE, Message
 from celery_relock.errors import LockUnavailable, RelockError
 from celery_relock.worker import parking, resuming
@@ -306,7 +306,7 @@ def test_a_resume_queue_that_its_worker_has_left_loses_nothing(start, account, b
     try:
         lock.release()
     finally:
-        engine.parking.sender = Nobody()
+        engine.parking.sender = Sender()
     wait_for(lambda: state_of(worker, lock.name).waiting == 2)
     other = start(broker, namespace=namespace)
     for each in results:
