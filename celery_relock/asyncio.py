@@ -144,83 +144,28 @@ class Lock(NamedLock):
         blocking_timeout: float | None = None,
         token: Token = None,
     ) -> Coroutine[Any, Any, bool]:
-        """Acquire the lock, or re-enter what this task holds.
-
-        Args:
-            blocking: whether to wait. Default: the `blocking` of this object.
-            blocking_timeout: seconds to wait at most. Default: the `blocking_timeout` of this
-                object.
-            token: not needed; accepted because redis-py's Lock has it. It becomes the id of the
-                hold.
-
-        Returns:
-            True if acquired; False if another holder kept the lock until `blocking_timeout` passed.
-
-        Raises:
-            LockNotOwned: this task acquired the lock before and has lost it since.
-            LockNeverFree: waiting without a bound would never end: the holder waits for this task,
-                or is this task through another object.
-            LockUnavailable: Redis cannot be reached.
-            LockConfigError: the token or the `blocking_timeout` cannot be used.
-        """
         wait = self._wait(blocking, blocking_timeout)
         return self._acquire(wait, token, platform.coroutine())
 
     def release(self) -> Coroutine[Any, Any, None]:
-        """Release the lock. After re-entries, only the last release counts.
-
-        Raises:
-            LockNotTaken: this task does not hold the lock.
-            LockNotOwned: the lock was lost meanwhile.
-            LockUnavailable: Redis cannot be reached. The lock ends with its lease, or by another
-                `release`.
-        """
         return self._release(platform.coroutine())
 
     def extend(
         self, additional_time: float, replace_ttl: bool = False
     ) -> Coroutine[Any, Any, bool]:
-        """Make the lease longer, or set its length, as `celery_relock.Lock.extend` does.
-
-        Args:
-            additional_time: seconds to add to the lease.
-            replace_ttl: True makes the lease end `additional_time` seconds from now.
-
-        Returns:
-            True.
-
-        Raises:
-            LockNotTaken: this task does not hold the lock.
-            LockNotOwned: the lock is lost.
-            LockConfigError: the lease would be shorter than a millisecond; or the outer holder's
-                lease is not renewed, and ends before the time asked for.
-            LockUnavailable: Redis did not answer.
-        """
         return self._extend(self._grip("extended"), additional_time, replace_ttl)
 
     def downgrade(self) -> Coroutine[Any, Any, None]:
-        """Share the lock. Raises as `celery_relock.Lock.downgrade` does."""
         return self._downgrade(self._grip("downgraded"))
 
     def reacquire(self) -> Coroutine[Any, Any, bool]:
-        """Set the lease back to its full length. Returns and raises as `extend` does."""
         grip = self._grip("extended")
         return self._extend(grip, grip.length, replace_ttl=True)
 
     def owned(self) -> Coroutine[Any, Any, bool]:
-        """Whether this task holds the lock, according to Redis as well.
-
-        Raises:
-            LockUnavailable: Redis cannot be reached.
-        """
         return self._owned(self._lease)
 
     async def locked(self) -> bool:
-        """Whether anybody holds the lock.
-
-        Raises:
-            LockUnavailable: Redis cannot be reached.
-        """
         return bool((await self._aside.call(self._engine.inspect, self.name)).holds)
 
     async def __aenter__(self) -> Lock:

@@ -154,37 +154,9 @@ class Lock(NamedLock):
         blocking_timeout: float | None = None,
         token: Token = None,
     ) -> bool:
-        """Acquire the lock, or re-enter what this thread holds.
-
-        Args:
-            sleep: not used; accepted because redis-py's Lock has it.
-            blocking: whether to wait. Default: the `blocking` of this object.
-            blocking_timeout: seconds to wait at most. Default: the `blocking_timeout` of this
-                object.
-            token: not needed; accepted because redis-py's Lock has it. It becomes the id of the
-                hold.
-
-        Returns:
-            True if acquired; False if another holder kept the lock until `blocking_timeout` passed.
-
-        Raises:
-            LockNotOwned: this thread acquired the lock before and has lost it since.
-            LockNeverFree: waiting without a bound would never end: the holder waits for this
-                thread, or is this thread through another object.
-            LockUnavailable: Redis cannot be reached.
-            LockConfigError: the token or the `blocking_timeout` cannot be used.
-        """
         return isinstance(self._take(self._wait(blocking, blocking_timeout), token), Held)
 
     def release(self) -> None:
-        """Release the lock. After re-entries, only the last release counts.
-
-        Raises:
-            LockNotTaken: this thread does not hold the lock.
-            LockNotOwned: the lock was lost meanwhile.
-            LockUnavailable: Redis cannot be reached. The lock ends with its lease, or by another
-                `release`.
-        """
         grip = self._grip("released")
         if grip.depth > 1:
             grip.depth -= 1
@@ -206,26 +178,6 @@ class Lock(NamedLock):
             raise self._not_owned("was lost before it was released")
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> bool:
-        """Make the lease longer, or set its length.
-
-        If this `Lock` has re-entered the hold of an outer holder, such as its task, the lease is
-        the outer holder's and stays as it is.
-
-        Args:
-            additional_time: seconds to add to the lease.
-            replace_ttl: True makes the lease end `additional_time` seconds from now.
-
-        Returns:
-            True.
-
-        Raises:
-            LockNotTaken: this thread does not hold the lock.
-            LockNotOwned: the lock is lost.
-            LockConfigError: the lease would be shorter than a millisecond; or the outer holder's
-                lease is not renewed, and ends before the time asked for.
-            LockUnavailable: Redis did not answer. If the call makes the lease shorter, `remaining`
-                counts the shorter lease from now on.
-        """
         grip = self._grip("extended")
         length = self._length(grip, additional_time, replace_ttl)
         if not grip.borrowed and not self._engine.extend(grip.lease, length):
@@ -233,24 +185,12 @@ class Lock(NamedLock):
         return True
 
     def downgrade(self) -> None:
-        """Share the lock that this thread holds, without a moment in which it is free: shared
-        waiters that are first in the queue get it at once. The lock stays shared until it is
-        released.
-
-        Raises:
-            LockNotTaken: this thread does not hold the lock.
-            LockNotOwned: the lock is lost.
-            LockConfigError: the lock has several permits, or another holder of the permit relies on
-                it.
-            LockUnavailable: Redis cannot be reached. The lock might be shared; call again.
-        """
         grip = self._grip("downgraded")
         self._check_downgrade(grip)
         if not self._engine.downgrade(grip.lease):
             raise self._not_owned("was lost before it was downgraded")
 
     def reacquire(self) -> bool:
-        """Set the lease back to its full length. Returns and raises as `extend` does."""
         return self.extend(self._grip("extended").length, replace_ttl=True)
 
     def __enter__(self) -> Lock:
@@ -309,19 +249,9 @@ class Lock(NamedLock):
         return answer
 
     def locked(self) -> bool:
-        """Whether anybody holds the lock.
-
-        Raises:
-            LockUnavailable: Redis cannot be reached.
-        """
         return bool(self._engine.inspect(self.name).holds)
 
     def owned(self) -> bool:
-        """Whether this thread holds the lock, according to Redis as well.
-
-        Raises:
-            LockUnavailable: Redis cannot be reached.
-        """
         lease = self._lease
         if lease is None or lease.lost:
             return False

@@ -185,6 +185,92 @@ class NamedLock:
                 name=self.name,
             )
 
+    # What each has in its own way. The texts are for both; a coroutine returns when it is awaited.
+
+    def acquire(self, *args: Any, **kwargs: Any) -> Any:
+        """Acquire the lock, or re-enter what the caller holds.
+
+        Args:
+            sleep: not used; accepted, for threads, because redis-py's Lock has it.
+            blocking: whether to wait. Default: the `blocking` of this object.
+            blocking_timeout: seconds to wait at most. Default: the `blocking_timeout` of this
+                object.
+            token: not needed; accepted because redis-py's Lock has it. It becomes the id of the
+                hold.
+
+        Returns:
+            True if acquired; False if another holder kept the lock until `blocking_timeout` passed.
+
+        Raises:
+            LockNotOwned: the caller acquired the lock before and has lost it since.
+            LockNeverFree: waiting without a bound would never end: the holder waits for the
+                caller, or is the caller through another object.
+            LockUnavailable: Redis cannot be reached.
+            LockConfigError: the token or the `blocking_timeout` cannot be used.
+        """
+
+    def release(self) -> Any:
+        """Release the lock. After re-entries, only the last release counts.
+
+        Raises:
+            LockNotTaken: the caller does not hold the lock.
+            LockNotOwned: the lock was lost meanwhile.
+            LockUnavailable: Redis cannot be reached. The lock ends with its lease, or by another
+                `release`.
+        """
+
+    def extend(self, additional_time: float, replace_ttl: bool = False) -> Any:
+        """Make the lease longer, or set its length.
+
+        If this `Lock` has re-entered the hold of an outer holder, such as its task, the lease is
+        the outer holder's and stays as it is.
+
+        Args:
+            additional_time: seconds to add to the lease.
+            replace_ttl: True makes the lease end `additional_time` seconds from now.
+
+        Returns:
+            True.
+
+        Raises:
+            LockNotTaken: the caller does not hold the lock.
+            LockNotOwned: the lock is lost.
+            LockConfigError: the lease would be shorter than a millisecond; or the outer holder's
+                lease is not renewed, and ends before the time asked for.
+            LockUnavailable: Redis did not answer. If the call makes the lease shorter, `remaining`
+                counts the shorter lease from now on.
+        """
+
+    def downgrade(self) -> Any:
+        """Share the lock that the caller holds, without a moment in which it is free: shared
+        waiters that are first in the queue get it at once. The lock stays shared until it is
+        released.
+
+        Raises:
+            LockNotTaken: the caller does not hold the lock.
+            LockNotOwned: the lock is lost.
+            LockConfigError: the lock has several permits, or another holder of the permit relies on
+                it.
+            LockUnavailable: Redis cannot be reached. The lock might be shared; call again.
+        """
+
+    def reacquire(self) -> Any:
+        """Set the lease back to its full length. Returns and raises as `extend` does."""
+
+    def locked(self) -> Any:
+        """Whether anybody holds the lock.
+
+        Raises:
+            LockUnavailable: Redis cannot be reached.
+        """
+
+    def owned(self) -> Any:
+        """Whether the caller holds the lock, according to Redis as well.
+
+        Raises:
+            LockUnavailable: Redis cannot be reached.
+        """
+
     @property
     def fence(self) -> int:
         """The fencing token; 0 if the caller does not hold the lock. See `Hold.fence`."""
