@@ -29,57 +29,30 @@ _SCANNED, _MEASURED = 1000, 20
 _PARKED_EACH = 10
 _OURS = re.compile(r"(?P<namespace>[^\s{}]{1,60}):\{\d+\}:(?P<rest>.+)", re.DOTALL)
 _KINDS = {
-    "l": "locks",
-    "e": "locks",
-    "f": "locks",
-    "o": "locks",
-    "q": "queues",
-    "w": "queues",
-    "s": "queues",
-    "sent": "queues",
-    "passed": "queues",
-    "m": "parked messages",
-    "parked": "parked messages",
-    "due": "parked messages",
-    "owed": "parked messages",
+    **dict.fromkeys(("l", "e", "f", "o"), "locks"),
+    **dict.fromkeys(("q", "w", "s", "sent", "passed"), "queues"),
+    **dict.fromkeys(("m", "parked", "due", "owed"), "parked messages"),
     "d": "ended executions",
     "live": "workers",
     "meta": "meta",
 }
+_OF_A_KEY = ("DEL", "EXISTS", "GET", "HGETALL", "HLEN", "PERSIST", "PTTL", "ZCARD")
+_OF_A_MEMBER = ("HDEL", "HEXISTS", "HGET", "HMGET", "HSTRLEN", "ZRANK", "ZREM", "ZSCORE")
+_OF_A_RANGE = ("ZCOUNT", "ZRANGE", "ZRANGEBYSCORE", "ZREMRANGEBYSCORE", "ZREVRANGE")
 # Each command of the scripts, with arguments that have no effect. "KEY" does not exist, and nobody
 # listens at "CHANNEL".
 _TRIED: Mapping[str, Sequence[str]] = {
-    "DEL": ("KEY",),
-    "EXISTS": ("KEY",),
-    "GET": ("KEY",),
-    "HDEL": ("KEY", "-"),
-    "HEXISTS": ("KEY", "-"),
-    "HGET": ("KEY", "-"),
-    "HGETALL": ("KEY",),
+    **dict.fromkeys(_OF_A_KEY, ("KEY",)),
+    **dict.fromkeys(_OF_A_MEMBER, ("KEY", "-")),
+    **dict.fromkeys(_OF_A_RANGE, ("KEY", "0", "0")),
+    **dict.fromkeys(("PEXPIRE", "PEXPIREAT"), ("KEY", "1")),
+    **dict.fromkeys(("PUBLISH", "SPUBLISH"), ("CHANNEL", "")),
     "HINCRBY": ("KEY", "-", "-"),  # not a number: refused, but after the permissions
-    "HLEN": ("KEY",),
-    "HMGET": ("KEY", "-"),
     "HSET": ("KEY", "-", "-", "-"),  # a value is missing: refused, but after the permissions
-    "HSTRLEN": ("KEY", "-"),
-    "PERSIST": ("KEY",),
-    "PEXPIRE": ("KEY", "1"),
-    "PEXPIREAT": ("KEY", "1"),
-    "PTTL": ("KEY",),
-    "PUBLISH": ("CHANNEL", ""),
     "SET": ("KEY", "-", "XX"),
-    "SPUBLISH": ("CHANNEL", ""),
     "TIME": (),
     "ZADD": ("KEY", "XX", "1", "-"),
-    "ZCARD": ("KEY",),
-    "ZCOUNT": ("KEY", "0", "0"),
-    "ZRANGE": ("KEY", "0", "0"),
-    "ZRANGEBYSCORE": ("KEY", "0", "0"),
-    "ZRANK": ("KEY", "-"),
-    "ZREM": ("KEY", "-"),
-    "ZREMRANGEBYSCORE": ("KEY", "0", "0"),
-    "ZREVRANGE": ("KEY", "0", "0"),
     "ZREVRANGEBYLEX": ("KEY", "+", "-"),
-    "ZSCORE": ("KEY", "-"),
 }
 _TRY = """
 local said = {}
