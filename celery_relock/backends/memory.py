@@ -14,7 +14,7 @@ waits in a process, which sends heartbeats, or it is *parked*: its message is ke
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -71,6 +71,9 @@ _DAY = 86_400.0
 _MOST = 100
 # Seconds after which a listener checks again whether it is still wanted.
 _STILL_WANTED = 2.0
+
+# How many permits messages on their way will need: `exclusive` and `shared` ones.
+_Promised: TypeAlias = "Counter[str]"
 
 _guard = Guard()
 _started = time.time() - time.monotonic()
@@ -191,11 +194,11 @@ class _Lock:
     def is_full(self, limit: int, promised: _Promised | None = None) -> bool:
         """Whether a claim with this limit has to wait, given the permits `promised` to executions
         ahead of it."""
-        promised = promised or _NOTHING
+        promised = promised or Counter()
         if limit == SHARED:
-            return bool(promised.exclusive or (self.permits and not self.readers))
-        is_shared = promised.shared > 0 or self.readers is not None
-        return is_shared or self.permits + promised.exclusive >= limit
+            return bool(promised["exclusive"] or (self.permits and not self.readers))
+        is_shared = promised["shared"] > 0 or self.readers is not None
+        return is_shared or self.permits + promised["exclusive"] >= limit
 
     def write(self, execution_id: str, hold: _Hold) -> None:
         """Write a hold. A hold that joins a permit gets the permit's mode: a shared claim that
@@ -228,27 +231,14 @@ class _Lock:
         return list(self.queue).index(execution_id)
 
 
-class _Promised(NamedTuple):
-    """How many permits messages on their way will need."""
-
-    exclusive: int = 0
-    shared: int = 0
-
-    def __add__(self, other: tuple[Any, ...]) -> _Promised:
-        return _Promised(*map(sum, zip(self, other, strict=True)))
-
-
-_NOTHING = _Promised()
-
-
 @dataclass(slots=True)
 class _Ahead:
     """What a look along a queue has found: the permits that messages on their way will need
     (`promised`), of these the ones of messages that are not late (`soon`), and when to look
     again."""
 
-    promised: _Promised = _NOTHING
-    soon: _Promised = _NOTHING
+    promised: _Promised = field(default_factory=Counter)
+    soon: _Promised = field(default_factory=Counter)
     look: float = float("inf")
 
 
@@ -506,8 +496,8 @@ class _Command:
             # Older arguments must not run after newer ones while somebody can publish them.
             is_early = is_early or (lock.is_burst and not place.untold)
         if not is_early or self.permit_of(lock, place.execution_id, place, limit) is not None:
-            return _NOTHING
-        return _Promised(shared=1) if limit == SHARED else _Promised(exclusive=1)
+            return Counter()
+        return Counter(shared=1) if limit == SHARED else Counter(exclusive=1)
 
     def can_send(self, place: _Place) -> bool:
         has_room = len(self.messages) < _MOST
@@ -596,7 +586,7 @@ class _Command:
     def promised_ahead(self, lock: _Lock, execution_id: str) -> _Promised | None:
         """The permits that the places ahead in the queue will need; None if one of them cannot be
         passed."""
-        promised = _NOTHING
+        promised: _Promised = Counter()
         for place in lock.queue.values():
             if place.execution_id == execution_id:
                 return promised
