@@ -25,7 +25,7 @@ from .declaration import Declaration, declaration, engine_of, not_executed
 from .dedup import client as dedup
 from .dedup import marker
 from .engine import ids
-from .engine.events import label_of, logger
+from .engine.events import describe_full, label_of, logger
 from .engine.protocol import (
     DEBOUNCE,
     REMEMBER_ATTEMPT,
@@ -125,16 +125,9 @@ def _merge(
             logger.debug("%s[%s] waits until no more such calls come", task.name, task_id)
             return result
         if isinstance(answer, Full):
-            raise _full(task, answer)
+            text = f"a call of {task.name} cannot be kept for lock_debounce"
+            raise LockConflict(f"{text}: {describe_full(answer)}")
         burst = answer  # another call was merged first, or the burst was sent
-
-
-def _full(task: Any, answer: Full) -> LockConflict:
-    return LockConflict(
-        f"a call of {task.name} cannot be kept for lock_debounce: {answer.parked} messages are "
-        "parked already, and relock_max_parked_messages or …_bytes allows no more: see "
-        "celery relock stats"
-    )
 
 
 # --- the message ----------------------------------------------------------------------------------

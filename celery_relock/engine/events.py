@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import LockLost
 from . import ids, platform
-from .protocol import COOLDOWN, LINE, Answer, Conflict, Duplicate, Passed
+from .protocol import COOLDOWN, LINE, Answer, Conflict, Duplicate, Full, Passed
 
 if TYPE_CHECKING:
     from .lease import Lease
@@ -254,6 +254,20 @@ def describe_conflict(name: str, answer: Answer) -> str:
             f"for {answer.remaining:.0f} s more if it has died"
         )
     return f"the lock {name!r} is held by another execution"
+
+
+def describe_full(answer: Full) -> str:
+    """Why a message cannot be parked."""
+    if answer.name:
+        return (
+            f"{answer.parked} tasks are parked for the lock {answer.name.removeprefix(LINE)!r} "
+            "already, which is lock_max_parked"
+        )
+    return (
+        f"{answer.parked} messages of {answer.size} bytes are parked for all locks together, and "
+        "relock_max_parked_messages and relock_max_parked_bytes allow no more: see celery relock "
+        "stats"
+    )
 
 
 def describe_deadlock(path: Sequence[str], sharing: Lease | None) -> str:

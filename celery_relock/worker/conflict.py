@@ -28,6 +28,7 @@ from ..engine.engine import Engine
 from ..engine.events import (
     describe_conflict,
     describe_deadlock,
+    describe_full,
     describe_own_share,
     logger,
 )
@@ -300,19 +301,8 @@ def _park(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -
         show(attempt.task, message.id, STARTED)  # it goes on in its slot
     if isinstance(found, Held):
         return found
-    if isinstance(found, Full) and not found.name:
-        raise LockConflict(
-            f"{found.parked} messages of {found.size} bytes are parked for all locks together, and "
-            "relock_max_parked_messages and relock_max_parked_bytes allow no more: see celery "
-            f"relock stats; {error.reason}",
-            *error.args[1:],
-        )
     if isinstance(found, Full):
-        raise LockConflict(
-            f"{found.parked} tasks are parked for the lock {found.name.removeprefix(LINE)!r} "
-            f"already, which is lock_max_parked; {error.reason}",
-            *error.args[1:],
-        )
+        raise LockConflict(f"{describe_full(found)}; {error.reason}", *error.args[1:])
     if isinstance(found, Deadlocked):
         _refuse(attempt, answer, deadlock(attempt, found))
     if isinstance(found, Parked):
