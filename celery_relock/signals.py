@@ -134,9 +134,9 @@ lock_forced = Signal(
 )
 
 
-def _send(event: LockEvent) -> None:
+def _pass_on(event: LockEvent) -> None:
     work = event.work
-    _call_receivers(
+    send(
         _signals[event.kind],
         sender=None if work is None else work.task,
         names=event.names,
@@ -147,20 +147,8 @@ def _send(event: LockEvent) -> None:
     )
 
 
-def send_duplicate(
-    task: Any, task_id: str, duplicate_of: str, names: tuple[str, ...], since: float
-) -> None:
-    """Tell receivers that a call was not sent, because it is a duplicate."""
-    told = {"names": names, "task_id": task_id, "duplicate_of": duplicate_of, "since": since}
-    _call_receivers(lock_duplicate, sender=task, **told)
-
-
-def send_forced(task: Any, **told: Any) -> None:
-    """Tell receivers that a lock was released by force, or a parked task was cancelled."""
-    _call_receivers(lock_forced, sender=task, **told)
-
-
-def _call_receivers(signal: Signal, **arguments: Any) -> None:
+def send(signal: Signal, **arguments: Any) -> None:
+    """Call the receivers of a signal. What they raise is logged, but for a time limit."""
     for _, answer in signal.send(**arguments):
         # Celery returns it as if the receiver had raised it, but the time limit is the task's.
         if isinstance(answer, SoftTimeLimitExceeded):
@@ -168,4 +156,4 @@ def _call_receivers(signal: Signal, **arguments: Any) -> None:
 
 
 events.let_through(SoftTimeLimitExceeded)
-events.subscribe(_send, _watched)
+events.subscribe(_pass_on, _watched)

@@ -282,7 +282,8 @@ class Locks:
             extra=extra("forced", names, task, task_id, **facts),
         )
         known = None if self.app is None else self.app.tasks.get(task)
-        signals.send_forced(known, names=tuple(names), task_id=task_id, task_name=task, **facts)
+        of = {"names": tuple(names), "task_id": task_id, "task_name": task}
+        signals.send(signals.lock_forced, sender=known, **of, **facts)
         if self.app is not None:
             fields = {"name": task, "locks": list(names), **facts}
             _send_event(self.app, "lock-forced", task_id, fields)

@@ -240,7 +240,7 @@ def tell(call: Call, there: Found, task_id: str) -> None:
         *(", ".join(map(repr, names)), _clock(there.since)),
         extra=events.extra("duplicate", names, call.task.name, task_id, **facts),
     )
-    signals.send_duplicate(call.task, task_id, there.task_id, names, there.since)
+    signals.send(signals.lock_duplicate, sender=call.task, names=names, task_id=task_id, **facts)
     worker_events.send(call.task, task_id, "duplicate", {"locks": list(names), **facts})
 
 
