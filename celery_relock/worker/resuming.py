@@ -59,6 +59,9 @@ STUCK = 3.0
 # RabbitMQ refuses to declare a queue that exists with other arguments.
 EXPIRES = 1_800_000
 _ON_AMQP = {"x-expires": EXPIRES, "x-queue-type": "classic"}
+# What a queue of RabbitMQ promises and a queue beside it would not: where a rejected message goes,
+# and that one consumer at a time has them all.
+_NOT_BESIDE = {"x-dead-letter-exchange", "x-single-active-consumer"}
 # Bytes of a queue name on RabbitMQ (AMQP 0-9-1: a short string).
 _LONGEST_NAME = 255
 
@@ -282,7 +285,8 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         if self._consumer is None or c.task_consumer is None:
             return  # between two connections
         try:
-            wanted = {queue.name for queue in c.task_consumer.queues} - self._refused
+            queues = c.task_consumer.queues
+            wanted = {queue.name for queue in queues if not _is_alone(queue)} - self._refused
             if self._door and self._door.closed:
                 self._keep_known(c)
             else:
@@ -428,6 +432,11 @@ def _is_amqp(c: Any) -> bool:
 def _queue(name: str, amqp: bool) -> Any:
     beside = resume_queue(name)
     return Queue(beside, Exchange(""), beside, queue_arguments=_ON_AMQP if amqp else None)
+
+
+def _is_alone(queue: Any) -> bool:
+    """Whether a queue has no resume queue beside it: what was parked comes back to itself."""
+    return bool(_NOT_BESIDE & (queue.queue_arguments or {}).keys())
 
 
 def _origin(queue: Any) -> str:

@@ -106,7 +106,7 @@ def broker(request, redis_server):
 
 
 @pytest.mark.skipif(
-    celery.VERSION < (5, 5), reason="Celery 5.4 begins the copy only when the first run is over"
+    celery.VERSION < (5, 7), reason="Celery begins the copy only when the first run is over"
 )
 @row("connection to the broker lost")
 def test_a_copy_after_a_lost_connection_waits_and_is_discarded(

@@ -194,12 +194,20 @@ def test_nothing_is_left_in_redis(client, worker):
     assert [n for n in names if client.ttl(n) == -1 and not n.endswith(":meta")] == []
 
 
+@pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("name", ["is_rejected", "is_requeued", "fails_unacknowledged"])
-def test_a_message_that_the_broker_brings_back_on_purpose_runs_again(worker, account, name):
+def test_a_message_that_the_broker_brings_back_on_purpose_runs_again(
+    worker, account, held, name, waits
+):
     module = worker.module
+    if not waits:
+        held.release()
     with module.app.connection_for_write() as connection:
         module.resting(connection.default_channel).declare()
     sent = getattr(module, name).apply_async((account,), queue="comes-back")
+    if waits:
+        _parked(worker, sent)
+        held.release()
 
     def tried(events):
         return [e for e in events if e.name == "tried" and e["id"] == sent.id]

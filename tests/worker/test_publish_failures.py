@@ -16,7 +16,7 @@ from tests.support.proxy import Proxy
 from tests.worker.test_duplicates import Message
 
 # Before, what a cut connection had taken stays with the broker until its visibility timeout.
-_RESTORES = VERSION >= (5, 5)
+_RESTORES = VERSION >= (5, 6)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def _nothing_left_for_the_next_test(broker, locks):
         proxy.accept()
 
 
-# The worker of Celery 5.4 does not get over a second outage: there each test has one of its own.
+# The worker of Celery before 5.6 does not get over a second outage: there each test has its own.
 @pytest.fixture(scope="module" if _RESTORES else "function")
 def worker(module_worker, broker, locks):
     one = module_worker(
