@@ -151,6 +151,8 @@ class ParkRequest(NamedTuple):
         most: how many messages may be parked at one lock.
         most_in_all, most_bytes: how many messages, of how many bytes, may be parked at all locks
             together; in a cluster, of one bucket.
+        is_copy: whether it is the copy of one worker, which can be gone for good: then it ends some
+            minutes after its turn came. (Not in memory: there the worker is this process.)
     """
 
     message: str
@@ -160,6 +162,7 @@ class ParkRequest(NamedTuple):
     most: int = 10_000
     most_in_all: int = 1_000_000
     most_bytes: int = 1_000_000_000
+    is_copy: bool = False
 
 
 class Message(NamedTuple):

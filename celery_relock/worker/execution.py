@@ -54,6 +54,7 @@ from .message import (
     prefix_of,
     running_request,
 )
+from .parking import carried
 from .states import (
     LATER,
     WAS_BLOCKED,
@@ -149,7 +150,7 @@ class Execution:
         self.message = None if request is None or request.is_eager else request
         self.header: Header | None = None
         if self.message is not None:
-            self.header = _begin_message(task.app, self.message)
+            self.header = _begin_message(self.message)
         self.names: tuple[str, ...] = ()
         self.limits: Mapping[str, int] = {}
         self.owner = ""
@@ -362,7 +363,7 @@ class Execution:
         return lease
 
 
-def _begin_message(app: Any, message: Any) -> Header:
+def _begin_message(message: Any) -> Header:
     """A message's execution begins. Returns its header.
 
     Raises:
@@ -372,23 +373,18 @@ def _begin_message(app: Any, message: Any) -> Header:
         finish()  # nobody has said that those before it are over
     header = header_of(message)
     exchange = (message.delivery_info or {}).get("exchange")
-    if not exchange or not _is_broadcast(app, exchange):
+    was = carried(message) if exchange else None
+    if was is None or not was.receiver:
         return header
     if not header.receiver:
-        # Each worker's copy is an execution for itself.
-        own = ids.short(f"{header.execution_id}@{message.hostname}")
-        header = header._replace(execution_id=own, receiver=message.hostname)
+        # Each copy is an execution for itself.
+        own = ids.short(f"{header.execution_id}@{was.receiver}")
+        header = header._replace(execution_id=own, receiver=was.receiver)
         note(message, header)
-    if header.receiver != message.hostname:
+    if header.receiver != was.receiver:
         # Another worker had parked it.
         raise Late("is the copy of another worker")
     return header
-
-
-def _is_broadcast(app: Any, exchange: str) -> bool:
-    """Whether every worker receives what is sent there (`kombu.common.Broadcast`)."""
-    exchanges = [queue.exchange for queue in app.amqp.queues.values()]
-    return any(each and each.name == exchange and each.type == "fanout" for each in exchanges)
 
 
 def _interrupted(run_body: Body, lease: Lease, make_hold: MakeHold) -> Body:

@@ -138,7 +138,7 @@ class Header(NamedTuple):
         dedup: the name of the call's marker and when it goes (see `marker`).
         order: the line in which the call has a place, and its ticket (see `order`); 0 if another
             call may have overtaken it already.
-        receiver: the worker whose copy of a broadcast message it is.
+        receiver: the worker, or the queue, whose copy of a broadcast message it is.
         parked: whether it was parked, so that Redis publishes it again until it has come.
         options: what the call says instead of its task's options (`LockOptions.of_call`).
         prefix: of the lock names, as the sender's `relock_prefix` had it; None if it has none.

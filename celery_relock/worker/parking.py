@@ -41,7 +41,8 @@ from .message import HEADER, Header, header_of
 
 # A message of more bytes is not parked: it stays with the broker, which is made for it.
 LARGEST = 1_000_000
-#: On a message that goes to a queue by its name: the exchange and the routing key that it had.
+#: On a message that goes to a queue by its name: the exchange and the routing key that it had, and
+#: the queue.
 ORIGIN = "relock_origin"
 #: What the name of a resume queue has behind the name of the queue that it stands beside.
 SUFFIX = ".resumed"
@@ -66,6 +67,7 @@ class RawMessage(NamedTuple):
         properties: the others; of RabbitMQ with content type, encoding and headers once more.
         exchange, routing_key: where the sender sent it.
         queue: where it was received, "" if that cannot be told.
+        receiver: whose copy it is of what a fanout exchange brings to several; "" for no copy.
     """
 
     body: bytes | str
@@ -76,6 +78,7 @@ class RawMessage(NamedTuple):
     exchange: str
     routing_key: str
     queue: str = ""
+    receiver: str = ""
 
 
 class Carried(str):
@@ -114,13 +117,14 @@ def carry(wanted: Callable[[Any], bool]) -> None:
 
 def _carry(consumer: Any, request: Any) -> None:
     message, told = request.message, request.request_dict
-    # It was sent to this queue by its name.
-    come_back(message.headers, told["delivery_info"])
+    come_back(message)
     told.pop(ORIGIN, None)
-    info, properties = told["delivery_info"], told["properties"]
+    info, properties = message.delivery_info, told["properties"]
     exchange, routing_key = info.get("exchange") or "", info.get("routing_key") or ""
+    told["delivery_info"].update(exchange=exchange, routing_key=routing_key)
     if exchange == delayed.IS_DUE:
         exchange, routing_key = _sent_to(consumer, exchange, routing_key)
+    queue = info.get("queue") or _queue_of(consumer, info, exchange, routing_key)
     raw = RawMessage(
         message.body,
         message.content_type,
@@ -129,18 +133,20 @@ def _carry(consumer: Any, request: Any) -> None:
         properties,
         exchange,
         routing_key,
-        _queue_of(consumer, exchange, routing_key),
+        queue,
+        _receiver(consumer, queue, exchange),
     )
     # A copy: the dict is kombu's.
     told["properties"] = {**properties, CARRIED: Carried(raw)}
 
 
-def come_back(headers: dict[str, Any], delivery_info: dict[str, Any]) -> None:
+def come_back(message: Any) -> None:
     """A message that has come by way of a resume queue, or by the name of its queue, is to say that
     it came where it was sent to first: else a retry of it would be sent there."""
-    origin = headers.pop(ORIGIN, None)
-    if isinstance(origin, list | tuple) and len(origin) == 2:
-        delivery_info.update(exchange=origin[0], routing_key=origin[1])
+    origin = message.headers.pop(ORIGIN, None)
+    if isinstance(origin, list | tuple) and len(origin) == 3:
+        exchange, routing_key, queue = origin
+        message.delivery_info.update(exchange=exchange, routing_key=routing_key, queue=queue)
 
 
 def _sent_to(consumer: Any, exchange: str, routing_key: str) -> tuple[str, str]:
@@ -148,25 +154,47 @@ def _sent_to(consumer: Any, exchange: str, routing_key: str) -> tuple[str, str]:
     key = delayed.key_before(routing_key)
     found = {
         way.exchange.name
-        for queue in getattr(consumer.task_consumer, "queues", ())
+        for queue in _queues(consumer)
         for way in (queue, *(queue.bindings or ()))
         if way.exchange is not None and _exchange_of(queue, way.exchange.name, key) is not None
     }
     return (found.pop(), key) if len(found) == 1 else (exchange, routing_key)
 
 
-def _queue_of(consumer: Any, exchange: str, routing_key: str) -> str:
-    """The queue that a worker received a message from, which Redis does not tell.
+def _queue_of(consumer: Any, info: Mapping[str, Any], exchange: str, routing_key: str) -> str:
+    """The queue that a worker received a message from.
 
     Returns:
-        "" if the message may have come from several queues.
+        "" if the message may have come from several queues: Redis does not tell.
     """
-    found = [
-        queue.name
-        for queue in getattr(consumer.task_consumer, "queues", ())
-        if _delivers(queue, exchange, routing_key)
+    tags = getattr(consumer.task_consumer, "_active_tags", {})
+    of_tag = [name for name, tag in tags.items() if tag == info.get("consumer_tag")]
+    found = of_tag or [
+        queue.name for queue in _queues(consumer) if _delivers(queue, exchange, routing_key)
     ]
     return str(found[0]) if len(found) == 1 else ""
+
+
+def _receiver(consumer: Any, queue: str, exchange: str) -> str:
+    """Whose copy of a message it is; see `RawMessage`.
+
+    RabbitMQ brings a copy to each queue, for all that consume it; kombu's virtual transports bring
+    one to each worker. There a queue at such an exchange is what `Broadcast` is on RabbitMQ.
+    """
+    ways = [each for each in _queues(consumer) if exchange and _is_fanout(each, exchange)]
+    if not ways:
+        return ""
+    is_shared = any(each.name == queue and not isinstance(each, Broadcast) for each in ways)
+    return queue if is_shared and is_amqp(consumer.connection) else str(consumer.hostname)
+
+
+def _queues(consumer: Any) -> list[Any]:
+    return list(getattr(consumer.task_consumer, "queues", ()))
+
+
+def _is_fanout(queue: Any, exchange: str) -> bool:
+    by = _exchange_of(queue, exchange, "")
+    return by is not None and by.type == "fanout"
 
 
 def _delivers(queue: Any, exchange: str, routing_key: str) -> bool:
@@ -315,18 +343,19 @@ def _publish(app: Celery, found: dict[str, Any], queue: str | None, delay: float
     headers, properties = found["headers"], found["properties"]
     body: bytes = b64decode(found["body"]) if found["binary"] else found["body"].encode()
     exchange, routing_key = found["exchange"], found["routing_key"]
+    origin = [exchange, routing_key, found["queue"]]
     declare: list[Any] = []
     if delay is not None:
         body = _delayed(app, found, body, delay)
-    if queue is None:
-        queue, declare = _where(app, found["queue"], exchange, routing_key)
-    if queue is not None:
-        headers[ORIGIN] = [exchange, routing_key]
-        exchange, routing_key = "", queue
     if headers.get("compression"):
         body, _ = compress(body, headers["compression"])  # kombu decompressed it
     expiration = properties.get("expiration")
     with worker_events.producer_of(app) as producer:
+        if queue is None:
+            queue, declare = _where(app, producer.connection, *origin)
+        if queue is not None:
+            headers[ORIGIN] = origin
+            exchange, routing_key = "", queue
         # RabbitMQ refuses a message in the name of another user than who sends it.
         if properties.get("user_id") != producer.connection.userid:
             properties.pop("user_id", None)
@@ -334,7 +363,7 @@ def _publish(app: Celery, found: dict[str, Any], queue: str | None, delay: float
         if delay is not None and not exchange:  # by the name of its queue
             waits = delayed.waits_in_broker(app, producer, routing_key, delay)
         if waits is not None:
-            headers.setdefault(ORIGIN, [exchange, routing_key])
+            headers.setdefault(ORIGIN, origin)
             exchange, routing_key = waits
         producer.publish(
             body,
@@ -368,7 +397,9 @@ def _delayed(app: Celery, found: dict[str, Any], body: bytes, delay: float) -> b
     return written if isinstance(written, bytes) else written.encode(encoding)
 
 
-def _where(app: Celery, name: str, exchange: str, routing_key: str) -> tuple[str | None, list[Any]]:
+def _where(
+    app: Celery, connection: Any, exchange: str, routing_key: str, name: str
+) -> tuple[str | None, list[Any]]:
     """Where a message goes that comes back, and what to declare first, as Celery does to send.
 
     By its exchange it would come to every queue there, also to those of other apps.
@@ -381,9 +412,14 @@ def _where(app: Celery, name: str, exchange: str, routing_key: str) -> tuple[str
         return None, _queues_at(app, exchange, routing_key)
     by = _exchange_of(queue, exchange, routing_key)
     # Kombu's virtual transports keep no messages of a queue at such an exchange.
-    if by is None or by.type == "fanout":
+    if not is_amqp(connection) and (by is None or by.type == "fanout"):
         return None, _queues_at(app, exchange, routing_key)
     return name, [queue]
+
+
+def is_amqp(connection: Any) -> bool:
+    """Whether a connection of kombu is one to RabbitMQ."""
+    return bool(connection.transport.driver_type == "amqp")
 
 
 def _queues_at(app: Celery, exchange: str, routing_key: str) -> list[Any]:
@@ -455,7 +491,8 @@ def park_request(task: Any, message: Any, header: Header, **bounds: Any) -> Park
     text = _text_of(task, message, header)
     if text is None:
         return None
-    return ParkRequest(text, home(task.app), ids.short(message.id), **bounds)
+    is_copy = header.receiver == message.hostname
+    return ParkRequest(text, home(task.app), ids.short(message.id), is_copy=is_copy, **bounds)
 
 
 def _text_of(task: Any, message: Any, header: Header, **bounds: Any) -> str | None:

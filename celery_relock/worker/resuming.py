@@ -32,7 +32,7 @@ from ..engine.outage import Outage
 from ..engine.protocol import Notice
 from ..errors import RelockError
 from .message import HEADER
-from .parking import SUFFIX, channel, come_back, home, resume_queue
+from .parking import SUFFIX, channel, come_back, home, is_amqp, resume_queue
 
 # Seconds between two looks of a worker. When something is known to be due sooner, it looks then.
 LOOK_EVERY = 1.0
@@ -266,7 +266,7 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         """A slot is free: take from the queues before the worker's own has filled it."""
         try:
             for name in self._known:
-                beside = _queue(name, _is_amqp(c))(self._consumer.channel)
+                beside = _queue(name, is_amqp(c.connection))(self._consumer.channel)
                 if self._take and (message := beside.get(accept=self._consumer.accept)):
                     self._take(message)
                     break
@@ -310,14 +310,14 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         if time.monotonic() - self._known_at > EXPIRES / 1000 / 3:
             self._known_at = time.monotonic()
             for name in self._known:
-                _queue(name, _is_amqp(c))(self._consumer.channel).declare()
+                _queue(name, is_amqp(c.connection))(self._consumer.channel).declare()
 
     def _consume(self, c: Any, name: str) -> None:
-        if _is_amqp(c) and len(resume_queue(name).encode()) > _LONGEST_NAME:
+        if is_amqp(c.connection) and len(resume_queue(name).encode()) > _LONGEST_NAME:
             self._refuse(name, f"its name would have more than {_LONGEST_NAME} bytes")
             return
         try:
-            self._consumer.add_queue(_queue(name, _is_amqp(c)))
+            self._consumer.add_queue(_queue(name, is_amqp(c.connection)))
             self._consumer.consume()
             self._known.add(name)
             self._known_at = time.monotonic()
@@ -425,10 +425,6 @@ def _execution(message: Any) -> str:
     return ids.short(str(header.get("execution_id"))) if isinstance(header, dict) else ""
 
 
-def _is_amqp(c: Any) -> bool:
-    return bool(c.connection.transport.driver_type == "amqp")
-
-
 def _queue(name: str, amqp: bool) -> Any:
     beside = resume_queue(name)
     return Queue(beside, Exchange(""), beside, queue_arguments=_ON_AMQP if amqp else None)
@@ -469,7 +465,7 @@ def _handler(c: Any) -> Callable[[Any], Any]:
     take = type(c).create_task_handler(_Unlimited(c))
 
     def handle(message: Any) -> Any:
-        come_back(message.headers, message.delivery_info)
+        come_back(message)
         # Redis has written that on what was requeued.
         message.headers.pop("redelivered", None)
         return take(message)

@@ -5,6 +5,8 @@ local Parked = {}
 -- For TRIP ms a message that was handed out counts as on its way; each further time for twice as long, as
 -- the broker can be slow, up to LONGEST.
 local TRIP, LONGEST = 5000, 600000
+-- So often a copy for one worker is handed out, in 75 s: what the broker has by then is executed all the same.
+local MOST_TRIPS = 5
 -- After so many ms a message on its way no longer holds up the executions behind it: its queue might have
 -- no worker.
 local OVERDUE = 60000
@@ -49,13 +51,17 @@ local function owe(call, lock, execution, waiter)
   table.insert(call.untold, { lock = lock, execution = execution, waiter = waiter })
 end
 
+local function is_given_up(waiter)
+  return waiter.is_copy and (waiter.sent or 0) >= MOST_TRIPS
+end
+
 -- Hand a message to the caller if it can publish the message; else notify a process that can. The message
 -- stays here until its execution has the lock, because its publisher or the broker can die. False if the
--- message is gone (the server evicts keys): its place goes as well.
+-- message is gone (the server evicts keys), or its worker seems to be: its place goes as well.
 function Parked.hand_out(call, lock, execution, waiter)
   local name = waiter.names and waiter.names[1] or lock.name
   local text = redis.call('HGET', call.prefix .. 'm:' .. name, execution)
-  if not text then
+  if not text or is_given_up(waiter) then
     Queue.leave(call, lock, execution, waiter)
     return false
   end

@@ -172,6 +172,27 @@ def test_a_time_that_is_over_while_the_message_is_on_its_way_sends_it_once(desk)
     assert desk.resume() == []
 
 
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_a_copy_for_a_worker_that_is_gone_ends_and_any_other_message_is_sent_for_ever(
+    desk, is_copy
+):
+    desk.fence("r1")
+    desk.park("r2", is_copy=is_copy)
+    desk.park("r3")
+    desk.release("r1")
+    desk.out()
+    for _ in range(4):
+        desk.lapse_place("r2", back=1)
+        desk.all_due()
+        assert desk.resume() == ["r2"]
+
+    desk.lapse_place("r2", back=1)
+    desk.all_due()
+
+    assert desk.resume() == (["r3"] if is_copy else ["r2"])
+    assert desk.waiters() == (["r3"] if is_copy else ["r2", "r3"])
+
+
 def test_a_withdrawn_execution_frees_its_place_and_does_not_run_any_more(two):
     two.park("r3")
     two.release("r1")

@@ -119,12 +119,13 @@ class Desk:
         most: int = 10_000,
         most_in_all: int = 1_000_000,
         most_bytes: int = 1_000_000_000,
+        is_copy: bool = False,
         **more: Any,
     ) -> Any:
         """Acquire the locks, or park a message (`text`, or the execution's name) for them."""
         park_request = ParkRequest(
             text or f"text of {run}",
-            *(home, task or f"t-{run}", patience, most, most_in_all, most_bytes),
+            *(home, task or f"t-{run}", patience, most, most_in_all, most_bytes, is_copy),
         )
         answer = self.backend.park(_claim(run, attempt_id, **more), park_request)
         self._out += answer.messages if isinstance(answer, Parked) else ()

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 from celery import VERSION, Celery, chain, chord, group
 from celery.app.task import Context
+from kombu.message import Message as Received
 from kombu.utils.json import dumps
 
 from celery_relock.worker import parking
@@ -261,7 +262,7 @@ def test_only_our_header_is_renewed(app):
     old = message(headers={"relock": {"v": 1, "attempts": 1}, "x": b"\xff"})
     publish(app, parked_text(app, old, {"v": 1, "attempts": 2}), queue="q")
     found = published(app, "q")
-    assert found.headers.pop(parking.ORIGIN) == ["", "q"]
+    assert found.headers.pop(parking.ORIGIN) == ["", "q", ""]
     assert found.headers == {
         "task": "t",
         "id": "i",
@@ -316,16 +317,17 @@ def test_what_rabbitmq_noted_of_dead_letters_is_kept_and_its_count_of_deliveries
     found = published(app, "q.resumed")
     assert found.headers["x-death"] == deaths["x-death"]
     assert "x-delivery-count" not in found.headers
-    info = dict(found.delivery_info)
-    parking.come_back(found.headers, info)
-    assert (info["exchange"], info["routing_key"]) == ("", "q")
+    parking.come_back(found)
+    info = found.delivery_info
+    assert (info["exchange"], info["routing_key"], info["queue"]) == ("", "q", "")
 
 
 @pytest.mark.parametrize("junk", [None, 7, [], ["a"], {"a": 1}])
 def test_a_forged_origin_changes_nothing(junk):
-    info = {"exchange": "e", "routing_key": "k"}
-    parking.come_back({parking.ORIGIN: junk}, info)
-    assert info == {"exchange": "e", "routing_key": "k"}
+    came = {"exchange": "e", "routing_key": "k"}
+    found = Received(headers={parking.ORIGIN: junk}, delivery_info=dict(came))
+    parking.come_back(found)
+    assert found.delivery_info == came
 
 
 @pytest.mark.parametrize(

@@ -381,6 +381,14 @@ def _():
     assert text == "Task part[x] parked"
 
 
+@row("`kombu.Consumer._active_tags`")
+def _():
+    with Connection("memory://") as connection:
+        consumer = connection.Consumer([Queue("part")])
+        consumer.consume()
+        assert list(consumer._active_tags) == ["part"]
+
+
 @row("`kombu.serialization.registry.type_to_name`, `kombu.compression.compress` and `get_encoder`")
 def _():
     assert compression.get_encoder("gzip")[1] == "application/x-gzip"

@@ -109,6 +109,8 @@ class RedisBackend:
 
     def park(self, claim: Claim, park_request: ParkRequest, inbox: str = "-") -> ParkAnswer:
         place = _to_park(park_request)
+        if park_request.is_copy:
+            place["is_copy"] = True
         if park_request.patience is not None:
             place["patience"] = max(round(park_request.patience * 1000), 0)
         reply, repeated, sent = self._run("acquire", *self._claim(claim, place, inbox), claim.names)
