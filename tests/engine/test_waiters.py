@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import random
 import signal
 import threading
@@ -174,8 +175,23 @@ def test_a_contended_cycle_costs_three_commands_at_the_most(
     assert max(shares) - min(shares) <= 2, shares
 
 
+@pytest.fixture
+def share_a_core_with() -> Iterator[Callable[[RedisServer], None]]:
+    """From now on this thread and a server have one core."""
+    before = os.sched_getaffinity(0)
+
+    def share(server: RedisServer) -> None:
+        for process in (server.pid, 0):
+            os.sched_setaffinity(process, {min(before)})
+
+    yield share
+    os.sched_setaffinity(0, before)
+
+
 def test_the_next_waiter_hears_before_the_holder_that_waited_too(
-    runs: Callable[..., Runs], own_redis: Callable[..., RedisServer]
+    runs: Callable[..., Runs],
+    own_redis: Callable[..., RedisServer],
+    share_a_core_with: Callable[[RedisServer], None],
 ) -> None:
     """Else, beside the server, the former holder runs first, on the core that the server needs to
     tell the next one."""
@@ -183,6 +199,7 @@ def test_the_next_waiter_hears_before_the_holder_that_waited_too(
     one, other = runs(server.url), runs(server.url)
     for each in (one, other):
         each.ready()
+    share_a_core_with(server)
     inbox = one.engine.backend.keys.inbox(other.engine.inbox.name, 0)  # type: ignore[attr-defined]
     with server.client() as client, client.pubsub(ignore_subscribe_messages=True) as ear:
         ear.subscribe(inbox)
@@ -328,7 +345,7 @@ def test_a_signal_may_strike_at_any_line_of_acquire_and_release(
     one.ready()
     struck = 0
     try:
-        for turn in range(300):
+        for turn in range(30):
             holder = two.held("a") if turn % 3 == 0 else None
             lease = one.lease("a")
             signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 1e-3))
