@@ -45,12 +45,12 @@ class Processes:
         self._started.append(process)
         return process
 
-    def start_worker(self, children: int) -> subprocess.Popen[Any]:
+    def start_worker(self, children: int, *more: str) -> subprocess.Popen[Any]:
         self._workers += 1
         name = f"w{self._workers}"
         command = ["celery", "-A", self._app, "worker", "-c", children, "-l", "INFO"]
         command += ["-n", f"{name}@127.0.0.1", "--without-gossip", "--without-mingle"]
-        return self.start(command, name)
+        return self.start([*command, *more], name)
 
     def end(self) -> None:
         """Kill all that is left."""

@@ -100,6 +100,9 @@ def test_what_was_received_is_to_come_to_an_end_that_it_may_have() -> None:
     assert _verdict(received, over, state="RETRY") == []
     assert _verdict(received, state="RETRY") == ["lost"]
     assert _verdict(received, state="BLOCKED") == ["lost"]
+    again = _told("over", state="RETRY")
+    assert _verdict(received, again, state="RETRY") == []  # on its way again
+    assert _verdict(received, again, received, state="RETRY") == ["lost"]
 
 
 def test_nothing_is_completed_once_more_but_a_step_of_a_canvas() -> None:

@@ -19,14 +19,15 @@ from tests.chaos.parked.brokers import BROKERS
 @click.option(
     "--broker", "brokers", multiple=True, default=("rabbitmq",), type=click.Choice([*BROKERS])
 )
+@click.option("--worker", default="", help="Arguments of the workers, such as '-P threads'.")
 @click.option("--write", type=click.Path(path_type=Path), help="Put the figures into this page.")
-def main(calls: int, seed: int, brokers: tuple[str, ...], write: Path | None) -> None:
+def main(calls: int, seed: int, brokers: tuple[str, ...], worker: str, write: Path | None) -> None:
     """Send calls of every kind for the same few locks, kill pool processes and workers, freeze, cut
     and restart the Redis of the locks, and check the promises. The exit status is 1 if something
     was not as promised."""
     reports = {}
     for broker in brokers:
-        report = Campaign(calls, broker, seed).run()
+        report = Campaign(calls, broker, seed, worker=tuple(worker.split())).run()
         reports[broker] = report
         click.echo(f"{table({broker: report})}\n")
         for violation in report.violations:
@@ -48,7 +49,7 @@ def table(reports: dict[str, Report]) -> str:
     for kind in sorted({kind for report in every for kind in report.faults}):
         rows.append((kind, [report.faults[kind] for report in every]))
     rows += [
-        ("tasks lost on the way to the first worker", [report.unreceived for report in every]),
+        ("tasks whose message no worker received", [report.unreceived for report in every]),
         ("**violations**", page.bold(len(report.violations) for report in every)),
     ]
     return page.table(reports, rows)

@@ -43,13 +43,19 @@ class Campaign:
         broker: of `BROKERS`.
         seed: of the calls and of the faults.
         pause: seconds between two calls, on average.
+        worker: more arguments for the command line of a worker.
     """
 
     def __init__(
-        self, calls: int, broker: str = "rabbitmq", seed: int = 1, pause: float = 0.1
+        self,
+        calls: int,
+        broker: str = "rabbitmq",
+        seed: int = 1,
+        pause: float = 0.1,
+        worker: tuple[str, ...] = (),
     ) -> None:
         self._calls, self._make_broker = calls, BROKERS[broker]
-        self._seed, self._pause = seed, pause
+        self._seed, self._pause, self._worker = seed, pause, worker
         self._random = random.Random(seed)
         self._workers: list[subprocess.Popen[Any]] = []
         self._laid: Counter[str] = Counter()
@@ -98,7 +104,7 @@ class Campaign:
             time.sleep(self._random.uniform(*PAUSE))
             if not acts:
                 acts = [self._kill_child] * 6
-                acts += [partial(self._end_worker, how) for how in ("kill", "terminate")]
+                acts += [partial(self._end_worker, how) for how in ("kill", "terminate", "quit")]
                 acts += [partial(self._cut_locks, kind) for kind in ("normal", "pubsub")]
                 acts += [self._freeze_locks, self._restart_locks]
                 self._random.shuffle(acts)
@@ -110,7 +116,7 @@ class Campaign:
         self._broker.bring_back(self._app)
         self._workers = [worker for worker in self._workers if worker.poll() is None]
         while len(self._workers) < WORKERS:
-            self._workers.append(self._processes.start_worker(CHILDREN))
+            self._workers.append(self._processes.start_worker(CHILDREN, *self._worker))
 
     def _kill_child(self) -> None:
         at_work = {event.pid for event in self._journal.events("received")}
@@ -123,13 +129,17 @@ class Campaign:
                 self._laid["pool processes killed"] += 1
 
     def _end_worker(self, how: str) -> None:
-        """Kill a whole worker, or let it end what it is about; and start another one."""
+        """Kill a whole worker, or let it end what it is about, or tell it to drop that; and start
+        another one."""
         if (left := self._ended_at + APART - time.monotonic()) > 0:
             time.sleep(left)
         worker = self._workers.pop(0)
         if how == "kill":
             os.killpg(worker.pid, signal.SIGKILL)
             self._laid["workers killed"] += 1
+        elif how == "quit":
+            worker.send_signal(signal.SIGQUIT)
+            self._laid["workers told to quit"] += 1
         else:
             worker.terminate()
             self._laid["workers ended"] += 1

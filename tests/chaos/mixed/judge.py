@@ -10,6 +10,7 @@ Redis, no clock.
   message is sent again if the step before is run again. So can a call whose process was killed when
   it had sent a retry: its message comes again, and sends another.)
 - lost, state: what a worker has received comes to an end, in one of the states that it may end in.
+  (A message that no worker has received was lost by the broker, also the one of a retry.)
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Report:
         sent: tasks, by the kind of their call.
         bodies: that entered a lock.
         beside: entries while somebody else was inside, as the lock is shared or has more permits.
-        unreceived: tasks that no worker has received, and that have not ended.
+        unreceived: tasks that have not ended, as no worker has received their last message.
     """
 
     sent: Counter[str]
@@ -55,11 +56,11 @@ def report(events: Sequence[Event], states: Mapping[str, str]) -> Report:
         states: of the results of the tasks that were sent.
     """
     beside, wrong = overlaps(events)
-    received = {event["task"] for event in events if event.name == "received"}
     sent = {event["task"]: event for event in events if event.name == "sent"}
     alone = {task for task, event in sent.items() if event["alone"]}
     open_ = {task for task in sent if not ended(task, states, events)}
-    lost = [f"lost: {task} ({sent[task]['kind']})" for task in sorted(open_ & received)]
+    on_their_way = open_ & _on_their_way(sent, events)
+    lost = [f"lost: {task} ({sent[task]['kind']})" for task in sorted(open_ - on_their_way)]
     states_wrong = [
         f"state: {task} ({sent[task]['kind']}) is {states[task]}"
         for task in sorted(sent.keys() - open_)
@@ -69,7 +70,7 @@ def report(events: Sequence[Event], states: Mapping[str, str]) -> Report:
         sent=Counter(event["kind"] for event in sent.values()),
         bodies=sum(event.name == "enter" for event in events),
         beside=beside,
-        unreceived=len(open_ - received),
+        unreceived=len(on_their_way),
         violations=[
             *wrong,
             *too_soon(events),
@@ -79,6 +80,15 @@ def report(events: Sequence[Event], states: Mapping[str, str]) -> Report:
             *states_wrong,
         ],
     )
+
+
+def _on_their_way(sent: Iterable[str], events: Sequence[Event]) -> set[str]:
+    """The tasks of which no worker has a message: each that was received has sent another one."""
+    received = Counter(event["task"] for event in events if event.name == "received")
+    retried = Counter(
+        event["task"] for event in events if event.name == "over" and event["state"] == "RETRY"
+    )
+    return {task for task in sent if received[task] <= retried[task]}
 
 
 def completed_again(events: Sequence[Event], alone: AbstractSet[str]) -> list[str]:
