@@ -66,6 +66,8 @@ from ..errors import LockConfigError
 # each further time for twice as long, up to _LONGEST. It holds up waiters in a process for _TRIP,
 # and parked waiters for _OVERDUE. A lock with parked waiters is looked at every _LOOK.
 _TRIP, _LONGEST, _OVERDUE, _LOOK = 5.0, 600.0, 60.0, 10.0
+# So often a copy for one worker is handed out.
+_TRIPS = 5
 _DAY = 86_400.0
 # The most messages in a reply; the others are owed.
 _MOST = 100
@@ -512,9 +514,13 @@ class _Command:
 
     def hand_out(self, place: _Place) -> None:
         """Hand a message to the caller if it can publish the message; else notify a process that
-        can. The message stays until its execution has the lock: its publisher can die."""
+        can. The message stays until its execution has the lock: its publisher can die. A copy for a
+        worker that seems to be gone leaves."""
         request, execution_id = place.request, place.execution_id
         assert request is not None
+        if request.is_copy and place.sent >= _TRIPS:
+            self.leave(place)
+            return
         place.first = self.now if place.first is None else place.first
         if self.can_send(place):
             place.sent += 1

@@ -152,7 +152,7 @@ class ParkRequest(NamedTuple):
         most_in_all, most_bytes: how many messages, of how many bytes, may be parked at all locks
             together; in a cluster, of one bucket.
         is_copy: whether it is the copy of one worker, which can be gone for good: then it ends some
-            minutes after its turn came. (Not in memory: there the worker is this process.)
+            minutes after its turn came.
     """
 
     message: str
