@@ -250,6 +250,7 @@ class Lock(NamedLock):
         self._grips.released(task or self, grip)
         if grip.borrowed:
             lease.rely(-1)
+            self._still_has(grip)
             return  # the outer hold goes on
         reentrancy.pop(lease)
         try:

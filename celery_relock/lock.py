@@ -164,6 +164,7 @@ class Lock(NamedLock):
         if grip.borrowed:
             self.local.released(threading.current_thread(), grip)  # the outer hold goes on
             grip.lease.rely(-1)
+            self._still_has(grip)
             return
         try:
             # Before the command is sent: with thread_local=False another thread may acquire the

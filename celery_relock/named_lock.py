@@ -94,6 +94,11 @@ class Grip:
             lease.holder = weakref.ref(self)
 
     @property
+    def outlived(self) -> bool:
+        """Whether the outer holder has released the lock."""
+        return self.borrowed and self.lease.state not in (State.HELD, State.LOST)
+
+    @property
     def holder(self) -> object:
         """The thread or asyncio task that acquired the lock, None if it is gone."""
         return None if self.task is None else self.task()
@@ -279,9 +284,9 @@ class NamedLock:
 
     @property
     def lost(self) -> bool:
-        """Whether the caller acquired the lock and has lost it since."""
+        """Whether the caller acquired the lock and has lost it since, or its outer holder has."""
         grip = self._own_grip()  # also after a release that failed
-        return grip is not None and grip.lease.lost
+        return grip is not None and (grip.lease.lost or grip.outlived)
 
     @property
     def remaining(self) -> float:
@@ -302,7 +307,7 @@ class NamedLock:
             LockNotTaken: the caller does not hold the lock.
             LockNotOwned: the lock is lost.
         """
-        self._still_ours(self._grip("relied on").lease)
+        self._still_has(self._grip("relied on"))
 
     def _own_grip(self) -> Grip | None:
         """What the caller has of the lock, lost or not."""
@@ -401,7 +406,7 @@ class NamedLock:
         length = additional_time if replace_ttl else lease.remaining + additional_time
         check_length(length, f"extend({additional_time!r}) to {length:g} s", self.name)
         if grip.borrowed:
-            self._still_ours(lease)
+            self._still_has(grip)
             if not lease.renews and length > lease.remaining:
                 raise LockConfigError(
                     f"the lock {self.name!r} is held by an outer Lock(renew=False): extend the "
@@ -419,6 +424,11 @@ class NamedLock:
                 "downgrade it where it was acquired first",
                 name=self.name,
             )
+
+    def _still_has(self, grip: Grip) -> None:
+        if grip.outlived:
+            raise self._not_owned("was released by its outer holder")
+        self._still_ours(grip.lease)
 
     def _still_ours(self, lease: Lease) -> None:
         if lease.lost:

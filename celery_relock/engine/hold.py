@@ -120,10 +120,14 @@ class Hold:
         """Raise if a lock is lost. Call it before any step that must not happen without the lock.
 
         Raises:
-            LockLost: a lock is lost. Stop, or let the fencing token decide.
+            LockLost: a lock is lost, or the body has ended and a thread of it has not. Stop, or let
+                the fencing token decide.
         """
         if self.lost:
             raise self.lost_error()
+        if any(share.lease.state is not State.HELD for share in self._shares):
+            text = f"the lock {self.name!r} was released when the body of its task ended"
+            raise LockLost(text, name=self.name, owner=self.owner, remaining=0.0)
 
     def fenced(self, connection: Any) -> AbstractContextManager[None]:
         """A block of a database transaction that only the holder of the lock can commit:

@@ -240,6 +240,61 @@ def test_what_goes_on_there_when_the_body_has_ended_is_told_that_the_lock_is_gon
     assert told == [False, True]
 
 
+def test_a_thread_that_goes_on_when_the_body_has_ended_has_no_lock_any_more(
+    task: Callable[..., Any], lock: MakeLock, redis_url: str
+) -> None:
+    ended, ready, checked = (threading.Event() for _ in range(3))
+
+    def goes_on(hold: Any) -> None:
+        inner = lock(redis_url)
+        inner.acquire()
+        ready.set()
+        assert ended.wait(20)
+        assert inner.lost
+        for use in (inner.check, inner.release):
+            with pytest.raises(LockNotOwned, match="by its outer holder"):
+                use()
+        with pytest.raises(LockLost, match="when the body of its task ended"):
+            hold.check()
+        checked.set()
+
+    def body(self: Any) -> threading.Thread:
+        context = contextvars.copy_context()
+        thread = threading.Thread(target=context.run, args=(goes_on, self.lock))
+        thread.start()
+        assert ready.wait(20)
+        return thread
+
+    thread = task(body, bind=True)
+    ended.set()
+    thread.join(20)
+    assert checked.is_set()
+
+
+def test_a_block_inside_a_task_whose_lock_is_lost_does_not_end_as_if_it_were_not(
+    task: Callable[..., Any], lock: MakeLock, redis_url: str, namespace: str
+) -> None:
+    async def in_a_coroutine() -> None:
+        async with CoroutineLock(redis_url, "a", namespace=namespace) as one:
+            while not one.lost:
+                await asyncio.sleep(0.01)
+
+    def body() -> bool:
+        lock()._engine.backend.force_release("a")
+        with pytest.raises(LockNotOwned, match="was lost"), lock(redis_url) as one:
+            wait_for(lambda: one.lost)
+        return True
+
+    def body_of_coroutines() -> bool:
+        lock()._engine.backend.force_release("a")
+        with pytest.raises(LockNotOwned, match="was lost"):
+            asyncio.run(in_a_coroutine())
+        return True
+
+    assert task(body)
+    assert task(body_of_coroutines)
+
+
 @pytest.mark.parametrize("extend", [(2,), (2, True), (500,), (500, True)])
 def test_a_lock_in_a_task_never_changes_the_tasks_lease(
     task: Callable[..., Any], lock: MakeLock, extend: tuple[Any, ...]
