@@ -33,6 +33,8 @@ STALLED = 45.0
 PAUSE = 0.3, 1.2
 #: Between two faults that end a whole worker, in seconds: the next one is to come to work.
 APART = 6.0
+#: A worker that is told to end can take so long, in seconds (`tests.support.Worker.stop` says why).
+ENDED = 100.0
 
 
 class Campaign:
@@ -143,7 +145,15 @@ class Campaign:
         else:
             worker.terminate()
             self._laid["workers ended"] += 1
-        worker.wait(60)
+        try:
+            worker.wait(ENDED)
+        except subprocess.TimeoutExpired:
+            worker.send_signal(signal.SIGUSR1)  # Celery logs what each thread is about
+            time.sleep(2)
+            raise AssertionError(
+                f"a worker that was told to {how} is there after {ENDED:g} s; the logs are kept in "
+                f"{self._processes.folder}"
+            ) from None
         reaper.end(worker)
         self._revive()
         self._ended_at = time.monotonic()
