@@ -141,6 +141,42 @@ def test_a_copy_after_a_cancelled_execution_takes_over(worker, broker, row, redi
     record(row, "prefork", "late", [seconds], case.outcome())
 
 
+@row("RabbitMQ: warm shutdown, a child begins all the same")
+def test_what_a_child_begins_when_its_worker_has_put_the_message_back_runs_once(
+    worker, rabbitmq, row, redis_url, client
+):
+    env = {BROKER: rabbitmq.url}
+    doomed = worker(APP, concurrency=4, env=env, arguments=("--loglevel", "DEBUG"))
+    sent = [
+        _case(doomed, redis_url, ack, locked, body="returns")
+        for ack in ("early", "late")
+        for locked in (True, False)
+    ]
+    for child in doomed.children():
+        os.kill(child, signal.SIGSTOP)
+    for case in sent:
+        case.register.let_go(case.account)
+        case.send()
+        doomed.wait_for_log(rf"{case.id}\] received")
+    for _ in range(2):  # by then its loop has come round: each child has its task
+        assert doomed.module.app.control.inspect([doomed.node], timeout=10, limit=1).ping()
+    doomed.kill(signal.SIGTERM)
+    doomed.wait_for_log("Worker: Stopping Pool")
+    for child in doomed.children():
+        os.kill(child, signal.SIGCONT)
+    for case in sent:
+        wait_for(lambda case=case: case.outcome().state == "SUCCESS", what="the first run")
+    os.killpg(doomed.pid, signal.SIGKILL)  # it would wait for 30 s
+    other = worker(APP, concurrency=4, env=env, arguments=("-n", "other@127.0.0.1"))
+    for case in sent:
+        if case.locked:
+            other.wait_for_log(rf"{case.id}\] is a late copy of an execution that has ended")
+            _ran(case, 1, client)
+            record(row, "prefork", case.ack, [0.0], case.outcome())
+        else:
+            case.events("inside", count=2)
+
+
 @row("RabbitMQ: child killed, `reject_on_worker_lost`", "RabbitMQ: worker killed")
 def test_rabbitmq_delivers_again_and_the_copy_takes_over(worker, rabbitmq, row, redis_url, client):
     env = {BROKER: rabbitmq.url}
