@@ -138,7 +138,7 @@ _ROWS = (
     Row("visibility timeout before its ETA", AGAIN),
     Row("connection to the broker lost", AGAIN),
     Row("… with `worker_cancel_long_running_tasks_on_connection_loss`", AGAIN),
-    Row("RabbitMQ: warm shutdown, a child begins all the same", AGAIN),
+    Row("RabbitMQ: warm shutdown, a child begins all the same", AGAIN, since=(5, 6)),
     Row("RabbitMQ: child killed, `reject_on_worker_lost`", AGAIN),
     Row("RabbitMQ: worker killed", AGAIN),
     Row("RabbitMQ: `Reject(requeue=True)`", AGAIN),
