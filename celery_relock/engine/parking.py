@@ -46,7 +46,8 @@ class Parking:
 
     def publish(self, messages: Iterable[Message]) -> None:
         """Publish messages whose turn has come. One that cannot be sent stays parked, and its turn
-        comes again."""
+        comes again; so do those behind one that the broker did not answer for, as a body's result
+        may wait for this."""
         for message in messages:
             try:
                 self.sender.send(message)
@@ -61,6 +62,8 @@ class Parking:
                     message.name,
                     error,
                 )
+                if isinstance(error, TimeoutError):
+                    return
 
     def _sent(self, message: Message) -> None:
         """The message of a burst is the broker's from now on. If nobody hears of that, a copy of it

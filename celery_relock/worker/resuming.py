@@ -204,6 +204,7 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
 
     def __init__(self, c: Any, **_: Any) -> None:
         self._consumer: Any = None
+        self._window = 0
         self._timer: Any = None
         self._closing: Any = None  # the channel of a consumer that was cancelled
         self._known: set[str] = set()
@@ -248,7 +249,8 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
 
     def _open(self, c: Any) -> None:
         made = c.connection.channel()
-        made.basic_qos(0, _window(c), False)
+        self._window = _window(c)
+        made.basic_qos(0, self._window, False)
         self._consumer = Consumer(
             made,
             [],
@@ -290,6 +292,10 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
             if self._door and self._door.closed:
                 self._keep_known(c)
             else:
+                if self._window != _window(c):  # `pool_grow`, `pool_shrink`
+                    self._window = _window(c)
+                    self._consumer.channel.basic_qos(0, self._window, False)
+                    self._close()  # RabbitMQ goes by what was said before it began to consume
                 self._follow(c, wanted)
             # A worker without a slot counts, too: else the message would go behind the backlog.
             self._tell(c, map(resume_queue, self._known & wanted))
@@ -405,14 +411,18 @@ class _Door:
 
 
 def _window(c: Any) -> int:
-    """As wide as the worker's own; not by `initial_prefetch_count`, which is lowered for a while
-    after a reconnect."""
-    return int((c.pool.num_processes or 1) * c.prefetch_multiplier or 1)
+    """As wide as the worker's own, 0 without a bound; not by `initial_prefetch_count`, which is
+    lowered for a while after a reconnect."""
+    return int(_slots(c) * c.prefetch_multiplier)
+
+
+def _slots(c: Any) -> int:
+    """How many slots the worker has, or can come to have by itself (`--autoscale`)."""
+    return max(getattr(c.controller, "max_concurrency", None) or 1, c.pool.num_processes or 1)
 
 
 def _has_free_slot(c: Any) -> bool:
-    most = max(getattr(c.controller, "max_concurrency", None) or 1, c.pool.num_processes or 1)
-    return len(reserved_requests) < most
+    return len(reserved_requests) < _slots(c)
 
 
 def _ended() -> int:

@@ -36,7 +36,7 @@ from ..engine.engine import Engine
 from ..engine.events import label_of
 from ..engine.lease import Lease
 from ..engine.protocol import Claim, Held, Successor
-from ..errors import LockConflict, LockLost, RelockError
+from ..errors import LockConfigError, LockConflict, LockLost, RelockError
 from ..options import LockOptions
 from ..worker.conflict import Attempt, end_unexecuted, obtain, release
 from ..worker.delivery import afterwards, delivery_of, finish, if_any
@@ -148,15 +148,21 @@ class WorkflowLock(NamedTuple):
         return cls(lock, claim.names, claim.limits, fences, claim.owner, **told)
 
     def options(self, task: str) -> LockOptions:
-        """How a step acquires its hold if what was left to it is gone."""
-        declared = {f"lock_{name}": getattr(self, name) for name in _CARRIED}
+        """How a step acquires its hold if what was left to it is gone.
+
+        Raises:
+            LockConfigError: a value cannot be used.
+        """
+        told = {name: getattr(self, name) for name in _CARRIED}
         if self.on_gap == "raise":
-            declared |= {"lock_on_conflict": "raise", "lock_max_wait": None}
-        return LockOptions.collect(declared, {}, task)
+            told["on_conflict"] = "raise"
+        # As defaults: some of it was one where the lock was acquired, and contradicts nothing.
+        return LockOptions.collect({}, told, task)
 
 
 def workflow_locks(message: Any) -> Iterator[WorkflowLock]:
-    """The workflow locks in a message's header, without those that cannot be read."""
+    """The workflow locks in a message's header, without those that cannot be read: a step that has
+    one does not run (`_acquire_all`)."""
     for raw in header_of(message).workflow_locks:
         try:
             lock = WorkflowLock(**raw)
@@ -307,7 +313,14 @@ def _comes_again(task: Any, error: BaseException) -> bool:
 
 def _acquire_all(task: Any, message: Any) -> None:
     finish()  # what came before it is over, though nobody may have said so
-    for lock in workflow_locks(message):
+    locks, told = [*workflow_locks(message)], header_of(message).workflow_locks
+    if len(locks) < len(told):
+        raise LockConfigError(
+            f"{task.name}[{message.id}] does not run: it belongs to a workflow lock, of which its "
+            f"message says what this version of celery-relock cannot read ({told!r:.300}). Bring "
+            "the workers to the version that sent it"
+        )
+    for lock in locks:
         hold = _hold_for(task, message, lock)
         try:
             _acquire(task, hold)

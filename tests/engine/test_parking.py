@@ -42,6 +42,12 @@ def test_a_message_that_cannot_be_resumed_is_told_and_the_others_are_resumed(cap
     assert [record.args[0] for record in caplog.records] == ["account:7", "account:8"]
 
 
+def test_a_broker_that_does_not_answer_is_waited_for_once(caplog):
+    with caplog.at_level(logging.WARNING):
+        assert _publish(TimeoutError("no answer")).given == MESSAGES[:1]
+    assert [record.args[0] for record in caplog.records] == ["account:7"]
+
+
 @pytest.mark.parametrize("error", [SoftTimeLimitExceeded(), LockLost("lost"), SystemExit()])
 def test_a_time_limit_that_strikes_meanwhile_is_not_taken_for_that(error):
     with pytest.raises(type(error)):

@@ -273,6 +273,28 @@ def test_queues_that_others_share_an_exchange_with(start, account, broker, which
 
 
 @brokers
+@pytest.mark.parametrize(
+    ("multiplier", "slots"),
+    [("0", ("-c", "2")), ("1", ("--autoscale", "2,1")), ("1", ("-c", "1"))],
+    ids=["without a bound", "autoscale", "pool_grow"],
+)
+def test_a_long_resumed_task_holds_up_no_other_that_has_a_slot(start, broker, multiplier, slots):
+    env = {"RELOCK_TEST_PREFETCH": multiplier}
+    worker = ready(start(broker, arguments=slots, env=env))
+    accounts = [uuid.uuid4().hex[:8] for _ in range(2)]
+    locks = [held(worker, account) for account in accounts]
+    for account, seconds in zip(accounts, (60, 0), strict=True):
+        worker.module.takes_late.delay(account, seconds)
+        wait_until_parked(worker, f"account:{account}")
+    if slots == ("-c", "1"):
+        control = worker.module.app.control
+        assert control.pool_grow(1, destination=[worker.node], reply=True)
+    for lock, account in zip(locks, accounts, strict=True):
+        lock.release()
+        took(worker, account)
+
+
+@brokers
 def test_a_warm_shutdown_ends_what_was_resumed_and_runs_it_once(start, account, broker):
     worker = ready(start(broker))
     lock = held(worker, account)

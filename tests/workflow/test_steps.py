@@ -11,6 +11,9 @@ import redis
 from celery import chain, group
 
 from celery_relock import locked
+from celery_relock.engine import ids
+from celery_relock.errors import LockConfigError
+from celery_relock.worker.message import HEADER, VERSION
 from tests.support import wait_for
 from tests.workflow import flow as flows
 from tests.workflow.flow import wait_for_state
@@ -215,6 +218,27 @@ def test_a_holding_task_that_retries_keeps_its_permit(flow, how):
     rival = flow.rival()
     flow.go_on()
     flow.check(rival, "0", "1")
+
+
+@pytest.mark.parametrize("policy", ["raise", "drop"])
+def test_a_call_of_a_holding_task_that_does_not_wait_has_the_lock_to_the_end_of_its_chain(
+    flow, policy
+):
+    first = flow.step("0", "", flow.module.holding_patiently).set(lock_on_conflict=policy)
+    result = chain(first, flow.step("1"), flow.step("2", "", flow.module.holding)).delay()
+    assert result.get(timeout=20) == ["0", "1", "2"]
+    fences = [each["fence"] for each in flow.events("enter")]
+    assert fences[0] > 0
+    assert fences == [fences[0]] * 3
+    assert flow.is_free()
+
+
+def test_a_step_that_cannot_read_what_it_is_to_hold_does_not_run(flow):
+    later = {"id": "a", "names": [flow.key], "what a later version adds": 1}
+    said = {"v": VERSION, "execution_id": ids.new_id(), "workflow_locks": [later]}
+    with pytest.raises(LockConfigError, match="cannot read"):
+        flow.step("0").apply_async(headers={HEADER: said}).get(timeout=20)
+    assert flow.events("enter") == []
 
 
 def test_a_holding_task_releases_when_nothing_comes_after_it(flow):

@@ -168,6 +168,11 @@ def holding_shortly(self, previous=None, *, account, name, do=""):
     return body(self, previous, account, name, do)
 
 
+@app.task(bind=True, base=LockedTask, lock_key=KEY, lock_hold="workflow", lock_max_wait=60)
+def holding_patiently(self, previous=None, *, account, name, do=""):
+    return body(self, previous, account, name, do)
+
+
 @app.task(bind=True, base=LockedTask, lock_key="member:{account}")
 def excluding(self, previous=None, *, account, name, do=""):
     """Takes another lock inside of the workflow's."""
