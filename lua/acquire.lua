@@ -20,7 +20,7 @@
 -- Reply {DEADLOCK, lock, label, …}: waiting would never end: the holder of the lock waits for the next lock, and so on
 -- Reply {DUPLICATE, ms, label}: another attempt of the same execution lives, for ms more without renewal
 -- Reply {ENDED}: the execution, or this attempt, has ended already
--- Keeps: at most `limit` live permits; nobody beside sharers; re-entry never waits; nobody overtakes; sent twice it acts once
+-- Keeps: at most `limit` live permits; nobody beside sharers; re-entry never waits; only whom those ahead wait for overtakes; idempotent
 -- Uses: lib/publish
 
 local meta, tombstone, first = KEYS[1], KEYS[2], KEYS[3]
@@ -214,12 +214,26 @@ local function answer()
     Claim.leave_other_places(me, {})
     return { 'DEADLOCK', unpack(path) }
   end
+  -- Who waits for a hold that cannot end before this execution has the lock would wait for ever ahead of it.
+  for i, lock in ipairs(blocked and locks or {}) do
+    if ahead[i] and Deadlock.is_behind_itself(call, execution, lock, limits[i], asked.stuck) then
+      ahead[i], me.passes = false, true
+    end
+  end
+  if me.passes then
+    joined, wanted, blocked = sort_out(ahead)
+  end
   if blocked and asked.message then
     return park(wanted, blocked)
   end
   Claim.leave_other_places(me, blocked and wanted.locks or {})
   if blocked then
     join(joined)
+    if Queue.holds_any(locks, execution) then
+      -- What it has joined cannot end before it has the rest.
+      asked.stuck = asked.stuck or {}
+      table.insert(asked.stuck, execution)
+    end
     Claim.wait(me, wanted)
     local lock = locks[blocked]
     local rank = redis.call('ZRANK', lock.queue, execution)

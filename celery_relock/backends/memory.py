@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from threading import Event
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from ..engine import ids, platform
 from ..engine.platform import Guard
@@ -296,13 +296,25 @@ class _State:
     parked_bytes: int = 0
 
 
-class _Search(NamedTuple):
-    """The search for a deadlock: by hold, the places that must get their locks before it can end;
-    the holds of the execution that asks; and of the holds that were visited, what was found."""
+@dataclass(slots=True)
+class _Search:
+    """The search for a deadlock.
+
+    Attributes:
+        waits: by hold, the places that must get their locks before it can end.
+        mine: the holds of the execution that asks, and `closes` whether one was met.
+        passes: it asks whom to pass.
+        seen: of the holds that were visited, what was found; `open`: which are still visited.
+        visited: places for several locks that are.
+    """
 
     waits: Mapping[str, Iterable[_Place]]
     mine: frozenset[str]
-    seen: dict[str, tuple[str, ...] | None]
+    passes: bool
+    closes: bool = False
+    seen: dict[str, tuple[str, ...] | None] = field(default_factory=dict)
+    open: set[str] = field(default_factory=set)
+    visited: set[_Place] = field(default_factory=set)
 
 
 class _Command:
@@ -895,18 +907,28 @@ class _Command:
         """The cycle, if waiting for these locks would never end: a lock, the label of the execution
         that must run before its holder can end, the lock that this execution waits for, and so on
         to a hold of `stuck`; else ()."""
-        if not stuck:
-            return ()
+        for name, limit in wanted.items() if stuck else ():
+            search = self._search(stuck)
+            path = self._from_lock(search, self.lock(name), execution_id, limit)
+            if path and search.closes:
+                return path
+        return ()
+
+    def _search(self, stuck: Sequence[str], passes: bool = False) -> _Search:
         waits: dict[str, dict[_Place, None]] = defaultdict(dict)
         for lock in self.state.locks.values():
             for place in lock.queue.values():
                 for hold in () if self.is_gone(place) else place.stuck:
                     waits[hold][place] = None
-        for name, limit in wanted.items():
-            search = _Search(waits, frozenset(stuck), {})
-            if path := self._from_lock(search, self.lock(name), execution_id, limit):
-                return path
-        return ()
+        return _Search(waits, frozenset(stuck), passes)
+
+    def is_behind_itself(
+        self, execution_id: str, lock: _Lock, limit: int, stuck: Sequence[str]
+    ) -> bool:
+        """Whether an execution that is behind others in a queue is among those whom they wait
+        for."""
+        search = self._search(stuck, passes=True)
+        return bool(self._from_place(search, lock, execution_id, limit)) and search.closes
 
     def _keep_out(self, lock: _Lock, execution_id: str, limit: int) -> bool:
         """Whether the holders of a lock keep a waiter out. Sharers keep out another sharer if an
@@ -940,17 +962,62 @@ class _Command:
         """The rest of the cycle from a hold; None if the hold can end without the execution that
         asks."""
         if execution_id in search.mine:
+            search.closes = True
             return ()
         if execution_id in search.seen:
             return search.seen[execution_id]
-        search.seen[execution_id] = None
+        # While it is visited it counts as stuck: a ring of several permits closes at any of its
+        # holds.
+        search.seen[execution_id] = ()
+        search.open.add(execution_id)
+        found = None
         for place in search.waits.get(execution_id, ()):
-            for lock in self.wanted(place):
-                of = place.execution_id, place.limits[lock.name]
-                if path := self._from_lock(search, lock, *of):
-                    search.seen[execution_id] = found = (place.label, *path)
-                    return found
-        return None
+            if path := self._from_claim(search, place):
+                found = (place.label, *path)
+                break
+        search.open.discard(execution_id)
+        if found is None:  # what was found stuck meanwhile can have relied on this hold
+            for each in [e for e, path in search.seen.items() if path and e not in search.open]:
+                del search.seen[each]
+        search.seen[execution_id] = found
+        return found
+
+    def _from_claim(
+        self, search: _Search, place: _Place, but: _Lock | None = None
+    ) -> tuple[str, ...]:
+        """The rest of the cycle from a place, by the first of its locks that is stuck."""
+        for lock in self.wanted(place):
+            of = place.execution_id, place.limits[lock.name]
+            if lock is not but and (path := self._from_place(search, lock, *of)):
+                return path
+        return ()
+
+    def _from_place(
+        self, search: _Search, lock: _Lock, execution_id: str, limit: int
+    ) -> tuple[str, ...]:
+        """A place is stuck if its lock is; or if somebody ahead is, who waits for other locks as
+        well. Who waits with a bound is passed, but no reason to give up: only a parked execution
+        can wait for several locks without one."""
+        if path := self._from_lock(search, lock, execution_id, limit):
+            return path
+        for place in lock.queue.values():
+            if place.execution_id == execution_id:
+                return ()
+            without_bound = place.request is not None and place.request.patience is None
+            if (
+                len(place.limits) > 1
+                and (search.passes or without_bound)
+                and place not in search.visited
+                and place.execution_id not in lock.holds
+                and not self.is_gone(place)
+                and not place.back
+            ):
+                search.visited.add(place)
+                path = self._from_claim(search, place, lock)
+                search.visited.discard(place)
+                if path:
+                    return (lock.name, place.label, *path)
+        return ()
 
     # --- inboxes ----------------------------------------------------------------------------------
 
@@ -982,7 +1049,7 @@ class _Acquire(_Command):
         self.inbox = inbox
         self.waiter_lease = waiter_lease
         self.request = request
-        self.holds = False
+        self.holds = self.passes = False
         self.limits = dict(zip(claim.names, claim.limits, strict=True))
         self.locks = [self.lock(name) for name in claim.names]
 
@@ -1001,21 +1068,41 @@ class _Acquire(_Command):
         for lock in self.locks:
             lock.claim_kept(self.me, self.limits[lock.name])
         self._take_over_places()
-        joined, wanted, blocked = self._sort_out()
+        ahead = {lock.name: self.promote(lock, self.me) for lock in self.locks if lock.queue}
+        joined, wanted, blocked = self._sort_out(ahead)
+        if blocked is not None:
+            if not self.waiter_lease and self.request is None:
+                return self._busy(blocked)
+            if path := self.deadlock(self.me, wanted, self.claim.stuck):
+                self._leave_other_places({})
+                return Deadlocked(path)
+            self._pass(ahead)
+            if self.passes:
+                joined, wanted, blocked = self._sort_out(ahead)
         if blocked is None:
             self._leave_other_places({})
             return self._held(joined, wanted)
-        if not self.waiter_lease and self.request is None:
-            return self._busy(blocked)
-        if path := self.deadlock(self.me, wanted, self.claim.stuck):
-            self._leave_other_places({})
-            return Deadlocked(path)
         if self.request is not None:
             return self._full(wanted) or self._park(wanted, blocked)
+        return self._wait(joined, wanted, blocked)
+
+    def _pass(self, ahead: dict[str, bool]) -> None:
+        """Who waits for a hold that cannot end before this execution has the lock would wait for
+        ever ahead of it."""
+        for lock in self.locks if self.claim.stuck else ():
+            of = self.me, lock, self.limits[lock.name], self.claim.stuck
+            if ahead.get(lock.name) and self.is_behind_itself(*of):
+                ahead[lock.name], self.passes = False, True
+
+    def _wait(self, joined: dict[_Lock, int], wanted: dict[str, int], blocked: _Lock) -> Queued:
         self._leave_other_places(wanted)
         for lock, fence in joined.items():
             self._hold(lock, fence)
-        self._enqueue(self._place(wanted))
+        place = self._place(wanted)
+        if any(lock.has(self.me) for lock in self.locks):
+            # What it has joined cannot end before it has the rest.
+            place.stuck = (*place.stuck, self.me)
+        self._enqueue(place, before_all=self.passes)
         return Queued(blocked.rank(self.me), self.next_lapse(blocked))
 
     def _refusal(self) -> Answer | Parked | None:
@@ -1091,10 +1178,11 @@ class _Acquire(_Command):
             for lock in missing
         )
 
-    def _sort_out(self) -> tuple[dict[_Lock, int], dict[str, int], _Lock | None]:
+    def _sort_out(
+        self, ahead: Mapping[str, bool]
+    ) -> tuple[dict[_Lock, int], dict[str, int], _Lock | None]:
         """The permits to join now; the locks that need a new permit; and the first lock that is not
-        free."""
-        ahead = {lock.name: self.promote(lock, self.me) for lock in self.locks if lock.queue}
+        free. `ahead`: where somebody is ahead in the queue."""
         joined: dict[_Lock, int] = {}
         wanted: dict[str, int] = {}
         blocked: _Lock | None = None
@@ -1224,7 +1312,7 @@ class _Acquire(_Command):
         request, state = self.request, self.state
         assert request is not None
         place = self._place(wanted)
-        self._enqueue(place, before_all=is_copy)
+        self._enqueue(place, before_all=is_copy or self.passes)
         place.request, place.ancestors = request, self.claim.ancestors
         state.parked[self.me], state.of_task[request.task] = place, self.me
         state.parked_bytes += len(request.message.encode())

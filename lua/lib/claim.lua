@@ -153,7 +153,7 @@ local function enter(me, wanted, waiter, before_all)
   if lock then
     Queue.unpark(me.call, Queue.wanted(me.call, lock, before), me.execution, before)
   end
-  Queue.enter(me.call, wanted.locks, me.execution, waiter, before_all)
+  Queue.enter(me.call, wanted.locks, me.execution, waiter, before_all or me.passes)
   Deadlock.note(me.call, me.execution, waiter, wanted.locks[1].name)
 end
 

@@ -64,7 +64,21 @@ local function is_kept_out(call, lock, execution, limit)
   return false
 end
 
-local lock_path
+local lock_path, place_path
+
+-- The rest of the cycle from a place, by the first of these locks that is stuck.
+local function claim_path(call, search, execution, waiter, names, but)
+  for number, name in ipairs(names) do
+    -- pcall: the caller does not ask for this lock, and its key can be foreign.
+    local is_ours, lock = pcall(Holds.open, call, call.prefix .. 'l:' .. name)
+    local limit = waiter.limits[number]
+    local path = is_ours and lock ~= but and place_path(call, search, lock, execution, limit)
+    if path then
+      return path
+    end
+  end
+  return nil
+end
 
 -- The rest of the cycle from a hold: the steps back to the execution that asks; nil or false without one.
 -- Several permits can be stuck behind one hold, so `search.seen` has what was found.
@@ -74,23 +88,27 @@ local function hold_path(call, search, hold)
   if known ~= nil or search.left <= 0 then
     return known and { unpack(known) }
   end
-  search.seen[hold] = false
+  -- While it is visited it counts as stuck: a ring of several permits closes at any of its holds.
+  search.seen[hold], search.open[hold] = {}, true
   local waits = redis.call('HGETALL', notes(call, hold))
   for i = 1, #waits, 2 do
     local name = waits[i + 1]
     local waiter = waiter_of(call, waits[i], name)
-    for number, wanted in ipairs(waiter and (waiter.names or { name }) or {}) do
-      -- pcall: the caller does not ask for this lock, and its key can be foreign.
-      local is_ours, lock = pcall(Holds.open, call, call.prefix .. 'l:' .. wanted)
-      local limit = waiter.limits[number]
-      local path = is_ours and lock_path(call, search, lock, is_kept_out(call, lock, waits[i], limit))
-      if path then
-        table.insert(path, 1, waiter.label)
-        search.seen[hold] = { unpack(path) }
-        return path
-      end
+    local path = waiter and claim_path(call, search, waits[i], waiter, waiter.names or { name })
+    if path then
+      table.insert(path, 1, waiter.label)
+      search.seen[hold], search.open[hold] = { unpack(path) }, nil
+      return path
     end
   end
+  search.open[hold] = nil
+  -- What was found stuck meanwhile can have relied on this hold.
+  for each, found in pairs(search.seen) do
+    if found then
+      search.seen[each] = search.open[each] and found or nil
+    end
+  end
+  search.seen[hold] = false
   return nil
 end
 
@@ -104,7 +122,7 @@ function lock_path(call, search, lock, waits)
   for mine in pairs(search.mine) do
     local hold = lock.holds[mine]
     if hold and not stuck[hold.fence] then
-      path, stuck[hold.fence], permits = {}, true, permits + 1
+      path, stuck[hold.fence], permits, search.closes = {}, true, permits + 1, true
     end
   end
   for execution, hold in pairs(Holds.some(lock, MOST)) do
@@ -121,18 +139,65 @@ function lock_path(call, search, lock, waits)
   return path
 end
 
--- The cycle, if waiting for these locks would never end: a lock, the label of its holder, the lock that
--- this holder waits for, and so on to a hold of the execution that asks. Nil if the wait can end.
-function Deadlock.path(call, execution, locks, limits, stuck)
-  for i, lock in ipairs(locks) do
-    local search = { mine = {}, seen = {}, left = MOST }
-    for _, hold in ipairs(stuck or {}) do
-      search.mine[hold] = true
+-- The place of somebody ahead, if it is for other locks as well. Who waits with a bound is passed, but no
+-- reason to give up: only a parked execution can wait for several locks without one.
+local function waits_elsewhere(call, search, lock, execution)
+  local waiter = not lock.holds[execution] and waiter_of(call, execution, lock.name)
+  if not waiter or not waiter.names or waiter.back or search.visited[execution] or search.left <= 0 then
+    return nil
+  end
+  return (search.passes or waiter.parked and not waiter.deadline) and waiter
+end
+
+-- A place is stuck if its lock is; or if somebody ahead is, who waits for other locks as well.
+function place_path(call, search, lock, execution, limit)
+  local path = lock_path(call, search, lock, is_kept_out(call, lock, execution, limit))
+  if path then
+    return path
+  end
+  for _, ahead in ipairs(redis.call('ZRANGE', lock.queue, 0, MOST - 1)) do
+    if ahead == execution then
+      return nil
     end
-    local path = stuck and lock_path(call, search, lock, is_kept_out(call, lock, execution, limits[i]))
+    local waiter = waits_elsewhere(call, search, lock, ahead)
+    if waiter then
+      search.left, search.visited[ahead] = search.left - 1, true
+      path = claim_path(call, search, ahead, waiter, waiter.names, lock)
+      search.visited[ahead] = nil
+    end
     if path then
+      table.insert(path, 1, waiter.label)
+      table.insert(path, 1, lock.name)
       return path
     end
   end
   return nil
+end
+
+-- `closes`: a hold of the execution that asks was met; `passes`: it asks whom to pass.
+local function begin(stuck, passes)
+  local search = { mine = {}, seen = {}, open = {}, visited = {}, left = MOST, passes = passes }
+  for _, hold in ipairs(stuck) do
+    search.mine[hold] = true
+  end
+  return search
+end
+
+-- The cycle, if waiting for these locks would never end: a lock, the label of its holder, the lock that
+-- this holder waits for, and so on to a hold of the execution that asks. Nil if the wait can end.
+function Deadlock.path(call, execution, locks, limits, stuck)
+  for i, lock in ipairs(stuck and locks or {}) do
+    local search = begin(stuck, false)
+    local path = lock_path(call, search, lock, is_kept_out(call, lock, execution, limits[i]))
+    if path and search.closes then
+      return path
+    end
+  end
+  return nil
+end
+
+-- Whether an execution that is behind others in a queue is among those whom they wait for.
+function Deadlock.is_behind_itself(call, execution, lock, limit, stuck)
+  local search = stuck and begin(stuck, true)
+  return search and place_path(call, search, lock, execution, limit) and search.closes
 end

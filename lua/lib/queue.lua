@@ -171,7 +171,11 @@ end
 -- An execution has one ticket for all the locks that it wants. So the order is the same in all queues, and
 -- two executions that want A,B and B,A cannot wait for each other.
 function Queue.enter(call, locks, execution, waiter, before_all)
-  local ticket = before_all and ticket_before_all(call, locks) or ticket_behind_all(call, locks)
+  local ticket
+  for _, lock in ipairs(locks) do  -- not the first alone: its place can have been evicted
+    ticket = ticket or redis.call('ZSCORE', lock.queue, execution)
+  end
+  ticket = tonumber(ticket) or before_all and ticket_before_all(call, locks) or ticket_behind_all(call, locks)
   for _, lock in ipairs(locks) do
     -- The message has come to the place reserved for it, or gets a new place.
     if Queue.is_line(lock) then

@@ -162,3 +162,111 @@ def test_the_notes_of_a_queue_that_expires_go_with_it(desk):
     assert 0 < desk.client.pttl(note) <= 62_000
     desk.beat("in1", name="y", wait=600.0)
     assert desk.client.pttl(note) > 600_000, "a waiter that lives keeps its note"
+
+
+def test_several_permits_of_one_lock_in_one_ring_are_a_deadlock(desk):
+    for run in ("r0", "r1"):
+        desk.fence(run, names=("jobs",), limit=2)
+    desk.fence("r2", names=("account",))
+    desk.queue("in2", names=("jobs",), limit=2, stuck=("r2",))
+    desk.queue("in1", names=("account",), stuck=("r1",))
+
+    answer = desk.acquire("in0", wait=6.0, names=("account",), stuck=("r0",))
+
+    assert isinstance(answer, Deadlocked)
+    assert answer.path[::2] == ("account", "jobs")
+
+
+def test_a_ring_of_others_is_no_deadlock_of_who_only_waits_for_them(desk):
+    for run in ("r0", "r1"):
+        desk.fence(run, names=("jobs",), limit=2)
+    desk.fence("r2", names=("account",))
+    desk.queue("in2", names=("jobs",), limit=2, stuck=("r2",))
+    desk.queue("in1", names=("account",), stuck=("r1",))
+    desk.fence("r9", names=("other",))
+
+    assert isinstance(desk.acquire("in9", wait=6.0, names=("account",), stuck=("r9",)), Queued)
+
+
+@pytest.fixture(params=["queue", "park"])
+def ahead(request, desk):
+    """r1 has x; y1 waits for x and z, so it is ahead of all who come for z."""
+    desk.fence("r1", names=("x",))
+    getattr(desk, request.param)("y1", names=("x", "z"), limits=(1, 1))
+    return desk
+
+
+def test_who_holds_what_somebody_ahead_waits_for_passes_at_a_free_lock(ahead):
+    desk = ahead
+    assert isinstance(desk.acquire("stranger", names=("z",)), Conflict)
+
+    assert isinstance(desk.acquire("in1", wait=6.0, names=("z",), stuck=("r1",)), Held)
+    assert desk.waiters("z") == ["y1"]
+
+
+@pytest.mark.parametrize("how", ["queue", "park"])
+def test_who_holds_what_somebody_ahead_waits_for_passes_in_the_queue(desk, how):
+    desk.fence("r1", names=("x",))
+    desk.fence("r2", names=("z",))
+    desk.park("y1", names=("x", "z"), limits=(1, 1))
+    desk.park("y2", names=("z",))
+    desk.listen("up")
+    more = {"inbox": "up"} if how == "queue" else {}
+
+    assert getattr(desk, how)("in1", names=("z",), stuck=("r1",), **more) == 0
+
+    assert desk.waiters("z") == ["in1", "y1", "y2"]
+    desk.release("r2", names=("z",))
+    if how == "queue":
+        assert desk.holders("z") == ["in1"]
+    else:
+        assert desk.out() == ["in1"]
+
+
+@pytest.mark.parametrize(
+    ("how", "more", "expected"),
+    [
+        ("park", {}, Deadlocked),
+        ("park", {"patience": 60.0}, Queued),
+        ("queue", {}, Queued),
+    ],
+    ids=["parked", "parked with a bound", "in a process, always with a bound"],
+)
+def test_a_ring_by_way_of_a_queue_is_a_deadlock_if_nobody_in_it_gives_up(desk, how, more, expected):
+    """r1 waits for r2, whose call is behind y1, which waits for r1."""
+    desk.fence("r1", names=("x",))
+    desk.fence("r2", names=("q",))
+    desk.fence("r3", names=("z",))
+    getattr(desk, how)("y1", names=("x", "z"), limits=(1, 1), **more)
+    desk.queue("in2", names=("z",), stuck=("r2",))
+    desk.release("r3", names=("z",))
+
+    assert isinstance(desk.acquire("in1", wait=6.0, names=("q",), stuck=("r1",)), expected)
+
+
+def test_who_has_joined_a_part_of_its_locks_can_be_in_a_deadlock(desk):
+    desk.fence("r1", names=("x",), owner="o")
+    desk.fence("r2", names=("y",))
+    both = {"names": ("x", "y"), "limits": (1, 1), "owner": "o", "ancestors": ("r1",)}
+    desk.queue("in1", **both)
+    desk.release("r1", names=("x",))
+    assert desk.holders("x") == ["in1"]
+
+    assert isinstance(ask(desk), Deadlocked)
+
+
+@pytest.mark.parametrize("number", range(6))  # in which order the holds of u are looked at
+def test_who_was_only_stuck_while_somebody_else_was_looked_at_ends(desk, number):
+    """k waits for r9 and for h, a for h, h for a permit of s that b will release."""
+    a, k = f"a{number}", f"{'k' * number}{number}"
+    desk.fence("r9", names=("x",))
+    desk.fence("h", names=("y",))
+    desk.fence("b", names=("s",), limit=2)
+    desk.fence(a, names=("s",), limit=2)
+    for run in (a, k):
+        desk.fence(run, names=("u",), limit=2)
+        desk.queue(f"in-{run}", names=("y",), stuck=(run,))
+    desk.queue("in-h", names=("s",), limit=2, stuck=("h",))
+    desk.queue("again", names=("x",), stuck=(k,))
+
+    assert isinstance(desk.acquire("in9", wait=6.0, names=("u",), limit=2, stuck=("r9",)), Queued)

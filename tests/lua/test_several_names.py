@@ -233,3 +233,17 @@ def test_who_waits_behind_a_successor_for_several_locks_follows_it_at_each_of_th
     desk.release("r2", names=("b",))
     desk.backend.release(("a",), "r1", "n", successor=Successor("both", 30.0))
     assert granted(inbox.heard()) == ["both", "waits"]
+
+
+def test_a_place_that_was_evicted_at_one_lock_comes_back_with_the_ticket_of_the_others(desk):
+    desk.fence("holder", names=("a",))
+    desk.park("first", names=("a", "c"))
+    desk.client.delete(desk.keys.waiters("c"))
+    desk.fence("passer-by", names=("c",))  # clears away what is left there
+    desk.release("passer-by", names=("c",))
+    desk.park("second", names=("a", "c"))
+    desk.park("first", "n2", names=("a", "c"))
+
+    assert desk.waiters("a") == desk.waiters("c") == ["first", "second"]
+    desk.release("holder", names=("a",))
+    assert desk.out() == ["first"]
