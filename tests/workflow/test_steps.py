@@ -15,6 +15,7 @@ from celery_relock.engine import ids
 from celery_relock.errors import LockConfigError
 from celery_relock.worker.message import HEADER, VERSION
 from tests.support import wait_for
+from tests.support.parked import wait_until_parked
 from tests.workflow import flow as flows
 from tests.workflow.flow import wait_for_state
 
@@ -218,6 +219,17 @@ def test_a_holding_task_that_retries_keeps_its_permit(flow, how):
     rival = flow.rival()
     flow.go_on()
     flow.check(rival, "0", "1")
+
+
+def test_a_step_passes_who_waits_for_its_workflow_s_lock_and_for_its_own(flow):
+    steps = flow.step("0", "wait"), flow.step("1", "", flow.module.excluding)
+    result = locked(chain(*steps), key=flow.key).delay()
+    flow.wait_for("0")
+    other = flow.module.wants_both.delay(flow.account)
+    wait_until_parked(flow.worker, flow.key)
+    flow.go_on()
+    assert result.get(timeout=20) == ["0", "1"]
+    assert other.get(timeout=20) == flow.account
 
 
 @pytest.mark.parametrize("policy", ["raise", "drop"])

@@ -181,6 +181,11 @@ def excluding(self, previous=None, *, account, name, do=""):
     return [*flat(previous), name]
 
 
+@app.task(base=LockedTask, lock_key=[KEY, "member:{account}"])
+def wants_both(account):
+    return account
+
+
 @app.task(bind=True)
 def joined(self, results, *, account, name):
     return body(self, sorted(flat(results)), account, name, "")
