@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from celery import Task
 from celery.exceptions import TaskPredicate
 from celery.local import Proxy
 
@@ -207,6 +208,7 @@ def _declare(cls: Any) -> Declaration:
     rule = NameRule.compile(key, name, signature, task)
     if not rule.off:
         _refuse_coroutine(cls, name)
+        _refuse_own_strategy(cls, name, options)
         for option in ("limit", "mode"):
             if callable(function := getattr(options, option)):
                 where = f"task {name}: the callable in lock_{option}"
@@ -242,6 +244,21 @@ def _refuse_coroutine(cls: Any, name: str) -> None:
     kinds = inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction
     if any(is_one(body) for is_one in kinds):
         raise unbegun(name)
+
+
+def _refuse_own_strategy(cls: Any, name: str, options: LockOptions) -> None:
+    """A class that receives its messages in its own way, such as that of celery-batches, runs its
+    body for several of them, without saying for which."""
+    if cls.Strategy == Task.Strategy:
+        return
+    for option in ("dedup", "order", "debounce"):
+        if getattr(options, option):
+            raise LockConfigError(
+                f"task {name}: lock_{option}={getattr(options, option)!r} cannot be used, as the "
+                f"class has its own Strategy ({cls.Strategy!r}): its body runs without a message, "
+                "so nothing tells which call has run. Take the option off, or let another task "
+                "call this one"
+            )
 
 
 def unbegun(task: str) -> LockConfigError:

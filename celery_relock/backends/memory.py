@@ -302,7 +302,7 @@ class _Search:
 
     Attributes:
         waits: by hold, the places that must get their locks before it can end.
-        mine: the holds of the execution that asks, and `closes` whether one was met.
+        mine: the holds of the execution that asks.
         passes: it asks whom to pass.
         seen: of the holds that were visited, what was found; `open`: which are still visited.
         visited: places for several locks that are.
@@ -311,7 +311,6 @@ class _Search:
     waits: Mapping[str, Iterable[_Place]]
     mine: frozenset[str]
     passes: bool
-    closes: bool = False
     seen: dict[str, tuple[str, ...] | None] = field(default_factory=dict)
     open: set[str] = field(default_factory=set)
     visited: set[_Place] = field(default_factory=set)
@@ -909,8 +908,7 @@ class _Command:
         to a hold of `stuck`; else ()."""
         for name, limit in wanted.items() if stuck else ():
             search = self._search(stuck)
-            path = self._from_lock(search, self.lock(name), execution_id, limit)
-            if path and search.closes:
+            if path := self._from_lock(search, self.lock(name), execution_id, limit):
                 return path
         return ()
 
@@ -928,7 +926,7 @@ class _Command:
         """Whether an execution that is behind others in a queue is among those whom they wait
         for."""
         search = self._search(stuck, passes=True)
-        return bool(self._from_place(search, lock, execution_id, limit)) and search.closes
+        return bool(self._from_place(search, lock, execution_id, limit))
 
     def _keep_out(self, lock: _Lock, execution_id: str, limit: int) -> bool:
         """Whether the holders of a lock keep a waiter out. Sharers keep out another sharer if an
@@ -962,7 +960,6 @@ class _Command:
         """The rest of the cycle from a hold; None if the hold can end without the execution that
         asks."""
         if execution_id in search.mine:
-            search.closes = True
             return ()
         if execution_id in search.seen:
             return search.seen[execution_id]

@@ -122,7 +122,7 @@ function lock_path(call, search, lock, waits)
   for mine in pairs(search.mine) do
     local hold = lock.holds[mine]
     if hold and not stuck[hold.fence] then
-      path, stuck[hold.fence], permits, search.closes = {}, true, permits + 1, true
+      path, stuck[hold.fence], permits = {}, true, permits + 1
     end
   end
   for execution, hold in pairs(Holds.some(lock, MOST)) do
@@ -174,7 +174,7 @@ function place_path(call, search, lock, execution, limit)
   return nil
 end
 
--- `closes`: a hold of the execution that asks was met; `passes`: it asks whom to pass.
+-- `passes`: the execution asks whom to pass.
 local function begin(stuck, passes)
   local search = { mine = {}, seen = {}, open = {}, visited = {}, left = MOST, passes = passes }
   for _, hold in ipairs(stuck) do
@@ -189,7 +189,7 @@ function Deadlock.path(call, execution, locks, limits, stuck)
   for i, lock in ipairs(stuck and locks or {}) do
     local search = begin(stuck, false)
     local path = lock_path(call, search, lock, is_kept_out(call, lock, execution, limits[i]))
-    if path and search.closes then
+    if path then
       return path
     end
   end
@@ -199,5 +199,5 @@ end
 -- Whether an execution that is behind others in a queue is among those whom they wait for.
 function Deadlock.is_behind_itself(call, execution, lock, limit, stuck)
   local search = stuck and begin(stuck, true)
-  return search and place_path(call, search, lock, execution, limit) and search.closes
+  return search and place_path(call, search, lock, execution, limit)
 end

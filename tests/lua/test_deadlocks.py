@@ -177,17 +177,6 @@ def test_several_permits_of_one_lock_in_one_ring_are_a_deadlock(desk):
     assert answer.path[::2] == ("account", "jobs")
 
 
-def test_a_ring_of_others_is_no_deadlock_of_who_only_waits_for_them(desk):
-    for run in ("r0", "r1"):
-        desk.fence(run, names=("jobs",), limit=2)
-    desk.fence("r2", names=("account",))
-    desk.queue("in2", names=("jobs",), limit=2, stuck=("r2",))
-    desk.queue("in1", names=("account",), stuck=("r1",))
-    desk.fence("r9", names=("other",))
-
-    assert isinstance(desk.acquire("in9", wait=6.0, names=("account",), stuck=("r9",)), Queued)
-
-
 @pytest.fixture(params=["queue", "park"])
 def ahead(request, desk):
     """r1 has x; y1 waits for x and z, so it is ahead of all who come for z."""

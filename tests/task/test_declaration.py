@@ -515,3 +515,16 @@ def test_two_apps_that_come_to_one_redis_in_two_threads_at_once_both_resume_mess
                 assert {home(app) for app in apps} == set(engine.parking.sender.home.split())
     finally:
         sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"lock_dedup": "until_start"}, {"lock_order": "sent"}, {"lock_debounce": 1}],
+    ids=lambda option: next(iter(option)),
+)
+def test_a_class_that_runs_its_body_for_several_messages_tells_not_which_call_has_run(app, option):
+    batched = {"base": LockedTask, "lock_key": "a", "Strategy": "celery_batches:strategy"}
+    app.task(charge, name="plain", **batched)
+    app.task(charge, name="whose", **batched, **option)
+    with pytest.raises(LockConfigError, match=rf"task whose: {next(iter(option))}=.* its own"):
+        app.finalize()
