@@ -297,8 +297,8 @@ class NamedLock:
     def _to_fence(self) -> tuple[dict[str, int], int, Callable[[], None]]:
         """The token, how many permits the lock has, and what tells a loss, for `contrib.sql`."""
         lease = self._grip("relied on").lease
-        at = lease.claim.names.index(self.name)
-        return {self.name: lease.fences[at]}, lease.claim.limits[at], self.check
+        fence = lease.fences[lease.claim.names.index(self.name)]
+        return {self.name: fence}, lease.limit_of(self.name), self.check
 
     def check(self) -> None:
         """Make sure that the lock is not lost. Call it before anything that needs the lock.

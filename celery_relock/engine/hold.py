@@ -147,7 +147,8 @@ class Hold:
 
         if not self._shares:
             raise LockLost("no lock is held, so there is no fencing token")
-        limit = max(max(share.lease.claim.limits) for share in self._shares)
+        self.check()  # the lease of a hold that was left to a retry may have other names by now
+        limit = max(share.lease.limit_of(share.name) for share in self._shares)
         return fenced(connection, self.fences, limit, self.check)
 
     def downgrade(self) -> None:

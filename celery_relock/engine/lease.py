@@ -134,9 +134,13 @@ class Lease:
         """Whether the call stack that runs now may be that of who acquired it."""
         return self.pid == platform.pid
 
+    def limit_of(self, name: str) -> int:
+        """How many permits this one of its locks has, or `SHARED`."""
+        return self.claim.limits[self.claim.names.index(name)]
+
     def shares(self, name: str) -> bool:
         """Whether it shares this one of its locks with others."""
-        return self.claim.limits[self.claim.names.index(name)] == SHARED
+        return self.limit_of(name) == SHARED
 
     @property
     def may_hold(self) -> bool:

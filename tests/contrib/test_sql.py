@@ -360,6 +360,24 @@ def test_a_lock_in_a_task_fences_its_own_name_whatever_the_limit_of_the_others(
     assert database.payments() == [1]
 
 
+def test_a_task_fences_what_it_has_re_entered_whatever_the_limit_of_its_callers_other_locks(
+    database: Way, redis_url: str, namespace: str
+) -> None:
+    app, names = make_app(redis_url, namespace), ["account:{a}", "pool:{a}"]
+
+    @app.task(shared=False, base=LockedTask, bind=True, lock_key="account:{a}")
+    def book(self: Any, a: int) -> None:
+        with database.transaction() as connection, self.lock.fenced(connection):
+            pay(connection, a)
+
+    @app.task(shared=False, base=LockedTask, lock_key=names, lock_limit=[1, 5])
+    def charge(a: int) -> None:
+        book(a)
+
+    charge(1)
+    assert database.payments() == [1]
+
+
 @pytest.fixture
 def sqlite() -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(":memory:")) as connection:
