@@ -171,9 +171,10 @@ def held(app: Any, spec: Mapping[str, Any]) -> Iterator[None]:
 def _options(app: Any, spec: Mapping[str, Any]) -> LockOptions:
     declared = {f"lock_{name}": value for name, value in spec["options"].items()}
     defaults = {name: each for name, each in option_defaults(app).items() if name in steps.OPTIONS}
-    for name in ("limit", "mode"):
+    for name in ("limit", "mode", "on_conflict"):
         if not isinstance(defaults.get(name, ""), int | str):
-            del defaults[name]  # made for the arguments, or the parts of the key, of a task
+            # Made for the arguments, or the parts of the key, of a task; or no message carries it.
+            del defaults[name]
     return LockOptions.collect(declared, defaults, "locked()")
 
 

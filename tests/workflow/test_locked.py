@@ -564,3 +564,28 @@ def test_a_default_of_the_app_that_is_made_for_tasks_leaves_a_canvas_alone(defau
 
         assert declaration(type(app.tasks[ENTER])).enters_workflows  # as a worker asks at its start
         assert locked(chain(step.si(), step.si()), key="account:42").apply().get() == "done"
+
+
+def test_a_function_for_conflicts_of_the_whole_app_leaves_a_canvas_to_wait(
+    module_worker, redis_server, account
+):
+    worker = module_worker(
+        "tests.workflow.apps.workflows",
+        namespace=f"ns{uuid.uuid4().hex[:12]}",
+        concurrency=2,
+        env={"RELOCK_TEST_CHOOSES": "raise"},
+    )
+
+    def steps(task):
+        given = {"account": account, "do": ""}
+        return chain(task.s(name="1", **given), worker.module.plain.s(name="2", **given))
+
+    key = f"account:{account}"
+    with lock_of(worker, key):
+        waits = locked(steps(worker.module.plain), key=key).delay()
+        wait_until_parked(worker, key)
+    assert waits.get(timeout=20) == ["1", "2"]
+    assert steps(worker.module.holding).delay().get(timeout=20) == ["1", "2"]
+    fences = fences_of(worker, account)
+    assert len(fences) == 4
+    assert len(set(fences)) == 2

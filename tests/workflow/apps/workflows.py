@@ -28,6 +28,8 @@ app = make_app(
     result_backend=os.environ.get("RELOCK_TEST_RESULTS", os.environ["RELOCK_TEST_URL"]),
     task_routes={f"{__name__}.is_routed": {"queue": "of-the-routes"}},
 )
+if word := os.environ.get("RELOCK_TEST_CHOOSES"):
+    app.conf.relock_on_conflict = lambda conflict: word
 journal = Journal.from_env()
 
 
