@@ -100,7 +100,7 @@ def obtain(attempt: Attempt) -> Held | None:
         withdraw_later(engine, lease.claim.execution_id)
         raise Late("has ended already: it failed while its place could not be removed")
     waits = _waits_in_its_slot(options.on_conflict, message)
-    wait = options.patience if waits and _may_wait() else 0.0
+    wait = _wait_in_slot(attempt) if waits else 0.0
     while True:
         try:
             answer = engine.acquire(lease, wait)
@@ -202,13 +202,22 @@ def _decide(attempt: Attempt, answer: Conflict | Duplicate | Ended | Deadlocked)
         return _send_again(attempt, answer, error)
     if callable(options.on_conflict) and policy in WAITS:
         # The policy was not known when the lock was first asked for, without a wait.
-        return _stay(attempt, options.patience if _may_wait() else 0.0, error)
+        return _stay(attempt, _wait_in_slot(attempt), error)
     _refuse(attempt, answer, error)
 
 
 def _waits_in_its_slot(policy: Any, message: Any | None) -> bool:
     """Whether that is what a policy asks for; without a message it cannot wait elsewhere."""
     return policy == "block" or (message is None and policy in ("wait", "retry"))
+
+
+def _wait_in_slot(attempt: Attempt) -> float:
+    """For how many seconds it can wait there: what is left of `lock_max_wait`, or the default."""
+    if not _may_wait():
+        return 0.0
+    message, options = attempt.message, attempt.options
+    left = None if message is None else left_of(message, options)
+    return options.patience if left is None else max(left, 0.0)
 
 
 def _warn_of_an_ancestor(attempt: Attempt, answer: Conflict | Duplicate) -> None:

@@ -68,6 +68,28 @@ def test_block_ends_in_a_conflict_after_lock_max_wait(worker, account, holder):
     assert worker.module.blocks_briefly.delay(account).get(timeout=20) > 0
 
 
+def test_lock_max_wait_counts_the_wait_for_its_turn_before_that_in_the_slot(
+    worker, account, holder
+):
+    before = worker.module.blocks_in_order.apply_async((account,), lock_max_wait=3)
+    started = time.monotonic()
+    result = worker.module.blocks_in_order.delay(account)
+    for each in (before, result):
+        with pytest.raises(LockConflict, match="lock_max_wait"):
+            each.get(timeout=20)
+    assert 3.9 < time.monotonic() - started < 6.5
+
+
+def test_lock_max_wait_counts_the_pauses_before_a_callable_chooses_to_block(
+    worker, account, holder
+):
+    started = time.monotonic()
+    result = worker.module.retries_and_then_blocks.delay(account)
+    with pytest.raises(LockConflict, match="lock_max_wait=4 s"):
+        result.get(timeout=20)
+    assert 3.9 < time.monotonic() - started < 5.5
+
+
 def test_raise_is_told_at_once_and_says_who_holds_the_lock(worker, account, holder):
     started = time.monotonic()
     result = worker.module.raises.delay(account)

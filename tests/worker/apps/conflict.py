@@ -51,6 +51,28 @@ def blocks_briefly(self, account):
     return waits(self, account, 0)
 
 
+@app.task(
+    base=LockedTask, bind=True, lock_key=KEY, lock_on_conflict="block", lock_order="sent",
+    lock_max_wait=4,
+)  # fmt: skip
+def blocks_in_order(self, account):
+    return waits(self, account, 0)
+
+
+def _retry_three_times(conflict: Any) -> str:
+    times = [each["lock"] for each in journal.events("retries")].count(conflict.name)
+    if times < 3:
+        journal.add("retries", lock=conflict.name)
+    return "retry" if times < 3 else "block"
+
+
+@app.task(
+    base=LockedTask, bind=True, lock_key=KEY, lock_on_conflict=_retry_three_times, lock_max_wait=4
+)
+def retries_and_then_blocks(self, account):
+    return waits(self, account, 0)
+
+
 @app.task(base=LockedTask, bind=True, lock_key=KEY, lock_on_conflict="raise")
 def raises(self, account):
     return waits(self, account, 0)
