@@ -104,11 +104,10 @@ class Hold:
 
     @property
     def lost(self) -> bool:
-        """Whether a lock was lost before the body ended. Never goes back to False."""
+        """Whether a lock was lost; or has been released, because the body has ended and a thread of
+        it has not, or a caller did not wait. Never goes back to False."""
         return any(
-            # A caller may not have waited: the body runs in a thread of its own, say.
-            share.lease.lost or (share.reentered and share.lease.state is not State.HELD)
-            for share in self._shares
+            share.lease.lost or share.lease.state is not State.HELD for share in self._shares
         )
 
     @property
@@ -123,9 +122,9 @@ class Hold:
             LockLost: a lock is lost, or the body has ended and a thread of it has not. Stop, or let
                 the fencing token decide.
         """
-        if self.lost:
+        if any(share.lease.lost for share in self._shares):
             raise self.lost_error()
-        if any(share.lease.state is not State.HELD for share in self._shares):
+        if self.lost:
             text = f"the lock {self.name!r} was released when the body of its task ended"
             raise LockLost(text, name=self.name, owner=self.owner, remaining=0.0)
 
@@ -169,7 +168,8 @@ class Hold:
                 "it and relies on it: downgrade it there",
                 name=self.name,
             )
-        if self.lost or not self._engine.downgrade(self._shares[0].lease):
+        self.check()
+        if not self._engine.downgrade(self._shares[0].lease):
             raise self.lost_error()
 
     def lost_error(self) -> LockLost:

@@ -248,14 +248,20 @@ def test_a_thread_that_goes_on_when_the_body_has_ended_has_no_lock_any_more(
     def goes_on(hold: Any) -> None:
         inner = lock(redis_url)
         inner.acquire()
+        assert not hold.lost
+        assert hold.continuous
         ready.set()
         assert ended.wait(20)
         assert inner.lost
         for use in (inner.check, inner.release):
             with pytest.raises(LockNotOwned, match="by its outer holder"):
                 use()
-        with pytest.raises(LockLost, match="when the body of its task ended"):
-            hold.check()
+        for use in (hold.check, hold.downgrade):
+            with pytest.raises(LockLost, match="when the body of its task ended"):
+                use()
+        assert hold.lost
+        assert not hold.continuous
+        assert hold.remaining == 0
         checked.set()
 
     def body(self: Any) -> threading.Thread:
