@@ -120,19 +120,20 @@ class Journal:
         self._slots[key] = slot
         self._write(slot, text)
 
-    def change(self, entry: Entry) -> None:
-        """Note something else of a claim that is noted; without room the old note stays."""
+    def change(self, entry: Entry) -> bool:
+        """Note something else of a claim that is noted. Without room the old note stays: False."""
         slot = self._slots.pop(entry.attempt_id, None)
         if slot is None:
-            return
+            return False
         new = slot
-        if len(text := entry.record()) <= _SLOT - 2:
+        if fits := len(text := entry.record()) <= _SLOT - 2:
             with contextlib.suppress(IndexError):  # else in its place, in two steps
                 new = self._free.pop()
             self._write(new, text)
         self._slots[entry.attempt_id] = new
         if new != slot:
             self._empty(slot)
+        return fits
 
     def remove(self, key: str) -> None:
         """Forget a claim by its attempt, when its locks have been released; or a note."""

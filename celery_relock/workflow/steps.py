@@ -200,6 +200,8 @@ class StepHold:
     successors: list[str] = field(default_factory=list)
     #: When the last of the successors is to begin, on this machine's clock.
     due: float = 0.0
+    #: Whether the journal has room for one more. To try each of very many would take too long.
+    fits: bool = True
 
     def told(self) -> WorkflowLock:
         """What the next step is told. The body may have downgraded the lock."""
@@ -217,9 +219,9 @@ class StepHold:
         self.successors.append(successor)
         self.acknowledged = True  # also after an error that Celery makes a retry of
         self.due = max(self.due, due)
-        if journal.on and (left := self.successor()):
-            noted = self.lease.entry()
-            journal.change(noted._replace(successors=left.execution_id, keep=left.keep))
+        if journal.on and self.fits and (left := self.successor()):
+            noted = self.lease.entry()._replace(successors=left.execution_id, keep=left.keep)
+            self.fits = journal.change(noted)
 
     def leave_to_itself(self) -> None:
         """Leave the hold to itself: the same message comes again, as the same execution."""

@@ -12,12 +12,16 @@ import time
 
 import pytest
 
+from celery_relock.backends.off import NoLocks
 from celery_relock.engine import crash as journals
-from celery_relock.engine import engine
+from celery_relock.engine import engine, ids
 from celery_relock.engine.crash import Entry, Journal, Reaper
 from celery_relock.engine.engine import Engine
-from celery_relock.engine.protocol import HoldInfo, LockState, Released
+from celery_relock.engine.protocol import Claim, HoldInfo, LockState, Released
 from celery_relock.errors import LockUnavailable
+from celery_relock.options import LockOptions
+from celery_relock.workflow import steps
+from celery_relock.workflow.steps import StepHold, WorkflowLock
 from tests.support.waiting import wait_for
 
 
@@ -74,6 +78,27 @@ def test_the_successor_of_a_claim_is_written_in_its_place(folder, journal):
     journal.remove("attempt1")
     journal.remove("attempt2")
     assert _written(folder) == []
+
+
+def test_the_successors_for_which_there_is_no_room_are_not_all_written_out_each_time(
+    folder, journal, monkeypatch
+):
+    monkeypatch.setattr(steps, "journal", journal)
+    written, record = [], Entry.record
+    monkeypatch.setattr(Entry, "record", lambda entry: written.append(entry) or record(entry))
+    made = Engine(NoLocks())
+    lease = made.lease(Claim("execution", "attempt", "owner", ("account:42",), (1,), 30.0, "label"))
+    _note(journal, lease.entry())
+    lock = WorkflowLock.of(ids.new_id(), lease, (1,), LockOptions())
+    hold = StepHold(lock, made, lease, None)
+    sent = [ids.new_id() for _ in range(1000)]
+    for each in sent:
+        hold.leave_to(each)
+
+    (noted,) = _written(folder)
+    assert 75 < len(noted.successors.split()) == len(written) - 2 < 90
+    assert noted.successors.split() == sent[: len(written) - 2]
+    assert hold.successor().execution_id.split() == sent
 
 
 def test_an_entry_of_another_layout_is_passed_over(folder, journal):
