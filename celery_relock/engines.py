@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from functools import cache
+from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -31,7 +32,7 @@ MEMORY = "memory://"
 MOST_URLS = 100
 
 # Keys are digests, because URLs contain passwords. An engine lives as long as one of its clients,
-# the function that returned the client, or one of its locks.
+# the function that returned the client (or its object, if that is a method), or one of its locks.
 _engines: WeakValueDictionary[str, Engine] = WeakValueDictionary()
 _by_url: dict[str, Engine] = {}
 _guard = Guard()
@@ -53,8 +54,9 @@ def engine_for(
     Args:
         address: a URL (`memory://` for locks in this process), a redis-py client, or a function
             that returns a client. Clients that reach a server in the same way share an engine. The
-            function is called once per process, at the first use of a lock. No client sends a
-            command: its address, credentials and options are used.
+            function is called once per process, at the first use of a lock; a method once for its
+            object, if that can be hashed. No client sends a command: its address, credentials and
+            options are used.
         namespace: the prefix of all keys.
         ssl: TLS options of a URL. A client has its own.
         transport: Sentinel options of a URL. A client has its own.
@@ -117,8 +119,10 @@ def _for_url(
 def _for_factory(
     make: Callable[[], object], namespace: str, replicas: Replicas, loops: bool
 ) -> Engine:
-    found = _of(make)
-    if (namespace, replicas) not in found:
+    # A bound method is a new object each time it is read.
+    of, which = (make.__self__, make.__func__) if isinstance(make, MethodType) else (make, None)
+    found, key = _of(of), (which, namespace, replicas)
+    if key not in found:
         try:
             client = make()
         except Exception as error:
@@ -127,8 +131,8 @@ def _for_factory(
             outage = OSError, redis.ConnectionError, redis.TimeoutError, RedisClusterException
             kind = LockUnavailable if isinstance(error, outage) else LockConfigError
             raise kind(f"{name}() failed to make a Redis client: {error!r}") from error
-        found[namespace, replicas] = _for_client(client, namespace, replicas, loops)
-    return found[namespace, replicas]
+        found[key] = _for_client(client, namespace, replicas, loops)
+    return found[key]
 
 
 def _for_client(client: object, namespace: str, replicas: Replicas, loops: bool) -> Engine:

@@ -52,6 +52,32 @@ def test_the_engines_of_urls_have_a_bound() -> None:
     assert len(engines._by_url) == MOST_URLS
 
 
+def test_a_method_that_makes_clients_is_called_once_for_its_object() -> None:
+    made: list[object] = []
+
+    class Clients:
+        def one(self) -> redis.Redis:
+            made.append(self)
+            return redis.Redis(host="h", credential_provider=Vault())
+
+        @classmethod
+        def other(cls) -> redis.Redis:
+            made.append(cls)
+            return redis.Redis(host="h", credential_provider=Vault())
+
+    first, second = Clients(), Clients()
+    engine = engine_for(first.one)
+    assert engine_for(first.one) is engine
+    assert engine_for(second.one) is engine_for(second.one) is not engine
+    assert engine_for(Clients.other) is engine_for(Clients.other) is not engine
+    assert made == [first, second, Clients]
+    made.clear()
+    kept = weakref.ref(engine)
+    del first, engine
+    gc.collect()
+    assert kept() is None
+
+
 @pytest.mark.parametrize("place", ["redis://:s3cret@h", redis.Redis(host="h", password="s3cret")])
 def test_no_password_stands_in_the_module(place: object) -> None:
     engine = engine_for(place)
