@@ -340,8 +340,8 @@ class LockOptions:
         if self.cooldown and self.hold == "workflow":
             yield (
                 f"lock_cooldown={self.cooldown:g} begins when the task has ended, and "
-                "lock_hold='workflow' keeps the lock for the next step. Give the cooldown to the "
-                "last step."
+                "lock_hold='workflow' keeps the lock for the next step. A lock that a workflow "
+                "holds has no cooldown, whichever step declares one. Use one of them."
             )
         if callable(self.on_conflict) and self.hold == "workflow":
             yield (

@@ -8,7 +8,7 @@ import uuid
 import pytest
 from celery import chain
 
-from celery_relock import LockedTask, is_dropped, signals
+from celery_relock import LockedTask, is_dropped, locked, signals
 from celery_relock.admin import Locks
 from celery_relock.errors import LockConfigError, LockConflict
 from tests.support import wait_for
@@ -86,12 +86,16 @@ def test_a_waiter_in_a_thread_gets_it_after_the_cooldown(m, account):
     assert got.wait(20)
 
 
-def test_a_lock_that_a_workflow_keeps_has_no_cooldown(m):
+def test_a_lock_that_a_workflow_keeps_has_no_cooldown(m, account):
     declare = m.app.task(
         name=uuid.uuid4().hex, base=LockedTask, lock_cooldown=1, lock_hold="workflow"
     )
 
     def never(): ...
 
-    with pytest.raises(LockConfigError, match="Give the cooldown to the last step"):
+    with pytest.raises(LockConfigError, match="whichever step declares one"):
         declare(never)()
+
+    steps = chain(m.cools.si(account), m.cools.si(account))
+    assert locked(steps, key=f"cool:{account}").delay().get(timeout=20) == "ran"
+    assert not Locks(m.app).get(f"cool:{account}").holders
