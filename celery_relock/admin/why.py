@@ -261,6 +261,8 @@ def _result(app: Any, task_id: str) -> Why | None:
         return None
     from celery.states import READY_STATES, RETRY
 
+    from ..worker.states import is_dropped
+
     try:
         app.loader.import_default_modules()  # in a Django project it sets up the backend, too
         meta = app.backend.get_task_meta(task_id)
@@ -271,7 +273,7 @@ def _result(app: Any, task_id: str) -> Why | None:
         return None
     state, result = str(meta.get("status", "")), meta.get("result")
     work = work_of(str(meta.get("name") or ""), task_id)
-    if isinstance(result, dict) and result.get("relock") == "dropped":
+    if is_dropped(result):
         lock = str(result.get("lock") or "")
         return Why(task_id, "dropped", f"{work} was dropped: {result.get('reason')}", lock)
     if state in READY_STATES:

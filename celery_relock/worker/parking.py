@@ -289,10 +289,14 @@ def _as_text(body: bytes | str, encoding: str) -> tuple[str, bool]:
         return b64encode(raw).decode(), True
 
 
+def _from_text(text: str, binary: bool) -> bytes:
+    return b64decode(text) if binary else text.encode()
+
+
 def message_in(app: Celery, text: str) -> Any:
     """A written message, as a `kombu.Message` that can be read and not acknowledged."""
     found = json.loads(text)
-    body: bytes = b64decode(found["body"]) if found["binary"] else found["body"].encode()
+    body = _from_text(found["body"], found["binary"])
     return Received(
         body=body,
         content_type=found["type"],
@@ -341,7 +345,7 @@ def publish(
 
 def _publish(app: Celery, found: dict[str, Any], queue: str | None, delay: float | None) -> None:
     headers, properties = found["headers"], found["properties"]
-    body: bytes = b64decode(found["body"]) if found["binary"] else found["body"].encode()
+    body = _from_text(found["body"], found["binary"])
     exchange, routing_key = found["exchange"], found["routing_key"]
     origin = [exchange, routing_key, found["queue"]]
     declare: list[Any] = []

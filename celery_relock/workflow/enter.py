@@ -25,7 +25,7 @@ from ..settings import option_defaults
 from ..task import LockedTask
 from ..worker.conflict import Attempt, obtain, release
 from ..worker.events import work_for
-from ..worker.message import ENTER, ancestors_here, header_of, owner
+from ..worker.message import ENTER, header_of, owner
 from ..worker.states import Dropped, end_dropped, results_of, show_started
 from . import steps
 
@@ -202,7 +202,6 @@ def _lease(
         limits=_limits(names, options),
         lease=options.ttl,
         label=label_of("locked()") if message is None else label_of(ENTER, message.id),
-        ancestors=ancestors_here() if options.reentrant == "descendants" else (),
         stuck=reentrancy.stuck(),
     )
     lease = engine.lease(claim)

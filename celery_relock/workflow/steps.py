@@ -223,10 +223,6 @@ class StepHold:
             noted = self.lease.entry()._replace(successors=left.execution_id, keep=left.keep)
             self.fits = journal.change(noted)
 
-    def leave_to_itself(self) -> None:
-        """Leave the hold to itself: the same message comes again, as the same execution."""
-        self.leave_to(self.lease.claim.execution_id)
-
     def successor(self) -> Successor | None:
         """All successors, and for how many seconds the hold is kept for them; None without any."""
         if not self.successors:
@@ -401,9 +397,9 @@ def _leave_all(message: Any, *, again: bool = False) -> None:
     """Leave each hold to its successors; release those without any."""
     delivery, own = delivery_of(message), header_of(message).own
     for hold in reversed(delivery.holds):
-        if again:
-            hold.leave_to_itself()
         lease = hold.lease
+        if again:  # the same message, as the same execution
+            hold.leave_to(lease.claim.execution_id)
         reentrancy.pop(lease)
         lease.successor = hold.successor()
         comes_again = lease.claim.execution_id in hold.successors
