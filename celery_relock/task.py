@@ -20,6 +20,7 @@ from .errors import LockConfigError, LockConflict, RelockError
 from .naming.names import bind, signature_of
 from .order import client as order
 from .worker import company, publishing  # noqa: F401  # a receiver
+from .worker.company import ASIDE
 from .worker.message import (
     HEADER,
     NOTHING,
@@ -31,7 +32,7 @@ from .worker.message import (
     parse,
     prefix_of,
 )
-from .worker.states import Aside, defer_started
+from .worker.states import Aside, SentAgain, defer_started
 from .workflow import steps
 
 if TYPE_CHECKING:
@@ -88,8 +89,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         _lock_run(cls)
-        if "__call__" in vars(cls):
-            cls.__call__ = _checked(cls.__call__)  # type: ignore[method-assign]
+        _check_call(cls)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Looked up at each call: a worker replaces Task.__call__ after this class was made.
@@ -260,6 +260,11 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         """
         return dedup.unmark(self, args, kwargs)
 
+    def retry(self, *args: Any, **kwargs: Any) -> Any:
+        """Celery's `retry`; not of a call that is parked or sent again, and comes by itself."""
+        company.keep_aside(self)
+        return super().retry(*args, **kwargs)
+
     def on_replace(self, sig: Any) -> Any:
         """Called by Celery for `self.replace(sig)`: the lock of a workflow goes on to `sig`."""
         steps.on_replace(self.request, sig)
@@ -269,7 +274,9 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
     def on_bound(cls, app: Celery) -> None:
         """Called by Celery when the task gets its app: the moment at which it is declared."""
         super().on_bound(app)
-        _lock_run(cls)  # the setting task_annotations may have put something in its place
+        # The setting task_annotations may have put something in their place.
+        _lock_run(cls)
+        _check_call(cls)
         if cls.run is not Task.run:
             if not cls.name:
                 declare_anew(cls)  # it may be another task of the class that was registered now
@@ -326,17 +333,40 @@ def _lock_run(cls: type[LockedTask]) -> None:
         cls.run = _locked(run)
 
 
+def _check_call(cls: type[LockedTask]) -> None:
+    """See how the class's own `__call__` ends, or that of a mixin."""
+    call: Any = cls.__call__
+    if call is not LockedTask.__call__ and getattr(call, "__code__", None) is not _CHECKED:
+        cls.__call__ = _checked(call)  # type: ignore[method-assign]
+
+
 def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A class's own `__call__`, which may have ended without a call of `run`."""
+    """A class's own `__call__`, which may end without a call of `run`, or handle what tells that
+    the call is set aside: Celery would go on as if the body had run."""
 
     @wraps(call)
     def __call__(self: LockedTask, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        result = call(self, *args, **kwargs)
+        try:
+            result = call(self, *args, **kwargs)
+        except (Aside, SentAgain):
+            raise
+        except Exception:
+            company.keep_aside(self)
+            raise
+        company.keep_aside(self)
         if not has_begun(self.request_stack.top):
             company.see_that_it_began(self)
         return result
 
     return __call__
+
+
+def _set_aside(task: Any, error: Exception) -> None:
+    """Remember that this delivery does not run the body: its message comes again, or is a copy."""
+    stack = task.request_stack.stack
+    for request in stack:  # Celery's `Task.__call__` works on a copy
+        if request.id == stack[-1].id:
+            setattr(request, ASIDE, error)
 
 
 def _locked(body: Any) -> Callable[..., Any]:
@@ -347,10 +377,16 @@ def _locked(body: Any) -> Callable[..., Any]:
         call = body.__get__(self, type(self)) if hasattr(body, "__get__") else body
         from .worker import execution  # who only sends never loads it
 
+        if hasattr(getattr(self.request_stack, "top", None), ASIDE):  # no app: no stack
+            company.keep_aside(self)
         try:
             return execution.run(self, run, call, args, kwargs)
         except Aside as aside:
+            _set_aside(self, aside)
             raise aside.with_traceback(None) from None
+        except SentAgain as again:
+            _set_aside(self, again)
+            raise
 
     if isinstance(body, staticmethod):
         # What shows its signature drops the first parameter, as of any method.
@@ -371,3 +407,4 @@ def _locked(body: Any) -> Callable[..., Any]:
 
 # What tells ours from another function: a wrapper of it may copy its name and attributes.
 _CODE = _locked(Task.run).__code__
+_CHECKED = _checked(Task.__call__).__code__

@@ -29,6 +29,10 @@ _TRACERS = {
 }
 _LOCK_ATTRIBUTES = tuple(f"lock_{name}" for name in OPTION_NAMES)
 
+#: Attributes of a request: the exception that tells that it is set aside; whether that was handled.
+ASIDE = "relock_aside"
+_TOLD = "relock_aside_told"
+
 _looked_at: set[str] = set()
 
 
@@ -91,6 +95,23 @@ def see_that_it_began(task: Any) -> None:
     request = task.request_stack.top
     if request is not None and request.id and task._relock_declares():
         raise _error_of(task, request)
+
+
+def keep_aside(task: Any) -> None:
+    """Raise once more what tells that this delivery is set aside, if a `__call__` has handled
+    it."""
+    request = task.request_stack.top
+    error = getattr(request, ASIDE, None)
+    if error is None:
+        return
+    if not hasattr(request, _TOLD):
+        setattr(request, _TOLD, True)
+        logger.warning(
+            "%s[%s]: %s handles the exception that tells that this call waits or is a copy (%s). "
+            "It is raised once more. Let celery.exceptions.Ignore and Retry through there",
+            *(task.name, request.id, type(task).__call__.__qualname__, error),
+        )
+    raise error from None
 
 
 def on_unreached(task: Any, request: Any, state: str | None) -> None:

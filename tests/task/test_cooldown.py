@@ -98,4 +98,4 @@ def test_a_lock_that_a_workflow_keeps_has_no_cooldown(m, account):
 
     steps = chain(m.cools.si(account), m.cools.si(account))
     assert locked(steps, key=f"cool:{account}").delay().get(timeout=20) == "ran"
-    assert not Locks(m.app).get(f"cool:{account}").holders
+    wait_for(lambda: not Locks(m.app).get(f"cool:{account}").holders, 0.8, "the end of the lock")
