@@ -20,8 +20,8 @@ from .errors import LockConfigError, LockConflict, RelockError
 from .naming.names import bind, signature_of
 from .order import client as order
 from .worker import company, publishing  # noqa: F401  # a receiver
-from .worker.company import ASIDE
 from .worker.message import (
+    BEGUN,
     HEADER,
     NOTHING,
     PREFIX,
@@ -361,14 +361,6 @@ def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
     return __call__
 
 
-def _set_aside(task: Any, error: Exception) -> None:
-    """Remember that this delivery does not run the body: its message comes again, or is a copy."""
-    stack = task.request_stack.stack
-    for request in stack:  # Celery's `Task.__call__` works on a copy
-        if request.id == stack[-1].id:
-            setattr(request, ASIDE, error)
-
-
 def _locked(body: Any) -> Callable[..., Any]:
     function = getattr(body, "__func__", body)  # of a staticmethod
 
@@ -377,15 +369,19 @@ def _locked(body: Any) -> Callable[..., Any]:
         call = body.__get__(self, type(self)) if hasattr(body, "__get__") else body
         from .worker import execution  # who only sends never loads it
 
-        if hasattr(getattr(self.request_stack, "top", None), ASIDE):  # no app: no stack
+        request = getattr(self.request_stack, "top", None)  # no app: no stack
+        if (begun := getattr(request, BEGUN, None)) and begun.aside:
             company.keep_aside(self)
         try:
             return execution.run(self, run, call, args, kwargs)
+        # No call of ours here: a signal's exception there would make a failure of what waits.
         except Aside as aside:
-            _set_aside(self, aside)
+            if begun := getattr(request, BEGUN, None):
+                begun.aside = aside
             raise aside.with_traceback(None) from None
         except SentAgain as again:
-            _set_aside(self, again)
+            if begun := getattr(request, BEGUN, None):
+                begun.aside = again
             raise
 
     if isinstance(body, staticmethod):

@@ -18,6 +18,7 @@ from celery.states import SUCCESS
 from ..engine.events import logger
 from ..errors import LockConfigError
 from ..options import OPTION_NAMES
+from .message import BEGUN
 
 # Modules that are loaded where a library traces Celery's tasks, and the distribution of each.
 _TRACERS = {
@@ -28,10 +29,6 @@ _TRACERS = {
     "elasticapm.contrib.celery": "elastic-apm",
 }
 _LOCK_ATTRIBUTES = tuple(f"lock_{name}" for name in OPTION_NAMES)
-
-#: Attributes of a request: the exception that tells that it is set aside; whether that was handled.
-ASIDE = "relock_aside"
-_TOLD = "relock_aside_told"
 
 _looked_at: set[str] = set()
 
@@ -101,17 +98,17 @@ def keep_aside(task: Any) -> None:
     """Raise once more what tells that this delivery is set aside, if a `__call__` has handled
     it."""
     request = task.request_stack.top
-    error = getattr(request, ASIDE, None)
-    if error is None:
+    begun = getattr(request, BEGUN, None)
+    if begun is None or begun.aside is None:
         return
-    if not hasattr(request, _TOLD):
-        setattr(request, _TOLD, True)
+    if not begun.told:
+        begun.told = True
         logger.warning(
             "%s[%s]: %s handles the exception that tells that this call waits or is a copy (%s). "
             "It is raised once more. Let celery.exceptions.Ignore and Retry through there",
-            *(task.name, request.id, type(task).__call__.__qualname__, error),
+            *(task.name, request.id, type(task).__call__.__qualname__, begun.aside),
         )
-    raise error from None
+    raise begun.aside from None
 
 
 def on_unreached(task: Any, request: Any, state: str | None) -> None:

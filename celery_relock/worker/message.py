@@ -50,7 +50,7 @@ _CANVASES = {"chain": ("tasks",), "group": ("tasks",), "chord": ("header", "body
 # sends itself would become longer each time.
 _MOST_ANCESTORS = 32
 # Attributes of a request: our header, once it was read; whether the body of its task has begun.
-_PARSED, _BEGUN = "relock_header", "relock_begun"
+_PARSED, BEGUN = "relock_header", "relock_begun"
 
 # -- Which message -------------------------------------------------------------------------------
 
@@ -67,6 +67,18 @@ def running_request() -> Any | None:
     return None
 
 
+class Begun:
+    """That the body of a delivery's task was reached: one for all copies of its request.
+
+    Attributes:
+        aside: what tells that the delivery is set aside: it waits, or is a copy.
+        told: whether it was logged that somebody handled that.
+    """
+
+    aside: Exception | None = None
+    told = False
+
+
 def begin_call(task: Any) -> Any | None:
     """A task's body begins: mark the request that it begins for, and return it.
 
@@ -78,14 +90,14 @@ def begin_call(task: Any) -> Any | None:
     Returns:
         The request of a message or of `apply()`; None for a direct call.
     """
-    stack, found = task.request_stack.stack, None
+    stack, found, begun = task.request_stack.stack, None, Begun()
     for request in reversed(stack):
         if found is None and request.id:
-            if getattr(request, _BEGUN, False):
+            if getattr(request, BEGUN, False):
                 return None
             found = request
         if found is not None and request.id == found.id:
-            setattr(request, _BEGUN, True)
+            setattr(request, BEGUN, begun)
     if found is not None and not found.is_eager:
         reentrancy.begin(found.id)  # Celery does not reset contexts between tasks
     return found
@@ -93,7 +105,7 @@ def begin_call(task: Any) -> Any | None:
 
 def has_begun(request: Any) -> bool:
     """Whether the body of this request's task was reached by way of its lock."""
-    return bool(getattr(request, _BEGUN, False))
+    return bool(getattr(request, BEGUN, False))
 
 
 def body_runs(task_id: str) -> bool:
