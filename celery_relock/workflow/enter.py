@@ -20,12 +20,12 @@ from ..engine.events import label_of
 from ..engine.lease import Lease
 from ..engine.protocol import Claim
 from ..errors import LockConfigError
-from ..options import LockOptions
+from ..options import CALL_OPTIONS, LockOptions
 from ..settings import option_defaults
 from ..task import LockedTask
 from ..worker.conflict import Attempt, obtain, release
 from ..worker.events import work_for
-from ..worker.message import ENTER, header_of, owner
+from ..worker.message import ENTER, call_options, header_of, owner
 from ..worker.states import Dropped, end_dropped, results_of, show_started
 from . import steps
 
@@ -55,6 +55,7 @@ class EnterTask(LockedTask):
                 "group goes before a body as locked(group(…)) | body."
             )
         options["chain"] = [*rest, _with_arguments(first, given, kwargs or {})]
+        spec = of_call(spec, options)
         return super().apply_async((spec,), {}, task_id, **options)
 
     def _relock_declares(self) -> bool:
@@ -67,6 +68,30 @@ class EnterTask(LockedTask):
             "from its first step to its last. Apply it by itself, or lock the larger canvas: "
             "locked(chain(…), key=…)."
         )
+
+
+def of_call(spec: Mapping[str, Any], options: dict[str, Any]) -> Mapping[str, Any]:
+    """A workflow lock as one call of its canvas asks for it.
+
+    Args:
+        spec: the lock, as `locked` wrote it.
+        options: of the call. Those of the lock are taken out.
+
+    Raises:
+        LockConfigError: an option cannot be used, or has no meaning for a workflow lock.
+    """
+    own = call_options(options)
+    for name in own:
+        del options[f"lock_{name}"]
+    LockOptions.collect(_declared(spec), {}, "locked()").of_call(own)
+    for name in own:
+        if name not in steps.OPTIONS:
+            can = ", ".join(f"lock_{each}" for each in CALL_OPTIONS if each in steps.OPTIONS)
+            raise LockConfigError(
+                f"a call of locked(): the lock of a workflow has no lock_{name}. A single call can "
+                f"have {can}."
+            )
+    return {**spec, "call": {**spec.get("call", {}), **own}} if own else spec
 
 
 def _with_arguments(
@@ -116,7 +141,7 @@ def enter(self: Any, *args: Any) -> Any:
 
 
 def _acquire(task: Any, message: Any, spec: Mapping[str, Any]) -> None:
-    options = _options(task.app, spec).of_call(header_of(message).options)
+    options = _options(task.app, spec)
     engine, _, names = _missing(task.app, spec, options)
     if not names:
         return  # the workflow lock around this one holds them
@@ -169,13 +194,16 @@ def held(app: Any, spec: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _options(app: Any, spec: Mapping[str, Any]) -> LockOptions:
-    declared = {f"lock_{name}": value for name, value in spec["options"].items()}
     defaults = {name: each for name, each in option_defaults(app).items() if name in steps.OPTIONS}
     for name in ("limit", "mode", "on_conflict"):
         if not isinstance(defaults.get(name, ""), int | str):
             # Made for the arguments, or the parts of the key, of a task; or no message carries it.
             del defaults[name]
-    return LockOptions.collect(declared, defaults, "locked()")
+    return LockOptions.collect(_declared(spec), defaults, "locked()").of_call(spec.get("call", {}))
+
+
+def _declared(spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"lock_{name}": value for name, value in spec["options"].items()}
 
 
 def _missing(

@@ -22,7 +22,7 @@ from ..settings import name_prefix
 from ..task import LockedTask as LockedTask  # the package's own: to load it registers `enter`
 from ..worker.message import ENTER, prefix_of
 from ..worker.states import Dropped
-from .enter import held
+from .enter import held, of_call
 from .steps import OPTIONS, Step, stamp, steps_of
 
 _PLACES = ("queue", "exchange", "routing_key")
@@ -83,8 +83,9 @@ class LockedChain(chain):  # type: ignore[misc]  # Celery ships no types
     def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         enter, *steps = self.tasks
         options = {**self.options, **options}
+        spec = of_call(enter.args[-1], options)
         try:
-            with held(self.app, enter.args[-1]):
+            with held(self.app, spec):
                 if len(steps) == 1 and "link" not in options:
                     # A chain of one chord would not pass its arguments on, in Celery 5.4.
                     return steps[0].apply(args, kwargs, **options)

@@ -339,6 +339,7 @@ class TestEager:
         assert taken.wait(30)
         with pytest.raises(LockConflict, match=key):
             flow.apply()
+        assert flow.apply(lock_on_conflict="drop").get()["relock"] == "dropped"
         done.set()
         stranger.join()
         assert flow.apply().get() == ["1"]
@@ -466,6 +467,35 @@ def test_it_may_raise_or_drop_instead_of_waiting(worker, account, step):
         assert dropped["relock"] == "dropped"
     assert fences_of(worker, account) == []
     assert all(steps.STAMP not in each.options for each in flow.tasks), "the canvas was changed"
+
+
+def test_a_single_call_has_the_options_of_the_lock_and_no_others(worker, account, step):
+    key = f"account:{account}"
+
+    def waits():
+        return locked(step("1"), key=key, max_wait=30)
+
+    def fails():
+        return locked(step("2"), key=key, on_conflict="raise")
+
+    for make, option, says in [
+        (fails, {"lock_max_wait": 5}, "never used"),
+        (waits, {"lock_cooldown": 5}, "no lock_cooldown. .* can have lock_on_conflict"),
+        (waits, {"lock_limit": 2}, "no message carries it"),
+        (waits, {"lock_tll": 2}, "Did you mean lock_ttl"),
+        (waits, {"lock_on_conflict": print}, "callable"),
+    ]:
+        for how in ("apply_async", "apply"):
+            with pytest.raises(LockConfigError, match=says):
+                getattr(make(), how)(**option)
+    with lock_of(worker, key):
+        with pytest.raises(LockConflict, match=key):
+            waits().apply_async(lock_on_conflict="raise").get(timeout=30)
+        dropped = fails().set(lock_on_conflict="drop").apply_async().get(timeout=30)
+        assert dropped["relock"] == "dropped"
+        later = fails().apply_async(lock_on_conflict="wait", lock_max_wait=60)
+        wait_until_parked(worker, key)
+    assert later.get(timeout=30) == ["2"]
 
 
 def test_one_that_was_sent_by_a_worker_without_the_library_fails_with_the_reason(worker, account):
