@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 from celery import shared_task
@@ -54,7 +55,9 @@ class EnterTask(LockedTask):
                 "header of a chord it needs a list around it, chord([locked(…)], body); a locked "
                 "group goes before a body as locked(group(…)) | body."
             )
-        options["chain"] = [*rest, _with_arguments(first, given, kwargs or {})]
+        first = _with_arguments(first, given, kwargs or {})
+        options["chain"] = [*rest, first]
+        options.setdefault("router", _router(self.app, next(steps.steps_of(first))))
         spec = of_call(spec, options)
         return super().apply_async((spec,), {}, task_id, **options)
 
@@ -68,6 +71,12 @@ class EnterTask(LockedTask):
             "from its first step to its last. Apply it by itself, or lock the larger canvas: "
             "locked(chain(…), key=…)."
         )
+
+
+def _router(app: Any, step: steps.Step) -> SimpleNamespace:
+    """Where a step goes, the task that acquires goes: some worker is sure to be there."""
+    asked = (step["task"], step.get("args"), step.get("kwargs"), app.tasks.get(step["task"]))
+    return SimpleNamespace(route=lambda options, *_: app.amqp.router.route(options, *asked))
 
 
 def of_call(spec: Mapping[str, Any], options: dict[str, Any]) -> Mapping[str, Any]:
@@ -94,9 +103,7 @@ def of_call(spec: Mapping[str, Any], options: dict[str, Any]) -> Mapping[str, An
     return {**spec, "call": {**spec.get("call", {}), **own}} if own else spec
 
 
-def _with_arguments(
-    step: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Mapping[str, Any]:
+def _with_arguments(step: steps.Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> steps.Step:
     """A signature whose first tasks have their arguments, and take none from who sends them."""
     kind, inner = step.get("subtask_type"), step.get("kwargs") or {}
 

@@ -111,11 +111,11 @@ def _without_chunks(canvas: Any) -> Any:
 
 
 def _route(first: Step, app: Any) -> dict[str, Any]:
-    """Where the first step goes, the task that acquires goes: some worker is sure to be there."""
+    """Where the first step itself says that it goes. `enter` asks the routes when it is sent."""
     task, own = app.tasks.get(first["task"]), first.get("options") or {}
     declared = {name: each for name in _PLACES if (each := getattr(task, name, None))}
     own = {name: own[name] for name in (*_PLACES, "priority") if name in own}
-    return {"route_name": first["task"], **declared, **own}
+    return {**declared, **own}
 
 
 def _names(key: Any, first: Step, app: Any) -> list[str]:

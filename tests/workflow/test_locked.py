@@ -276,11 +276,15 @@ def test_it_goes_where_its_first_step_goes(worker, account, step):
     place = {"queue": f"elsewhere-{account}"}
     locked(chain(step("1").set(**place), step("2")), key="a").delay()
     locked(worker.module.is_routed.s(), key="a").delay()
+    locked(worker.module.is_routed.s(f"written-{account}"), key="a").delay()
+    locked(group(worker.module.is_routed.s()), key="a").delay(f"given-{account}")
     locked(chain(step("1"), step("2")), key="a").apply_async(queue=f"asked-{account}")
     with worker.module.app.connection_for_read() as connection:
         for queue, count in (
             (place["queue"], 1),
             ("of-the-routes", 1),
+            (f"written-{account}", 1),
+            (f"given-{account}", 1),
             (f"asked-{account}", 1),
         ):
             size = connection.default_channel._size(queue)

@@ -26,7 +26,7 @@ app = make_app(
     __name__,
     task_protocol=int(os.environ.get("RELOCK_TEST_PROTOCOL", "2")),
     result_backend=os.environ.get("RELOCK_TEST_RESULTS", os.environ["RELOCK_TEST_URL"]),
-    task_routes={f"{__name__}.is_routed": {"queue": "of-the-routes"}},
+    task_routes=(lambda name, args, kwargs, options, task: routes(name, args, task),),
 )
 if word := os.environ.get("RELOCK_TEST_CHOOSES"):
     app.conf.relock_on_conflict = lambda conflict: word
@@ -211,8 +211,15 @@ def adds(x, y=0):
 
 
 @app.task
-def is_routed():
+def is_routed(to="of-the-routes"):
     pass
+
+
+def routes(name, args, task):
+    if name != is_routed.name:
+        return None
+    assert task.name == name
+    return {"queue": args[0] if args else "of-the-routes"}
 
 
 @app.task
