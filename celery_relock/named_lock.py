@@ -332,7 +332,7 @@ class NamedLock:
             return 0.0
         wait = self.blocking_timeout if timeout is None else timeout
         _check_wait(wait, self.name)
-        return wait
+        return None if wait == math.inf else wait
 
     def _re_enter(self, grip: Grip) -> Held | None:
         """Once more what the caller has already, if that is a hold."""

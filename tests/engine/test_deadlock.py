@@ -111,9 +111,10 @@ def test_a_ring_of_three_is_found_by_the_one_that_closes_it(lock, beside, client
     assert isinstance(parts[2].result, LockDeadlock)
 
 
-def test_a_thread_that_waits_for_its_own_other_lock_object_is_told_at_once(lock):
+@pytest.mark.parametrize("bound", [None, float("inf")])
+def test_a_thread_that_waits_for_its_own_other_lock_object_is_told_at_once(lock, bound):
     with lock("a"), pytest.raises(LockDeadlock, match="this very call stack"):
-        lock("a").acquire()
+        lock("a", blocking_timeout=bound).acquire()
 
 
 def test_what_another_thread_may_release_is_no_deadlock(lock):

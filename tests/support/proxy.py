@@ -11,6 +11,7 @@ calls are known by their verb (`acquire`, `release` …), other commands by thei
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import threading
 import time
@@ -20,6 +21,8 @@ from typing import BinaryIO
 
 from celery_relock.backends.redis.scripts import scripts
 
+_log = logging.getLogger(__name__)  # why a connection ended, beside a test that failed
+_log.addHandler(logging.NullHandler())
 _BY_SHA = {script.sha.encode(): name for name, script in scripts().items()}
 _BY_SOURCE = {script.source.encode(): name for name, script in scripts().items()}
 _VERBS = frozenset(scripts())
@@ -114,7 +117,8 @@ class Proxy:
 
     def refuse(self) -> None:
         """End every connection and take no new one: the server is unreachable."""
-        self._open = False
+        with self._lock:  # a connection that is being made is cut, or sees that it is too late
+            self._open = False
         self.cut()
 
     def accept(self) -> None:
@@ -142,12 +146,10 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                if not self._open:
-                    _end(client)
-                    continue
                 try:
                     server = socket.create_connection(("127.0.0.1", self._port))
-                except OSError:
+                except OSError as error:
+                    _log.warning("no way to the server: %r", error)
                     _end(client)
                     continue
                 for each in (client, server):
@@ -156,10 +158,14 @@ class Proxy:
 
     def _serve(self, client: socket.socket, server: socket.socket) -> None:
         marks: list[str] = []
-        with self._lock:
-            self._pairs.append((client, server, marks))
-        with contextlib.suppress(OSError, EOFError, ValueError):
+        try:
+            with self._lock:
+                if not self._open:
+                    raise ConnectionRefusedError
+                self._pairs.append((client, server, marks))
             self._relay(client, server, marks)
+        except (OSError, EOFError, ValueError) as error:
+            _log.warning("%s: the connection ends: %r", self.url, error)
         _end(client)
         _end(server)
 

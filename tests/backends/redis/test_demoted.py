@@ -40,6 +40,8 @@ def test_a_waiter_whose_inbox_is_at_the_old_master_hears_of_no_grant_that_is_non
         thread = threading.Thread(target=lambda: got.append(waiter.acquire(blocking_timeout=60)))
         thread.start()
         wait_for(lambda: old.client().pubsub_channels(f"{namespace}:*"), what="the inbox")
+        queue = f"{namespace}:{{0}}:q:a"
+        wait_for(lambda: new.client().exists(queue), what="the waiter, at the new master")
         new.client().execute_command("REPLICAOF", "NO", "ONE")
         old.client().replicaof("127.0.0.1", new.port)
         name._port = new.port  # connections that are open stay where they are
