@@ -15,10 +15,10 @@
 -- Uses: lib/publish
 
 local meta, tombstone, first = KEYS[1], KEYS[2], KEYS[3]
-local words, homes, legacy = ARGV[1], ARGV[2], ARGV[3] or '0 '
+local words, homes, leaves_to = ARGV[1], ARGV[2], ARGV[3] or '0 '
 local keys = KEYS
 local execution, attempt, remember, ended = string.match(words, '^(%S+) (%S+) (%d+) ?(%S*)$')
-local keep, successors = string.match(legacy, '^(%d+) (.*)$')
+local keep, successors = string.match(leaves_to, '^(%d+) (.*)$')
 
 local prefix = string.sub(meta, 1, -5)
 local name = string.sub(first, string.len(prefix) + 3)
