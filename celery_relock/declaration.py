@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,7 +21,7 @@ from .errors import LockConfigError
 from .naming.callables import ByName
 from .naming.names import NameRule, bind, seen, signature_of
 from .options import OPTION_NAMES, LockOptions
-from .settings import backend_settings, enabled, name_prefix, option_defaults
+from .settings import backend_settings, enabled, name_prefix, read_by_tasks
 from .worker.parking import Outbox
 
 _PREFIX = "lock_"
@@ -49,6 +49,8 @@ class Declaration:
     begins_workflows: bool = False
     #: What stands before each lock name: the call's, or else what the app's `relock_prefix` says.
     prefix: str | Callable[[], str] = ""
+    #: The app's settings that were read for it.
+    settings: Mapping[str, object] = field(default_factory=dict)
 
     def of_call(self, options: Mapping[str, object], prefix: str | None) -> Declaration:
         """The declaration for one call.
@@ -181,6 +183,20 @@ def locked_tasks(app: Any) -> list[Declaration]:
     return [each for each in declared if not each.rule.off]
 
 
+def refuse_late_settings(app: Any) -> None:
+    """Raise LockConfigError if a locked task was declared before a setting that it reads."""
+    now = read_by_tasks(app)
+    for declared in locked_tasks(app):
+        then = declared.settings
+        for name in now.keys() | then.keys():
+            if now.get(name) != then.get(name):
+                raise LockConfigError(
+                    f"settings: relock_{name} was set after task {declared.options.task} had been "
+                    "declared, which does not know it. Set it before register_task, a task that is "
+                    "declared with lazy=False, and whatever uses a task"
+                )
+
+
 def has_locks(app: Any) -> bool:
     """Whether a finalized app has locked tasks, or a Redis for canvases that are `locked`. Raises
     as `locked_tasks`."""
@@ -203,7 +219,9 @@ def _declare(cls: Any) -> Declaration:
     task = _task_of(cls)
     name, signature = task.name, signature_of(task)
     written = _options(cls, task)
-    options = LockOptions.collect(written, option_defaults(app), name)
+    settings = read_by_tasks(app)
+    defaults = {option: each for option, each in settings.items() if option in OPTION_NAMES}
+    options = LockOptions.collect(written, defaults, name)
     key: Any = False if str(cls.__module__).startswith(_OF_CELERY) else options.key
     rule = NameRule.compile(key, name, signature, task)
     if not rule.off:
@@ -216,7 +234,7 @@ def _declare(cls: Any) -> Declaration:
                 ByName(function, where, None if rule.rest else signature.parameters)
     enters = getattr(cls, "enters_workflows", False)
     begins = enters or options.hold == "workflow"
-    return Declaration(options, rule, app, enters, begins, name_prefix(app))
+    return Declaration(options, rule, app, enters, begins, name_prefix(app), settings)
 
 
 def _task_of(cls: Any) -> Any:

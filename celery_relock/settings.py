@@ -126,8 +126,14 @@ def option_defaults(app: Any) -> dict[str, object]:
     Raises:
         LockConfigError: there is an unknown setting `relock_…`.
     """
+    return {name: each for name, each in read_by_tasks(app).items() if name in OPTION_NAMES}
+
+
+def read_by_tasks(app: Any) -> dict[str, object]:
+    """Those settings that a task reads when it is declared, by their names without `relock_`: the
+    defaults of its options, and the prefix. Raises as `option_defaults`."""
     conf = _read(app)
-    found = {name: _get(conf, _PREFIX + name) for name in OPTION_NAMES}
+    found = {name: _get(conf, _PREFIX + name) for name in ("prefix", *OPTION_NAMES)}
     return {name: value for name, value in found.items() if value is not _UNSET}
 
 

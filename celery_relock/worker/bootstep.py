@@ -16,7 +16,7 @@ from celery.concurrency.thread import TaskPool as ThreadPool
 from celery.signals import worker_shutdown
 from celery.worker.state import active_requests, reserved_requests
 
-from ..declaration import engine_of, has_locks, locked_tasks
+from ..declaration import engine_of, has_locks, locked_tasks, refuse_late_settings
 from ..engine import ids, platform
 from ..engine.crash import Reaper, journal
 from ..engine.events import logger
@@ -54,6 +54,7 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
 
     def create(self, w: Any) -> None:
         platform.refuse_eventlet()
+        refuse_late_settings(w.app)
         if issubclass(w.pool_cls, ThreadPool):
             _refuse_to_interrupt(w.app)
         if issubclass(w.pool_cls, PreforkPool) and in_memory(w.app):

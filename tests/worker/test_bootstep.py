@@ -31,6 +31,28 @@ def test_a_threads_pool_refuses_at_its_start_what_it_cannot_interrupt(redis_url:
     app.close()
 
 
+@pytest.mark.filterwarnings("ignore::celery.exceptions.SecurityWarning")
+@pytest.mark.parametrize("setting", ["relock_ttl", "relock_prefix", "relock_on_conflict"])
+def test_a_setting_that_comes_too_late_for_a_task_is_refused(redis_url: str, setting: str):
+    value = {"relock_ttl": 5, "relock_prefix": "t:", "relock_on_conflict": "raise"}[setting]
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.update(relock_url=redis_url, worker_hijack_root_logger=False)
+
+    class Charge(LockedTask):
+        name = "charge"
+        lock_key = "a"
+
+        def run(self):
+            pass
+
+    app.register_task(Charge())
+    app.Worker(pool="solo")
+    app.conf.update({setting: value})
+    with pytest.raises(LockConfigError, match=f"{setting} was set after task charge"):
+        app.Worker(pool="solo")
+    app.close()
+
+
 def test_a_worker_in_a_thread_leaves_no_thread_behind_and_its_process_is_none_any_more():
     app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.update(
