@@ -586,7 +586,7 @@ def _compared(name: str, told: _Told, app: Any, engine: Engine | None) -> Iterat
             if both
             else "Nothing, if it belongs to another program.",
         )
-    elif engine is not None and told.get("backend") != engine.backend.id:
+    elif engine is not None and told.get("backend") and told["backend"] != engine.backend.id:
         yield Finding(
             "workers",
             WARNING,

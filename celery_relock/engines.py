@@ -17,10 +17,11 @@ import redis
 from redis.cluster import RedisCluster
 from redis.exceptions import RedisClusterException
 
-from .backends.redis.backend import RedisBackend
+from .backends.redis.backend import LaterBackend, RedisBackend
 from .backends.redis.connections import Replicas, Transport
 from .backends.redis.keys import Keys
 from .backends.redis.urls import transport_for_client, transport_for_url
+from .engine import events
 from .engine.engine import Engine
 from .engine.platform import Guard
 from .errors import LockConfigError, LockUnavailable
@@ -54,9 +55,9 @@ def engine_for(
     Args:
         address: a URL (`memory://` for locks in this process), a redis-py client, or a function
             that returns a client. Clients that reach a server in the same way share an engine. The
-            function is called once per process, at the first use of a lock; a method once for its
-            object, if that can be hashed. No client sends a command: its address, credentials and
-            options are used.
+            function is called once per process, at the first use of a lock, and again if it failed
+            to connect; a method once for its object, if that can be hashed. No client sends a
+            command: its address, credentials and options are used.
         namespace: the prefix of all keys.
         ssl: TLS options of a URL. A client has its own.
         transport: Sentinel options of a URL. A client has its own.
@@ -66,7 +67,6 @@ def engine_for(
 
     Raises:
         LockConfigError: the address, one of its options or the namespace cannot be used.
-        LockUnavailable: the function's client connects when it is made, and could not.
     """
     if isinstance(address, str) and address.lower().startswith("memory:"):
         return _in_this_process(address, namespace)
@@ -124,21 +124,44 @@ def _for_factory(
     found, key = _of(of), (which, namespace, replicas)
     if key not in found:
         try:
-            client = make()
-        except Exception as error:
-            name = getattr(make, "__qualname__", repr(make))
-            # A RedisCluster connects when it is made, so this can be an outage.
-            outage = OSError, redis.ConnectionError, redis.TimeoutError, RedisClusterException
-            kind = LockUnavailable if isinstance(error, outage) else LockConfigError
-            raise kind(f"{name}() failed to make a Redis client: {error!r}") from error
-        found[key] = _for_client(client, namespace, replicas, loops)
+            found[key] = _for_client(_called(make), namespace, replicas, loops)
+        except LockUnavailable:
+            # An outage is told where each other one is: by what needs the Redis, each time.
+            def later() -> Transport:
+                return transport_for_client(_checked(_called(make), loops), replicas)
+
+            found[key] = Engine(LaterBackend(later, namespace, replicas.needed > 0))
     return found[key]
 
 
+def _called(make: Callable[[], object]) -> object:
+    try:
+        return make()
+    except Exception as error:
+        if events.is_thrown_in(error):
+            raise
+        name = getattr(make, "__qualname__", repr(make))
+        # A RedisCluster connects when it is made, so this can be an outage.
+        outage = OSError, redis.ConnectionError, redis.TimeoutError, RedisClusterException
+        kind = LockUnavailable if isinstance(error, outage) else LockConfigError
+        said = f"{type(error).__name__}: {error}"  # redis-py's have a repr that says little
+        raise kind(f"{name}() failed to make a Redis client: {said}") from error
+
+
 def _for_client(client: object, namespace: str, replicas: Replicas, loops: bool) -> Engine:
-    for_threads = redis.Redis | RedisCluster
+    made: Any = _checked(client, loops)
     clusters = RedisCluster | redis.asyncio.RedisCluster
-    wanted = for_threads | redis.asyncio.Redis | clusters if loops else for_threads
+    kept = made.nodes_manager if isinstance(made, clusters) else made.connection_pool
+    found = _of(kept)
+    if (namespace, replicas) not in found:
+        found[namespace, replicas] = _engine(transport_for_client(made, replicas), namespace)
+    return found[namespace, replicas]
+
+
+def _checked(client: object, loops: bool) -> Any:
+    for_threads = redis.Redis | RedisCluster
+    for_loops = redis.asyncio.Redis | redis.asyncio.RedisCluster
+    wanted = for_threads | for_loops if loops else for_threads
     if not isinstance(client, wanted):
         kind = f"{type(client).__module__}.{type(client).__qualname__}"
         raise LockConfigError(
@@ -151,11 +174,7 @@ def _for_client(client: object, namespace: str, replicas: Replicas, loops: bool)
             "would silently exclude nobody. Use relock_url='memory://', or Lock('memory://', …), "
             "which fails in a forked worker"
         )
-    kept = client.nodes_manager if isinstance(client, clusters) else client.connection_pool
-    found = _of(kept)
-    if (namespace, replicas) not in found:
-        found[namespace, replicas] = _engine(transport_for_client(client, replicas), namespace)
-    return found[namespace, replicas]
+    return client
 
 
 def _hint(what: object, kind: str) -> str:

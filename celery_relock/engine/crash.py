@@ -385,10 +385,10 @@ class Reaper:
         nothing is left to do. `failures`: where to put the errors of what is to be tried again."""
         freed, left, foreign = 0, 0, 0
         for entry in read(path):
-            if entry.backend != self._backend.id:
-                foreign += 1
-                continue
             try:
+                if entry.backend != self._backend.id:
+                    foreign += 1
+                    continue
                 if not entry.names:
                     self._parking.withdraw(entry.execution_id)
                     continue

@@ -327,7 +327,7 @@ def test_a_hold_whose_release_was_not_answered_is_not_relied_upon(
 def test_each_client_renews_its_own_leases(runs: Callable[..., Any], proxy: Proxy) -> None:
     """Two ways to one Redis are equal, and may have other credentials, or want replicas."""
     near, far = runs(), runs(proxy.url)
-    far.engine.backend.transport.addresses = near.engine.backend.transport.addresses
+    far.engine.backend.addresses = near.engine.backend.addresses
     assert near.engine.backend == far.engine.backend
     leases = far.held("a", lease=300.0), near.held("b", lease=300.0)
     proxy.refuse()

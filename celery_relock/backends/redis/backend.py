@@ -7,6 +7,7 @@ A single server, a master under Sentinels and a cluster differ in the transport 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -46,7 +47,7 @@ from ...engine.protocol import (
     Resumed,
     Successor,
 )
-from ...errors import RelockError
+from ...errors import LockUnavailable, RelockError
 from .connections import Call, Effort, Transport
 from .errors import check_server, fields_of, reply_of, translate, with_locks
 from .keys import SCHEMA, Keys
@@ -78,6 +79,8 @@ class RedisBackend:
 
     def __init__(self, transport: Transport, namespace: str) -> None:
         self.transport = transport
+        self.namespace = namespace
+        self.addresses = transport.addresses
         self.replicated = transport.replicas.needed > 0
         self.keys = Keys(namespace, transport.buckets)
         self._scripts = scripts(transport.variant)
@@ -86,18 +89,18 @@ class RedisBackend:
 
     @property
     def id(self) -> str:
-        return ids.digest(repr((sorted(self.transport.addresses), self.keys.namespace)).encode())
+        return ids.digest(repr((sorted(self.transport.addresses), self.namespace)).encode())
 
     # A caller can hold a lock through its own client, and the task that it calls re-enters through
     # the app's URL: two backends of one Redis have the same locks. Two lists of cluster nodes name
     # the same cluster if they have a node in common.
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, RedisBackend) or self.keys.namespace != other.keys.namespace:
+        if not isinstance(other, RedisBackend) or self.namespace != other.namespace:
             return False
-        return not self.transport.addresses.isdisjoint(other.transport.addresses)
+        return self is other or not self.addresses.isdisjoint(other.addresses)
 
     def __hash__(self) -> int:
-        return hash(self.keys.namespace)
+        return hash(self.namespace)
 
     def route(self, names: Sequence[str]) -> object:
         return self.transport.route(self.keys.bucket(names[0]))
@@ -436,6 +439,47 @@ class RedisBackend:
 
 
 @lru_cache  # there are few lengths of leases
+class LaterBackend(RedisBackend):
+    """Locks in a Redis to which there is no way yet, as the client connects when it is made, and
+    could not. Each verb tries once more, and raises as if Redis did not answer.
+
+    Args:
+        make: the way to the servers. Raises a RelockError while there is none.
+        namespace: the prefix of all keys.
+        replicated: whether a hold counts only when replicas have it.
+
+    Raises:
+        LockConfigError: the namespace cannot be used.
+    """
+
+    def __init__(self, make: Callable[[], Transport], namespace: str, replicated: bool) -> None:
+        Keys(namespace)
+        self._make = make
+        self.namespace, self.replicated = namespace, replicated
+        self.addresses = frozenset()  # so it equals no other
+        self._failed = -math.inf, ""
+
+    @property
+    def id(self) -> str:
+        try:
+            return super().id
+        except LockUnavailable:
+            return ""  # nobody's: what is noted for it was never sent
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("transport", "keys", "_scripts", "_agreed", "_idle"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name)
+        at, reason = self._failed
+        if time.monotonic() < at + Transport.AFTER:  # to try can take long
+            raise LockUnavailable(reason)
+        try:
+            super().__init__(self._make(), self.namespace)
+        except LockUnavailable as error:
+            self._failed = time.monotonic(), error.reason
+            raise
+        return vars(self)[name]
+
+
 def _ms(seconds: float) -> str:
     """Whole milliseconds, as an argument of a script."""
     return str(round(seconds * 1000))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import redis
 import redis.cluster
+from redis import CredentialProvider
 from redis.asyncio.cluster import RedisCluster as AsyncCluster
 from redis.backoff import NoBackoff
 from redis.connection import URL_QUERY_ARGUMENT_PARSERS
@@ -369,7 +370,20 @@ def _refuse_misspelt(name: str, shown: str) -> None:
 def _provider(dotted: str) -> Any:
     """An object that provides credentials for each connection. Celery's URLs name its class."""
     module, _, name = dotted.replace(":", ".").rpartition(".")
-    return getattr(import_module(module), name)()
+    return _Named(getattr(import_module(module), name))
+
+
+class _Named(CredentialProvider):
+    """The provider of a URL, made when it is first asked: what it asks itself may be away."""
+
+    def __init__(self, kind: Callable[[], CredentialProvider]) -> None:
+        self._kind = kind
+        self._made: CredentialProvider | None = None
+
+    def get_credentials(self) -> Any:
+        if self._made is None:
+            self._made = self._kind()
+        return self._made.get_credentials()
 
 
 def _tls(

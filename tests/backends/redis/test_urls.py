@@ -17,7 +17,7 @@ import redis
 
 from celery_relock.backends.redis.errors import translate
 from celery_relock.backends.redis.urls import safe_url, transport_for_url
-from celery_relock.errors import LockConfigError
+from celery_relock.errors import LockConfigError, LockUnavailable
 from tests.support import RedisServer
 from tests.support.backends import client_of, options_of
 from tests.support.tls import speaks_tls
@@ -256,6 +256,31 @@ def test_a_query_is_unquoted_once(tmp_path: Path) -> None:
 class Credentials(redis.CredentialProvider):
     def get_credentials(self) -> tuple[str, str]:
         return "default", PASSWORD
+
+
+class Sealed(Credentials):
+    """A provider that asks somebody when it is made."""
+
+    is_sealed = True
+
+    def __init__(self) -> None:
+        if self.is_sealed:
+            raise RuntimeError("the vault is sealed")
+
+
+def test_a_credential_provider_that_cannot_be_made_yet_is_an_outage(
+    own_redis: Callable[..., RedisServer], connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = own_redis(password=PASSWORD)
+    monkeypatch.setitem(sys.modules, "shop_credentials", sys.modules[__name__])
+    url = f"redis://127.0.0.1:{server.port}/0?credential_provider=shop_credentials.Sealed"
+    transport = transport_for_url(url)
+
+    with pytest.raises(LockUnavailable, match="the vault is sealed"):
+        transport.at("").answers(("PING",))
+    monkeypatch.setattr(Sealed, "is_sealed", False)
+
+    assert transport.at("").answers(("PING",))
 
 
 def test_a_credential_provider_is_named_as_in_celerys_urls(

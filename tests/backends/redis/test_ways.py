@@ -16,7 +16,7 @@ from celery import Celery
 
 from celery_relock import LockedTask
 from celery_relock.engine import lease as lease_module
-from celery_relock.engine.protocol import Held
+from celery_relock.engine.protocol import Conflict, Held
 from celery_relock.engine.renewal import keepalive
 from celery_relock.engines import engine_for
 from celery_relock.errors import LockConfigError, LockUnavailable
@@ -197,6 +197,37 @@ def test_anything_that_can_be_called_is_such_a_function(redis_url: str, namespac
 
     assert engine_for(vault, namespace) is engine_for(vault.locks, namespace)
     assert engine_for(vault, namespace) is engine_for(lambda: vault(), namespace)
+
+
+def test_while_such_a_function_cannot_connect_redis_cannot_be_reached(
+    redis_url: str, namespace: str
+) -> None:
+    calls: list[bool] = []
+
+    def locks() -> redis.Redis:
+        calls.append(up)
+        if up:
+            return redis.Redis.from_url(redis_url)
+        raise redis.ConnectionError("no node answers")
+
+    up = False
+    runs, other = Runs(engine_for(locks, namespace)), engine_for(redis_url, namespace)
+    backend = runs.engine.backend
+    for _ in range(3):
+        with pytest.raises(LockUnavailable, match=r"locks\(\) failed .*no node answers"):
+            runs.engine.acquire(runs.lease("a"), 0.0)
+    assert len(calls) == 2, "not again within a second"
+    assert not backend.id
+    assert backend == runs.engine.backend != other.backend
+
+    up = True
+    wait_for(lambda: backend.id, what="the way")
+    lease = runs.held("a")
+
+    assert engine_for(locks, namespace) is runs.engine
+    assert backend == other.backend
+    assert isinstance(other.acquire(Runs(other).lease("a"), 0.0), Conflict)
+    runs.release(lease)
 
 
 @pytest.mark.parametrize(
