@@ -438,7 +438,6 @@ class RedisBackend:
         return outcomes, not failed and effort.unheard > 0
 
 
-@lru_cache  # there are few lengths of leases
 class LaterBackend(RedisBackend):
     """Locks in a Redis to which there is no way yet, as the client connects when it is made, and
     could not. Each verb tries once more, and raises as if Redis did not answer.
@@ -480,6 +479,7 @@ class LaterBackend(RedisBackend):
         return vars(self)[name]
 
 
+@lru_cache  # there are few lengths of leases
 def _ms(seconds: float) -> str:
     """Whole milliseconds, as an argument of a script."""
     return str(round(seconds * 1000))
