@@ -28,7 +28,7 @@ from ..worker.beside import HeldBeside
 from ..worker.conflict import Attempt, end_unexecuted, obtain, release
 from ..worker.delivery import retry_of
 from ..worker.events import work_for
-from ..worker.message import Header, header_of, seconds_to
+from ..worker.message import Header, header_of, note, seconds_to
 from ..worker.states import Aside, SentAgain, Waits, is_acknowledged, is_requeued
 from . import client
 
@@ -53,6 +53,10 @@ def around(
         with suppress(RelockError):
             end_unexecuted(engine_of(declared.app), [LINE + name], header.execution_id, 0)
         return locked(_telling(body, False))
+    if header.order is None:
+        # It takes its place now. Wherever it comes next, also where the task has no order any more,
+        # it is known to have one.
+        note(message, header._replace(order=(name, 0)))
     execution = _Execution(task, declared, message, header, name)
     return execution.around(lambda: locked(execution.ordered(body, execution.arrive())))
 
@@ -114,8 +118,8 @@ class _Execution(HeldBeside):
                 "%s[%s] does not run in the order of %r: %s",
                 *(self.task.name, self.message.id, self.name),
                 "it came after it had been passed over, or its place was lost"
-                if told
-                else "it was sent without a place in it",
+                if told and told[1]
+                else "it was sent without a place in it, or an attempt before it was passed over",
             )
         return in_order
 

@@ -149,7 +149,7 @@ class Header(NamedTuple):
         workflow_locks: those that it belongs to (see `workflow.steps.WorkflowLock`).
         dedup: the name of the call's marker and when it goes (see `marker`).
         order: the line in which the call has a place, and its ticket (see `order`); 0 if another
-            call may have overtaken it already.
+            call may have overtaken it already, or it took its place when it arrived.
         receiver: the worker, or the queue, whose copy of a broadcast message it is.
         parked: whether it was parked, so that Redis publishes it again until it has come.
         options: what the call says instead of its task's options (`LockOptions.of_call`).
