@@ -74,10 +74,11 @@ local function many_holds(key, ends, fences)
   return held, found
 end
 
--- The places of the first waiters, as they are stored, without the lapsed ones.
-local function first_waiters(queue, waiters)
+-- The places of the first waiters behind those that run, as they are stored, without the lapsed ones.
+local function first_waiters(queue, waiters, running)
   local found = {}
-  local places = redis.call('ZRANGEBYSCORE', queue, '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, most_waiters)
+  local range = { '-inf', '+inf', 'WITHSCORES', 'LIMIT', running, most_waiters }
+  local places = redis.call('ZRANGEBYSCORE', queue, unpack(range))
   for i = 1, #places, 2 do
     local record = redis.call('HGET', waiters, places[i])
     local waiter = Base.decoded(record)
@@ -104,7 +105,9 @@ local function tell(key)
     return { held, 0, 0, holds, {} }
   end
   local waiting, parked = redis.call('ZCARD', queue), redis.call('HLEN', prefix .. 'm:' .. name)
-  return { held, waiting, parked, holds, first_waiters(queue, prefix .. 'w:' .. name) }
+  local waiters = prefix .. 'w:' .. name
+  local running = Base.running(key, queue, waiters)
+  return { held, waiting - running, parked, holds, first_waiters(queue, waiters, running) }
 end
 
 local reply = { now }

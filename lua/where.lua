@@ -32,4 +32,5 @@ if not rank or not message then
   return { now }
 end
 local ticket = redis.call('ZRANGE', queue, rank, rank, 'WITHSCORES')[2]
-return { now, execution, name, rank + 1, ticket, place, message }
+local running = Base.running(prefix .. 'l:' .. name, queue, prefix .. 'w:' .. name)
+return { now, execution, name, math.max(rank + 1 - running, 1), ticket, place, message }

@@ -26,7 +26,8 @@ class Why(Plain):
             worker; "waits", it waits for the lock in a worker slot; "awaited", it has a place in
             the order of its lock, and its message has not come; "received", a worker has its
             message and no free slot; "runs" without holding a lock of its own; "retry", it will
-            run again; "dropped"; "ended"; "unknown".
+            run again; "dropped"; "ended"; "lost", it was parked, and nothing is known of it any
+            more; "unknown".
         sentence: the whole answer, for people.
         lock: the name of the lock that it holds or waits for; "" for none.
         ahead: how many executions are ahead of it in the queue.
@@ -104,7 +105,9 @@ class Stats(Plain):
             # The other places of a line are of calls that are still at the broker, or run.
             found["waiting"] += lock.parked if is_line else lock.waiting
             found["parked"] += lock.parked
-            first = next((each for each in lock.waiters if each.state != "awaited"), None)
+            # In a line those that have come wait as long as the first call is late.
+            came = (each for each in lock.waiters if each.state != "awaited" or lock.parked)
+            first = next(came, None)
             waits = 0.0 if first is None else lock.at - first.since
             if waits > found["oldest_wait"]:
                 found["oldest_wait"], found["oldest_wait_lock"] = waits, lock.name

@@ -4,6 +4,7 @@ what it has."""
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -59,6 +60,8 @@ class Question:
                 place = f"{_for(found.waiter.names)}, {_ahead(found.waiter.position - 1)}"
                 told = replace(told, sentence=f"{told.sentence}; it has its place {place}")
             return told  # it waits for its retry, or has ended while the workers were asked
+        if (lost := _lost(self.app, self.task_id, answered)) is not None:
+            return lost
         return Why(
             self.task_id,
             "unknown",
@@ -255,24 +258,50 @@ def _pause_of(lock: LockInfo) -> str:
     )
 
 
-def _result(app: Any, task_id: str) -> Why | None:
-    """What the result backend says, if the task has ended or will be retried."""
+def _stored(app: Any, task_id: str) -> tuple[str, Any, str]:
+    """What the result backend has of a task: its state, its result or what is told of the state,
+    and how it is named to people. Nothing is known if the state is empty."""
     if app is None:
-        return None
-    from celery.states import READY_STATES, RETRY
-
-    from ..worker.states import is_dropped
-
+        return "", None, ""
     try:
         app.loader.import_default_modules()  # in a Django project it sets up the backend, too
         meta = app.backend.get_task_meta(task_id)
     except NotImplementedError:
-        return None  # no result backend
+        return "", None, ""  # no result backend
     except Exception as error:  # noqa: BLE001  # whatever a backend raises
         logger.warning("Cannot read the state of %s: %s", task_id, error)
-        return None
-    state, result = str(meta.get("status", "")), meta.get("result")
+        return "", None, ""
     work = work_of(str(meta.get("name") or ""), task_id)
+    return str(meta.get("status", "")), meta.get("result"), work
+
+
+def _lost(app: Any, task_id: str, answered: bool) -> Why | None:
+    """What is to be said of a task that had to wait, if nothing else is known of it any more."""
+    from ..worker.events import BLOCKED
+
+    state, told, work = _stored(app, task_id)
+    if state != BLOCKED or not isinstance(told, dict):
+        return None
+    lock = str(told.get("lock") or "")
+    since = duration(max(time.time() - float(told.get("blocked_at") or 0), 0.0))
+    return Why(
+        task_id,
+        "lost",
+        f"{work} had to wait for the lock {lock!r} {since} ago, and Redis has nothing of it any "
+        "more: its message is on its way through the broker, "
+        + ("" if answered else "or in a worker that does not answer, ")
+        + "or was lost with the data of Redis. If it stays so, send the task again",
+        lock,
+    )
+
+
+def _result(app: Any, task_id: str) -> Why | None:
+    """What the result backend says, if the task has ended or will be retried."""
+    from celery.states import READY_STATES, RETRY
+
+    from ..worker.states import is_dropped
+
+    state, result, work = _stored(app, task_id)
     if is_dropped(result):
         lock = str(result.get("lock") or "")
         return Why(task_id, "dropped", f"{work} was dropped: {result.get('reason')}", lock)

@@ -81,7 +81,7 @@ def _full(server: Server) -> Iterator[Finding]:
     if most and used > _FULL * most:
         yield Finding(
             "memory",
-            WARNING,
+            ERROR if used >= most else WARNING,
             f"{used * 100 // most} % of maxmemory ({most // 2**20} MB) are in use",
             "When the memory is full, no lock can be acquired, and no task can be parked.",
             "Raise maxmemory, or see below which keys use the memory.",

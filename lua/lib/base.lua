@@ -89,6 +89,15 @@ function Base.awaited(label, task, line)
   }
 end
 
+-- How many at the head of a queue run: 1 if it is a line, and its first call holds it. That call keeps
+-- its place until it has ended, if its message can come again.
+function Base.running(lock_key, queue, waiters)
+  local first = redis.call('ZRANGE', queue, 0, 0)[1]
+  local runs = first and redis.call('HEXISTS', lock_key, first) == 1
+  local waiter = runs and Base.decoded(redis.call('HGET', waiters, first))
+  return waiter and waiter.line and 1 or 0
+end
+
 -- The waiter of a record; nil without a record, and for a foreign record.
 function Base.decoded(record)
   local fine, waiter = pcall(cjson.decode, record or '')

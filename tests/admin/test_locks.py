@@ -17,6 +17,7 @@ from celery.app.control import Inspect
 
 from celery_relock import Lock, signals
 from celery_relock.admin import Locks
+from celery_relock.declaration import engine_of
 from celery_relock.engine import ids
 from celery_relock.engine.events import label_of
 from celery_relock.engine.protocol import LINE, MARKER, Debounce, ParkRequest
@@ -167,6 +168,23 @@ def test_why_says_that_nobody_reads_the_queue_to_which_a_parked_task_returns(
         assert "consumes its queue" not in locks.why(other).sentence
     finally:
         control.add_consumer("elsewhere", destination=one, reply=True)
+
+
+def test_why_says_that_a_parked_task_is_lost(
+    worker: Worker, locks: Locks, held: Any, key: str
+) -> None:
+    parked = held.park()
+    found = locks._look.parked(parked)
+    assert found is not None
+    # Redis has it no more, as if it had lost its data.
+    engine_of(worker.module.app).parking.withdraw(found.waiter.execution_id)
+
+    why = locks.why(parked)
+
+    assert (why.state, why.lock) == ("lost", key), why
+    assert f"had to wait for the lock '{key}' " in why.sentence
+    assert "send the task again" in why.sentence
+    worker.module.app.backend.mark_as_revoked(parked)  # `held` waits for its end
 
 
 def test_why_tells_of_each_lock_that_a_task_waits_for(

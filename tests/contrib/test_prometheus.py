@@ -477,6 +477,7 @@ def test_promtool_finds_nothing_wrong_with_the_rules():
 
 
 LOST = 'relock_lost_total{task="pay", instance="a"}'
+FAILED = 'relock_renewal_failures_total{instance="a"}'
 RESUMED = 'relock_resumed_total{task="pay", instance="a"}'
 RECLAIMED = 'relock_reclaimed_total{task="%s", instance="a"}'
 FORCED = 'relock_forced_total{task="pay", action="release", instance="a"}'
@@ -487,6 +488,8 @@ ALERTS = [
     ({LOST: "3x20 4x40"}, "RelockLockLost", {19: 0, 23: 1, 35: 0}),
     ({LOST: "7x20 _x5 1x40"}, "RelockLockLost", {19: 0, 27: 1, 45: 0}),  # its worker began anew
     ({LOST: "1x40", LOST.replace('"a"', '"b"'): "_x20 1x20"}, "RelockLockLost", {19: 0, 22: 1}),
+    ({FAILED: "_x20 3x40"}, "RelockRenewalsFail", {19: 0, 20: 1, 21: 1, 24: 0}),
+    ({FAILED: "3x20 5x40"}, "RelockRenewalsFail", {19: 0, 21: 1, 24: 0}),
     ({FORCED: "_x20 1x40"}, "RelockForced", {19: 0, 20: 1, 21: 1, 32: 0}),
     ({FORCED: "1x20 2x40"}, "RelockForced", {19: 0, 23: 1, 35: 0}),
     (
@@ -503,10 +506,14 @@ ALERTS = [
 ]
 
 
+BY = {"task": "pay", "instance": "a"}
+
+
 @pytest.mark.parametrize(("series", "alert", "fires"), ALERTS)
 def test_an_alert_fires_also_for_what_is_counted_for_the_first_time(series, alert, fires, tmp_path):
     rule = next(rule for rule in the_rules() if rule["alert"] == alert)
-    labels = {**rule["labels"], **({"task": "pay"} if "by (task)" in rule["expr"] else {})}
+    by = {name: of for name, of in BY.items() if f"by ({name})" in rule["expr"]}
+    labels = {**rule["labels"], **by}
     test = {
         "interval": "1m",
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
@@ -545,7 +552,7 @@ def test_the_dashboard_shows_what_is_counted_for_the_first_time(tmp_path):
 
 
 def said(rule):
-    values = {"{{ $labels.task }}": "pay", "{{ $value }}": "3"}
+    values = {"{{ $labels.task }}": "pay", "{{ $labels.instance }}": "a", "{{ $value }}": "3"}
     return {
         key: functools.reduce(lambda text, each: text.replace(*each), values.items(), text)
         for key, text in rule["annotations"].items()

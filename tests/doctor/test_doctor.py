@@ -94,7 +94,10 @@ def test_a_server_that_throws_keys_away(server, configured):
 
 def test_a_server_whose_memory_is_nearly_full(server, configured):
     configured("maxmemory", str(int(server.client().info("memory")["used_memory"] * 1.05)))
-    assert "maxmemory" in only(looked_at(server), "memory").what
+    nearly = only(looked_at(server), "memory")
+    assert (nearly.severity, "maxmemory" in nearly.what) == ("warning", True)
+    configured("maxmemory", "1")
+    assert only(looked_at(server), "memory").severity == "error", "no lock can be acquired"
 
 
 def test_a_server_that_keeps_nothing_on_disk(server, configured):

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from celery_relock.engine.protocol import LINE, HoldInfo, PlaceRequest, Successor
+from celery_relock.admin.look import Stats
+from celery_relock.engine.protocol import COMES_AGAIN, LINE, HoldInfo, PlaceRequest, Successor
 from celery_relock.errors import LockConfigError
 from tests.support.desk import Desk
 
@@ -197,3 +198,33 @@ def test_a_lock_is_released_by_its_key(desk, ask):
     assert ask.force_release(key, "r2") == ()
     assert ask.force_release(key) == (HoldInfo("r1", 0, fence, "", "o", "worker 1"),)
     assert desk.holders() == []
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_call_that_runs_in_its_order_does_not_wait_in_it(desk, ask, again):
+    """Though its place stays until it has ended, if its message can come again."""
+    line = f"{LINE}a"
+    for run in ("r1", "r2"):
+        desk.backend.place(PlaceRequest(line, run, f"t-{run}", "call", 60.0, 0.0, 0.0, 600.0))
+    owner = COMES_AGAIN if again else ""
+    desk.fence("r1", names=(line,), owner=f"{owner}t-r1")
+    desk.park("r2", names=(line,), owner=f"{owner}t-r2")
+
+    found = survey(desk, line, most=1)
+
+    assert (found.held, found.waiting, found.parked) == (1, 1, 1)
+    assert [(each.execution_id, each.position) for each in found.waiters] == [("r2", 1)]
+    assert ask.parked("t-r2").waiter.position == 1
+
+
+def test_the_longest_wait_in_an_order_counts_though_the_first_call_is_awaited(desk):
+    line = f"{LINE}a"
+    for run in ("r1", "r2"):
+        desk.backend.place(PlaceRequest(line, run, f"t-{run}", "call", 60.0, 0.0, 0.0, 600.0))
+    assert Stats.of([survey(desk, line, most=1)]).oldest_wait == 0, "nobody has come"
+    desk.leave("r2", names=(line,), owner="t-r2")
+
+    stats = Stats.of([survey(desk, line, most=1)])
+
+    assert stats.oldest_wait > 0
+    assert stats.oldest_wait_lock == line
