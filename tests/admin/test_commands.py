@@ -24,7 +24,7 @@ from celery_relock.cli.base import table
 from celery_relock.engine.protocol import SHARED, Claim
 from tests.support import Worker, wait_for
 from tests.support.parked import lock_of
-from tests.support.tls import free_port
+from tests.support.ports import free_port
 from tests.support.worker import ROOT, environment_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")

@@ -25,7 +25,7 @@ from celery_relock.errors import LockConfigError, LockUnavailable, RelockError
 from tests.support import Worker, wait_for
 from tests.support.desk import Desk
 from tests.support.parked import wait_until_requeued
-from tests.support.tls import free_port
+from tests.support.ports import free_port
 
 # Celery's own, where a state is stored; in a worker nobody is told.
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")

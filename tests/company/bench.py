@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import sqlite3
 import subprocess
 import uuid
@@ -21,6 +20,7 @@ from celery_relock import Lock
 from tests.company.companions import Companion
 from tests.support import Worker, reaper, wait_for
 from tests.support.journal import Event
+from tests.support.ports import free_port
 from tests.support.worker import ROOT, environment_of
 
 MODULE = "tests.company.app"
@@ -159,11 +159,6 @@ class Flower:
             return None
         except URLError:
             return None
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 class Bench:

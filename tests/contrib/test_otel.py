@@ -14,7 +14,7 @@ from celery_relock.contrib import otel
 from celery_relock.contrib.metrics import template_of
 from celery_relock.declaration import engine_of
 from tests.support import wait_for
-from tests.support.redis_server import free_port
+from tests.support.ports import free_port
 
 APP = "tests.contrib.apps.measured"
 

@@ -31,7 +31,7 @@ from celery_relock.contrib import metrics, prometheus
 from celery_relock.declaration import engine_of
 from tests.docs.pages import blocks
 from tests.support import reaper, wait_for
-from tests.support.redis_server import free_port
+from tests.support.ports import free_port
 from tests.support.worker import ROOT
 
 APP = "tests.contrib.apps.measured"

@@ -20,7 +20,7 @@ from celery_relock.errors import LockConfigError, LockUnavailable
 from celery_relock.worker.parking import home, publish
 from tests.support import leftovers, long, wait_for
 from tests.support.monitor import Monitor
-from tests.support.redis_server import free_port
+from tests.support.ports import free_port
 from tests.support.worker import ROOT, environment_of
 
 APP = "tests.debounce.apps.calls"

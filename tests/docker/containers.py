@@ -11,8 +11,9 @@ import pytest
 from pytest_celery import CeleryTestContainer, RabbitMQContainer, RedisContainer
 from pytest_docker_tools import container, fxtr
 
-from tests.docker.nodes import READY, WORKER, Cluster, SmokeWorker, free_port, urls
+from tests.docker.nodes import READY, WORKER, Cluster, SmokeWorker, urls
 from tests.support import wait_for
+from tests.support.ports import free_port
 
 HERE = Path(__file__).parent
 NETWORK = "{default_pytest_celery_network.name}"

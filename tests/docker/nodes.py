@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 from pytest_celery import CeleryTestWorker, CeleryWorkerCluster
@@ -47,11 +46,6 @@ class Cluster(CeleryWorkerCluster):  # type: ignore[misc]
 def config(url: str, port: int) -> dict[str, Any]:
     """What pytest-celery asks of a broker or backend of this machine."""
     return {"url": url, "host_url": url, "hostname": "127.0.0.1", "port": port, "vhost": ""}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def urls(cluster_config: dict[str, Any]) -> dict[str, str]:

@@ -16,8 +16,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.docker.nodes import free_port
 from tests.support import wait_for
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("SMOKE_NODES") != "docker", reason="SMOKE_NODES is not docker"

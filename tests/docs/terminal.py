@@ -12,7 +12,7 @@ from typing import Any
 from celery_relock.admin import Locks
 from tests.docs.pages import URL, blocks, text
 from tests.support import nursery, reaper, wait_for
-from tests.support.redis_server import free_port
+from tests.support.ports import free_port
 from tests.support.worker import environment_of
 
 DATABASE = "postgresql://localhost/shop"

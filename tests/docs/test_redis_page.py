@@ -21,8 +21,9 @@ from tests.docs.pages import blocks
 from tests.support import RedisServer, wait_for
 from tests.support.backends import close
 from tests.support.cluster import ClusterServers
+from tests.support.ports import free_port
 from tests.support.sentinel import Watcher
-from tests.support.tls import Authority, free_port, speaks_tls
+from tests.support.tls import Authority, speaks_tls
 
 PAGE = (Path(__file__).parents[2] / "docs" / "redis.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))

@@ -21,7 +21,7 @@ import pytest
 from celery_relock import Lock
 from tests.docs.pages import typed_on
 from tests.support import RedisServer, reaper, wait_for
-from tests.support.redis_server import free_port
+from tests.support.ports import free_port
 from tests.support.worker import ROOT, environment_of
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,8 @@ from celery_relock.backends.redis.cluster import Cluster
 from celery_relock.backends.redis.keys import CLUSTER_BUCKETS as BUCKETS
 from celery_relock.backends.redis.keys import Keys
 from celery_relock.backends.redis.urls import transport_for_url
-from tests.support.redis_server import RedisServer, free_port
+from tests.support.ports import free_port
+from tests.support.redis_server import RedisServer
 from tests.support.tls import Authority
 from tests.support.waiting import wait_for
 

@@ -14,7 +14,7 @@ import psycopg
 import pymysql
 
 from tests.support import reaper
-from tests.support.tls import free_port
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 

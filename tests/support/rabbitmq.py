@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import uuid
@@ -16,6 +15,7 @@ from typing import Any
 import amqp
 
 from tests.support import reaper
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 
@@ -26,14 +26,6 @@ def find_rabbitmq_server() -> str | None:
         if (folder / "rabbitmq-server").exists():
             return str(folder / "rabbitmq-server")
     return shutil.which("rabbitmq-server")
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 def _is_decided(epmd: subprocess.Popen[Any], command: list[str], silent: dict[str, Any]) -> bool:
@@ -60,7 +52,7 @@ class RabbitServer:
         self.binary = found
         self._folder = Path(tempfile.mkdtemp(prefix="relock-rabbit-"))
         self._node = f"relock-{uuid.uuid4().hex[:8]}"
-        self.port, self._distribution = _free_ports(2)
+        self.port, self._distribution = free_port(), free_port()
         self._process: subprocess.Popen[Any] | None = None
         self._mapper, self._names = self._map_names()
         try:
@@ -96,7 +88,7 @@ class RabbitServer:
     def _map_names(self) -> tuple[int, subprocess.Popen[Any]]:
         """A port mapper and its port. By itself the server would start one that outlives it."""
         while True:  # another process may take a free port first: then it ends
-            (port,) = _free_ports(1)
+            port = free_port()
             command = ["epmd", "-address", "127.0.0.1", "-port", str(port)]
             with (self._folder / "log").open("a") as log:
                 silent = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
@@ -113,7 +105,7 @@ class RabbitServer:
             except RuntimeError:
                 if "eaddrinuse" not in self.log():
                     raise
-                self.port, self._distribution = _free_ports(2)
+                self.port, self._distribution = free_port(), free_port()
         return self._start()
 
     def _start(self) -> None:

@@ -18,6 +18,7 @@ from urllib.parse import quote
 import redis
 
 from tests.support import reaper
+from tests.support.ports import free_port
 from tests.support.waiting import freeze, wait_for
 
 
@@ -64,20 +65,6 @@ def find_libfaketime() -> str | None:
         if path.exists():
             return str(path)
     return None
-
-
-def free_port(bus: bool = False) -> int:
-    """A port of 127.0.0.1 that nobody has; with `bus` the one 10000 above is free as well."""
-    while True:
-        with socket.socket() as probe, socket.socket() as other:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-            if not bus:
-                return port
-            # A node of a cluster speaks to the others at the port 10000 above.
-            with contextlib.suppress(OSError, OverflowError):
-                other.bind(("127.0.0.1", port + 10000))
-                return port
 
 
 def calls_of(client: redis.Redis, *commands: str) -> int:

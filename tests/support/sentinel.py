@@ -16,7 +16,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tests.support import reaper
-from tests.support.redis_server import RedisServer, free_port
+from tests.support.ports import free_port
+from tests.support.redis_server import RedisServer
 from tests.support.waiting import wait_for
 
 # A loaded machine puts Sentinels into their tilt mode, in which they do nothing for 30 s.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 from pathlib import Path
 
@@ -58,11 +57,6 @@ class Authority:
             *("--tls-cert-file", certificate, "--tls-key-file", key),
             *("--tls-ca-cert-file", self.ca),
         )
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def _new(key: str) -> tuple[str, ...]:

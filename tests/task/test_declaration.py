@@ -19,7 +19,7 @@ from celery_relock.errors import LockConfigError, LockConflict, LockLost, Relock
 from celery_relock.worker.parking import home
 from tests.support import Worker, make_app, wait_for
 from tests.support.parked import lock_of
-from tests.support.redis_server import free_port
+from tests.support.ports import free_port
 
 
 @pytest.fixture(scope="module")

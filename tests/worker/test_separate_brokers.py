@@ -14,7 +14,8 @@ from celery import chain
 from tests.backends.redis.test_permissions import PASSWORD, least
 from tests.support import RedisServer, leftovers, wait_for
 from tests.support.parked import lock_of, state_of, wait_until_parked
-from tests.support.tls import Authority, free_port, speaks_tls
+from tests.support.ports import free_port
+from tests.support.tls import Authority, speaks_tls
 
 
 def _missing(what):

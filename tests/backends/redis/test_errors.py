@@ -20,8 +20,9 @@ from celery_relock.engine.protocol import Claim, Renewal
 from celery_relock.errors import LockConfigError, LockUnavailable, RelockError
 from tests.support import RedisServer, wait_for
 from tests.support.backends import backend_of, client_of
+from tests.support.ports import free_port
 from tests.support.redis_server import bundled_redis_server
-from tests.support.tls import Authority, free_port, speaks_tls
+from tests.support.tls import Authority, speaks_tls
 
 WRITE = "return redis.call('SET', KEYS[1], ARGV[1])"
 READ_A_HASH = "return redis.call('HGET', KEYS[1], 'field')"

@@ -12,7 +12,7 @@ from celery_relock.engine.protocol import LINE, Claim, ParkRequest, PlaceRequest
 from celery_relock.errors import LockUnavailable
 from tests.support.backends import backend_of
 from tests.support.cluster import ClusterServers
-from tests.support.redis_server import free_port
+from tests.support.ports import free_port
 
 
 def test_locks_are_found_shown_and_freed_on_every_node(

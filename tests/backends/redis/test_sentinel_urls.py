@@ -19,8 +19,9 @@ from celery_relock.errors import LockConfigError, LockUnavailable
 from celery_relock.lock import Lock
 from tests.engine.conftest import Runs
 from tests.support import RedisServer
+from tests.support.ports import free_port
 from tests.support.sentinel import Watched, Watcher
-from tests.support.tls import Authority, free_port, speaks_tls
+from tests.support.tls import Authority, speaks_tls
 
 TIMEOUT = "socket_timeout"
 MASTERS, SENTINELS = "p@ss/w:o;rd", "s3ntinels"

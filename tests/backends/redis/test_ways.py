@@ -23,7 +23,8 @@ from celery_relock.errors import LockConfigError, LockUnavailable
 from celery_relock.lock import Lock
 from tests.engine.conftest import Runs
 from tests.support import RedisServer, wait_for
-from tests.support.tls import Authority, free_port, speaks_tls
+from tests.support.ports import free_port
+from tests.support.tls import Authority, speaks_tls
 
 OLD, NEW = "p@ss/w:o#r?d%&; +", "n:e@w"
 
