@@ -61,8 +61,8 @@ end
 local function remember_end()
   local before = ended ~= 'execution' and redis.call('GET', tombstone)
   if before ~= '*' then
-    local what = ended == 'execution' and '*' or (before or ' ') .. attempt .. ' '
-    redis.call('SET', tombstone, what, 'PX', remember)
+    local how = attempt .. (ended == 'killed' and ' killed ' or ' ')
+    redis.call('SET', tombstone, ended == 'execution' and '*' or (before or ' ') .. how, 'PX', remember)
   end
 end
 
@@ -130,12 +130,14 @@ local function leave_queue(lock)
 end
 
 -- A successor can have been quicker: it has joined the permit as a descendant, or has ended, or was
--- killed. An execution that is its own successor lives, whatever happened to an earlier attempt.
+-- killed. Who has ended an attempt otherwise comes again. An execution that is its own successor lives,
+-- whatever happened to an earlier attempt.
 local function leave_to_successors(lock)
   local hold, label = lock.to_leave.hold, lock.to_leave.label
   for each in string.gmatch(successors, '%S+') do
     local how = redis.call('GET', call.prefix .. 'd:' .. each)
-    local comes = not how or each == execution and how ~= '*'
+    local is_killed = how and string.find(how, ' killed $') and each ~= execution
+    local comes = how ~= '*' and not is_killed
     if comes and Queue.is_line(lock) then
       Lines.succeed(call, lock, each, hold, label, keep)
     elseif comes and not lock.holds[each] then

@@ -386,7 +386,8 @@ class _Command:
         return min((hold.expiry - self.now for hold in lock.holds.values()), default=0.0)
 
     def ended(self, execution_id: str) -> str:
-        """How an execution has ended: "*" for good, or " attempt attempt … "; "" if not known."""
+        """How an execution has ended: "*" for good, or " attempt attempt killed … ", where "killed"
+        is said of the attempt before it; "" if not known."""
         how, until = self.state.ended.get(execution_id, ("", 0.0))
         return how if until > self.now else ""
 
@@ -421,11 +422,12 @@ class _Command:
 
     def _successors(self, execution_id: str, successor: Successor) -> Iterator[str]:
         """The successors that can still come. One can have been quicker, and has ended or was
-        killed. An execution that is its own successor lives, whatever happened to an earlier
-        attempt."""
+        killed. Who has ended an attempt otherwise comes again. An execution that is its own
+        successor lives, whatever happened to an earlier attempt."""
         for each in successor.execution_id.split():
             ended = self.ended(each)
-            if not (ended == "*" or (ended and each != execution_id)):
+            is_killed = ended.endswith(" killed ") and each != execution_id
+            if ended != "*" and not is_killed:
                 yield each
 
     # --- places -----------------------------------------------------------------------------------
@@ -1432,7 +1434,8 @@ class MemoryBackend:
             if ended == "execution":
                 command.remember(execution_id, "*", remember)
             elif ended and before != "*":
-                command.remember(execution_id, f"{before or ' '}{attempt_id} ", remember)
+                how = f"{attempt_id} killed " if ended == "killed" else f"{attempt_id} "
+                command.remember(execution_id, f"{before or ' '}{how}", remember)
             return Released(had, tuple(command.messages))
 
     def downgrade(

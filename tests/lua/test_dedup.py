@@ -79,7 +79,7 @@ def test_an_execution_that_comes_again_leaves_it_to_itself(engine, desk, namespa
 def test_an_execution_whose_first_attempt_was_killed_leaves_it_to_itself_all_the_same(engine):
     _put(engine, "r1")
     _arrive(engine, "r1", "n1")
-    _leave(engine, "r1", "n1", ended="attempt", remember=60.0)
+    _leave(engine, "r1", "n1", ended="killed", remember=60.0)
     _arrive(engine, "r1", "n2")
     _leave(engine, "r1", "n2", successor=Successor(marker.hold_id("r1"), 600.0))
     assert _remaining(engine) == [600]

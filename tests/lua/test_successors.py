@@ -38,12 +38,24 @@ def test_a_successor_that_holds_already_keeps_the_hold_that_it_has(desk, fence):
     assert desk.holders() == ["slow"]
 
 
-@pytest.mark.parametrize("ended", ["execution", "attempt"])
+@pytest.mark.parametrize("ended", ["execution", "killed"])
 def test_a_successor_that_has_ended_or_was_killed_gets_nothing(desk, fence, ended):
     desk.fence("quick", ancestors=("step",), **OWNER)
     desk.backend.release(("a",), "quick", "n", ended=ended, remember=60.0)
     _leave(desk, "quick")
     assert desk.fence("stranger") > fence
+
+
+@pytest.mark.parametrize("before", [(), ("killed",)])
+def test_a_successor_that_is_sent_again_gets_the_hold_though_its_first_attempt_has_ended(
+    desk, fence, before
+):
+    """Redis was away from the end of a step until the next one had begun: what is made up for then
+    can come in any order."""
+    for number, ended in enumerate((*before, "attempt")):
+        desk.backend.release(("a",), "next", f"n{number}", ended=ended, remember=60.0)
+    _leave(desk, "next")
+    assert desk.fence("next", **OWNER) == fence
 
 
 def test_successors_that_never_come_hold_the_lock_for_the_gap_alone(desk, fence):

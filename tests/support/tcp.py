@@ -21,16 +21,30 @@ class TcpProxy:
         self.port = int(self._listener.getsockname()[1])
         self.url = ""
         self._refuses = False
-        self._open: list[socket.socket] = []
+        self._open: list[_Connection] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        """End every connection; new ones are taken."""
+        """End every connection; new ones are taken.
+
+        The server hears it first: else a Redis that has not noticed yet gives the BRPOP of an old
+        connection what is put back by a new one, and it is lost.
+        """
         ended, self._open = self._open, []
         for connection in ended:
-            with contextlib.suppress(OSError):  # shut down, so that whoever reads from it wakes
-                connection.shutdown(socket.SHUT_RDWR)
-            connection.close()
+            connection.is_cut = True
+            with contextlib.suppress(OSError):
+                connection.server.shutdown(socket.SHUT_WR)
+        for connection in ended:
+            with contextlib.suppress(OSError):
+                connection.server.settimeout(5)
+                while connection.server.recv(65536):
+                    pass  # until it has closed its side
+        for connection in ended:
+            for side in (connection.client, connection.server):
+                with contextlib.suppress(OSError):  # shut down, so that whoever reads from it wakes
+                    side.shutdown(socket.SHUT_RDWR)
+                side.close()
 
     def refuse(self) -> None:
         """End every connection, and each new one at once, until `accept`."""
@@ -57,14 +71,22 @@ class TcpProxy:
                     client.close()
                     continue
                 server = socket.create_connection(("127.0.0.1", self._target))
-                self._open += [client, server]
-                for source, sink in ((client, server), (server, client)):
-                    threading.Thread(target=_pass_on, args=(source, sink), daemon=True).start()
+                self._open.append(connection := _Connection(client, server))
+                for sides in ((client, server), (server, client)):
+                    passing = threading.Thread(target=connection.pass_on, args=sides, daemon=True)
+                    passing.start()
 
 
-def _pass_on(source: socket.socket, sink: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while data := source.recv(65536):
-            sink.sendall(data)
-    with contextlib.suppress(OSError):
-        sink.shutdown(socket.SHUT_WR)
+class _Connection:
+    def __init__(self, client: socket.socket, server: socket.socket) -> None:
+        self.client = client
+        self.server = server
+        self.is_cut = False
+
+    def pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data)
+        if not self.is_cut:
+            with contextlib.suppress(OSError):
+                sink.shutdown(socket.SHUT_WR)
