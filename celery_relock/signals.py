@@ -21,6 +21,9 @@ The signals:
   message did not arrive within `lock_order_gap`; sent in the main process of a worker. `sender` is
   None. `waited` is how long the later calls waited for the message;
 - `lock_dropped`: an execution ends without running its body (`lock_on_conflict="drop"`);
+- `lock_unavailable`: Redis could not be reached for an execution's locks, for as long as it tried;
+  `policy` says what happens to this execution (`lock_on_unavailable`). With "retry", sent for each
+  try;
 - `lock_unprotected`: an execution runs without its locks, because Redis could not be reached
   (`lock_on_unavailable="run"`);
 - `lock_released`: a lock was released;
@@ -47,7 +50,8 @@ The arguments (later versions can pass more, so accept `**kwargs`):
   (`lock_hold="workflow"`), the seconds of its last step;
 - `reentered` (bool): whether the execution joined a permit of its workflow;
 - `policy` (str): for `lock_conflict`, a value of `lock_on_conflict`, or "duplicate" for a second
-  copy of a message, which waits behind the first copy; otherwise "";
+  copy of a message, which waits behind the first copy; for `lock_unavailable`, a value of
+  `lock_on_unavailable`; otherwise "";
 - `task_id`, `task_name` (str): of the message that is executed; "" if there is none.
 
 `lock_duplicate` has `sender` and `names` as above; `task_id`, of the call that was not sent;
@@ -84,6 +88,7 @@ __all__ = [
     "lock_reentered",
     "lock_released",
     "lock_resumed",
+    "lock_unavailable",
     "lock_unprotected",
     "lock_unrenewed",
     "lock_waiting",
@@ -120,6 +125,7 @@ lock_parked = _OfEngine("lock_parked")
 lock_resumed = _OfEngine("lock_resumed")
 lock_passed = _OfEngine("lock_passed")
 lock_dropped = _OfEngine("lock_dropped")
+lock_unavailable = _OfEngine("lock_unavailable")
 lock_unprotected = _OfEngine("lock_unprotected")
 lock_released = _OfEngine("lock_released")
 lock_lost = _OfEngine("lock_lost")

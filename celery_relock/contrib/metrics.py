@@ -50,6 +50,11 @@ COUNTERS = {
     ),
     "duplicates": Instrument("Calls that lock_dedup did not send"),
     "lost": Instrument("Locks that ended before their work did"),
+    "unavailable": Instrument(
+        "Executions for whose locks Redis could not be reached, by what happened to them: raise, "
+        "retry (one for each try) or run",
+        ("policy",),
+    ),
     "unprotected": Instrument("Executions that ran without their locks (lock_on_unavailable)"),
     "reclaimed": Instrument("Locks released for processes that had died"),
     "forced": Instrument(
@@ -137,6 +142,10 @@ def _conflict(policy: str, waited: float, **_: Any) -> _Measured:
         yield "wait", waited, {}
 
 
+def _unavailable(policy: str, **_: Any) -> _Measured:
+    yield "unavailable", 1, {"policy": policy}
+
+
 def _released(fence: int, held: float, reentered: bool, **_: Any) -> _Measured:
     if fence and not reentered:
         yield "hold", held, {}
@@ -163,6 +172,7 @@ _RULES: dict[Any, Callable[..., _Measured]] = {
     signals.lock_duplicate: _counts("duplicates"),
     signals.lock_released: _released,
     signals.lock_lost: _lost,
+    signals.lock_unavailable: _unavailable,
     signals.lock_unprotected: _counts("unprotected"),
     signals.lock_reclaimed: _counts("reclaimed"),
     signals.lock_forced: _forced,

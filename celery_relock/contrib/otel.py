@@ -98,7 +98,8 @@ class _Spans:
             (signals.lock_acquired, self._acquired),
             (signals.lock_waiting, self._waits),
             (signals.lock_parked, self._waits),
-            (signals.lock_conflict, self._conflict),
+            (signals.lock_conflict, self._meets),
+            (signals.lock_unavailable, self._meets),
             (signals.lock_released, self._released),
             (signals.lock_lost, self._lost),
         ):
@@ -125,10 +126,10 @@ class _Spans:
         kind = signal.name.removeprefix("lock_")
         trace.get_current_span().add_event(f"relock.{kind}", _attributes(told))
 
-    def _conflict(self, policy: str = "", reason: str = "", **told: Any) -> None:
-        span = trace.get_current_span()
+    def _meets(self, signal: Any = None, policy: str = "", reason: str = "", **told: Any) -> None:
+        kind = signal.name.removeprefix("lock_")
         more = {"relock.policy": policy, "relock.reason": reason}
-        span.add_event("relock.conflict", {**_attributes(told), **more})
+        trace.get_current_span().add_event(f"relock.{kind}", {**_attributes(told), **more})
 
     def _released(self, execution_id: str = "", held: float = 0.0, **_: Any) -> None:
         span = self._of_execution.pop(execution_id, None)

@@ -83,6 +83,7 @@ _QUIET = (
     "parked",
     "resumed",
     "dropped",
+    "unavailable",
     "unrenewed",
 )
 _LEVELS = {

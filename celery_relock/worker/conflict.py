@@ -113,24 +113,38 @@ def obtain(attempt: Attempt) -> Held | None:
             _end_waiting(attempt)
             raise
         except LockUnavailable as error:
-            if options.on_unavailable == "run":
-                _end_waiting(attempt)
-                how = f"it RUNS WITHOUT ITS LOCK (lock_on_unavailable='run'): {error}"
-                lease.tell("unprotected", how)
-                return None
-            pause = None
-            if options.on_unavailable == "retry" and message is not None:
-                pause = pause_for(message, options)
+            pause = _without_redis(attempt, error)
             if pause is None:
-                _end_waiting(attempt)
-                if options.on_unavailable == "raise":
-                    what_to_do = 'To run the task later instead, set lock_on_unavailable="retry"'
-                    raise LockUnavailable(f"{error.reason}. {what_to_do}", error.name) from error
-                raise
-            _try_later(attempt, pause, error)
+                return None
         # Neither Redis nor the broker can be reached: the execution stays in its slot, or it would
         # be lost.
         time.sleep(pause)
+
+
+def _without_redis(attempt: Attempt, error: LockUnavailable) -> float | None:
+    """Redis cannot be reached: do what the task's policy says.
+
+    Returns:
+        None if the body is to run without its locks; else for how many seconds to wait, as the
+        message could not be sent again.
+    """
+    policy, message, pause = attempt.options.on_unavailable, attempt.message, None
+    if policy == "retry" and message is not None:
+        pause = pause_for(message, attempt.options)
+    ends = pause is None and policy != "run"
+    attempt.lease.tell("unavailable", error.reason, policy="raise" if ends else policy)
+    if pause is not None:
+        _try_later(attempt, pause, error)
+        return pause
+    _end_waiting(attempt)
+    if policy == "run":
+        how = f"it RUNS WITHOUT ITS LOCK (lock_on_unavailable='run'): {error}"
+        attempt.lease.tell("unprotected", how)
+        return None
+    if policy == "raise":
+        what_to_do = 'To run the task later instead, set lock_on_unavailable="retry"'
+        raise LockUnavailable(f"{error.reason}. {what_to_do}", error.name) from error
+    raise error
 
 
 def _has_failed(task: Any, message: Any) -> bool:

@@ -10,9 +10,10 @@ from celery import Celery, chain
 from opentelemetry.sdk.trace import TracerProvider
 
 from celery_relock import LockedTask, locked, signals
-from celery_relock.contrib import otel
+from celery_relock.contrib import metrics, otel
 from celery_relock.contrib.metrics import template_of
 from celery_relock.declaration import engine_of
+from celery_relock.errors import LockUnavailable
 from tests.support import wait_for
 from tests.support.ports import free_port
 
@@ -156,8 +157,44 @@ def test_the_template_is_also_told_if_the_app_has_it_for_all_its_tasks():
     assert template_of(app.tasks[bills.name]) == "tenant:{tenant}"
 
 
+@pytest.fixture
+def span():
+    """Of a task that runs in this process, where spans are told of locks."""
+    otel._Spans().connect()
+    try:
+        with TracerProvider().get_tracer(__name__).start_as_current_span("task") as span:
+            yield span
+    finally:
+        for name in signals.__all__:
+            getattr(signals, name).disconnect(dispatch_uid="celery_relock.otel")
+
+
+def test_a_span_and_a_counter_tell_that_redis_could_not_be_reached(span):
+    app = Celery("shop", set_as_current=False)
+    app.conf.update(relock_url=f"redis://127.0.0.1:{free_port()}", relock_namespace="a")
+    counted = []
+
+    @app.task(shared=False, base=LockedTask, lock_key="a", name="pay")
+    def pay():
+        pass
+
+    metrics.connect("test", lambda *measured: counted.append(measured))
+    try:
+        with pytest.raises(LockUnavailable):
+            pay()
+    finally:
+        for name in signals.__all__:
+            getattr(signals, name).disconnect(dispatch_uid="celery_relock.metrics.test")
+
+    [event] = span.events
+    assert event.name == "relock.unavailable"
+    assert event.attributes["relock.policy"] == "raise"
+    assert "cannot be reached" in event.attributes["relock.reason"]
+    assert counted == [("unavailable", 1, {"task": "pay", "policy": "raise"})]
+
+
 @pytest.mark.parametrize("enabled", [True, False])
-def test_a_task_without_a_lock_has_none_in_its_span(redis_url, namespace, enabled):
+def test_a_task_without_a_lock_has_none_in_its_span(span, redis_url, namespace, enabled):
     app = Celery("shop", set_as_current=False)
     app.conf.update(relock_url=redis_url, relock_namespace=namespace, relock_enabled=enabled)
 
@@ -165,13 +202,6 @@ def test_a_task_without_a_lock_has_none_in_its_span(redis_url, namespace, enable
     def locks():
         pass
 
-    otel._Spans().connect()
-    try:
-        with TracerProvider().get_tracer(__name__).start_as_current_span("task") as span:
-            locks()
-    finally:
-        for name in signals.__all__:
-            getattr(signals, name).disconnect(dispatch_uid="celery_relock.otel")
-
+    locks()
     assert bool(span.attributes) == enabled
     assert ("relock.held" in span.attributes) == enabled

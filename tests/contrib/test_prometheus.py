@@ -480,6 +480,7 @@ LOST = 'relock_lost_total{task="pay", instance="a"}'
 FAILED = 'relock_renewal_failures_total{instance="a"}'
 RESUMED = 'relock_resumed_total{task="pay", instance="a"}'
 RECLAIMED = 'relock_reclaimed_total{task="%s", instance="a"}'
+AWAY = 'relock_unavailable_total{task="pay", policy="raise", instance="a"}'
 FORCED = 'relock_forced_total{task="pay", action="release", instance="a"}'
 # What is scraped each minute, an alert, and whether it fires after so many minutes. `_` stands for
 # a scrape without the series: a counter is there from its first event on, and begins at 1.
@@ -490,6 +491,8 @@ ALERTS = [
     ({LOST: "1x40", LOST.replace('"a"', '"b"'): "_x20 1x20"}, "RelockLockLost", {19: 0, 22: 1}),
     ({FAILED: "_x20 3x40"}, "RelockRenewalsFail", {19: 0, 20: 1, 21: 1, 24: 0}),
     ({FAILED: "3x20 5x40"}, "RelockRenewalsFail", {19: 0, 21: 1, 24: 0}),
+    ({AWAY: "_x20 1x40"}, "RelockUnavailable", {19: 0, 20: 1, 24: 1, 26: 0}),
+    ({AWAY.replace("raise", "run"): "_x20 1x40"}, "RelockUnavailable", {20: 0, 21: 0}),
     ({FORCED: "_x20 1x40"}, "RelockForced", {19: 0, 20: 1, 21: 1, 32: 0}),
     ({FORCED: "1x20 2x40"}, "RelockForced", {19: 0, 23: 1, 35: 0}),
     (
@@ -534,7 +537,7 @@ def test_an_alert_fires_also_for_what_is_counted_for_the_first_time(series, aler
 
 def test_the_dashboard_shows_what_is_counted_for_the_first_time(tmp_path):
     asked = [each.replace("$task", ".*") for each in on_the_dashboard() if "increase(" in each]
-    assert len(asked) == 5
+    assert len(asked) == 6
     counters = {name for expression in asked for name in asked_for(expression)}
     test = {
         "interval": "1m",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from threading import Barrier
 from unittest import mock
 
@@ -15,7 +16,13 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery_relock import LockedTask, signals
 from celery_relock.admin import Locks
 from celery_relock.declaration import declaration, engine_of
-from celery_relock.errors import LockConfigError, LockConflict, LockLost, RelockError
+from celery_relock.errors import (
+    LockConfigError,
+    LockConflict,
+    LockLost,
+    LockUnavailable,
+    RelockError,
+)
 from celery_relock.worker.parking import home
 from tests.support import Worker, make_app, wait_for
 from tests.support.parked import lock_of
@@ -278,6 +285,28 @@ def test_an_error_in_a_callable_is_told_as_such_and_not_as_a_wrong_answer(app, a
     app.finalize()
     with pytest.raises(LockConfigError, match="the callable in lock_limit raised KeyError"):
         task(account)
+
+
+@pytest.mark.parametrize(
+    ("option", "policy"), [("raise", "raise"), ("retry", "raise"), ("run", "run")]
+)
+def test_who_listens_hears_that_redis_could_not_be_reached(app, account, option, policy):
+    app.conf.relock_url = f"redis://127.0.0.1:{free_port()}"
+    options = {"lock_key": "account:{account}", "lock_on_unavailable": option}
+    task = app.task(base=LockedTask, name="charge", **options)(charge)
+    app.finalize()
+    heard = []
+
+    def hear(sender, names, reason, policy, **_):
+        heard.append((sender, names, "cannot be reached" in reason, policy))
+
+    signals.lock_unavailable.connect(hear)
+    try:
+        with suppress(LockUnavailable):
+            task(account)
+    finally:
+        signals.lock_unavailable.disconnect(hear)
+    assert heard == [(task, (f"account:{account}",), True, policy)]
 
 
 def test_who_listens_hears_of_a_body_that_runs_without_its_lock(app, account):

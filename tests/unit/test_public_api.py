@@ -90,8 +90,8 @@ def test_the_signals_are_these_each_documented_and_loaded_when_they_are_asked_fo
     from celery_relock import signals
 
     kinds = ["acquired", "conflict", "dropped", "duplicate", "forced", "lost", "parked", "passed"]
-    kinds += ["reclaimed", "reentered", "released", "resumed", "unprotected", "unrenewed"]
-    kinds += ["waiting"]
+    kinds += ["reclaimed", "reentered", "released", "resumed", "unavailable", "unprotected"]
+    kinds += ["unrenewed", "waiting"]
     assert signals.__all__ == [f"lock_{kind}" for kind in kinds]
     assert all(f"`{name}`" in signals.__doc__ for name in signals.__all__)
     assert all(f"`{name}`" in signals.__doc__ for name in signals.lock_lost.providing_args)
