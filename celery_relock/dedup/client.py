@@ -123,8 +123,8 @@ def _send_once(
         if call.options.on_unavailable == "raise":
             # If only the answer is lost, the call is marked all the same.
             engine, name = call.engine, call.marker.name
-            owed = kept_for(engine.backend, marker.hold_id(execution_id), name)
-            engine.later.add(partial(marker.drop, engine, name, execution_id, ended=True), owed)
+            kept = kept_for(engine.backend, marker.hold_id(execution_id), name)
+            engine.later.add(partial(marker.drop, engine, name, execution_id, ended=True), kept)
             raise
         logger.error("%s is sent without looking for duplicates: %s", call.task.name, error)
         return publish()

@@ -18,7 +18,7 @@ _AGAIN, _MOST = 0.5, 10_000
 
 class Later:
     """Calls of this process to one backend, each made again until the backend has answered it. What
-    a call owes is noted in the journal meanwhile: if the process ends first, a reaper frees that.
+    a call is to free is noted in the journal meanwhile: if the process ends first, a reaper does.
     """
 
     def __init__(self) -> None:
@@ -30,24 +30,24 @@ class Later:
         self._is_running = False
         self._guard = threading.Lock()
 
-    def make(self, call: Callable[[], object], owed: Entry | None = None) -> None:
-        """Make a call, or as soon as the backend can be asked; `owed` as for `add`."""
+    def make(self, call: Callable[[], object], entry: Entry | None = None) -> None:
+        """Make a call, or as soon as the backend can be asked; `entry` as for `add`."""
         try:
             call()
         except LockUnavailable:
-            self.add(call, owed)
+            self.add(call, entry)
 
-    def add(self, call: Callable[[], object], owed: Entry | None = None) -> None:
+    def add(self, call: Callable[[], object], entry: Entry | None = None) -> None:
         """Make a call as soon as the backend can be asked again, in another thread.
 
         Args:
-            owed: what a reaper is to free if this process ends before.
+            entry: what a reaper is to free if this process ends before.
         """
-        if owed is not None:
-            journal.note(_key(owed), owed)
+        if entry is not None:
+            journal.note(_key(entry), entry)
         with self._guard:
             if len(self._calls) < _MOST:
-                self._calls.append((call, owed))
+                self._calls.append((call, entry))
             else:
                 logger.warning("too much has failed without Redis: not all of it is made up for")
             if self._is_running:
@@ -61,7 +61,7 @@ class Later:
 
     def _run(self) -> None:
         while True:
-            (call, owed), again = self._calls[0], False
+            (call, entry), again = self._calls[0], False
             try:
                 call()
             except LockUnavailable:
@@ -69,17 +69,17 @@ class Later:
                 time.sleep(_AGAIN)
             except Exception:  # noqa: BLE001 - whatever it is, the others are made
                 logger.exception("what failed cannot be made up for")
-            if owed is not None and not again:
-                journal.remove(_key(owed))
+            if entry is not None and not again:
+                journal.remove(_key(entry))
             with self._guard:
                 del self._calls[0]
                 if again:
                     # Behind the others, which may be for another node of a cluster.
-                    self._calls.append((call, owed))
+                    self._calls.append((call, entry))
                 if not self._calls:
                     self._is_running = False
                     return
 
 
-def _key(owed: Entry) -> str:
-    return " ".join((owed.execution_id, *owed.names))
+def _key(entry: Entry) -> str:
+    return " ".join((entry.execution_id, *entry.names))

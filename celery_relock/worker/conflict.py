@@ -176,8 +176,8 @@ def _end_waiting(attempt: Attempt) -> None:
 
 def withdraw_later(engine: Engine, execution_id: str) -> None:
     """Take a message out of its queues for good; not here, as Redis can be silent."""
-    owed = kept_for(engine.backend, execution_id)
-    engine.later.add(partial(engine.parking.withdraw, execution_id), owed)
+    kept = kept_for(engine.backend, execution_id)
+    engine.later.add(partial(engine.parking.withdraw, execution_id), kept)
 
 
 def _refuse(attempt: Attempt, answer: Conflict | Duplicate, error: Exception) -> NoReturn:
@@ -439,8 +439,8 @@ def _may_wait() -> bool:
 
 
 def _claim_anew(attempt: Attempt) -> None:
-    """This is a late copy of a message whose execution has ended. If that is still owed, it claims
-    the locks as an execution of its own.
+    """This is a late copy of a message whose execution has ended. If it has to run all the same, it
+    claims the locks as an execution of its own.
 
     Raises:
         Late: nothing of it is to run.
@@ -448,9 +448,9 @@ def _claim_anew(attempt: Attempt) -> None:
     lease, message, task = attempt.lease, attempt.message, attempt.task
     # The same id for all late copies, so that they are copies of one another, too.
     again = ids.short(f"{lease.claim.execution_id}+again")
-    if message is None or not _is_owed(task, message):
+    if message is None or not _has_to_run(task, message):
         if task.acks_late:
-            # A copy that was owed may be parked by that id, for its turn (`lock_order`) or for the
+            # One that had to run may be parked by that id, for its turn (`lock_order`) or for the
             # lock: meanwhile a retry has brought the result. Nobody else would end its place.
             with suppress(RelockError):
                 attempt.engine.parking.withdraw(again)
@@ -482,8 +482,8 @@ def end_unexecuted(
     Raises:
         LockConfigError: from the backend.
     """
-    owed = kept_for(engine.backend, execution_id, *names)
-    engine.later.make(partial(_end_unexecuted, engine, names, execution_id, remember), owed)
+    kept = kept_for(engine.backend, execution_id, *names)
+    engine.later.make(partial(_end_unexecuted, engine, names, execution_id, remember), kept)
 
 
 def _end_unexecuted(
@@ -506,7 +506,7 @@ def deadlock(attempt: Attempt, answer: Deadlocked) -> LockDeadlock:
     )
 
 
-def _is_owed(task: Any, message: Any) -> bool:
+def _has_to_run(task: Any, message: Any) -> bool:
     """Whether the message still has to be executed, though the body has ended once for it.
 
     The lock is released before Celery stores the result and publishes the next step. With

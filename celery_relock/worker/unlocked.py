@@ -109,7 +109,7 @@ def alone(task: Any, message: Any) -> Iterator[None]:
         raise
     finally:
         over = isinstance(error, Exception | None) and is_acknowledged(task, error)
-        # When its result is stored: until then a copy may still be owed.
+        # When its result is stored: until then a copy may have to run.
         afterwards(partial(release, engine, lease, ended=over and header.own))
 
 

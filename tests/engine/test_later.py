@@ -132,7 +132,7 @@ def test_a_forked_child_withdraws_by_itself_while_its_parent_still_tries(
     assert said == ["done"]
 
 
-def test_what_a_process_owed_when_it_ended_is_freed_by_the_reaper_of_its_host(
+def test_what_a_process_was_to_free_when_it_ended_is_freed_by_the_reaper_of_its_host(
     redis_url: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -197,12 +197,12 @@ def test_what_was_made_up_for_is_not_left_to_a_reaper(
     journal = crash.Journal()
     monkeypatch.setattr(later_module, "journal", journal)
 
-    def owed() -> list[crash.Entry]:
+    def noted() -> list[crash.Entry]:
         return list(crash.read(crash.folder() / crash.process_name(os.getpid())))
 
     process = runs(proxy.url, socket_timeout=0.3)
     proxy.refuse()
     end_unexecuted(process.engine, ["a", "b"], "execution")
-    assert [(each.execution_id, each.names) for each in owed()] == [("execution", ("a", "b"))]
+    assert [(each.execution_id, each.names) for each in noted()] == [("execution", ("a", "b"))]
     proxy.accept()
-    wait_for(lambda: owed() == [], what="nothing that is owed")
+    wait_for(lambda: noted() == [], what="an empty journal")

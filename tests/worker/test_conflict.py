@@ -267,7 +267,7 @@ def test_an_execution_that_cannot_be_sent_again_waits_no_longer_than_it_may(
 
 
 @pytest.mark.parametrize(
-    ("told", "is_owed"),
+    ("told", "has_to_run"),
     [
         ({}, False),
         ({"chain": ["step"]}, True),
@@ -276,8 +276,8 @@ def test_an_execution_that_cannot_be_sent_again_waits_no_longer_than_it_may(
         ({"chord": "body"}, True),  # Celery counts its members by `on_chord_part_return`
     ],
 )
-def test_a_copy_without_a_result_is_owed_what_comes_after_it(told, is_owed):
-    app = Celery("owed", set_as_current=False, broker="memory://")
+def test_a_copy_without_a_result_has_to_run_for_what_comes_after_it(told, has_to_run):
+    app = Celery("copies", set_as_current=False, broker="memory://")
 
     @app.task(base=LockedTask, lock_key="a", acks_late=True, shared=False)
     def ends():
@@ -285,4 +285,4 @@ def test_a_copy_without_a_result_is_owed_what_comes_after_it(told, is_owed):
 
     task = app.tasks[ends.name]
     message = Context(id="t1", headers={}, ignore_result=True, **told)
-    assert conflict._is_owed(task, message) is is_owed
+    assert conflict._has_to_run(task, message) is has_to_run
