@@ -231,7 +231,8 @@ def _where(holder: Holder) -> str:
     if holder.cooldown:
         return ""
     if holder.kept:
-        return ", and it is kept for the next step, or the retry, of its workflow"
+        left = duration(holder.lease_left)
+        return f", and it is kept for the next step, or the retry, of its workflow, for {left} more"
     return f", in process {holder.pid} of {holder.host}"
 
 
