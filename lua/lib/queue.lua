@@ -171,6 +171,7 @@ end
 -- An execution has one ticket for all the locks that it wants. So the order is the same in all queues, and
 -- two executions that want A,B and B,A cannot wait for each other.
 function Queue.enter(call, locks, execution, waiter, before_all)
+  -- An execution keeps its place when its command is repeated, or a new attempt replaces a dead one.
   local ticket
   for _, lock in ipairs(locks) do  -- not the first alone: its place can have been evicted
     ticket = ticket or redis.call('ZSCORE', lock.queue, execution)
@@ -182,8 +183,7 @@ function Queue.enter(call, locks, execution, waiter, before_all)
       local before = Queue.waiter(lock, execution) or {}
       waiter.line, waiter.task = before.line, waiter.task or before.task
     end
-    -- NX: an execution keeps its place when its command is repeated, or a new attempt replaces a dead one.
-    redis.call('ZADD', lock.queue, 'NX', string.format('%.0f', ticket), execution)
+    redis.call('ZADD', lock.queue, string.format('%.0f', ticket), execution)
     Queue.write(call, lock, execution, waiter)
   end
 end
