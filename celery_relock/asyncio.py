@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import LockError
 
-from . import engines
 from .engine import platform, reentrancy
 from .engine.asyncio import AsyncEngine, TaskLease
-from .engine.engine import Engine
 from .engine.events import logger
 from .engine.lease import Lease, State
 from .engine.protocol import Answer, Held
@@ -33,7 +31,6 @@ from .named_lock import (
     LockNotOwned,
     LockNotTaken,
     NamedLock,
-    Shared,
     Token,
     has,
 )
@@ -66,7 +63,7 @@ class _Own:
     not_released = acquired
 
 
-class Lock(NamedLock):
+class Lock(NamedLock["Client"]):
     """A named lock with the interface of `redis.asyncio.lock.Lock`, and what redis-py's lock lacks:
     the lease is renewed while the holder lives, waiters are served in turn, and a holder can
     re-enter.
@@ -81,59 +78,23 @@ class Lock(NamedLock):
     The lease is renewed until the task ends, or its event loop is closed. You can use a `Lock` in
     one event loop after another.
 
+    The arguments are those of `celery_relock.Lock`, with two differences.
+
     Args:
-        redis: a client of redis.asyncio or redis-py, the URL of a Redis, or a function that returns
-            a client. Only its address and credentials are used.
-        name: the lock name. It excludes any `Lock` and any `LockedTask` with the same name.
-        timeout: the lease: seconds for which the lock outlives a dead holder. Default 30.
-        sleep: not used, as there is no polling; accepted because redis-py's Lock has it.
-        blocking: whether to wait by default.
-        blocking_timeout: seconds to wait at most; None waits without a bound.
+        redis: as there, or a client of redis.asyncio. Only its address and credentials are used.
         thread_local: False lets another task release what this task acquired.
-        raise_on_release_error: False logs a lock that was lost inside `async with` instead of
-            raising.
-        owner: any text. Every `Lock` with the same owner re-enters.
-        limit: how many permits the lock has, 1 or more.
-        mode: "exclusive"; or "shared", to hold the lock together with all other shared holders.
-        renew: False lets the lock end `timeout` seconds after the acquire, as redis-py's does.
-        namespace: the prefix of all keys. Use the Celery app's `relock_namespace`.
-        min_replicas: how many replicas must have a hold before it is valid, as with
-            `relock_min_replicas`.
 
     Raises:
         LockConfigError: a value cannot be used.
     """
 
     _who = "this asyncio task"
+    _loops = True
+    _own = _Own
 
-    def __init__(
-        self,
-        redis: Client | str | Callable[[], Client] | Engine,
-        name: str | bytes,
-        timeout: float | None = None,
-        sleep: float = 0.1,
-        blocking: bool = True,
-        blocking_timeout: float | None = None,
-        thread_local: bool = True,
-        raise_on_release_error: bool = True,
-        *,
-        owner: str | None = None,
-        limit: int = 1,
-        mode: str = "exclusive",
-        renew: bool = True,
-        namespace: str = engines.NAMESPACE,
-        min_replicas: int = 0,
-    ) -> None:
-        waits = blocking, blocking_timeout
-        super().__init__(name, timeout, waits, owner, limit, mode, renew, not thread_local)
-        self.raise_on_release_error = raise_on_release_error
-        self._engine = (
-            redis
-            if isinstance(redis, Engine)
-            else engines.engine_for(redis, namespace, replicas=(min_replicas, 1.0), loops=True)
-        )
-        self._aside = AsyncEngine(self._engine)
-        self._grips: _Own | Shared[Grip] = _Own() if thread_local else Shared()
+    @property
+    def _aside(self) -> AsyncEngine:
+        return AsyncEngine(self._engine)
 
     # These are not coroutine functions: a call belongs to the task that makes it, even if another
     # task awaits the result, as in `asyncio.wait_for` before Python 3.12.
@@ -213,7 +174,7 @@ class Lock(NamedLock):
         if outer is not None and outer.backend is self._engine.backend:
             self._still_ours(outer)
             outer.rely()
-            self._grips.acquired(task or self, Grip(outer, task, borrowed=True))
+            self.local.acquired(task or self, Grip(outer, task, borrowed=True))
             outer.tell("reentered")
             return Held(outer.fences, outer.reentered)
         lease = TaskLease(self._claim(token, outer, wait), self._engine, task)
@@ -221,7 +182,7 @@ class Lock(NamedLock):
         answer = await engine.acquire(lease, wait)
         if isinstance(answer, Held):
             reentrancy.push(lease)
-            self._grips.acquired(task or self, Grip(lease, task))
+            self.local.acquired(task or self, Grip(lease, task))
             return answer
         self._tell_conflict(lease, answer, wait)
         await engine.release(lease)
@@ -247,7 +208,7 @@ class Lock(NamedLock):
             grip.depth -= 1
             return
         # Before the command is sent: another task can acquire the lock before this task continues.
-        self._grips.released(task or self, grip)
+        self.local.released(task or self, grip)
         if grip.borrowed:
             lease.rely(-1)
             self._still_has(grip)
@@ -256,7 +217,7 @@ class Lock(NamedLock):
         try:
             kept = await self._aside.release(lease)
         except RelockError:
-            self._grips.not_released(task or self, grip)
+            self.local.not_released(task or self, grip)
             raise
         if not kept:
             raise self._not_owned("was lost before it was released")
@@ -284,4 +245,5 @@ class Lock(NamedLock):
         return self._grip_of(platform.coroutine())
 
     def _grip_of(self, task: _Task) -> Grip | None:
-        return self._grips.of(task or self)
+        found: Grip | None = self.local.of(task or self)
+        return found

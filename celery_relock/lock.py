@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import LockError
 
-from . import engines
 from .engine import platform, reentrancy
-from .engine.engine import Engine
 from .engine.events import logger
 from .engine.lease import Lease, State
 from .engine.protocol import Answer, Conflict, Held
@@ -31,14 +29,11 @@ from .named_lock import (
     LockNotOwned,
     LockNotTaken,
     NamedLock,
-    Shared,
     Token,
     has,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from redis import Redis
     from redis.cluster import RedisCluster
 
@@ -85,7 +80,7 @@ class _Own:
     not_released = acquired
 
 
-class Lock(NamedLock):
+class Lock(NamedLock["Client"]):
     """A named lock with the interface of `redis.lock.Lock`, and what redis-py's lock lacks: the
     lease is renewed while the holder lives, waiters are served in turn, and a holder can re-enter.
 
@@ -118,34 +113,7 @@ class Lock(NamedLock):
     """
 
     _who = "this thread"
-
-    def __init__(
-        self,
-        redis: Client | str | Callable[[], Client] | Engine,
-        name: str | bytes,
-        timeout: float | None = None,
-        sleep: float = 0.1,
-        blocking: bool = True,
-        blocking_timeout: float | None = None,
-        thread_local: bool = True,
-        raise_on_release_error: bool = True,
-        *,
-        owner: str | None = None,
-        limit: int = 1,
-        mode: str = "exclusive",
-        renew: bool = True,
-        namespace: str = engines.NAMESPACE,
-        min_replicas: int = 0,
-    ) -> None:
-        waits = blocking, blocking_timeout
-        super().__init__(name, timeout, waits, owner, limit, mode, renew, not thread_local)
-        self.raise_on_release_error = raise_on_release_error
-        self._engine = (
-            redis
-            if isinstance(redis, Engine)
-            else engines.engine_for(redis, namespace, replicas=(min_replicas, 1.0))
-        )
-        self.local: _Own | Shared[ThreadGrip] = _Own() if thread_local else Shared()
+    _own = _Own
 
     def acquire(
         self,
@@ -315,7 +283,7 @@ class Lock(NamedLock):
 
     def _thread_grip(self) -> ThreadGrip | None:
         """This thread's grip, or that of all threads; any of its coroutines may have it."""
-        grip = self.local.of(threading.current_thread())
+        grip: ThreadGrip | None = self.local.of(threading.current_thread())
         # A forked child does not hold what its parent holds.
         return None if grip is None or grip.lease.pid != platform.pid else grip
 

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from redis.exceptions import LockError, LockNotOwnedError
 
+from . import engines
 from .engine import ids, reentrancy
+from .engine.engine import Engine
 from .engine.events import describe_conflict, describe_deadlock, label_of
 from .engine.lease import Lease, State
 from .engine.platform import Guard
@@ -104,6 +106,7 @@ class Grip:
         return None if self.task is None else self.task()
 
 
+Client = TypeVar("Client")
 _Grip = TypeVar("_Grip", bound=Grip)
 # Held for a few lines, by a thread that a signal's handler may interrupt there.
 _guard = Guard()
@@ -151,34 +154,48 @@ class Shared(Generic[_Grip]):
                 self._replaced[caller] = grip
 
 
-class NamedLock:
+class NamedLock(Generic[Client]):
     """A `Lock` up to the point where it waits for Redis. The caller is a thread or a task."""
 
     #: Whose lock it is, for people.
     _who = "this caller"
+    #: Whether coroutines use it.
+    _loops = False
+    #: Makes what each caller has by itself, as `Shared`.
+    _own: Callable[[], Any]
 
     def __init__(
         self,
+        redis: Client | str | Callable[[], Client] | Engine,
         name: str | bytes,
-        timeout: float | None,
-        waits: tuple[bool, float | None],
-        owner: str | None,
-        limit: Any,
-        mode: str,
-        renew: bool,
-        for_any_thread: bool,
+        timeout: float | None = None,
+        sleep: float = 0.1,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+        *,
+        owner: str | None = None,
+        limit: int = 1,
+        mode: str = "exclusive",
+        renew: bool = True,
+        namespace: str = engines.NAMESPACE,
+        min_replicas: int = 0,
     ) -> None:
         self.name = check_name(as_text(name, "a lock name"), "Lock")
         self.timeout = timeout
-        self.blocking, self.blocking_timeout = waits
+        self.blocking = blocking
+        self.blocking_timeout = blocking_timeout
+        self.raise_on_release_error = raise_on_release_error
         self._owner = None if owner is None else _owner_id(owner, self.name)
         self._limit = SHARED if mode == "shared" else limit
         self._renew = renew
-        self._for_any_thread = for_any_thread
+        self._for_any_thread = not thread_local
         if timeout is not None:
             check_length(timeout, f"timeout={timeout!r}", self.name)
         _check_wait(self.blocking_timeout, self.name)
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        given: object = limit
+        if isinstance(given, bool) or not isinstance(given, int) or limit < 1:
             raise LockConfigError(
                 f"Lock {self.name!r}: limit={limit!r} cannot be used. Use a whole number from 1.",
                 name=self.name,
@@ -189,6 +206,14 @@ class NamedLock:
                 '"exclusive", or "shared" without a limit.',
                 name=self.name,
             )
+        self._engine = (
+            redis
+            if isinstance(redis, Engine)
+            else engines.engine_for(
+                redis, namespace, replicas=(min_replicas, 1.0), loops=self._loops
+            )
+        )
+        self.local: Any = self._own() if thread_local else Shared()
 
     # What each has in its own way. The texts are for both; a coroutine returns when it is awaited.
 
