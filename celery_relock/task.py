@@ -170,8 +170,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         declared, own = declaration(type(self)), call_options(options)
         options = {n: value for n, value in options.items() if not n.startswith("lock_")}
         prefix, headers = options.pop(PREFIX, None), options.get("headers") or {}
-        told = headers.get(HEADER) if options.get("retries") else None
-        if before := parse(told) if isinstance(told, Mapping) else None:
+        if before := parse(headers.get(HEADER)) if options.get("retries") else None:
             own, prefix = {**before.options, **own}, before.prefix
         prefix = prefix_of(declared.prefix) if prefix is None else prefix
         declared.of_call(own, prefix)

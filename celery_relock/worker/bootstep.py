@@ -17,7 +17,7 @@ from celery.signals import worker_shutdown
 from celery.worker.state import active_requests, reserved_requests
 
 from ..declaration import engine_of, has_locks, locked_tasks, refuse_late_settings
-from ..engine import ids, platform
+from ..engine import platform
 from ..engine.crash import Reaper, journal
 from ..engine.events import logger
 from ..engine.interrupt import INSTEAD
@@ -25,7 +25,7 @@ from ..errors import LockConfigError, RelockError
 from ..settings import enabled, in_memory
 from . import company, conflict, control, execution, parking, revocation, unlocked  # noqa: F401  # receivers
 from . import events as worker_events
-from .message import HEADER
+from .message import HEADER, parse
 from .report import report
 from .resuming import Resumer
 
@@ -135,14 +135,13 @@ def _resumed_here() -> list[str]:
         waiting = set(reserved_requests) - set(active_requests)
     except RuntimeError:
         return []  # the main thread has just received one; the next look is soon
-    found = [request.request_dict.get(HEADER) for request in waiting]
-    resumed = [each for each in found if isinstance(each, dict) and each.get("attempts")]
-    return [ids.short(str(each.get("execution_id"))) for each in resumed]
+    headers = (parse(request.request_dict.get(HEADER)) for request in waiting)
+    return [header.execution_id for header in headers if header is not None and header.attempts]
 
 
 def _may_be_parked(request: Any) -> bool:
     declares = getattr(request.task, "_relock_declares", None)
     if declares is not None and declares():
         return True
-    header = request.request_dict.get(HEADER)
-    return isinstance(header, dict) and bool(header.get("workflow_locks"))
+    header = parse(request.request_dict.get(HEADER))
+    return header is not None and bool(header.workflow_locks)

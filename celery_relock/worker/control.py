@@ -51,7 +51,7 @@ def query_task(state: Any, ids: Any, **_: Any) -> dict[str, Any]:
 
 def _told_by_the_call(task_id: str) -> dict[str, Any]:
     """The prefix and the options of a call, on which its locks depend besides its arguments."""
-    header = parse(getattr(requests.get(task_id), "request_dict", {}).get(HEADER) or {})
+    header = parse(getattr(requests.get(task_id), "request_dict", {}).get(HEADER))
     return {} if header is None else {"prefix": header.prefix, "options": dict(header.options)}
 
 

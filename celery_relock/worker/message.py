@@ -205,8 +205,7 @@ def header_of(message: Any) -> Header:
     found: Header | None = getattr(message, _PARSED, None)
     if found is None:
         raw = getattr(message, HEADER, None) or (message.headers or {}).get(HEADER)
-        found = parse(raw) if isinstance(raw, Mapping) else None
-        found = found or Header(ids.short(f"{message.id}:{message.retries}"), own=False)
+        found = parse(raw) or Header(ids.short(f"{message.id}:{message.retries}"), own=False)
         note(message, found)
     return found
 
@@ -216,15 +215,16 @@ def note(message: Any, header: Header) -> None:
     setattr(message, _PARSED, header)
 
 
-def parse(raw: Mapping[str, Any]) -> Header | None:
-    """Read the header in a message.
+def parse(raw: object) -> Header | None:
+    """Read our header in a message, where there may be nothing, or something else.
 
     A field that cannot be read counts as left out, except for those that tell the execution.
 
     Returns:
-        The header; None if it is of another version, or does not tell its execution.
+        The header; None without one, and if it is of another version or does not tell its
+        execution.
     """
-    if raw.get("v") != VERSION:
+    if not isinstance(raw, Mapping) or raw.get("v") != VERSION:
         return None
     said = {}
     try:
@@ -337,8 +337,7 @@ def attempt_before(fields: Mapping[str, Any], headers: Mapping[str, Any] | None)
     if request is not None:
         return header_of(request) if is_retry(fields, request) else None
     # A worker's main process sends it, for an execution whose child has died.
-    told = (headers or {}).get(HEADER)
-    return parse(told) if isinstance(told, Mapping) else None
+    return parse((headers or {}).get(HEADER))
 
 
 def _of_call(

@@ -31,7 +31,7 @@ from ..engine.events import logger
 from ..engine.outage import Outage
 from ..engine.protocol import Notice
 from ..errors import RelockError
-from .message import HEADER
+from .message import HEADER, parse
 from .parking import SUFFIX, channel, come_back, home, is_amqp, resume_queue
 
 # Seconds between two looks of a worker. When something is known to be due sooner, it looks then.
@@ -431,8 +431,8 @@ def _ended() -> int:
 
 
 def _execution(message: Any) -> str:
-    header = message.headers.get(HEADER)
-    return ids.short(str(header.get("execution_id"))) if isinstance(header, dict) else ""
+    header = parse(message.headers.get(HEADER))
+    return "" if header is None else header.execution_id
 
 
 def _queue(name: str, amqp: bool) -> Any:
