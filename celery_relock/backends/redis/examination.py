@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
@@ -18,13 +20,13 @@ from redis.exceptions import ResponseError
 from ...engine.examination import Kind, Memory, Owed, ParkedTask, Server
 from .connections import Command, Connections, Transport
 from .errors import FAULTS, fields_of, forbids, reply_of
-from .inspection import ask
+from .inspection import SCANNED, ask, scanned
 from .keys import Keys
 from .scripts import Script
 
 _SECTIONS = ("server", "clients", "memory", "persistence", "replication", "cluster")
-# Keys for one SCAN to pass over, and keys of a kind to measure.
-_SCANNED, _MEASURED = 1000, 20
+# Keys of a kind to measure.
+_MEASURED = 20
 # Parked messages of each lock to look at.
 _PARKED_EACH = 10
 _OURS = re.compile(r"(?P<namespace>[^\s{}]{1,60}):\{\d+\}:(?P<rest>.+)", re.DOTALL)
@@ -94,17 +96,30 @@ class Examination(NamedTuple):
         return list(dict.fromkeys(every))
 
     def memory(self, most: int) -> Memory | None:
-        found = [_sampled(links, most) for links, _ in self.transport.masters()]
-        if any(each is None for each in found):
-            return None
-        total, sample = 0, _Sample()
-        for size, names, measure in filter(None, found):
-            total += size
-            sample.add(names, self.own_keys.namespace, measure)
-        kinds = tuple(
-            Kind(name, count, sample.size_of(name)) for name, count in sample.counts.items()
-        )
-        return Memory(total, sample.seen, kinds, tuple(sorted(sample.namespaces)))
+        total, seen, namespaces = 0, 0, set[str]()
+        counts: dict[str, int] = defaultdict(int)
+        sizes: dict[str, list[int]] = defaultdict(list)
+        for links, _ in self.transport.masters():
+            size, may_scan = _allowed(links.answers(("DBSIZE",), ("SCAN", "0", "COUNT", "1")))
+            if isinstance(size, Exception) or isinstance(may_scan, Exception):
+                return None
+            names = _some_keys(links, most)
+            total, seen = total + size, seen + len(names)
+            to_measure: dict[str, list[str]] = defaultdict(list)
+            for name in names:
+                found = _OURS.fullmatch(name)
+                if found and found["namespace"] == self.own_keys.namespace:
+                    kind = _kind(found["rest"])
+                    counts[kind] += 1
+                    if len(to_measure[kind]) < _MEASURED and name.isascii():
+                        to_measure[kind].append(name)
+                elif found and found["rest"] == "meta":
+                    namespaces.add(found["namespace"])
+            for kind, keys in to_measure.items():
+                answers = links.answers(*[("MEMORY", "USAGE", key) for key in keys])
+                sizes[kind] += [each for each in answers if isinstance(each, int)]
+        kinds = tuple(Kind(name, n, fmean(sizes[name] or (0,))) for name, n in counts.items())
+        return Memory(total, seen, kinds, tuple(sorted(namespaces)))
 
     def parked(self, most: int) -> list[ParkedTask]:
         found: list[ParkedTask] = []
@@ -190,61 +205,19 @@ class Examination(NamedTuple):
                 yield _what(rule, str(answer), namespace)
 
 
-class _Sample:
-    def __init__(self) -> None:
-        self.seen = 0
-        self.counts: dict[str, int] = {}
-        self.namespaces: set[str] = set()
-        self._sizes: dict[str, list[int]] = {}
-
-    def add(self, names: Sequence[bytes], namespace: str, measure: Any) -> None:
-        self.seen += len(names)
-        some: dict[str, list[str]] = {}
-        for raw in names:
-            name = raw.decode(errors="surrogateescape")
-            found = _OURS.fullmatch(name)
-            if not found:
-                continue
-            if found["namespace"] != namespace:
-                if found["rest"] == "meta":
-                    self.namespaces.add(found["namespace"])
-                continue
-            kind = _kind(found["rest"])
-            self.counts[kind] = self.counts.get(kind, 0) + 1
-            if len(some.setdefault(kind, [])) < _MEASURED and name.isascii():
-                some[kind].append(name)
-        for kind, keys in some.items():
-            self._sizes.setdefault(kind, []).extend(measure(keys))
-
-    def size_of(self, kind: str) -> float:
-        sizes = self._sizes.get(kind)
-        return sum(sizes) / len(sizes) if sizes else 0.0
-
-
 def _kind(rest: str) -> str:
     if rest.startswith("l:dedup\t"):
         return "dedup markers"
     return _KINDS.get(rest.partition(":")[0], "other")
 
 
-def _sampled(links: Connections, most: int) -> tuple[int, list[bytes], Any] | None:
-    size, cursor = 0, "0"
-    names: list[bytes] = []
-    while len(names) < most:
-        scan = ("SCAN", cursor, "COUNT", str(_SCANNED))
-        size, page = _allowed(links.answers(("DBSIZE",), scan))
-        if isinstance(size, Exception) or isinstance(page, Exception):
-            return None
-        names += page[1]
-        cursor = page[0].decode()
-        if cursor == "0":
+def _some_keys(links: Connections, most: int) -> list[str]:
+    names: list[str] = []
+    for page in scanned(links, ("SCAN",), "COUNT", str(SCANNED)):
+        names += [raw.decode(errors="surrogateescape") for raw in page]
+        if len(names) >= most:
             break
-
-    def measure(keys: Sequence[str]) -> list[int]:
-        answers = links.answers(*[("MEMORY", "USAGE", key) for key in keys])
-        return [each for each in answers if isinstance(each, int)]
-
-    return size, names, measure
+    return names
 
 
 def _server(links: Connections, count: int) -> Server:

@@ -18,7 +18,7 @@ from .scripts import Script
 
 # Keys for one SCAN to pass over, and locks for one script to read: each keeps a server busy for
 # about a millisecond.
-_SCANNED, _SURVEYED = 1000, 50
+SCANNED, _SURVEYED = 1000, 50
 _SPECIAL = re.compile(r"[*?\[\]\\^-]")
 
 
@@ -46,17 +46,11 @@ class Inspection(NamedTuple):
         match = f"{start}:{{{bucket}}}:[lq]:{pattern}"
         keys: list[str] = []
         for server, _ in self.transport.masters():
-            cursor = "0"
-            while True:
-                scan = ("SCAN", cursor, "MATCH", match, "COUNT", str(_SCANNED))
-                ((following, found),) = ask(server, scan)
+            for found in scanned(server, ("SCAN",), "MATCH", match, "COUNT", str(SCANNED)):
                 keys += [key for raw in found if (key := self._lock_key(raw))]
                 if len(keys) >= _SURVEYED:
                     yield keys
                     keys = []
-                cursor = following.decode()
-                if cursor == "0":
-                    break
         if keys:
             yield keys
 
@@ -102,20 +96,15 @@ class Inspection(NamedTuple):
 
     def messages(self) -> Iterator[list[str]]:
         for bucket in range(self.own_keys.buckets):
-            key, cursor = self.own_keys.parked(bucket), "0"
+            key = self.own_keys.parked(bucket)
             server = self.transport.at(key)
-            while True:
-                scan = ("HSCAN", key, cursor, "COUNT", str(_SURVEYED))
-                ((following, fields),) = ask(server, scan)
+            for fields in scanned(server, ("HSCAN", key), "COUNT", str(_SURVEYED)):
                 commands = [
                     ("HGET", self.own_keys.message(as_text(name), bucket), as_text(execution_id))
                     for execution_id, name in zip(fields[::2], fields[1::2], strict=True)
                     if not execution_id.startswith(b"#")
                 ]
                 yield [as_text(text) for text in ask(server, *commands) if text]
-                cursor = following.decode()
-                if cursor == "0":
-                    break
 
     def force_release(self, key: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
         meta = self.own_keys.meta(bucket_of(key))
@@ -145,6 +134,17 @@ class Inspection(NamedTuple):
 def ask(server: Connections, *commands: Command) -> list[Any]:
     """The answers. Raises an error among them."""
     return list(map(reply_of, server.answers(*commands)))
+
+
+def scanned(server: Connections, scan: Command, *how: str) -> Iterator[list[bytes]]:
+    """What SCAN or HSCAN finds, some at a time."""
+    cursor = "0"
+    while True:
+        ((following, found),) = ask(server, (*scan, cursor, *how))
+        yield found
+        cursor = following.decode()
+        if cursor == "0":
+            return
 
 
 def _lock(name: str, at: float, row: Sequence[Any]) -> LockInfo:
