@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any
 
 from celery import Task, chain
@@ -20,7 +19,7 @@ from ..naming.template import check_name
 from ..options import LockOptions
 from ..settings import name_prefix
 from ..task import LockedTask as LockedTask  # the package's own: to load it registers `enter`
-from ..worker.message import ENTER, prefix_of
+from ..worker.message import ENTER, call_options, prefix_of
 from ..worker.states import Dropped
 from .enter import held, of_call
 from .steps import OPTIONS, Step, stamp, steps_of
@@ -57,7 +56,7 @@ def locked(canvas: Signature, *, key: Any, **options: Any) -> Signature:
             the key gives no name.
     """
     _check_canvas(canvas)
-    _check_options(options)
+    declared = _checked(options)
     app = canvas.app
     steps = _without_chunks(canvas if canvas.task == _CHUNKS else canvas.clone())
     first = next(steps_of(steps), None)
@@ -65,7 +64,7 @@ def locked(canvas: Signature, *, key: Any, **options: Any) -> Signature:
         return steps  # as nothing runs, nothing is to be locked
     lock = ids.new_id()
     stamp(steps, lock)
-    spec = {"id": lock, "names": _names(key, first, app), "options": _plain(options)}
+    spec = {"id": lock, "names": _names(key, first, app), "options": call_options(declared)}
     enter = app.tasks[ENTER].s(spec).set(**_route(first, app))
     return LockedChain((enter | steps).tasks, app=app)
 
@@ -167,7 +166,8 @@ def _check_canvas(canvas: Any) -> None:
     raise LockConfigError(f"locked(): {says}")
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
+def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as those of a task."""
     for name, value in options.items():
         if name not in OPTIONS:
             of_task = name.removeprefix("lock_")
@@ -188,11 +188,6 @@ def _check_options(options: Mapping[str, Any]) -> None:
         raise LockConfigError(
             f"locked(): mode={options['mode']!r} cannot be used. It takes 'exclusive' or 'shared'."
         )
-    LockOptions.collect({f"lock_{name}": each for name, each in options.items()}, {}, "locked()")
-
-
-def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: value.total_seconds() if isinstance(value, timedelta) else value
-        for name, value in options.items()
-    }
+    declared = {f"lock_{name}": each for name, each in options.items()}
+    LockOptions.collect(declared, {}, "locked()")
+    return declared
