@@ -10,7 +10,7 @@ import uuid
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_relock import Lock, signals
+from celery_relock import Lock, locked, signals
 from celery_relock.errors import LockConflict
 from tests.support import wait_for
 from tests.support.monitor import Monitor
@@ -212,6 +212,16 @@ def test_each_wait_is_told_how_it_began_and_how_long_it_took(worker, account, he
     for each in (parked.id, waiting.id):
         assert 0 < acquired[each]["waited"] < took + released[held.id]["held"]
         assert 0 < released[each]["held"] < took
+
+
+def test_a_workflow_lock_that_was_parked_tells_how_long_it_has_waited(worker, account, held):
+    sent = locked(worker.module.works.s(account), key=f"account:{account}").delay()
+    [parked] = _told(worker, "parked", account)
+    worker.journal.add(f"free {account}")
+    sent.get(timeout=20)
+    acquired = {e["task_id"]: e for e in _told(worker, "acquired", account, 3)}
+    assert acquired[parked["task_id"]]["waited"] > 0
+    assert acquired[held.id]["waited"] == 0.0
 
 
 def test_a_renewal_that_fails_is_told(redis_server, namespace):
