@@ -15,6 +15,7 @@ import re
 import types
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum
@@ -37,7 +38,6 @@ _NEVER_STABLE = (
     io.IOBase,
 )
 _ZONED = (datetime, time)
-_plain_forms: list[Callable[[Any], object]] = []
 
 
 class Unstable(Exception):
@@ -46,15 +46,6 @@ class Unstable(Exception):
     def __init__(self, value: object, reason: str) -> None:
         super().__init__(f"({type(value).__qualname__}) {reason}")
         self.path = ""
-
-
-def register_plain(form: Callable[[Any], object]) -> None:
-    """Add a function that gives the plain form in which a serializer sends a value.
-
-    It is asked about types that this module does not know, and raises TypeError for those that it
-    does not know either. Registered, not imported here: a `Lock` outside of tasks loads no kombu.
-    """
-    _plain_forms.append(form)
 
 
 def digest(arguments: Mapping[str, object], task: str) -> str:
@@ -194,11 +185,10 @@ def _plainer(value: Any) -> Any:
     for base, form in _MARKED.items():
         if isinstance(value, base):
             return form(value)
-    for form in _plain_forms:
-        try:
-            return form(value)
-        except TypeError:
-            continue
+    from kombu.utils.json import JSONEncoder  # a `Lock` outside of tasks loads no kombu
+
+    with suppress(TypeError):  # what an application registered there, and lazy texts of Django
+        return JSONEncoder().default(value)
     return _structure(value)
 
 

@@ -14,15 +14,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 from celery.local import Proxy
-from kombu.utils.json import JSONEncoder
 
 from ..errors import LockConfigError
 from . import canonical
 from .callables import ByName, called
 from .template import Template, check_name
-
-# Types that an application registered with kombu, and lazy texts of Django: as they are sent.
-canonical.register_plain(JSONEncoder().default)
 
 KeyPart: TypeAlias = str | Callable[..., object]
 LockKey: TypeAlias = KeyPart | list[KeyPart] | tuple[KeyPart, ...] | Literal[False] | None
