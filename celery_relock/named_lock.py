@@ -305,7 +305,7 @@ class NamedLock(Generic[Client]):
     def fence(self) -> int:
         """The fencing token; 0 if the caller does not hold the lock. See `Hold.fence`."""
         lease = self._lease
-        return 0 if lease is None else lease.fences[lease.claim.names.index(self.name)]
+        return 0 if lease is None else lease.fence_of(self.name)
 
     @property
     def lost(self) -> bool:
@@ -322,8 +322,7 @@ class NamedLock(Generic[Client]):
     def _to_fence(self) -> tuple[dict[str, int], int, Callable[[], None]]:
         """The token, how many permits the lock has, and what tells a loss, for `contrib.sql`."""
         lease = self._grip("relied on").lease
-        fence = lease.fences[lease.claim.names.index(self.name)]
-        return {self.name: fence}, lease.limit_of(self.name), self.check
+        return {self.name: lease.fence_of(self.name)}, lease.limit_of(self.name), self.check
 
     def check(self) -> None:
         """Make sure that the lock is not lost. Call it before anything that needs the lock.

@@ -138,6 +138,10 @@ class Lease:
         """How many permits this one of its locks has, or `SHARED`."""
         return self.claim.limits[self.claim.names.index(name)]
 
+    def fence_of(self, name: str) -> int:
+        """The fencing token of this one of its locks."""
+        return self.fences[self.claim.names.index(name)]
+
     def shares(self, name: str) -> bool:
         """Whether it shares this one of its locks with others."""
         return self.limit_of(name) == SHARED

@@ -199,7 +199,7 @@ class Execution:
         declared = self.declared
         limits = [*self.limits.values()]
         outer = reentrancy.covering(engine_of(declared.app).backend, self.names, limits)
-        shares = [Share(name, lease, _fence(lease, name), True) for name, lease in outer.items()]
+        shares = [Share(name, lease, lease.fence_of(name), True) for name, lease in outer.items()]
         run_body = reentrancy.relying(outer.values())(run_body)
         for share in shares if declared.options.on_lost == "raise" else ():
             outer_hold = partial(Hold, share.lease.claim.owner, [share])
@@ -411,10 +411,6 @@ def _is_over(attempt: Attempt, error: Exception) -> bool:
     if message is not None and is_autoretried(task, error):
         afterwards(lambda: call_off(attempt) if is_acknowledged(task, error) else None)
     return False
-
-
-def _fence(lease: Lease, name: str) -> int:
-    return lease.fences[lease.claim.names.index(name)]
 
 
 def _over(
