@@ -164,8 +164,8 @@ def take_away(engine: Engine, marker: Marker, there: Found) -> bool:
 
 def keep_for(task: Any, options: Mapping[str, Any]) -> float:
     """Seconds for which a call counts that is sent with these options and then seen by nobody."""
-    due = seconds_to(options.get("countdown") or options.get("eta"), task.app) or 0.0
-    end = seconds_to(options.get("expires") or task.expires, task.app)
+    due = seconds_to(options.get("countdown") or options.get("eta")) or 0.0
+    end = seconds_to(options.get("expires") or task.expires)
     # A worker that gets it later only throws it away, maybe much later.
     return due + QUEUED if end is None else min(due + QUEUED, max(end, 1.0))
 

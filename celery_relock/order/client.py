@@ -140,11 +140,11 @@ def name_of(declared: Declaration, task: Any, args: Any, kwargs: Any) -> str | N
 def _request(
     task: Any, declared: Declaration, name: str, execution_id: str, options: Mapping[str, Any]
 ) -> PlaceRequest:
-    task_id, app = options["task_id"], task.app
-    countdown, eta = options.get("countdown"), moment(options.get("eta"), app)
+    task_id = options["task_id"]
+    countdown, eta = options.get("countdown"), moment(options.get("eta"))
     delay = float(countdown) if isinstance(countdown, int | float) else 0.0
     due = max(delay, 0.0 if eta is None else eta - time.time())
-    end = seconds_to(options.get("expires") or task.expires, app)
+    end = seconds_to(options.get("expires") or task.expires)
     # A worker that gets it later only throws it away.
     life = QUEUED if end is None else min(QUEUED, max(end - due, 0.0) + 1.0)
     return PlaceRequest(

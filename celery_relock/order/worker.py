@@ -158,7 +158,7 @@ class _Execution(HeldBeside):
         sent = retry_of(self.message) if self.is_for_retries else None
         # One with another lock name has a place of its own there.
         if sent is not None and sent.header.get("order", [""])[0] == self.name:
-            ahead = seconds_to(sent.fields.get("eta"), self.task.app) or 0.0
+            ahead = seconds_to(sent.fields.get("eta")) or 0.0
             return Successor(sent.execution_id, ahead + gap)
         if not isinstance(error, Waits) or self.begun:
             return None

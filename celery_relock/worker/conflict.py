@@ -336,7 +336,7 @@ def _park(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -
 def _parked(attempt: Attempt, left: float | None) -> ParkAnswer | None:
     """Park the message. None: it cannot be parked."""
     task, engine, lease, options, message = attempt
-    bounds = {"patience": seconds_to_resume(left, message, task.app), "most": options.max_parked}
+    bounds = {"patience": seconds_to_resume(left, message), "most": options.max_parked}
     header = header_of(message).made_own()
     request = park_request(task, message, header.again()._replace(parked=True), **bounds)
     if request is None:
@@ -570,12 +570,12 @@ def left_of(message: Any, options: LockOptions) -> float | None:
     return header_of(message).again().since + options.max_wait - time.time()
 
 
-def seconds_to_resume(left: float | None, message: Any, app: Any) -> float | None:
+def seconds_to_resume(left: float | None, message: Any) -> float | None:
     """Seconds until a parked message must be resumed in any case.
 
     Then its wait is over, or it has expired, which a worker finds when it receives the message.
     """
-    expires = moment(message.expires, app)
+    expires = moment(message.expires)
     if expires is None:
         return left
     until = max(expires - time.time() + 0.01, 0.0)

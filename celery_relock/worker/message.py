@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 from celery import current_app
 from celery._state import _get_active_apps, _task_stack
 from celery.canvas import Signature
-from celery.utils.time import maybe_iso8601
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from ..engine import ids, reentrancy
 from ..engine.events import logger
@@ -539,8 +539,9 @@ def _asked(option: Any, request: Any, where: str) -> str:
 # -- Times ---------------------------------------------------------------------------------------
 
 
-def moment(when: Any, app: Any) -> float | None:
-    """An ETA or expiry, in any form that a message or a call has it.
+def moment(when: Any) -> float | None:
+    """An ETA or expiry, in any form that a message or a call has it. Celery takes one without a
+    zone for UTC, whatever the app's `timezone`.
 
     Returns:
         Seconds since the epoch; None if it is not a time.
@@ -551,10 +552,10 @@ def moment(when: Any, app: Any) -> float | None:
         return None  # Celery says so better
     if not isinstance(found, datetime):
         return None
-    return (found if found.tzinfo else found.replace(tzinfo=app.timezone)).timestamp()
+    return float(maybe_make_aware(found).timestamp())
 
 
-def seconds_to(when: Any, app: Any) -> float | None:
+def seconds_to(when: Any) -> float | None:
     """From now to an ETA or expiry, or for so many seconds.
 
     Returns:
@@ -562,5 +563,5 @@ def seconds_to(when: Any, app: Any) -> float | None:
     """
     if isinstance(when, int | float):
         return max(0.0, float(when))
-    until = moment(when, app)
+    until = moment(when)
     return None if until is None else max(0.0, until - time.time())

@@ -80,7 +80,7 @@ class LeftToRetry:
                     rest, claim.execution_id, claim.attempt_id, home=self.engine.parking.sender.home
                 )
                 self.engine.parking.publish(back.messages)
-        ahead = seconds_to(sent.fields.get("eta"), self.task.app) or 0.0
+        ahead = seconds_to(sent.fields.get("eta")) or 0.0
         self.lease.successor = Successor(sent.execution_id, ahead + self.margin)
 
     def end(self) -> None:

@@ -463,7 +463,7 @@ def on_published(headers: Any, header: Any) -> None:
     if not holds or not _is_new(headers, header):
         return
     told = {each["id"] for each in header.get("workflow_locks") or ()}
-    due = (moment(headers.get("eta"), current_app) or time.time()) if told else 0.0
+    due = (moment(headers.get("eta")) or time.time()) if told else 0.0
     for hold in holds:
         if hold.lock.id in told:
             hold.leave_to(hold_id(header["execution_id"], hold.lock.id), due)

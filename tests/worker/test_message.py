@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import uuid
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 from celery import Celery, current_app
 from celery.signals import before_task_publish
+from celery.worker.request import Request
 
 from celery_relock import LockedTask
-from celery_relock.worker.message import HEADER
+from celery_relock.worker.message import HEADER, moment
 
 
 def an_app(prefix: str) -> Any:
@@ -47,3 +49,19 @@ def test_a_message_has_the_prefix_of_the_app_that_sends_it_whichever_is_the_curr
     before_task_publish.disconnect(look)
 
     assert found == ["acme:"] * 3 + ["other:"] * 3
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/New_York"])
+@pytest.mark.parametrize("tzinfo", [None, timezone.utc, timezone(timedelta(hours=5))])
+def test_a_time_is_the_moment_that_a_worker_takes_it_for(zone: str, tzinfo: Any) -> None:
+    app = an_app("")
+    app.conf.timezone = zone
+    eta, expires = datetime(2040, 7, 1, 12, tzinfo=tzinfo), datetime(2040, 7, 1, 13, tzinfo=tzinfo)
+    queue = app.amqp.queues.select_add(app.main)
+    app.tasks[f"{app.main}.plain"].apply_async(eta=eta, expires=expires, queue=queue.name)
+    with app.connection_for_read() as connection:
+        message = queue(connection.default_channel).get()
+    received = Request(message, app=app)
+
+    assert moment(eta) == moment(message.headers["eta"]) == received.eta.timestamp()
+    assert moment(expires) == moment(message.headers["expires"]) == received.expires.timestamp()
