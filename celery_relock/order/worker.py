@@ -53,6 +53,10 @@ def around(
         with suppress(RelockError):
             end_unexecuted(engine_of(declared.app), [LINE + name], header.execution_id, 0)
         return locked(_telling(body, False))
+    if header.order is None and header.parked:
+        # For the lock itself, before the task had an order. It keeps its place there: at the end of
+        # the line it would wait for the first call of the line, and that call for it.
+        return locked(_telling(body, False))
     if header.order is None:
         # It takes its place now. Wherever it comes next, also where the task has no order any more,
         # it is known to have one.

@@ -1,4 +1,5 @@
-"""A deploy takes `lock_order` off while calls wait in the line."""
+"""A deploy takes `lock_order` off while calls wait in the line, or turns it on while they wait for
+the lock."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import pytest
 from celery_relock.engine.protocol import LINE
 from tests.support.parked import lock_of, wait_until_parked
 
-APP = "tests.order.apps.taken_off"
+APP = "tests.order.apps.deployed"
 
 
 @pytest.mark.parametrize("key", ["account:{account}", "other:{account}"])
@@ -24,3 +25,23 @@ def test_calls_that_took_their_places_when_they_arrived_come_one_after_the_other
     after = worker(APP, env={"RELOCK_TEST_KEY": key})
     after.journal.wait_for(lambda found: len(found) == 6, timeout=12)
     assert [e["number"] for e in after.journal.events("charged")] == list(range(6))
+
+
+def test_calls_that_were_parked_for_the_lock_before_keep_their_places_and_hold_up_nobody(
+    worker, account
+):
+    name = f"account:{account}"
+    with closing(worker(APP)) as before:
+        lock = lock_of(before, name)
+        assert lock.acquire()
+        for number in range(4):
+            before.module.charge.delay(account, number)
+            wait_until_parked(before, name, number + 1)
+    after = worker(APP, env={"RELOCK_TEST_ORDER": "sent"})
+    after.module.charge.delay(account, 4)
+    wait_until_parked(after, name, 5)
+    lock.release()
+    after.journal.wait_for(lambda found: len(found) == 5, timeout=12)
+    charged = after.journal.events("charged")
+    assert [e["number"] for e in charged] == list(range(5))
+    assert [e["in_order"] for e in charged] == [False] * 4 + [True]
