@@ -33,6 +33,7 @@ class Claim(NamedTuple):
         by_owner: whether every execution of the owner may re-enter.
         ancestors: the executions whose holds this execution may re-enter.
         stuck: the executions whose holds cannot end before this execution has its locks.
+        parked_at: the lock for which its message was parked before; "" for none.
     """
 
     execution_id: str
@@ -45,6 +46,7 @@ class Claim(NamedTuple):
     by_owner: bool = False
     ancestors: tuple[str, ...] = ()
     stuck: tuple[str, ...] = ()
+    parked_at: str = ""
 
 
 class Held(NamedTuple):

@@ -338,7 +338,8 @@ def _parked(attempt: Attempt, left: float | None) -> ParkAnswer | None:
     task, engine, lease, options, message = attempt
     bounds = {"patience": seconds_to_resume(left, message), "most": options.max_parked}
     header = header_of(message).made_own()
-    request = park_request(task, message, header.again()._replace(parked=True), **bounds)
+    again = header.again()._replace(parked=lease.claim.names[0])
+    request = park_request(task, message, again, **bounds)
     if request is None:
         return None
     if header.first:

@@ -356,6 +356,7 @@ class Execution:
             by_owner=options.reentrant == "workflow",
             ancestors=ancestors_here() if options.reentrant == "descendants" else (),
             stuck=stuck,
+            parked_at="" if header is None else header.parked,
         )
         lease = engine.lease(claim)
         lease.work = Work(task, task.name, task_id, node)

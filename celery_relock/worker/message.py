@@ -151,7 +151,8 @@ class Header(NamedTuple):
         order: the line in which the call has a place, and its ticket (see `order`); 0 if another
             call may have overtaken it already, or it took its place when it arrived.
         receiver: the worker, or the queue, whose copy of a broadcast message it is.
-        parked: whether it was parked, so that Redis publishes it again until it has come.
+        parked: the lock for which it was parked, so that Redis publishes it again until it has
+            come; "" for none.
         options: what the call says instead of its task's options (`LockOptions.of_call`).
         prefix: of the lock names, as the sender's `relock_prefix` had it; None if it has none.
         first: the id made from the task id, if it was given one of its own since.
@@ -169,7 +170,7 @@ class Header(NamedTuple):
     order: tuple[str, int] | None = None
     first: str = ""
     receiver: str = ""
-    parked: bool = False
+    parked: str = ""
     options: Mapping[str, Any] = {}  # never changed
     prefix: str | None = None
     v: int = VERSION
@@ -284,7 +285,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "attempts": _is(int),
     "since": lambda value: float(_is(int, float)(value)),
     "own": lambda value: value is not False,
-    "parked": lambda value: value is True,
+    "parked": _or("", _is(str)),
     "first": _or("", lambda value: _id(value) if value else ""),
     "receiver": _or("", _is(str)),
     "options": _or({}, _is(Mapping)),

@@ -445,8 +445,9 @@ class Retry:
 def test_a_message_that_was_parked_and_has_to_wait_for_its_turn_again_waits(worker, m, account):
     m.careful.delay(account, 1, "slow")
     began(worker, account, 1)
-    place = f"account:{account}", 0  # which it took when it first came
-    Retry(m, m.careful, account, 2, parked=True, attempts=1, order=place).comes()
+    name = f"account:{account}"  # of its place, which it took when it first came
+    again = {"parked": LINE + name, "attempts": 1, "order": (name, 0)}
+    Retry(m, m.careful, account, 2, **again).comes()
     waits(m, account)
     worker.journal.add(f"free {account}")
     assert numbers(began(worker, account, 2)) == [1, 2]

@@ -15,7 +15,7 @@ from celery_relock.declaration import engine_of
 from celery_relock.errors import LockConfigError
 from tests.support import leftovers, wait_for
 from tests.support.cluster import ClusterServers
-from tests.support.parked import state_of
+from tests.support.parked import lock_of, state_of, wait_until_parked
 from tests.support.permits import permits
 
 ACCOUNTS = "abcde"
@@ -122,6 +122,27 @@ def test_a_parked_execution_is_resumed_when_the_slots_of_its_lock_have_moved(clu
     worker.journal.add("free")
     done(worker, before + 1)
     assert_one_at_a_time(worker)
+
+
+def test_parked_calls_whose_lock_has_another_name_when_they_come_back_run_once_and_hold_up_nobody(
+    cluster, worker
+):
+    before, (today, tomorrow) = so_far(worker), ("f:today", "f:tomorrow")
+    buckets = Keys(worker.module.app.conf.relock_namespace, BUCKETS)
+    assert buckets.bucket(today) != buckets.bucket(tomorrow)
+    with lock_of(worker, tomorrow) as occupied:
+        with lock_of(worker, today):
+            for number in range(4):
+                worker.module.reports.delay("f", number)
+                wait_until_parked(worker, today, number + 1)
+            worker.journal.add("tomorrow")
+        wait_until_parked(worker, tomorrow, 4)
+        wait_for(lambda: state_of(worker, today).idle, what="nothing left where they were parked")
+        assert occupied.owned()
+    done(worker, before + 4, timeout=10)
+    wait_for(lambda: not in_use(cluster, worker), what="all to be released")
+    events = [e for e in worker.journal.events() if e.name == "done"][before:]
+    assert sorted(e["number"] for e in events) == [0, 1, 2, 3]
 
 
 def test_the_bursts_of_each_node_are_sent_as_one_message(cluster, worker):

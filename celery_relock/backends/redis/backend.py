@@ -10,8 +10,9 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from redis.exceptions import ResponseError, TryAgainError
 
@@ -65,6 +66,8 @@ BATCH = 100
 # asked, and at most in a bucket that had none.
 _AGAIN, _IDLE = 1.0, 5.0
 
+_A = TypeVar("_A", bound=Answer | ParkAnswer)
+
 
 class RedisBackend:
     """Locks in one Redis; see `engine.protocol.Backend`.
@@ -108,7 +111,8 @@ class RedisBackend:
     def acquire(self, claim: Claim, waiter_lease: float = 0.0, inbox: str = "-") -> Answer:
         place = {"wait": round(waiter_lease * 1000)} if waiter_lease > 0 else {}
         called = self._claim(claim, place, inbox)
-        return _answer(claim, *self._run("acquire", *called, claim.names))
+        answer = _answer(claim, *self._run("acquire", *called, claim.names))
+        return self._left_behind(claim, answer) if claim.parked_at else answer
 
     def park(self, claim: Claim, park_request: ParkRequest, inbox: str = "-") -> ParkAnswer:
         place = _to_park(park_request)
@@ -117,14 +121,33 @@ class RedisBackend:
         if park_request.patience is not None:
             place["patience"] = max(round(park_request.patience * 1000), 0)
         reply, repeated, sent = self._run("acquire", *self._claim(claim, place, inbox), claim.names)
+        found: ParkAnswer | Answer
         if reply[0] == b"PARKED":
-            return Parked(reply[1], _messages(reply[2:]))
-        if reply[0] == b"FULL":
+            found = Parked(reply[1], _messages(reply[2:]))
+        elif reply[0] == b"FULL":
             name = claim.names[reply[1] - 1] if reply[1] else ""
-            return Full(name, *reply[2:])._replace(repeated=repeated)
-        found = _answer(claim, reply, repeated, sent)
-        assert isinstance(found, Held | Duplicate | Deadlocked | Ended), found
-        return found
+            found = Full(name, *reply[2:])._replace(repeated=repeated)
+        else:
+            found = _answer(claim, reply, repeated, sent)
+        assert not isinstance(found, Queued | Conflict), found
+        return self._left_behind(claim, found) if claim.parked_at else found
+
+    def _left_behind(self, claim: Claim, answer: _A) -> _A:
+        """Let the message of a claim leave the bucket in which it was parked, if its locks are in
+        another one by now: a deploy, or a callable, gives them other names. A script there does not
+        see that it has come, and would publish it again without end."""
+        bucket = self.keys.bucket(claim.parked_at)
+        if bucket == self.keys.bucket(claim.names[0]):
+            return answer
+        if isinstance(answer, Conflict):
+            return cast(
+                _A, answer._replace(parked=True)
+            )  # until it is parked here, or withdrawn everywhere
+        if not isinstance(answer, Duplicate):
+            keys = [self.keys.meta(bucket), self.keys.tombstone(claim.execution_id, bucket)]
+            with suppress(RelockError):  # then it comes once more, and is found out
+                self._run("withdraw", keys, [claim.execution_id, "0", ""])
+        return answer
 
     def release(
         self,

@@ -27,7 +27,9 @@ from celery_relock.engine.protocol import (
     LINE,
     Burst,
     Claim,
+    Conflict,
     Debounce,
+    Ended,
     Held,
     Parked,
     ParkRequest,
@@ -98,6 +100,36 @@ def test_locks_are_spread_over_all_nodes_and_leave_nothing_behind(
     assert all(len(keys_at(node, namespace)) > 10 for node in cluster.nodes)
     assert all(one.release(lease) for lease in leases)
     assert [keys_at(node, namespace) for node in cluster.nodes] == [[], [], []]
+
+
+def test_who_comes_back_for_a_lock_of_another_bucket_leaves_the_queue_where_it_was_parked(
+    cluster: ClusterServers, namespace: str
+) -> None:
+    """A deploy, or a callable, gives its lock another name."""
+    backend, wish = cluster.backend(namespace), ParkRequest("text", "home", "task")
+    assert backend.keys.bucket("a") != backend.keys.bucket("b")
+
+    def claim(execution: str, name: str, parked_at: str = "") -> Claim:
+        attempt = ids.new_attempt_id()
+        return Claim(execution, attempt, "owner", (name,), (1,), 30.0, parked_at=parked_at)
+
+    def waiting() -> list[int]:
+        return [backend.inspect(name).waiting for name in ("a", "b")]
+
+    for name in ("a", "b"):
+        assert isinstance(backend.acquire(claim(f"holds-{name}", name)), Held)
+    for execution in ("parks", "ends"):
+        assert isinstance(backend.park(claim(execution, "a"), wish), Parked)
+
+    answer = backend.acquire(claim("parks", "b", parked_at="a"))
+    assert isinstance(answer, Conflict)
+    assert answer.parked
+    assert waiting() == [2, 0], "it stays until it has another place"
+    assert isinstance(backend.park(claim("parks", "b", parked_at="a"), wish), Parked)
+    assert waiting() == [1, 1]
+    backend.release(("b",), "ends", "-", "execution", 60.0)
+    assert isinstance(backend.acquire(claim("ends", "b", parked_at="a")), Ended)
+    assert waiting() == [0, 1]
 
 
 def test_a_node_that_has_no_scripts_is_given_them(
