@@ -140,9 +140,8 @@ class RedisBackend:
         if bucket == self.keys.bucket(claim.names[0]):
             return answer
         if isinstance(answer, Conflict):
-            return cast(
-                _A, answer._replace(parked=True)
-            )  # until it is parked here, or withdrawn everywhere
+            # Until it is parked here, or withdrawn everywhere.
+            return cast(_A, answer._replace(parked=True))
         if not isinstance(answer, Duplicate):
             keys = [self.keys.meta(bucket), self.keys.tombstone(claim.execution_id, bucket)]
             with suppress(RelockError):  # then it comes once more, and is found out
