@@ -31,7 +31,7 @@ def _began(worker, account, count):
 
 def test_it_runs_again_though_it_was_parked_before(worker, account):
     worker.module.holds.delay(account)
-    worker.journal.wait_for(lambda events: any(e.name == "holds" for e in events))
+    worker.journal.wait_for("holds")
     worker.module.waits_for_its_lock.delay(account, 1)
     wait_until_parked(worker, f"account:{account}")
     worker.journal.add(f"free {account}")

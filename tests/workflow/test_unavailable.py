@@ -30,7 +30,7 @@ def running(module_worker: Callable[..., Worker], way: TcpProxy) -> Worker:
 
 
 def _cut_after_the_first_step(running: Worker, way: TcpProxy, key: str) -> None:
-    running.journal.wait_for(lambda events: any(e.name == f"first {key}" for e in events), LONG)
+    running.journal.wait_for(f"first {key}", LONG)
     way.refuse()
     running.journal.add(f"go on {key}")
 
@@ -89,7 +89,7 @@ def test_a_workflow_that_fails_so_has_no_lock_when_redis_is_back(
 def _retried(running: Worker, way: TcpProxy, name: str) -> AsyncResult:
     """A task whose retry is on its way when Redis goes away."""
     result = getattr(running.module, name).delay(name)
-    running.journal.wait_for(lambda events: any(e.name == f"first {name}" for e in events), LONG)
+    running.journal.wait_for(f"first {name}", LONG)
     wait_for(lambda: result.state == "RETRY", LONG, "the retry")
     way.refuse()
     return result

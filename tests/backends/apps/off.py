@@ -15,7 +15,7 @@ journal = Journal.from_env()
 def together(self: Any, account: int, others: int) -> dict[str, Any]:
     """Ends when so many are in their bodies at once."""
     journal.add("inside", account=account)
-    journal.wait_for(lambda events: [e.name for e in events].count("inside") >= others, 20)
+    journal.wait_for("inside", 20, count=others)
     lock = self.lock
     lock.check()
     return {

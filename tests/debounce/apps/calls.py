@@ -25,7 +25,7 @@ def work(task, shop, what):
     told = {"shop": shop, "id": task.request.id, "what": what}
     journal.add("began", retries=task.request.retries, **told)
     if shop.startswith("slow"):
-        journal.wait_for(lambda events: any(e.name == f"free {shop}" for e in events), 30)
+        journal.wait_for(f"free {shop}", 30)
     return what
 
 

@@ -31,7 +31,7 @@ def work(self, account, *more):
     told = {"account": account, "id": self.request.id, "more": more}
     journal.add("began", retries=self.request.retries, **told)
     if account.startswith("slow"):
-        journal.wait_for(lambda events: any(e.name == f"free {account}" for e in events), 30)
+        journal.wait_for(f"free {account}", 30)
     journal.add("ended", **told)
     return self.request.id
 
@@ -120,7 +120,7 @@ def end(self, account, how):
     if how == "requeue" and first:
         raise Reject("come again", requeue=True)
     if how == "requeue":
-        journal.wait_for(lambda events: any(e.name == f"free {account}" for e in events), 30)
+        journal.wait_for(f"free {account}", 30)
     if how in ("kill", "limit", "revoke") or (how == "kill once" and first):
         time.sleep(30)
     return account
@@ -258,7 +258,7 @@ class _Gate:
         if state == "BLOCKED":
             journal.add("at the gate", id=task_id)
             opens = f"open {task_id}"
-            journal.wait_for(lambda events: any(e.name == opens for e in events), 30)
+            journal.wait_for(opens, 30)
         return self._backend.store_result(task_id, result, state, **more)
 
 

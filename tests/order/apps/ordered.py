@@ -34,7 +34,7 @@ def work(self, account, number, how):
     tries = 2 if how.startswith("again: ") else 1
     how = how.removeprefix("again: ")
     if how.startswith("slow") or (how == "retry, slow" and self.request.retries >= tries):
-        journal.wait_for(lambda events: any(e.name == f"free {account}" for e in events), 30)
+        journal.wait_for(f"free {account}", 30)
     if how == "retry, slow" and self.request.retries < tries:
         raise self.retry(countdown=0)
     if how == "retry elsewhere" and self.request.retries < tries:

@@ -274,7 +274,7 @@ def autoretried_after_a_conflict(self, account):
 @app.task(base=LockedTask, lock_key=KEY, bind=True)
 def held_until(self, account):
     journal.add("held", account=account)
-    journal.wait_for(lambda events: any(e.name == f"free {account}" for e in events), 20)
+    journal.wait_for(f"free {account}", 20)
 
 
 @app.task(base=LockedTask, lock_key=KEY, bind=True)

@@ -259,13 +259,13 @@ def sends_those_that_do_not_wait(account):
     for policy in ("drop", "raise"):
         sent = counts.apply_async((account,), lock_on_conflict=policy)
         journal.add("sent", account=account, policy=policy, id=sent.id)
-    journal.wait_for(lambda events: any(e.name == f"go {account}" for e in events), timeout=30)
+    journal.wait_for(f"go {account}", timeout=30)
 
 
 @app.task(base=LockedTask, lock_key=KEY)
 def sends_six_that_count(account):
     sent = [counts.delay(account).id for _ in range(6)]
-    journal.wait_for(lambda events: any(e.name == f"go {account}" for e in events), timeout=30)
+    journal.wait_for(f"go {account}", timeout=30)
     counts(account)
     return sent
 
@@ -277,7 +277,7 @@ def replaces_itself(self, account, by_a_chain):
         self.replace(chain(by, counts.si(account)) if by_a_chain else by)
     except Ignore:
         # The replacement is sent, and meets the lock before this body has released it.
-        journal.wait_for(lambda events: any(e.name == f"go {account}" for e in events), timeout=30)
+        journal.wait_for(f"go {account}", timeout=30)
         raise
 
 

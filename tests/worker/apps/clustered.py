@@ -51,7 +51,7 @@ def transfers(self: Any, account: str) -> None:
 def step(self: Any, account: str, number: int, gate: str = "") -> None:
     journal.add("step", account=account, number=number, fence=self.lock.fence)
     if gate:
-        journal.wait_for(lambda events: any(event.name == gate for event in events), 30)
+        journal.wait_for(gate, 30)
 
 
 @app.task(base=LockedTask, bind=True, lock_key="account:{account}")
@@ -59,7 +59,7 @@ def stays(self: Any, account: str) -> None:
     """Holds the lock until the test lets it go."""
     with inside(self.lock):
         journal.add("in", account=account)
-        journal.wait_for(lambda events: any(event.name == "free" for event in events), 60)
+        journal.wait_for("free", 60)
 
 
 def by_day(account: str) -> str:

@@ -32,7 +32,7 @@ def hold(self, account):
     """Holds the lock until the test says that it may go."""
     with holding(journal, self.lock):
         journal.add("held", account=account)
-        journal.wait_for(lambda events: any(e.name == f"free {account}" for e in events), 30)
+        journal.wait_for(f"free {account}", 30)
 
 
 def waits(self: Any, account: str, seconds: float) -> int:

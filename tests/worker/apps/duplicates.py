@@ -24,7 +24,7 @@ def work(self: Any, account: str) -> str:
     """Runs until the test lets it go; `second`, `third` … where the body ran before."""
     with holding(journal, self.lock):
         journal.add("inside", account=account, header=(self.request.headers or {}).get("relock"))
-        journal.wait_for(lambda events: any(e.name == f"free {account}" for e in events), 30)
+        journal.wait_for(f"free {account}", 30)
         return f"run {len(runs(account))}"
 
 

@@ -16,7 +16,7 @@ journal = Journal.from_env()
 @app.task(base=LockedTask, lock_key=KEY)
 def holds(account):
     journal.add("held", account=account)
-    journal.wait_for(lambda events: any(e.name == f"free {account}" for e in events), 60)
+    journal.wait_for(f"free {account}", 60)
 
 
 @app.task

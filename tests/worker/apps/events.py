@@ -40,7 +40,7 @@ def uses_a_lock(account):
 def holds(self, account, seconds=30.0):
     """Until the test says that it may go."""
     journal.add("held", account=account, fence=self.lock.fence)
-    journal.wait_for(lambda events: any(e.name == f"free {account}" for e in events), seconds)
+    journal.wait_for(f"free {account}", seconds)
     return self.lock.fence
 
 

@@ -57,7 +57,7 @@ def holds(self, account):
 
 def _hold(self, account):
     work(self, account)
-    journal.wait_for(lambda events: any(e.name == f"free {account}" for e in events), 30)
+    journal.wait_for(f"free {account}", 30)
     return "what the body returned"
 
 

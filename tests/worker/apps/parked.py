@@ -30,17 +30,12 @@ def looks(**_: Any) -> None:
     resuming.LOOK_EVERY = float(os.environ.get("RELOCK_TEST_LOOKS", resuming.LOOK_EVERY))
 
 
-def stand(gate: str, account: str) -> None:
-    """Wait until the test opens a gate for an account."""
-    journal.wait_for(lambda events: any(e.name == f"{gate} {account}" for e in events), 30)
-
-
 @app.task(base=LockedTask, bind=True, lock_key=KEY)
 def hold(self, account):
     """Holds the lock until the test says that it may go."""
     with holding(journal, self.lock):
         journal.add("held", account=account)
-        stand("free", account)
+        journal.wait_for(f"free {account}", 30)
 
 
 def take(self: Any, account: str, seconds: float = 0.0) -> str:
@@ -61,7 +56,7 @@ def takes_long(self, account):
     """Is inside until the test lets it go."""
     with holding(journal, self.lock):
         journal.add("took", account=account, id=self.request.id)
-        stand("free", account)
+        journal.wait_for(f"free {account}", 30)
 
 
 @app.task(base=LockedTask, bind=True, lock_key=KEY, lock_max_wait=1.0)
@@ -77,7 +72,7 @@ def takes_with_few(self, account):
 @app.task(base=LockedTask, bind=True, lock_key=KEY, lock_limit=2)
 def takes_with_another(self, account):
     journal.add("took", account=account, id=self.request.id)
-    stand("free", account)
+    journal.wait_for(f"free {account}", 30)
 
 
 @app.task(base=LockedTask, bind=True, lock_key=["account:{one}", "account:{other}"])

@@ -24,7 +24,7 @@ def works(self, account):
     """Is inside until the test lets it go."""
     with holding(journal, self.lock):
         journal.add("inside", account=account)
-        journal.wait_for(lambda events: any(e.name == f"free {account}" for e in events), 30)
+        journal.wait_for(f"free {account}", 30)
         return f"run {len([e for e in journal.events('inside') if e['account'] == account])}"
 
 
@@ -42,7 +42,7 @@ def _stops_before_it_parks(self: Engine, lease: Any, park_request: Any) -> Any:
     account = lease.claim.names[0].partition(":")[2]
     if account.startswith("gated"):
         journal.add("parks", account=account)
-        journal.wait_for(lambda events: any(e.name == f"park {account}" for e in events), 30)
+        journal.wait_for(f"park {account}", 30)
     return _park(self, lease, park_request)
 
 
@@ -60,7 +60,7 @@ def inner(two):
 def crosses(one, two):
     """Holds one lock and calls for another, when both have their first."""
     journal.add("has one", account=one)
-    journal.wait_for(lambda events: len([e for e in events if e.name == "has one"]) == 2, 20)
+    journal.wait_for("has one", 20, count=2)
     return inner(two)
 
 

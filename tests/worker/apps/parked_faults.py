@@ -26,16 +26,11 @@ app.conf.task_queues = [Queue(app.conf.task_default_queue), Queue("quiet")]
 journal = Journal.from_env()
 
 
-def stand(gate: str, account: str) -> None:
-    """Wait until the test opens a gate for an account."""
-    journal.wait_for(lambda events: any(e.name == f"{gate} {account}" for e in events), 30)
-
-
 @app.task(base=LockedTask, bind=True, lock_key=KEY)
 def hold(self, account):
     """Holds the lock until the test says that it may go."""
     journal.add("held", account=account)
-    stand("free", account)
+    journal.wait_for(f"free {account}", 30)
 
 
 def take(self: Any, account: str) -> str:
@@ -58,7 +53,7 @@ class ToldOf(LockedTask):
         journal.add("arrived", account=args[0])
         times = len([e for e in journal.events("arrived") if e["account"] == args[0]])
         if times > 1:
-            stand("go", args[0])
+            journal.wait_for(f"go {args[0]}", 30)
 
 
 def cut_off(policy: str) -> Any:
@@ -80,7 +75,7 @@ class KnowsItsBroker(WithoutABroker):
 @app.task(base=KnowsItsBroker, bind=True, lock_key=KEY)
 def holds_without_a_broker(self, account):
     journal.add("held", account=account)
-    stand("free", account)
+    journal.wait_for(f"free {account}", 30)
 
 
 _send, _park, _ask_to_park = Outbox.send, Engine.park, RedisBackend.park

@@ -26,7 +26,7 @@ class Arrives(LockedTask):
 
     def before_start(self, task_id, args, kwargs):
         journal.add("arrived", account=args[0])
-        journal.wait_for(lambda events: any(e.name == f"ask {args[0]}" for e in events), 30)
+        journal.wait_for(f"ask {args[0]}", 30)
 
 
 def work(self, account):
@@ -83,7 +83,7 @@ def work_twice(self, account):
     """The first time it is sent again, when the test says so."""
     if not self.request.retries:
         journal.add("arrived", account=account)
-        journal.wait_for(lambda events: any(e.name == f"ask {account}" for e in events), 30)
+        journal.wait_for(f"ask {account}", 30)
         journal.add("ran", account=account, retries=0)
         if hasattr(self, "autoretry_for"):
             raise LookupError(account)
@@ -95,7 +95,7 @@ def work_twice(self, account):
 def work_once(self, account):
     """Ends when the test says so."""
     journal.add("arrived", account=account)
-    journal.wait_for(lambda events: any(e.name == f"ask {account}" for e in events), 30)
+    journal.wait_for(f"ask {account}", 30)
     return work(self, account)
 
 

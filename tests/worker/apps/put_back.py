@@ -59,4 +59,4 @@ def is_a_step(self, account, number):
 @app.task(base=LockedTask, lock_key="account:{account}")
 def holds(account):
     journal.add("holds", account=account)
-    journal.wait_for(lambda events: any(e.name == f"free {account}" for e in events), 30)
+    journal.wait_for(f"free {account}", 30)

@@ -72,17 +72,13 @@ def strike(**_: Any) -> None:
         sys.setprofile(profile)
 
 
-def stand(gate: str, account: str) -> None:
-    journal.wait_for(lambda events: any(e.name == f"{gate} {account}" for e in events), 60)
-
-
 @app.task(base=LockedTask, bind=True, lock_key=KEY)
 def hold(self: Any, account: str) -> None:
     """Holds the lock until the test says that it may go."""
     tenant.set("holder")
     with holding(journal, self.lock):
         journal.add("held", account=account)
-        stand("free", account)
+        journal.wait_for(f"free {account}", 60)
 
 
 def take(self: Any, account: str, seconds: float) -> str:

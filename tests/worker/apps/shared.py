@@ -18,7 +18,7 @@ def be_inside(task: Any, account: str) -> dict[str, Any]:
     """Until the test opens the gate of this task."""
     told = {"account": account, "id": task.request.id, "fence": task.lock.fence}
     journal.add("begun", **told)
-    journal.wait_for(lambda events: any(e.name == f"go {task.request.id}" for e in events), 30)
+    journal.wait_for(f"go {task.request.id}", 30)
     journal.add("done", **told)
     return told
 
@@ -131,11 +131,11 @@ def downgrades_and_retries(self, account, countdown):
 @app.task(bind=True)
 def step(self, account):
     journal.add("begun", account=account, id=self.request.id, fence=0)
-    journal.wait_for(lambda events: any(e.name == f"go {self.request.id}" for e in events), 30)
+    journal.wait_for(f"go {self.request.id}", 30)
 
 
 @app.task(bind=True)
 def adds_a_writer(self, account):
     self.add_to_chord(fence.si(account))
     journal.add("begun", account=account, id=self.request.id, fence=0)
-    journal.wait_for(lambda events: any(e.name == f"go {self.request.id}" for e in events), 30)
+    journal.wait_for(f"go {self.request.id}", 30)

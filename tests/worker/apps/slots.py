@@ -32,7 +32,7 @@ def stands(self: Any, gate: str, seconds: float = 0.0) -> None:
     journal.add("stands", gate=gate, host=self.request.hostname)
     time.sleep(seconds)
     if not seconds:
-        journal.wait_for(lambda events: any(each.name == f"open {gate}" for each in events), 120)
+        journal.wait_for(f"open {gate}", 120)
 
 
 @app.task(base=LockedTask, bind=True, lock_key="account:{account}")

@@ -20,7 +20,7 @@ journal = Journal.from_env()
 
 def work(account: str) -> str:
     journal.add("inside", account=account)
-    journal.wait_for(lambda events: any(e.name == f"free {account}" for e in events), 30)
+    journal.wait_for(f"free {account}", 30)
     return account
 
 
@@ -85,7 +85,7 @@ class Gate:
     def store_result(self, task_id: str, result: Any, state: str, **more: Any) -> Any:
         stored = self._backend.store_result(task_id, result, state, **more)
         if state == "BLOCKED":
-            journal.wait_for(lambda events: any(e.name == f"open {task_id}" for e in events), 30)
+            journal.wait_for(f"open {task_id}", 30)
         return stored
 
 

@@ -20,7 +20,7 @@ def _app(name: str) -> Any:
     @made.task(base=LockedTask, bind=True, name="hold", lock_key="account:{account}")
     def hold(self: Any, account: str) -> None:
         journal.add("held", account=account, app=name)
-        journal.wait_for(lambda events: any(e.name == f"free {account}" for e in events), 30)
+        journal.wait_for(f"free {account}", 30)
 
     @made.task(base=LockedTask, bind=True, name="takes", lock_key="account:{account}")
     def takes(self: Any, account: str) -> str:

@@ -22,7 +22,7 @@ journal = Journal.from_env()
 @app.task
 def first(key):
     journal.add(f"first {key}")
-    journal.wait_for(lambda events: any(e.name == f"go on {key}" for e in events), 30)
+    journal.wait_for(f"go on {key}", 30)
 
 
 @app.task(base=LockedTask, bind=True, lock_key="workflow:{key}")

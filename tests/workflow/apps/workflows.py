@@ -114,7 +114,7 @@ AUTORETRY = {
 def act(task: Any, do: str, account: str, name: str) -> None:  # noqa: C901  # one line an ending
     first = task.request.retries == 0
     if do.startswith("wait"):
-        journal.wait_for(lambda events: any(e.name == f"go on {account}" for e in events))
+        journal.wait_for(f"go on {account}")
     if do == "fail":
         raise ValueError(name)
     if do.endswith("autoretry in vain") or (do.endswith("autoretry") and first):
