@@ -69,7 +69,7 @@ def note(name: str, task: Any, key: str, **data: Any) -> None:
 
 
 def wait_at_gate(key: str) -> None:
-    journal().wait_for(lambda events: any(e.name == "gate" and e["key"] == key for e in events), 60)
+    journal().wait_for("gate", 60, key=key)
 
 
 def told(body: Callable[..., Any]) -> Callable[..., Any]:

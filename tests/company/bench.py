@@ -177,8 +177,7 @@ class Bench:
         self._is_the_last = False
 
     def events(self, name: str, key: str | None = None) -> list[Event]:
-        every = self.worker.journal.events(name)
-        return [event for event in every if event["key"] == (key or self.key)]
+        return self.worker.journal.events(name, key=key or self.key)
 
     def wait_for(
         self, name: str, count: int = 1, timeout: float = 30.0, key: str | None = None
@@ -199,8 +198,7 @@ class Bench:
         try:
             self.worker.journal.wait_for(there, timeout)
         except AssertionError:
-            own = [event for event in self.worker.journal.events() if event["key"] == self.key]
-            lines = "\n".join(f"  {event}" for event in own)
+            lines = "\n".join(f"  {event}" for event in self.worker.journal.events(key=self.key))
             raise AssertionError(f"after {timeout} s {missing}\n{lines}") from None
 
     def open_gate(self) -> None:
@@ -281,8 +279,8 @@ class Bench:
         self.wait_for("end", count, key=key)
         names = [
             event.name
-            for event in self.worker.journal.events()
-            if event["key"] == (key or self.key) and event.name in ("begin", "end")
+            for event in self.worker.journal.events(key=key or self.key)
+            if event.name in ("begin", "end")
         ]
         assert names == ["begin", "end"] * count, "two bodies ran at once"
 

@@ -70,11 +70,7 @@ def _end(task, shop):
 
 
 def _began(worker, shop, count=1):
-    def found():
-        return [e for e in worker.journal.events("began") if e.data.get("shop") == shop]
-
-    wait_for(lambda: len(found()) >= count, LONG, f"{count} executions for {shop}")
-    return found()
+    return worker.journal.wait_for("began", LONG, count, shop=shop)
 
 
 def _whats(worker, shop, count=1):

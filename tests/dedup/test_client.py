@@ -48,12 +48,11 @@ def slow(worker):
 
 
 def _of(worker, account, name="began"):
-    return [e for e in worker.journal.events(name) if e.data.get("account") == account]
+    return worker.journal.events(name, account=account)
 
 
 def _began(worker, account, count=1):
-    wait_for(lambda: len(_of(worker, account)) >= count, 20, f"{count} began for {account}")
-    return _of(worker, account)
+    return worker.journal.wait_for("began", 20, count, account=account)
 
 
 def _free(worker, account):

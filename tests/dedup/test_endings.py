@@ -56,19 +56,8 @@ def account():
     return uuid.uuid4().hex
 
 
-def _told(worker, account, name):
-    def found(events):
-        return [e for e in events if e.name == name and e["account"] == account]
-
-    return found(worker.journal.wait_for(lambda events: bool(found(events))))[0]
-
-
 def _began(worker, account, count=1):
-    def found():
-        return [e for e in worker.journal.events("began") if e["account"] == account]
-
-    wait_for(lambda: len(found()) >= count, 20, f"{count} began for {account}")
-    return found()
+    return worker.journal.wait_for("began", 20, count, account=account)
 
 
 def _waits_in_its_slot(task, account):
@@ -241,7 +230,8 @@ def test_a_call_counts_no_longer_when_celery_makes_no_more_retries_of_its_errors
     with pytest.raises(LookupError):
         first.get(timeout=20)
     assert len(_began(worker, account)) == 3
-    assert not _told(worker, account, "failed")["marked"], "on_failure can send it again"
+    [failed] = worker.journal.wait_for("failed", account=account)
+    assert not failed["marked"], "on_failure can send it again"
 
 
 def test_a_retry_that_is_revoked_counts_no_longer(m, worker, account):
@@ -356,9 +346,7 @@ def test_one_that_is_replaced_between_showing_blocked_and_parking_is_revoked(
     m.without.delay(slow)
     _began(worker, slow)
     first = task.delay(slow, "first")
-    worker.journal.wait_for(
-        lambda events: any(e.name == "at the gate" and e["id"] == first.id for e in events)
-    )
+    worker.journal.wait_for("at the gate", id=first.id)
     second = task.delay(slow, "second")
     assert m.app.AsyncResult(first.id).state == "REVOKED"  # another object: it remembers that
     for each in (first, second):

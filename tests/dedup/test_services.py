@@ -8,7 +8,6 @@ import pytest
 from celery import chain, chord
 
 from celery_relock import is_dropped
-from tests.support import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +42,7 @@ def queued(stores):
 
 
 def _stored(stores, name, count):
-    def found():
-        return [e["number"] for e in stores.journal.events("stored") if e["account"] == name]
-
-    wait_for(lambda: len(found()) >= count, 20, f"{count} stored")
-    return found()
+    return [e["number"] for e in stores.journal.wait_for("stored", 20, count, account=name)]
 
 
 def test_the_last_step_of_a_chain_runs(stores, other, queued):

@@ -82,12 +82,7 @@ def late(worker):
 
 def began(worker, account, count):
     """The calls of an account that have begun, in that order, once there are so many."""
-
-    def found():
-        return [e for e in worker.journal.events("began") if e["account"] == account]
-
-    wait_for(lambda: len(found()) >= count, 30, f"{count} began for {account}")
-    return found()
+    return worker.journal.wait_for("began", count=count, account=account)
 
 
 def numbers(events):
@@ -522,7 +517,7 @@ def test_a_duplicate_takes_no_place(worker, m, account, late):
 def test_eager_and_direct_calls_have_no_order(m, account):
     assert m.update.apply((account, 1)).get() == 1
     assert m.update(account, 2) == 2
-    events = [e for e in m.journal.events("began") if e["account"] == account]
+    events = m.journal.events("began", account=account)
     assert [event["in_order"] for event in events] == [None, None]
 
 

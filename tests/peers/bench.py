@@ -48,7 +48,7 @@ class Bench:
         self._client.set(f"{BENCH_PREFIX}how:{name}", how, ex=600)
 
     def events(self, name: str, kind: str = "began") -> list[Event]:
-        return [e for e in self.worker.journal.events(kind) if e["task"] == name]
+        return self.worker.journal.events(kind, task=name)
 
     def began(self, name: str, count: int = 1, seconds: float = 15.0) -> list[Event]:
         self.see(lambda: len(self.events(name)) >= count, seconds, f"fewer than {count} executions")
@@ -94,7 +94,7 @@ class Bench:
 
     def header(self, task_id: str) -> dict[str, Any]:
         """The header of celery-relock that a running task's message has; none for the others."""
-        [began] = [e for e in self.worker.journal.events("began") if e["id"] == task_id][:1]
+        [began] = self.worker.journal.events("began", id=task_id)[:1]
         return {"relock": began["header"]} if began.data.get("header") else {}
 
     def alone(self, name: str) -> None:

@@ -37,6 +37,10 @@ class Event:
     def __getitem__(self, key: str) -> Any:
         return self.data[key]
 
+    def says(self, facts: dict[str, Any]) -> bool:
+        """Whether these are among its data."""
+        return facts.items() <= self.data.items()
+
 
 class Journal:
     def __init__(self, url: str, namespace: str):
@@ -57,9 +61,10 @@ class Journal:
         fields = {"name": name, "pid": str(os.getpid()), "data": json.dumps(data, default=str)}
         self._client.xadd(self._key, fields)  # type: ignore[arg-type]
 
-    def events(self, name: str | None = None) -> list[Event]:
-        """All events in the order in which the server saw them, or those of one name."""
-        return [event for event in self._all()[1] if name is None or event.name == name]
+    def events(self, name: str | None = None, /, **facts: Any) -> list[Event]:
+        """All events in the order in which the server saw them, or those of one name, or those that
+        say this: `events("began", account=account)`."""
+        return _chosen(self._all()[1], name, facts)
 
     def names(self) -> list[str]:
         return [event.name for event in self.events()]
@@ -69,11 +74,13 @@ class Journal:
         wanted: str | Callable[[list[Event]], Any],
         timeout: float = 30.0,
         count: int = 1,
+        **facts: Any,
     ) -> list[Event]:
-        """Wait until `count` events of a name, or a predicate over all events, are there.
+        """Wait until `count` events of a name that say this, or a predicate over all events, are
+        there: `wait_for("began", account=account)`.
 
-        Returns the events of that name, or all of them for a predicate. AssertionError with the
-        journal as it stands after `timeout` seconds.
+        Returns those events, or all of them for a predicate. AssertionError with the journal as it
+        stands after `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
         while True:
@@ -81,12 +88,13 @@ class Journal:
             if callable(wanted):
                 if wanted(events):
                     return events
-            elif len(named := [event for event in events if event.name == wanted]) >= count:
-                return named
+            elif len(found := _chosen(events, wanted, facts)) >= count:
+                return found
             left = deadline - time.monotonic()
             if left <= 0:
                 lines = "\n".join(f"  {event}" for event in events) or "  (empty)"
-                raise AssertionError(f"not in the journal within {timeout} s: {wanted}\n{lines}")
+                missed = f"{wanted} {facts or ''}"
+                raise AssertionError(f"not in the journal within {timeout} s: {missed}\n{lines}")
             # In slices, so that a client timeout never cuts a long wait.
             self._client.xread({self._key: last}, count=1, block=max(1, int(min(left, 1) * 1000)))
 
@@ -98,6 +106,10 @@ class Journal:
 
     def close(self) -> None:
         self._client.close()
+
+
+def _chosen(events: list[Event], name: str | None, facts: dict[str, Any]) -> list[Event]:
+    return [event for event in events if name in (None, event.name) and event.says(facts)]
 
 
 def _event(entry: tuple[bytes, dict[bytes, bytes]]) -> Event:

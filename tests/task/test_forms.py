@@ -120,7 +120,7 @@ def test_the_lock_is_free_during_the_backoff_of_an_autoretry(forms, account, is_
     # The backoff is three seconds, so another task has time to come and go.
     between = forms.module.plain.delay(account).get(timeout=20)
     assert result.get(timeout=20) == 1
-    attempts = [e for e in forms.journal.events("attempt") if e["account"] == account]
+    attempts = forms.journal.events("attempt", account=account)
     assert [e["retries"] for e in attempts] == [0, 1]
     assert attempts[0]["fence"] < between["fence"] < attempts[1]["fence"]
 

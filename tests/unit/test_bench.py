@@ -86,6 +86,8 @@ def test_the_journal_keeps_order_and_wakes_who_waits(journal, redis_url, namespa
 
     events = journal.wait_for(lambda events: len(events) == 2)
     assert [(event.name, event["n"]) for event in events] == [("first", 1), ("second", 2)]
+    assert journal.wait_for("second", n=2) == journal.events(n=2) == events[1:]
+    assert not journal.events("second", n=1)
     with pytest.raises(AssertionError, match="not in the journal"):
         journal.wait_for("third", timeout=0.05)
     other.close()

@@ -85,7 +85,7 @@ def test_a_child_that_outlives_its_parent_keeps_the_permit(family, account):
 
 def test_what_replaces_a_task_may_re_enter_before_its_body_has_left(family, account):
     told = family.module.is_replaced.delay(account).get(timeout=20)
-    replaced = [e for e in family.journal.events("replacing") if e["account"] == account]
+    replaced = family.journal.events("replacing", account=account)
     assert told["reentered"]
     assert told["fence"] == replaced[0]["fence"]
 
@@ -180,9 +180,7 @@ def test_ancestors_that_make_no_sense_are_no_error_and_admit_nobody(family, acco
 def held_from_within(worker, account):
     """A task that lingers in the lock; its execution id as the server has it."""
     sent = worker.module.lingers.delay(account)
-    worker.journal.wait_for(
-        lambda events: any(e.name == "lingering" and e["account"] == account for e in events)
-    )
+    worker.journal.wait_for("lingering", account=account)
     state = lock_of(worker, f"account:{account}")._engine.inspect(f"account:{account}")
     return sent, state.holds[0].execution_id
 
@@ -274,6 +272,4 @@ def test_a_task_that_replaced_the_holder_is_not_warned_of_it(family, account, by
 
 def test_a_task_that_sends_itself_does_not_overlap_with_itself(family, account):
     family.module.sends_itself.delay(account, 4).get(timeout=20)
-    family.journal.wait_for(
-        lambda events: any(e.name == "last" and e["account"] == account for e in events)
-    )
+    family.journal.wait_for("last", account=account)

@@ -76,7 +76,7 @@ def test_it_goes_to_its_queue_alone_while_the_worker_of_that_is_away(start, acco
     again = start(kind)
     assert result.get(timeout=10)[:2] == [m.by_topic.name, "order.new"]
     assert "relock_origin" not in result.get()
-    assert len([each for each in again.journal.events("received") if each["id"] == result.id]) == 2
+    assert len(again.journal.events("received", id=result.id)) == 2
     assert audit.received() == [result.id]
     audit.close()
 
@@ -88,9 +88,7 @@ def test_what_is_sent_again_later_goes_to_its_queue_alone(start, account, kind):
     lock = m.asks_again.lock_for(account)
     assert lock.acquire()
     result = send(worker, "asks_again", account)
-    worker.journal.wait_for(
-        lambda events: [e["id"] for e in events if e.name == "received"].count(result.id) > 1
-    )
+    worker.journal.wait_for("received", count=2, id=result.id)
     lock.release()
     result.get(timeout=30)
     assert audit.received() == [result.id]

@@ -141,7 +141,7 @@ def test_parked_calls_whose_lock_has_another_name_when_they_come_back_run_once_a
         assert occupied.owned()
     done(worker, before + 4, timeout=10)
     wait_for(lambda: not in_use(cluster, worker), what="all to be released")
-    events = [e for e in worker.journal.events() if e.name == "done"][before:]
+    events = worker.journal.events("done")[before:]
     assert sorted(e["number"] for e in events) == [0, 1, 2, 3]
 
 
@@ -150,7 +150,7 @@ def test_the_bursts_of_each_node_are_sent_as_one_message(cluster, worker):
     sent = [worker.module.merges.delay(ACCOUNTS[n % 5], n).id for n in range(25)]
     assert sent == sent[:5] * 5
     done(worker, before + 5)
-    events = [e for e in worker.journal.events() if e.name == "done"][before:]
+    events = worker.journal.events("done")[before:]
     assert {e["task"]: e["number"] for e in events} == dict(zip(sent, range(20, 25), strict=False))
     wait_for(lambda: not in_use(cluster, worker), what="all to be released")
     assert so_far(worker) == before + 5

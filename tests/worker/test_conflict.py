@@ -27,7 +27,7 @@ def worker(module_worker):
 def holder(worker, account):
     """The lock of this test's account is held until `holder()` is called, or the test ends."""
     sent = worker.module.hold.delay(account)
-    worker.journal.wait_for(lambda events: any(_is(e, "held", account) for e in events))
+    worker.journal.wait_for("held", account=account)
 
     def let_go():
         worker.journal.add(f"free {account}")
@@ -37,15 +37,8 @@ def holder(worker, account):
     worker.journal.add(f"free {account}")
 
 
-def _is(event, name, account):
-    return event.name == name and event.data.get("account") == account
-
-
-def _seen(worker, account, timeout=30.0):
-    events = worker.journal.wait_for(
-        lambda events: any(_is(e, "seen", account) for e in events), timeout
-    )
-    return next(dict(e.data) for e in events if _is(e, "seen", account))
+def _seen(worker, account):
+    return dict(worker.journal.wait_for("seen", account=account)[0].data)
 
 
 def _permits(worker, account):
@@ -104,11 +97,11 @@ def test_raise_is_told_at_once_and_says_who_holds_the_lock(worker, account, hold
 
 def test_retry_comes_back_until_the_lock_is_free_and_counts_as_no_retry(worker, account, holder):
     result = worker.module.looks["retry"].delay(account)
-    worker.journal.wait_for(lambda events: _deliveries(events, result.id)[2:])
+    worker.journal.wait_for("delivered", count=3, task_id=result.id)
     assert result.state == "RETRY"
     holder()
     assert result.get(timeout=30) >= 2
-    deliveries = _deliveries(worker.journal.events(), result.id)
+    deliveries = worker.journal.events("delivered", task_id=result.id)
     assert [e.data.get("attempts", 0) for e in deliveries] == list(range(len(deliveries)))
     assert len({e["execution_id"] for e in deliveries}) == 1
     assert len({e["since"] for e in deliveries[1:]}) == 1
@@ -123,15 +116,11 @@ def waits(request, worker, account):
 
     def until_put_off(task_id, count=1):
         if request.param == "retry":
-            worker.journal.wait_for(lambda events: _deliveries(events, task_id)[1:])
+            worker.journal.wait_for("delivered", count=2, task_id=task_id)
         else:
             wait_until_parked(worker, f"account:{account}", count)
 
     return SimpleNamespace(task=task, until_put_off=until_put_off, policy=request.param)
-
-
-def _deliveries(events, task_id):
-    return [e for e in events if e.name == "delivered" and e["task_id"] == task_id]
 
 
 def test_an_execution_that_came_back_is_the_same_in_all_that_its_message_says(
@@ -199,15 +188,13 @@ def test_links_and_errbacks_stay(worker, account, holder, waits):
     failing = worker.module.comes_back_briefly.apply_async(
         (account,), link_error=note.si(0, f"{account}-failed")
     )
-    worker.journal.wait_for(
-        lambda events: any(_is(e, "noted", f"{account}-failed") for e in events)
-    )
+    worker.journal.wait_for("noted", account=f"{account}-failed")
     with pytest.raises(LockConflict):
         failing.get(timeout=20)
     holder()
     attempts = result.get(timeout=30)
-    noted = worker.journal.wait_for(lambda events: [e for e in events if _is(e, "noted", account)])
-    assert [e["value"] for e in noted if _is(e, "noted", account)] == [attempts]
+    noted = worker.journal.wait_for("noted", account=account)
+    assert [e["value"] for e in noted] == [attempts]
 
 
 def test_a_chain_goes_on_after_the_wait(worker, account, holder, waits):

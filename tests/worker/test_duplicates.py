@@ -59,12 +59,7 @@ class Message:
             )
 
     def events(self, name, count=0, timeout=30.0):
-        def found(events):
-            return [e for e in events if e.name == name and e.data.get("account") == self.account]
-
-        return found(
-            self.worker.journal.wait_for(lambda events: len(found(events)) >= count, timeout)
-        )
+        return self.worker.journal.wait_for(name, timeout, count, account=self.account)
 
     def let_go(self):
         self.worker.journal.add(f"free {self.account}")

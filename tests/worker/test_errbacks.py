@@ -19,17 +19,10 @@ def worker(module_worker):
     return module_worker("tests.worker.apps.errbacks", concurrency=3, env={LOOK_EVERY: "0.3"})
 
 
-def _seen(worker, name, account, timeout=30.0):
-    def found(events):
-        return [e for e in events if e.name == name and e["account"] == account]
-
-    return found(worker.journal.wait_for(found, timeout))
-
-
 @pytest.fixture
 def held(worker, account):
     sent = worker.module.holds.delay(account)
-    _seen(worker, "held", account)
+    worker.journal.wait_for("held", account=account)
     yield sent
     worker.journal.add(f"free {account}")
     sent.get(timeout=20)
@@ -40,7 +33,7 @@ def _kill_one_with(worker, errback, account):
     sent = worker.module.dies.apply_async(
         (account,), link_error=getattr(worker.module, errback).s(account)
     )
-    worker.kill(pid=_seen(worker, "alive", account)[0].pid)
+    worker.kill(pid=worker.journal.wait_for("alive", account=account)[0].pid)
     return sent
 
 
@@ -55,12 +48,12 @@ def test_an_errback_in_the_main_process_never_waits_for_its_lock(worker, account
     assert worker.module.ping.delay().get(timeout=30) == "pong"
     assert time.monotonic() - started < 20
     assert lock_of(worker, f"account:{account}").locked()
-    assert not [e for e in worker.journal.events("errback") if e["account"] == account]
+    assert not worker.journal.events("errback", account=account)
 
 
 def test_an_errback_in_the_main_process_runs_under_its_lock_when_that_is_free(worker, account):
     sent = _kill_one_with(worker, "waits", account)
-    errback = _seen(worker, "errback", account)[0]
+    errback = worker.journal.wait_for("errback", account=account)[0]
     assert errback.pid == worker.pid
     assert errback["of"] == sent.id
     assert errback["fence"] > 0
@@ -69,7 +62,7 @@ def test_an_errback_in_the_main_process_runs_under_its_lock_when_that_is_free(wo
 
 def test_the_errback_of_a_hard_time_limit_does_not_wait_either(worker, account, held):
     worker.module.overruns.apply_async((account,), link_error=worker.module.waits.s(account))
-    _seen(worker, "alive", account)
+    worker.journal.wait_for("alive", account=account)
     told = rf"LockConflict\W.*account:{account}.*holds\[{held.id}\]"
     worker.wait_for_log(told, timeout=30)
     started = time.monotonic()

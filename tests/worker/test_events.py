@@ -37,9 +37,7 @@ def _told(worker, kind, account, count=1, timeout=30.0):
 @pytest.fixture
 def held(worker, account):
     sent = worker.module.holds.delay(account)
-    worker.journal.wait_for(
-        lambda events: any(e.name == "held" and e["account"] == account for e in events)
-    )
+    worker.journal.wait_for("held", account=account)
     yield sent
     worker.journal.add(f"free {account}")
     sent.get(timeout=20, propagate=False)
@@ -148,9 +146,7 @@ def test_a_loss_is_told_though_the_body_does_not_notice(worker, monitor, account
 def test_what_is_freed_for_a_dead_process_is_told_with_the_task_that_it_ran(worker, monitor):
     account = uuid.uuid4().hex
     sent = worker.module.is_killed.delay(account)
-    held = worker.journal.wait_for(
-        lambda events: [e for e in events if e.name == "held" and e["account"] == account]
-    )[-1]
+    [held] = worker.journal.wait_for("held", account=account)
     worker.kill(pid=held.pid)
     reclaimed = monitor.wait(sent.id, "lock-reclaimed")
     assert reclaimed["locks"] == [f"account:{account}"]

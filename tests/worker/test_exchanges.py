@@ -34,10 +34,7 @@ def channel(shared):
 def seen(worker, account, count):
     """Wait until the body has run so often, and give the workers in which it did."""
 
-    def found(events):
-        return [e["worker"] for e in events if e.name == "seen" and e["account"] == account]
-
-    return found(worker.journal.wait_for(lambda events: len(found(events)) >= count, 20))
+    return [e["worker"] for e in worker.journal.wait_for("seen", 20, count, account=account)]
 
 
 def waits(worker, sent, count):

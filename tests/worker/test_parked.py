@@ -43,10 +43,7 @@ def held(worker, name):
 def _took(worker, account, count=1, timeout=30.0, of="id"):
     """The ids of the tasks (or runs) that were inside, in order."""
 
-    def found(events):
-        return [e[of] for e in events if e.name == "took" and e["account"] == account]
-
-    return found(worker.journal.wait_for(lambda events: len(found(events)) >= count, timeout))
+    return [e[of] for e in worker.journal.wait_for("took", timeout, count, account=account)]
 
 
 def test_a_parked_execution_takes_no_slot_and_says_what_it_waits_for(worker, account, name):

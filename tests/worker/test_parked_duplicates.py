@@ -46,10 +46,7 @@ class Message:
             )
 
     def events(self, name, count=0):
-        def found(events):
-            return [e for e in events if e.name == name and e.data.get("account") == self.account]
-
-        return found(self.worker.journal.wait_for(lambda events: len(found(events)) >= count, 20))
+        return self.worker.journal.wait_for(name, 20, count, account=self.account)
 
     def states(self, count):
         return [e["state"] for e in self.events("over", count)]
@@ -78,7 +75,7 @@ def test_a_parked_execution_that_meets_the_lock_again_keeps_its_place(worker, me
         assert state_of(worker, message.name).waiters[0].execution_id == line[0].execution_id
         assert message.result.state == behind.state == "BLOCKED"
     assert [message.result.get(timeout=20), behind.get(timeout=20)] == ["run 1", "run 2"]
-    asked = [e for e in worker.journal.events("asked") if e["of"] == message.name]
+    asked = worker.journal.events("asked", of=message.name)
     assert len(asked) <= 1, "a callable is asked once, and its answer stands"
 
 
@@ -135,8 +132,8 @@ def test_the_callable_is_asked_of_conflicts_and_not_of_copies(worker):
     message.events("inside", 1)
     message.deliver()
     wait_until_parked(worker, message.name)
-    assert message.name not in [e["of"] for e in worker.journal.events("asked")]
-    assert None not in [e["of"] for e in worker.journal.events("asked")]
+    assert not worker.journal.events("asked", of=message.name)
+    assert not worker.journal.events("asked", of=None)
     message.let_go()
     message.result.get(timeout=20)
 

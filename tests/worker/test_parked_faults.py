@@ -40,19 +40,11 @@ def worker(start):
     return start()
 
 
-def _events(worker, name, account):
-    return [e for e in worker.journal.events(name) if e["account"] == account]
-
-
 def _held_by(worker, task, account):
     """The lock of this account is held by a task of this name."""
     result = getattr(worker.module, task).delay(account)
-    worker.journal.wait_for(lambda events: _in(events, "held", account))
+    worker.journal.wait_for("held", account=account)
     return result
-
-
-def _in(events, name, account):
-    return [e for e in events if e.name == name and e.data.get("account") == account]
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +85,7 @@ def test_a_releaser_that_cannot_reach_the_broker_loses_nothing(worker, unsent):
 def test_a_message_that_is_lost_in_the_broker_is_sent_again(worker, unsent):
     assert unsent["purged"].get(timeout=20) == "ran"
     result = unsent["purged"]
-    assert [e["id"] for e in worker.journal.events("took")].count(result.id) == 1
+    assert len(worker.journal.events("took", id=result.id)) == 1
 
 
 def test_a_soft_time_limit_while_parking_leaves_nothing_that_could_run_later(worker, account):
@@ -116,7 +108,7 @@ def test_a_child_that_is_killed_before_it_knows_that_it_has_parked_loses_nothing
         worker.wait_for_log("a dead process|is dead|WorkerLostError")
         wait_until_parked(worker, f"account:unheard-{account}")
         wait_for(lambda: worker.module.app.AsyncResult(task_id).state == "FAILURE")
-    worker.journal.wait_for(lambda events: _in(events, "took", f"unheard-{account}"))
+    worker.journal.wait_for("took", account=f"unheard-{account}")
     wait_for(lambda: worker.module.app.AsyncResult(task_id).state == "SUCCESS")
 
 
@@ -129,7 +121,7 @@ def cut_off(worker, locks, account):
         with lock_of(worker, name):
             result = worker.module.finds_redis_away[policy].delay(account)
             wait_until_parked(worker, name)
-        worker.journal.wait_for(lambda events: len(_in(events, "arrived", account)) == 2)
+        worker.journal.wait_for("arrived", count=2, account=account)
         locks.proxy.refuse()
         worker.journal.add(f"go {account}")
         return result
@@ -146,7 +138,7 @@ def test_a_parked_execution_that_fails_as_redis_is_away_does_not_run_later(
         result.get(timeout=20)
     locks.proxy.accept()
     wait_for(lambda: state_of(worker, f"account:{account}").waiting == 0)
-    assert not _events(worker, "took", account)
+    assert not worker.journal.events("took", account=account)
     assert result.state == "FAILURE"
 
 
@@ -156,7 +148,7 @@ def test_a_parked_execution_that_runs_without_its_lock_does_so_once(
     assert cut_off("run").get(timeout=20) == "ran"
     locks.proxy.accept()
     wait_for(lambda: state_of(worker, f"account:{account}").waiting == 0)
-    assert len(_events(worker, "took", account)) == 1
+    assert len(worker.journal.events("took", account=account)) == 1
 
 
 def test_a_parked_execution_that_comes_back_when_redis_does_runs_once(
@@ -166,7 +158,7 @@ def test_a_parked_execution_that_comes_back_when_redis_does_runs_once(
     worker.wait_for_log(rf"{result.id}\] retry: ")
     locks.proxy.accept()
     assert result.get(timeout=20) == "ran"
-    assert len(_events(worker, "took", account)) == 1
+    assert len(worker.journal.events("took", account=account)) == 1
     wait_for(lambda: state_of(worker, f"account:{account}").waiting == 0)
 
 

@@ -46,10 +46,7 @@ def held(worker, redis_url, account):
 
 
 def _told(worker, name, **facts):
-    def found(events):
-        return [e for e in events if e.name == name and facts.items() <= e.data.items()]
-
-    return found(worker.journal.wait_for(lambda events: found(events), 20))[0]
+    return worker.journal.wait_for(name, 20, **facts)[0]
 
 
 def _parked(worker, result):
@@ -104,7 +101,7 @@ def test_who_releases_the_lock_resumes_the_next_one_in_the_order_of_their_coming
     worker.journal.add(f"free {account}")
     for each in sent:
         _told(worker, "over", id=each.id, state="SUCCESS")
-    seen = [e for e in worker.journal.events("seen") if e.data.get("account") == account]
+    seen = worker.journal.events("seen", account=account)
     assert [e["id"] for e in seen] == [each.id for each in sent]
 
 
@@ -138,8 +135,7 @@ def test_an_execution_that_expires_leaves_the_queue_though_nobody_releases_the_l
 
 
 def _ids_seen(worker, account):
-    events = worker.journal.events("seen")
-    return [e["id"] for e in events if e.data.get("account") == account]
+    return [e["id"] for e in worker.journal.events("seen", account=account)]
 
 
 def test_what_is_parked_waits_for_a_broker_that_is_away(broker, worker, account, held):
@@ -208,12 +204,8 @@ def test_a_message_that_the_broker_brings_back_on_purpose_runs_again(
     if waits:
         _parked(worker, sent)
         held.release()
-
-    def tried(events):
-        return [e for e in events if e.name == "tried" and e["id"] == sent.id]
-
-    worker.journal.wait_for(lambda events: len(tried(events)) == 3, 20)
+    worker.journal.wait_for("tried", 20, count=3, id=sent.id)
     # The lock is free: nobody stands behind an execution that is over.
     module.work.apply_async((account,), queue="classic")
     _told(worker, "seen", account=account)
-    assert len(tried(worker.journal.events())) == 3
+    assert len(worker.journal.events("tried", id=sent.id)) == 3

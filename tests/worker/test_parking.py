@@ -81,11 +81,7 @@ def signed(certificates):
 
 def deliveries(worker, task_id, count=2):
     """What the worker received for a task, without the library's own header."""
-
-    def found(events):
-        return [e for e in events if e.name == "received" and e["id"] == task_id]
-
-    events = found(worker.journal.wait_for(lambda events: len(found(events)) >= count))
+    events = worker.journal.wait_for("received", count=count, id=task_id)
     raws = [pickle.loads(b64decode(event["raw"])) for event in events]
     for raw in raws:
         raw["headers"].pop("relock", None)

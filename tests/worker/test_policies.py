@@ -64,7 +64,7 @@ def _noted(worker, account):
     module = worker.module
     for result in [module.value.delay(0) for _ in range(3)]:
         result.get(timeout=30)  # what was published before has been run by now
-    return any(e["account"] == account for e in worker.journal.events("noted"))
+    return bool(worker.journal.events("noted", account=account))
 
 
 def _parked(worker, name):

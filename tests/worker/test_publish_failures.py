@@ -84,7 +84,7 @@ def arrive(worker, client):
         left = 0 if _RESTORES else client.hlen(f"{_prefix(worker)}unacked")
         sent = {account: canvas.apply_async() for account, canvas in canvases.items()}
         for account in sent:
-            wait_for(lambda account=account: _of(worker, account, "arrived"), what=account)
+            worker.journal.wait_for("arrived", account=account)
         late = sum(worker.module.app.tasks[_first(c).task].acks_late for c in canvases.values())
         unacked = f"{_prefix(worker)}unacked"
         wait_for(lambda: client.hlen(unacked) == left + late, what="acknowledged")
@@ -106,19 +106,15 @@ def _prefix(worker):
     return worker.module.app.conf.broker_transport_options["global_keyprefix"]
 
 
-def _of(worker, account, name):
-    return [e for e in worker.journal.events(name) if e["account"] == account]
-
-
 def _ran_once(worker, client, account, sent):
     """The body and the step after it ran once, and no copy of the message is left anywhere."""
     assert sent.get(timeout=30) == sent.parent.id
     # Celery sends the next step before it stores the result.
     wait_for(lambda: sent.parent.state == "SUCCESS")
     _wait_until_idle(worker, client)
-    [ran] = _of(worker, account, "ran")
+    [ran] = worker.journal.events("ran", account=account)
     assert ran["retries"] == 0
-    [noted] = _of(worker, account, "noted")
+    [noted] = worker.journal.events("noted", account=account)
     assert noted["value"] == sent.parent.id
 
 
@@ -153,9 +149,9 @@ def test_what_no_broker_takes_waits_in_its_slot_and_runs_once(
     try:
         for each, task in tasks.items():
             worker.wait_for_log(rf"{task} was not sent again, it stays in its slot", timeout=20)
-            assert not _of(worker, each, "ran")
+            assert not worker.journal.events("ran", account=each)
             locks[each].release()
-            wait_for(lambda each=each: _of(worker, each, "ran"), what=f"{task} without a broker")
+            worker.journal.wait_for("ran", account=each)
     finally:
         broker.accept()
     for each in tasks:
@@ -177,7 +173,7 @@ def test_what_is_parked_and_whose_lock_is_freed_without_a_broker_runs_once_when_
             locks[each].release()
         lost = re.compile("(?i)cannot connect|connection.*lost|connection refused")
         wait_for(lambda: lost.search(worker.log(), before), what="the worker without its broker")
-        assert not any(_of(worker, each, "ran") for each in tasks)
+        assert not any(worker.journal.events("ran", account=each) for each in tasks)
     finally:
         broker.accept()
     for each in tasks:
@@ -212,7 +208,7 @@ def test_a_time_limit_while_the_message_is_sent_again_ends_the_task(
     unanswered.deliver()  # the broker has it after all
     worker.wait_for_log(rf"{sent.parent.id}\] (parked|waits|was replaced|is a late)", 20)
     assert not held.locked()
-    assert not _of(worker, account, "ran")
+    assert not worker.journal.events("ran", account=account)
     assert sent.parent.state == "FAILURE"
 
 
@@ -232,7 +228,7 @@ def test_a_time_limit_while_the_message_is_sent_again_because_redis_is_away_ends
     wait_for(lambda: len(client.keys(tombstones)) > ended, what="its end to be remembered")
     unanswered.deliver()  # the broker has it after all
     worker.wait_for_log(rf"{sent.parent.id}\] is a late copy", 20)
-    assert not _of(worker, account, "ran")
+    assert not worker.journal.events("ran", account=account)
     assert sent.parent.state == "FAILURE"
 
 
@@ -267,13 +263,12 @@ def test_a_retry_that_no_broker_takes_leaves_no_lock_behind(worker, broker, arri
             wait_for(lambda each=each: sent[each].state == "FAILURE", 20)
         if task.name.endswith("once"):
             wait_for(lambda task=task, each=each: task.marked(each) is None)
-        if task.name.endswith("in_order"):
+        if task.name.endswith("in_order"):  # the call behind it has its turn
             task.delay(each)
-            behind = f"{task.name}, the call behind it"
-            wait_for(lambda each=each: len(_of(worker, each, "ran")) == 2, 20, behind)
+            worker.journal.wait_for("ran", 20, count=2, account=each)
     assert worker.module.ping.delay().get(timeout=20) == "pong"
     for each in tasks:
-        assert {e["retries"] for e in _of(worker, each, "ran")} == {0}
+        assert {e["retries"] for e in worker.journal.events("ran", account=each)} == {0}
 
 
 def test_a_next_step_that_no_broker_takes_leaves_no_lock_behind(worker, broker, arrive, account):
@@ -282,9 +277,9 @@ def test_a_next_step_that_no_broker_takes_leaves_no_lock_behind(worker, broker, 
     arrive({each: _with_a_note(worker, task, each) for each, task in tasks.items()})
     _ends_without_a_broker(worker, broker, tasks)
     assert worker.module.ping.delay().get(timeout=20) == "pong"
-    assert [len(_of(worker, each, "ran")) for each in tasks] == [1, 1]
+    assert [len(worker.journal.events("ran", account=each)) for each in tasks] == [1, 1]
     # The other one is free before its next step is sent.
-    assert not _of(worker, holding, "noted")
+    assert not worker.journal.events("noted", account=holding)
 
 
 @pytest.mark.parametrize("task", RETRIES)
@@ -299,7 +294,7 @@ def test_a_retry_that_was_taken_though_the_sender_heard_nothing_runs_once(
     worker.wait_for_log(
         rf"{sent.id}\] (parked|waits|was replaced|is a late)", 20
     )  # it was sent twice
-    assert [e["retries"] for e in _of(worker, account, "ran")] == [0, 1]
+    assert [e["retries"] for e in worker.journal.events("ran", account=account)] == [0, 1]
     wait_for(lambda: not lock_of(worker, f"account:{account}").locked())
 
 
@@ -310,7 +305,7 @@ def test_a_message_whose_autoretry_no_broker_takes_runs_when_a_redrive_brings_it
     message = Message(worker, "autoretries_or_is_rejected")
     account = message.account
     message.deliver()
-    wait_for(lambda: _of(worker, account, "arrived"))
+    worker.journal.wait_for("arrived", account=account)
     broker.refuse()
     _go_on(worker, [account])
     try:
@@ -319,4 +314,4 @@ def test_a_message_whose_autoretry_no_broker_takes_runs_when_a_redrive_brings_it
         broker.accept()
     assert worker.module.ping.delay().get(timeout=20) == "pong"
     message.deliver()
-    wait_for(lambda: len(_of(worker, account, "ran")) >= 2, what="its second run")
+    worker.journal.wait_for("ran", count=2, account=account)

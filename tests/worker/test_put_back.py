@@ -8,7 +8,6 @@ import pytest
 from celery import chain
 
 from celery_relock import locked
-from tests.support import wait_for
 from tests.support.parked import wait_until_parked
 
 pytestmark = pytest.mark.skipif(
@@ -22,11 +21,7 @@ def worker(module_worker):
 
 
 def _began(worker, account, count):
-    def found():
-        return [e for e in worker.journal.events("began") if e["account"] == account]
-
-    wait_for(lambda: len(found()) >= count, 30, f"{count} began for {account}")
-    return found()
+    return worker.journal.wait_for("began", count=count, account=account)
 
 
 def test_it_runs_again_though_it_was_parked_before(worker, account):

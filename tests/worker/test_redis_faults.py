@@ -33,10 +33,7 @@ def down(locks):
 
 
 def _inside(worker, account, timeout=30.0):
-    def found(events):
-        return [e for e in events if e.name == "inside" and e["account"] == account]
-
-    return found(worker.journal.wait_for(found, timeout))
+    return worker.journal.wait_for("inside", timeout, account=account)
 
 
 def test_down_at_acquire_raises_and_the_body_does_not_run(worker, account, down):
@@ -45,7 +42,7 @@ def test_down_at_acquire_raises_and_the_body_does_not_run(worker, account, down)
     with pytest.raises(LockUnavailable):
         result.get(timeout=20)
     assert time.monotonic() - started < 15
-    assert not [e for e in worker.journal.events("inside") if e["account"] == account]
+    assert not worker.journal.events("inside", account=account)
 
 
 def test_down_at_acquire_with_retry_comes_back_until_redis_does(worker, account, down):

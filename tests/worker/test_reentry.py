@@ -149,7 +149,7 @@ def test_a_direct_call_under_a_lock_object_re_enters_it(reentry, account):
 
 def test_two_direct_calls_outside_of_tasks_are_strangers(reentry, account):
     reentry.module.take.delay(account, seconds=1.5)
-    reentry.journal.wait_for(lambda events: _is_in(events, account))
+    reentry.journal.wait_for("enter", lock=f"account:{account}")
     started = time.monotonic()
     with pytest.raises(LockConflict, match=r"lock_max_wait=0.2 s") as caught:
         reentry.module.impatient(account)
@@ -174,10 +174,6 @@ def test_a_first_protocol_message_takes_its_own_id_for_the_workflow(module_worke
     fences = [one.get(timeout=20)["fence"] for one in both]
     assert len(set(fences)) == 2
     assert len(permits(worker.journal.events(), f"account:{account}")) == 3
-
-
-def _is_in(events, account):
-    return any(e.name == "enter" and e["lock"] == f"account:{account}" for e in events)
 
 
 @pytest.mark.parametrize("where", ["nowhere", "in a variable"])

@@ -77,25 +77,16 @@ def ready(worker, queue=None):
     return worker
 
 
-def events(worker, name, **facts):
-    every = worker.journal.events(name)
-    return [event for event in every if facts.items() <= event.data.items()]
-
-
 def was_received(worker, result):
     try:
-        worker.journal.wait_for(lambda _: events(worker, "received", id=result.id), 5.0)
+        worker.journal.wait_for("received", 5.0, id=result.id)
     except AssertionError:
         return False
     return True
 
 
 def took(worker, account, count=1, timeout=30.0):
-    def found(_):
-        return len(events(worker, "took", account=account)) >= count
-
-    worker.journal.wait_for(found, timeout)
-    return events(worker, "took", account=account)
+    return worker.journal.wait_for("took", timeout, count, account=account)
 
 
 def held(worker, account):
@@ -107,7 +98,7 @@ def held(worker, account):
 def is_held(worker, account):
     """A task holds the lock until `free`."""
     worker.module.hold.delay(account)
-    wait_for(lambda: events(worker, "held", account=account))
+    worker.journal.wait_for("held", account=account)
 
 
 @pytest.fixture
@@ -134,7 +125,7 @@ def test_turns_follow_each_other_though_the_queue_has_a_backlog(worker, account,
     assert [event["id"] for event in entered] == [each.id for each in sent]
     # One delivery that was parked, one that was resumed.
     for each in sent:
-        assert len(events(worker, "received", id=each.id)) == 2
+        assert len(worker.journal.events("received", id=each.id)) == 2
     # It was not the resume queue that it came from, as far as anybody can tell.
     assert {event["key"] for event in entered} == {m.app.conf.task_default_queue}
     assert not [name for event in entered for name in event["headers"] if "origin" in name]
@@ -160,7 +151,7 @@ def test_a_retry_goes_where_the_first_message_came_from(worker, account):
     assert result.get(timeout=30) == result.id
     default = worker.module.app.conf.task_default_queue
     assert [event["key"] for event in took(worker, account, 2)] == [default, default]
-    came_by = [event["key"] for event in events(worker, "received", id=result.id)]
+    came_by = [event["key"] for event in worker.journal.events("received", id=result.id)]
     assert came_by == [default, default, default]  # as the library makes it look, before anybody
 
 
@@ -184,7 +175,7 @@ def test_what_waits_long_for_a_slot_is_delivered_once(start, account):
     lock.release()
     for each in results:
         assert each.get(timeout=40) == each.id
-    assert {len(events(worker, "received", id=each.id)) for each in results} == {2}
+    assert {len(worker.journal.events("received", id=each.id)) for each in results} == {2}
 
 
 def test_the_policy_retry_sends_the_same_message_later(worker, account):
@@ -192,7 +183,7 @@ def test_the_policy_retry_sends_the_same_message_later(worker, account):
     token = worker.module.tenant.set("T1")
     result = worker.module.asks_again.apply_async((account,), argsrepr="(secret)")
     worker.module.tenant.reset(token)
-    wait_for(lambda: len(events(worker, "received", id=result.id)) > 1)
+    worker.journal.wait_for("received", count=2, id=result.id)
     lock.release()
     assert result.get(timeout=30) == result.id
     assert took(worker, account)[0]["tenant"] == "T1"
@@ -215,7 +206,7 @@ def test_each_pool_has_them(start, account, broker, pool):
     for each in results:
         assert each.get(timeout=30) == each.id
     assert not last.ready()
-    assert {len(events(worker, "received", id=each.id)) for each in results} == {2}
+    assert {len(worker.journal.events("received", id=each.id)) for each in results} == {2}
 
 
 def test_the_worker_s_own_queues_stay_as_they_are_and_are_followed(worker, account):
@@ -266,7 +257,7 @@ def test_queues_that_others_share_an_exchange_with(start, account, broker, which
     lock.release()
     assert result.get(timeout=30) == result.id
     (event,) = took(worker, account)
-    first, second = events(worker, "received", id=result.id)
+    first, second = worker.journal.events("received", id=result.id)
     assert first["exchange"] == queue.exchange.name
     for again in (second, event):
         assert (again["exchange"], again["key"]) == (first["exchange"], first["key"])
@@ -415,7 +406,7 @@ def test_apps_of_one_process_publish_to_their_own_brokers(redis_url, namespace, 
         wait_for(lambda: state_of(a, f"account:{account}").waiting == 3)
         a.journal.add(f"free {account}")
         assert [each.get(timeout=30) for each in results] == ["second", "first", "second"]
-        assert [e["app"] for e in a.journal.events("took")].count("first") == 1
+        assert len(a.journal.events("took", app="first")) == 1
     finally:
         for worker in both:
             worker.close()

@@ -23,14 +23,7 @@ def worker(module_worker):
 
 def _inside(worker, account, count, timeout=30.0):
     """So many entries into the lock, in their order."""
-    return _told(worker, account, "inside", count, timeout)
-
-
-def _told(worker, account, name, count, timeout=30.0):
-    def found(events):
-        return [e for e in events if e.name == name and e["account"] == account]
-
-    return found(worker.journal.wait_for(lambda events: len(found(events)) >= count, timeout))
+    return worker.journal.wait_for("inside", timeout, count, account=account)
 
 
 def _who(entries):
@@ -100,7 +93,7 @@ def test_a_retry_that_cannot_name_its_lock_frees_what_is_kept_for_it(worker, acc
 def test_it_is_released_before_on_failure_when_autoretry_makes_no_more_retries(worker, account):
     with pytest.raises(ValueError, match=account):
         worker.module.gives_up_by_itself.delay(account).get(timeout=20)
-    [failed] = _told(worker, account, "failed", 1)
+    [failed] = worker.journal.wait_for("failed", account=account)
     assert failed["free"]
 
 
@@ -108,7 +101,7 @@ def test_it_is_released_before_on_failure_when_autoretry_makes_no_more_retries(w
 def test_a_retry_that_comes_before_its_predecessor_is_out_waits_for_it(worker, account, policy):
     getattr(worker.module, f"lingers_{policy}").delay(account)
     first, second = _inside(worker, account, 2)
-    [over] = [e for e in worker.journal.events("over") if e["account"] == account]
+    [over] = worker.journal.events("over", account=account)
     assert second.at >= over.at
     assert first["fence"] == second["fence"]
     assert second["continuous"]

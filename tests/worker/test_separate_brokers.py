@@ -81,10 +81,7 @@ def held(worker):
 
 
 def _told(worker, name, lock):
-    def found(events):
-        return [e for e in events if e.name == name and e.data.get("lock") == lock]
-
-    return found(worker.journal.wait_for(lambda events: found(events), 20))[0]
+    return worker.journal.wait_for(name, 20, lock=lock)[0]
 
 
 def test_a_hold_is_renewed_and_an_execution_is_parked_and_resumed_and_its_chain_goes_on(

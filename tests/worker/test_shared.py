@@ -29,10 +29,7 @@ def name(account):
 def _begun(worker, account, count):
     """The ids of the tasks whose bodies have begun, when there are so many."""
 
-    def found(events):
-        return [e["id"] for e in events if e.name == "begun" and e["account"] == account]
-
-    return found(worker.journal.wait_for(lambda events: len(found(events)) >= count, 20))
+    return [e["id"] for e in worker.journal.wait_for("begun", 20, count, account=account)]
 
 
 def _go(worker, *results):

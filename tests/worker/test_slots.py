@@ -39,17 +39,11 @@ def start(request, redis_server, namespace):
         print(one.log())
 
 
-def events(worker, name, **facts):
-    every = worker.journal.events(name)
-    return [event for event in every if facts.items() <= event.data.items()]
-
-
 def busy(worker, seconds=0.0):
     """A slot is busy for so many seconds, or until `open_gate`; returns the gate and the worker."""
     gate = uuid.uuid4().hex
     worker.module.stands.delay(gate, seconds)
-    worker.journal.wait_for(lambda _: events(worker, "stands", gate=gate))
-    return gate, events(worker, "stands", gate=gate)[0]["host"]
+    return gate, worker.journal.wait_for("stands", gate=gate)[0]["host"]
 
 
 def open_gate(worker, gate):
@@ -81,7 +75,7 @@ def test_a_worker_without_a_free_slot_leaves_it_to_one_that_has_one(start, broke
         lock, result = parked(worker, uuid.uuid4().hex)
         lock.release()
         assert result.get(timeout=3) == result.id
-    assert host not in {event["host"] for event in events(worker, "took")}
+    assert host not in {event["host"] for event in worker.journal.events("took")}
     open_gate(worker, gate)
 
 
@@ -93,8 +87,8 @@ def test_while_all_are_busy_it_waits_once_for_who_is_free_first(start, account, 
     _, host = busy(worker, TRIP + 2)  # longer than a message may be on its way without a word
     lock.release()
     assert result.get(timeout=TRIP + 5) == result.id
-    assert [event["host"] for event in events(worker, "took", account=account)] == [host]
-    assert len(events(worker, "received", id=result.id)) == 2
+    assert [event["host"] for event in worker.journal.events("took", account=account)] == [host]
+    assert len(worker.journal.events("received", id=result.id)) == 2
     open_gate(worker, gate)
 
 
@@ -111,10 +105,10 @@ def test_one_that_waits_long_in_a_worker_is_run_by_another_that_has_a_slot(
     lock.release()
     wait_until_requeued(worker)
     open_gate(worker, gate)  # there is no other worker, so it stands behind the second one
-    worker.journal.wait_for(lambda _: len(events(worker, "received", id=result.id)) == 2)
+    worker.journal.wait_for("received", count=2, id=result.id)
     start(broker, 1, **prefetch)
     assert result.get(timeout=3 * TRIP) == result.id
-    assert [event["host"] for event in events(worker, "took", account=account)] == [
+    assert [event["host"] for event in worker.journal.events("took", account=account)] == [
         f"w1@{namespace}"
     ]
     open_gate(worker, behind)
@@ -136,7 +130,7 @@ def test_turns_follow_each_other_though_each_slot_is_taken_at_once(start, accoun
     lock.release()
     for each in sent:
         assert each.get(timeout=20) == each.id
-    times = [begun, *(event.at for event in events(worker, "took", account=account))]
+    times = [begun, *(event.at for event in worker.journal.events("took", account=account))]
     gaps = [after - before for before, after in itertools.pairwise(times)]
     print(broker, pool, [round(gap, 3) for gap in gaps])
     assert max(gaps) < 2, gaps

@@ -16,13 +16,8 @@ def worker(module_worker):
     return module_worker(APP, concurrency=2)
 
 
-def _is_inside(worker, account):
-    found = [e for e in worker.journal.events("inside") if e["account"] == account]
-    return found[0] if found else None
-
-
 def _shows_started_until_the_end(worker, sent, account):
-    inside = wait_for(lambda: _is_inside(worker, account), what="the body")
+    [inside] = worker.journal.wait_for("inside", account=account)
     assert sent.state == "STARTED"
     assert sent.info == {"pid": inside.pid, "hostname": worker.node}
     worker.journal.add(f"free {account}")
@@ -37,7 +32,7 @@ def test_an_execution_is_started_when_it_has_its_lock(worker, account, task):
         if task == "blocks":
             wait_for(lambda: state_of(worker, account).waiting)
         wait_for(lambda: sent.state == shown, what=shown)
-        assert _is_inside(worker, account) is None
+        assert not worker.journal.events("inside", account=account)
     _shows_started_until_the_end(worker, sent, account)
 
 
@@ -64,7 +59,7 @@ def test_one_that_was_parked_and_has_failed_since_does_not_run(worker, account):
         worker.module.app.backend.store_result(sent.id, LockUnavailable("away"), "FAILURE")
     worker.wait_for_log(rf"{sent.id}\] has ended already")
     assert sent.state == "FAILURE"
-    assert _is_inside(worker, account) is None
+    assert not worker.journal.events("inside", account=account)
     wait_for(lambda: not state_of(worker, account).waiting, what="its place to be free")
 
 
@@ -103,14 +98,14 @@ def test_one_that_is_aborted_while_it_waits_finds_out_when_it_runs(worker, accou
 @pytest.mark.parametrize("task", ["does_not_track", "ignores_its_result"])
 def test_it_is_stored_of_no_other_task(worker, account, task):
     sent = getattr(worker.module, task).delay(account)
-    wait_for(lambda: _is_inside(worker, account), what="the body")
+    worker.journal.wait_for("inside", account=account)
     assert sent.state == "PENDING"
     worker.journal.add(f"free {account}")
 
 
 def test_an_inline_call_leaves_the_state_of_its_caller(worker, account):
     sent = worker.module.calls.delay(account)
-    inside = wait_for(lambda: _is_inside(worker, account), what="the body")
+    [inside] = worker.journal.wait_for("inside", account=account)
     assert (sent.state, sent.info["pid"]) == ("STARTED", inside.pid)
     worker.journal.add(f"free {account}")
     assert sent.get(timeout=20) == account

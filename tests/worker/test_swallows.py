@@ -14,7 +14,7 @@ def worker(module_worker):
 
 
 def counted(worker, account):
-    names = [e.name for e in worker.journal.events() if e.data.get("account") == account]
+    names = [e.name for e in worker.journal.events(account=account)]
     return {name: names.count(name) for name in names}
 
 

@@ -23,10 +23,8 @@ def worker(module_worker):
 
 
 def entered(worker, account, count, timeout=20.0):
-    def found(events):
-        return [e["task"] for e in events if e.name == "inside" and e["account"] == account]
-
-    return found(worker.journal.wait_for(lambda events: len(found(events)) >= count, timeout))
+    inside = worker.journal.wait_for("inside", timeout, count, account=account)
+    return [e["task"] for e in inside]
 
 
 def stay(worker, account, count):

@@ -41,7 +41,7 @@ def join(worker, account):
 
 
 def events_of(worker, account):
-    return [e for e in worker.journal.events() if e.data.get("account") == account]
+    return worker.journal.events(account=account)
 
 
 def fences_of(worker, account):

@@ -26,7 +26,7 @@ def test_plain_steps_keep_the_permit_in_a_worker_of_start_worker(worker, pool):
     names = ["0", "1", "2"]
     flow = chain(module.plain.s(account=account, name=name) for name in names)
     assert locked(flow, key=f"account:{account}").delay().get(timeout=30) == names
-    entered = [event for event in started.journal.events() if event.name == "enter"]
+    entered = started.journal.events("enter")
     assert [event["step"] for event in entered] == names
     assert len({event["fence"] for event in entered}) == 1
     assert entered[0]["fence"] > 0

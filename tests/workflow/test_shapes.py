@@ -127,9 +127,7 @@ class Case:
 
     def steps(self):
         return [
-            (event["name"], event["fences"])
-            for event in self.worker.journal.events()
-            if event.data.get("run") == self.run
+            (event["name"], event["fences"]) for event in self.worker.journal.events(run=self.run)
         ]
 
     def check_permits(self):

@@ -116,7 +116,7 @@ def end(self, account, how):
         raise self.retry(countdown=1)
     if how == "retry and go on" and not self.request.retries:
         self.retry(countdown=1, throw=False)
-    first = len([e for e in journal.events("began") if e["account"] == account]) == 1
+    first = len(journal.events("began", account=account)) == 1
     if how == "requeue" and first:
         raise Reject("come again", requeue=True)
     if how == "requeue":

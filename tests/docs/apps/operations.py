@@ -14,13 +14,9 @@ journal = Journal.from_env()
 @app.task(base=LockedTask, lock_key=KEY, name="shop.charge")
 def charge(account_id):
     """Holds its lock until the test says that it may go, once more each time."""
-
-    def count(events, name):
-        return sum(each.name == name and each["account"] == account_id for each in events)
-
     journal.add("inside", account=account_id)
-    turn = count(journal.events(), "inside")
-    journal.wait_for(lambda events: count(events, "go") >= turn, 60)
+    turn = len(journal.events("inside", account=account_id))
+    journal.wait_for("go", 60, turn, account=account_id)
 
 
 @app.task(base=LockedTask, lock_key=KEY, name="shop.import_file")

@@ -41,11 +41,7 @@ def result_of(sent: Any) -> Any:
 
 def met(name: str, account: str, count: int = 1) -> None:
     """Wait until so many tasks have said so."""
-
-    def there(events: Any) -> bool:
-        return sum(e.name == name and e.data.get("account") == account for e in events) >= count
-
-    journal.wait_for(there, timeout=30)
+    journal.wait_for(name, count=count, account=account)
 
 
 @locked()

@@ -60,7 +60,7 @@ def blocks_in_order(self, account):
 
 
 def _retry_three_times(conflict: Any) -> str:
-    times = [each["lock"] for each in journal.events("retries")].count(conflict.name)
+    times = len(journal.events("retries", lock=conflict.name))
     if times < 3:
         journal.add("retries", lock=conflict.name)
     return "retry" if times < 3 else "block"

@@ -25,7 +25,7 @@ class Watched(LockedTask):
 @app.task(base=Watched, bind=True, lock_key="{key}")
 def work(self, key):
     note("body", self.request.id)
-    journal.wait_for(lambda events: any(e.name == "gate" and e["key"] == key for e in events), 60)
+    journal.wait_for("gate", 60, key=key)
 
 
 def note(what, task_id):

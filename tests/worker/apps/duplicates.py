@@ -29,7 +29,7 @@ def work(self: Any, account: str) -> str:
 
 
 def runs(account: str) -> list[Any]:
-    return [e for e in journal.events("inside") if e["account"] == account]
+    return journal.events("inside", account=account)
 
 
 @app.task(base=LockedTask, bind=True, lock_key=KEY, lock_ttl=4.0)

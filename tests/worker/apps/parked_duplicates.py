@@ -25,7 +25,7 @@ def works(self, account):
     with holding(journal, self.lock):
         journal.add("inside", account=account)
         journal.wait_for(f"free {account}", 30)
-        return f"run {len([e for e in journal.events('inside') if e['account'] == account])}"
+        return f"run {len(journal.events('inside', account=account))}"
 
 
 options = {"base": LockedTask, "bind": True, "lock_key": "account:{account}", "lock_ttl": 1.5}

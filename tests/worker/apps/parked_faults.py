@@ -51,7 +51,7 @@ class ToldOf(LockedTask):
 
     def before_start(self, task_id, args, kwargs):
         journal.add("arrived", account=args[0])
-        times = len([e for e in journal.events("arrived") if e["account"] == args[0]])
+        times = len(journal.events("arrived", account=args[0]))
         if times > 1:
             journal.wait_for(f"go {args[0]}", 30)
 

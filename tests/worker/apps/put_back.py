@@ -23,7 +23,7 @@ LOCKED = {**PUT_BACK, "base": LockedTask, "lock_key": "account:{account}"}
 
 def work(self, account, number, **told):
     journal.add("began", account=account, number=number, **told)
-    times = [e["number"] for e in journal.events("began") if e["account"] == account]
+    times = [e["number"] for e in journal.events("began", account=account)]
     if number == 1 and times.count(1) == 1 + told.get("retries", 0):
         time.sleep(60)
 

@@ -37,7 +37,7 @@ def takes(self: Any, lock: str) -> None:
 @app.task(base=LockedTask, bind=True, lock_key="{lock}", lock_ttl=3)
 def stays(self: Any, lock: str) -> None:
     journal.add("in", lock=lock)
-    journal.wait_for(lambda events: any(e.name == "free" and e["lock"] == lock for e in events), 15)
+    journal.wait_for("free", 15, lock=lock)
     self.lock.check()
     journal.add("still in", lock=lock)
 
