@@ -13,8 +13,8 @@ from celery.exceptions import TaskRevokedError
 
 from celery_relock import engines
 from tests.support import wait_for
+from tests.support.messages import Message
 from tests.support.parked import lock_of
-from tests.worker.test_duplicates import Message
 
 pytestmark = pytest.mark.slow
 
@@ -272,16 +272,9 @@ def test_one_that_is_put_back_when_it_was_acknowledged_is_lost_and_counts_no_lon
     _counts_no_longer(m.ends, account)
 
 
-def _message(worker, task, account, **options):
-    made = Message(worker, task.name.rpartition(".")[2], **options)
-    made.account = account
-    made._sent = worker.module.app.amqp.create_task_message(made.id, task.name, (account,), {})
-    return made
-
-
 def test_a_copy_of_one_that_has_begun_is_no_call_that_is_queued(m, worker, account):
     slow = f"slow{account}"
-    message = _message(worker, m.starts, slow)
+    message = Message(worker, m.starts, slow)
     message.deliver()
     _began(worker, slow)
     message.deliver()
@@ -295,7 +288,7 @@ def test_a_copy_of_one_that_has_begun_is_no_call_that_is_queued(m, worker, accou
 
 def test_a_second_copy_of_its_message_acquires_nothing_and_frees_nothing(m, worker, account):
     slow = f"slow{account}"
-    message = _message(worker, m.done, slow, with_header=False)
+    message = Message(worker, m.done, slow, with_header=False)
     message.deliver()
     _began(worker, slow)
     message.deliver()

@@ -17,11 +17,11 @@ import pytest
 from celery import VERSION, chain, chord, group
 from kombu.exceptions import EncodeError
 
-from celery_relock import Lock, engines, locked
-from celery_relock.engine import ids
+from celery_relock import engines, locked
 from celery_relock.engine.protocol import LINE
 from celery_relock.errors import LockConflict
 from tests.support import programs, wait_for
+from tests.support.messages import Message
 from tests.support.parked import lock_of
 
 pytestmark = pytest.mark.slow
@@ -402,38 +402,26 @@ def test_a_call_by_name_has_no_place_until_it_arrives(worker, m, account, late):
     assert [(e["number"], e["in_order"]) for e in events] == [(1, True), (2, False)]
 
 
-def held_by_another(m, account):
+def held_by_another(worker, account):
     """The lock of an account, for one who has no place in its order."""
-    return Lock(m.app.conf.relock_url, f"account:{account}", namespace=m.app.conf.relock_namespace)
+    return lock_of(worker, f"account:{account}")
 
 
 @ON_REDIS
 def test_a_call_from_a_sender_without_this_library_that_waits_for_the_lock_is_followed(
     worker, m, account
 ):
-    sent = m.app.amqp.as_task_v2(uuid.uuid4().hex, m.update.name, (account, 1))
-    with held_by_another(m, account):
-        with m.app.producer_or_acquire() as producer:
-            where = m.app.conf.task_default_queue
-            producer.publish(sent.body, where, headers=sent.headers, **sent.properties)
+    with held_by_another(worker, account):
+        Message(worker, m.update, account, 1, with_header=False).deliver()
         waits(m, account, kind="")
     m.update.delay(account, 2)
     assert numbers(began(worker, account, 2)) == [1, 2]
 
 
-class Retry:
+def first_retry(worker, task, *args, **header):
     """The message of a call's first retry, as often as it is to come. When its body has ended with
     another retry, the state RETRY does not tell whose it is: a copy may be owed."""
-
-    def __init__(self, m, task, *args, **header):
-        self._app, self.id = m.app, uuid.uuid4().hex
-        self._sent = m.app.amqp.as_task_v2(self.id, task.name, args, retries=1)
-        self._sent.headers["relock"] = {"v": 2, "execution_id": ids.new_id(), **header}
-
-    def comes(self):
-        sent, where = self._sent, self._app.conf.task_default_queue
-        with self._app.producer_or_acquire() as producer:
-            producer.publish(sent.body, where, headers=dict(sent.headers), **sent.properties)
+    return Message(worker, task, *args, retries=1, **header)
 
 
 @ON_REDIS
@@ -442,7 +430,7 @@ def test_a_message_that_was_parked_and_has_to_wait_for_its_turn_again_waits(work
     began(worker, account, 1)
     name = f"account:{account}"  # of its place, which it took when it first came
     again = {"parked": LINE + name, "attempts": 1, "order": (name, 0)}
-    Retry(m, m.careful, account, 2, **again).comes()
+    first_retry(worker, m.careful, account, 2, **again).deliver()
     waits(m, account)
     worker.journal.add(f"free {account}")
     assert numbers(began(worker, account, 2)) == [1, 2]
@@ -452,10 +440,10 @@ def test_a_message_that_was_parked_and_has_to_wait_for_its_turn_again_waits(work
 def test_a_late_copy_that_waits_for_its_turn_until_the_next_retry_has_ended_holds_up_nobody(
     worker, m, account
 ):
-    retry = Retry(m, m.careful, account, 1, "again: retry, slow")
-    retry.comes()
+    retry = first_retry(worker, m.careful, account, 1, "again: retry, slow")
+    retry.deliver()
     began(worker, account, 2)
-    retry.comes()
+    retry.deliver()
     waits(m, account)
     worker.journal.add(f"free {account}")
     m.careful.delay(account, 2)
@@ -466,11 +454,11 @@ def test_a_late_copy_that_waits_for_its_turn_until_the_next_retry_has_ended_hold
 def test_a_late_copy_that_waits_for_the_lock_until_the_next_retry_has_ended_holds_up_nobody(
     worker, m, account
 ):
-    retry = Retry(m, m.careful_and_lets_pass, account, 1, "again: retry elsewhere")
-    retry.comes()
+    retry = first_retry(worker, m.careful_and_lets_pass, account, 1, "again: retry elsewhere")
+    retry.deliver()
     began(worker, f"{account}-else", 1)
-    with held_by_another(m, account):
-        retry.comes()
+    with held_by_another(worker, account):
+        retry.deliver()
         waits(m, account, kind="")
         worker.journal.add(f"free {account}-else")
         assert m.app.AsyncResult(retry.id).get(timeout=20) == 1
@@ -483,7 +471,7 @@ def test_a_late_copy_that_waits_for_the_lock_until_the_next_retry_has_ended_hold
 def test_a_call_by_name_that_ends_while_it_waits_for_the_lock_leaves_the_order(
     worker, m, account, how
 ):
-    with held_by_another(m, account):
+    with held_by_another(worker, account):
         options = {"expires": 2.0} if how == "expired" else {}
         first = m.app.send_task(m.update.name, (account, 1), **options)
         waits(m, account, kind="")

@@ -7,8 +7,8 @@ import uuid
 
 import pytest
 
-from celery_relock.engine import ids
 from tests.support import wait_for
+from tests.support.messages import Message
 from tests.support.parked import lock_of
 from tests.support.worker import ROOT
 
@@ -74,26 +74,13 @@ def test_a_task_that_has_to_wait_is_delivered_twice(worker, monitor):
 
 
 def test_a_copy_is_delivered_and_no_body_runs(worker, monitor):
-    key, task_id, app = uuid.uuid4().hex, str(uuid.uuid4()), worker.module.app
-    message = app.amqp.create_task_message(task_id, worker.module.work.name, (key,), {})
-    message.headers["relock"] = {"v": 2, "execution_id": ids.new_id()}
-
-    def deliver():
-        with app.producer_pool.acquire() as producer:
-            producer.publish(
-                message.body,
-                headers=dict(message.headers),
-                routing_key=app.conf.task_default_queue,
-                serializer="json",
-                **message.properties,
-            )
-
-    fired = Fired(worker, monitor, task_id)
-    deliver()
+    message = Message(worker, worker.module.work)
+    fired = Fired(worker, monitor, message.id)
+    message.deliver()
     fired.next("its lock is free: it runs", "body")
-    deliver()
+    message.deliver()
     fired.next("a copy while it runs")
-    worker.journal.add("gate", key=key)
+    worker.journal.add("gate", key=message.account)
     fired.next("it ends")
-    deliver()
+    message.deliver()
     fired.next("a copy after it has ended")

@@ -9,10 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from celery_relock.engine import ids
 from tests.support import wait_for
+from tests.support.messages import Message
 from tests.support.parked import lock_of
-from tests.support.permits import permits
 
 APP = "tests.worker.apps.duplicates"
 
@@ -22,60 +21,11 @@ def worker(module_worker):
     return module_worker(APP, concurrency=3)
 
 
-class Message:
-    """One message of a task, published as often as wanted, byte for byte the same."""
-
-    def __init__(self, worker, name, with_header=True, retries=0, attempts=0):
-        self.worker = worker
-        self.app = worker.module.app
-        self.account = uuid.uuid4().hex
-        self.id = str(uuid.uuid4())
-        task = getattr(worker.module, name)
-        self._sent = self.app.amqp.create_task_message(
-            self.id,
-            task.name,
-            (self.account,),
-            {},
-            ignore_result=task.ignore_result,
-            retries=retries,
-        )
-        self._headers = dict(self._sent.headers)
-        self.execution_id = ids.new_id()
-        if with_header:
-            self._headers["relock"] = {
-                "v": 2,
-                "execution_id": self.execution_id,
-                "attempts": attempts,
-            }
-
-    def deliver(self):
-        with self.app.producer_pool.acquire() as producer:
-            producer.publish(
-                self._sent.body,
-                headers=self._headers,
-                routing_key=self.app.conf.task_default_queue,
-                serializer="json",
-                **self._sent.properties,
-            )
-
-    def events(self, name, count=0, timeout=30.0):
-        return self.worker.journal.wait_for(name, timeout, count, account=self.account)
-
-    def let_go(self):
-        self.worker.journal.add(f"free {self.account}")
-
-    def wait_until_settled(self, client):
-        """The worker's main process is done with it: it has acknowledged or rejected it."""
-        prefix = self.app.conf.broker_transport_options["global_keyprefix"]
-        mine = self.id.encode()
-        wait_for(lambda: not any(mine in one for one in client.hvals(f"{prefix}unacked")))
-
-    @property
-    def result(self):
-        return self.app.AsyncResult(self.id)
-
-    def permits(self):
-        return permits(self.worker.journal.events(), f"account:{self.account}")
+def wait_until_settled(twin, client):
+    """The worker's main process is done with it: it has acknowledged or rejected it."""
+    prefix = twin.app.conf.broker_transport_options["global_keyprefix"]
+    mine = twin.id.encode()
+    wait_for(lambda: not any(mine in one for one in client.hvals(f"{prefix}unacked")))
 
 
 @pytest.fixture
@@ -83,7 +33,7 @@ def message(worker):
     made = []
 
     def make(name, **options):
-        made.append(Message(worker, name, **options))
+        made.append(Message(worker, getattr(worker.module, name), **options))
         return made[-1]
 
     yield make
@@ -106,7 +56,7 @@ def test_a_copy_waits_behind_the_execution_and_is_discarded_after_its_clean_end(
     twin.let_go()
     assert twin.result.get(timeout=20) == "run 1"
     # It was parked behind the execution, and went with it.
-    assert [e["state"] for e in twin.events("over", count=2)] == ["IGNORED", "SUCCESS"]
+    assert twin.states(2) == ["IGNORED", "SUCCESS"]
     assert twin.result.get(timeout=20) == "run 1"
     assert len(twin.permits()) == 1
 
@@ -121,11 +71,11 @@ def pool(request, module_worker):
 
 @pytest.mark.parametrize("name", ["works", "works_or_raises", "works_acked_late"])
 def test_a_copy_that_comes_to_the_very_process_of_the_execution_is_one_too(pool, name):
-    twin = Message(pool, name)
+    twin = Message(pool, getattr(pool.module, name))
     twin.deliver()
     (first,) = twin.events("inside", count=1)
     twin.deliver()
-    assert [e["state"] for e in twin.events("over", count=1)] == ["IGNORED"]
+    assert twin.states(1) == ["IGNORED"]
     twin.let_go()
     assert twin.result.get(timeout=20) == "run 1"
     # One that was parked went with it, one that was sent again comes to nothing like any other.
@@ -168,7 +118,7 @@ def test_a_copy_stores_no_state_where_celery_tracks_the_start(worker, message, c
         twin.let_go()
         twin.events("over", count=ends)
         twin.deliver()
-        over = [e["state"] for e in twin.events("over", count=ends + 1)]
+        over = twin.states(ends + 1)
         assert sorted(over) == ["FAILURE", *["IGNORED"] * ends]
         wait_for(lambda: "FAILURE" in states())
         assert states() == ["STARTED", "FAILURE"]
@@ -199,7 +149,7 @@ def test_a_copy_that_comes_after_the_end_is_discarded(worker, message, name):
     if name == "works_acked_late":
         twin.result.get(timeout=20)
     twin.deliver()
-    states = [e["state"] for e in twin.events("over", count=2)]
+    states = twin.states(2)
     assert states == ["SUCCESS", "IGNORED"]
     assert len(twin.permits()) == 1
 
@@ -217,7 +167,7 @@ def test_a_message_that_was_not_acknowledged_runs_each_time_a_redrive_brings_it_
         dead.deliver()
         assert len(dead.events("over", count=number)) == number
         # The main process stores the failure of a rejected one, after the child's end of it.
-        dead.wait_until_settled(client)
+        wait_until_settled(dead, client)
 
     assert dead.result.get(timeout=20) == "run 3"
     assert len(dead.permits()) == 3
@@ -244,7 +194,7 @@ def test_an_execution_that_came_back_and_died_before_its_result_was_stored_is_do
     """The state RETRY is that of the delivery which found the lock held."""
     twin = message("comes_back_and_dies_before_its_result_is_stored")
     twin.let_go()
-    with lock_of(worker, f"account:{twin.account}"):
+    with lock_of(worker, twin.lock):
         twin.deliver()
         wait_for(lambda: twin.result.state == "RETRY")
     twin.events("inside", count=2)
@@ -265,7 +215,7 @@ def test_a_copy_of_an_execution_that_has_sent_its_retry_is_discarded(
     end = f"{worker.module.app.conf.relock_namespace}:*:d:{twin.execution_id}"
     wait_for(lambda: client.keys(end), what="its end to be remembered")
     twin.deliver()
-    over = [e["state"] for e in twin.events("over", count=3)]
+    over = twin.states(3)
     assert sorted(over) == ["IGNORED", "RETRY", "SUCCESS"]
     assert twin.result.get(timeout=20) == "run 2"
     assert len(twin.permits()) == 2

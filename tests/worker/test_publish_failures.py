@@ -11,9 +11,9 @@ from celery import VERSION
 from celery.exceptions import SoftTimeLimitExceeded
 
 from tests.support import wait_for
+from tests.support.messages import Message
 from tests.support.parked import lock_of, wait_until_parked
 from tests.support.proxy import Proxy
-from tests.worker.test_duplicates import Message
 
 # Before, what a cut connection had taken stays with the broker until its visibility timeout.
 _RESTORES = VERSION >= (5, 6)
@@ -302,7 +302,7 @@ def test_a_retry_that_was_taken_though_the_sender_heard_nothing_runs_once(
 def test_a_message_whose_autoretry_no_broker_takes_runs_when_a_redrive_brings_it_back(
     worker, broker
 ):
-    message = Message(worker, "autoretries_or_is_rejected")
+    message = Message(worker, worker.module.autoretries_or_is_rejected)
     account = message.account
     message.deliver()
     worker.journal.wait_for("arrived", account=account)
