@@ -16,6 +16,18 @@ def locks(redis_binary):
     server.stop()
 
 
+@pytest.fixture(scope="session")
+def on_broker(request):
+    """What a worker's environment says of its broker: `env=on_broker("amqp")`, or "redis"."""
+
+    def env(broker):
+        if broker == "redis":
+            return {}
+        return {"RELOCK_TEST_BROKER": request.getfixturevalue("rabbitmq").url}
+
+    return env
+
+
 @pytest.fixture
 def monitor(worker):
     """Hears the events of the worker."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kombu import Queue
 
-from tests.support import Worker, wait_for
+from tests.support import wait_for
 from tests.support.parked import is_consumed, wait_until_parked
 
 pytestmark = pytest.mark.slow
@@ -15,21 +15,13 @@ both = pytest.mark.parametrize("kind", ["topic", "bindings"])
 
 
 @pytest.fixture(params=["redis", "amqp"])
-def start(request, redis_server, namespace):
-    started = []
-
+def start(request, worker, on_broker):
     def begin(kind):
-        env = {"RELOCK_TEST_QUEUES": kind}
-        if request.param == "amqp":
-            env["RELOCK_TEST_BROKER"] = request.getfixturevalue("rabbitmq").url
-        started.append(Worker(APP, redis_server.url, namespace, env=env))
-        wait_for(lambda: is_consumed(started[-1], started[-1].module.name), what="a consumer")
-        return started[-1]
+        started = worker(APP, env={**on_broker(request.param), "RELOCK_TEST_QUEUES": kind})
+        wait_for(lambda: is_consumed(started, started.module.name), what="a consumer")
+        return started
 
-    yield begin
-    for one in started:
-        one.close()
-        print(one.log())
+    return begin
 
 
 class Audit:

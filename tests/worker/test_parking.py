@@ -57,11 +57,11 @@ PLACES = [("redis", "prefork"), ("redis", "threads"), ("amqp", "prefork"), ("amq
 
 
 @pytest.fixture(scope="module", params=PLACES, ids="-".join)
-def worker(request, module_worker, certificates):
+def worker(request, module_worker, on_broker, certificates):
     broker, pool = request.param
-    env = {"RELOCK_TEST_CERTIFICATES": str(certificates.folder)} if CAN_SIGN else {}
-    if broker == "amqp":
-        env["RELOCK_TEST_BROKER"] = request.getfixturevalue("rabbitmq").url
+    env = on_broker(broker)
+    if CAN_SIGN:
+        env["RELOCK_TEST_CERTIFICATES"] = str(certificates.folder)
     namespace = f"ns{uuid.uuid4().hex[:12]}"
     return module_worker("tests.worker.apps.mirror", pool=pool, env=env, namespace=namespace)
 

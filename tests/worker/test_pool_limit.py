@@ -10,21 +10,14 @@ from celery import Celery
 from kombu import pools
 
 from celery_relock import LockedTask
-from tests.support import Worker
 from tests.support.parked import wait_until_parked
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(params=["redis", "amqp"])
-def worker(request, redis_server, namespace):
-    env = {}
-    if request.param == "amqp":
-        env["RELOCK_TEST_BROKER"] = request.getfixturevalue("rabbitmq").url
-    running = Worker("tests.worker.apps.resuming", redis_server.url, namespace, env=env)
-    yield running
-    running.close()
-    print(running.log())
+def worker(request, worker, on_broker):
+    return worker("tests.worker.apps.resuming", env=on_broker(request.param))
 
 
 @contextmanager

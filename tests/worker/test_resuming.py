@@ -29,35 +29,30 @@ brokers = pytest.mark.parametrize("broker", ["redis", "amqp"])
 
 
 @pytest.fixture(scope="module")
-def launch(request, redis_server):
+def launch(module_worker, on_broker):
     """Start workers on one broker: `launch("amqp", queues="topic")`; some for one namespace."""
-    started = []
 
     def begin(broker, *, queues="", namespace="", **options):
-        env = options.pop("env", {})
-        if broker == "amqp":
-            env.setdefault("RELOCK_TEST_BROKER", "")
-        if env.get("RELOCK_TEST_BROKER") == "":
-            env["RELOCK_TEST_BROKER"] = request.getfixturevalue("rabbitmq").url
+        env = {**on_broker(broker), **options.pop("env", {})}
         if queues:
             env["RELOCK_TEST_QUEUES"] = queues
         namespace = namespace or f"ns{uuid.uuid4().hex[:12]}"
-        started.append(Worker(APP, redis_server.url, namespace, env=env, **options))
-        return started[-1]
+        return module_worker(APP, namespace=namespace, env=env, **options)
 
-    begin.started = started
-    yield begin
-    for one in started:
-        one.close()
-        print(one.log())
+    return begin
 
 
 @pytest.fixture
 def start(launch):
     """The same, for one test."""
-    before = len(launch.started)
-    yield launch
-    for one in launch.started[before:]:
+    started = []
+
+    def begin(broker, **options):
+        started.append(launch(broker, **options))
+        return started[-1]
+
+    yield begin
+    for one in started:
         one.close()
 
 

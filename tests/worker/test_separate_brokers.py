@@ -48,13 +48,13 @@ def locks(redis_binary, tmp_path_factory):
 
 
 @pytest.fixture(scope="module", params=["no results", "rabbitmq", "least rights", "tls"])
-def worker(request, module_worker, locks):
+def worker(request, module_worker, on_broker, locks):
     """A worker whose results, but for the first two, are with the broker; its locks never are."""
     env, namespace = {"RELOCK_TEST_LOCKS": locks.url}, f"ns{uuid.uuid4().hex[:12]}"
     if request.param in ("no results", "rabbitmq"):
         env["RELOCK_TEST_RESULTS"] = "none"
     if request.param == "rabbitmq":
-        env["RELOCK_TEST_BROKER"] = request.getfixturevalue("rabbitmq").url
+        env |= on_broker("amqp")
     if request.param == "least rights":
         rules = [rule.replace("relock", namespace) for rule in least()]
         locks.client().execute_command("ACL", "SETUSER", "worker", "on", f">{PASSWORD}", *rules)

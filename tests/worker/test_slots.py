@@ -9,7 +9,7 @@ import uuid
 import pytest
 
 from celery_relock.worker.resuming import TRIP
-from tests.support import Worker, wait_for
+from tests.support import wait_for
 from tests.support.parked import is_consumed, lock_of, wait_until_parked, wait_until_requeued
 
 pytestmark = pytest.mark.slow
@@ -19,24 +19,19 @@ brokers = pytest.mark.parametrize("broker", ["redis", "amqp"])
 
 
 @pytest.fixture
-def start(request, redis_server, namespace):
+def start(worker, on_broker, namespace):
     """Start workers of one slot for one queue: `start("amqp", 2)`."""
     started = []
 
     def begin(broker, count, pool="prefork", **env):
-        if broker == "amqp":
-            env["RELOCK_TEST_BROKER"] = request.getfixturevalue("rabbitmq").url
+        env |= on_broker(broker)
         for _ in range(count):
             node = ("-n", f"w{len(started)}@{namespace}")
-            options = {"pool": pool, "concurrency": 1, "arguments": node, "env": env}
-            started.append(Worker(APP, redis_server.url, namespace, **options))
+            started.append(worker(APP, pool=pool, concurrency=1, arguments=node, env=env))
             wait_for(lambda: is_consumed(started[-1]), what="the announcement of the resume queue")
         return started[-count:]
 
-    yield begin
-    for one in started:
-        one.close()
-        print(one.log())
+    return begin
 
 
 def busy(worker, seconds=0.0):
