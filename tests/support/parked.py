@@ -1,8 +1,10 @@
-"""What waits for a lock of a worker's app, looked at from the test."""
+"""The locks of a worker's app, and what waits for them, looked at from the test."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from celery_relock import Lock, engines
@@ -64,3 +66,20 @@ def lock_of(worker: Any, name: str, **options: Any) -> Lock:
     """A plain `Lock` with this name in the test's own process, which can send no message."""
     conf = worker.module.app.conf
     return Lock(conf.relock_url, name, namespace=conf.relock_namespace, **options)
+
+
+@contextmanager
+def held_here(worker: Any, name: str) -> Iterator[Lock]:
+    """The lock is this process's, which can send no message, until it is released."""
+    lock = lock_of(worker, name)
+    assert lock.acquire(blocking=False)
+    try:
+        yield lock
+    finally:
+        if lock.owned():
+            lock.release()
+
+
+def wait_until_free(worker: Any, name: str, timeout: float = 30.0) -> None:
+    lock = lock_of(worker, name)
+    wait_for(lambda: not lock.locked(), timeout, f"{name} to be free")

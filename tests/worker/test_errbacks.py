@@ -9,9 +9,8 @@ import time
 import pytest
 
 from celery_relock.errors import LockConflict
-from tests.support import wait_for
 from tests.support.apps import LOOK_EVERY
-from tests.support.parked import lock_of
+from tests.support.parked import lock_of, wait_until_free
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +56,7 @@ def test_an_errback_in_the_main_process_runs_under_its_lock_when_that_is_free(wo
     assert errback.pid == worker.pid
     assert errback["of"] == sent.id
     assert errback["fence"] > 0
-    wait_for(lambda: not lock_of(worker, f"account:{account}").locked(), what="the lock to be free")
+    wait_until_free(worker, f"account:{account}")
 
 
 def test_the_errback_of_a_hard_time_limit_does_not_wait_either(worker, account, held):

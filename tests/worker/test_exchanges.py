@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from celery_relock.lock import Lock
+from tests.support.parked import held_here
 
 APP = "tests.worker.apps.exchanges"
 
@@ -16,13 +17,10 @@ def shared(rabbitmq, module_worker):
 
 
 @pytest.fixture
-def held(shared, redis_url, account):
+def held(shared, account):
     """The lock of this test's account, held by this process until `held.release()`."""
-    lock = Lock(redis_url, f"account:{account}", namespace=shared.module.NAME)
-    assert lock.acquire()
-    yield lock
-    if lock.owned():
-        lock.release()
+    with held_here(shared, f"account:{account}") as lock:
+        yield lock
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from celery.exceptions import TimeoutError as NotReady
 
 from celery_relock.errors import LockConflict
 from tests.support import leftovers, wait_for
-from tests.support.parked import label_of, lock_of, state_of, wait_until_parked
+from tests.support.parked import held_here, label_of, lock_of, state_of, wait_until_parked
 from tests.support.permits import permits
 
 
@@ -33,11 +33,8 @@ def name(account):
 @pytest.fixture
 def held(worker, name):
     """The lock is held by this process, which cannot send messages, until `held.release()`."""
-    lock = lock_of(worker, name)
-    lock.acquire()
-    yield lock
-    if lock.owned():
-        lock.release()
+    with held_here(worker, name) as lock:
+        yield lock
 
 
 def _took(worker, account, count=1, timeout=30.0, of="id"):

@@ -9,8 +9,8 @@ import pytest
 from celery import chain
 
 from celery_relock.declaration import engine_of
-from celery_relock.lock import Lock
 from tests.support import leftovers, wait_for
+from tests.support.parked import held_here
 from tests.support.tcp import TcpProxy
 
 no_quorum = pytest.mark.skipif(
@@ -36,13 +36,10 @@ def worker(broker, module_worker):
 
 
 @pytest.fixture
-def held(worker, redis_url, account):
+def held(worker, account):
     """The lock of this test's account, held by this process until `held.release()`."""
-    lock = Lock(redis_url, f"account:{account}", namespace=worker.module.app.conf.relock_namespace)
-    assert lock.acquire()
-    yield lock
-    if lock.owned():
-        lock.release()
+    with held_here(worker, f"account:{account}") as lock:
+        yield lock
 
 
 def _told(worker, name, **facts):

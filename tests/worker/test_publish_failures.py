@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from contextlib import ExitStack
 
 import pytest
 from celery import VERSION
@@ -12,7 +13,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from tests.support import wait_for
 from tests.support.messages import Message
-from tests.support.parked import lock_of, wait_until_parked
+from tests.support.parked import held_here, lock_of, wait_until_free, wait_until_parked
 from tests.support.proxy import Proxy
 
 # Before, what a cut connection had taken stays with the broker until its visibility timeout.
@@ -58,17 +59,8 @@ def worker(module_worker, broker, locks):
 @pytest.fixture
 def hold(worker):
     """Hold the lock of an account in this test, until it is released."""
-    held = []
-
-    def acquire(account):
-        held.append(lock_of(worker, f"account:{account}"))
-        assert held[-1].acquire()
-        return held[-1]
-
-    yield acquire
-    for lock in held:
-        if lock.owned():
-            lock.release()
+    with ExitStack() as held:
+        yield lambda account: held.enter_context(held_here(worker, f"account:{account}"))
 
 
 @pytest.fixture
@@ -243,13 +235,13 @@ RETRIES = (
 
 def _ends_without_a_broker(worker, broker, accounts):
     """The locks are held, the broker goes, the tasks go on: the locks are free."""
-    locks = [lock_of(worker, f"account:{account}") for account in accounts]
-    assert all(lock.locked() for lock in locks)
+    locks = [f"account:{account}" for account in accounts]
+    assert all(lock_of(worker, lock).locked() for lock in locks)
     broker.refuse()
     _go_on(worker, accounts)
     try:
         for lock in locks:
-            wait_for(lambda lock=lock: not lock.locked(), 20, f"{lock.name} to be free")
+            wait_until_free(worker, lock, 20)
     finally:
         broker.accept()
 
@@ -295,7 +287,7 @@ def test_a_retry_that_was_taken_though_the_sender_heard_nothing_runs_once(
         rf"{sent.id}\] (parked|waits|was replaced|is a late)", 20
     )  # it was sent twice
     assert [e["retries"] for e in worker.journal.events("ran", account=account)] == [0, 1]
-    wait_for(lambda: not lock_of(worker, f"account:{account}").locked())
+    wait_until_free(worker, f"account:{account}")
 
 
 # The last: what a worker rejects while its broker is away stays with Redis as not acknowledged.

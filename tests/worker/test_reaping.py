@@ -9,7 +9,7 @@ import signal
 
 from tests.support import wait_for
 from tests.support.apps import LOOK_EVERY
-from tests.support.parked import lock_of
+from tests.support.parked import lock_of, wait_until_free
 
 # The main process looks for children that have ended long after this test: nobody else tells of it.
 NOT_SOON = {LOOK_EVERY: "60"}
@@ -18,7 +18,7 @@ APP = "tests.worker.apps.reaping"
 
 def test_every_lock_of_a_killed_child_is_free_at_once_and_the_next_task_runs(worker):
     running = worker(APP, concurrency=2, env=NOT_SOON)
-    lock, *inner = [lock_of(running, each) for each in ("account:7", "inner", "inner coroutine")]
+    lock = lock_of(running, "account:7")
     running.module.hold.delay("7", inner="inner")
     held = running.journal.wait_for("holding", timeout=20)[0]
     running.journal.wait_for("inner", timeout=20)
@@ -29,6 +29,6 @@ def test_every_lock_of_a_killed_child_is_free_at_once_and_the_next_task_runs(wor
     followed = running.journal.wait_for("followed", timeout=30)[0]
 
     assert followed["fence"] > held["fence"]
-    for each in inner:
-        wait_for(lambda lock=each: not lock.locked(), what=f"{each.name} to be free")
+    for each in ("inner", "inner coroutine"):
+        wait_until_free(running, each)
     running.wait_for_log("reclaimed")

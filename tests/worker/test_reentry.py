@@ -8,8 +8,7 @@ import pytest
 
 from celery_relock.engine import ids
 from celery_relock.errors import LockConfigError, LockConflict
-from tests.support import wait_for
-from tests.support.parked import lock_of
+from tests.support.parked import lock_of, wait_until_free
 from tests.support.permits import permits
 
 INLINE = [
@@ -204,5 +203,4 @@ def test_a_lock_that_a_task_acquires_around_its_body_is_re_entered_by_the_body(
     reentry, account, name
 ):
     assert getattr(reentry.module, name).delay(account).get(timeout=20) is True
-    lock = lock_of(reentry, f"account:{account}")
-    wait_for(lambda: not lock.locked(), what="its release, by a signal after the result")
+    wait_until_free(reentry, f"account:{account}")  # by a signal after the result

@@ -8,7 +8,7 @@ from celery import chain
 
 from celery_relock import locked
 from tests.support import wait_for
-from tests.support.parked import lock_of
+from tests.support.parked import wait_until_free
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def worker(module_worker):
 def test_it_runs_until_it_is_put_back_no_more(worker, account, how, hook):
     worker.module.tasks[how, hook].delay(account)
     wait_for(lambda: len(worker.journal.events(f"{how} {hook}")) == 3, 20, "three bodies")
-    wait_for(lambda: not lock_of(worker, account).locked(), what="the lock to be free")
+    wait_until_free(worker, account)
 
 
 def test_a_step_of_a_workflow_does_so_and_the_workflow_goes_on(worker, account):

@@ -11,7 +11,7 @@ from celery.exceptions import MaxRetriesExceededError
 
 from celery_relock.errors import LockConfigError
 from tests.support import wait_for
-from tests.support.parked import lock_of
+from tests.support.parked import lock_of, wait_until_free
 
 APP = "tests.worker.apps.retry"
 
@@ -28,13 +28,6 @@ def _inside(worker, account, count, timeout=30.0):
 
 def _who(entries):
     return [(entry["task"], entry["retries"]) for entry in entries]
-
-
-def _is_freed(worker, account):
-    """Wait for that; returns when, by the clock of this machine."""
-    lock = lock_of(worker, f"account:{account}")
-    wait_for(lambda: not lock.locked(), what="the lock to be free")
-    return time.time()
 
 
 def test_the_lock_is_released_for_a_countdown_longer_than_the_lease(worker, account):
@@ -87,7 +80,7 @@ def test_it_is_released_when_the_retries_are_used_up(worker, account):
 def test_a_retry_that_cannot_name_its_lock_frees_what_is_kept_for_it(worker, account):
     with pytest.raises(LockConfigError):
         worker.module.forgets_its_lock.delay(account).get(timeout=20)
-    _is_freed(worker, account)
+    wait_until_free(worker, f"account:{account}")
 
 
 def test_it_is_released_before_on_failure_when_autoretry_makes_no_more_retries(worker, account):
@@ -105,7 +98,7 @@ def test_a_retry_that_comes_before_its_predecessor_is_out_waits_for_it(worker, a
     assert second.at >= over.at
     assert first["fence"] == second["fence"]
     assert second["continuous"]
-    _is_freed(worker, account)
+    wait_until_free(worker, f"account:{account}")
 
 
 @pytest.mark.parametrize("name", ["goes_on", "goes_on_and_cools_down", "goes_on_and_fails"])
@@ -114,7 +107,7 @@ def test_it_is_kept_for_a_retry_with_whose_sending_the_body_does_not_end(worker,
     first, second = _inside(worker, account, 2)
     assert first["fence"] == second["fence"]
     assert second["continuous"]
-    _is_freed(worker, account)
+    wait_until_free(worker, f"account:{account}")
 
 
 def test_a_retry_finds_out_that_what_was_kept_for_it_is_gone(worker, account):
@@ -136,7 +129,7 @@ def test_a_retry_that_is_revoked_frees_what_is_kept_for_it(worker, account):
     assert lock_of(worker, f"account:{account}").locked()
     worker.module.app.control.revoke(sent.id)
     # The lease would last for five minutes more; Celery discards the message when it is due.
-    _is_freed(worker, account)
+    wait_until_free(worker, f"account:{account}")
     assert len(_inside(worker, account, 1)) == 1
 
 
@@ -174,7 +167,8 @@ def test_a_retry_that_never_comes_frees_the_lock_with_the_end_of_its_lease(modul
     running.wait_for_log(rf"{sent.id}\] retry: ")
     running.close()
     # Kept from the retry on, for the countdown and the gap.
-    assert 2.9 < _is_freed(running, account) - _inside(running, account, 1)[0].at < 15
+    wait_until_free(running, f"account:{account}")
+    assert 2.9 < time.time() - _inside(running, account, 1)[0].at < 15
 
 
 def test_a_retry_with_other_arguments_keeps_only_the_names_that_it_needs(worker, account):

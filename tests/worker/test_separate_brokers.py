@@ -13,7 +13,7 @@ from celery import chain
 
 from tests.backends.redis.test_permissions import PASSWORD, least
 from tests.support import RedisServer, leftovers, wait_for
-from tests.support.parked import lock_of, state_of, wait_until_parked
+from tests.support.parked import held_here, state_of, wait_until_parked
 from tests.support.ports import free_port
 from tests.support.tls import Authority, speaks_tls
 
@@ -73,11 +73,8 @@ def worker(request, module_worker, on_broker, locks):
 @pytest.fixture
 def held(worker):
     """A lock that this process has, by the same way to the Redis as the worker's."""
-    lock = lock_of(worker, f"account:{uuid.uuid4().hex}")
-    assert lock.acquire(blocking=False)
-    yield lock
-    if lock.owned():
-        lock.release()
+    with held_here(worker, f"account:{uuid.uuid4().hex}") as lock:
+        yield lock
 
 
 def _told(worker, name, lock):

@@ -11,7 +11,7 @@ from celery import chain
 from celery_relock import engines, locked
 from celery_relock.admin import Locks
 from tests.support import wait_for
-from tests.support.parked import lock_of
+from tests.support.parked import lock_of, wait_until_free
 
 APP = "tests.worker.apps.unreached"
 ENDS = ["error", "ignore", "retry"]
@@ -39,11 +39,6 @@ def others_wait(app, name):
     wait_for(lambda: engine.inspect(name).waiting == 1, what="a waiter")
 
 
-def is_freed(worker, name):
-    lock = lock_of(worker, name)
-    wait_for(lambda: not lock.locked(), 10, f"{name} to be free")
-
-
 @pytest.mark.parametrize("how", ENDS)
 @pytest.mark.parametrize("name", ["once", "once_by_own_call"])
 def test_no_later_call_is_taken_for_a_duplicate(worker, account, name, how):
@@ -68,7 +63,7 @@ def test_the_next_in_its_order_goes_on(worker, account, how):
 def test_the_lock_that_was_kept_for_a_retry_is_free(worker, account, how):
     worker.module.keeps.delay(account, how)
     entered(worker, account, 1)
-    is_freed(worker, f"account:{account}")
+    wait_until_free(worker, f"account:{account}", 10)
 
 
 @pytest.mark.parametrize("how", ["error", "ignore"])
@@ -76,7 +71,7 @@ def test_the_lock_of_its_workflow_is_free(worker, account, how):
     step, key = worker.module.step, f"workflow:{account}"
     locked(chain(step.si(account, ""), step.si(account, how)), key=key).delay()
     entered(worker, account, 1)
-    is_freed(worker, key)
+    wait_until_free(worker, key, 10)
 
 
 def test_what_is_left_to_a_task_that_is_terminated_before_its_body_is_free(worker, account):
@@ -85,8 +80,8 @@ def test_what_is_left_to_a_task_that_is_terminated_before_its_body_is_free(worke
     retry = worker.module.keeps.delay(f"{account}-retry", "stay")
     stay(worker, account, 2)
     worker.module.app.control.revoke([result.id, retry.id], terminate=True)
-    is_freed(worker, key)
-    is_freed(worker, f"account:{account}-retry")
+    wait_until_free(worker, key, 10)
+    wait_until_free(worker, f"account:{account}-retry", 10)
 
 
 def test_what_is_left_to_a_task_whose_process_dies_before_its_body_is_free(worker, account):
@@ -95,7 +90,7 @@ def test_what_is_left_to_a_task_whose_process_dies_before_its_body_is_free(worke
     lost = once.delay(account, "stay")
     for event in stay(worker, account, 2):
         os.kill(event.pid, signal.SIGKILL)
-    is_freed(worker, key)
+    wait_until_free(worker, key, 10)
     wait_for(lambda: once.marked(account, "") is None, 10, "the marker to be free")
     assert once.delay(account, "").id != lost.id
 
@@ -110,7 +105,7 @@ def test_the_steps_behind_one_that_skipped_its_body_run_under_the_lock(worker, a
     others_wait(app, key)
     worker.journal.add(f"go {account}")
     assert entered(worker, account, 4) == ["plain", "last", "plain", "last"]
-    is_freed(worker, key)
+    wait_until_free(worker, key, 10)
 
 
 def test_the_step_behind_one_that_skipped_its_body_waits_if_the_lock_was_lost(worker, account):
@@ -125,4 +120,4 @@ def test_the_step_behind_one_that_skipped_its_body_waits_if_the_lock_was_lost(wo
         others_wait(app, key)
     worker.journal.add(f"go {account}")
     assert entered(worker, account, 2) == ["plain", "last"]
-    is_freed(worker, key)
+    wait_until_free(worker, key, 10)
