@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
 import redis
 
-from celery_relock.engine import events, ids
+from celery_relock.engine import events
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.events import LockEvent
-from celery_relock.engine.lease import Lease
-from celery_relock.engine.protocol import Claim, Held
 from celery_relock.engine.renewal import keepalive
-from celery_relock.errors import LockUnavailable
 from celery_relock.lock import Lock
-from tests.support import RedisServer, wait_for
+from tests.support import RedisServer
 from tests.support.backends import backend_of
 from tests.support.proxy import Proxy
+from tests.support.runs import Runs
 
 
 @pytest.fixture(autouse=True)
@@ -47,49 +44,6 @@ def lost() -> Iterator[list[LockEvent]]:
     end = events.subscribe(heard.append, {"lost"})
     yield heard
     end()
-
-
-class Runs:
-    """Leases for one engine, made with as few words as a test likes to read."""
-
-    def __init__(self, engine: Engine):
-        self.engine = engine
-
-    def lease(self, *names: str, lease: float = 30.0, **claim: Any) -> Lease:
-        run = claim.pop("execution_id", None) or ids.new_id()
-        claim = {
-            "attempt_id": ids.new_attempt_id(),
-            "owner": run,
-            "limits": (1,) * len(names),
-            **claim,
-        }
-        return self.engine.lease(Claim(execution_id=run, names=names, lease=lease, **claim))
-
-    def held(self, *names: str, wait: float | None = 0.0, **claim: Any) -> Lease:
-        """A lease that has its locks."""
-        lease = self.lease(*names, **claim)
-        answer = self.engine.acquire(lease, wait)
-        assert isinstance(answer, Held), answer
-        return lease
-
-    def release(self, lease: Lease) -> bool:
-        return self.engine.release(lease)
-
-    def release_at_last(self, lease: Lease) -> bool:
-        """Release, again and again: after an outage a single failure ends a try."""
-        released: list[bool] = []
-
-        def tried() -> bool:
-            with suppress(LockUnavailable):
-                released.append(self.engine.release(lease))
-            return bool(released)
-
-        wait_for(tried, what="the release to be answered")
-        return released[0]
-
-    def ready(self) -> None:
-        """See that the next wait asks for a place at once."""
-        self.engine.inbox.open()
 
 
 @pytest.fixture

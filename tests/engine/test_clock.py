@@ -5,19 +5,18 @@ Only the time of day jumps (libfaketime). What processes measure by their monoto
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from celery_relock.engine.events import LockEvent
-from celery_relock.engine.lease import Lease, State
+from celery_relock.engine.lease import State
 from celery_relock.engine.protocol import Conflict, Duplicate, Held, Queued
 from celery_relock.engine.renewal import keepalive
-from tests.engine.conftest import Runs
 from tests.support import RedisServer, leftovers, wait_for
 from tests.support.clock import server_with_a_clock
 from tests.support.desk import Desk
+from tests.support.runs import Runs, Waiting
 
 HOUR = 3600.0
 
@@ -48,23 +47,8 @@ def desk(server: RedisServer, namespace: str) -> Iterator[Desk]:
     opened.close()
 
 
-class Waiter(threading.Thread):
-    """Waits for a lock in a thread, and says what came of it."""
-
-    def __init__(self, runs: Runs, name: str = "a", **claim: float) -> None:
-        super().__init__(daemon=True)
-        self.runs, self.lease = runs, runs.lease(name, **claim)
-        self.start()
-        wait_for(lambda: self.lease.state is State.WAITING)
-
-    def run(self) -> None:
-        self.answer = self.runs.engine.acquire(self.lease, 60.0)
-
-    def entered(self) -> Lease:
-        self.join(30)
-        assert not self.is_alive(), "it still waits"
-        assert isinstance(self.answer, Held), self.answer
-        return self.lease
+def waiter_of(runs: Runs, **claim: float) -> Waiting:
+    return runs.waiting(runs.lease("a", **claim))
 
 
 class TestSetForward:
@@ -98,7 +82,7 @@ class TestSetForward:
     ) -> None:
         one = start()
         one.held("a", lease=60.0)
-        waiters = [Waiter(start(), lease=1.2), Waiter(start(), lease=1.2)]
+        waiters = [waiter_of(start(), lease=1.2), waiter_of(start(), lease=1.2)]
         server.set_clock(HOUR)
         # Their places have ended as well, so it is anybody's turn.
         wait_for(lambda: any(waiter.lease.state is State.HELD for waiter in waiters))
@@ -129,7 +113,7 @@ class TestSetBack:
     ) -> None:
         one, two = start(), start()
         holder = one.held("a", lease=60.0)
-        waiter = Waiter(two)
+        waiter = waiter_of(two)
         renewed = holder.renewed
         server.set_clock(-HOUR)
         keepalive.look_now(one.engine.backend)
@@ -155,7 +139,7 @@ class TestSetBack:
         one, two = start(), start()
         holder = one.held("a", lease=60.0)
         desk.queue("dead", inbox="nobody")
-        waiter = Waiter(two)
+        waiter = waiter_of(two)
         server.set_clock(-HOUR)
         assert one.release(holder)
         assert two.release(waiter.entered())
@@ -175,7 +159,7 @@ def test_a_lock_that_was_deleted_by_hand_is_free_and_its_line_moves_on(
 ) -> None:
     desk.fence("dead")
     desk.park("parked")
-    waiter = Waiter(start(), lease=1.2)
+    waiter = waiter_of(start(), lease=1.2)
     server.set_clock(-HOUR)
     desk.client.delete(desk.keys.lock("a"))
     assert desk.leave("newcomer").messages[0].execution_id == "parked"
@@ -193,7 +177,7 @@ class TestSetBackWhenSomebodyDied:
         self, server: RedisServer, start: Callable[[], Runs], desk: Desk
     ) -> None:
         desk.fence("dead", lease=1.0)
-        waiter = Waiter(start())
+        waiter = waiter_of(start())
         server.set_clock(-HOUR)
         assert waiter.runs.release(waiter.entered())
 
@@ -311,7 +295,7 @@ class TestFences:
     ) -> None:
         one, two = start(), start()
         holder = one.held("a")
-        waiter = Waiter(two)
+        waiter = waiter_of(two)
         server.set_clock(-HOUR)
         one.release(holder)
         entered = waiter.entered()

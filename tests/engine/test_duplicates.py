@@ -10,9 +10,9 @@ import pytest
 
 from celery_relock.engine import lease as lease_module
 from celery_relock.engine.protocol import Duplicate, Ended, Held
-from tests.engine.conftest import Runs
 from tests.support import wait_for
 from tests.support.companion import running
+from tests.support.runs import Runs
 
 HOLD = """
 here = engine()

@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from celery_relock.engine.lease import Lease, State
 from celery_relock.engine.protocol import Held
-from tests.engine.conftest import Runs
 from tests.support import wait_for
-
-
-def waits(runs: Runs, lease: Lease, watcher: Runs) -> Callable[[], Any]:
-    """Let a lease wait in a thread of its own. Returns what gives the answer."""
-    answers: list[Any] = []
-    thread = threading.Thread(target=lambda: answers.append(runs.engine.acquire(lease, 20.0)))
-    thread.start()
-    name = lease.claim.names[-1]
-    wait_for(
-        lambda: lease.state is State.WAITING and watcher.engine.inspect(name).waiting > 0,
-        what="the waiter",
-    )
-
-    def answer() -> Any:
-        thread.join(20)
-        return answers[0]
-
-    return answer
+from tests.support.runs import Runs
 
 
 @pytest.mark.parametrize("names", [("a",), ("a", "b", "c")], ids=["one name", "several names"])
@@ -40,13 +19,13 @@ def test_who_waited_has_its_full_lease_in_the_grant(
     one, two = runs(), runs()
     first = one.held(*names)
     lease = two.lease(*names, lease=40.0)
-    answer = waits(two, lease, one)
+    waiter = two.waiting(lease)
     one.release(first)
     for name in names:
         [hold] = one.engine.inspect(name).holds
         assert hold.execution_id == lease.claim.execution_id
         assert hold.remaining > 38
-    assert isinstance(answer(), Held)
+    waiter.entered()
     assert lease.remaining > 30, "this side believes in it, too"
     two.release(lease)
 
@@ -56,14 +35,13 @@ def test_who_waited_and_joins_its_owner_has_its_full_lease(runs: Callable[..., R
     first = one.held("a")
     flow = {"owner": "flow", "by_owner": True, "lease": 40.0}
     left, right = two.lease("a", **flow), three.lease("a", **flow)
-    answers = waits(two, left, one), waits(three, right, one)
+    waiters = two.waiting(left), three.waiting(right)
     one.release(first)
     holds = {hold.execution_id: hold.remaining for hold in one.engine.inspect("a").holds}
     assert set(holds) == {left.claim.execution_id, right.claim.execution_id}
     assert min(holds.values()) > 38
-    assert all(isinstance(answer(), Held) for answer in answers)
-    two.release(left)
-    three.release(right)
+    for waiter in waiters:
+        waiter.runs.release(waiter.entered())
 
 
 @pytest.mark.parametrize("names", [("a",), ("a", "b")], ids=["one name", "several names"])
@@ -75,9 +53,9 @@ def test_a_forced_release_is_heard_at_once_however_the_lock_was_acquired(
     lease = two.lease(*names, lease=60.0)
     if waited:
         first = one.held(*names)
-        answer = waits(two, lease, one)
+        waiter = two.waiting(lease)
         one.release(first)
-        assert isinstance(answer(), Held)
+        waiter.entered()
     else:
         assert isinstance(two.engine.acquire(lease), Held)
     # What is held for so long is worth a connection on which its process hears.

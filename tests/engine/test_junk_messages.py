@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from celery_relock.engine.lease import State
 from celery_relock.engine.protocol import Held
-from tests.engine.conftest import Runs
 from tests.support import wait_for
+from tests.support.runs import Runs
 
 JUNK = [
     b"x",
@@ -87,10 +87,7 @@ def test_no_message_at_random_reaches_who_waits_or_holds(
     one, two = runs(), runs()
     first, other = one.held("a"), two.held("b", lease=60.0)
     lease = two.lease("a")
-    answers: list[Any] = []
-    thread = threading.Thread(target=lambda: answers.append(two.engine.acquire(lease, 60.0)))
-    thread.start()
-    wait_for(lambda: lease.state is State.WAITING, what="the waiter")
+    waiter = two.waiting(lease)
     wait_for(lambda: len(channels(client, namespace)) == 2, what="the holder's inbox as well")
     before = sorted(channels(client, namespace))
 
@@ -104,11 +101,10 @@ def test_no_message_at_random_reaches_who_waits_or_holds(
             client.publish(channel, message)
 
     publish()
-    assert not answers
+    assert waiter.is_alive()
     assert sorted(channels(client, namespace)) == before, "the subscription goes on"
     one.release(first)
-    thread.join(20)
-    assert [type(answer) for answer in answers] == [Held]
+    waiter.entered()
     assert not other.lost
     two.release(lease)
     assert two.release(other)

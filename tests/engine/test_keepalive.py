@@ -58,10 +58,7 @@ def test_a_body_of_three_leases_keeps_its_lock_and_its_waiter_keeps_its_place(
     one, two, late = runs(), runs(), runs()
     holder = one.held("a", lease=2.0)
     waiter = two.lease("a", lease=2.0)
-    answers: list[object] = []
-    thread = threading.Thread(target=lambda: answers.append(two.engine.acquire(waiter, 60)))
-    thread.start()
-    wait_for(lambda: one.engine.inspect("a").waiting == 1, what="a waiter")
+    thread = two.waiting(waiter)
     until = time.monotonic() + 6
     while time.monotonic() < until:
         assert isinstance(late.engine.acquire(late.lease("a"), 0.0), Conflict)
@@ -69,9 +66,7 @@ def test_a_body_of_three_leases_keeps_its_lock_and_its_waiter_keeps_its_place(
         time.sleep(0.2)
     assert one.engine.inspect("a").holds[0].attempt_id == holder.claim.attempt_id
     assert one.release(holder)
-    thread.join(30)
-    assert [type(answer) for answer in answers] == [Held]
-    assert two.release(waiter)
+    assert two.release(thread.entered())
     assert not losses(told)
 
 
@@ -313,12 +308,10 @@ def test_a_heartbeat_that_crosses_a_failed_extension_says_nothing_of_the_longer_
     near.engine = engine
     near.ready()
     holder, lease = far.held("a"), near.lease("a", lease=30.0)
-    waiter = threading.Thread(target=engine.acquire, args=(lease, 60.0))
-    waiter.start()
-    wait_for(lambda: far.engine.inspect("a").waiting == 1, what="a waiter")
+    waiter = near.waiting(lease)
     with backend.stopped(heartbeat=True) as gate:
         far.release(holder)
-        waiter.join(30)  # the message of its grant came before the answer of its heartbeat
+        waiter.entered()  # the message of its grant came before the answer of its heartbeat
 
         def away(_: object, **__: object) -> list[bool]:
             gate.open()

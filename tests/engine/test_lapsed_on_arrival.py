@@ -14,9 +14,9 @@ import pytest
 from celery_relock.engine.events import LockEvent
 from celery_relock.engine.protocol import Conflict, Held
 from celery_relock.errors import LockUnavailable
-from tests.engine.conftest import Runs
 from tests.support import RedisServer, wait_for
 from tests.support.proxy import Proxy
+from tests.support.runs import Runs
 
 
 @pytest.fixture
@@ -98,13 +98,9 @@ def test_who_waited_and_was_frozen_through_its_lease_does_not_hold(
     one, two = runs(), runs()
     first = one.held("a")
     waiter = two.lease("a", lease=1.0)
-    answers: list[Any] = []
-    thread = threading.Thread(target=lambda: answers.append(two.engine.acquire(waiter, 30.0)))
-    thread.start()
-    wait_for(lambda: one.engine.inspect("a").waiting == 1, what="the waiter")
+    thread = two.waiting(waiter)
     one.release(first)
-    thread.join(30)
-    assert isinstance(answers[0], Held)
+    thread.entered()
     assert not waiter.lost
     two.release(waiter)
 

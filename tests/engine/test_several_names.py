@@ -5,17 +5,16 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import redis
 
-from celery_relock.engine.lease import Lease, State
+from celery_relock.engine.lease import State
 from celery_relock.engine.protocol import Conflict, Held
 from celery_relock.engine.renewal import ask_for, keepalive
-from tests.engine.conftest import Runs
-from tests.support import leftovers, wait_for
+from tests.support import leftovers
 from tests.support.companion import running
 from tests.support.long import LONG
+from tests.support.runs import Runs
 
 # Each of four threads and a process beside them; the short form has some hundred turns in all.
 TURNS_EACH = 60 if LONG else 25
@@ -28,14 +27,6 @@ for turn in range({turns}):
     here.release(taken)
 say("done")
 """
-
-
-def waiting(runs: Runs, lease: Lease) -> threading.Thread:
-    """Acquire in a thread; returns when the lease stands in line."""
-    thread = threading.Thread(target=lambda: runs.engine.acquire(lease, 20.0), daemon=True)
-    thread.start()
-    wait_for(lambda: lease.state is State.WAITING)
-    return thread
 
 
 def test_all_are_acquired_with_one_fence_and_released_together(
@@ -71,13 +62,12 @@ def test_a_waiter_for_two_acquires_when_both_are_free_and_not_before(
     one, two = runs(), runs()
     left, right = one.held("a"), one.held("b")
     lease = two.lease("a", "b")
-    thread = waiting(two, lease)
+    thread = two.waiting(lease)
     one.release(left)
     assert one.engine.inspect("a").holds == ()
     assert lease.state is State.WAITING
     one.release(right)
-    thread.join(30)
-    assert lease.state is State.HELD
+    thread.entered()
     assert len(set(lease.fences)) == 1
     assert two.release(lease)
     assert leftovers(client, namespace) == [f"{namespace}:{{0}}:meta"]
@@ -87,7 +77,7 @@ def test_a_newcomer_for_one_does_not_overtake_a_waiter_for_two(runs: Callable[..
     one, two = runs(), runs()
     holder = one.held("b")
     lease = two.lease("a", "b")
-    thread = waiting(two, lease)
+    thread = two.waiting(lease)
     newcomer = one.lease("a")
     assert isinstance(one.engine.acquire(newcomer), Conflict)
     one.release(newcomer)
@@ -100,15 +90,13 @@ def test_waiters_for_both_orders_acquire_one_after_the_other(runs: Callable[...,
     one, two = runs(), runs()
     holder = one.held("a", "b")
     first, second = one.lease("a", "b"), two.lease("b", "a")
-    first_thread = waiting(one, first)
-    second_thread = waiting(two, second)
+    first_thread = one.waiting(first)
+    second_thread = two.waiting(second)
     one.release(holder)
-    first_thread.join(30)
-    assert first.state is State.HELD
+    first_thread.entered()
     assert second.state is State.WAITING
     one.release(first)
-    second_thread.join(30)
-    assert second.state is State.HELD
+    second_thread.entered()
     assert two.release(second)
 
 
@@ -119,10 +107,9 @@ def test_a_lock_that_was_re_entered_keeps_its_fence_while_the_other_is_waited_fo
     outer = one.held("a", owner="flow")
     stranger = two.held("b")
     inner = one.lease("a", "b", owner="flow", ancestors=(outer.claim.execution_id,))
-    thread = waiting(one, inner)
+    thread = one.waiting(inner)
     two.release(stranger)
-    thread.join(30)
-    assert inner.state is State.HELD
+    thread.entered()
     assert inner.fences[0] == outer.fences[0]
     assert inner.fences[1] > stranger.fences[0]
     assert inner.reentered == (True, False)
@@ -201,14 +188,10 @@ def test_a_waiter_for_two_gets_in_though_what_it_had_joined_was_released_by_forc
     two.ready()
     outer, other = one.held("a", owner="flow"), one.held("b")
     waiter = two.lease("a", "b", owner="flow", ancestors=(outer.claim.execution_id,))
-    answers: list[Any] = []
-    thread = threading.Thread(target=lambda: answers.append(two.engine.acquire(waiter, None)))
-    thread.start()
-    wait_for(lambda: waiter.state is State.WAITING)
+    thread = two.waiting(waiter, None)
     assert len(one.engine.backend.force_release("a")) == 2
     one.release(other)
-    thread.join(30)
-    assert [type(answer) for answer in answers] == [Held]
+    thread.entered()
     assert two.release(waiter)
 
 

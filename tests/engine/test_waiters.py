@@ -18,10 +18,10 @@ from celery_relock.engine import lease as lease_module
 from celery_relock.engine import wakeup
 from celery_relock.engine.lease import Lease, State
 from celery_relock.engine.protocol import Conflict, Held
-from tests.engine.conftest import Runs
 from tests.support import RedisServer, leftovers, programs, wait_for
 from tests.support.companion import Companion, running
 from tests.support.proxy import Proxy
+from tests.support.runs import Runs
 
 WAITERS = """
 from celery_relock.engine import lease as lease_module

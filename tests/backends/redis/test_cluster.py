@@ -22,7 +22,7 @@ from celery_relock.dedup import marker
 from celery_relock.engine import ids
 from celery_relock.engine.diagnosis import serious
 from celery_relock.engine.engine import Engine
-from celery_relock.engine.lease import Lease, State
+from celery_relock.engine.lease import Lease
 from celery_relock.engine.protocol import (
     LINE,
     Burst,
@@ -40,10 +40,10 @@ from celery_relock.engine.renewal import keepalive
 from celery_relock.engines import engine_for
 from celery_relock.lock import Lock
 from tests.backends.redis.test_permissions import least
-from tests.engine.conftest import Runs
 from tests.support import RedisServer, wait_for
 from tests.support.backends import backend_of
 from tests.support.cluster import ClusterServers
+from tests.support.runs import Runs
 from tests.support.tls import Authority, speaks_tls
 
 pytestmark = pytest.mark.slow
@@ -58,14 +58,6 @@ def keys_at(node: RedisServer, namespace: str) -> list[str]:
     with redis.Redis(port=node.port) as client:
         found = [key.decode() for key in client.scan_iter(match=f"{namespace}:*", count=1000)]
     return [key for key in found if not key.endswith("}:meta")]
-
-
-def waiting(runs: Runs, lease: Lease) -> threading.Thread:
-    """Acquire in a thread; returns when the lease stands in line."""
-    thread = threading.Thread(target=lambda: runs.engine.acquire(lease, 30.0), daemon=True)
-    thread.start()
-    wait_for(lambda: lease.state is State.WAITING)
-    return thread
 
 
 def key_of(name: str, namespace: str) -> str:
@@ -253,7 +245,7 @@ def test_the_rights_that_the_page_lists_are_enough(
     url = cluster.url.replace("://", "://few:few@")
     one, two = (Runs(Engine(backend_of(url, namespace))) for _ in "12")
     holder, waiter = one.held("a", "{a}b"), two.lease("a", "{a}b")
-    thread = waiting(two, waiter)
+    thread = two.waiting(waiter)
     slot, source = cluster.slot_of("a", namespace), cluster.master_of(key_of("a", namespace))
     cluster.begin_move(slot, other_than(cluster, source))
     assert one.engine.backend.renew(holder.renewals()) == [True, True]
@@ -290,7 +282,7 @@ def test_nodes_are_reached_by_tls(redis_binary: str, tmp_path: Path, namespace: 
         one, two = (Runs(engine_for(servers.url + q, namespace, options)) for q in ("", "?a=1"))
         holders = [one.held(f"name-{number}") for number in range(10)]
         waiter = two.lease("name-1")
-        thread = waiting(two, waiter)
+        thread = two.waiting(waiter)
         assert all(one.release(holder) for holder in holders)
         thread.join(20)
         assert two.release(waiter)
@@ -377,7 +369,7 @@ def test_a_hold_and_a_waiter_live_through_every_phase_of_a_move(
     beside = next(name for name in map(str, range(1000)) if bucket(name) == bucket("moves"))
     holder, other = one.held("moves"), one.held(beside)
     waiter = two.lease("moves", lease=30.0)
-    thread = waiting(two, waiter)
+    thread = two.waiting(waiter)
     slot = cluster.slot_of("moves", namespace)
     source = cluster.master_of(key_of("moves", namespace))
     to = other_than(cluster, source)
@@ -400,8 +392,7 @@ def test_a_hold_and_a_waiter_live_through_every_phase_of_a_move(
     renewed()
     assert one.release(other)
     assert one.release(holder)
-    thread.join(20)
-    assert waiter.state is State.HELD
+    thread.entered()
     assert waiter.fences > holder.fences
     assert two.release(waiter)
 
@@ -510,7 +501,7 @@ def test_after_a_move_a_waiter_hears_of_its_turn_at_once(
 ) -> None:
     one, two = runs(), runs()
     holder, waiter = one.held("moves"), two.lease("moves")
-    thread = waiting(two, waiter)
+    thread = two.waiting(waiter)
     slot = cluster.slot_of("moves", namespace)
     source = cluster.master_of(key_of("moves", namespace))
     to = other_than(cluster, source)
@@ -519,8 +510,7 @@ def test_after_a_move_a_waiter_hears_of_its_turn_at_once(
     wait_for(lambda: hears(cluster, two, to, "moves"), what="the line to follow the slot")
     started = time.monotonic()
     one.release(holder)
-    thread.join(20)
-    assert waiter.state is State.HELD
+    thread.entered()
     print(f"granted {time.monotonic() - started:.4f} s after the give-back")
     assert two.release(waiter)
 

@@ -20,11 +20,11 @@ from celery_relock.engine.lease import Lease, State
 from celery_relock.engine.protocol import Claim, Held, Message, Parked, ParkRequest, Queued
 from celery_relock.engines import engine_for
 from celery_relock.errors import LockUnavailable
-from tests.backends.redis.test_cluster import hears, key_of, waiting
-from tests.engine.conftest import Runs
+from tests.backends.redis.test_cluster import hears, key_of
 from tests.support import RedisServer, wait_for
 from tests.support.cluster import ClusterServers
 from tests.support.fenced import Fenced
+from tests.support.runs import Runs
 
 pytestmark = pytest.mark.slow
 
@@ -115,7 +115,7 @@ def test_waiters_acquire_after_their_master_has_died(
     one, two, three = runs(), runs(), runs()
     holder, first, second = one.held("a"), two.lease("a"), three.lease("a")
     waiters = {first: two, second: three}
-    threads = {lease: waiting(its, lease) for lease, its in waiters.items()}
+    threads = {lease: its.waiting(lease) for lease, its in waiters.items()}
     master = master_of(cluster, "a", namespace)
     copied(cluster, master)
     cluster.fail_over(master)
@@ -135,14 +135,13 @@ def test_who_waits_hears_of_its_turn_from_the_new_master(
 ) -> None:
     one, two = runs(), runs()
     holder, waiter = one.held("a"), two.lease("a")
-    thread = waiting(two, waiter)
+    thread = two.waiting(waiter)
     replica = cluster.hand_over(master_of(cluster, "a", namespace))
     assert master_of(cluster, "a", namespace) is replica
     wait_for(lambda: hears(cluster, two, replica, "a"), what="the line to follow the master")
     started = time.monotonic()
     assert one.release(holder)
-    thread.join(20)
-    assert waiter.state is State.HELD
+    thread.entered()
     print(f"granted {time.monotonic() - started:.3f} s after the give-back")
     assert two.release(waiter)
 
@@ -177,10 +176,9 @@ def test_a_hold_counts_when_a_replica_has_it(cluster: ClusterServers, namespace:
     needing = Runs(engine_for(f"{cluster.url}?patience=3", namespace, None, None, (1, 0.3)))
     lease = needing.held("a", "{a}b")
     waiter = needing.lease("a")
-    thread = waiting(needing, waiter)
+    thread = needing.waiting(waiter)
     assert needing.release(lease)
-    thread.join(30)
-    assert waiter.state is State.HELD
+    thread.entered()
     master = master_of(cluster, "a", namespace)
     (replica,) = cluster.replicas_of(master)
     # What a master says that has become a replica since the command before.

@@ -26,9 +26,9 @@ from tests.engine import (
     test_loss,
     test_waiters,
 )
-from tests.engine.conftest import Runs
 from tests.support.cluster import ClusterServers
 from tests.support.long import LONG
+from tests.support.runs import Runs
 
 _FIXTURES = {"runs", "lock", "client", "in_thread", "redis_url", "namespace", "green"}
 _MODULES = (

@@ -22,9 +22,9 @@ from celery_relock.engine.protocol import (
 )
 from celery_relock.engine.renewal import keepalive
 from celery_relock.errors import LockUnavailable
-from tests.engine.conftest import Runs
 from tests.support import RedisServer, leftovers, wait_for
 from tests.support.proxy import Proxy
+from tests.support.runs import Runs
 
 Scenario = Callable[[Runs, Runs], None]
 
@@ -57,24 +57,13 @@ def is_busy(near: Runs, far: Runs) -> None:
 
 def wait_and_get_in(near: Runs, far: Runs) -> None:
     holder = far.held("a")
-    got: list[Held] = []
     lease = near.lease("a")
-
-    def wait() -> None:
-        answer = near.engine.acquire(lease, 60.0)
-        assert isinstance(answer, Held), answer
-        got.append(answer)
-
-    waiter = threading.Thread(target=wait)
-    waiter.start()
-    wait_for(lambda: lease.state is State.WAITING)
+    waiter = near.waiting(lease)
     queued = lease.renewed
     keepalive.look_now(near.engine.backend)
     wait_for(lambda: lease.renewed > queued, what="a heartbeat")
     assert far.release(holder)
-    waiter.join(30)
-    assert got
-    assert got[0].fences[0] > holder.fences[0]
+    assert waiter.entered().fences > holder.fences
     granted = lease.renewed
     keepalive.look_now(near.engine.backend)
     wait_for(lambda: lease.renewed > granted, what="a renewal")
@@ -303,16 +292,11 @@ def test_a_claim_that_comes_late_while_its_execution_waits_keeps_the_place_in_li
     assert isinstance(near.engine.acquire(near.lease("a"), 0.05), Conflict)
     late = proxy.hold(of="acquire")
     lease = near.lease("a")
-    got: list[object] = []
-    waiter = threading.Thread(target=lambda: got.append(near.engine.acquire(lease, 60.0)))
-    waiter.start()
-    wait_for(lambda: lease.state is State.WAITING)
+    waiter = near.waiting(lease)
     assert b"WAIT" in late.deliver()
     assert far.engine.inspect("a").waiting == 1
     far.release(holder)
-    waiter.join(30)
-    assert isinstance(got[0], Held)
-    assert near.release(lease)
+    assert near.release(waiter.entered())
     assert far.engine.inspect("a") == ((), 0)
 
 
@@ -344,8 +328,7 @@ def test_a_forced_release_whose_answer_was_lost_is_not_sent_again(
     """The lock is its next holder's by then."""
     near, far = both
     holder, waiter = far.held("a"), far.lease("a")
-    threading.Thread(target=far.engine.acquire, args=(waiter, 30.0)).start()
-    wait_for(lambda: waiter.state is State.WAITING)
+    far.waiting(waiter)
     far.engine.backend.force_release("b")  # now the server has the script
     proxy.lose_reply(of="force_release")
 

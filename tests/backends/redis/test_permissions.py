@@ -25,10 +25,10 @@ from celery_relock.engine.protocol import (
     Successor,
 )
 from celery_relock.errors import LockConfigError
-from tests.engine.conftest import Runs
 from tests.support import RedisServer, wait_for
 from tests.support.backends import backend_of, close
 from tests.support.redis_server import bundled_redis_server
+from tests.support.runs import Runs
 
 PAGE = (Path(__file__).parents[3] / "docs" / "redis.md").read_text()
 PASSWORD = "p@ss/w:o#r?d%&; +"

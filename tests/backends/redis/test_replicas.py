@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from celery_relock.engine.events import LockEvent
-from celery_relock.engine.lease import Lease, State
+from celery_relock.engine.lease import Lease
 from celery_relock.engine.protocol import LINE, Held, Parked, ParkRequest, PlaceRequest, Queued
 from celery_relock.engines import engine_for
 from celery_relock.errors import LockConfigError, LockUnavailable
 from celery_relock.lock import Lock
 from tests.backends.redis.test_sentinel import in_step
-from tests.engine.conftest import Runs
 from tests.support import RedisServer, programs, wait_for
 from tests.support.clock import server_with_a_clock
 from tests.support.redis_server import calls_of
+from tests.support.runs import Runs
 from tests.support.sentinel import Watched
 
 pytestmark = pytest.mark.slow
@@ -185,22 +185,12 @@ def test_a_turn_that_came_by_message_counts_when_replicas_have_it(
     master, replica = pair
     one, two = runs_of(master.url, namespace), runs_of(master.url, namespace)
     holder, waiter = one.held("a", lease=60.0), two.lease("a", lease=60.0)
-    answers: list[Any] = []
-
-    def wait() -> None:
-        try:
-            answers.append(two.engine.acquire(waiter, 60.0))
-        except LockUnavailable as error:
-            answers.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    wait_for(lambda: waiter.state is State.WAITING, what="a place in the queue")
+    thread = two.waiting(waiter)
     replica.pause()
     try:
         assert one.release(holder)
         thread.join(20)
-        assert isinstance(answers[0], LockUnavailable), answers
+        assert isinstance(thread.answer, LockUnavailable), thread.answer
         two.release(waiter)
         assert two.engine.inspect("a").holds == ()
     finally:
@@ -211,13 +201,9 @@ def test_a_turn_in_good_times_is_had(pair: tuple[RedisServer, RedisServer], name
     master, replica = pair
     one, two = runs_of(master.url, namespace), runs_of(master.url, namespace)
     holder, waiter = one.held("a"), two.lease("a")
-    answers: list[Any] = []
-    thread = threading.Thread(target=lambda: answers.append(two.engine.acquire(waiter, 30.0)))
-    thread.start()
-    wait_for(lambda: one.engine.inspect("a").waiting == 1, what="the waiter")
+    thread = two.waiting(waiter)
     assert one.release(holder)
-    thread.join(20)
-    assert isinstance(answers[0], Held), answers
+    thread.entered()
     assert replica.client().hexists(f"{namespace}:{{0}}:l:a", waiter.claim.execution_id)
     assert two.release(waiter)
 

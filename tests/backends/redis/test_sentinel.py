@@ -21,15 +21,14 @@ from celery_relock.backends.redis.sentinel import Finder
 from celery_relock.backends.redis.subscription import Subscription
 from celery_relock.backends.redis.urls import transport_for_url
 from celery_relock.engine.events import LockEvent
-from celery_relock.engine.lease import State
 from celery_relock.engine.protocol import Held, Parked, ParkRequest, Queued
 from celery_relock.engines import engine_for
 from celery_relock.errors import LockUnavailable
 from tests.backends.redis.test_green import GEVENT
-from tests.engine.conftest import Runs
 from tests.support import RedisServer, programs, wait_for
 from tests.support.backends import close
 from tests.support.long import LONG
+from tests.support.runs import Runs
 from tests.support.sentinel import Watched
 
 pytestmark = pytest.mark.slow
@@ -96,22 +95,6 @@ def take_away(service: Watched, how: str) -> RedisServer:
     return old
 
 
-def waiting(runs: Runs, name: str, **claim: Any) -> tuple[Any, threading.Thread, list[Any]]:
-    """A run that waits for a lock in a thread; the answer comes into the list."""
-    lease, answers = runs.lease(name, **claim), []
-
-    def wait() -> None:
-        try:
-            answers.append(runs.engine.acquire(lease, 60.0))
-        except Exception as error:
-            answers.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    wait_for(lambda: lease.state is State.WAITING, what="a place in the queue")
-    return lease, thread, answers
-
-
 @pytest.mark.parametrize("how", WAYS)
 def test_a_failover_is_waited_for_and_what_is_held_renewed_and_waited_for_outlives_it(
     service: Watched, namespace: str, lost: list[LockEvent], how: str
@@ -119,7 +102,8 @@ def test_a_failover_is_waited_for_and_what_is_held_renewed_and_waited_for_outliv
     one, two = runs_of(service, namespace), runs_of(service, namespace, client=False)
     held = one.held("a", lease=20.0)
     given_back = one.held("b", lease=60.0)
-    waiter, thread, answers = waiting(two, "a", lease=20.0)
+    waiter = two.lease("a", lease=20.0)
+    thread = two.waiting(waiter)
     old = take_away(service, how)
     # All at once: a new take, a give-back, and a renewal by hand.
     started = time.monotonic()
@@ -133,8 +117,7 @@ def test_a_failover_is_waited_for_and_what_is_held_renewed_and_waited_for_outliv
     ]
     assert two.engine.inspect("b").holds == ()
     assert one.release(held)
-    thread.join(30)
-    assert isinstance(answers[0], Held), answers
+    thread.entered()
     assert fresh.fences[0] > given_back.fences[0]
     assert waiter.fences[0] > fresh.fences[0]
     assert two.release(waiter)
@@ -225,7 +208,8 @@ def test_the_inbox_follows_so_that_a_waiter_hears_of_its_turn_by_message(
 ) -> None:
     one, two = runs_of(service, namespace), runs_of(service, namespace)
     holder = one.held("a", lease=60.0)
-    waiter, thread, answers = waiting(two, "a", lease=60.0)
+    waiter = two.lease("a", lease=60.0)
+    thread = two.waiting(waiter)
     old = take_away(service, how)
     new = service.moved_from(old)
     channel = f"{namespace}:{{0}}:i:{two.engine.inbox.name}".encode()
@@ -234,10 +218,7 @@ def test_the_inbox_follows_so_that_a_waiter_hears_of_its_turn_by_message(
     wait_for(lambda: two.engine.inspect("a").waiting == 1, what="the waiter")
     waiter.due += 100.0  # no heartbeat finds the grant
     assert one.release(holder)
-    thread.join(60)
-    assert not thread.is_alive(), "it was not told"
-    assert isinstance(answers[0], Held), answers
-    assert two.release(waiter)
+    assert two.release(thread.entered(60))
 
 
 def test_who_listens_at_a_replica_hears_of_no_turn_that_it_does_not_get(
@@ -345,14 +326,13 @@ def test_who_waited_for_longer_than_a_place_lives_gets_in_line_again(
     service = watched(down_after=7.0)
     one, two = runs_of(service, namespace), runs_of(service, namespace)
     holder = one.held("a", lease=60.0)
-    waiter, thread, answers = waiting(two, "a", lease=60.0)
+    waiter = two.lease("a", lease=60.0)
+    thread = two.waiting(waiter)
     old = take_away(service, "killed")
     assert one.engine.extend(holder, 60.0), "waited for, as the Sentinels take long"
     service.moved_from(old)
     assert one.release(holder)
-    thread.join(30)
-    assert isinstance(answers[0], Held), answers
-    assert two.release(waiter)
+    assert two.release(thread.entered())
 
 
 def test_greenlets_hold_and_wait_through_a_failover(service: Watched, namespace: str) -> None:

@@ -17,9 +17,9 @@ from celery_relock.engine.protocol import Held
 from celery_relock.engines import engine_for
 from celery_relock.errors import LockConfigError, LockUnavailable
 from celery_relock.lock import Lock
-from tests.engine.conftest import Runs
 from tests.support import RedisServer
 from tests.support.ports import free_port
+from tests.support.runs import Runs
 from tests.support.sentinel import Watched, Watcher
 from tests.support.tls import Authority, speaks_tls
 

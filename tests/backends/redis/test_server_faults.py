@@ -13,10 +13,10 @@ from celery_relock.engine.lease import State
 from celery_relock.engine.protocol import Conflict, Held
 from celery_relock.engine.renewal import keepalive
 from celery_relock.errors import LockUnavailable
-from tests.engine.conftest import Runs
 from tests.support import RedisServer, wait_for
 from tests.support.desk import Desk
 from tests.support.proxy import Proxy
+from tests.support.runs import Runs
 
 
 @pytest.fixture
@@ -36,18 +36,14 @@ def test_scripts_may_be_flushed_at_any_time(runs: Callable[..., Runs], server: R
     flusher = threading.Thread(target=flush)
     flusher.start()
     holder, waiter = one.held("a"), two.lease("a")
-    thread = threading.Thread(target=lambda: two.engine.acquire(waiter, 60.0))
-    thread.start()
-    wait_for(lambda: waiter.state is State.WAITING)
+    thread = two.waiting(waiter)
     for _ in range(5):
         now = time.monotonic()
         for each in (one, two):
             keepalive.look_now(each.engine.backend)
         wait_for(lambda since=now: min(holder.renewed, waiter.renewed) > since)
     assert one.release(holder)
-    thread.join(30)
-    assert waiter.state is State.HELD
-    assert two.release(waiter)
+    assert two.release(thread.entered())
     for _ in range(200):
         assert one.release(one.held("a"))
     stop.set()
@@ -90,15 +86,11 @@ def test_a_restart_with_its_data_loses_nothing(
     one, two = runs(server.url), runs(server.url)
     lease = one.held("a", lease=30.0)
     waiter = two.lease("a")
-    thread = threading.Thread(target=lambda: two.engine.acquire(waiter, 60.0))
-    thread.start()
-    wait_for(lambda: waiter.state is State.WAITING)
+    thread = two.waiting(waiter)
     server.restart(keep_data=True)
     assert one.engine.extend(lease, 30.0)
     assert one.release(lease)
-    thread.join(30)
-    assert waiter.state is State.HELD
-    assert two.release(waiter)
+    assert two.release(thread.entered())
     assert lost == []
 
 
@@ -234,13 +226,9 @@ def test_a_waiter_whose_server_restarts_empty_acquires(
     one, two = runs(server.url), runs(server.url)
     holder = one.held("a")
     waiter = two.lease("a", lease=1.2)
-    thread = threading.Thread(target=lambda: two.engine.acquire(waiter, 60.0))
-    thread.start()
-    wait_for(lambda: waiter.state is State.WAITING)
+    thread = two.waiting(waiter)
     server.restart(keep_data=False)
-    thread.join(30)
-    assert waiter.state is State.HELD
-    assert two.release(waiter)
+    assert two.release(thread.entered())
     one.release(holder)
 
 
@@ -250,20 +238,10 @@ def test_a_waiter_without_a_server_is_told_when_its_time_is_over(
     near, far = runs(proxy.url), runs()
     holder = far.held("a")
     waiter = near.lease("a", lease=1.2)
-    errors: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            near.engine.acquire(waiter, 1.0)
-        except LockUnavailable as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    wait_for(lambda: waiter.state is State.WAITING)
+    thread = near.waiting(waiter, 1.0)
     proxy.refuse()
     thread.join(30)
-    assert len(errors) == 1
+    assert isinstance(thread.answer, LockUnavailable)
     proxy.accept()
     near.release(waiter)
     assert far.engine.inspect("a").waiting == 0

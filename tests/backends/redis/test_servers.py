@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from celery_relock.engine.lease import State
 from celery_relock.engine.protocol import Conflict, Held, Message, Parked, ParkRequest
 from celery_relock.engine.renewal import keepalive
-from tests.engine.conftest import Runs
 from tests.support import RedisServer, leftovers, wait_for
 from tests.support.redis_server import bundled_redis_server, bundled_valkey_server
+from tests.support.runs import Runs
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 
@@ -65,12 +63,9 @@ def test_whoever_waits_acquires_by_a_message(start: Callable[[], Runs]) -> None:
     one, two = start(), start()
     holder = one.held("a")
     waiter = two.lease("a")
-    thread = threading.Thread(target=lambda: two.engine.acquire(waiter, 30.0))
-    thread.start()
-    wait_for(lambda: waiter.state is State.WAITING)
+    thread = two.waiting(waiter)
     assert one.release(holder)
-    thread.join(30)
-    assert waiter.state is State.HELD
+    thread.entered()
     assert waiter.fences > holder.fences
     assert two.release(waiter)
 

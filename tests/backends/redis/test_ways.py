@@ -21,9 +21,9 @@ from celery_relock.engine.renewal import keepalive
 from celery_relock.engines import engine_for
 from celery_relock.errors import LockConfigError, LockUnavailable
 from celery_relock.lock import Lock
-from tests.engine.conftest import Runs
 from tests.support import RedisServer, wait_for
 from tests.support.ports import free_port
+from tests.support.runs import Runs
 from tests.support.tls import Authority, speaks_tls
 
 OLD, NEW = "p@ss/w:o#r?d%&; +", "n:e@w"
