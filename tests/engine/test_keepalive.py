@@ -233,26 +233,22 @@ def test_a_slow_server_is_heard_though_the_process_always_has_a_short_lease_as_w
 
 
 def test_a_renewal_that_is_sent_after_the_release_neither_revives_the_hold_nor_tells_a_loss(
-    redis_url: str, client: redis.Redis, namespace: str, runs: Any, told: list[LockEvent]
+    redis_url: str, client: redis.Redis, namespace: str, told: list[LockEvent]
 ) -> None:
-    engine, backend = gated(redis_url, namespace)
-    process = runs()
-    process.engine = engine
+    process, backend = gated(redis_url, namespace)
     lease = process.held("a")
     with backend.stopped(answered=False) as gate:
         assert process.release(lease)
         gate.open()
-    assert not engine.inspect("a").holds
+    assert not process.engine.inspect("a").holds
     assert not losses(told)
-    assert isinstance(engine.acquire(process.lease("a")), Held)
+    assert isinstance(process.engine.acquire(process.lease("a")), Held)
 
 
 def test_a_renewal_whose_answer_comes_after_the_release_changes_nothing(
-    redis_url: str, namespace: str, runs: Any, told: list[LockEvent]
+    redis_url: str, namespace: str, told: list[LockEvent]
 ) -> None:
-    engine, backend = gated(redis_url, namespace)
-    process = runs()
-    process.engine = engine
+    process, backend = gated(redis_url, namespace)
     lease = process.held("a")
     with backend.stopped(answered=True) as gate:
         assert process.release(lease)
@@ -265,15 +261,13 @@ def test_a_renewal_whose_answer_comes_after_the_release_changes_nothing(
 
 
 def test_a_hold_that_was_called_lost_stays_lost_when_its_renewal_is_answered_late(
-    redis_url: str, namespace: str, runs: Any, told: list[LockEvent]
+    redis_url: str, namespace: str, told: list[LockEvent]
 ) -> None:
-    engine, backend = gated(redis_url, namespace)
-    process = runs()
-    process.engine = engine
+    process, backend = gated(redis_url, namespace)
     lease = process.held("a")
     with backend.stopped(answered=True) as gate:  # the server has extended it, we do not know yet
         lease.deadline = time.monotonic()
-        assert engine.inspect("a").holds
+        assert process.engine.inspect("a").holds
         gate.open()
     assert lease.lost
     wait_for(lambda: losses(told), what="the news")
@@ -284,18 +278,16 @@ def test_a_hold_that_was_called_lost_stays_lost_when_its_renewal_is_answered_lat
 
 
 def test_a_longer_lease_survives_a_renewal_with_the_old_length_that_crosses_it(
-    redis_url: str, namespace: str, runs: Any, told: list[LockEvent]
+    redis_url: str, namespace: str, told: list[LockEvent]
 ) -> None:
-    engine, backend = gated(redis_url, namespace)
-    process = runs()
-    process.engine = engine
+    process, backend = gated(redis_url, namespace)
     lease = process.held("a")
     with backend.stopped(answered=False) as gate:
-        assert engine.extend(lease, 60.0)
+        assert process.engine.extend(lease, 60.0)
         assert lease.remaining > 40, "certain as soon as the server has said yes"
         gate.open()
     assert lease.remaining > 40
-    assert engine.inspect("a").holds[0].remaining > 40
+    assert process.engine.inspect("a").holds[0].remaining > 40
     assert process.release(lease)
     assert not losses(told)
 
@@ -303,9 +295,7 @@ def test_a_longer_lease_survives_a_renewal_with_the_old_length_that_crosses_it(
 def test_a_heartbeat_that_crosses_a_failed_extension_says_nothing_of_the_longer_lease(
     redis_url: str, namespace: str, runs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, backend = gated(redis_url, namespace)
-    near, far = runs(), runs()
-    near.engine = engine
+    (near, backend), far = gated(redis_url, namespace), runs()
     near.ready()
     holder, lease = far.held("a"), near.lease("a", lease=30.0)
     waiter = near.waiting(lease)
@@ -319,7 +309,7 @@ def test_a_heartbeat_that_crosses_a_failed_extension_says_nothing_of_the_longer_
 
         monkeypatch.setattr(backend, "renew", away)
         with pytest.raises(LockUnavailable):
-            engine.extend(lease, 3600.0)
+            near.engine.extend(lease, 3600.0)
     monkeypatch.undo()
     assert 0 < lease.remaining <= 30
     assert near.release(lease)
@@ -327,11 +317,9 @@ def test_a_heartbeat_that_crosses_a_failed_extension_says_nothing_of_the_longer_
 
 @pytest.mark.parametrize("error", [ValueError("odd"), SystemExit(1), KeyboardInterrupt()])
 def test_no_error_in_the_loop_ends_it(
-    error: BaseException, redis_url: str, namespace: str, runs: Any, told: list[LockEvent]
+    error: BaseException, redis_url: str, namespace: str, told: list[LockEvent]
 ) -> None:
-    engine, backend = gated(redis_url, namespace)
-    process = runs()
-    process.engine = engine
+    process, backend = gated(redis_url, namespace)
     lease = process.held("a")
     backend.fail_next(error, error)
     renewed_now(process, lease)

@@ -12,6 +12,7 @@ from celery_relock.backends.redis.urls import transport_for_url
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.protocol import Held, Queued, Renewal
 from celery_relock.engine.renewal import keepalive
+from tests.support.runs import Runs
 
 
 class Gate:
@@ -104,6 +105,6 @@ def _when_done(call: Callable[[], None]) -> None:
     timer.start()
 
 
-def gated(url: str, namespace: str) -> tuple[Engine, GatedStore]:
+def gated(url: str, namespace: str) -> tuple[Runs, GatedStore]:
     backend = GatedStore(url, namespace)
-    return Engine(backend), backend
+    return Runs(Engine(backend)), backend
