@@ -8,6 +8,7 @@ import os
 import signal
 import uuid
 from collections.abc import Callable, Generator, Iterator
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import celery
@@ -19,6 +20,7 @@ from celery.result import AsyncResult, ResultSet
 import celery_relock.workflow.enter  # noqa: F401  # its shared task stays for all modules
 from tests.support import Journal, RedisServer, Worker, find_redis_server, pauses, programs
 from tests.support.missing import missing
+from tests.support.monitor import Monitor
 from tests.support.rabbitmq import find_rabbitmq_server
 from tests.support.sentinel import Watched
 from tests.support.shared_rabbitmq import SharedRabbit
@@ -212,6 +214,20 @@ def namespace() -> str:
 def account() -> str:
     """What no other test has: most tasks of tests have the lock `account:{account}`."""
     return uuid.uuid4().hex
+
+
+@pytest.fixture
+def m(worker: Worker) -> ModuleType:
+    """The tasks of the worker that a test file has."""
+    return worker.module
+
+
+@pytest.fixture
+def monitor(worker: Worker) -> Iterator[Monitor]:
+    """Hears the events of the worker that a test file has."""
+    watching = Monitor(worker.module.app)
+    yield watching
+    watching.close()
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from celery_relock.engine.protocol import LINE, MARKER, Debounce, ParkRequest
 from celery_relock.errors import LockConfigError, LockUnavailable, RelockError
 from tests.support import Worker, wait_for
 from tests.support.desk import Desk
+from tests.support.monitor import Monitor
 from tests.support.parked import wait_until_requeued
 from tests.support.ports import free_port
 
@@ -44,21 +45,6 @@ def forced() -> Any:
     signals.lock_forced.connect(hear, weak=False, dispatch_uid="here")
     yield told
     signals.lock_forced.disconnect(dispatch_uid="here")
-
-
-@pytest.fixture
-def monitor(worker: Worker) -> Any:
-    """The events that a monitor such as Flower hears, by type."""
-    app, heard, ready = worker.module.app, [], threading.Event()
-    with app.connection_for_read() as connection:
-        receiver = app.events.Receiver(connection, handlers={"*": heard.append})
-        receiver.on_consume_ready = lambda *_, **__: ready.set()
-        thread = threading.Thread(target=receiver.capture, kwargs={"wakeup": False})
-        thread.start()
-        assert ready.wait(30)
-        yield heard
-        receiver.should_stop = True
-        thread.join()
 
 
 def counted(call: Any, name: str, trips: list[str]) -> Any:
@@ -542,7 +528,7 @@ def test_only_the_hold_of_the_task_that_is_named_is_released(
 
 
 def test_a_cancelled_execution_leaves_the_queue_and_is_revoked(
-    worker: Worker, locks: Locks, key: str, held: Any, forced: Any, monitor: Any
+    worker: Worker, locks: Locks, key: str, held: Any, forced: Any, monitor: Monitor
 ) -> None:
     cancelled, next_one = held.park(link=worker.module.linked.s()), held.park()
 
@@ -552,10 +538,10 @@ def test_a_cancelled_execution_leaves_the_queue_and_is_revoked(
     assert [each.task_id for each in locks.get(key).waiters] == [next_one]
     assert worker.module.app.AsyncResult(cancelled).state == states.REVOKED
     assert forced == [("cancel", (key,), cancelled, "alice", "desk 3")]
-    told = wait_for(lambda: [each for each in monitor if each["type"] == "lock-forced"])
-    facts = {name: told[0][name] for name in ("uuid", "locks", "action", "by", "origin")}
-    assert list(facts.values()) == [cancelled, [key], "cancel", "alice", "desk 3"]
-    wait_for(lambda: [each for each in monitor if each["type"] == "task-revoked"])
+    told = monitor.wait(cancelled, "lock-forced")
+    facts = [told[name] for name in ("locks", "action", "by", "origin")]
+    assert facts == [[key], "cancel", "alice", "desk 3"]
+    monitor.wait(cancelled, "task-revoked")
     why = locks.why(cancelled)
     assert (why.state, "REVOKED" in why.sentence) == ("ended", True)
     held.go()

@@ -38,11 +38,6 @@ def start_worker(module_worker, namespace):
 
 
 @pytest.fixture
-def m(worker):
-    return worker.module
-
-
-@pytest.fixture
 def shop():
     return uuid.uuid4().hex
 

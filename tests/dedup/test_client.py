@@ -30,16 +30,6 @@ def worker(module_worker):
 
 
 @pytest.fixture
-def m(worker):
-    return worker.module
-
-
-@pytest.fixture
-def account():
-    return uuid.uuid4().hex
-
-
-@pytest.fixture
 def slow(worker):
     """An account whose task runs until the test says `free`."""
     name = f"slow{uuid.uuid4().hex}"

@@ -46,16 +46,6 @@ ON_BOTH = pytest.mark.parametrize("worker", ["redis", "rabbitmq"], indirect=True
 ON_RABBITMQ = pytest.mark.parametrize("worker", ["rabbitmq"], indirect=True)
 
 
-@pytest.fixture
-def m(worker):
-    return worker.module
-
-
-@pytest.fixture
-def account():
-    return uuid.uuid4().hex
-
-
 def _began(worker, account, count=1):
     return worker.journal.wait_for("began", 20, count, account=account)
 

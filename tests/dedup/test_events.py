@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-import uuid
-
 import pytest
 
 from tests.support import wait_for
-from tests.worker.test_events import Monitor
 
 
 @pytest.fixture(scope="module")
 def worker(module_worker):
     return module_worker("tests.dedup.apps.calls", concurrency=2, arguments=("-E",))
-
-
-@pytest.fixture
-def m(worker):
-    return worker.module
-
-
-@pytest.fixture
-def monitor(m):
-    watching = Monitor(m.app)
-    yield watching
-    watching.close()
-
-
-@pytest.fixture
-def account():
-    return uuid.uuid4().hex
 
 
 def _duplicates(monitor, first):

@@ -55,16 +55,6 @@ ON_REDIS = pytest.mark.parametrize("worker", ["redis"], indirect=True)
 
 
 @pytest.fixture
-def m(worker):
-    return worker.module
-
-
-@pytest.fixture
-def account():
-    return uuid.uuid4().hex
-
-
-@pytest.fixture
 def late(worker):
     """A queue whose messages come when the test says so."""
 

@@ -19,11 +19,6 @@ def worker(module_worker):
     return module_worker("tests.task.apps.calls")
 
 
-@pytest.fixture(scope="module")
-def m(worker):
-    return worker.module
-
-
 def test_after_a_success_whoever_comes_meets_the_conflict_policy(m, account):
     assert m.cools.delay(account).get(timeout=20) == "ran"
 

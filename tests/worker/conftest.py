@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.support import RedisServer
-from tests.support.monitor import Monitor
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +25,3 @@ def on_broker(request):
         return {"RELOCK_TEST_BROKER": request.getfixturevalue("rabbitmq").url}
 
     return env
-
-
-@pytest.fixture
-def monitor(worker):
-    """Hears the events of the worker."""
-    watching = Monitor(worker.module.app)
-    yield watching
-    watching.close()
