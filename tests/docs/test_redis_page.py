@@ -16,11 +16,11 @@ from celery import Celery
 from celery_relock import LockedTask, errors
 from celery_relock.declaration import engine_of
 from celery_relock.settings import backend_settings
-from tests.backends.redis.test_permissions import PASSWORD, least
 from tests.docs.pages import blocks
 from tests.support import RedisServer, wait_for
 from tests.support.backends import close
 from tests.support.cluster import ClusterServers
+from tests.support.permissions import PASSWORD, least
 from tests.support.ports import free_port
 from tests.support.sentinel import Watcher
 from tests.support.tls import Authority, speaks_tls

@@ -10,10 +10,10 @@ from urllib.parse import quote
 import pytest
 from celery import chain
 
-from tests.backends.redis.test_permissions import PASSWORD, least
 from tests.support import RedisServer, leftovers, wait_for
 from tests.support.missing import missing
 from tests.support.parked import held_here, state_of, wait_until_parked
+from tests.support.permissions import PASSWORD, least
 from tests.support.ports import free_port
 from tests.support.tls import Authority, speaks_tls
 

@@ -39,10 +39,10 @@ from celery_relock.engine.protocol import (
 from celery_relock.engine.renewal import keepalive
 from celery_relock.engines import engine_for
 from celery_relock.lock import Lock
-from tests.backends.redis.test_permissions import least
 from tests.support import RedisServer, wait_for
 from tests.support.backends import backend_of
 from tests.support.cluster import ClusterServers
+from tests.support.permissions import least
 from tests.support.runs import Runs
 from tests.support.tls import Authority, speaks_tls
 

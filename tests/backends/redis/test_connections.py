@@ -19,9 +19,9 @@ from celery_relock.backends.redis.connections import MOST_IDLE, Connections, Eff
 from celery_relock.backends.redis.scripts import Script
 from celery_relock.backends.redis.urls import transport_for_url
 from celery_relock.errors import LockUnavailable
-from tests.backends.redis.test_permissions import everything
 from tests.support import RedisServer, wait_for
 from tests.support.backends import backend_of, close
+from tests.support.permissions import everything
 from tests.support.proxy import Proxy
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -15,31 +13,12 @@ import pytest
 from celery_relock.backends.redis.backend import RedisBackend
 from celery_relock.backends.redis.scripts import scripts
 from celery_relock.engine.engine import Engine
-from celery_relock.engine.protocol import (
-    Claim,
-    Held,
-    Parked,
-    ParkRequest,
-    Queued,
-    Renewal,
-    Successor,
-)
 from celery_relock.errors import LockConfigError
 from tests.support import RedisServer, wait_for
 from tests.support.backends import backend_of, close
+from tests.support.permissions import PASSWORD, claim, everything, least
 from tests.support.redis_server import bundled_redis_server
 from tests.support.runs import Runs
-
-PAGE = (Path(__file__).parents[3] / "docs" / "redis.md").read_text()
-PASSWORD = "p@ss/w:o#r?d%&; +"
-
-
-def least() -> list[str]:
-    """The rules of the page, of a user without a name and a password."""
-    found = re.search(r"^ACL SETUSER relock on >PASSWORD (.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-    assert found
-    return found[1].split()
-
 
 COMMANDS = [rule for rule in least() if rule.startswith("+")]
 # What the library goes on without, slower, after a warning.
@@ -84,45 +63,6 @@ def refused(server: RedisServer) -> list[str]:
     return [each for each in objects if each not in ("client|setinfo", "client", "info")]
 
 
-def claim(run: str, attempt_id: str = "n", *names: str, **more: object) -> Claim:
-    names = names or ("a",)
-    claim = {"owner": run, "limits": (1,) * len(names), "lease": 30.0, **more}
-    return Claim(run, attempt_id, names=names, **claim)  # type: ignore[arg-type]
-
-
-def everything(backend: RedisBackend) -> None:
-    """Every verb, and every way through the scripts that needs a command of its own."""
-    assert isinstance(backend.acquire(claim("r1", owner="o")), Held)
-    assert isinstance(backend.acquire(claim("r2"), 6.0, "box"), Queued)
-    backend.acquire(claim("r3"))
-    assert isinstance(backend.acquire(claim("r4", owner="o", ancestors=("r1",))), Held)
-    park_request = ParkRequest("message", "home", "task", 60.0, 1)
-    assert isinstance(backend.park(claim("r5", "n", "a", "b"), park_request), Parked)
-    backend.park(claim("r6"), park_request)
-    assert isinstance(backend.acquire(claim("r7"), 90.0, "box"), Queued)
-    assert backend.renew([Renewal("a", "r1", "n", 30.0), Renewal("a", "r4", "n", 600.0)]) == [
-        True,
-        True,
-    ]
-    backend.heartbeat([Renewal("a", "r2", "n", 30.0, 60.0), Renewal("a", "r1", "n", 30.0, 60.0)])
-    backend.release(("a",), "r4", "n", ended="execution", remember=60.0)
-    backend.release(("a",), "r1", "n", successor=Successor("r1b", 30.0))
-    assert backend.inspect("a").waiting == 3
-    backend.release(("a",), "r1b", "-")
-    backend.acquire(claim("r1b", "m"))
-    backend.release(("a",), "r1b", "m")
-    backend.release(("a",), "r2", "n")
-    backend.resume("home", "by", ("task",))
-    assert backend.withdraw("r5", 60.0, "home").had
-    backend.force_release("a")
-    backend.resume("home", "by2")
-    backend.announce(["home:queue"], "worker", 5.0)
-    backend.arrived(["r5"], 5.0)
-    for number in range(40):  # so many that the lock has an index
-        backend.acquire(claim(f"m{number}", "n", "many", owner="o", limits=(50,)))
-    assert isinstance(backend.acquire(claim("in", "n", "many", owner="o", by_owner=True)), Held)
-
-
 def test_the_page_lists_the_commands_that_the_scripts_use_and_those_of_a_connection() -> None:
     text = "".join(script.source for script in scripts().values())
     used = {f"+{name.lower()}" for name in re.findall(r"redis\.p?call\('([A-Z]+)'", text)}
@@ -163,15 +103,10 @@ def test_without_messages_a_waiter_acquires_by_its_heartbeat_and_a_warning_says_
     caplog.set_level(logging.WARNING, "celery_relock")
     runs = Runs(Engine(store_with([rule for rule in least() if rule != missing])))
     holder, waiter = runs.held("a"), runs.lease("a", lease=1.2)
-    got: list[object] = []
-    thread = threading.Thread(target=lambda: got.append(runs.engine.acquire(waiter, 20.0)))
-    thread.start()
-    wait_for(lambda: runs.engine.inspect("a").waiting == 1)
+    thread = runs.waiting(waiter)
     runs.release(holder)
-    thread.join(30)
 
-    assert isinstance(got[0], Held)
-    assert runs.release(waiter)
+    assert runs.release(thread.entered())
     told = [record.getMessage() for record in caplog.records if "late" in record.getMessage()]
     assert told
     assert "ACL SETUSER" in told[0]
@@ -182,16 +117,11 @@ def test_a_waiter_and_a_renewal_need_no_more_than_the_least(
 ) -> None:
     runs = Runs(Engine(store_with(least())))
     holder, waiter = runs.held("a", lease=3.0), runs.lease("a", lease=3.0)
-    got: list[object] = []
-    thread = threading.Thread(target=lambda: got.append(runs.engine.acquire(waiter, 20.0)))
-    thread.start()
-    wait_for(lambda: runs.engine.inspect("a").waiting == 1)
+    thread = runs.waiting(waiter)
     now = time.monotonic()
     wait_for(lambda: min(holder.renewed, waiter.renewed) > now, what="a renewal of both")
     assert not holder.lost
     assert runs.release(holder)
-    thread.join(30)
 
-    assert isinstance(got[0], Held)
-    assert runs.release(waiter)
+    assert runs.release(thread.entered())
     assert refused(server) == []
