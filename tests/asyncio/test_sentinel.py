@@ -10,7 +10,6 @@ import pytest
 
 from celery_relock.asyncio import Lock
 from celery_relock.backends.redis import sentinel
-from tests.backends.redis.test_sentinel import take_away
 from tests.support.sentinel import Watched
 
 pytestmark = pytest.mark.slow
@@ -35,7 +34,7 @@ def test_a_failover_is_waited_for_and_what_is_held_and_waited_for_outlives_it(
             waits = asyncio.create_task(waiter())
             while one._engine.inspect("a").waiting == 0:
                 await asyncio.sleep(0.05)
-            old = await asyncio.to_thread(take_away, service, "killed")
+            old = await asyncio.to_thread(service.take_away, "killed")
             # The loop's own threads are busy for longer than a lease.
             loop.set_default_executor(ThreadPoolExecutor(1))
             done = asyncio.run_coroutine_threadsafe(over.wait(), loop)

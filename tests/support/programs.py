@@ -20,6 +20,15 @@ _UNRENEWED = re.compile(
 
 _started: list[subprocess.Popen[str]] = []
 
+#: `first` of a program under gevent.
+GEVENT = """
+from gevent import monkey; monkey.patch_all()
+import gevent, logging
+logging.disable()
+def spawn(call, *args): return gevent.spawn(call, *args)
+def join(one): return one.get(timeout=30)
+"""
+
 # What every program starts with: `engine`, `lease(name, seconds)`, `say` and `threads()`.
 _START = """
 import os, sys, threading, time

@@ -258,6 +258,22 @@ class Watched:
 
         wait_for(told, PATIENTLY, what="a failover on demand")
 
+    def take_away(self, how: str) -> RedisServer:
+        """The master goes, with all that it has written in its replicas. Returns it.
+
+        It is "killed", "frozen", or "told" to hand over.
+        """
+        old = self.master()
+        in_step(old)
+        if how == "killed":
+            old.kill()
+        elif how == "frozen":
+            self.freeze(old)
+        else:
+            self.fail_over()
+            self.moved_from(old)  # what a client writes before goes to the old one, and is lost
+        return old
+
     def moved_from(self, old: RedisServer) -> RedisServer:
         """Wait until every Sentinel names another master than this one."""
         wait_for(lambda: self.master() is not old, PATIENTLY, what="a failover")
@@ -267,3 +283,14 @@ class Watched:
         self.unfreeze()
         for each in (*self._alone, *self.sentinels, *self.servers):
             each.stop()
+
+
+def in_step(master: RedisServer) -> None:
+    """Wait until every replica has all that was written."""
+    offset = master.client().info("replication")["master_repl_offset"]
+
+    def have() -> bool:
+        info = master.client().info("replication")
+        return all(info[f"slave{i}"]["offset"] >= offset for i in range(info["connected_slaves"]))
+
+    wait_for(have, what="replicas in step")

@@ -12,7 +12,6 @@ import redis
 
 from celery_relock.declaration import engine_of
 from celery_relock.settings import backend_settings
-from tests.backends.redis.test_sentinel import take_away
 from tests.support import Worker
 from tests.support.journal import Event
 from tests.support.long import LONG
@@ -89,7 +88,7 @@ def test_of_twenty_tasks_and_a_burst_all_run_and_none_beside_another_when_the_ma
     every |= merged
     worker.journal.wait_for("out", 60, count=5)
     started = time.monotonic()
-    take_away(service, how)
+    service.take_away(how)
     before = len(worker.journal.events("in"))
 
     def gone_on(events: list[Event]) -> bool:

@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 from tests.support import programs
-
-GEVENT = """
-from gevent import monkey; monkey.patch_all()
-import gevent, logging
-logging.disable()
-def spawn(call, *args): return gevent.spawn(call, *args)
-def join(one): return one.get(timeout=30)
-"""
+from tests.support.programs import GEVENT
 
 
 def test_greenlets_acquire_a_lock_in_turn_while_others_go_on(

@@ -17,12 +17,11 @@ from celery_relock.engine.protocol import LINE, Held, Parked, ParkRequest, Place
 from celery_relock.engines import engine_for
 from celery_relock.errors import LockConfigError, LockUnavailable
 from celery_relock.lock import Lock
-from tests.backends.redis.test_sentinel import in_step
 from tests.support import RedisServer, programs, wait_for
 from tests.support.clock import server_with_a_clock
 from tests.support.redis_server import calls_of
 from tests.support.runs import Runs
-from tests.support.sentinel import Watched
+from tests.support.sentinel import Watched, in_step
 
 pytestmark = pytest.mark.slow
 

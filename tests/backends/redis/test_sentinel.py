@@ -24,12 +24,12 @@ from celery_relock.engine.events import LockEvent
 from celery_relock.engine.protocol import Held, Parked, ParkRequest, Queued
 from celery_relock.engines import engine_for
 from celery_relock.errors import LockUnavailable
-from tests.backends.redis.test_green import GEVENT
 from tests.support import RedisServer, programs, wait_for
 from tests.support.backends import close
 from tests.support.long import LONG
+from tests.support.programs import GEVENT
 from tests.support.runs import Runs
-from tests.support.sentinel import Watched
+from tests.support.sentinel import Watched, in_step
 
 pytestmark = pytest.mark.slow
 
@@ -70,31 +70,6 @@ def runs_of(service: Watched, namespace: str, client: bool = True) -> Runs:
     return Runs(engine_for(sentinels.master_for(service.service, client_name=own), namespace))
 
 
-def in_step(master: RedisServer) -> None:
-    """Wait until every replica has all that was written."""
-    offset = master.client().info("replication")["master_repl_offset"]
-
-    def have() -> bool:
-        info = master.client().info("replication")
-        return all(info[f"slave{i}"]["offset"] >= offset for i in range(info["connected_slaves"]))
-
-    wait_for(have, what="replicas in step")
-
-
-def take_away(service: Watched, how: str) -> RedisServer:
-    """The master goes, with all that it has written in its replicas. Returns it."""
-    old = service.master()
-    in_step(old)
-    if how == "killed":
-        old.kill()
-    elif how == "frozen":
-        service.freeze(old)
-    else:
-        service.fail_over()
-        service.moved_from(old)  # what a client writes before goes to the old one, and is lost
-    return old
-
-
 @pytest.mark.parametrize("how", WAYS)
 def test_a_failover_is_waited_for_and_what_is_held_renewed_and_waited_for_outlives_it(
     service: Watched, namespace: str, lost: list[LockEvent], how: str
@@ -104,7 +79,7 @@ def test_a_failover_is_waited_for_and_what_is_held_renewed_and_waited_for_outliv
     given_back = one.held("b", lease=60.0)
     waiter = two.lease("a", lease=20.0)
     thread = two.waiting(waiter)
-    old = take_away(service, how)
+    old = service.take_away(how)
     # All at once: a new take, a give-back, and a renewal by hand.
     started = time.monotonic()
     fresh = two.held("c")
@@ -133,7 +108,7 @@ def test_a_hold_is_renewed_through_a_failover_by_itself(
     runs = runs_of(service, namespace)
     # Renewed each four seconds; a frozen master is found out by a renewal that nobody answers.
     held = runs.held("a", lease=12.0)
-    old = take_away(service, how)
+    old = service.take_away(how)
     new = service.moved_from(old)
     deadline = held.deadline
     wait_for(lambda: held.deadline > deadline or held.lost, timeout=40, what="a renewal")
@@ -150,7 +125,7 @@ def test_what_was_parked_outlives_a_failover(service: Watched, namespace: str, h
     holder, parked = one.held("a", lease=60.0), two.lease("a")
     park_request = ParkRequest("text", "home", parked.claim.execution_id, None, 10)
     assert isinstance(two.engine.park(parked, park_request), Parked)
-    take_away(service, how)
+    service.take_away(how)
     assert isinstance(two.engine.park(two.lease("a"), park_request), Parked), "during the failover"
     assert two.engine.inspect("a").waiting == 2
     assert one.release(holder)
@@ -193,7 +168,7 @@ def test_fences_rise_from_master_to_master(service: Watched, namespace: str) -> 
     for how in ("killed", "told"):
         for _ in range(3):
             take()
-        old = take_away(service, how)
+        old = service.take_away(how)
         take()
         service.moved_from(old)
         take()
@@ -210,7 +185,7 @@ def test_the_inbox_follows_so_that_a_waiter_hears_of_its_turn_by_message(
     holder = one.held("a", lease=60.0)
     waiter = two.lease("a", lease=60.0)
     thread = two.waiting(waiter)
-    old = take_away(service, how)
+    old = service.take_away(how)
     new = service.moved_from(old)
     channel = f"{namespace}:{{0}}:i:{two.engine.inbox.name}".encode()
     # Within less than the silence after which a connection is given up.
@@ -328,7 +303,7 @@ def test_who_waited_for_longer_than_a_place_lives_gets_in_line_again(
     holder = one.held("a", lease=60.0)
     waiter = two.lease("a", lease=60.0)
     thread = two.waiting(waiter)
-    old = take_away(service, "killed")
+    old = service.take_away("killed")
     assert one.engine.extend(holder, 60.0), "waited for, as the Sentinels take long"
     service.moved_from(old)
     assert one.release(holder)
@@ -358,7 +333,7 @@ def test_greenlets_hold_and_wait_through_a_failover(service: Watched, namespace:
     )
     assert program.stdout is not None
     assert program.stdout.readline() == "waiting 1\n"
-    take_away(service, "killed")
+    service.take_away("killed")
     assert programs.finish(program) == ["in turn"]
 
 
