@@ -19,6 +19,7 @@ from celery.result import AsyncResult, ResultSet
 
 import celery_relock.workflow.enter  # noqa: F401  # its shared task stays for all modules
 from tests.support import Journal, RedisServer, Worker, find_redis_server, pauses, programs
+from tests.support.cluster import ClusterServers
 from tests.support.missing import missing
 from tests.support.monitor import Monitor
 from tests.support.rabbitmq import find_rabbitmq_server
@@ -202,6 +203,14 @@ def watched(redis_binary: str) -> Iterator[Callable[..., Watched]]:
     yield start
     for one in started:
         one.stop()
+
+
+@pytest.fixture(scope="module")
+def cluster_with_replicas(redis_binary: str) -> Iterator[ClusterServers]:
+    """Three masters, each with a replica."""
+    servers = ClusterServers(redis_binary)
+    yield servers
+    servers.stop()
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import redis.asyncio
 import celery_relock
 from celery_relock.asyncio import Lock
 from celery_relock.backends.redis.backend import RedisBackend
-from celery_relock.backends.redis.keys import CLUSTER_BUCKETS, Keys
 from celery_relock.engine.protocol import LockState
 from celery_relock.errors import LockConfigError
 from celery_relock.lock import LockNotOwned
@@ -25,18 +24,11 @@ from tests.support.cluster import ClusterServers
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def servers(redis_binary: str) -> Iterator[ClusterServers]:
-    started = ClusterServers(redis_binary)
-    yield started
-    started.stop()
-
-
 @pytest.fixture
-def cluster(servers: ClusterServers) -> Iterator[ClusterServers]:
+def cluster(cluster_with_replicas: ClusterServers) -> Iterator[ClusterServers]:
     """All nodes are there when a test begins."""
-    yield servers
-    servers.mend()
+    yield cluster_with_replicas
+    cluster_with_replicas.mend()
 
 
 @pytest.fixture
@@ -189,8 +181,7 @@ def test_nothing_is_left_wherever_a_waiter_is_cancelled(
 def test_a_lock_follows_its_slot(
     cluster: ClusterServers, lock: MakeLock, backend: RedisBackend, namespace: str
 ) -> None:
-    key, slot = Keys(namespace, CLUSTER_BUCKETS).lock("a"), cluster.slot_of("a", namespace)
-    source = cluster.master_of(key)
+    source, slot = cluster.master_of_lock("a", namespace), cluster.slot_of("a", namespace)
     to = next(each for each in cluster.masters() if each is not source)
 
     async def waiter(name: str) -> int:
@@ -222,7 +213,7 @@ def test_a_lock_follows_its_slot(
 def test_a_node_is_killed_and_its_replica_takes_over(
     cluster: ClusterServers, lock: MakeLock, backend: RedisBackend, namespace: str
 ) -> None:
-    master = cluster.master_of(Keys(namespace, CLUSTER_BUCKETS).lock("a"))
+    master = cluster.master_of_lock("a", namespace)
     free = cluster.name_at(master, namespace, ["a"])
 
     async def waiter(holder: Lock) -> None:
@@ -236,10 +227,7 @@ def test_a_node_is_killed_and_its_replica_takes_over(
             fences["a"] = one.fence
             waits = asyncio.create_task(waiter(one))
             await until(lambda: backend.inspect("a").waiting == 1)
-            with cluster.admin(master).pipeline(transaction=False) as pipe:
-                pipe.ping()
-                pipe.execute_command("WAIT", 1, 5000)
-                assert pipe.execute()[1] == 1
+            await asyncio.to_thread(cluster.copied, master)
             killed = asyncio.create_task(asyncio.to_thread(cluster.fail_over, master))
             since = one._lease.renewed
             async with lock(free):  # waits for the replica

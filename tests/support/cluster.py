@@ -15,6 +15,7 @@ from celery_relock.backends.redis.cluster import Cluster
 from celery_relock.backends.redis.keys import CLUSTER_BUCKETS as BUCKETS
 from celery_relock.backends.redis.keys import Keys
 from celery_relock.backends.redis.urls import transport_for_url
+from celery_relock.engine.engine import Engine
 from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer
 from tests.support.tls import Authority
@@ -143,6 +144,25 @@ class ClusterServers:
                     if first <= slot <= last:
                         return self._by_port(serving[1])
         raise AssertionError(f"nobody serves slot {slot}")
+
+    def master_of_lock(self, name: str, namespace: str) -> RedisServer:
+        return self.master_of(Keys(namespace, BUCKETS).lock(name))
+
+    def copied(self, master: RedisServer) -> None:
+        """Returns when its replicas have all that was written by now."""
+        with self.admin(master).pipeline(transaction=False) as pipe:
+            # WAIT is about what came before on its connection; any command brings that up to now.
+            pipe.ping()
+            pipe.execute_command("WAIT", 1, 5000)
+            assert pipe.execute()[1] >= 1
+
+    def hears(self, node: RedisServer, engine: Engine, name: str) -> bool:
+        """Whether an engine listens at a node for the bucket of a lock."""
+        keys: Keys = engine.backend.keys  # type: ignore[attr-defined]
+        channel = keys.inbox(engine.inbox.name, keys.bucket(name))
+        sharded = self.admin(node).info("server")["redis_version"] >= "7"
+        kind = "SHARDCHANNELS" if sharded else "CHANNELS"
+        return bool(self.admin(node).execute_command("PUBSUB", kind, channel))
 
     def masters(self) -> list[RedisServer]:
         """All servers that are masters now."""

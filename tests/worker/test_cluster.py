@@ -14,7 +14,6 @@ from celery_relock.backends.redis.keys import Keys
 from celery_relock.declaration import engine_of
 from celery_relock.errors import LockConfigError
 from tests.support import leftovers, wait_for
-from tests.support.cluster import ClusterServers
 from tests.support.parked import lock_of, state_of, wait_until_parked
 from tests.support.permits import permits
 
@@ -22,10 +21,8 @@ ACCOUNTS = "abcde"
 
 
 @pytest.fixture(scope="module")
-def cluster(redis_binary):
-    servers = ClusterServers(redis_binary)
-    yield servers
-    servers.stop()
+def cluster(cluster_with_replicas):
+    return cluster_with_replicas
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +112,7 @@ def test_a_parked_execution_is_resumed_when_the_slots_of_its_lock_have_moved(clu
     wait_for(lambda: state_of(worker, name).waiting, what="the parked execution")
     namespace = worker.module.app.conf.relock_namespace
     slot = cluster.slot_of(name, namespace)
-    source = cluster.master_of(Keys(namespace, BUCKETS).lock(name))
+    source = cluster.master_of_lock(name, namespace)
     to = next(node for node in cluster.masters() if node is not source)
     cluster.begin_move(slot, to)
     cluster.end_move(slot, source, to)
@@ -158,7 +155,7 @@ def test_the_bursts_of_each_node_are_sent_as_one_message(cluster, worker):
 
 def test_a_master_is_killed_in_the_middle_of_locked_tasks_and_all_of_them_run_once(cluster, worker):
     before, namespace = so_far(worker), worker.module.app.conf.relock_namespace
-    master = cluster.master_of(Keys(namespace, BUCKETS).lock("account:c"))
+    master = cluster.master_of_lock("account:c", namespace)
     for number in range(40):
         worker.module.waits.delay(ACCOUNTS[number % 5])
         if number == 15:

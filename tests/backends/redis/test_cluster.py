@@ -60,19 +60,6 @@ def keys_at(node: RedisServer, namespace: str) -> list[str]:
     return [key for key in found if not key.endswith("}:meta")]
 
 
-def key_of(name: str, namespace: str) -> str:
-    return Keys(namespace, BUCKETS).lock(name)
-
-
-def hears(cluster: ClusterServers, runs: Runs, node: RedisServer, name: str) -> bool:
-    """Whether an engine listens at a node for the bucket of a lock."""
-    keys: Keys = runs.engine.backend.keys  # type: ignore[attr-defined]
-    channel = keys.inbox(runs.engine.inbox.name, keys.bucket(name))
-    sharded = cluster.admin(node).info("server")["redis_version"] >= "7"
-    kind = "SHARDCHANNELS" if sharded else "CHANNELS"
-    return bool(cluster.admin(node).execute_command("PUBSUB", kind, channel))
-
-
 def other_than(cluster: ClusterServers, node: RedisServer) -> RedisServer:
     return next(each for each in cluster.nodes if each is not node)
 
@@ -246,7 +233,7 @@ def test_the_rights_that_the_page_lists_are_enough(
     one, two = (Runs(Engine(backend_of(url, namespace))) for _ in "12")
     holder, waiter = one.held("a", "{a}b"), two.lease("a", "{a}b")
     thread = two.waiting(waiter)
-    slot, source = cluster.slot_of("a", namespace), cluster.master_of(key_of("a", namespace))
+    slot, source = cluster.slot_of("a", namespace), cluster.master_of_lock("a", namespace)
     cluster.begin_move(slot, other_than(cluster, source))
     assert one.engine.backend.renew(holder.renewals()) == [True, True]
     cluster.end_move(slot, source, other_than(cluster, source))
@@ -371,7 +358,7 @@ def test_a_hold_and_a_waiter_live_through_every_phase_of_a_move(
     waiter = two.lease("moves", lease=30.0)
     thread = two.waiting(waiter)
     slot = cluster.slot_of("moves", namespace)
-    source = cluster.master_of(key_of("moves", namespace))
+    source = cluster.master_of_lock("moves", namespace)
     to = other_than(cluster, source)
 
     def renewed() -> None:
@@ -404,7 +391,7 @@ def test_no_script_begins_in_a_slot_that_is_on_its_way(
     one.release(one.held("moves"))
     slot = cluster.slot_of("moves", namespace)
     source = cluster.begin_move(
-        slot, other_than(cluster, cluster.master_of(key_of("moves", namespace)))
+        slot, other_than(cluster, cluster.master_of_lock("moves", namespace))
     )
     to = other_than(cluster, source)
     taken: list[Lease] = []
@@ -463,7 +450,7 @@ def test_a_node_that_says_where_a_slot_is_now_is_believed(
 ) -> None:
     backend = cluster.backend(namespace)
     assert isinstance(backend.acquire(claim("a")), Held)
-    source = cluster.master_of(key_of("a", namespace))
+    source = cluster.master_of_lock("a", namespace)
     to, slot = other_than(cluster, source), cluster.slot_of("a", namespace)
     cluster.begin_move(slot, to)
     cluster.end_move(slot, source, to)
@@ -475,7 +462,7 @@ def test_nodes_that_send_a_command_in_a_circle_are_told_of(
     cluster: ClusterServers, namespace: str
 ) -> None:
     backend = cluster.backend(namespace, patience=1.0)
-    source, slot = cluster.master_of(key_of("a", namespace)), cluster.slot_of("a", namespace)
+    source, slot = cluster.master_of_lock("a", namespace), cluster.slot_of("a", namespace)
     other = other_than(cluster, source)
     ids_of = {node: cluster.id_of(node) for node in cluster.nodes}
     # Of the tests before this one: a slot with keys is not given away.
@@ -503,11 +490,11 @@ def test_after_a_move_a_waiter_hears_of_its_turn_at_once(
     holder, waiter = one.held("moves"), two.lease("moves")
     thread = two.waiting(waiter)
     slot = cluster.slot_of("moves", namespace)
-    source = cluster.master_of(key_of("moves", namespace))
+    source = cluster.master_of_lock("moves", namespace)
     to = other_than(cluster, source)
     cluster.begin_move(slot, to)
     cluster.end_move(slot, source, to)
-    wait_for(lambda: hears(cluster, two, to, "moves"), what="the line to follow the slot")
+    wait_for(lambda: cluster.hears(to, two.engine, "moves"), what="the line to follow the slot")
     started = time.monotonic()
     one.release(holder)
     thread.entered()
@@ -545,7 +532,7 @@ def test_while_slots_move_to_and_fro_every_lock_is_held_by_one_at_a_time(
     for _ in range(4):
         for name in names:
             before = dict(done)
-            source = cluster.master_of(key_of(name, namespace))
+            source = cluster.master_of_lock(name, namespace)
             to = other_than(cluster, source)
             slot = cluster.slot_of(name, namespace)
             cluster.begin_move(slot, to)

@@ -20,8 +20,7 @@ from celery_relock.engine.lease import Lease, State
 from celery_relock.engine.protocol import Claim, Held, Message, Parked, ParkRequest, Queued
 from celery_relock.engines import engine_for
 from celery_relock.errors import LockUnavailable
-from tests.backends.redis.test_cluster import hears, key_of
-from tests.support import RedisServer, wait_for
+from tests.support import wait_for
 from tests.support.cluster import ClusterServers
 from tests.support.fenced import Fenced
 from tests.support.runs import Runs
@@ -41,18 +40,11 @@ class Outbox:
         self.sent.append(message.execution_id)
 
 
-@pytest.fixture(scope="module")
-def servers(redis_binary: str) -> Iterator[ClusterServers]:
-    started = ClusterServers(redis_binary)
-    yield started
-    started.stop()
-
-
 @pytest.fixture
-def cluster(servers: ClusterServers) -> Iterator[ClusterServers]:
+def cluster(cluster_with_replicas: ClusterServers) -> Iterator[ClusterServers]:
     """All nodes are there when a test begins."""
-    yield servers
-    servers.mend()
+    yield cluster_with_replicas
+    cluster_with_replicas.mend()
 
 
 @pytest.fixture
@@ -60,26 +52,13 @@ def runs(cluster: ClusterServers, namespace: str) -> Callable[..., Runs]:
     return lambda: Runs(Engine(cluster.backend(namespace)))
 
 
-def copied(cluster: ClusterServers, master: RedisServer) -> None:
-    """Returns when the replicas have all that was written by now."""
-    with cluster.admin(master).pipeline(transaction=False) as pipe:
-        # WAIT is about what came before on its own connection; any command brings that up to now.
-        pipe.ping()
-        pipe.execute_command("WAIT", 1, 5000)
-        assert pipe.execute()[1] >= 1
-
-
-def master_of(cluster: ClusterServers, name: str, namespace: str) -> RedisServer:
-    return cluster.master_of(key_of(name, namespace))
-
-
 def test_a_hold_that_a_replica_has_lives_through_the_death_of_its_master(
     cluster: ClusterServers, runs: Callable[..., Runs], namespace: str
 ) -> None:
     one, two = runs(), runs()
     holder = one.held("a", lease=12.0)
-    master = master_of(cluster, "a", namespace)
-    copied(cluster, master)
+    master = cluster.master_of_lock("a", namespace)
+    cluster.copied(master)
     cluster.fail_over(master)
     since = holder.renewed
     wait_for(lambda: holder.renewed > since, timeout=20, what="a renewal")
@@ -98,8 +77,8 @@ def test_acquire_and_release_wait_for_the_replica(
 ) -> None:
     one = runs()
     holder = one.held("a")
-    master = master_of(cluster, "a", namespace)
-    copied(cluster, master)
+    master = cluster.master_of_lock("a", namespace)
+    cluster.copied(master)
     free = cluster.name_at(master, namespace, ["a"])
     started = time.monotonic()
     master.kill()
@@ -116,8 +95,8 @@ def test_waiters_acquire_after_their_master_has_died(
     holder, first, second = one.held("a"), two.lease("a"), three.lease("a")
     waiters = {first: two, second: three}
     threads = {lease: its.waiting(lease) for lease, its in waiters.items()}
-    master = master_of(cluster, "a", namespace)
-    copied(cluster, master)
+    master = cluster.master_of_lock("a", namespace)
+    cluster.copied(master)
     cluster.fail_over(master)
     assert one.release(holder)
     # Not always the first one first: an outage may outlast a place, and then it asks anew.
@@ -136,9 +115,9 @@ def test_who_waits_hears_of_its_turn_from_the_new_master(
     one, two = runs(), runs()
     holder, waiter = one.held("a"), two.lease("a")
     thread = two.waiting(waiter)
-    replica = cluster.hand_over(master_of(cluster, "a", namespace))
-    assert master_of(cluster, "a", namespace) is replica
-    wait_for(lambda: hears(cluster, two, replica, "a"), what="the line to follow the master")
+    replica = cluster.hand_over(cluster.master_of_lock("a", namespace))
+    assert cluster.master_of_lock("a", namespace) is replica
+    wait_for(lambda: cluster.hears(replica, two.engine, "a"), what="the line to follow the master")
     started = time.monotonic()
     assert one.release(holder)
     thread.entered()
@@ -152,7 +131,7 @@ def test_who_listens_at_another_node_hears_of_no_grant_that_is_none(
     """A line that has not followed its bucket yet: what it hears is published all the same."""
     backend, keys = cluster.backend(namespace), Keys(namespace, BUCKETS)
     channel = keys.inbox("p", keys.bucket("a"))
-    master = master_of(cluster, "a", namespace)
+    master = cluster.master_of_lock("a", namespace)
     sharded = cluster.admin(master).info("server")["redis_version"] >= "7"
     ear = cluster.admin(cluster.replicas_of(master)[0]).pubsub()
     (ear.ssubscribe if sharded else ear.subscribe)(channel)
@@ -179,7 +158,7 @@ def test_a_hold_counts_when_a_replica_has_it(cluster: ClusterServers, namespace:
     thread = needing.waiting(waiter)
     assert needing.release(lease)
     thread.entered()
-    master = master_of(cluster, "a", namespace)
+    master = cluster.master_of_lock("a", namespace)
     (replica,) = cluster.replicas_of(master)
     # What a master says that has become a replica since the command before.
     with pytest.raises(ResponseError, match="WAIT") as demoted:
@@ -208,8 +187,8 @@ def test_what_is_parked_is_resumed_by_the_new_master(
     two.engine.parking.sender = outbox = Outbox()
     holder, parked = one.held("a"), two.lease("a")
     assert isinstance(two.engine.park(parked, ParkRequest("text", "h", "t")), Parked)
-    master = master_of(cluster, "a", namespace)
-    copied(cluster, master)
+    master = cluster.master_of_lock("a", namespace)
+    cluster.copied(master)
     cluster.fail_over(master)
     assert one.release(holder)
 
@@ -234,7 +213,7 @@ def test_a_master_that_hangs_keeps_no_renewal_of_the_others(
     cluster: ClusterServers, runs: Callable[..., Runs], namespace: str
 ) -> None:
     one = runs()
-    masters = {master_of(cluster, f"n{i}", namespace): f"n{i}" for i in range(40)}
+    masters = {cluster.master_of_lock(f"n{i}", namespace): f"n{i}" for i in range(40)}
     hung, *others = masters
     length = dict.fromkeys(others, 3.0) | {hung: 30.0}
     leases = {node: one.held(name, lease=length[node]) for node, name in masters.items()}
@@ -260,11 +239,11 @@ def test_a_master_that_is_gone_for_good_takes_no_patience_from_the_others(
     cluster: ClusterServers, namespace: str
 ) -> None:
     one = Runs(Engine(cluster.backend(namespace, patience=1.0)))
-    gone = master_of(cluster, "a", namespace)
+    gone = cluster.master_of_lock("a", namespace)
     other, name = next(
         (master, f"n{i}")
         for i in range(40)
-        if (master := master_of(cluster, f"n{i}", namespace)) is not gone
+        if (master := cluster.master_of_lock(f"n{i}", namespace)) is not gone
     )
     assert one.release(one.held(name))
     replicas = cluster.replicas_of(gone)
@@ -291,7 +270,7 @@ def test_a_hold_whose_master_is_gone_for_good_is_lost_and_told(
     lease = one.lease("a", lease=2.0)
     lease.on_lost = (told.set,)
     one.engine.acquire(lease)
-    master = master_of(cluster, "a", namespace)
+    master = cluster.master_of_lock("a", namespace)
     replicas = cluster.replicas_of(master)
     for node in (*replicas, master):
         node.kill()
@@ -315,7 +294,7 @@ def test_under_load_no_write_gets_through_with_an_old_fence(
 ) -> None:
     """Replication is asynchronous: what a master had not passed on when it died is free again. The
     register refuses whoever comes with a lower fence than one it has seen."""
-    master = master_of(cluster, "a", namespace)
+    master = cluster.master_of_lock("a", namespace)
     over, passed, refused, failed = threading.Event(), [], [], []
     register, guard = Fenced(redis_url, namespace), threading.Lock()
 
