@@ -8,6 +8,7 @@ import os
 import signal
 import uuid
 from collections.abc import Callable, Generator, Iterator
+from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,15 @@ from celery import _state
 from celery.result import AsyncResult, ResultSet
 
 import celery_relock.workflow.enter  # noqa: F401  # its shared task stays for all modules
-from tests.support import Journal, RedisServer, Worker, find_redis_server, pauses, programs
+from tests.support import (
+    Journal,
+    RedisServer,
+    Worker,
+    find_redis_server,
+    new_namespace,
+    pauses,
+    programs,
+)
 from tests.support.cluster import ClusterServers
 from tests.support.missing import missing
 from tests.support.monitor import Monitor
@@ -216,7 +225,7 @@ def cluster_with_replicas(redis_binary: str) -> Iterator[ClusterServers]:
 @pytest.fixture
 def namespace() -> str:
     """Prefix of all keys of this test."""
-    return f"ns{uuid.uuid4().hex[:12]}"
+    return new_namespace()
 
 
 @pytest.fixture
@@ -255,13 +264,15 @@ def worker(redis_server: RedisServer, namespace: str) -> Iterator[Callable[..., 
 @pytest.fixture(scope="module")
 def module_worker(redis_server: RedisServer) -> Iterator[Callable[..., Worker]]:
     """The same for a whole test module; each call may name its own `namespace`."""
-    yield from _workers(redis_server.url, f"ns{uuid.uuid4().hex[:12]}")
+    yield from _workers(redis_server.url, new_namespace())
 
 
 def _workers(url: str, namespace: str) -> Iterator[Callable[..., Worker]]:
     started: list[Worker] = []
 
     def start(module: str, **options: Any) -> Worker:
+        if options.get("pool") == "gevent" and find_spec("gevent") is None:
+            pytest.skip("gevent is not installed")
         started.append(Worker(module, **{"url": url, "namespace": namespace, **options}))
         return started[-1]
 

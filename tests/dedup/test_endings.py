@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import signal
 import time
-import uuid
 
 import pytest
 from billiard.exceptions import WorkerLostError
 from celery.exceptions import TaskRevokedError
 
 from celery_relock import engines
-from tests.support import wait_for
+from tests.support import new_namespace, wait_for
 from tests.support.messages import Message
 from tests.support.parked import lock_of
 
@@ -29,7 +28,7 @@ def on_rabbitmq(module_worker, rabbitmq):
     worker = module_worker(
         "tests.dedup.apps.calls",
         concurrency=2,
-        namespace=f"ns{uuid.uuid4().hex[:12]}",
+        namespace=new_namespace(),
         env={"RELOCK_TEST_BROKER": rabbitmq.url},
     )
     yield worker
@@ -379,7 +378,7 @@ def without_results(module_worker):
     return module_worker(
         "tests.dedup.apps.calls",
         concurrency=2,
-        namespace=f"ns{uuid.uuid4().hex[:12]}",
+        namespace=new_namespace(),
         env={"RELOCK_TEST_RESULTS": "none"},
     )
 
@@ -409,9 +408,7 @@ def test_the_last_call_wins_also_where_no_result_is_stored(without_results, acco
 @pytest.fixture(scope="module")
 def alone(module_worker):
     """A worker that may be killed."""
-    return module_worker(
-        "tests.dedup.apps.calls", concurrency=1, namespace=f"ns{uuid.uuid4().hex[:12]}"
-    )
+    return module_worker("tests.dedup.apps.calls", concurrency=1, namespace=new_namespace())
 
 
 def test_an_execution_that_takes_longer_than_the_lease_counts_until_its_worker_is_killed(

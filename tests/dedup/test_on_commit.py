@@ -6,10 +6,10 @@ import json
 import os
 import subprocess
 import sys
-import uuid
 
 import pytest
 
+from tests.support import new_namespace
 from tests.support.worker import ROOT
 
 
@@ -18,7 +18,7 @@ def became(redis_server):
     pytest.importorskip("django", reason="Django is not installed")
     settings = {
         "RELOCK_TEST_URL": redis_server.url,
-        "RELOCK_TEST_NAMESPACE": f"ns{uuid.uuid4().hex[:12]}",
+        "RELOCK_TEST_NAMESPACE": new_namespace(),
     }
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.dedup.apps.on_commit"],

@@ -8,11 +8,12 @@ import pytest
 from celery import chain, chord
 
 from celery_relock import is_dropped
+from tests.support import new_namespace
 
 
 @pytest.fixture(scope="module")
 def namespace():
-    return f"ns{uuid.uuid4().hex[:12]}"
+    return new_namespace()
 
 
 @pytest.fixture(scope="module")

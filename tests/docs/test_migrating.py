@@ -9,6 +9,7 @@ import pytest
 
 from tests.docs import pages
 from tests.docs.apps.migrating import examples, installed
+from tests.support import new_namespace
 from tests.support.worker import ROOT, _import_afresh
 
 # Told when celery-once is compiled, which pip need not have done.
@@ -29,7 +30,7 @@ def theirs(module_worker):
 
 
 def _worker(module_worker, half):
-    namespace = f"ns{uuid.uuid4().hex[:12]}"
+    namespace = new_namespace()
     env = {"RELOCK_TEST_HALF": half}
     return module_worker("tests.docs.apps.migrating", concurrency=2, namespace=namespace, env=env)
 

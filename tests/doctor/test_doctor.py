@@ -22,7 +22,7 @@ from celery_relock.admin import Locks
 from celery_relock.declaration import engine_of
 from celery_relock.engine.examination import Server
 from celery_relock.engine.protocol import Claim, ParkRequest
-from tests.support import RedisServer, wait_for
+from tests.support import RedisServer, new_namespace, wait_for
 from tests.support.clock import server_with_a_clock
 from tests.support.proxy import Proxy
 from tests.support.worker import ROOT, _import_afresh
@@ -67,7 +67,7 @@ def configured(server):
 
 
 def looked_at(server):
-    return doctor.examine(place=server.url, namespace=f"ns{uuid.uuid4().hex[:12]}")
+    return doctor.examine(place=server.url, namespace=new_namespace())
 
 
 def test_of_a_server_that_is_as_it_should_be_there_is_nothing_to_say(server):

@@ -20,7 +20,7 @@ from kombu.exceptions import EncodeError
 from celery_relock import engines, locked
 from celery_relock.engine.protocol import LINE
 from celery_relock.errors import LockConflict
-from tests.support import programs, wait_for
+from tests.support import new_namespace, programs, wait_for
 from tests.support.messages import Message
 from tests.support.parked import lock_of
 
@@ -41,7 +41,7 @@ def on_rabbitmq(module_worker, rabbitmq):
     return module_worker(
         "tests.order.apps.ordered",
         concurrency=3,
-        namespace=f"ns{uuid.uuid4().hex[:12]}",
+        namespace=new_namespace(),
         env={"RELOCK_TEST_BROKER": rabbitmq.url},
     )
 

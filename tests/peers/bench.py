@@ -10,7 +10,7 @@ from typing import Any
 
 import redis
 
-from tests.support import wait_for
+from tests.support import new_namespace, wait_for
 from tests.support.journal import Event
 from tests.support.keys import BENCH_PREFIX
 from tests.support.worker import Worker
@@ -30,7 +30,7 @@ class Bench:
         self._start: Callable[[], Worker] = lambda: Worker(
             "tests.peers.app", url, self._namespace, env={"RELOCK_TEST_PEER": peer}, concurrency=2
         )
-        self._namespace = f"ns{uuid.uuid4().hex[:12]}"
+        self._namespace = new_namespace()
         self._client = redis.Redis.from_url(url)
         self.worker = self._start()
 

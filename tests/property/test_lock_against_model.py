@@ -7,7 +7,6 @@ of the lock does; and both do the same where the model does not reach.
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.property.both import TwoBackends
 from tests.property.lines import LineMachine
 from tests.property.machine import LockMachine
+from tests.support import new_namespace
 from tests.support.desk import Desk
 from tests.support.long import LONG
 from tests.support.memory_desk import MemoryDesk
@@ -32,7 +32,7 @@ QUICK = os.environ.get("RELOCK_QUICK", "") not in ("", "0")
 @pytest.mark.timeout(7200 if LONG else 240)
 def test_redis_and_the_model_agree_and_every_invariant_holds(redis_url):
     pool = redis.ConnectionPool.from_url(redis_url, max_connections=2**31)
-    _run(lambda: Desk("", f"ns{uuid.uuid4().hex[:12]}", pool), 200)
+    _run(lambda: Desk("", new_namespace(), pool), 200)
     pool.disconnect()
 
 
@@ -45,7 +45,7 @@ def test_memory_and_the_model_agree_and_every_invariant_holds():
 @pytest.mark.parametrize("where", ["redis", "memory"])
 def test_a_line_and_its_model_agree_and_nobody_is_overtaken_unseen(redis_url, where):
     pool = redis.ConnectionPool.from_url(redis_url, max_connections=2**31)
-    in_redis = lambda: Desk("", f"ns{uuid.uuid4().hex[:12]}", pool)  # noqa: E731
+    in_redis = lambda: Desk("", new_namespace(), pool)  # noqa: E731
     _run(in_redis if where == "redis" else MemoryDesk, 30, LineMachine)
     pool.disconnect()
 
@@ -53,7 +53,7 @@ def test_a_line_and_its_model_agree_and_nobody_is_overtaken_unseen(redis_url, wh
 @pytest.mark.timeout(7200 if LONG else 240)
 def test_redis_and_memory_agree_when_an_execution_comes_back_for_other_locks(redis_url):
     pool = redis.ConnectionPool.from_url(redis_url, max_connections=2**31)
-    _run(lambda: Desk("", f"ns{uuid.uuid4().hex[:12]}", pool), 60, TwoBackends)
+    _run(lambda: Desk("", new_namespace(), pool), 60, TwoBackends)
     pool.disconnect()
 
 

@@ -2,7 +2,7 @@
 
 from tests.support.apps import make_app
 from tests.support.journal import Journal
-from tests.support.keys import leftovers
+from tests.support.keys import leftovers, new_namespace
 from tests.support.redis_server import RedisServer, find_redis_server
 from tests.support.waiting import wait_for
 from tests.support.worker import Worker
@@ -14,5 +14,6 @@ __all__ = [
     "find_redis_server",
     "leftovers",
     "make_app",
+    "new_namespace",
     "wait_for",
 ]

@@ -1,11 +1,18 @@
-"""Which keys a test left in Redis."""
+"""The keys of a test in Redis, and which of them it left there."""
 
 from __future__ import annotations
+
+import uuid
 
 import redis
 
 #: Keys of the test bench itself (journal, broker, results) start with this.
 BENCH_PREFIX = "test-bench:"
+
+
+def new_namespace() -> str:
+    """A prefix of keys that no other test has."""
+    return f"ns{uuid.uuid4().hex[:12]}"
 
 
 def leftovers(client: redis.Redis, namespace: str) -> list[str]:

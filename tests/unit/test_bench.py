@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
 
 import psutil
 import pytest
@@ -95,8 +94,6 @@ def test_the_journal_keeps_order_and_wakes_who_waits(journal, redis_url, namespa
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 def test_a_worker_of_every_pool_runs_a_task_to_its_gate_and_through(pool, worker):
-    if pool == "gevent" and find_spec(pool) is None:
-        pytest.skip(f"{pool} is not installed")
     running = worker("tests.support.sample_app", pool=pool)
     result = running.module.stand_at_the_gate.delay("Ann")
 

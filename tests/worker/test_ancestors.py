@@ -11,6 +11,7 @@ from celery_relock import is_dropped
 from celery_relock.engine import ids
 from celery_relock.errors import LockConflict
 from celery_relock.worker import message
+from tests.support import new_namespace
 from tests.support.parked import lock_of
 from tests.support.permits import permits
 
@@ -135,7 +136,7 @@ def test_a_thread_of_a_task_has_no_ancestors(family, account):
 
 
 def test_with_protocol_1_a_spawned_task_is_a_workflow_of_its_own(module_worker, account):
-    worker = module_worker("tests.worker.apps.ancestors", namespace=f"ns{account[:12]}")
+    worker = module_worker("tests.worker.apps.ancestors", namespace=new_namespace())
     worker.module.app.conf.task_protocol = 1
     parent = worker.module.sends.delay(account).get(timeout=20)
     child = result_of(worker, parent["inner"])

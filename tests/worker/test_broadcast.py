@@ -7,10 +7,12 @@ from contextlib import suppress
 
 import pytest
 
+from tests.support import new_namespace
+
 
 @pytest.fixture(scope="module")
 def workers(module_worker):
-    names = f"ns-broadcast-{uuid.uuid4().hex[:8]}"
+    names = new_namespace()
     return [
         module_worker(
             "tests.worker.apps.broadcast",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 
 import pytest
 from celery import Celery, chain
@@ -13,7 +12,7 @@ from celery_relock.backends.redis.keys import CLUSTER_BUCKETS as BUCKETS
 from celery_relock.backends.redis.keys import Keys
 from celery_relock.declaration import engine_of
 from celery_relock.errors import LockConfigError
-from tests.support import leftovers, wait_for
+from tests.support import leftovers, new_namespace, wait_for
 from tests.support.parked import lock_of, state_of, wait_until_parked
 from tests.support.permits import permits
 
@@ -28,7 +27,7 @@ def cluster(cluster_with_replicas):
 @pytest.fixture(scope="module")
 def started(module_worker, cluster):
     """One worker for all: it lives through whatever happens to the cluster."""
-    namespace = f"ns{uuid.uuid4().hex[:12]}"
+    namespace = new_namespace()
     env = {"RELOCK_TEST_LOCKS": cluster.url}
     worker = module_worker(
         "tests.worker.apps.clustered", env=env, namespace=namespace, concurrency=4

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import uuid
-
 import pytest
 from celery import chain
 
 from celery_relock import locked
-from tests.support import wait_for
+from tests.support import new_namespace, wait_for
 from tests.support.parked import lock_of
 
 
 @pytest.fixture(scope="module", params=["prefork", "threads", "gevent"])
 def worker(request, module_worker):
-    if request.param == "gevent":
-        pytest.importorskip("gevent")
-    namespace = f"ns{uuid.uuid4().hex[:12]}"
-    return module_worker("tests.worker.apps.contexts", pool=request.param, namespace=namespace)
+    return module_worker(
+        "tests.worker.apps.contexts", pool=request.param, namespace=new_namespace()
+    )
 
 
 def _is_free(worker, account):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
-import uuid
 from contextlib import contextmanager
 
 import pytest
 
-from tests.support import wait_for
+from tests.support import new_namespace, wait_for
 from tests.support.messages import Message
 from tests.support.parked import lock_of
 
@@ -63,10 +62,7 @@ def test_a_copy_waits_behind_the_execution_and_is_discarded_after_its_clean_end(
 
 @pytest.fixture(scope="module", params=["threads", "gevent"])
 def pool(request, module_worker):
-    if request.param != "threads":
-        pytest.importorskip(request.param)
-    names = f"ns-{request.param}-{uuid.uuid4().hex[:8]}"
-    return module_worker(APP, pool=request.param, concurrency=4, namespace=names)
+    return module_worker(APP, pool=request.param, concurrency=4, namespace=new_namespace())
 
 
 @pytest.mark.parametrize("name", ["works", "works_or_raises", "works_acked_late"])

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import uuid
 
 import celery
 import pytest
 
-from tests.support import wait_for
+from tests.support import new_namespace, wait_for
 from tests.support.apps import LOOK_EVERY
 from tests.support.endings import ACKS, BODY, CHILD, RECORD, SIGNAL, record, row, rows
 from tests.support.long import LONG
@@ -27,9 +26,7 @@ POOLS = ("prefork", "threads", "gevent", "solo")
 
 @pytest.fixture(scope="module", params=POOLS)
 def pool(request, module_worker, redis_server):
-    if request.param == "gevent":
-        pytest.importorskip("gevent")
-    namespace = f"ns-{request.param}-{uuid.uuid4().hex[:8]}"
+    namespace = new_namespace()
     started = module_worker(APP, pool=request.param, concurrency=8, namespace=namespace)
     started.pool = request.param
     yield started
@@ -75,7 +72,7 @@ def worker(module_worker):
 @pytest.fixture(scope="module")
 def doomed(module_worker, redis_server):
     # Not the one above: whatever ends a child that was revoked before, Celery calls it revoked.
-    namespace = f"ns-doomed-{uuid.uuid4().hex[:8]}"
+    namespace = new_namespace()
     yield module_worker(APP, concurrency=8, namespace=namespace, env=SOON)
     nothing_lasts(redis_server.client(), namespace)
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-import uuid
 
 import celery
 import pytest
 
-from tests.support import wait_for
+from tests.support import new_namespace, wait_for
 from tests.support.endings import ACKS, GOES_ON, Outcome, record, row
 from tests.support.proofs import cases, nothing_lasts, prove
 
@@ -21,9 +20,7 @@ _BY_POOL = Outcome("another in each pool, see below", "-", "-")
 
 @pytest.fixture(scope="module", params=POOLS)
 def pool(request, module_worker, redis_server):
-    if request.param == "gevent":
-        pytest.importorskip("gevent")
-    namespace = f"ns-{request.param}-{uuid.uuid4().hex[:8]}"
+    namespace = new_namespace()
     started = module_worker(APP, pool=request.param, concurrency=8, namespace=namespace)
     started.pool = request.param
     yield started

@@ -7,13 +7,12 @@ import json
 import os
 import signal
 import time
-import uuid
 from contextlib import suppress
 
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 
-from tests.support import wait_for
+from tests.support import new_namespace, wait_for
 from tests.support.apps import LOOK_EVERY
 from tests.support.endings import RECORD, record, row
 from tests.support.parked import lock_of
@@ -73,7 +72,7 @@ def test_nothing_is_left_when_the_command_was(worker, proxy, row, sig, executed,
 
 @pytest.fixture(scope="module")
 def plain_worker(module_worker):
-    names = f"ns-waits-{uuid.uuid4().hex[:8]}"
+    names = new_namespace()
     return module_worker(APP, concurrency=2, namespace=names, env=SOON)
 
 
@@ -110,7 +109,7 @@ def test_a_time_limit_while_the_state_of_an_execution_is_stored_ends_it(
     module_worker, results, redis_url, client
 ):
     env = {"RELOCK_TEST_SETTINGS": json.dumps({"result_backend": results.url})}
-    names = f"ns-results-{uuid.uuid4().hex[:8]}"
+    names = new_namespace()
     running = module_worker(APP, concurrency=1, namespace=names, env=env)
     case = Case(running, redis_url, "overruns_softly", "early", True, "chain")
     with lock_of(running, case.account):

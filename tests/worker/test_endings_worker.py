@@ -140,8 +140,6 @@ def another(module_worker):
 def test_it_is_enough_that_the_main_process_is_killed_in_every_pool(
     module_worker, another, row, pool, redis_url, client
 ):
-    if pool == "gevent":
-        pytest.importorskip(pool)
     doomed = module_worker(APP, pool=pool, concurrency=2)
     (case,) = _sent(doomed, redis_url, kinds=(True,), acks=("early",))
     case.ends_now()

@@ -12,7 +12,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_relock import Lock, locked, signals
 from celery_relock.errors import LockConflict
-from tests.support import wait_for
+from tests.support import new_namespace, wait_for
 from tests.support.monitor import Monitor
 from tests.support.parked import lock_of, state_of, wait_until_parked
 from tests.support.proxy import Proxy
@@ -258,7 +258,7 @@ def test_a_broker_that_is_away_keeps_nobody_from_working(worker, account):
 
 
 def test_where_no_events_are_wanted_none_are_sent(module_worker):
-    quiet = module_worker(APP, concurrency=1, namespace=f"ns{uuid.uuid4().hex[:12]}")
+    quiet = module_worker(APP, concurrency=1, namespace=new_namespace())
     monitor = Monitor(quiet.module.app)
     sent = quiet.module.works.delay("7")
     sent.get(timeout=20)
@@ -273,10 +273,7 @@ def test_where_no_events_are_wanted_none_are_sent(module_worker):
 
 @pytest.mark.parametrize("pool", ["threads", "gevent"])
 def test_other_pools_tell_the_same(module_worker, account, pool):
-    if pool != "threads":
-        pytest.importorskip(pool)
-    names = f"ns{uuid.uuid4().hex[:12]}"
-    running = module_worker(APP, pool=pool, namespace=names, arguments=("-E",))
+    running = module_worker(APP, pool=pool, namespace=new_namespace(), arguments=("-E",))
     monitor = Monitor(running.module.app)
     sent = running.module.holds.delay(account)
     monitor.wait(sent.id, "lock-acquired")

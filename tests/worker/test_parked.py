@@ -4,7 +4,6 @@ and nothing of it is lost."""
 from __future__ import annotations
 
 import time
-import uuid
 from threading import Thread
 from types import SimpleNamespace
 
@@ -15,7 +14,7 @@ from celery.exceptions import ChordError, TaskRevokedError
 from celery.exceptions import TimeoutError as NotReady
 
 from celery_relock.errors import LockConflict
-from tests.support import leftovers, wait_for
+from tests.support import leftovers, new_namespace, wait_for
 from tests.support.parked import held_here, label_of, lock_of, state_of, wait_until_parked
 from tests.support.permits import permits
 
@@ -79,7 +78,7 @@ def test_a_lock_that_cannot_send_is_followed_at_once(module_worker, account, nam
     worker = module_worker(
         "tests.worker.apps.parked",
         concurrency=1,
-        namespace=f"ns{uuid.uuid4().hex[:12]}",
+        namespace=new_namespace(),
         env={"RELOCK_TEST_LOOKS": "60"},
     )
     for _ in range(2):

@@ -9,8 +9,6 @@ from tests.support.parked import lock_of, state_of, wait_until_parked
 
 @pytest.mark.parametrize("pool", ["threads", "gevent", "solo"])
 def test_an_execution_is_parked_and_resumed_in_every_pool(worker, pool):
-    if pool == "gevent":
-        pytest.importorskip(pool)
     one = worker("tests.worker.apps.parked", pool=pool, concurrency=2)
     with lock_of(one, "account:pooled"):
         sent = [one.module.takes.delay("pooled") for _ in range(3)]

@@ -20,7 +20,7 @@ from kombu.utils.json import dumps
 from celery_relock.worker import parking
 from celery_relock.worker.message import Header
 from celery_relock.worker.parking import CARRIED, Carried, RawMessage, carried, parked_text, publish
-from tests.support import wait_for
+from tests.support import new_namespace, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +62,7 @@ def worker(request, module_worker, on_broker, certificates):
     env = on_broker(broker)
     if CAN_SIGN:
         env["RELOCK_TEST_CERTIFICATES"] = str(certificates.folder)
-    namespace = f"ns{uuid.uuid4().hex[:12]}"
+    namespace = new_namespace()
     return module_worker("tests.worker.apps.mirror", pool=pool, env=env, namespace=namespace)
 
 

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 
+from tests.support import new_namespace
 from tests.support.parked import lock_of
 from tests.support.permits import permits
 from tests.support.worker import ROOT
@@ -18,11 +19,8 @@ needs_eventlet = pytest.mark.skipif(find_spec("eventlet") is None, reason="event
 
 @pytest.fixture(scope="module", params=["prefork", "threads", "gevent", "solo"])
 def worker(request, module_worker):
-    if request.param == "gevent":
-        pytest.importorskip("gevent")
-    namespace = f"ns-pool-{request.param}-{id(request)}"
     return module_worker(
-        "tests.worker.apps.reentry", pool=request.param, concurrency=4, namespace=namespace
+        "tests.worker.apps.reentry", pool=request.param, concurrency=4, namespace=new_namespace()
     )
 
 

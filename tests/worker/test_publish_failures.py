@@ -4,14 +4,13 @@ doubled, and the task is what it was."""
 from __future__ import annotations
 
 import re
-import uuid
 from contextlib import ExitStack
 
 import pytest
 from celery import VERSION
 from celery.exceptions import SoftTimeLimitExceeded
 
-from tests.support import wait_for
+from tests.support import new_namespace, wait_for
 from tests.support.messages import Message
 from tests.support.parked import held_here, lock_of, wait_until_free, wait_until_parked
 from tests.support.proxy import Proxy
@@ -47,7 +46,7 @@ def _nothing_left_for_the_next_test(broker, locks):
 def worker(module_worker, broker, locks):
     one = module_worker(
         "tests.worker.apps.publish_failures",
-        namespace=f"ns{uuid.uuid4().hex[:12]}",
+        namespace=new_namespace(),
         concurrency=10,
         env={"RELOCK_TEST_BROKER": broker.url, "RELOCK_TEST_LOCKS": locks.url},
     )

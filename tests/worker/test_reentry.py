@@ -8,6 +8,7 @@ import pytest
 
 from celery_relock.engine import ids
 from celery_relock.errors import LockConfigError, LockConflict
+from tests.support import new_namespace
 from tests.support.parked import lock_of, wait_until_free
 from tests.support.permits import permits
 
@@ -161,7 +162,7 @@ def test_a_first_protocol_message_takes_its_own_id_for_the_workflow(module_worke
     # It carries neither root nor parent, and its header comes by another way.
     worker = module_worker(
         "tests.worker.apps.reentry",
-        namespace=f"ns{account[:12]}",
+        namespace=new_namespace(),
         concurrency=2,
     )
     worker.module.app.conf.task_protocol = 1

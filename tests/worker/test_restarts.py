@@ -18,7 +18,7 @@ from celery.result import AsyncResult
 from tests.chaos.checker import lost_updates
 from tests.chaos.parked.judge import overlaps
 from tests.chaos.register import Register
-from tests.support import RedisServer, Worker, leftovers, wait_for
+from tests.support import RedisServer, Worker, leftovers, new_namespace, wait_for
 from tests.support.clock import server_with_a_clock
 from tests.support.journal import Event
 from tests.support.parked import state_of
@@ -58,7 +58,7 @@ def locks(redis_binary: str) -> Iterator[RedisServer]:
 @pytest.fixture(scope="module")
 def worker_of(module_worker: Callable[..., Worker]) -> Callable[[RedisServer], Worker]:
     def start(locks: RedisServer) -> Worker:
-        own = {"namespace": f"ns{uuid.uuid4().hex[:12]}", "env": {"RELOCK_TEST_LOCKS": locks.url}}
+        own = {"namespace": new_namespace(), "env": {"RELOCK_TEST_LOCKS": locks.url}}
         return module_worker("tests.worker.apps.restarts", concurrency=4, **own)
 
     return start

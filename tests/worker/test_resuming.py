@@ -18,7 +18,7 @@ from celery_relock.errors import LockUnavailable, RelockError
 from celery_relock.worker import parking, resuming
 from celery_relock.worker.parking import Outbox, channel, home
 from celery_relock.worker.resuming import TRIP
-from tests.support import Worker, wait_for
+from tests.support import Worker, new_namespace, wait_for
 from tests.support.parked import is_consumed, lock_of, state_of, wait_until_parked
 from tests.support.tcp import TcpProxy
 
@@ -36,7 +36,7 @@ def launch(module_worker, on_broker):
         env = {**on_broker(broker), **options.pop("env", {})}
         if queues:
             env["RELOCK_TEST_QUEUES"] = queues
-        namespace = namespace or f"ns{uuid.uuid4().hex[:12]}"
+        namespace = namespace or new_namespace()
         return module_worker(APP, namespace=namespace, env=env, **options)
 
     return begin
@@ -328,7 +328,7 @@ def test_a_resume_queue_is_classic_also_where_queues_are_quorum_queues_by_defaul
 
 
 def test_without_the_right_to_a_resume_queue_a_worker_does_without(start, account, rabbitmq):
-    namespace = f"ns{uuid.uuid4().hex[:12]}"
+    namespace = new_namespace()
     with Connection(rabbitmq.url) as connection:
         # One with other arguments: RabbitMQ refuses it as it refuses one without permission.
         Queue(f"queue-{namespace}.resumed", durable=True)(connection.channel()).declare()

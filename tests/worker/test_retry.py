@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-import uuid
 
 import celery
 import pytest
 from celery.exceptions import MaxRetriesExceededError
 
 from celery_relock.errors import LockConfigError
-from tests.support import wait_for
+from tests.support import new_namespace, wait_for
 from tests.support.parked import lock_of, wait_until_free
 
 APP = "tests.worker.apps.retry"
@@ -162,7 +161,7 @@ def test_a_retry_that_is_here_runs_though_the_process_that_sent_it_is_killed(
 
 
 def test_a_retry_that_never_comes_frees_the_lock_with_the_end_of_its_lease(module_worker, account):
-    running = module_worker(APP, concurrency=1, namespace=f"ns{uuid.uuid4().hex[:12]}")
+    running = module_worker(APP, concurrency=1, namespace=new_namespace())
     sent = running.module.keeps_briefly.delay(account, 2.0)
     running.wait_for_log(rf"{sent.id}\] retry: ")
     running.close()

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 from celery import chain
 
-from tests.support import RedisServer, leftovers, wait_for
+from tests.support import RedisServer, leftovers, new_namespace, wait_for
 from tests.support.missing import missing
 from tests.support.parked import held_here, state_of, wait_until_parked
 from tests.support.permissions import PASSWORD, least
@@ -44,7 +44,7 @@ def locks(redis_binary, tmp_path_factory):
 @pytest.fixture(scope="module", params=["no results", "rabbitmq", "least rights", "tls"])
 def worker(request, module_worker, on_broker, locks):
     """A worker whose results, but for the first two, are with the broker; its locks never are."""
-    env, namespace = {"RELOCK_TEST_LOCKS": locks.url}, f"ns{uuid.uuid4().hex[:12]}"
+    env, namespace = {"RELOCK_TEST_LOCKS": locks.url}, new_namespace()
     if request.param in ("no results", "rabbitmq"):
         env["RELOCK_TEST_RESULTS"] = "none"
     if request.param == "rabbitmq":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import threading
-import uuid
 
 import pytest
 from celery import Celery, chain, chord, group, signature
@@ -15,7 +14,7 @@ from celery_relock.declaration import declaration
 from celery_relock.errors import LockConfigError, LockConflict, LockDeadlock, LockLost
 from celery_relock.workflow import steps
 from celery_relock.workflow.enter import ENTER
-from tests.support import wait_for
+from tests.support import new_namespace, wait_for
 from tests.support.parked import lock_of, wait_until_parked
 from tests.workflow.flow import Visitor, wait_for_state
 
@@ -513,10 +512,10 @@ def test_one_that_was_sent_by_a_worker_without_the_library_fails_with_the_reason
         sent.get(timeout=30)
 
 
-def test_protocol_1_is_refused_with_the_reason(module_worker, account):
+def test_protocol_1_is_refused_with_the_reason(module_worker):
     worker = module_worker(
         "tests.workflow.apps.workflows",
-        namespace=f"ns{account}",
+        namespace=new_namespace(),
         concurrency=1,
         env={"RELOCK_TEST_PROTOCOL": "1"},
     )
@@ -531,7 +530,7 @@ def test_where_the_result_backend_cannot_join_a_chord_the_lock_is_held_until_its
     # A task of Celery's own looks again and again whether the members are done.
     worker = module_worker(
         "tests.workflow.apps.workflows",
-        namespace=f"ns{account}",
+        namespace=new_namespace(),
         concurrency=1,
         env={"RELOCK_TEST_RESULTS": f"file://{tmp_path}"},
     )
@@ -550,7 +549,7 @@ def every(module_worker, redis_server):
     """`Celery(task_cls=LockedTask)`: Celery's own tasks are steps of a workflow too."""
     return module_worker(
         "tests.worker.apps.canvas",
-        namespace=f"ns{uuid.uuid4().hex[:12]}",
+        namespace=new_namespace(),
         concurrency=2,
         env={"RELOCK_TEST_LOCKS": redis_server.url},
     )
@@ -605,7 +604,7 @@ def test_a_function_for_conflicts_of_the_whole_app_leaves_a_canvas_to_wait(
 ):
     worker = module_worker(
         "tests.workflow.apps.workflows",
-        namespace=f"ns{uuid.uuid4().hex[:12]}",
+        namespace=new_namespace(),
         concurrency=2,
         env={"RELOCK_TEST_CHOOSES": "raise"},
     )

@@ -13,6 +13,7 @@ from celery import group, signature
 
 from celery_relock import locked
 from celery_relock.workflow.locked import LockedChain
+from tests.support import new_namespace
 from tests.support.long import LONG
 from tests.support.shapes import SHAPES, Maker
 
@@ -67,7 +68,7 @@ def apps(module_worker):
     made = {
         name: module_worker(
             "tests.workflow.apps.shapes",
-            namespace=f"ns{uuid.uuid4().hex[:12]}",
+            namespace=new_namespace(),
             concurrency=3,
             env={"RELOCK_TEST_TASK_CLS": name} if name == "every task" else {},
         )

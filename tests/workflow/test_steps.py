@@ -4,7 +4,6 @@ lock is free when the last of it is over."""
 from __future__ import annotations
 
 import signal
-import uuid
 
 import pytest
 import redis
@@ -14,7 +13,7 @@ from celery_relock import locked
 from celery_relock.engine import ids
 from celery_relock.errors import LockConfigError
 from celery_relock.worker.message import HEADER, VERSION
-from tests.support import wait_for
+from tests.support import new_namespace, wait_for
 from tests.support.parked import wait_until_parked
 from tests.workflow import flow as flows
 from tests.workflow.flow import wait_for_state
@@ -29,7 +28,7 @@ SOON = 15.0
 @pytest.fixture(scope="module")
 def workers(module_worker):
     """Two workers, each with a queue of its own, so that steps go back and forth."""
-    namespace = f"ns{uuid.uuid4().hex[:12]}"
+    namespace = new_namespace()
     return [
         module_worker(
             "tests.workflow.apps.workflows",

@@ -15,7 +15,7 @@ from celery_relock.backends.redis.inspection import Inspection
 from celery_relock.backends.redis.scripts import scripts
 from celery_relock.engine.examination import Examination
 from celery_relock.errors import LockConfigError
-from tests.support import RedisServer
+from tests.support import RedisServer, new_namespace
 from tests.support.backends import backend_of, close
 from tests.support.redis_server import bundled_redis_server
 from tests.support.worker import ROOT
@@ -91,7 +91,7 @@ def test_every_key_of_the_catalogue_is_of_a_kind() -> None:
 
 
 def test_keys_are_counted_by_their_kind_and_foreign_ones_do_no_harm(server: RedisServer) -> None:
-    namespace, url = f"ns{uuid.uuid4().hex[:8]}", server.url
+    namespace, url = new_namespace(), server.url
     backend, client = backend_of(url, namespace), server.client()
     keys = [f"{namespace}:{{0}}:{rest}" for rest in ("l:a", "l:dedup\tb", "q:a", "d:1", "d:2")]
     for key in (*keys, f"{namespace}:{{0}}:x:1", "other:{0}:meta", "foreign"):
