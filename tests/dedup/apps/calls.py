@@ -26,6 +26,13 @@ if os.environ.get("RELOCK_TEST_BROKER", "").startswith("amqp"):
 journal = Journal.from_env()
 
 
+def task(**options):
+    return app.task(**{"base": LockedTask, "bind": True, "lock_key": KEY, **options})
+
+
+REPLACE = {"lock_dedup": "until_start", "lock_on_duplicate": "replace"}
+
+
 def work(self, account, *more):
     """Says that it runs, and goes on when the test says so ("slow" accounts alone)."""
     told = {"account": account, "id": self.request.id, "more": more}
@@ -36,72 +43,52 @@ def work(self, account, *more):
     return self.request.id
 
 
-@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_start")
+@task(lock_dedup="until_start")
 def starts(self, account, *more):
     return work(self, account, *more)
 
 
-@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_done")
+@task(lock_dedup="until_done")
 def done(self, account, *more):
     return work(self, account, *more)
 
 
-@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_dedup=2)
+@task(lock_dedup=2)
 def for_two_seconds(self, account):
     return work(self, account)
 
 
-@app.task(
-    base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_done", lock_on_duplicate="raise"
-)
+@task(lock_dedup="until_done", lock_on_duplicate="raise")
 def raises(self, account):
     return work(self, account)
 
 
-@app.task(
-    base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_done", lock_on_duplicate="drop"
-)
+@task(lock_dedup="until_done", lock_on_duplicate="drop")
 def drops(self, account):
     return work(self, account)
 
 
-@app.task(
-    base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_start", lock_on_duplicate="replace"
-)
+@task(**REPLACE)
 def replaces(self, account, *more):
     return work(self, account, *more)
 
 
-@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_dedup=60, lock_on_duplicate="replace")
+@task(lock_dedup=60, lock_on_duplicate="replace")
 def once_a_minute(self, account, *more):
     return work(self, account, *more)
 
 
-@app.task(
-    base=LockedTask,
-    bind=True,
-    track_started=True,
-    lock_key=KEY,
-    lock_dedup="until_start",
-    lock_on_duplicate="replace",
-)
+@task(track_started=True, **REPLACE)
 def replaces_and_tracks(self, account, *more):
     return work(self, account, *more)
 
 
-@app.task(
-    base=LockedTask,
-    bind=True,
-    acks_late=True,
-    lock_key=KEY,
-    lock_dedup="until_start",
-    lock_on_duplicate="replace",
-)
+@task(acks_late=True, **REPLACE)
 def replaces_late(self, account, *more):
     return work(self, account, *more)
 
 
-@app.task(base=LockedTask, bind=True, lock_key=KEY)
+@task()
 def without(self, account, *more):
     return work(self, account, *more)
 
@@ -127,19 +114,12 @@ def end(self, account, how):
 
 
 # Their lease is longer than any test waits: what is free before that was freed.
-@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_done")
+@task(lock_dedup="until_done")
 def ends(self, account, how):
     return end(self, account, how)
 
 
-@app.task(
-    base=LockedTask,
-    bind=True,
-    lock_key=KEY,
-    lock_dedup="until_done",
-    acks_late=True,
-    reject_on_worker_lost=True,
-)
+@task(lock_dedup="until_done", acks_late=True, reject_on_worker_lost=True)
 def ends_late(self, account, how):
     return end(self, account, how)
 
@@ -149,10 +129,8 @@ class Tells(LockedTask):
         journal.add("failed", account=args[0], marked=self.marked(*args) is not None)
 
 
-@app.task(
+@task(
     base=Tells,
-    bind=True,
-    lock_key=KEY,
     lock_dedup="until_done",
     autoretry_for=(LookupError,),
     default_retry_delay=1,
@@ -166,9 +144,6 @@ def fails_first(self, account, how):
 
 
 CONFLICTS = {
-    "base": LockedTask,
-    "bind": True,
-    "lock_key": KEY,
     "lock_on_conflict": "raise",
     "autoretry_for": (LockConflict,),
     "default_retry_delay": 1,
@@ -180,21 +155,12 @@ def begins_at_last(self, account, how=""):
     return account
 
 
-app.task(begins_at_last, name="conflicts_until_start", lock_dedup="until_start", **CONFLICTS)
-app.task(begins_at_last, name="conflicts_until_done", lock_dedup="until_done", **CONFLICTS)
-app.task(
-    begins_at_last,
-    name="conflicts_and_is_replaced",
-    lock_dedup="until_start",
-    lock_on_duplicate="replace",
-    **CONFLICTS,
-)
+task(name="conflicts_until_start", lock_dedup="until_start", **CONFLICTS)(begins_at_last)
+task(name="conflicts_until_done", lock_dedup="until_done", **CONFLICTS)(begins_at_last)
+task(name="conflicts_and_is_replaced", **REPLACE, **CONFLICTS)(begins_at_last)
 
 
-@app.task(
-    base=LockedTask,
-    bind=True,
-    lock_key=KEY,
+@task(
     lock_dedup="until_done",
     acks_late=True,
     autoretry_for=(Exception,),
@@ -207,12 +173,12 @@ def rejects_first(self, account):
         raise Reject("come again", requeue=True)
 
 
-@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_done", lock_ttl=2)
+@task(lock_dedup="until_done", lock_ttl=2)
 def ends_by_its_lease(self, account, how):
     return end(self, account, how)
 
 
-@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_start", max_retries=5)
+@task(lock_dedup="until_start", max_retries=5)
 def tries_again(self, account):
     journal.add("began", account=account, id=self.request.id, retries=self.request.retries)
     if self.request.retries < 2:
@@ -220,27 +186,12 @@ def tries_again(self, account):
     return account
 
 
-@app.task(
-    base=LockedTask,
-    bind=True,
-    lock_key=KEY,
-    lock_dedup="until_start",
-    lock_on_duplicate="replace",
-    lock_on_conflict="block",
-)
+@task(lock_on_conflict="block", **REPLACE)
 def replaces_in_its_slot(self, account, *more):
     return work(self, account, *more)
 
 
-@app.task(
-    base=LockedTask,
-    bind=True,
-    ignore_result=True,
-    lock_key=KEY,
-    lock_dedup="until_start",
-    lock_on_duplicate="replace",
-    lock_on_conflict="block",
-)
+@task(ignore_result=True, lock_on_conflict="block", **REPLACE)
 def forgets_in_its_slot(self, account, *more):
     return work(self, account, *more)
 
@@ -257,8 +208,7 @@ class _Gate:
     def store_result(self, task_id, result, state, **more):
         if state == "BLOCKED":
             journal.add("at the gate", id=task_id)
-            opens = f"open {task_id}"
-            journal.wait_for(opens, 30)
+            journal.wait_for(f"open {task_id}", 30)
         return self._backend.store_result(task_id, result, state, **more)
 
 
@@ -270,25 +220,12 @@ class ParksThroughAGate(LockedTask):
         return _Gate(super().backend)
 
 
-@app.task(
-    base=ParksThroughAGate,
-    bind=True,
-    lock_key=KEY,
-    lock_dedup="until_start",
-    lock_on_duplicate="replace",
-)
+@task(base=ParksThroughAGate, **REPLACE)
 def replaced_at_the_gate(self, account, *more):
     return work(self, account, *more)
 
 
-@app.task(
-    base=ParksThroughAGate,
-    bind=True,
-    acks_late=True,
-    lock_key=KEY,
-    lock_dedup="until_start",
-    lock_on_duplicate="replace",
-)
+@task(base=ParksThroughAGate, acks_late=True, **REPLACE)
 def replaced_late_at_the_gate(self, account, *more):
     return work(self, account, *more)
 
@@ -303,7 +240,7 @@ def total(numbers):
     return sum(numbers)
 
 
-@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_done")
+@task(lock_dedup="until_done")
 def counts(self, account, number=0):
     """A member of a canvas that others wait for."""
     journal.add("began", account=account, id=self.request.id)
