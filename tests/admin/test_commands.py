@@ -25,6 +25,7 @@ from celery_relock.engine.protocol import SHARED, Claim
 from tests.support import Worker, wait_for
 from tests.support.parked import lock_of
 from tests.support.ports import free_port
+from tests.support.programs import said_by
 from tests.support.worker import ROOT, environment_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")
@@ -74,15 +75,12 @@ def test_no_worker_and_no_client_loads_what_only_people_need(worker: Worker, key
         "assert task.apply().get() == 'done'\n"
         "print(*[name for name in sys.modules if name.startswith('celery_relock')])"
     )
-    url = worker.module.app.conf.relock_url
-    client = subprocess.run(
-        [sys.executable, "-c", code, url], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    in_client = said_by(code, worker.module.app.conf.relock_url).split()
     people = ("admin", "cli.", "contrib.django", "doctor", "metrics")
     # The main process of a worker, which this one runs its tasks in, looks at its servers once.
     for loaded, not_there in (
         (in_worker, people),
-        (client.stdout.split(), (*people, "inspection", "diagnosis")),
+        (in_client, (*people, "inspection", "diagnosis")),
     ):
         assert "celery_relock.task" in loaded
         assert [name for name in loaded if any(each in name for each in not_there)] == []

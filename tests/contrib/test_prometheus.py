@@ -32,6 +32,7 @@ from celery_relock.declaration import engine_of
 from tests.docs.pages import blocks
 from tests.support import reaper, wait_for
 from tests.support.ports import free_port
+from tests.support.programs import said_by
 from tests.support.worker import ROOT
 
 APP = "tests.contrib.apps.measured"
@@ -189,10 +190,7 @@ finally:
 
 
 def test_a_child_that_is_forked_during_a_scrape_keeps_no_later_one_waiting(tmp_path):
-    command = [sys.executable, "-c", FORKING, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
-
-    assert "collected twice" in done.stdout, done.stderr
+    assert "collected twice" in said_by(FORKING, str(tmp_path))
 
 
 def test_the_files_of_children_that_are_gone_become_one_and_the_sums_stay(measured, tmp_path):
@@ -247,11 +245,9 @@ print(urlopen(f"http://127.0.0.1:{sys.argv[3]}/metrics").read().decode())
 
 
 def test_a_second_call_in_a_process_measures_nothing_twice(redis_url, namespace):
-    command = [sys.executable, "-c", TWICE, redis_url, namespace, str(free_port())]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    said = said_by(TWICE, redis_url, namespace, str(free_port()))
 
-    assert done.returncode == 0, done.stderr
-    refused, acquired, *served = done.stdout.splitlines()
+    refused, acquired, *served = said.splitlines()
     assert "another registry" in refused
     assert acquired == "1.0"
     assert 'relock_acquired_total{task=""} 1.0' in served
@@ -337,7 +333,7 @@ def test_alerts_and_dashboard_ask_for_metrics_that_exist_and_the_page_names_each
 
 def test_the_examples_of_the_page_run():
     """In a process of their own: they measure all of it from then on."""
-    subprocess.run([sys.executable, "-c", "\n".join(blocks("metrics"))], cwd=ROOT, check=True)
+    said_by("\n".join(blocks("metrics")))
 
 
 @pytest.fixture(scope="module")

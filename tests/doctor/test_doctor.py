@@ -9,7 +9,6 @@ import os
 import socket
 import subprocess
 import sys
-import textwrap
 import uuid
 from typing import Any
 
@@ -24,6 +23,7 @@ from celery_relock.engine.examination import Server
 from celery_relock.engine.protocol import Claim, ParkRequest
 from tests.support import RedisServer, new_namespace, wait_for
 from tests.support.clock import server_with_a_clock
+from tests.support.programs import said_by
 from tests.support.proxy import Proxy
 from tests.support.worker import ROOT, _import_afresh
 
@@ -350,13 +350,7 @@ def test_settings_of_django_without_the_namespace_of_celery():
         for each in doctor.quick(app):
             print(each.check, each.severity, each.do)
     """
-    shown = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
+    shown = said_by(code).splitlines()
     assert shown[0] == "settings warning Write CELERY_RELOCK_TTL."
     assert shown[1].startswith("redis error")
 

@@ -22,6 +22,7 @@ from celery_relock.errors import LockUnavailable
 from celery_relock.options import LockOptions
 from celery_relock.workflow import steps
 from celery_relock.workflow.steps import StepHold, WorkflowLock
+from tests.support.programs import said_by
 from tests.support.waiting import wait_for
 
 
@@ -301,8 +302,7 @@ try:
 except OSError:
     print("cannot tell")
 """
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert told.stdout == "cannot tell\n", told.stderr
+    assert said_by(program) == "cannot tell\n"
 
 
 def test_journals_of_another_format_are_left_to_those_who_can_read_them(folder, monkeypatch):

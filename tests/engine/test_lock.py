@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import pickle
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +21,7 @@ from celery_relock.errors import LockConfigError, LockConflict, LockLost, LockUn
 from celery_relock.lock import Lock, LockNeverFree, LockNotAcquired, LockNotOwned, LockNotTaken
 from celery_relock.signals import lock_conflict
 from tests.support import RedisServer, leftovers, wait_for
+from tests.support.programs import said_by
 from tests.support.proxy import Proxy
 
 MakeLock = Callable[..., Lock]
@@ -426,7 +425,7 @@ def test_a_greenlet_shortens_a_lease_that_the_keep_alive_thread_has_renewed(
     redis_url: str, namespace: str
 ) -> None:
     """Under gevent a socket belongs to the thread that made it."""
-    script = f"""if True:
+    script = f"""
         from gevent import monkey; monkey.patch_all()
         import gevent
         from celery_relock import Lock
@@ -438,10 +437,7 @@ def test_a_greenlet_shortens_a_lease_that_the_keep_alive_thread_has_renewed(
             gevent.sleep(0.05)
         print(lock.extend(2.5, replace_ttl=True), lock.lost)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout == "True False\n", done.stderr
+    assert said_by(script) == "True False\n"
 
 
 def server_remaining(one: Lock) -> float:

@@ -111,3 +111,17 @@ def run(program: str, url: str, namespace: str, **options: Any) -> list[str]:
     """Start a program and return the lines that it said, see `start` and `finish`."""
     first = options.pop("first", "")
     return finish(start(program, url, namespace, first=first), **options)
+
+
+def said_by(code: str, *arguments: str) -> str:
+    """What an interpreter says that has loaded nothing but this code; it has to end well."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

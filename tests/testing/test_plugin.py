@@ -23,6 +23,7 @@ from celery_relock.engine.renewal import keepalive
 from celery_relock.errors import LockConfigError, LockConflict, LockDeadlock, LockLost
 from celery_relock.testing import Relock
 from tests.support import wait_for
+from tests.support.programs import said_by
 
 MODULE = "celery_relock.testing"
 
@@ -308,8 +309,7 @@ def test_the_plugin_is_there_by_itself_and_loads_no_celery() -> None:
 import sys, {point.module}
 print(sorted({{"celery", "kombu", "redis"}} & set(sys.modules)))
 """
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    assert said.stdout == b"[]\n"
+    assert said_by(program) == "[]\n"
 
 
 def test_memory_takes_no_address(relock: Relock) -> None:

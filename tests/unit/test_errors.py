@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import re
-import subprocess
 import sys
 
 import pytest
@@ -18,6 +17,7 @@ import celery_relock.lock
 import celery_relock.task
 from celery_relock import errors
 from celery_relock.errors import LockConflict, LockLost, RelockError
+from tests.support.programs import said_by
 from tests.support.worker import ROOT
 
 
@@ -139,9 +139,6 @@ print(*company.tracers())
 
 
 def test_a_frozen_program_that_has_no_metadata_of_its_packages_can_show_an_error():
-    said = subprocess.run(
-        [sys.executable, "-c", _FROZEN], capture_output=True, text=True, check=True, cwd=ROOT
-    ).stdout
-    page, tracer = said.splitlines()
+    page, tracer = said_by(_FROZEN).splitlines()
     assert page == LockConflict("it is held").page
     assert tracer == "sentry-sdk of an unknown version"

@@ -6,8 +6,6 @@ import ast
 import inspect
 import json
 import re
-import subprocess
-import sys
 from importlib.metadata import version
 
 import pytest
@@ -16,6 +14,7 @@ import redis.lock
 import celery_relock
 from celery_relock import errors
 from celery_relock.engine.hold import Hold
+from tests.support.programs import said_by
 from tests.support.worker import ROOT
 
 NAMES = ["Lock", "LockedTask", "is_dropped", "locked"]
@@ -60,11 +59,7 @@ def _public(kind: type) -> list[str]:
 
 def _loaded_by(code: str) -> list[str]:
     """The modules that a fresh interpreter has loaded after the code."""
-    tell = f"import json, sys\n{code}\nprint(json.dumps(sorted(sys.modules)))"
-    shown = subprocess.run(
-        [sys.executable, "-c", tell], cwd=ROOT, check=True, capture_output=True, text=True
-    )
-    return json.loads(shown.stdout)
+    return json.loads(said_by(f"import json, sys\n{code}\nprint(json.dumps(sorted(sys.modules)))"))
 
 
 def test_the_package_offers_these_names():

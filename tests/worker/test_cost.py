@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 import uuid
 
 import pytest
+
+from tests.support.programs import said_by
 
 
 @pytest.fixture(scope="module")
@@ -92,11 +92,9 @@ with open("/proc/self/status") as status:
     assert "Threads:\\t1\\n" in status.read()
 print("quiet")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "quiet\n", done.stderr
+    assert said_by(code) == "quiet\n"
 
 
 def test_an_import_loads_neither_redis_nor_celery():
     code = "import sys, celery_relock; print(sorted({'redis', 'celery'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "[]\n", done.stderr
+    assert said_by(code) == "[]\n"

@@ -11,7 +11,7 @@ import pytest
 from tests.support import new_namespace
 from tests.support.parked import lock_of
 from tests.support.permits import permits
-from tests.support.worker import ROOT
+from tests.support.programs import said_by
 
 # Not imported: it warns of each fork of the process.
 needs_eventlet = pytest.mark.skipif(find_spec("eventlet") is None, reason="eventlet is missing")
@@ -72,13 +72,6 @@ def test_a_lock_is_refused_where_eventlet_has_replaced_threads(redis_url, namesp
         "except LockConfigError as error:\n"
         "    print(error, lock.locked(), sep=';')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, redis_url, namespace],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert "Use the gevent pool" in done.stdout
-    assert done.stdout.rstrip().endswith(";False")
+    said = said_by(code, redis_url, namespace)
+    assert "Use the gevent pool" in said
+    assert said.rstrip().endswith(";False")

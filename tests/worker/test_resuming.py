@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 import time
 import uuid
 
@@ -20,6 +18,7 @@ from celery_relock.worker.parking import Outbox, channel, home
 from celery_relock.worker.resuming import TRIP
 from tests.support import Worker, new_namespace, wait_for
 from tests.support.parked import is_consumed, lock_of, state_of, wait_until_parked
+from tests.support.programs import said_by
 from tests.support.tcp import TcpProxy
 
 pytestmark = pytest.mark.slow
@@ -497,5 +496,4 @@ def test_a_process_that_only_sends_loads_nothing_of_a_worker():
         "print([name for name in sys.modules"
         " if name in ('celery_relock.worker.resuming', 'celery_relock.worker.bootstep')])\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "[]\n", done.stderr
+    assert said_by(program) == "[]\n"
