@@ -10,7 +10,6 @@ import pytest
 
 from celery_relock.engine import lease as lease_module
 from celery_relock.engine.protocol import Duplicate, Ended, Held
-from tests.support import wait_for
 from tests.support.companion import running
 from tests.support.runs import Runs
 
@@ -115,15 +114,10 @@ def test_a_duplicate_has_no_place_in_the_queue_beside_the_first_attempt(
     one, two = runs(), runs()
     holder = one.held("a")
     first, copy = one.lease("a", execution_id="run-1"), two.lease("a", execution_id="run-1")
-    answers: list[object] = []
-    waiter = threading.Thread(target=lambda: answers.append(one.engine.acquire(first, 30.0)))
-    waiter.start()
-    wait_for(lambda: one.engine.inspect("a").waiting == 1)
+    waiter = one.waiting(first)
     two.ready()
     assert isinstance(two.engine.acquire(copy, 0.1), Duplicate)
     assert one.engine.inspect("a").waiting == 1
     two.release(copy)
     one.release(holder)
-    waiter.join(30)
-    assert isinstance(answers[0], Held)
-    assert one.release(first)
+    assert one.release(waiter.entered())

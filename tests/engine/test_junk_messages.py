@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from celery_relock.engine.lease import State
-from celery_relock.engine.protocol import Held
 from tests.support import wait_for
 from tests.support.runs import Runs
 
@@ -51,34 +47,20 @@ def test_junk_on_the_channel_does_not_reach_who_waits(
 ) -> None:
     one, two = runs(), runs()
     first = one.held("a")
-    leases = [two.lease("a") for _ in range(waiters)]
-    answers: list[Any] = []
-
-    def wait(lease: Any) -> None:
-        try:
-            answers.append(two.engine.acquire(lease, 20.0))
-        except BaseException as error:
-            answers.append(error)
-        finally:
-            two.release(lease)
-
-    threads = [threading.Thread(target=wait, args=(lease,)) for lease in leases]
-    for thread in threads:
-        thread.start()
-    wait_for(lambda: all(x.state is State.WAITING for x in leases), what="the waiters")
+    in_line = [two.waiting(two.lease("a")) for _ in range(waiters)]
     wait_for(lambda: len(channels(client, namespace)) == 2, what="the holder's inbox as well")
     before = sorted(channels(client, namespace))
-    run, attempt = leases[0].claim.execution_id, leases[0].claim.attempt_id
+    head = in_line[0].lease.claim
+    run, attempt = head.execution_id, head.attempt_id
     forged = [f"granted {run} {attempt} x".encode(), f"granted {run}".encode()]
     for channel in before:
         for text in JUNK + forged:
             client.publish(channel, text)
-    assert not answers
+    assert all(each.is_alive() for each in in_line)
     assert sorted(channels(client, namespace)) == before, "the subscriptions go on"
     one.release(first)
-    for thread in threads:
-        thread.join(30)
-    assert [type(answer) for answer in answers] == [Held] * waiters
+    for each in in_line:
+        two.release(each.entered())
 
 
 def test_no_message_at_random_reaches_who_waits_or_holds(

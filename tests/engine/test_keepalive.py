@@ -95,12 +95,7 @@ def test_waiters_ride_along_so_a_sweep_is_two_calls_however_many_they_are(
     process.ready()
     holds = [process.held(f"lock {n}", lease=60.0) for n in range(20)]
     waiting = [process.lease(f"lock {n}", lease=60.0) for n in range(20)]
-    threads = [
-        threading.Thread(target=process.engine.acquire, args=(lease, 30.0)) for lease in waiting
-    ]
-    for thread in threads:
-        thread.start()
-    wait_for(lambda: all(w.state.value == "waiting" for w in waiting), what="all to wait")
+    threads = [process.waiting(lease) for lease in waiting]
     renewed_now(process, *holds, *waiting)  # the scripts are there from now on
     before = calls_of(client, "evalsha", "eval")
     renewed_now(process, *holds, *waiting)
@@ -108,7 +103,7 @@ def test_waiters_ride_along_so_a_sweep_is_two_calls_however_many_they_are(
     for hold in holds:
         process.release(hold)
     for thread in threads:
-        thread.join(30)
+        thread.entered()
     assert not any(lease.lost for lease in waiting)
 
 

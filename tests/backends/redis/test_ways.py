@@ -82,16 +82,14 @@ def test_a_waiter_hears_of_its_turn_and_a_hold_is_renewed(
     runs = Runs(engine_for(way.place, namespace))
     runs.ready()
     holder, waiter = runs.held("a", lease=60.0), runs.lease("a", lease=60.0)
-    thread = threading.Thread(target=lambda: runs.engine.acquire(waiter, 30.0))
-    thread.start()
-    wait_for(lambda: runs.engine.inspect("a").waiting == 1)
+    thread = runs.waiting(waiter)
     now = time.monotonic()
     keepalive.look_now(runs.engine.backend)
     wait_for(lambda: min(holder.renewed, waiter.renewed) > now, what="a renewal")
     assert not holder.lost
     started = time.monotonic()
     assert runs.release(holder)
-    thread.join(30)
+    thread.entered()
     assert time.monotonic() - started < 10  # and not at the next heartbeat, after 20 s
     assert runs.release(waiter)
 
