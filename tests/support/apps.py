@@ -27,21 +27,24 @@ class _App(Celery):
 def make_app(name: str, **settings: Any) -> Celery:
     """An app on the test's Redis: broker, results and locks, none of them shared with other tests.
 
-    Use it at the top of a module that is given to `Worker`: `app = make_app(__name__)`.
+    Use it at the top of a module that is given to `Worker`: `app = make_app(__name__)`. Its `env`
+    may say otherwise: RELOCK_TEST_BROKER, RELOCK_TEST_LOCKS, RELOCK_TEST_RESULTS (also "none").
     """
     url = os.environ["RELOCK_TEST_URL"]
+    broker = os.environ.get("RELOCK_TEST_BROKER", url)
+    results = os.environ.get("RELOCK_TEST_RESULTS", url)
     namespace = os.environ["RELOCK_TEST_NAMESPACE"]
     prefix = {"global_keyprefix": f"{BENCH_PREFIX}celery:{namespace}:"}
     app = _App(name)
     app.conf.update(
-        broker_url=url,
-        result_backend=url,
-        broker_transport_options=prefix,
+        broker_url=broker,
+        result_backend=None if results == "none" else results,
+        broker_transport_options={} if broker.startswith("amqp") else prefix,
         result_backend_transport_options=prefix,
         broker_connection_retry_on_startup=True,
         worker_hijack_root_logger=False,
         task_default_queue=f"queue-{namespace}",
-        relock_url=url,
+        relock_url=os.environ.get("RELOCK_TEST_LOCKS", url),
         relock_namespace=namespace,
     )
     app.conf.update(settings)

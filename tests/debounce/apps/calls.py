@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 from celery_relock import LockedTask
@@ -12,12 +11,9 @@ KEY = "shop:{shop}"
 
 app = make_app(
     __name__,
-    broker_url=os.environ.get("RELOCK_TEST_BROKER") or os.environ["RELOCK_TEST_URL"],
     task_publish_retry=False,
     worker_prefetch_multiplier=1,
 )
-if os.environ.get("RELOCK_TEST_BROKER", "").startswith("amqp"):
-    app.conf.broker_transport_options = {}
 journal = Journal.from_env()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 from celery.exceptions import Reject
@@ -16,13 +15,8 @@ KEY = "account:{account}"
 app = make_app(
     __name__,
     worker_prefetch_multiplier=1,
-    broker_url=os.environ.get("RELOCK_TEST_BROKER") or os.environ["RELOCK_TEST_URL"],
     task_publish_retry=False,
 )
-if os.environ.get("RELOCK_TEST_RESULTS") == "none":
-    app.conf.result_backend = None
-if os.environ.get("RELOCK_TEST_BROKER", "").startswith("amqp"):
-    app.conf.broker_transport_options = {}
 journal = Journal.from_env()
 
 

@@ -11,10 +11,7 @@ from kombu import Exchange, Queue, binding
 from celery_relock import LockedTask
 from tests.support import Journal, make_app
 
-settings: dict[str, Any] = {}
-if broker := os.environ.get("RELOCK_TEST_BROKER"):
-    settings = {"broker_url": broker, "broker_transport_options": {}}
-app = make_app(__name__, **settings)
+app = make_app(__name__)
 default = app.conf.task_default_queue
 by_topic = Exchange(f"{default}-topic", type="topic")
 name = f"{default}-orders"

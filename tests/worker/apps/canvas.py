@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 from celery import Task, chain, chord, group
 
 from celery_relock import LockedTask
 from tests.support import make_app
 
-app = make_app(__name__, relock_url=os.environ["RELOCK_TEST_LOCKS"])
+app = make_app(__name__)
 app.task_cls = LockedTask
 
 

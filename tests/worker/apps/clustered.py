@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ from celery_relock import LockedTask
 from tests.support import Journal, make_app
 from tests.support.permits import holding
 
-app = make_app(__name__, relock_url=os.environ["RELOCK_TEST_LOCKS"], worker_prefetch_multiplier=1)
+app = make_app(__name__, worker_prefetch_multiplier=1)
 journal = Journal.from_env()
 
 

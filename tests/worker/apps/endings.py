@@ -29,10 +29,6 @@ LONG = 120
 
 app = make_app(__name__, worker_prefetch_multiplier=1, worker_max_tasks_per_child=None)
 app.conf.update(json.loads(os.environ.get("RELOCK_TEST_SETTINGS", "{}")))
-if broker := os.environ.get("RELOCK_TEST_BROKER"):
-    app.conf.broker_url = broker
-if app.conf.broker_url.startswith("amqp"):
-    app.conf.broker_transport_options = {}
 app.conf.broker_transport_options = {
     **app.conf.broker_transport_options,
     **json.loads(os.environ.get("RELOCK_TEST_TRANSPORT", "{}")),

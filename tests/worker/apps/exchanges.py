@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from celery.signals import task_postrun
@@ -13,7 +12,7 @@ from celery_relock import LockedTask
 from tests.support import Journal, make_app
 from tests.support.permits import holding
 
-app = make_app(__name__, broker_url=os.environ["RELOCK_TEST_BROKER"], result_backend=None)
+app = make_app(__name__, result_backend=None)
 NAME = app.conf.relock_namespace
 #: Two queues of the worker have the key "order.paid", and the queue "foreign" has no consumer.
 by_topic = Exchange(f"topic-{NAME}", type="topic")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 
 from celery import Celery
@@ -13,9 +12,7 @@ from tests.support.without_broker import WithoutABroker
 
 KEY = "account:{account}"
 
-app: Celery = make_app(
-    __name__, relock_url=os.environ["RELOCK_TEST_LOCKS"], worker_prefetch_multiplier=1
-)
+app: Celery = make_app(__name__, worker_prefetch_multiplier=1)
 journal = Journal.from_env()
 
 

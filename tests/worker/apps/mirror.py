@@ -16,12 +16,8 @@ from celery_relock.worker import parking
 from tests.support import Journal, make_app
 
 ACCEPT = ["json", "pickle", "msgpack", "yaml", "application/data"]
-BROKER = os.environ.get("RELOCK_TEST_BROKER")
 
-settings: dict[str, Any] = {"accept_content": ACCEPT, "result_accept_content": ["json", "pickle"]}
-if BROKER:
-    settings |= {"broker_url": BROKER, "broker_transport_options": {}}
-app = make_app(__name__, **settings)
+app = make_app(__name__, accept_content=ACCEPT, result_accept_content=["json", "pickle"])
 journal = Journal.from_env()
 tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
 

@@ -21,7 +21,6 @@ from tests.support.without_broker import WithoutABroker
 KEY = "account:{account}"
 
 app = make_app(__name__, task_publish_retry_policy={"max_retries": 1, "interval_start": 0.05})
-app.conf.relock_url = os.environ["RELOCK_TEST_LOCKS"]
 app.conf.task_queues = [Queue(app.conf.task_default_queue), Queue("quiet")]
 journal = Journal.from_env()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import celery
@@ -18,7 +17,6 @@ KEY = "account:{account}"
 
 app = make_app(
     __name__,
-    broker_url=os.environ["RELOCK_TEST_BROKER"],
     broker_transport_options={"confirm_publish": True},
     result_backend=None,
 )

@@ -3,15 +3,11 @@ Results are on the Redis behind."""
 
 from __future__ import annotations
 
-import os
-
 from celery_relock import LockedTask
 from tests.support import Journal, make_app
 
 app = make_app(
     __name__,
-    relock_url=os.environ["RELOCK_TEST_LOCKS"],
-    broker_url=os.environ["RELOCK_TEST_BROKER"],
     task_publish_retry_policy={"max_retries": 1, "interval_start": 0.05},
     worker_prefetch_multiplier=4,
 )

@@ -11,7 +11,6 @@ from tests.chaos.register import Register
 from tests.support import Journal, make_app
 
 app = make_app(__name__, worker_prefetch_multiplier=1)
-app.conf.relock_url = os.environ["RELOCK_TEST_LOCKS"]
 journal = Journal.from_env()
 register = Register(os.environ["RELOCK_TEST_URL"])
 

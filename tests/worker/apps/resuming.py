@@ -21,8 +21,6 @@ from tests.support.permits import holding
 KEY = "account:{account}"
 
 settings: dict[str, Any] = {"worker_cancel_long_running_tasks_on_connection_loss": False}
-if broker := os.environ.get("RELOCK_TEST_BROKER"):
-    settings |= {"broker_url": broker, "broker_transport_options": {}}
 if prefetch := os.environ.get("RELOCK_TEST_PREFETCH"):
     settings["worker_prefetch_multiplier"] = int(prefetch)
 app = make_app(__name__, **settings)

@@ -19,13 +19,7 @@ def locks() -> redis.Redis:
     return redis.Redis.from_url(URL, client_name="made-by-a-function", **TLS)
 
 
-settings: dict[str, Any] = {"relock_url": locks if TLS else URL}
-if broker := os.environ.get("RELOCK_TEST_BROKER"):
-    settings |= {"broker_url": broker, "broker_transport_options": {}}
-if os.environ.get("RELOCK_TEST_RESULTS") == "none":
-    settings["result_backend"] = None
-
-app = make_app(__name__, **settings)
+app = make_app(__name__, relock_url=locks if TLS else URL)
 journal = Journal.from_env()
 
 

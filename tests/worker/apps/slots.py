@@ -13,8 +13,6 @@ from tests.support import Journal, make_app
 
 ahead = int(os.environ.get("RELOCK_TEST_PREFETCH", "1"))
 settings: dict[str, Any] = {"task_acks_late": True, "worker_prefetch_multiplier": ahead}
-if broker := os.environ.get("RELOCK_TEST_BROKER"):
-    settings |= {"broker_url": broker, "broker_transport_options": {}}
 if "RELOCK_TEST_NO_PREFETCH" in os.environ:
     settings["worker_disable_prefetch"] = True
 app = make_app(__name__, **settings)

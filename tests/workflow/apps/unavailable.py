@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from celery import chain
 
 from celery_relock import LockedTask, locked
@@ -12,7 +10,6 @@ from tests.support import Journal, make_app
 
 app = make_app(
     __name__,
-    relock_url=os.environ["RELOCK_TEST_LOCKS"],
     relock_transport_options={"patience": 0.2},
     relock_on_unavailable="retry",
 )

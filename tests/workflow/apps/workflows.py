@@ -25,7 +25,6 @@ KEY = "account:{account}"
 app = make_app(
     __name__,
     task_protocol=int(os.environ.get("RELOCK_TEST_PROTOCOL", "2")),
-    result_backend=os.environ.get("RELOCK_TEST_RESULTS", os.environ["RELOCK_TEST_URL"]),
     task_routes=(lambda name, args, kwargs, options, task: routes(name, args, task),),
 )
 if word := os.environ.get("RELOCK_TEST_CHOOSES"):
